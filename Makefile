@@ -1,0 +1,66 @@
+# The two commands that matter: `make demo` runs the main job, `make test` runs every test.
+# Both create .venv when it is missing and install into it only when pyproject.toml or constraints.txt
+# has changed. The install is editable, so an edit of the source needs no new one.
+#
+#   make demo PYTHON=python3.12        another interpreter (3.11 or newer)
+#   make test PYTEST_ARGS="-k plan"    other arguments for pytest
+
+PYTHON ?= python3
+VENV ?= .venv
+# Each worker imports torch: four of them keep a many-core machine from filling its memory.
+PYTEST_ARGS ?= -n auto --maxprocesses 4
+
+ifeq ($(OS),Windows_NT)
+BIN := $(VENV)/Scripts
+PIP := $(BIN)/pip.exe
+else
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip
+endif
+
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+RUN_READY := $(VENV)/run-installed
+DEV_READY := $(VENV)/dev-installed
+
+.PHONY: help demo test lint format clean
+
+help:
+	@echo "make demo    fine-tune the built-in model on the built-in data, then print where the report is"
+	@echo "make test    run all tests"
+	@echo "make lint    ruff and mypy"
+	@echo "make format  let ruff rewrite what it can"
+	@echo "make clean   remove .venv, caches and build outputs (never runs/)"
+
+demo: $(RUN_READY)
+	$(BIN)/secure-fed demo
+
+test: $(DEV_READY)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(DEV_READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(DEV_READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp is written only after pip succeeded, so an interrupted install starts again.
+$(RUN_READY): pyproject.toml constraints.txt | $(PIP)
+	$(INSTALL) --editable .
+	@touch $@
+
+# The development install contains the plain one: it satisfies `make demo` too.
+$(DEV_READY): pyproject.toml constraints.txt | $(PIP)
+	$(INSTALL) --editable ".[dev]"
+	@touch $(RUN_READY) $@
+
+# pip is the last thing that venv puts there: with pip present, the environment is whole.
+$(PIP):
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("secure-fed needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + ": name another one, as in make $(firstword $(MAKECMDGOALS)) PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)

@@ -1,0 +1,32 @@
+"""secure-fed: federated fine-tuning of one language model by many parties whose data stay where they are.
+
+    from secure_fed import Federation, RunConfig
+    result = Federation(RunConfig.load("run.toml")).run("runs/first")
+
+Importing this package imports nothing heavy; torch comes with the first use of `Federation`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from secure_fed.config import RunConfig
+    from secure_fed.errors import SecureFedError
+    from secure_fed.federation import Federation, Result
+
+__all__ = ["Federation", "Result", "RunConfig", "SecureFedError", "__version__"]
+
+_HOMES = {"Federation": "federation", "Result": "federation", "RunConfig": "config", "SecureFedError": "errors"}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("secure-fed")
+    if name in _HOMES:
+        from importlib import import_module
+
+        return getattr(import_module(f"secure_fed.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'secure_fed' has no attribute {name!r}")

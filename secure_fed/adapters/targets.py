@@ -1,0 +1,142 @@
+"""Which layers of a model get an adapter."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence, Set
+
+from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as PEFT_DEFAULTS
+from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from transformers.pytorch_utils import Conv1D
+
+from secure_fed.errors import ConfigError, MethodError
+
+ALL_LINEAR = "all-linear"
+
+# What attention's query and value layers are called where PEFT knows no default (DistilBERT, ModernBERT, a user's module).
+_QUERY_VALUE = (
+    ("query", "value"),
+    ("q_proj", "v_proj"),
+    ("q_lin", "v_lin"),
+    ("query_proj", "value_proj"),
+    ("q", "v"),
+    ("query_key_value",),
+    ("qkv_proj",),
+    ("Wqkv",),
+    ("c_attn",),
+)
+
+
+def find_targets(
+    model: nn.Module, target_modules: tuple[str, ...] | str, head: Collection[str]
+) -> dict[str, nn.Module]:
+    """The layers to adapt by full name, in name order; never empty.
+
+    Raises MethodError where a wanted module is absent, is no linear layer or belongs to the head, or where a layer's weight
+    serves a second layer too (the adapter would change only one of them).
+    """
+    linear = linear_layers(model)
+    free = {name: layer for name, layer in linear.items() if f"{name}.weight" not in head}
+    wanted = target_modules or _default(model, free)
+    if isinstance(wanted, str):
+        chosen = _by_pattern(model, wanted, free)
+    else:
+        chosen = {name for ending in wanted for name in _by_ending(model, ending, linear, free)}
+    _refuse_shared(model, chosen)
+    return {name: free[name] for name in sorted(chosen)}
+
+
+def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Every layer an adapter can stand beside; attention's own `out_proj` is not called as a module, so it is left out."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if name
+        and isinstance(module, nn.Linear | Conv1D)
+        and not isinstance(module, NonDynamicallyQuantizableLinear)
+    }
+
+
+def rank_limit(layer: nn.Module) -> int:
+    """min(m, n) of the layer's matrix."""
+    weight = layer.get_parameter("weight")
+    return min(weight.shape)
+
+
+def _default(model: nn.Module, free: Mapping[str, nn.Module]) -> tuple[str, ...] | str:
+    model_type = getattr(getattr(model, "config", None), "model_type", None)
+    if model_type in PEFT_DEFAULTS:
+        known = PEFT_DEFAULTS[model_type]
+        return known if isinstance(known, str) else tuple(known)
+    for endings in _QUERY_VALUE:
+        if all(any(_ends(name, ending) for name in free) for ending in endings):
+            return endings
+    raise MethodError(
+        f"no query and value layers are known for {type(model).__name__}: "
+        f"set method.target_modules, for example to {_examples(free)}"
+    )
+
+
+def _by_pattern(model: nn.Module, pattern: str, free: Mapping[str, nn.Module]) -> set[str]:
+    if pattern.lower() == ALL_LINEAR:
+        output = getattr(model, "get_output_embeddings", lambda: None)()
+        chosen = {name for name, layer in free.items() if layer is not output}
+    else:
+        try:
+            chosen = {name for name in free if re.fullmatch(pattern, name)}
+        except re.error as error:
+            raise ConfigError(
+                f"method.target_modules = {pattern!r} is not a regular expression: {error}"
+            ) from error
+    if not chosen:
+        raise MethodError(
+            f"method.target_modules = {pattern!r} matches no linear layer of {type(model).__name__}, "
+            f"which has {_examples(free)}"
+        )
+    return chosen
+
+
+def _by_ending(
+    model: nn.Module, ending: str, linear: Mapping[str, nn.Module], free: Mapping[str, nn.Module]
+) -> set[str]:
+    chosen = {name for name in free if _ends(name, ending)}
+    if chosen:
+        return chosen
+    if any(_ends(name, ending) for name in linear):
+        raise MethodError(
+            f"method.target_modules names {ending!r}, which is in the head and trains in full: leave it out"
+        )
+    other = next(
+        (type(module).__name__ for name, module in model.named_modules() if _ends(name, ending)), None
+    )
+    fault = f"a {other}, not a linear layer, in" if other else "absent from"
+    raise MethodError(
+        f"method.target_modules names {ending!r}, which is {fault} {type(model).__name__}; linear layers there: {_examples(free)}"
+    )
+
+
+def _ends(name: str, ending: str) -> bool:
+    return name == ending or name.endswith(f".{ending}")
+
+
+def _examples(layers: Mapping[str, nn.Module]) -> str:
+    """Up to eight endings that name linear layers: the last component, or the whole name where that is only a number."""
+    endings = dict.fromkeys(
+        name if name.rpartition(".")[2].isdigit() else name.rpartition(".")[2] for name in layers
+    )
+    shown: Sequence[str] = list(endings)[:8]
+    return (", ".join(map(repr, shown)) or "none") + (", ..." if len(endings) > len(shown) else "")
+
+
+def _refuse_shared(model: nn.Module, chosen: Set[str]) -> None:
+    names_of: dict[int, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, nn.Linear | Conv1D):
+            names_of.setdefault(id(module.weight), []).append(name)
+    for names in names_of.values():
+        if len(names) > 1 and not chosen.isdisjoint(names):
+            raise MethodError(
+                f"{' and '.join(names[:2])} share one weight, which would be adapted twice or in part: "
+                "leave them out of method.target_modules"
+            )

@@ -1,0 +1,177 @@
+"""Examples as token ids, and token ids as padded mini-batches.
+
+Each example is tokenised once. A batch is padded to its own longest example, and examples of like length
+share a batch, so little of the arithmetic is spent on padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from secure_fed.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from secure_fed.data.rows import Rows
+
+Item = Mapping[str, Any]
+
+_TOKENISED_AT_ONCE = 2048
+_SORTED_BATCHES = 16  # shuffled items are sorted by length within windows of this many batches
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoded(Sequence[Item]):
+    """Tokenised examples: item i is {"input_ids": int array, "labels": int}.
+
+    A third key "token_type_ids" is there if the tokenizer gives one, to tell the two texts of a pair apart.
+    """
+
+    input_ids: tuple[NDArray[np.int32], ...]
+    labels: tuple[int, ...]
+    token_type_ids: tuple[NDArray[np.int32], ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    @overload
+    def __getitem__(self, index: int) -> Item: ...
+    @overload
+    def __getitem__(self, index: slice) -> Encoded: ...
+    def __getitem__(self, index: int | slice) -> Item | Encoded:
+        if isinstance(index, slice):
+            return self.take(range(*index.indices(len(self))))
+        item = {"input_ids": self.input_ids[index], "labels": self.labels[index]}
+        return item if self.token_type_ids is None else item | {"token_type_ids": self.token_type_ids[index]}
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens in each example."""
+        return np.fromiter(map(len, self.input_ids), dtype=np.int64, count=len(self))
+
+    def take(self, indices: Sequence[int] | NDArray[np.int64]) -> Encoded:
+        """The examples at `indices`, in that order; token ids are shared, not copied."""
+        types = self.token_type_ids
+        return Encoded(
+            tuple(self.input_ids[i] for i in indices),
+            tuple(self.labels[i] for i in indices),
+            None if types is None else tuple(types[i] for i in indices),
+        )
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, rows: Rows, max_length: int) -> Encoded:
+    """Tokenise every example once, cut to at most `max_length` tokens, special tokens included.
+
+    Of a pair the longer text is cut first. An example without a single token (a blank text, under a tokenizer
+    that adds no special tokens) becomes one padding token, because a model cannot read nothing.
+    """
+    special = tokenizer.num_special_tokens_to_add(pair=rows.text_b is not None)
+    if max_length <= special:
+        raise ConfigError(
+            f"model.max_length is {max_length}, and {special} of these tokens are the tokenizer's own; "
+            f"set model.max_length to at least {special + 1}"
+        )
+    blank = pad_id(tokenizer)
+    columns: dict[str, list[NDArray[np.int32]]] = {"input_ids": [], "token_type_ids": []}
+    for start in range(0, len(rows), _TOKENISED_AT_ONCE):
+        window = slice(start, start + _TOKENISED_AT_ONCE)
+        second = None if rows.text_b is None else list(rows.text_b[window])
+        tokens = tokenizer(list(rows.text[window]), second, truncation=True, max_length=max_length)
+        for name, column in columns.items():
+            fill = blank if name == "input_ids" else 0
+            column.extend(np.asarray(ids or [fill], dtype=np.int32) for ids in tokens.get(name, ()))
+    types = tuple(columns["token_type_ids"]) or None
+    return Encoded(tuple(columns["input_ids"]), rows.label, types)
+
+
+def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The tokenizer's padding token; one without is refused, because any id in its place would be a guess."""
+    found = tokenizer.pad_token_id
+    if not isinstance(found, int):
+        raise ModelError(
+            f"the tokenizer of model.name {tokenizer.name_or_path!r} has no padding token; "
+            f"set its pad_token (its end-of-text token usually serves) or choose another model.name"
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Collate:
+    """Items of `Encoded` as tensors, padded on the right to the longest of the batch: (batch, longest)."""
+
+    pad_id: int
+
+    def __call__(self, items: Sequence[Item]) -> dict[str, torch.Tensor]:
+        lengths = np.array([len(item["input_ids"]) for item in items])
+        real = np.arange(lengths.max()) < lengths[:, None]  # (B, L)
+        batch = {
+            "input_ids": _padded(items, "input_ids", self.pad_id, real),
+            "attention_mask": torch.from_numpy(real.astype(np.int64)),
+            "labels": torch.tensor([item["labels"] for item in items], dtype=torch.long),
+        }
+        if "token_type_ids" in items[0]:
+            batch["token_type_ids"] = _padded(items, "token_type_ids", 0, real)
+        return batch
+
+
+def _padded(items: Sequence[Item], name: str, fill: int, real: NDArray[np.bool_]) -> torch.Tensor:
+    matrix = np.full(real.shape, fill, dtype=np.int64)
+    matrix[real] = np.concatenate([item[name] for item in items])
+    return torch.from_numpy(matrix)
+
+
+class Batch(NamedTuple):
+    """A mini-batch: `inputs` is what `collate` made of the items at `indices`."""
+
+    indices: NDArray[np.int64]
+    inputs: Any
+
+
+def batches(
+    items: Sequence[Any],
+    batch_size: int,
+    collate: Callable[[list[Any]], Any],
+    rng: np.random.Generator | None,
+) -> Iterator[Batch]:
+    """One pass over `items` in mini-batches of `batch_size`, one perhaps smaller; each item is in one.
+
+    With `rng` the pass is shuffled anew, yet items of like length share a batch: shuffle, sort by length
+    within windows of a few batches, shuffle the batches. Without, the order is fixed, by length. `items` may
+    be any sequence; lengths are known where it has an array `lengths`, or is a list or tuple of mappings
+    with "input_ids"; otherwise they play no part.
+    """
+    if batch_size < 1:
+        raise ConfigError(
+            f"batch_size is {batch_size}; set training.batch_size or evaluation.batch_size to at least 1"
+        )
+    plan = _plan(items, batch_size, rng)
+    return (Batch(chosen, collate([items[int(i)] for i in chosen])) for chosen in plan)
+
+
+def _plan(items: Sequence[Any], batch_size: int, rng: np.random.Generator | None) -> list[NDArray[np.int64]]:
+    """The indices of each batch, in the order the batches come."""
+    lengths = _lengths(items)
+    order = np.arange(len(items)) if rng is None else rng.permutation(len(items))
+    if lengths is not None:
+        window = len(items) if rng is None else batch_size * _SORTED_BATCHES
+        order = order[np.lexsort((lengths[order], np.arange(len(items)) // max(1, window)))]
+    plan = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    return plan if rng is None else [plan[i] for i in rng.permutation(len(plan))]
+
+
+def _lengths(items: Sequence[Any]) -> NDArray[np.int64] | None:
+    known = getattr(items, "lengths", None)
+    if known is not None:
+        return np.asarray(known)
+    if not isinstance(items, list | tuple):
+        return None
+    if not all(isinstance(item, Mapping) and "input_ids" in item for item in items):
+        return None
+    return np.array([len(item["input_ids"]) for item in items], dtype=np.int64)

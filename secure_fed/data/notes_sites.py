@@ -1,0 +1,78 @@
+"""The sites that write the built-in notes: each has its own register, habits, layout and mix of classes.
+
+The sites are part of the data's definition: they are the same whatever seed the notes are drawn with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from secure_fed.data import notes_words as words
+
+_WORLD = 20_240_607  # the sites' own seed
+_PRIOR = 6.0  # concentration of a site's class mix: mild, about one third off the uniform share
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One site's habits, all fixed."""
+
+    name: str
+    findings: tuple[str, ...]  # the site's word for each finding
+    families: tuple[tuple[tuple[str, str], ...], ...]  # the sentences it uses, per pair of classes
+    header: str
+    header_last: bool
+    assessment: str
+    assessment_first: bool
+    fillers: tuple[str, ...]
+    separator: str
+    label_ends: tuple[float, ...]  # cumulative class mix
+
+
+def _register(sentence: str, choices: tuple[tuple[str, str], ...]) -> str:
+    for plain, local in choices:
+        sentence = sentence.replace(plain, local)
+    return sentence
+
+
+def _pick(rng: np.random.Generator, options: tuple[str, ...]) -> str:
+    return options[int(rng.integers(len(options)))]
+
+
+def _site(name: str, rng: np.random.Generator) -> Site:
+    choices = tuple((row[0], _pick(rng, row)) for row in words.REGISTERS)
+    families = []
+    for family in words.FAMILIES:
+        kept = sorted(rng.choice(len(family), size=4, replace=False))
+        families.append(
+            tuple((_register(family[k][0], choices), _register(family[k][1], choices)) for k in kept)
+        )
+    separator = _pick(rng, (". ", ". ", "; ", "\n", "\n- ", " / "))
+    return Site(
+        name=name,
+        findings=tuple(_pick(rng, row) for row in words.FINDINGS),
+        families=tuple(families),
+        header=_pick(rng, words.HEADERS),
+        header_last=bool(rng.random() < 0.2),
+        assessment=_pick(rng, words.ASSESSMENTS),
+        assessment_first=bool(rng.random() < 0.5),
+        fillers=tuple(words.FILLERS[k] for k in rng.choice(len(words.FILLERS), size=8, replace=False)),
+        separator=separator,
+        label_ends=tuple(np.cumsum(rng.dirichlet(np.full(len(words.LABELS), _PRIOR))).tolist()),
+    )
+
+
+def _sites() -> tuple[Site, ...]:
+    rng = np.random.default_rng(_WORLD)
+    return tuple(_site(f"{place} {kind}", rng) for place in words.PLACES for kind in words.KINDS)
+
+
+SITES = _sites()
+# A site's share of all notes: the largest writes a few times as many as the smallest.
+SHARE_ENDS = tuple(
+    (lambda sizes: np.cumsum(sizes / sizes.sum()))(
+        np.random.default_rng(_WORLD + 1).uniform(0.5, 1.5, len(SITES))
+    ).tolist()
+)

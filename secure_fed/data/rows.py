@@ -1,0 +1,43 @@
+"""Labelled text as columns: what every source of data returns and every partition divides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Examples as columns of one length.
+
+    text:        the (first) text of each example
+    label:       index into `label_names`
+    label_names: the classes, in the order of their index
+    text_b:      the second text of a pair task, or None
+    client:      the name of the client (site, user, file) each example belongs to, or None
+    """
+
+    text: tuple[str, ...]
+    label: tuple[int, ...]
+    label_names: tuple[str, ...]
+    text_b: tuple[str, ...] | None = None
+    client: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name, column in (("label", self.label), ("text_b", self.text_b), ("client", self.client)):
+            if column is not None and len(column) != len(self.text):
+                raise ValueError(f"column {name!r} has {len(column)} entries and 'text' has {len(self.text)}")
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+    def take(self, indices: Iterable[int]) -> Rows:
+        """The examples at `indices`, in that order."""
+        order = [int(index) for index in indices]
+        return Rows(
+            text=tuple(self.text[i] for i in order),
+            label=tuple(self.label[i] for i in order),
+            label_names=self.label_names,
+            text_b=None if self.text_b is None else tuple(self.text_b[i] for i in order),
+            client=None if self.client is None else tuple(self.client[i] for i in order),
+        )

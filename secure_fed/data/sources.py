@@ -1,0 +1,220 @@
+"""Where examples come from: the built-in notes, a Hub data set, a folder, or files of your own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from secure_fed.data import files, hub, labels
+from secure_fed.data.files import Table
+from secure_fed.data.labels import Vocabulary
+from secure_fed.data.rows import Rows
+from secure_fed.errors import DataError
+
+if TYPE_CHECKING:
+    from secure_fed.config import DataConfig
+
+_BUILTIN = "builtin/notes"
+_TEST_SPLITS = ("test", "validation", "valid", "dev")  # the first there is serves as test data
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Labelled examples, divided into training and test.
+
+    keyed: `train.client` says who owns which example because the user said so, by naming a column or by
+           giving one file a client
+    """
+
+    train: Rows
+    test: Rows
+    keyed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    """What was read, before labels have a meaning; `owners` names the client of each train table, if any."""
+
+    train: list[Table]
+    test: list[Table]
+    owners: tuple[str, ...] | None = None
+
+
+def load(data: DataConfig, *, seed: int) -> Source:
+    """The training and test examples that `data` asks for; the same `data` and `seed` give the same rows.
+
+    `data.train` overrides `data.name`. Without test data, `data.test_fraction` of the training rows is held
+    out by `seed`. A column named by `data.client` says who owns an example; without it, each file of a list
+    is one client, called like the file.
+    """
+    paths, test_paths = _paths(data.train), _paths(data.test)
+    if test_paths and not paths:
+        raise DataError(f"data.test is {str(test_paths[0])!r} and data.train is not set; set data.train too")
+    if not paths and data.name == _BUILTIN:
+        return _notes(data, seed)
+    if paths:
+        tables = _from_files(data, paths, test_paths)
+    elif Path(data.name).is_file():
+        raise DataError(f"data.name is the file {data.name!r}; set data.train to it instead")
+    else:
+        folder = Path(data.name)
+        tables = (_from_folder(data, folder) if folder.is_dir() else None) or _from_hub(data)
+    return _source(data, tables, seed)
+
+
+def _notes(data: DataConfig, seed: int) -> Source:
+    from secure_fed.data import notes
+
+    if data.client not in ("", "site"):
+        raise DataError(f"data.client is {data.client!r}; {_BUILTIN} has one such column, 'site'")
+    train = notes.generate(data.examples, seed=seed, split="train")
+    test = notes.generate(data.test_examples, seed=seed, split="test")
+    return Source(train, test, keyed=data.client == "site")
+
+
+def _paths(value: str | Sequence[str]) -> list[Path]:
+    values = [value] if isinstance(value, str) else list(value)
+    return [Path(path).expanduser() for path in values if str(path)]
+
+
+def _wanted(data: DataConfig) -> Collection[str]:
+    names = (data.text, data.text_b, data.label, f"{data.label}_name", data.client)
+    return dict.fromkeys(name for name in names if name)
+
+
+def _from_files(data: DataConfig, paths: Sequence[Path], test_paths: Sequence[Path]) -> _Tables:
+    wanted = _wanted(data)
+    owners = None
+    if len(paths) == 1 and paths[0].is_dir():
+        tables = _from_folder(data, paths[0])
+        if tables is None:
+            raise DataError(
+                f"{paths[0]} holds no training examples (train.jsonl, train.csv, train.parquet, ...); "
+                f"set data.train to a folder that does, or to a file"
+            )
+        train, test = tables.train, tables.test
+    else:
+        train, test = [files.read(path, wanted, "data.train") for path in paths], []
+        owners = None if isinstance(data.train, str) else _unique([files.stem(path) for path in paths])
+    if test_paths:
+        found = [file for path in test_paths for file in (_test_files(path) if path.is_dir() else [path])]
+        if not found:
+            raise DataError(
+                f"{test_paths[0]} holds no test examples (test.jsonl, ...); set data.test to a file"
+            )
+        test = [files.read(path, wanted, "data.test") for path in found]
+    return _Tables(train, test, owners)
+
+
+def _from_folder(data: DataConfig, folder: Path) -> _Tables | None:
+    """The `train` and test files of a folder, or None when it holds no `train` file of a kind we read."""
+    wanted = _wanted(data)
+    train = [files.read(path, wanted) for path in files.split_files(folder, "train")]
+    test = [files.read(path, wanted) for path in _test_files(folder)] if train else []
+    return _Tables(train, test) if train else None
+
+
+def _from_hub(data: DataConfig) -> _Tables:
+    train, tests = hub.read(data.name, _wanted(data), data.label, _TEST_SPLITS)
+    labelled = [table for table in tests if hub.has_labels(table, data.label)]
+    return _Tables([train], labelled[:1])
+
+
+def _test_files(folder: Path) -> list[Path]:
+    """The files of the first split of `_TEST_SPLITS` that the folder holds."""
+    return next((found for split in _TEST_SPLITS if (found := files.split_files(folder, split))), [])
+
+
+def _source(data: DataConfig, tables: _Tables, seed: int) -> Source:
+    vocabulary = labels.learn(tables.train, data.label)
+    train = _rows(data, tables.train, vocabulary, need_client=True)
+    if train.client is None and tables.owners is not None:
+        owned = zip(tables.owners, tables.train, strict=True)
+        train = replace(train, client=tuple(owner for owner, table in owned for _ in range(len(table))))
+    keyed = train.client is not None
+    if tables.test:
+        return Source(train, _rows(data, tables.test, vocabulary, need_client=False), keyed)
+    return Source(*_hold_out(train, data.test_fraction, np.random.default_rng(seed)), keyed)
+
+
+def _rows(data: DataConfig, tables: Sequence[Table], vocabulary: Vocabulary, *, need_client: bool) -> Rows:
+    """The rows of the tables, one after the other; test tables may lack the client column."""
+    text = [text for table in tables for text in _texts(table, data.text, "data.text")]
+    second = (
+        [text for table in tables for text in _texts(table, data.text_b, "data.text_b")]
+        if data.text_b
+        else None
+    )
+    has_client = data.client and (need_client or all(data.client in table.columns for table in tables))
+    client = [key for table in tables for key in _keys(table, data.client)] if has_client else None
+    return Rows(
+        text=tuple(text),
+        label=vocabulary.encode(tables, data.label),
+        label_names=vocabulary.names,
+        text_b=None if second is None else tuple(second),
+        client=None if client is None else tuple(client),
+    )
+
+
+def _texts(table: Table, name: str, setting: str) -> list[str]:
+    """A column of texts. Some blank texts occur in real data and stay; a table of nothing else is refused."""
+    texts: list[str] = []
+    for row, value in enumerate(table.column(name, setting)):
+        if not isinstance(value, str) or not _is_unicode(value):
+            what = "missing" if value is None else f"{value!r:.60}, which is not text"
+            raise DataError(f"{table.place(row)}: {name!r} is {what}; correct it or change {setting}")
+        texts.append(value)
+    if not any(text.strip() for text in texts):
+        raise DataError(f"every {name!r} of {table.source} is empty; set {setting} to a column with text")
+    return texts
+
+
+def _is_unicode(text: str) -> bool:
+    """False for half a surrogate pair, which JSON can spell and no tokenizer takes."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _keys(table: Table, name: str) -> list[str]:
+    keys: list[str] = []
+    for row, value in enumerate(table.column(name, "data.client")):
+        if not isinstance(value, int | str) or value == "":
+            raise DataError(
+                f"{table.place(row)}: the client in {name!r} is {value!r}, neither an integer nor a name; "
+                f"correct it or set data.client to another column"
+            )
+        keys.append(str(value))
+    return keys
+
+
+def _unique(names: Sequence[str]) -> tuple[str, ...]:
+    """The names in order, a later one of the same name with "-2", "-3", ... after it."""
+    taken: list[str] = []
+    for name in names:
+        candidates = (name, *(f"{name}-{count}" for count in range(2, len(names) + 2)))
+        taken.append(next(candidate for candidate in candidates if candidate not in taken))
+    return tuple(taken)
+
+
+def _hold_out(rows: Rows, fraction: float, rng: np.random.Generator) -> tuple[Rows, Rows]:
+    """A random `fraction` of the rows as test, at least one; each class and client keeps one in training."""
+    order = rng.permutation(len(rows))
+    kept = np.zeros(len(rows), dtype=bool)
+    for column in (rows.label, rows.client):
+        if column is not None:
+            kept[np.unique(np.asarray(column)[order], return_index=True)[1]] = True
+    free = np.flatnonzero(~kept)
+    if not len(free):
+        raise DataError(
+            f"{len(rows)} training examples are too few to hold out a test set (data.test_fraction = "
+            f"{fraction}) and leave one of every class and client; set data.test to a file of test examples"
+        )
+    test = order[free[: max(1, round(fraction * len(rows)))]]
+    return rows.take(np.setdiff1d(order, test).tolist()), rows.take(np.sort(test).tolist())

@@ -1,0 +1,66 @@
+"""Writing files so that a reader, or a run resumed after a kill, finds the old content or the new and nothing between."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from secure_fed.errors import RunDirectoryError
+
+
+def crash_point(name: str) -> None:
+    """A named instant between two durable steps. Does nothing; tests put a kill in its place."""
+
+
+def atomic_write(path: Path, data: bytes | str) -> None:
+    """Replace the file by `data` in one step that survives a power cut."""
+    content = data.encode() if isinstance(data, str) else data
+    part = path.with_name(path.name + ".part")
+    with plainly(path):
+        with part.open("wb") as file:
+            file.write(content)
+            crash_point(f"{path.name}:written")
+            _sync(file.fileno())
+        crash_point(f"{path.name}:synced")
+        os.replace(part, path)
+        _sync_folder(path.parent)
+    crash_point(f"{path.name}:replaced")
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add a line that is on disk when this returns; a kill may leave part of it at the end of the file."""
+    content = line.encode() + b"\n"
+    with plainly(path), path.open("ab") as file:
+        file.write(content[: len(content) // 2])
+        file.flush()
+        crash_point(f"{path.name}:torn")
+        file.write(content[len(content) // 2 :])
+        file.flush()
+        _sync(file.fileno())
+    crash_point(f"{path.name}:appended")
+
+
+@contextmanager
+def plainly(path: Path) -> Iterator[None]:
+    """What the operating system refuses (a full disk, a folder that is not ours) as one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise RunDirectoryError(
+            f"{path} cannot be written: {error.strerror or error}; free it or choose another --out"
+        ) from error
+
+
+def _sync(descriptor: int) -> None:
+    os.fsync(descriptor)
+
+
+def _sync_folder(folder: Path) -> None:
+    with suppress(OSError):  # not every system can open a folder, and none that cannot needs it
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

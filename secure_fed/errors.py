@@ -1,0 +1,51 @@
+"""What can go wrong, and the exit status it ends with.
+
+    SecureFedError            1   the run failed
+    ├── TrainingError         1   a run could not go on (non-finite updates, no finite client left)
+    └── UsageError            2   something given to us is wrong, and nothing was written
+        ├── ConfigError           a key, a value, or a combination of settings
+        ├── DataError             a file, a column, a label, a split
+        ├── ModelError            a model or tokenizer that cannot be loaded or adapted
+        ├── MethodError           a method that cannot do what was asked of it
+        └── RunDirectoryError     a run directory that is missing, taken, foreign or unwritable
+
+Every message is one sentence that names the value, the limit and the setting to change.
+"""
+
+from __future__ import annotations
+
+
+class SecureFedError(Exception):
+    """Any failure this package reports; `exit_code` is what the command line ends with."""
+
+    exit_code = 1
+
+
+class TrainingError(SecureFedError):
+    """Training cannot go on."""
+
+
+class UsageError(SecureFedError):
+    """What was asked for cannot be done as asked."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """A configuration key or value is wrong."""
+
+
+class DataError(UsageError):
+    """The data cannot be used as given."""
+
+
+class ModelError(UsageError):
+    """The model cannot be loaded or adapted as asked."""
+
+
+class MethodError(UsageError):
+    """The method cannot do what was asked of it."""
+
+
+class RunDirectoryError(UsageError):
+    """The run directory cannot be used as asked."""

@@ -1,0 +1,36 @@
+"""Metrics of a global model on a test set, and of clients on their own examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from secure_fed.data.encode import batches
+from secure_fed.training import Batch, Collate, to_device
+
+Metrics = Callable[[nn.Module, Iterable[Batch]], dict[str, float]]
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, examples: Sequence[Any], collate: Collate, metrics: Metrics, batch_size: int, device: torch.device
+) -> dict[str, float]:
+    """What `metrics` says of the model, in evaluation mode, over all examples."""
+
+    def on_device() -> Iterator[Batch]:
+        for batch in batches(examples, batch_size, collate, None):
+            yield to_device(batch.inputs, device)
+
+    model.eval()
+    return metrics(model, on_device())
+
+
+def across_clients(values: Sequence[float]) -> dict[str, float]:
+    """The mean over clients, and the mean over the tenth of them that is served worst (at least one)."""
+    ordered = np.sort(np.asarray(values))
+    worst = ordered[: max(1, len(ordered) // 10)]
+    return {"mean": float(ordered.mean()), "worst_decile": float(worst.mean())}

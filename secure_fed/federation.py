@@ -1,0 +1,189 @@
+"""The front door in Python: a configuration, or a model and data of your own, in; a trained adapter out.
+
+from secure_fed import Federation, RunConfig
+result = Federation(RunConfig.load("run.toml")).run("runs/first")
+result = Federation(model=my_model, train=[clinic_a, clinic_b], test=held_out).run()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from privacy.mechanisms import NoMechanism
+from privacy.sampling import FixedSize, Poisson, Sampler
+from secure_fed import engine, outcome
+from secure_fed.client import Client, Workbench, personal_names
+from secure_fed.config import RunConfig
+from secure_fed.engine import Record, Schedule
+from secure_fed.errors import ConfigError, RunDirectoryError
+from secure_fed.evaluation import Metrics, across_clients, evaluate
+from secure_fed.methods import build
+from secure_fed.methods.method import State
+from secure_fed.parts import configured, given
+from secure_fed.run_store import RunStore, require_unused
+from secure_fed.server import Server
+from secure_fed.server_optimizer import ServerOptimizer
+from secure_fed.tensors import Layout, Tensors
+from secure_fed.training import Collate, Loss, Objective, scheduled_lr
+from secure_fed.transport import InProcess, Transport
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run ends with: `summary` is `result.json`, `records` the rounds, `state` the global tensors."""
+
+    summary: dict[str, Any]
+    records: list[Record]
+    state: State
+    run_dir: Path | None
+
+
+class Federation:
+    """Clients, a server and a transport between them, ready to run.
+
+    model, train, test: objects of yours; `train` is a list with one data set per client, a data set being anything with a
+    length and items. Without them the configuration says what to load.
+    collate(items) -> batch; loss(model, batch) -> (B,) losses; metrics(model, batches) -> {"accuracy": ...}. By default items
+    with `input_ids` and `labels` are padded and classified.
+    callbacks: objects with `on_round_end(record, state)` or `on_end(result)` or both.
+    """
+
+    transport: Transport
+
+    def __init__(
+        self,
+        config: RunConfig | None = None,
+        *,
+        model: nn.Module | None = None,
+        train: Sequence[Sequence[Any]] | None = None,
+        test: Sequence[Any] | None = None,
+        collate: Collate | None = None,
+        loss: Loss | None = None,
+        metrics: Metrics | None = None,
+        callbacks: Sequence[Any] = (),
+    ) -> None:
+        self.config = config or RunConfig()
+        own = (model, train, test, collate, loss, metrics)
+        self.parts = configured(self.config) if all(part is None for part in own) else given(self.config, *own)
+        self.callbacks = list(callbacks)
+        self.method = build(self.config.method)
+        initial = self.method.prepare(self.parts.model, self.parts.head, self.config.federation.seed)
+        self.initial = State(initial)
+        personal = personal_names(self.method, self.initial, self.config.method.personal)
+        self.device = next(self.parts.model.parameters()).device
+        self.objective = Objective(self.parts.model, self.parts.loss, self.device)
+        self.clients = self._clients(initial, personal)
+        self.transport = InProcess(self.clients)
+        self.server = self._server(personal)
+
+    def run(self, out: str | Path | None = None, *, resume: bool = False) -> Result:
+        """Run all rounds that are left, keeping everything in the directory `out` if one is given.
+
+        Killed at any instant and run again with `resume`, it ends in the same tensors as if it had not been.
+        """
+        run_dir = Path(out) if out is not None else None
+        if run_dir is None and resume:
+            raise RunDirectoryError("resume needs the run directory to go on with: set out")
+        if run_dir is not None and not resume:
+            require_unused(run_dir)
+        with ExitStack() as stack:
+            store = stack.enter_context(closing(RunStore(run_dir))) if run_dir else None
+            state, records = self._start(store)
+            for state, record in engine.run(state, self.server, self.transport, self._schedule(), self._evaluate):
+                records.append(record)
+                if store:
+                    store.save(state, {client.index: client.personal for client in self.clients}, record)
+                self._tell("on_round_end", record, state)
+            result = Result(outcome.summary(self, state, records, run_dir), records, state, run_dir)
+            if store:
+                store.finish(result.summary)
+            self._tell("on_end", result)
+        return result
+
+    def load(self, state: State) -> nn.Module:
+        """The adapted model with the tensors of this state in it."""
+        return self.objective.load(state.tensors)
+
+    def _start(self, store: RunStore | None) -> tuple[State, list[Record]]:
+        """Where to begin: at the checkpoint, or at the beginning."""
+        if store is None:
+            return self.initial, []
+        store.begin(self.config, {**self.parts.facts, "versions": outcome.versions()})
+        checkpoint, records = store.restore()
+        if checkpoint is None:
+            return self.initial, records
+        if Layout.of(checkpoint.state.tensors) != Layout.of(self.initial.tensors):
+            raise RunDirectoryError(
+                f"{store.path} holds the state of another model; resume with the model it was begun with"
+            )
+        for client in self.clients:
+            client.personal = checkpoint.personal.get(client.index, client.personal)
+        return checkpoint.state, records
+
+    def _clients(self, initial: Tensors, personal: tuple[str, ...]) -> list[Client]:
+        config = self.config
+        bench = Workbench(
+            objective=self.objective,
+            method=self.method,
+            mechanism=NoMechanism(),
+            training=config.training,
+            collate=self.parts.collate,
+            initial=initial,
+            personal=personal,
+            by_examples=config.federation.weighting == "examples",
+            seed=config.federation.seed,
+        )
+        named = zip(self.parts.names, self.parts.train, strict=True)
+        return [Client(index, name, examples, bench) for index, (name, examples) in enumerate(named)]
+
+    def _server(self, personal: tuple[str, ...]) -> Server:
+        federation = self.config.federation
+        return Server(
+            method=self.method,
+            mechanism=NoMechanism(),
+            sampler=_sampler(self.config, len(self.clients)),
+            optimizer=ServerOptimizer.of(federation),
+            names=self.parts.names,
+            personal=personal,
+            skip_nonfinite=federation.nonfinite == "skip",
+            seed=federation.seed,
+        )
+
+    def _schedule(self) -> Schedule:
+        rounds, training = self.config.federation.rounds, self.config.training
+        return Schedule(rounds, lambda round_: scheduled_lr(training, round_, rounds), self.config.evaluation.every)
+
+    def _evaluate(self, state: State) -> Record:
+        settings, parts = self.config.evaluation, self.parts
+
+        def measure(tensors: Tensors, examples: Sequence[Any]) -> dict[str, float]:
+            model = self.objective.load(tensors)
+            return evaluate(model, examples, parts.collate, parts.metrics, settings.batch_size, self.device)
+
+        record: Record = dict(measure(state.tensors, parts.test))
+        if settings.per_client:
+            own = [measure(state.tensors | client.personal, client.examples) for client in self.clients]
+            record["clients_accuracy"] = across_clients([metrics["accuracy"] for metrics in own])
+        return record
+
+    def _tell(self, event: str, *news: Any) -> None:
+        for callback in self.callbacks:
+            if hasattr(callback, event):
+                getattr(callback, event)(*news)
+
+
+def _sampler(config: RunConfig, clients: int) -> Sampler:
+    federation = config.federation
+    cohort = federation.cohort or min(_DEFAULT_COHORT, clients)
+    if cohort > clients:
+        raise ConfigError(f"federation.cohort is {cohort}, more than the {clients} clients there are; lower it")
+    return Poisson(clients, cohort / clients) if federation.sampling == "poisson" else FixedSize(clients, cohort)
+
+
+_DEFAULT_COHORT = 10

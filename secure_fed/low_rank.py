@@ -1,0 +1,103 @@
+"""The best approximation of a matrix by one of small rank, and how it is split into two factors.
+
+Everything here is float64 inside: the decompositions of a round are a small part of its time, at most twice that of
+float32 (measured for 128 to 3072 rows), and nothing has then to be said about their rounding.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from secure_fed.tensors import LowRank, Member
+
+# Singular values below this share of the largest are the rounding of float32 inputs, not information.
+_RESOLUTION = 1e-6
+_NEARLY_EQUAL = 1 - 1e-6
+
+
+class Svd(NamedTuple):
+    """U diag(S) Vt with U (m, r), S (r,) falling, Vt (r, n), for exactly the r that was asked for.
+
+    The rows of Vt are always orthonormal. Where the matrix has fewer than r singular values that matter, the other S and
+    their columns of U are exactly zero, and their rows of Vt are some orthonormal complement, the same on every machine.
+    """
+
+    u: Tensor
+    s: Tensor
+    vt: Tensor
+
+
+def truncated(matrix: Member, rank: int) -> Svd:
+    """The best approximation of that rank (Eckart and Young), float64.
+
+    In each column of U the largest entry (the first of equals) is positive, so that everybody finds the same vectors;
+    where singular values coincide the vectors are not unique, though the product is.
+    """
+    if not 0 <= rank <= min(matrix.shape):
+        raise ValueError(f"a {' x '.join(map(str, matrix.shape))} matrix has no approximation of rank {rank}")
+    u, s, vt = _decomposed(matrix)
+    live = min(rank, int((s > _RESOLUTION * s[:1]).sum()))
+    sign = _signs(u[:, :live])
+    vt = sign[:, None] * vt[:live]
+    missing = rank - live
+    return Svd(
+        pad(u[:, :live] * sign, (0, missing)),
+        pad(s[:live], (0, missing)),
+        torch.cat([vt, _complement(vt, missing)]),
+    )
+
+
+def balanced(svd: Svd) -> tuple[Tensor, Tensor]:
+    """B = U sqrt(S) and A = sqrt(S) Vt, so that neither factor's gradient dwarfs the other's.
+
+    Where S is zero, B's column is zero and A's row keeps unit length, the order of a fresh LoRA row's (1/sqrt(3)): the
+    product is unchanged, and B gets a gradient, which with A = B = 0 it never would.
+    """
+    root = svd.s.sqrt()
+    return svd.u * root, torch.where(root > 0, root, 1.0)[:, None] * svd.vt
+
+
+def right_orthonormal(svd: Svd) -> tuple[Tensor, Tensor]:
+    """B = U S and A = Vt: all of the size is in B, and A is ready to be frozen."""
+    return svd.u * svd.s, svd.vt
+
+
+def _decomposed(matrix: Member) -> tuple[Tensor, Tensor, Tensor]:
+    if not isinstance(matrix, LowRank):
+        return _svd(matrix.double())
+    left, right = matrix.left.double(), matrix.right.double()
+    if not _stays_small(matrix):
+        return _svd(left @ right)
+    q, a = torch.linalg.qr(left)  # (m, k) (k, k)
+    p, b = torch.linalg.qr(right.T)  # (n, k) (k, k)
+    u, s, vt = _svd(a @ b.T)  # left @ right = q (a b^T) p^T
+    return q @ u, s, vt @ p.T
+
+
+def _stays_small(product: LowRank) -> bool:
+    """Two QRs and a k x k SVD are 20 times as fast as the dense SVD at k = min/4, 4 at 1/2, 2 at 2/3, and slower at 1."""
+    return 3 * product.rank <= 2 * min(product.shape)
+
+
+def _svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    u, s, vt = torch.linalg.svd(matrix, full_matrices=False)
+    return u, s, vt
+
+
+def _signs(columns: Tensor) -> Tensor:
+    """+1 or -1 for each column: the sign of its first entry of largest magnitude, rounding apart."""
+    size = columns.abs()
+    first = (size >= _NEARLY_EQUAL * size.amax(0)).int().argmax(0)
+    return columns.gather(0, first[None])[0].sign()
+
+
+def _complement(rows: Tensor, count: int) -> Tensor:
+    """(count, n): orthonormal rows, orthogonal to the orthonormal `rows` (k, n)."""
+    k, n = rows.shape
+    fixed = torch.randn(n, count, dtype=rows.dtype, generator=torch.Generator().manual_seed(0))
+    q, _ = torch.linalg.qr(torch.cat([rows.T, fixed], 1))
+    return (q * _signs(q)).T[k:]

@@ -1,0 +1,104 @@
+"""FFA-LoRA: A is frozen and the same for everybody; B trains.
+
+Sun, Li, Li and Ding, "Improving LoRA in Privacy-preserving Federated Learning" (ICLR 2024, arXiv 2403.12313). With one A,
+averaging B is averaging the product, B' A = mean(B_i A), and noise on B reaches the product only linearly: neither the
+gap of eq. (1) nor the squared noise of eq. (2) in Trautmann et al. (2025) arises.
+
+A is made from the seed by every party alike, so it never travels. Its rows are orthonormal, or Gaussian with standard
+deviation 1/sqrt(n), whose rows are orthonormal on average; both make a step in B an equally long step in B A.
+
+Deviations: the paper starts A as LoRA does, which is the Gaussian up to a constant factor on alpha; `double_rank` (the
+comparison at equal trained size) keeps the scale alpha / r of the rank asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from secure_fed.adapters.lora import LoraAdapter, pairs, read
+from secure_fed.config import MethodConfig
+from secure_fed.errors import ConfigError
+from secure_fed.methods.averaging import change, moved, next_state
+from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
+from secure_fed.tensors import Layout, Tensors
+
+CARD = Card(
+    name="ffa_lora",
+    paper="Sun et al., ICLR 2024, arXiv 2403.12313",
+    travels="B, head",
+    mean_exact=True,
+    options=("freeze_init", "double_rank"),
+)
+
+
+def build(config: MethodConfig) -> FfaLora:
+    adapter = LoraAdapter.of(config)
+    return FfaLora(doubled(adapter) if config.double_rank else adapter, config.freeze_init)
+
+
+def doubled(adapter: LoraAdapter) -> LoraAdapter:
+    """Twice the rank at the same scale."""
+    return replace(
+        adapter, rank=2 * adapter.rank, alpha=adapter.alpha * (math.sqrt(2) if adapter.rslora else 2)
+    )
+
+
+def orthonormal(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
+    """(r, n) with A A^T = I, uniform over such matrices."""
+    q, r = torch.linalg.qr(torch.randn(shape[1], shape[0], dtype=torch.float64, generator=generator))
+    return (q * r.diagonal().sign()).T.float()
+
+
+def gaussian(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
+    """(r, n), independent N(0, 1/n), so that A A^T = I on average."""
+    return torch.randn(shape, generator=generator) / math.sqrt(shape[1])
+
+
+FREEZE_INITS = {"orthonormal": orthonormal, "gaussian": gaussian}
+
+
+@dataclass(frozen=True)
+class FfaLora:
+    """Averages B and the head beside a frozen A."""
+
+    adapter: LoraAdapter
+    freeze_init: str = "orthonormal"
+
+    def __post_init__(self) -> None:
+        if self.freeze_init not in FREEZE_INITS:
+            raise ConfigError(
+                f"method.freeze_init = {self.freeze_init!r} must be one of {', '.join(FREEZE_INITS)}"
+            )
+
+    @property
+    def card(self) -> Card:
+        return CARD
+
+    def prepare(self, model: nn.Module, head: Sequence[str], seed: int) -> Tensors:
+        found = self.adapter.inject(model, head, seed, FREEZE_INITS[self.freeze_init])
+        return read(model, [name for pair in found for name in (pair.a, pair.b)] + list(head))
+
+    def plan(self, state: State) -> RoundPlan:
+        trained = without_a(state.tensors)
+        return RoundPlan(trainable=tuple(trained), down=tuple(trained))
+
+    def layout(self, state: State, pass_name: str) -> Layout:
+        return Layout.of(without_a(state.tensors))
+
+    def contribute(
+        self, pass_name: str, before: Tensors, after: Tensors, means: Mapping[str, Tensors]
+    ) -> Tensors:
+        return change(before, after)
+
+    def apply(self, state: State, means: Mapping[str, Tensors]) -> State:
+        return next_state(state, moved(state.tensors, means[CHANGE]))
+
+
+def without_a(tensors: Tensors) -> Tensors:
+    """Everything but the A of each adapted matrix."""
+    return tensors.without(pair.a for pair in pairs(tensors))

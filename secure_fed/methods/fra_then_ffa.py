@@ -1,0 +1,87 @@
+"""FRA-LoRA for the first rounds, FFA-LoRA from then on.
+
+Trautmann, Hales and Volk, "Aggregating Low Rank Adapters in Federated Fine-tuning" (2025), section VI, point 2: FRA while A still
+has something to learn, then FFA, whose half as many parameters overfit less. In the last FRA round the server splits the
+mean product U S V^T into A = V^T, which stays from then on, and B = U S, so that FFA starts from what FRA reached with an A
+as well conditioned as its own orthonormal one.
+
+A travels down in the FFA rounds too: it is not made from the seed, and a client may be drawn for the first time after the
+switch. Up go B and the head alone.
+
+Deviation: the paper proposes the combination and leaves the round of the switch and the split open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from secure_fed.adapters.lora import LoraAdapter, pairs
+from secure_fed.config import MethodConfig
+from secure_fed.errors import ConfigError
+from secure_fed.low_rank import balanced, right_orthonormal
+from secure_fed.methods.averaging import change, moved, next_state
+from secure_fed.methods.ffa_lora import without_a
+from secure_fed.methods.fra_lora import FraLora
+from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
+from secure_fed.tensors import Layout, Tensors
+
+CARD = Card(
+    name="fra_then_ffa",
+    paper="Trautmann et al., 2025, section VI",
+    travels="as fra_lora, then up B, head and down A, B, head",
+    mean_exact=True,
+    options=("switch_round",),
+)
+
+
+def build(config: MethodConfig) -> FraThenFfa:
+    return FraThenFfa(LoraAdapter.of(config), config.switch_round)
+
+
+@dataclass(frozen=True)
+class FraThenFfa:
+    """`switch_round` rounds of FRA-LoRA, then A stays."""
+
+    adapter: LoraAdapter
+    switch_round: int = 5
+
+    def __post_init__(self) -> None:
+        if self.switch_round < 1:
+            raise ConfigError(f"method.switch_round = {self.switch_round} must be at least 1")
+
+    @property
+    def card(self) -> Card:
+        return CARD
+
+    @property
+    def _fra(self) -> FraLora:
+        return FraLora(self.adapter)
+
+    def prepare(self, model: nn.Module, head: Sequence[str], seed: int) -> Tensors:
+        return self._fra.prepare(model, head, seed)
+
+    def plan(self, state: State) -> RoundPlan:
+        if state.round < self.switch_round:
+            return self._fra.plan(state)
+        return RoundPlan(trainable=tuple(without_a(state.tensors)), down=tuple(state.tensors))
+
+    def layout(self, state: State, pass_name: str) -> Layout:
+        if state.round < self.switch_round:
+            return self._fra.layout(state, pass_name)
+        return Layout.of(without_a(state.tensors))
+
+    def contribute(
+        self, pass_name: str, before: Tensors, after: Tensors, means: Mapping[str, Tensors]
+    ) -> Tensors:
+        a_trained = bool(pairs(after))
+        return self._fra.contribute(pass_name, before, after, means) if a_trained else change(before, after)
+
+    def apply(self, state: State, means: Mapping[str, Tensors]) -> State:
+        if state.round >= self.switch_round:
+            return next_state(state, moved(state.tensors, means[CHANGE]))
+        last = state.round == self.switch_round - 1
+        split = right_orthonormal if last else balanced
+        return next_state(state, self._fra.merged(state.tensors, means[CHANGE], split))

@@ -1,0 +1,71 @@
+"""What is said of a finished run: `result.json` (schema: docs/result.schema.json)."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from secure_fed.engine import Record
+from secure_fed.methods.method import State
+
+if TYPE_CHECKING:
+    from secure_fed.federation import Federation
+
+SCHEMA = 1
+_METRICS = ("accuracy", "macro_f1", "loss")
+NO_PRIVACY = (
+    "No differential privacy and no secure aggregation: the server sees every client's contribution, "
+    "and nothing bounds what the model reveals of its training data."
+)
+
+
+def versions() -> dict[str, str]:
+    """What the run was computed with."""
+    packages = ("secure-fed", "torch", "transformers", "peft")
+    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
+
+
+def summary(federation: Federation, state: State, records: Sequence[Record], run_dir: Path | None) -> dict[str, Any]:
+    """The run in one flat object; `metrics` holds whatever else the task's metrics gave."""
+    config, last = federation.config, records[-1] if records else {}
+    plan = federation.method.plan(federation.initial)
+    sampler = federation.server.sampler
+    own_model = federation.parts.tokenizer is None
+    return {
+        "schema": SCHEMA,
+        "method": config.method.name,
+        "model": type(federation.parts.model).__name__ if own_model else config.model.name,
+        "data": "given in Python" if own_model else _data_name(config.data.train) or config.data.name,
+        "task": federation.parts.facts["task"],
+        "rounds": state.round,
+        "clients": len(federation.clients),
+        "cohort": sampler.expected,
+        **{name: last.get(name) for name in _METRICS},
+        "metrics": {name: value for name, value in last.items() if name not in _ALWAYS and name not in _METRICS},
+        "unit": config.privacy.unit,
+        "epsilon": None,
+        "epsilon_participants": None,
+        "delta": None,
+        "noise_multiplier": None,
+        "sampling_rate": sampler.expected / len(federation.clients),
+        "releases": len(plan.passes) * state.round,
+        "bytes_up": sum(record["bytes_up"] for record in records),
+        "bytes_down": sum(record["bytes_down"] for record in records),
+        "trainable": federation.initial.tensors.select(plan.trainable).numel,
+        "seconds": sum(record["seconds"] for record in records),
+        "seed": config.federation.seed,
+        "run_dir": str(run_dir) if run_dir else None,
+        "label_names": federation.parts.facts["label_names"],
+        "versions": versions(),
+        "privacy_statement": NO_PRIVACY,
+    }
+
+
+_ALWAYS = ("round", "train_loss", "cohort", "rejected", "bytes_up", "bytes_down", "lr", "seconds")
+
+
+def _data_name(train: str | tuple[str, ...]) -> str:
+    return train if isinstance(train, str) else ", ".join(train)

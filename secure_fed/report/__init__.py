@@ -1,0 +1,14 @@
+"""A finished or unfinished run as one HTML file that a person can read, print and keep.
+
+record               what the run directory says, as one frozen value
+overview, curves,    the sections of the page, one function each: RunRecord -> HTML,
+details              or "" where the section does not apply to the run
+plots                numbers -> inline SVG in the page's colours (the only importer of matplotlib)
+markup               the few HTML shapes of the sections, and the one place where text is escaped
+words                numbers as people read them
+page                 all sections, in order, in one self-contained file that is written atomically
+"""
+
+from secure_fed.report.page import write
+
+__all__ = ["write"]

@@ -1,0 +1,166 @@
+"""The part of the report that everybody reads: the run in words, what protects the clients, the result."""
+
+from __future__ import annotations
+
+from secure_fed.report.markup import facts, paragraph, section, text
+from secure_fed.report.record import RunRecord
+from secure_fed.report.words import MISSING, counted, duration, number, percent, rate, size
+
+
+def heading(record: RunRecord) -> str:
+    """The run's name, and whether it is finished."""
+    done = f"{number(len(record.rounds))} of {counted(record.planned, 'round')}"
+    state = f"Finished: {done}" if record.result else f"Not finished: {done} done"
+    return (
+        f'<header>\n<p class="kind">Federated fine-tuning report</p>\n<h1>{text(record.name)}</h1>\n'
+        f'<p class="state{"" if record.result else " open"}">{text(state)}</p>\n</header>\n'
+    )
+
+
+def summary(record: RunRecord) -> str:
+    """The run in one paragraph, and the few numbers that everybody asks for."""
+    sentences = (_who_trained_what(record), _how_good(record), _what_travelled(record), _how_long(record))
+    key = (
+        ("accuracy", percent(record.last("accuracy"))),
+        ("macro-F1", number(record.last("macro_f1"))),
+        ("epsilon", _epsilon(record)),
+        ("sent by clients", size(record.total("bytes_up"))),
+        ("sent to clients", size(record.total("bytes_down"))),
+    )
+    return section("In short", paragraph(" ".join(sentences), "lead"), facts(key, "key"))
+
+
+def privacy(record: RunRecord) -> str:
+    """What protects the clients in this run; the plain warning where nothing does."""
+    stated = (record.result or {}).get("privacy_statement")
+    recorded = paragraph(f"Recorded with the result: “{stated}”", "recorded") if stated else ""
+    if not record.unprotected:
+        return section("Privacy", facts(_guarantee(record)), recorded, css_class="privacy")
+    return section(
+        "Privacy: this run is not protected",
+        paragraph("No differential privacy and no secure aggregation protect this run.", "verdict"),
+        paragraph(
+            "Each client's contribution is visible to the server: whoever runs the server, or can read what"
+            " reaches it, sees what every single client sent, and may infer from it which texts that client"
+            " holds."
+        ),
+        paragraph(
+            "Nothing limits what the trained model reveals about one client or one text, so there is no"
+            " epsilon to state. If the training texts are personal data, treat the model and the"
+            " contributions as personal data too."
+        ),
+        recorded,
+        css_class="privacy warning",
+    )
+
+
+def results(record: RunRecord) -> str:
+    """The result as a table; for an unfinished run the numbers so far, and how to go on."""
+    notice = paragraph(
+        "This run has not finished, so it has no result yet: these are the numbers after its last finished"
+        " round. To go on from there, repeat the command that started it with --resume.",
+        "notice",
+    )
+    result = record.result or {}
+    rows = (
+        ("method", _method(record)),
+        ("model", _model(record)),
+        ("data", _data(record)),
+        ("task", str(result.get("task", MISSING))),
+        ("clients", number(len(record.client_names))),
+        ("clients a round", _cohort(record)),
+        ("rounds", f"{number(len(record.rounds))} of {number(record.planned)}"),
+        ("accuracy", percent(record.last("accuracy"))),
+        ("macro-F1", number(record.last("macro_f1"))),
+        ("test loss", number(record.last("loss"))),
+        ("trained numbers", number(result.get("trainable"))),
+        ("privacy unit", str(record.setting("privacy", "unit", "none"))),
+        ("sampling rate", rate(result.get("sampling_rate"))),
+        ("releases", number(result.get("releases"))),
+        ("sent by clients", size(record.total("bytes_up"))),
+        ("sent to clients", size(record.total("bytes_down"))),
+        ("duration", duration(_seconds(record))),
+        ("seed", str(record.setting("federation", "seed", MISSING))),
+    )
+    return section("Result", "" if record.result else notice, facts(rows))
+
+
+def _who_trained_what(record: RunRecord) -> str:
+    so_far = "" if record.result else f", {number(len(record.rounds))} of them done so far"
+    return (
+        f"{counted(len(record.client_names), 'client')} fine-tuned the model {_model(record)} together on"
+        f" {_data(record)}, using the method {_method(record)}: {counted(record.planned, 'round')}{so_far},"
+        f" with {_cohort(record)} of the clients in each."
+    )
+
+
+def _how_good(record: RunRecord) -> str:
+    accuracy = record.last("accuracy")
+    if accuracy is None:
+        return "The shared model has not been evaluated yet."
+    classes = counted(len(record.facts.get("label_names", ())), "class", "classes")
+    return (
+        f"The shared model finds the right one of {classes} for {percent(accuracy)} of the test examples"
+        f" (macro-F1 {number(record.last('macro_f1'))})."
+    )
+
+
+def _what_travelled(record: RunRecord) -> str:
+    trained = (record.result or {}).get("trainable")
+    what = f"the {number(trained)} trained numbers" if trained else "the trained numbers"
+    return (
+        f"What travelled were changes to {what}, not texts: {size(record.total('bytes_up'))} from the"
+        f" clients to the server and {size(record.total('bytes_down'))} back."
+    )
+
+
+def _how_long(record: RunRecord) -> str:
+    left_out = sum(len(names) for _, names in record.rejected)
+    updates = f" The server left out {counted(left_out, 'update')} that held numbers that are not finite."
+    took = "It took" if record.result else "So far it took"
+    return f"{took} {duration(_seconds(record))}.{updates if left_out else ''}"
+
+
+def _guarantee(record: RunRecord) -> tuple[tuple[str, str], ...]:
+    result = record.result or {}
+    return (
+        ("privacy unit", str(record.setting("privacy", "unit", "none"))),
+        ("epsilon", _epsilon(record)),
+        ("epsilon against participants", rate(result.get("epsilon_participants"))),
+        ("delta", rate(result.get("delta"))),
+        ("noise multiplier", rate(result.get("noise_multiplier"))),
+    )
+
+
+def _epsilon(record: RunRecord) -> str:
+    """Epsilon in words: having no guarantee is not the same as having no number."""
+    if record.setting("privacy", "unit", "none") == "none":
+        return "no guarantee"
+    return rate((record.result or {}).get("epsilon"))
+
+
+def _method(record: RunRecord) -> str:
+    return str(record.setting("method", "name", MISSING))
+
+
+def _model(record: RunRecord) -> str:
+    return str(record.setting("model", "name", MISSING))
+
+
+def _data(record: RunRecord) -> str:
+    """The result's name for the data, else the training files, else the configured name."""
+    named = (record.result or {}).get("data")
+    files = record.setting("data", "train")
+    if not named and files:
+        named = files if isinstance(files, str) else ", ".join(str(file) for file in files)
+    return str(named or record.setting("data", "name", MISSING))
+
+
+def _cohort(record: RunRecord) -> str:
+    about = "about " if record.setting("federation", "sampling") == "poisson" else ""
+    drawn = record.last("cohort") if record.setting("federation", "cohort") is None else None
+    return about + number(record.setting("federation", "cohort") or (None if drawn is None else round(drawn)))
+
+
+def _seconds(record: RunRecord) -> float:
+    return float((record.result or {}).get("seconds") or record.total("seconds"))

@@ -1,0 +1,178 @@
+"""The run directory: what a run writes, and how it goes on after being killed at any instant.
+
+    config.json              the configuration, resolved
+    run.json                 facts fixed at the start: labels, clients, partition, versions
+    metrics.jsonl            a line for every finished round
+    checkpoint.safetensors   the state after the last finished round, replaced in one step
+    result.json, report.html
+
+A round's line is written before its checkpoint, so the metrics may be one round ahead of the state; resuming drops that line
+and computes the round again, to the same bits, because all randomness is derived from (seed, round, client).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import filelock
+import safetensors
+import safetensors.torch
+
+from secure_fed.config import RunConfig
+from secure_fed.durable import append_line, atomic_write, plainly
+from secure_fed.errors import RunDirectoryError
+from secure_fed.methods.method import State
+from secure_fed.tensors import Tensors
+
+CONFIG, FACTS, METRICS, RESULT = "config.json", "run.json", "metrics.jsonl", "result.json"
+CHECKPOINT = "checkpoint.safetensors"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state after some round, and every client's personal tensors."""
+
+    state: State
+    personal: Mapping[int, Tensors]
+
+
+class RunStore:
+    """One run directory, held by one process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with plainly(path):
+            path.mkdir(parents=True, exist_ok=True)
+        self._lock = filelock.FileLock(path / ".lock")
+        try:
+            with plainly(path):
+                self._lock.acquire(timeout=0)
+        except filelock.Timeout as error:
+            raise RunDirectoryError(
+                f"{path} is in use by another process; wait for it or choose another --out"
+            ) from error
+
+    def close(self) -> None:
+        self._lock.release()
+
+    def begin(self, config: RunConfig, facts: Mapping[str, Any]) -> None:
+        """Start a new run here, or check that this is the directory of the same run."""
+        held = self.config()
+        if held is None:
+            atomic_write(self.path / FACTS, _pretty(facts))
+        else:
+            _require_same(self.path, config, held)
+        atomic_write(self.path / CONFIG, _pretty(config.to_dict()))
+
+    def config(self) -> RunConfig | None:
+        """The configuration this directory was written with, if it holds a run."""
+        return read_config(self.path) if (self.path / CONFIG).exists() else None
+
+    def save(self, state: State, personal: Mapping[int, Tensors], record: Mapping[str, Any]) -> None:
+        """Make a finished round durable."""
+        append_line(self.path / METRICS, json.dumps(record))
+        tensors = {f"state/{name}": part for name, part in state.tensors.parts().items()}
+        tensors |= {f"memory/{name}": part for name, part in state.memory.parts().items()}
+        for client, kept in personal.items():
+            tensors |= {f"client/{client}/{name}": part for name, part in kept.parts().items()}
+        whole = {name: part.detach().cpu().contiguous() for name, part in tensors.items()}
+        atomic_write(self.path / CHECKPOINT, safetensors.torch.save(whole, {"round": str(state.round)}))
+
+    def restore(self) -> tuple[Checkpoint | None, list[dict[str, Any]]]:
+        """The last finished round and the records up to it; later or torn lines of the metrics are dropped."""
+        checkpoint = read_checkpoint(self.path)
+        records = read_records(self.path, checkpoint.state.round if checkpoint else 0)
+        if (self.path / METRICS).exists():
+            atomic_write(self.path / METRICS, "".join(json.dumps(record) + "\n" for record in records))
+        return checkpoint, records
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        atomic_write(self.path / RESULT, _pretty(result))
+
+
+def read_config(path: Path) -> RunConfig:
+    """The configuration of the run in `path`."""
+    return RunConfig.from_dict(_read_json(path, CONFIG))
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    return _read_json(path, FACTS)
+
+
+def read_checkpoint(path: Path) -> Checkpoint | None:
+    """The state after the last finished round, if any round finished."""
+    file = path / CHECKPOINT
+    if not file.exists():
+        return None
+    groups: dict[str, dict[str, Any]] = {"state": {}, "memory": {}}
+    personal: dict[int, dict[str, Any]] = {}
+    try:
+        with safetensors.safe_open(file, framework="pt") as opened:
+            finished = int(opened.metadata()["round"])
+            for name in opened.keys():  # noqa: SIM118 - not a mapping
+                group, _, rest = name.partition("/")
+                if group == "client":
+                    client, _, rest = rest.partition("/")
+                    personal.setdefault(int(client), {})[rest] = opened.get_tensor(name)
+                else:
+                    groups[group][rest] = opened.get_tensor(name)
+    except (safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise RunDirectoryError(f"{file} is damaged ({error}); start again in another --out") from error
+    state = State(Tensors.from_parts(groups["state"]), finished, Tensors.from_parts(groups["memory"]))
+    return Checkpoint(state, {client: Tensors.from_parts(parts) for client, parts in personal.items()})
+
+
+def read_records(path: Path, upto: int | None = None) -> list[dict[str, Any]]:
+    """The rounds' records in order, at most to round `upto`; a torn last line is not one."""
+    file = path / METRICS
+    if not file.exists():
+        return []
+    records: list[dict[str, Any]] = []
+    for line in file.read_bytes().splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            break
+        if record["round"] == len(records) + 1 and (upto is None or record["round"] <= upto):
+            records.append(record)
+    return records
+
+
+def _require_same(path: Path, config: RunConfig, held: RunConfig) -> None:
+    rounds = ("federation", "rounds")
+    if config.federation.rounds < held.federation.rounds:
+        raise RunDirectoryError(
+            f"{path} was planned for {held.federation.rounds} rounds; federation.rounds may be raised on resuming, "
+            f"not lowered to {config.federation.rounds}"
+        )
+    differences = config.replace({rounds: held.federation.rounds}).differences(held)
+    if differences:
+        raise RunDirectoryError(f"{path} was written by another configuration: {'; '.join(differences)}")
+
+
+def require_unused(path: Path) -> None:
+    """Refuse a directory that holds a run or anything else."""
+    if (path / CONFIG).exists():
+        raise RunDirectoryError(f"{path} already holds a run; add --resume to go on with it or choose another --out")
+    if path.exists() and (not path.is_dir() or any(file.name != ".lock" for file in path.iterdir())):
+        raise RunDirectoryError(f"{path} is not an empty directory; choose another --out")
+
+
+def _read_json(path: Path, name: str) -> dict[str, Any]:
+    try:
+        value: dict[str, Any] = json.loads((path / name).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise RunDirectoryError(
+            f"{path} holds no run: {name} is missing; give the --out of `secure-fed train`"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise RunDirectoryError(f"{path / name} cannot be read: {error}") from error
+    return value
+
+
+def _pretty(value: Mapping[str, Any] | Sequence[Any]) -> str:
+    return json.dumps(value, indent=2) + "\n"

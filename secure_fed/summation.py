@@ -1,0 +1,119 @@
+"""The sum of a round's contributions: all that a server ever asks of them.
+
+`PlainSum` adds in the clear. A secure sum has the same face.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from secure_fed.tensors import Layout, LayoutMismatch, LowRank, Member, Tensors
+
+
+class Summation(Protocol):
+    """A weighted sum over the contributions of one pass, all of one layout."""
+
+    @property
+    def count(self) -> int:
+        """How many contributions were added."""
+
+    @property
+    def weight(self) -> float:
+        """The sum of their weights."""
+
+    def add(self, contribution: Tensors, weight: float = 1.0) -> None: ...
+
+    def total(self) -> Tensors:
+        """The weighted sum; zeros of the layout if nothing was added."""
+
+
+class PlainSum:
+    """`Summation` by addition. What is given is neither kept nor changed; a refused contribution leaves the sum as it was."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._members: dict[str, _DenseSum | _StackedSum] = {}
+        self.count = 0
+        self.weight = 0.0
+
+    def add(self, contribution: Tensors, weight: float = 1.0) -> None:
+        if Layout.of(contribution) != self._layout:
+            raise LayoutMismatch(_difference(self._layout, Layout.of(contribution)))
+        if not (math.isfinite(weight) and weight >= 0):
+            raise ValueError(f"a weight must be finite and at least 0, got {weight}")
+        for name, member in contribution.items():
+            self._members[name] = _added(self._members.get(name), member, weight)
+        self.count += 1
+        self.weight += weight
+
+    def total(self) -> Tensors:
+        zeros = ((name, torch.zeros(shape)) for name, shape in self._layout.entries if name not in self._members)
+        return Tensors({**dict(zeros), **{name: member.total() for name, member in self._members.items()}})
+
+
+class _DenseSum:
+    """One tensor, added to in place, float32 at least."""
+
+    def __init__(self, shape: tuple[int, ...], like: Member) -> None:
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        device = like.left.device if isinstance(like, LowRank) else like.device
+        self._sum = torch.zeros(shape, dtype=dtype, device=device)
+
+    def add(self, member: Member, weight: float) -> None:
+        if isinstance(member, LowRank):
+            self._sum.addmm_(member.left.to(self._sum), member.right.to(self._sum), alpha=weight)
+        else:
+            self._sum.add_(member.to(self._sum.device), alpha=weight)
+
+    def total(self) -> Tensor:
+        return self._sum.clone()
+
+
+class _StackedSum:
+    """Low-rank products side by side: [w1 L1, w2 L2, ...] [R1; R2; ...] is their weighted sum, exactly."""
+
+    def __init__(self) -> None:
+        self.parts: list[LowRank] = []
+
+    @property
+    def rank(self) -> int:
+        return sum(part.rank for part in self.parts)
+
+    def add(self, member: LowRank, weight: float) -> None:
+        self.parts.append(LowRank(member.left * weight, member.right.clone()))
+
+    def total(self) -> LowRank:
+        return LowRank(
+            torch.cat([part.left for part in self.parts], 1),
+            torch.cat([part.right for part in self.parts], 0),
+        )
+
+
+def stacks(shape: tuple[int, ...], rank: int) -> bool:
+    """Whether a product of inner size `rank` is better kept as factors than formed."""
+    return rank <= min(shape) // 2
+
+
+def _added(sum_so_far: _DenseSum | _StackedSum | None, member: Member, weight: float) -> _DenseSum | _StackedSum:
+    if isinstance(member, LowRank) and not isinstance(sum_so_far, _DenseSum):
+        stacked = sum_so_far or _StackedSum()
+        if stacks(member.shape, stacked.rank + member.rank):
+            stacked.add(member, weight)
+            return stacked
+    if not isinstance(sum_so_far, _DenseSum):
+        formed = _DenseSum(tuple(member.shape), member)
+        for part in sum_so_far.parts if sum_so_far else ():
+            formed.add(part, 1.0)
+        sum_so_far = formed
+    sum_so_far.add(member, weight)
+    return sum_so_far
+
+
+def _difference(expected: Layout, given: Layout) -> str:
+    odd = sorted(set(expected.entries) ^ set(given.entries))[0]
+    side = "lacks" if odd in expected.entries else "has"
+    return f"a contribution {side} {odd[0]} of shape {odd[1]}, which the sum's layout {'needs' if side == 'lacks' else 'does not have'}"

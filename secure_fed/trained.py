@@ -1,0 +1,79 @@
+"""A finished (or interrupted) run, read back: its model with the global tensors in it, ready to predict or to export."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from secure_fed.config import RunConfig
+from secure_fed.data.encode import Collate, batches, encode, pad_id
+from secure_fed.data.rows import Rows
+from secure_fed.errors import RunDirectoryError
+from secure_fed.methods import build
+from secure_fed.methods.method import Method, State
+from secure_fed.models.loading import load_classifier
+from secure_fed.parts import head_of
+from secure_fed.run_store import read_checkpoint, read_config, read_facts
+from secure_fed.tasks import classification
+from secure_fed.training import Objective, to_device
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run's model and what it says about itself."""
+
+    config: RunConfig
+    method: Method
+    model: nn.Module
+    tokenizer: Any
+    head: tuple[str, ...]
+    label_names: tuple[str, ...]
+    state: State
+
+    @torch.no_grad()
+    def predict(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+        """{"label", "probability"} for each text (or pair), in order."""
+        rows = Rows(tuple(texts), (0,) * len(texts), self.label_names, tuple(pairs) if pairs is not None else None)
+        encoded = encode(self.tokenizer, rows, self.config.model.max_length)
+        device = next(self.model.parameters()).device
+        scores = torch.empty(len(texts), len(self.label_names))
+        self.model.eval()
+        for batch in batches(encoded, self.config.evaluation.batch_size, Collate(pad_id(self.tokenizer)), None):
+            inputs = to_device(batch.inputs, device)
+            scores[torch.as_tensor(batch.indices)] = classification.logits(self.model, inputs).softmax(1).cpu()
+        for probability, label in zip(*scores.max(1), strict=True):
+            yield {"label": self.label_names[int(label)], "probability": round(float(probability), 6)}
+
+    def export(self, out_dir: Path, *, merged: bool = False) -> Path:
+        """Write the adapter as a PEFT folder, or with `merged` the whole model, and return the folder."""
+        from secure_fed import export
+
+        return export.write(self, out_dir, merged=merged)
+
+
+def load(run_dir: Path) -> Trained:
+    """The run in this directory, after its last finished round."""
+    config, facts = read_config(run_dir), read_facts(run_dir)
+    labels = tuple(facts["label_names"])
+    if not labels:
+        raise RunDirectoryError(
+            f"{run_dir} was trained on a model given in Python; load its tensors there, with Federation"
+        )
+    checkpoint = read_checkpoint(run_dir)
+    if checkpoint is None:
+        raise RunDirectoryError(
+            f"{run_dir} has no finished round yet; go on with `secure-fed train --resume --out {run_dir}`"
+        )
+    seed = config.federation.seed
+    loaded = load_classifier(config.model, labels, seed)
+    head = head_of(loaded.model, loaded.head, config.method.modules_to_save)
+    method = build(config.method)
+    method.prepare(loaded.model, head, seed)
+    objective = Objective(loaded.model, classification.loss, next(loaded.model.parameters()).device)
+    objective.load(checkpoint.state.tensors)
+    return Trained(config, method, loaded.model, loaded.tokenizer, head, labels, checkpoint.state)

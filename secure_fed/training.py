@@ -1,0 +1,157 @@
+"""Local optimisation, standing on one seam: a pure function from trainable tensors and a batch to per-example losses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from secure_fed.config import TrainingConfig
+from secure_fed.data.encode import batches
+from secure_fed.tensors import Tensors
+
+Batch = Any
+Collate = Callable[[Sequence[Any]], Batch]
+Loss = Callable[[nn.Module, Batch], Tensor]
+
+
+class Objective(nn.Module):
+    """loss(tensors, batch) -> (B,), a pure function of the tensors given by name.
+
+    Tensors the model has and `tensors` does not name keep the model's own values. What is given in float32 is cast to the
+    dtype the model computes in, so gradients and optimiser states stay in float32.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, device: torch.device) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+        self.device = device
+        self._dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
+
+    def losses(self, tensors: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        """(B,) losses of a batch already on the device, differentiable in `tensors`."""
+        named = {f"model.{name}": tensor.to(self._dtypes[name]) for name, tensor in tensors.items()}
+        losses: Tensor = functional_call(self, named, (batch,))
+        if losses.ndim != 1:
+            raise ValueError(
+                f"the loss must give one number per example, shape (B,), and gave shape {tuple(losses.shape)}"
+            )
+        return losses
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.loss(self.model, batch)
+
+    def load(self, tensors: Tensors) -> nn.Module:
+        """Copy these tensors into the model, for evaluation or export, and return it."""
+        parameters = dict(self.model.named_parameters())
+        with torch.no_grad():
+            for name in tensors:
+                parameters[name].copy_(tensors.tensor(name))
+        return self.model
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """The batch with every tensor in its dicts, lists and tuples on the device."""
+    if isinstance(batch, Tensor):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return {name: to_device(value, device) for name, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What local training made: the trained tensors, and the mean loss over the examples seen."""
+
+    after: Tensors
+    loss: float
+
+
+def train(
+    objective: Objective,
+    before: Tensors,
+    trainable: Sequence[str],
+    examples: Sequence[Any],
+    collate: Collate,
+    settings: TrainingConfig,
+    lr: float,
+    rng: np.random.Generator,
+) -> Trained:
+    """Minimise the mean loss over `examples`, moving `trainable` and nothing else.
+
+    With FedProx the local objective is F(w) + mu/2 ||w - w_before||^2. The result depends on the arguments alone: the
+    order of examples and the model's dropout both come from `rng`.
+    """
+    start = {name: before.tensor(name).to(objective.device) for name in before}
+    moving = {name: start[name].detach().clone().requires_grad_() for name in trainable}
+    held = {name: tensor for name, tensor in start.items() if name not in moving}
+    optimizer = _optimizer(list(moving.values()), settings, lr)
+    losses: list[Tensor] = []
+    objective.train()
+    with _seeded(objective.device, rng):
+        for batch in _local_batches(examples, collate, settings, rng):
+            optimizer.zero_grad()
+            loss = objective.losses(held | moving, to_device(batch, objective.device))
+            losses.append(loss.detach())
+            (loss.mean() + _proximity(moving, start, settings.proximal)).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    mean_loss = float(torch.cat(losses).mean()) if losses else math.nan
+    return Trained(Tensors((name, tensor.detach().cpu()) for name, tensor in moving.items()), mean_loss)
+
+
+def scheduled_lr(settings: TrainingConfig, round_: int, rounds: int) -> float:
+    """The local learning rate of round `round_` (from 0) of `rounds`."""
+    share = round_ / rounds
+    if settings.lr_schedule == "linear":
+        return settings.lr * (1 - share)
+    if settings.lr_schedule == "cosine":
+        return settings.lr * (1 + math.cos(math.pi * share)) / 2
+    return settings.lr
+
+
+def _optimizer(parameters: list[Tensor], settings: TrainingConfig, lr: float) -> torch.optim.Optimizer:
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
+    return torch.optim.AdamW(parameters, lr, weight_decay=settings.weight_decay)
+
+
+def _proximity(moving: Mapping[str, Tensor], start: Mapping[str, Tensor], mu: float) -> Tensor | float:
+    if mu == 0:
+        return 0.0
+    return mu / 2 * torch.stack([(tensor - start[name]).square().sum() for name, tensor in moving.items()]).sum()
+
+
+def _local_batches(
+    examples: Sequence[Any], collate: Collate, settings: TrainingConfig, rng: np.random.Generator
+) -> Iterator[Batch]:
+    """`epochs` passes over the examples, or exactly `steps` batches of as many passes as that takes."""
+    if settings.steps is None:
+        for _ in range(settings.epochs):
+            for batch in batches(examples, settings.batch_size, collate, rng):
+                yield batch.inputs
+        return
+    done = 0
+    while done < settings.steps and len(examples):
+        for batch in batches(examples, settings.batch_size, collate, rng):
+            yield batch.inputs
+            done += 1
+            if done == settings.steps:
+                return
+
+
+@contextmanager
+def _seeded(device: torch.device, rng: np.random.Generator) -> Iterator[None]:
+    """Dropout that depends on `rng` alone, and torch's global generator left as it was."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(int(rng.integers(2**63)))
+        yield

@@ -1,0 +1,116 @@
+"""A run directory as `secure-fed train` leaves it, small and made by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CLIENTS = [f"ward {letter}" for letter in "ABCDEFGH"]
+LABELS = ["asthma", "sepsis", "fracture", "stroke"]
+SIZES = [1900, 1200, 900, 640, 410, 300, 190, 60]
+VERSIONS = {"secure-fed": "0.1.0", "torch": "2.13.0"}
+
+RunFolder = Callable[..., Path]
+
+
+def config_of(rounds: int) -> dict[str, dict[str, Any]]:
+    return {
+        "model": {"name": "builtin/tiny", "device": "cpu", "max_length": 128},
+        "data": {"name": "builtin/notes", "train": "", "partition": "dirichlet", "alpha": 0.5},
+        "federation": {"clients": 8, "cohort": 4, "rounds": rounds, "seed": 7, "sampling": "fixed"},
+        "method": {"name": "ffa_lora", "rank": 8, "target_modules": ["query", "value"]},
+        "training": {"lr": 0.002, "epochs": 1, "batch_size": 16},
+        "privacy": {"unit": "none"},
+        "evaluation": {"every": 1, "per_client": True},
+    }
+
+
+def round_row(number: int) -> dict[str, Any]:
+    progress = 1 - 0.8**number
+    return {
+        "round": number,
+        "accuracy": 0.25 + 0.62 * progress,
+        "macro_f1": 0.20 + 0.65 * progress,
+        "loss": 1.4 - 0.9 * progress,
+        "train_loss": 1.45 - 1.1 * progress,
+        "cohort": 4,
+        "rejected": [],
+        "bytes_up": 1_234_567,
+        "bytes_down": 1_734_567,
+        "seconds": 4.5,
+        "lr": 0.002,
+        "clients_accuracy": {"mean": 0.25 + 0.6 * progress, "worst_decile": 0.1 + 0.5 * progress},
+    }
+
+
+def result_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "schema": 1,
+        "method": "ffa_lora",
+        "model": "builtin/tiny",
+        "data": "builtin/notes",
+        "task": "classification",
+        "rounds": len(rows),
+        "clients": 8,
+        "cohort": 4,
+        "accuracy": rows[-1].get("accuracy"),
+        "macro_f1": rows[-1].get("macro_f1"),
+        "loss": rows[-1].get("loss"),
+        "unit": "none",
+        "epsilon": None,
+        "epsilon_participants": None,
+        "delta": None,
+        "noise_multiplier": None,
+        "sampling_rate": 0.5,
+        "releases": len(rows),
+        "bytes_up": sum(row["bytes_up"] for row in rows),
+        "bytes_down": sum(row["bytes_down"] for row in rows),
+        "trainable": 18_436,
+        "seconds": 4.5 * len(rows),
+        "seed": 7,
+        "run_dir": "runs/hand-made",
+        "label_names": LABELS,
+        "versions": VERSIONS,
+        "privacy_statement": "No differential privacy: the privacy unit of this run is none.",
+    }
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> RunFolder:
+    """Writes a run directory of `rounds` finished rounds, after `edit` has changed what it will hold."""
+
+    def write(
+        rounds: int = 12,
+        *,
+        planned: int | None = None,
+        finished: bool = True,
+        edit: Callable[[dict[str, Any]], None] = lambda run: None,
+    ) -> Path:
+        rows = [round_row(number) for number in range(1, rounds + 1)]
+        run: dict[str, Any] = {
+            "config": config_of(planned or rounds),
+            "run": {
+                "label_names": list(LABELS),
+                "clients": list(CLIENTS),
+                "partition": {"jensen_shannon": 0.1834, "sizes": list(SIZES)},
+                "versions": dict(VERSIONS),
+            },
+            "rows": rows,
+            "result": result_of(rows) if finished else None,
+        }
+        edit(run)
+        folder = tmp_path / "hand-made"
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(run["config"]), encoding="utf-8")
+        (folder / "run.json").write_text(json.dumps(run["run"]), encoding="utf-8")
+        lines = "".join(json.dumps(row) + "\n" for row in run["rows"])
+        (folder / "metrics.jsonl").write_text(lines, encoding="utf-8")
+        if run["result"] is not None:
+            (folder / "result.json").write_text(json.dumps(run["result"]), encoding="utf-8")
+        return folder
+
+    return write

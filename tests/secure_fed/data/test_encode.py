@@ -1,0 +1,180 @@
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
+
+from secure_fed.data.encode import Batch, Collate, Encoded, batches, encode, pad_id
+from secure_fed.data.rows import Rows
+from secure_fed.errors import ConfigError, ModelError
+
+WORDS = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3} | {f"w{i}": i + 4 for i in range(30)}
+
+
+def tokenizer(*, special: bool = True, pad: str | None = "[PAD]") -> PreTrainedTokenizerFast:
+    words = Tokenizer(WordLevel(WORDS, unk_token="[UNK]"))
+    words.pre_tokenizer = Whitespace()
+    if special:
+        words.post_processor = TemplateProcessing(
+            single="[CLS] $A [SEP]",
+            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+            special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+        )
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="[UNK]", pad_token=pad, model_input_names=names
+    )
+
+
+def sentences(lengths: Sequence[int]) -> Rows:
+    text = tuple(" ".join(f"w{j % 30}" for j in range(length)) for length in lengths)
+    return Rows(text, tuple(i % 2 for i in range(len(text))), ("no", "yes"))
+
+
+@pytest.fixture
+def encoded() -> Encoded:
+    lengths = np.random.default_rng(0).integers(1, 40, 333).tolist()
+    return encode(tokenizer(), sentences(lengths), max_length=64)
+
+
+def test_encode_gives_ids_and_labels_in_order() -> None:
+    items = encode(tokenizer(), Rows(("w0 w5", "never"), (1, 0), ("a", "b")), max_length=8)
+    assert [item["input_ids"].tolist() for item in items] == [[2, 4, 9, 3], [2, 1, 3]]
+    assert [item["labels"] for item in items] == [1, 0]
+    assert items.lengths.tolist() == [4, 3]
+
+
+def test_encode_crosses_its_own_window_without_losing_order() -> None:
+    lengths = [i % 7 + 1 for i in range(5000)]
+    items = encode(tokenizer(), sentences(lengths), max_length=16)
+    assert items.lengths.tolist() == [length + 2 for length in lengths]
+
+
+def test_texts_are_cut_at_max_length_with_their_special_tokens() -> None:
+    (item,) = encode(tokenizer(), sentences([20]), max_length=5)
+    assert item["input_ids"].tolist() == [2, 4, 5, 6, 3]
+
+
+def test_pairs_are_told_apart_by_token_types() -> None:
+    rows = Rows(("w0 w1", "w2"), (0, 1), ("a", "b"), text_b=("w3", "w4 w5 w6 w7 w8 w9"))
+    pair, cut = encode(tokenizer(), rows, max_length=7)
+    assert pair["input_ids"].tolist() == [2, 4, 5, 3, 7, 3]
+    assert pair["token_type_ids"].tolist() == [0, 0, 0, 0, 1, 1]
+    assert len(cut["input_ids"]) == 7
+    batch = Collate(pad_id=0)([pair, cut])
+    assert batch["token_type_ids"].shape == (2, 7)
+    assert batch["token_type_ids"][0].tolist() == [0, 0, 0, 0, 1, 1, 0]
+
+
+def test_a_blank_text_without_special_tokens_is_one_padding_token() -> None:
+    rows = Rows(("", "w0"), (0, 1), ("a", "b"))
+    assert [i["input_ids"].tolist() for i in encode(tokenizer(special=False), rows, 8)] == [[0], [4]]
+
+
+def test_max_length_must_leave_room_for_text() -> None:
+    with pytest.raises(ConfigError, match=r"model\.max_length is 2, and 2 .* at least 3"):
+        encode(tokenizer(), sentences([1]), max_length=2)
+
+
+def test_a_tokenizer_without_padding_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"no padding token.*pad_token"):
+        pad_id(tokenizer(pad=None))
+
+
+def test_take_and_slice_pick_examples(encoded: Encoded) -> None:
+    taken = encoded.take(np.array([5, 2]))
+    assert len(taken) == 2
+    assert taken[0]["input_ids"].tolist() == encoded[5]["input_ids"].tolist()
+    assert taken[1]["labels"] == encoded[2]["labels"]
+    assert encoded[1:3].lengths.tolist() == encoded.lengths[1:3].tolist()
+    assert encoded[-1]["input_ids"].tolist() == encoded[332]["input_ids"].tolist()
+
+
+def test_collate_pads_to_the_longest_of_the_batch_only() -> None:
+    items = encode(tokenizer(), sentences([1, 3]), max_length=64)
+    batch = Collate(pad_id=9)(list(items))
+    assert batch["input_ids"].tolist() == [[2, 4, 3, 9, 9], [2, 4, 5, 6, 3]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
+    assert batch["labels"].tolist() == [0, 1]
+    assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
+
+
+def drawn(items: Sequence[Any], size: int, seed: int | None = 0) -> list[Batch]:
+    rng = None if seed is None else np.random.default_rng(seed)
+    return list(batches(items, size, list, rng))
+
+
+def orders(found: Sequence[Batch]) -> list[list[int]]:
+    return [batch.indices.tolist() for batch in found]
+
+
+@pytest.mark.parametrize("seed", [0, None])
+@pytest.mark.parametrize("size", [1, 8, 32, 1000])
+def test_batches_hold_every_item_once(encoded: Encoded, size: int, seed: int | None) -> None:
+    found = drawn(encoded, size, seed)
+    assert sorted(i for order in orders(found) for i in order) == list(range(333))
+    assert len(found) == -(-333 // size)
+    assert max(len(batch.indices) for batch in found) == min(size, 333)
+    for batch in found:
+        items = zip(batch.inputs, batch.indices, strict=True)
+        assert all(item["input_ids"] is encoded.input_ids[i] for item, i in items)
+
+
+def test_training_batches_are_shuffled_anew_and_reproducible(encoded: Encoded) -> None:
+    assert orders(drawn(encoded, 8)) == orders(drawn(encoded, 8))
+    rng = np.random.default_rng(0)
+    first, second = (orders(list(batches(encoded, 8, list, rng))) for _ in range(2))
+    assert first != second
+    assert {frozenset(order) for order in first} != {frozenset(order) for order in second}
+
+
+@pytest.mark.parametrize("seed", [0, None])
+def test_items_of_like_length_share_a_batch(encoded: Encoded, seed: int | None) -> None:
+    def padding(orders: Sequence[Sequence[int]]) -> int:
+        found = [encoded.lengths[list(order)] for order in orders]
+        return int(sum(lengths.max() * len(lengths) - lengths.sum() for lengths in found))
+
+    random = np.random.default_rng(1).permutation(333).tolist()
+    unsorted = [random[start : start + 8] for start in range(0, 333, 8)]
+    assert padding(orders(drawn(encoded, 8, seed))) < padding(unsorted) / 3
+
+
+def test_short_batches_do_not_always_come_first(encoded: Encoded) -> None:
+    longest = [encoded.lengths[batch.indices].max() for batch in drawn(encoded, 8)]
+    assert longest != sorted(longest)
+    evaluated = [encoded.lengths[batch.indices].max() for batch in drawn(encoded, 8, None)]
+    assert evaluated == sorted(evaluated)
+
+
+def test_plain_items_with_token_ids_are_bucketed_too(encoded: Encoded) -> None:
+    assert orders(drawn(list(encoded), 8)) == orders(drawn(encoded, 8))
+
+
+def test_items_and_collate_of_the_users_own() -> None:
+    items = [(torch.full((2,), float(i)), i % 2) for i in range(10)]
+
+    def collate(chosen: list[tuple[torch.Tensor, int]]) -> torch.Tensor:
+        return torch.stack([tensor for tensor, _ in chosen])
+
+    ordered = list(batches(items, 4, collate, None))
+    assert torch.cat([batch.inputs for batch in ordered])[:, 0].tolist() == list(range(10))
+    shuffled = list(batches(items, 4, collate, np.random.default_rng(0)))
+    rows = torch.cat([batch.inputs for batch in shuffled])[:, 0].tolist()
+    assert rows == np.concatenate([batch.indices for batch in shuffled]).tolist()
+    assert sorted(rows) == list(range(10))
+    assert rows != list(range(10))
+
+
+def test_no_items_are_no_batches() -> None:
+    assert drawn([], 4) == drawn([], 4, None) == []
+
+
+def test_batch_size_must_be_positive() -> None:
+    with pytest.raises(ConfigError, match="batch_size is 0"):
+        batches([1], 0, list, None)

@@ -1,0 +1,243 @@
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import datasets
+import pytest
+
+from secure_fed.data import sources
+from secure_fed.data.sources import Source
+from secure_fed.errors import DataError
+
+DEFAULTS = {
+    "name": "builtin/notes",
+    "train": "",
+    "test": "",
+    "text": "text",
+    "text_b": "",
+    "label": "label",
+    "client": "",
+    "examples": 60,
+    "test_examples": 30,
+    "test_fraction": 0.2,
+}
+
+
+def load(seed: int = 0, **settings: object) -> Source:
+    data: Any = SimpleNamespace(**(DEFAULTS | settings))
+    return sources.load(data, seed=seed)
+
+
+def examples(count: int, classes: int = 2, tag: str = "note") -> list[dict[str, object]]:
+    return [
+        {"text": f"{tag} {i}", "label": f"c{i % classes}", "site": f"s{i % 3}", "other": f"pair {i}"}
+        for i in range(count)
+    ]
+
+
+def jsonl(path: Path, rows: Sequence[Mapping[str, object]]) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def test_builtin_notes_follow_the_settings() -> None:
+    source = load(seed=3)
+    assert (len(source.train), len(source.test), source.keyed) == (60, 30, False)
+    assert source == load(seed=3)
+    assert source.train != load(seed=4).train
+
+
+def test_builtin_notes_are_keyed_by_site_on_request() -> None:
+    assert load(client="site").keyed
+    with pytest.raises(DataError, match=r"data\.client is 'ward'.*'site'"):
+        load(client="ward")
+
+
+def test_train_and_test_files(tmp_path: Path) -> None:
+    train = jsonl(tmp_path / "train.jsonl", examples(5))
+    test = jsonl(tmp_path / "test.jsonl", [{"text": "unseen", "label": "c1"}])
+    source = load(train=train, test=test, name="ignored")
+    assert source.train.text == tuple(f"note {i}" for i in range(5))
+    assert source.train.label == (0, 1, 0, 1, 0)
+    assert source.train.label_names == source.test.label_names == ("c0", "c1")
+    assert (source.test.text, source.test.label) == (("unseen",), (1,))
+    assert not source.keyed
+
+
+def test_columns_are_nameable_and_the_test_file_needs_no_client(tmp_path: Path) -> None:
+    rows = [{"a": f"x{i}", "b": f"y{i}", "gold": i % 2, "who": i % 3} for i in range(6)]
+    train = jsonl(tmp_path / "a.jsonl", rows)
+    test = jsonl(tmp_path / "b.jsonl", [{"a": "p", "b": "q", "gold": 1}])
+    source = load(train=train, test=test, text="a", text_b="b", label="gold", client="who")
+    assert source.train.text_b == tuple(f"y{i}" for i in range(6))
+    assert source.train.client == ("0", "1", "2", "0", "1", "2")
+    assert source.keyed
+    assert (source.test.text_b, source.test.client) == (("q",), None)
+
+
+def test_each_file_of_a_list_is_one_client_with_a_name_of_its_own(tmp_path: Path) -> None:
+    paths = [
+        jsonl(tmp_path / name, examples(4, tag=name)) for name in ("a/x.jsonl", "b/x.jsonl", "c/y.jsonl")
+    ]
+    test = jsonl(tmp_path / "test.jsonl", examples(2))
+    source = load(train=paths, test=test)
+    assert source.train.client == ("x",) * 4 + ("x-2",) * 4 + ("y",) * 4
+    assert source.keyed
+    assert load(train=tuple(paths[:1]), test=test).train.client == ("x",) * 4
+
+
+def test_a_named_client_column_overrides_the_files_of_a_list(tmp_path: Path) -> None:
+    paths = [jsonl(tmp_path / f"{i}.jsonl", examples(3)) for i in range(2)]
+    assert load(train=paths, test=paths[0], client="site").train.client == ("s0", "s1", "s2") * 2
+
+
+@pytest.mark.parametrize("held_out", ["test", "validation"])
+@pytest.mark.parametrize("setting", ["train", "name"])
+def test_a_folder_of_splits(tmp_path: Path, setting: str, held_out: str) -> None:
+    jsonl(tmp_path / "train-0.jsonl", examples(4))
+    jsonl(tmp_path / "train-1.jsonl", examples(2))
+    jsonl(tmp_path / f"{held_out}.jsonl", examples(3))
+    source = load(**{setting: str(tmp_path)})
+    assert (len(source.train), len(source.test), source.keyed) == (6, 3, False)
+
+
+def test_a_folder_given_as_test(tmp_path: Path) -> None:
+    train = jsonl(tmp_path / "mine.jsonl", examples(4))
+    jsonl(tmp_path / "held/test.jsonl", examples(3))
+    assert len(load(train=train, test=str(tmp_path / "held")).test) == 3
+    with pytest.raises(DataError, match=r"holds no test examples.*data\.test"):
+        load(train=train, test=str(tmp_path))
+
+
+def test_without_test_data_a_fraction_is_held_out_by_seed(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "all.jsonl", examples(50))
+    source = load(train=path)
+    assert (len(source.train), len(source.test)) == (40, 10)
+    assert sorted(source.train.text + source.test.text) == sorted(f"note {i}" for i in range(50))
+    assert source == load(train=path)
+    assert source.test != load(train=path, seed=1).test
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_held_out_rows_leave_each_class_and_client_one_in_training(tmp_path: Path, seed: int) -> None:
+    path = jsonl(tmp_path / "all.jsonl", examples(12, classes=4))
+    source = load(train=path, client="site", test_fraction=0.9, seed=seed)
+    assert set(source.train.label) == {0, 1, 2, 3}
+    assert Counter(source.train.client).keys() == {"s0", "s1", "s2"}
+    assert len(source.test) >= 1
+
+
+def test_too_few_rows_to_hold_any_out(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"2 training examples are too few .*0\.2.*data\.test"):
+        load(train=jsonl(tmp_path / "two.jsonl", examples(2)))
+
+
+def test_some_blank_texts_stay_and_nothing_but_blank_is_refused(tmp_path: Path) -> None:
+    rows = examples(6)
+    rows[0]["text"] = ""
+    path = jsonl(tmp_path / "x.jsonl", rows)
+    assert load(train=path, test=path).train.text[0] == ""
+    blank = jsonl(tmp_path / "blank.jsonl", [row | {"text": " "} for row in rows])
+    with pytest.raises(DataError, match=r"every 'text' of .*blank\.jsonl is empty; set data\.text"):
+        load(train=blank)
+
+
+def change(row: int, **cells: object) -> list[dict[str, object]]:
+    rows = examples(6)
+    rows[row] |= cells
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "facts"),
+    [
+        (examples(6), {"label": "gold"}, ["'gold'", "'text', 'label', 'site', 'other'", "data.label"]),
+        (examples(6), {"text": "body"}, ["'body'", "'text'", "data.text"]),
+        (examples(6), {"text_b": "second"}, ["'second'", "data.text_b"]),
+        (examples(6), {"client": "ward"}, ["'ward'", "data.client"]),
+        (change(2, text=None), {}, ["line 3", "'text' is missing", "data.text"]),
+        (change(2, text=7), {}, ["line 3", "'text' is 7", "not text"]),
+        (change(4, text="\ud800"), {}, ["line 5", "not text"]),
+        (change(3, other=None), {"text_b": "other"}, ["line 4", "'other' is missing", "data.text_b"]),
+        (change(1, site=None), {"client": "site"}, ["line 2", "'site' is None", "data.client"]),
+        (change(1, label=0.5), {}, ["line 2", "label 0.5", "neither an integer nor a name"]),
+        ([row | {"label": 3} for row in examples(6)], {}, ["all 6 labels", "are 3", "data.label"]),
+    ],
+)
+def test_bad_columns_are_refused_by_name(
+    tmp_path: Path, rows: list[dict[str, object]], settings: dict[str, str], facts: list[str]
+) -> None:
+    path = jsonl(tmp_path / "bad.jsonl", rows)
+    with pytest.raises(DataError) as refused:
+        load(train=path, **settings)
+    for fact in ("bad.jsonl", *facts):
+        assert fact in str(refused.value)
+
+
+def test_settings_that_do_not_fit_together(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "x.jsonl", examples(4))
+    with pytest.raises(DataError, match=r"data\.test is .*x\.jsonl.*data\.train is not set"):
+        load(test=path)
+    with pytest.raises(DataError, match=r"data\.name is the file .*set data\.train"):
+        load(name=path)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(DataError, match=r"none holds no training examples.*data\.train"):
+        load(train=str(tmp_path / "none"))
+
+
+def test_a_hub_data_set_uses_declared_classes_and_the_first_labelled_test_split(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["bad", "good"])}
+    )
+
+    def split(text: str, *labels: int) -> datasets.Dataset:
+        return datasets.Dataset.from_dict({"text": [text] * len(labels), "label": labels}, features)
+
+    stored = {
+        "train": split("train", 1, 0, 1),
+        "test": split("unlabelled", -1, -1),
+        "validation": split("v", 0),
+    }
+    asked: list[object] = []
+
+    def load_dataset(*arguments: object) -> object:
+        asked.append(arguments)
+        return stored
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    source = load(name="someone/reviews:english")
+    assert asked == [("someone/reviews", "english")]
+    assert source.train.label_names == ("bad", "good")
+    assert source.train.label == (1, 0, 1)
+    assert source.test.text == ("v",)
+
+
+def test_a_folder_saved_by_datasets(tmp_path: Path) -> None:
+    rows = datasets.Dataset.from_list(examples(6))
+    datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(tmp_path / "saved")
+    assert load(name=str(tmp_path / "saved"), client="site").train.client == ("s0", "s1", "s2") * 2
+
+
+def test_a_data_set_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_dataset(*arguments: object) -> object:
+        raise ConnectionError("Couldn't reach it on the Hub\nand more lines")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(DataError) as refused:
+        load(name="someone/missing")
+    for fact in ("'someone/missing'", "Couldn't reach it", "data.name", "data.train", "network"):
+        assert fact in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_data_set_without_train_split_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = datasets.Dataset.from_list(examples(2))
+    monkeypatch.setattr(datasets, "load_dataset", lambda *arguments: {"all": rows})
+    with pytest.raises(DataError, match=r"'x/y' has the splits 'all' and no 'train'"):
+        load(name="x/y")

@@ -1,0 +1,283 @@
+"""The report in a real browser: what is drawn, what the console says, and what leaves the file.
+
+Headless Chromium is driven through its DevTools protocol over two pipes: JSON messages that end in a zero
+byte. Nothing but Chromium itself is needed.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import io
+import itertools
+import json
+import os
+import select
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib import image
+
+from secure_fed import report
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--remote-debugging-pipe",
+)
+HUNG = 120  # seconds without an answer after which the browser counts as dead: a stop, not a measurement
+
+DARK = (21, 24, 28)  # --page of page.css, dark and light
+LIGHT = (251, 250, 247)
+
+RunFolder = Callable[..., Path]
+
+
+def browser_program() -> str:
+    for name in BROWSERS:
+        if found := shutil.which(name):
+            return found
+    pytest.fail(
+        "this test opens the report in headless Chromium, and there is none on the PATH:"
+        " install it with `apt-get install chromium` (Debian) or put Chrome there as google-chrome"
+    )
+
+
+class Browser:
+    """One page of a headless Chromium; `events` is all that the page reported since it was opened."""
+
+    def __init__(self, answers: int, commands: int) -> None:
+        self._answers = answers
+        self._commands = commands
+        self._received = b""
+        self._numbers = itertools.count(1)
+        self._session: str | None = None
+        self.events: list[dict[str, Any]] = []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Network", "Runtime", "Log"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method: str, **params: object) -> dict[str, Any]:
+        """The result of one command; what the page reports meanwhile is added to `events`."""
+        number = next(self._numbers)
+        message: dict[str, Any] = {"id": number, "method": method, "params": params}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._commands, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._next()
+            if answer.get("id") == number:
+                assert "error" not in answer, (method, answer)
+                return dict(answer["result"])
+            self.events.append(answer)
+
+    def open(self, url: str) -> None:
+        """Show `url` and return when it and all it refers to has loaded or failed."""
+        self.events.clear()
+        self.call("Page.navigate", url=url)
+        while not any(event["method"] == "Page.loadEventFired" for event in self.events):
+            self.events.append(self._next())
+
+    def evaluate(self, expression: str) -> Any:
+        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def requests(self) -> list[str]:
+        """The address of everything that the page asked for, itself included."""
+        return [
+            event["params"]["request"]["url"]
+            for event in self.events
+            if event["method"] == "Network.requestWillBeSent"
+        ]
+
+    def complaints(self) -> list[str]:
+        """Everything on the console, whatever its level."""
+        console = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown")
+        return [json.dumps(event["params"]) for event in self.events if event["method"] in console]
+
+    def screen(self, *, width: int, scheme: str) -> None:
+        """A window of that width whose reader prefers a `light` or `dark` page."""
+        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        self.call("Emulation.setDeviceMetricsOverride", **metrics)
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+
+    def picture(self, box: dict[str, float]) -> np.ndarray:
+        """The pixels of a part of the page, (height, width, 3), 0 to 255."""
+        shot = self.call("Page.captureScreenshot", clip={**box, "scale": 1}, captureBeyondViewport=True)
+        pixels = image.imread(io.BytesIO(base64.b64decode(shot["data"])), format="png")
+        return np.rint(pixels[..., :3] * 255).astype(int)
+
+    def _next(self) -> dict[str, Any]:
+        while b"\0" not in self._received:
+            ready, _, _ = select.select([self._answers], [], [], HUNG)
+            chunk = os.read(self._answers, 1 << 16) if ready else b""
+            assert chunk, "Chromium ended or hangs; its own words are in chromium.log in the test's folder"
+            self._received += chunk
+        message, self._received = self._received.split(b"\0", 1)
+        return dict(json.loads(message))
+
+
+@contextmanager
+def running_browser(folder: Path) -> Iterator[Browser]:
+    """A fresh Chromium with its profile in `folder`, which reads commands from descriptor 3 and answers on 4."""
+    theirs_in, commands = os.pipe()
+    answers, theirs_out = os.pipe()
+    # Clear of 3 and 4, so that neither is overwritten before it is copied to its place.
+    sources = [fcntl.fcntl(pipe, fcntl.F_DUPFD_CLOEXEC, 10) for pipe in (theirs_in, theirs_out)]
+    log = os.open(folder / "chromium.log", os.O_WRONLY | os.O_CREAT)
+    program = browser_program()
+    process = os.posix_spawn(
+        program,
+        [program, *FLAGS, f"--user-data-dir={folder / 'profile'}", "about:blank"],
+        {**os.environ, "HOME": str(folder)},
+        setpgroup=0,
+        file_actions=[
+            (os.POSIX_SPAWN_DUP2, log, 1),
+            (os.POSIX_SPAWN_DUP2, log, 2),
+            (os.POSIX_SPAWN_DUP2, sources[0], 3),
+            (os.POSIX_SPAWN_DUP2, sources[1], 4),
+        ],
+    )
+    for descriptor in (theirs_in, theirs_out, *sources, log):
+        os.close(descriptor)
+    try:
+        yield Browser(answers, commands)
+    finally:
+        os.killpg(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        os.close(commands)
+        os.close(answers)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with running_browser(tmp_path_factory.mktemp("chromium")) as running:
+        yield running
+
+
+BOXES = """
+[...document.querySelectorAll("svg")].map(svg => {
+  const box = svg.getBoundingClientRect();
+  const outside = [...svg.querySelectorAll("text")].filter(text => {
+    const part = text.getBoundingClientRect();
+    return part.left < box.left - 2 || part.right > box.right + 2
+        || part.top < box.top - 2 || part.bottom > box.bottom + 2;
+  });
+  return {name: svg.getAttribute("aria-label"), words: svg.querySelectorAll("text").length,
+          outside: outside.map(text => text.textContent),
+          box: {x: box.x + scrollX, y: box.y + scrollY, width: box.width, height: box.height}};
+})
+"""
+
+
+def assert_drawn(browser: Browser, drawing: dict[str, Any]) -> None:
+    """A drawing takes up room, keeps its words inside itself, and shows data."""
+    name, box = drawing["name"], drawing["box"]
+    assert box["width"] > 200, name
+    assert box["height"] > 40, name
+    assert drawing["words"] >= 2, name
+    assert drawing["outside"] == [], name
+    below_legend = {**box, "y": box["y"] + 0.17 * box["height"], "height": 0.83 * box["height"]}
+    pixels = browser.picture(below_legend)
+    # The data are the only thing in colour; words, axes and ground are grey or nearly so.
+    coloured = (pixels.max(axis=-1) - pixels.min(axis=-1) > 40).sum()
+    assert coloured >= 8, f"{name} shows no data"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1200, 380])
+@pytest.mark.parametrize("rounds", [1, 12])
+def test_every_plot_is_visible(
+    browser: Browser, run_folder: RunFolder, width: int, scheme: str, rounds: int
+) -> None:
+    browser.screen(width=width, scheme=scheme)
+    browser.open(report.write(run_folder(rounds)).as_uri())
+    drawings = browser.evaluate(BOXES)
+    assert len(drawings) == 7
+    for drawing in drawings:
+        assert_drawn(browser, drawing)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_nothing_is_fetched_and_nothing_is_complained_of(
+    browser: Browser, run_folder: RunFolder, finished: bool
+) -> None:
+    url = report.write(run_folder(finished=finished)).as_uri()
+    browser.open(url)
+    assert browser.requests() == [url]
+    assert browser.complaints() == []
+
+
+@pytest.mark.parametrize(("scheme", "ground"), [("light", LIGHT), ("dark", DARK)])
+def test_the_page_follows_the_readers_light(
+    browser: Browser, run_folder: RunFolder, scheme: str, ground: tuple[int, int, int]
+) -> None:
+    browser.screen(width=1200, scheme=scheme)
+    browser.open(report.write(run_folder()).as_uri())
+    corner = browser.picture({"x": 0, "y": 0, "width": 4, "height": 4})
+    assert (corner == ground).all()
+
+
+def test_a_phone_shows_the_page_without_scrolling_sideways(browser: Browser, run_folder: RunFolder) -> None:
+    def long_names(run: dict[str, Any]) -> None:
+        run["run"]["clients"][0] = "general-hospital-" * 8
+        run["config"]["model"]["name"] = "/srv/models/" + "a-very-long-folder-name" * 6
+
+    browser.screen(width=360, scheme="light")
+    browser.open(report.write(run_folder(edit=long_names)).as_uri())
+    browser.evaluate('document.querySelectorAll("details").forEach(part => part.open = true)')
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_a_script_in_a_clients_name_is_only_shown(browser: Browser, run_folder: RunFolder) -> None:
+    name = "<script>document.title = 'taken'</script><img src=x onerror=\"document.title = 'taken'\">"
+
+    def hostile(run: dict[str, Any]) -> None:
+        run["run"]["clients"][0] = name
+        run["rows"][0]["rejected"] = [name]
+
+    url = report.write(run_folder(edit=hostile)).as_uri()
+    browser.open(url)
+    assert name in browser.evaluate("document.body.innerText")
+    assert browser.evaluate("document.title") == "hand-made: federated fine-tuning report"
+    assert browser.evaluate("document.scripts.length + document.images.length") == 0
+    assert browser.requests() == [url]
+
+
+def test_the_witness_sees_a_request_an_error_and_an_empty_drawing(browser: Browser, tmp_path: Path) -> None:
+    page = tmp_path / "bad.html"
+    page.write_text(
+        '<img src="http://127.0.0.1:9/pixel.png"><script>console.error("seen"); nothing.here()</script>'
+        '<svg aria-label="empty" width="300" height="200"><rect x="50" y="50" width="90" height="90"/>'
+        '<text x="9" y="99">a</text><text x="9" y="150">b</text></svg>',
+        encoding="utf-8",
+    )
+    browser.open(page.as_uri())
+    assert "http://127.0.0.1:9/pixel.png" in browser.requests()
+    complaints = " ".join(browser.complaints())
+    assert "seen" in complaints
+    assert "nothing is not defined" in complaints
+    with pytest.raises(AssertionError, match="empty shows no data"):
+        assert_drawn(browser, browser.evaluate(BOXES)[0])
+
+
+def test_without_a_browser_the_failure_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(pytest.fail.Exception, match="apt-get install chromium"):
+        browser_program()
