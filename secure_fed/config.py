@@ -49,7 +49,9 @@ class DataConfig:
         "how examples go to clients; auto: natural where the data say whose a row is, else dirichlet",
         choices=("auto", "iid", "dirichlet", "natural"),
     )
-    alpha: float = key(1.0, "Dirichlet concentration times the class share: small is skewed", above=0.0)
+    alpha: float = key(
+        10.0, "Dirichlet: concentration alpha times the class share; 1 is strong skew, 1000 is IID", above=0.0
+    )
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class MethodConfig:
     rslora: bool = key(False, "scale by alpha / sqrt(rank) instead")
     dropout: float = key(0.0, "dropout before the adapter", at_least=0.0, below=1.0)
     target_modules: str | tuple[str, ...] = key("", "as in PEFT: names, a pattern or all-linear; empty: PEFT's default")
-    modules_to_save: tuple[str, ...] = key((), "as in PEFT: modules trained in full; empty: the task head")
+    modules_to_save: tuple[str, ...] = key((), "as in PEFT: modules that train in full, beside the task head")
     personal: tuple[str, ...] = key(
         (), "names or patterns of trained tensors that stay on the client, such as classifier.*"
     )

@@ -92,7 +92,8 @@ def _signs(columns: Tensor) -> Tensor:
     """+1 or -1 for each column: the sign of its first entry of largest magnitude, rounding apart."""
     size = columns.abs()
     first = (size >= _NEARLY_EQUAL * size.amax(0)).int().argmax(0)
-    return columns.gather(0, first[None])[0].sign()
+    signs: Tensor = columns.gather(0, first[None])[0].sign()
+    return signs
 
 
 def _complement(rows: Tensor, count: int) -> Tensor:

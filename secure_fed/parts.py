@@ -130,10 +130,8 @@ def _divide(config: RunConfig, source: sources.Source) -> partition.Partition:
     )
 
 
-def head_of(model: nn.Module, found: tuple[str, ...], modules: Sequence[str]) -> tuple[str, ...]:
-    """The parameters of the modules asked for, or the head that was found."""
-    if not modules:
-        return found
+def head_of(model: nn.Module, found: Sequence[str], modules: Sequence[str]) -> tuple[str, ...]:
+    """The parameters that train in full: the head that was found, and the modules asked for beside it."""
     names = [name for name, _ in model.named_parameters()]
     for module in modules:
         if not any(_inside(name, module) for name in names):
@@ -141,7 +139,7 @@ def head_of(model: nn.Module, found: tuple[str, ...], modules: Sequence[str]) ->
             raise MethodError(
                 f"method.modules_to_save names {module!r}, but the model has no such module; it has {some}, ..."
             )
-    return tuple(name for name in names if any(_inside(name, module) for module in modules))
+    return tuple(name for name in names if name in found or any(_inside(name, module) for module in modules))
 
 
 def _inside(parameter: str, module: str) -> bool:

@@ -14,11 +14,14 @@ from secure_fed.config import RunConfig
 from secure_fed.data.encode import Collate, batches, encode, pad_id
 from secure_fed.data.rows import Rows
 from secure_fed.errors import RunDirectoryError
+from secure_fed.export import write_adapter, write_merged
 from secure_fed.methods import build
 from secure_fed.methods.method import Method, State
-from secure_fed.models.loading import load_classifier
+from secure_fed.model_card import ModelCard
+from secure_fed.models.loading import load_classifier, locate
+from secure_fed.outcome import NO_PRIVACY
 from secure_fed.parts import head_of
-from secure_fed.run_store import read_checkpoint, read_config, read_facts
+from secure_fed.run_store import read_checkpoint, read_config, read_facts, read_records
 from secure_fed.tasks import classification
 from secure_fed.training import Objective, to_device
 
@@ -34,6 +37,19 @@ class Trained:
     head: tuple[str, ...]
     label_names: tuple[str, ...]
     state: State
+    accuracy: float | None
+
+    @property
+    def card(self) -> ModelCard:
+        """The README of an export: what the run was, and what protects it."""
+        facts = {
+            "method": f"{self.method.card.name} ({self.method.card.paper})",
+            "rounds": str(self.state.round),
+            "accuracy on the test set": "not measured" if self.accuracy is None else f"{self.accuracy:.4f}",
+            "privacy": NO_PRIVACY,
+        }
+        pad = pad_id(self.tokenizer)
+        return ModelCard(self.config.method.name, locate(self.config.model.name), self.label_names, facts, pad)
 
     @torch.no_grad()
     def predict(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
@@ -50,10 +66,14 @@ class Trained:
             yield {"label": self.label_names[int(label)], "probability": round(float(probability), 6)}
 
     def export(self, out_dir: Path, *, merged: bool = False) -> Path:
-        """Write the adapter as a PEFT folder, or with `merged` the whole model, and return the folder."""
-        from secure_fed import export
-
-        return export.write(self, out_dir, merged=merged)
+        """Write the adapter as a PEFT folder, or with `merged` the whole model; refuses a folder that is not empty."""
+        if merged:
+            write_merged(out_dir, self.model, card=self.card, tokenizer=self.tokenizer)
+        else:
+            write_adapter(
+                out_dir, self.model, self.head, adapter=self.method.adapter, card=self.card, tokenizer=self.tokenizer
+            )
+        return out_dir
 
 
 def load(run_dir: Path) -> Trained:
@@ -76,4 +96,14 @@ def load(run_dir: Path) -> Trained:
     method.prepare(loaded.model, head, seed)
     objective = Objective(loaded.model, classification.loss, next(loaded.model.parameters()).device)
     objective.load(checkpoint.state.tensors)
-    return Trained(config, method, loaded.model, loaded.tokenizer, head, labels, checkpoint.state)
+    measured = [record["accuracy"] for record in read_records(run_dir, checkpoint.state.round) if "accuracy" in record]
+    return Trained(
+        config,
+        method,
+        loaded.model,
+        loaded.tokenizer,
+        head,
+        labels,
+        checkpoint.state,
+        accuracy=measured[-1] if measured else None,
+    )

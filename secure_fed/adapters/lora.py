@@ -1,13 +1,14 @@
 """LoRA (Hu et al., 2021, arXiv 2106.09685) inside any module with linear layers, through PEFT.
 
-An adapted layer computes `W x + s B A x` with W (m, n) frozen, A (r, n), B (m, r) and the scale s = alpha / r, or
-alpha / sqrt(r) with rank-stabilised LoRA (arXiv 2312.03732). PEFT puts the layers in; this module decides which ones, refuses
-what cannot work before the model is touched, and fills A from a seed.
+An adapted layer computes `W x + s B A x` with W (m, n) frozen, A (r, n), B (m, r) and the scale s = alpha / r,
+or alpha / sqrt(r) with rank-stabilised LoRA (arXiv 2312.03732). PEFT puts the layers in; this module refuses what
+cannot work before the model is touched, and fills A from a seed.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,6 +17,7 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from secure_fed.adapters.targets import find_targets, rank_limit
 from secure_fed.config import MethodConfig
@@ -85,15 +87,17 @@ class LoraAdapter:
         base_model: str | None = None,
     ) -> LoraConfig:
         """The same adapter in PEFT's words."""
-        return LoraConfig(
+        config = LoraConfig(
             r=self.rank,
             lora_alpha=self.alpha,  # type: ignore[arg-type]  # PEFT divides it; a float is as good
             use_rslora=self.rslora,
             lora_dropout=self.dropout,
-            target_modules=target_modules if isinstance(target_modules, str) else sorted(target_modules),
             modules_to_save=list(modules_to_save) or None,
             base_model_name_or_path=base_model,
         )
+        # After its constructor, which would make a set of it and write that in another order each time.
+        config.target_modules = target_modules if isinstance(target_modules, str) else sorted(target_modules)
+        return config
 
     def inject(self, model: nn.Module, head: Sequence[str], seed: int, draw: Draw = fresh_a) -> list[Pair]:
         """Put adapters into `model` in place, all parameters but theirs and the head's frozen, and return their names.
@@ -103,14 +107,13 @@ class LoraAdapter:
         adapter.
         """
         if any(isinstance(module, BaseTunerLayer) for module in model.modules()):
-            raise MethodError(
-                f"the {type(model).__name__} already holds PEFT adapters: give a model without any"
-            )
+            raise MethodError(f"the {type(model).__name__} already holds PEFT adapters: give a model without any")
         targets = find_targets(model, self.target_modules, head)
         self._check_rank(targets)
-        whole_names = "|".join(name.replace(".", r"\.") for name in targets)
+        config = self.peft_config("|".join(re.escape(name) for name in targets))
+        config.fan_in_fan_out = all(isinstance(layer, Conv1D) for layer in targets.values())
         with torch.random.fork_rng(devices=[]):
-            inject_adapter_in_model(self.peft_config(whole_names), model)
+            inject_adapter_in_model(config, model)
         _keep_to_modules(model)
         for name in head:
             model.get_parameter(name).requires_grad_(True)
@@ -143,12 +146,12 @@ def _fill(model: nn.Module, found: Sequence[Pair], draw: Draw, generator: torch.
 
 
 def read(model: nn.Module, names: Iterable[str]) -> Tensors:
-    """Copies of the named parameters, on the CPU."""
-    return Tensors((name, model.get_parameter(name).detach().to("cpu", copy=True)) for name in names)
+    """Copies of the named parameters, float32 on the CPU whatever the model computes in."""
+    return Tensors((name, model.get_parameter(name).detach().to("cpu", torch.float32, copy=True)) for name in names)
 
 
 def _keep_to_modules(model: nn.Module) -> None:
-    """Make `nn.TransformerEncoderLayer` call its layers in evaluation too: its fused kernel reads their frozen weights only."""
+    """Make `nn.TransformerEncoderLayer` call its layers when it evaluates too: its fused kernel reads frozen weights only."""
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer):
             module.activation_relu_or_gelu = 0

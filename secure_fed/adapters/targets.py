@@ -14,7 +14,7 @@ from secure_fed.errors import ConfigError, MethodError
 
 ALL_LINEAR = "all-linear"
 
-# What attention's query and value layers are called where PEFT knows no default (DistilBERT, ModernBERT, a user's module).
+# What attention's query and value layers are called where PEFT knows no default (DistilBERT, a user's module).
 _QUERY_VALUE = (
     ("query", "value"),
     ("q_proj", "v_proj"),
@@ -33,8 +33,8 @@ def find_targets(
 ) -> dict[str, nn.Module]:
     """The layers to adapt by full name, in name order; never empty.
 
-    Raises MethodError where a wanted module is absent, is no linear layer or belongs to the head, or where a layer's weight
-    serves a second layer too (the adapter would change only one of them).
+    Raises MethodError where a wanted module is absent, is no linear layer or belongs to the head, or where a layer's
+    weight serves a second layer too (the adapter would change only one of them).
     """
     linear = linear_layers(model)
     free = {name: layer for name, layer in linear.items() if f"{name}.weight" not in head}
@@ -48,13 +48,11 @@ def find_targets(
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Every layer an adapter can stand beside; attention's own `out_proj` is not called as a module, so it is left out."""
+    """Every layer an adapter can stand beside; `nn.MultiheadAttention` never calls its `out_proj`, so that is none."""
     return {
         name: module
         for name, module in model.named_modules()
-        if name
-        and isinstance(module, nn.Linear | Conv1D)
-        and not isinstance(module, NonDynamicallyQuantizableLinear)
+        if name and isinstance(module, nn.Linear | Conv1D) and not isinstance(module, NonDynamicallyQuantizableLinear)
     }
 
 
@@ -86,9 +84,7 @@ def _by_pattern(model: nn.Module, pattern: str, free: Mapping[str, nn.Module]) -
         try:
             chosen = {name for name in free if re.fullmatch(pattern, name)}
         except re.error as error:
-            raise ConfigError(
-                f"method.target_modules = {pattern!r} is not a regular expression: {error}"
-            ) from error
+            raise ConfigError(f"method.target_modules = {pattern!r} is not a regular expression: {error}") from error
     if not chosen:
         raise MethodError(
             f"method.target_modules = {pattern!r} matches no linear layer of {type(model).__name__}, "
@@ -107,9 +103,7 @@ def _by_ending(
         raise MethodError(
             f"method.target_modules names {ending!r}, which is in the head and trains in full: leave it out"
         )
-    other = next(
-        (type(module).__name__ for name, module in model.named_modules() if _ends(name, ending)), None
-    )
+    other = next((type(module).__name__ for name, module in model.named_modules() if _ends(name, ending)), None)
     fault = f"a {other}, not a linear layer, in" if other else "absent from"
     raise MethodError(
         f"method.target_modules names {ending!r}, which is {fault} {type(model).__name__}; linear layers there: {_examples(free)}"
@@ -121,10 +115,8 @@ def _ends(name: str, ending: str) -> bool:
 
 
 def _examples(layers: Mapping[str, nn.Module]) -> str:
-    """Up to eight endings that name linear layers: the last component, or the whole name where that is only a number."""
-    endings = dict.fromkeys(
-        name if name.rpartition(".")[2].isdigit() else name.rpartition(".")[2] for name in layers
-    )
+    """Up to eight endings that name linear layers: the last component, or the whole name where that is a number."""
+    endings = dict.fromkeys(name if name.rpartition(".")[2].isdigit() else name.rpartition(".")[2] for name in layers)
     shown: Sequence[str] = list(endings)[:8]
     return (", ".join(map(repr, shown)) or "none") + (", ..." if len(endings) > len(shown) else "")
 

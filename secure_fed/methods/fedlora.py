@@ -56,9 +56,7 @@ class FedLora:
     def layout(self, state: State, pass_name: str) -> Layout:
         return Layout.of(state.tensors)
 
-    def contribute(
-        self, pass_name: str, before: Tensors, after: Tensors, means: Mapping[str, Tensors]
-    ) -> Tensors:
+    def contribute(self, pass_name: str, before: Tensors, after: Tensors, means: Mapping[str, Tensors]) -> Tensors:
         return change(before, after)
 
     def apply(self, state: State, means: Mapping[str, Tensors]) -> State:

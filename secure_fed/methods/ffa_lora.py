@@ -43,15 +43,14 @@ def build(config: MethodConfig) -> FfaLora:
 
 def doubled(adapter: LoraAdapter) -> LoraAdapter:
     """Twice the rank at the same scale."""
-    return replace(
-        adapter, rank=2 * adapter.rank, alpha=adapter.alpha * (math.sqrt(2) if adapter.rslora else 2)
-    )
+    return replace(adapter, rank=2 * adapter.rank, alpha=adapter.alpha * (math.sqrt(2) if adapter.rslora else 2))
 
 
 def orthonormal(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
     """(r, n) with A A^T = I, uniform over such matrices."""
     q, r = torch.linalg.qr(torch.randn(shape[1], shape[0], dtype=torch.float64, generator=generator))
-    return (q * r.diagonal().sign()).T.float()
+    a: Tensor = (q * r.diagonal().sign()).T
+    return a.to(torch.float32, memory_format=torch.contiguous_format)
 
 
 def gaussian(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
@@ -71,9 +70,7 @@ class FfaLora:
 
     def __post_init__(self) -> None:
         if self.freeze_init not in FREEZE_INITS:
-            raise ConfigError(
-                f"method.freeze_init = {self.freeze_init!r} must be one of {', '.join(FREEZE_INITS)}"
-            )
+            raise ConfigError(f"method.freeze_init = {self.freeze_init!r} must be one of {', '.join(FREEZE_INITS)}")
 
     @property
     def card(self) -> Card:
@@ -90,9 +87,7 @@ class FfaLora:
     def layout(self, state: State, pass_name: str) -> Layout:
         return Layout.of(without_a(state.tensors))
 
-    def contribute(
-        self, pass_name: str, before: Tensors, after: Tensors, means: Mapping[str, Tensors]
-    ) -> Tensors:
+    def contribute(self, pass_name: str, before: Tensors, after: Tensors, means: Mapping[str, Tensors]) -> Tensors:
         return change(before, after)
 
     def apply(self, state: State, means: Mapping[str, Tensors]) -> State:

@@ -66,9 +66,7 @@ class FraLora:
     def layout(self, state: State, pass_name: str) -> Layout:
         return Layout.of(self._contribution(state.tensors, state.tensors))
 
-    def contribute(
-        self, pass_name: str, before: Tensors, after: Tensors, means: Mapping[str, Tensors]
-    ) -> Tensors:
+    def contribute(self, pass_name: str, before: Tensors, after: Tensors, means: Mapping[str, Tensors]) -> Tensors:
         return self._contribution(before, after)
 
     def apply(self, state: State, means: Mapping[str, Tensors]) -> State:
@@ -96,9 +94,7 @@ class FraLora:
         products = {}
         for pair in found:
             (a, b), (a_i, b_i) = ((side.tensor(pair.a), side.tensor(pair.b)) for side in (before, after))
-            products[delta(pair.module)] = LowRank(
-                torch.cat([b_i - b, b], 1) * scale, torch.cat([a_i, a_i - a], 0)
-            )
+            products[delta(pair.module)] = LowRank(torch.cat([b_i - b, b], 1) * scale, torch.cat([a_i, a_i - a], 0))
         return change(before, after.without(factors)) | products
 
 

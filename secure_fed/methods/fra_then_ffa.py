@@ -73,9 +73,7 @@ class FraThenFfa:
             return self._fra.layout(state, pass_name)
         return Layout.of(without_a(state.tensors))
 
-    def contribute(
-        self, pass_name: str, before: Tensors, after: Tensors, means: Mapping[str, Tensors]
-    ) -> Tensors:
+    def contribute(self, pass_name: str, before: Tensors, after: Tensors, means: Mapping[str, Tensors]) -> Tensors:
         a_trained = bool(pairs(after))
         return self._fra.contribute(pass_name, before, after, means) if a_trained else change(before, after)
 

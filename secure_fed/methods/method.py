@@ -83,9 +83,7 @@ class Method(Protocol):
     def layout(self, state: State, pass_name: str) -> Layout:
         """The layout of that pass's contribution, known before any client trained."""
 
-    def contribute(
-        self, pass_name: str, before: Tensors, after: Tensors, means: Mapping[str, Tensors]
-    ) -> Tensors:
+    def contribute(self, pass_name: str, before: Tensors, after: Tensors, means: Mapping[str, Tensors]) -> Tensors:
         """A client's change in that pass.
 
         before: what the client started from (all of the state). after: the trainable tensors, trained. means: the means

@@ -41,9 +41,7 @@ def _accuracy(record: RunRecord) -> str:
     return figure(
         "Accuracy on the test examples",
         plots.lines("accuracy and macro-F1 by round", series, y_label="score", top=1),
-        " ".join(
-            (_course("Accuracy", series[0].points, percent), _course("Macro-F1", series[1].points, number))
-        ),
+        " ".join((_course("Accuracy", series[0].points, percent), _course("Macro-F1", series[1].points, number))),
     )
 
 

@@ -37,9 +37,7 @@ def rejected(record: RunRecord) -> str:
             "These updates held numbers that are not finite. The round went on with the other clients;"
             " nothing of these updates is in the model."
         ),
-        table(
-            ("round", "clients"), ((round_number, listed(names)) for round_number, names in record.rejected)
-        ),
+        table(("round", "clients"), ((round_number, listed(names)) for round_number, names in record.rejected)),
     )
 
 
@@ -67,9 +65,7 @@ def rounds(record: RunRecord) -> str:
 def configuration(record: RunRecord) -> str:
     """Every setting of the run, its classes, and the software that ran it."""
     settings = (
-        (f"{name}.{key}", _setting(value))
-        for name, keys in record.config.items()
-        for key, value in keys.items()
+        (f"{name}.{key}", _setting(value)) for name, keys in record.config.items() for key, value in keys.items()
     )
     labels = [str(label) for label in record.facts.get("label_names", ())]
     versions: Mapping[str, Any] = record.facts.get("versions", {})

@@ -36,10 +36,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table that scrolls sideways on a narrow screen; the first column names the row."""
     cells = "".join(f'<th scope="col">{text(name)}</th>' for name in head)
     body = "".join(f"<tr>{_row(row)}</tr>\n" for row in rows)
-    return (
-        f'<div class="scroll"><table>\n<thead><tr>{cells}</tr></thead>\n'
-        f"<tbody>\n{body}</tbody></table></div>\n"
-    )
+    return f'<div class="scroll"><table>\n<thead><tr>{cells}</tr></thead>\n<tbody>\n{body}</tbody></table></div>\n'
 
 
 def figure(title: str, html: str, caption: str) -> str:

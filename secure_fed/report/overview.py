@@ -66,13 +66,14 @@ def results(record: RunRecord) -> str:
         ("method", _method(record)),
         ("model", _model(record)),
         ("data", _data(record)),
-        ("task", str(result.get("task", MISSING))),
+        ("task", str(record.facts.get("task", MISSING))),
         ("clients", number(len(record.client_names))),
         ("clients a round", _cohort(record)),
         ("rounds", f"{number(len(record.rounds))} of {number(record.planned)}"),
         ("accuracy", percent(record.last("accuracy"))),
         ("macro-F1", number(record.last("macro_f1"))),
         ("test loss", number(record.last("loss"))),
+        *_own_metrics(record),
         ("trained numbers", number(result.get("trainable"))),
         ("privacy unit", str(record.setting("privacy", "unit", "none"))),
         ("sampling rate", rate(result.get("sampling_rate"))),
@@ -95,9 +96,11 @@ def _who_trained_what(record: RunRecord) -> str:
 
 
 def _how_good(record: RunRecord) -> str:
-    accuracy = record.last("accuracy")
+    accuracy, loss = record.last("accuracy"), record.last("loss")
+    if accuracy is None and loss is None:
+        return "The shared model has not been evaluated on test examples."
     if accuracy is None:
-        return "The shared model has not been evaluated yet."
+        return f"The loss of the shared model on the test examples is {number(loss)}."
     classes = counted(len(record.facts.get("label_names", ())), "class", "classes")
     return (
         f"The shared model finds the right one of {classes} for {percent(accuracy)} of the test examples"
@@ -119,6 +122,12 @@ def _how_long(record: RunRecord) -> str:
     updates = f" The server left out {counted(left_out, 'update')} that held numbers that are not finite."
     took = "It took" if record.result else "So far it took"
     return f"{took} {duration(_seconds(record))}.{updates if left_out else ''}"
+
+
+def _own_metrics(record: RunRecord) -> list[tuple[str, str]]:
+    """What else the task or the user measured, where it is one number."""
+    measured = (record.result or {}).get("metrics") or {}
+    return [(str(name), number(value)) for name, value in measured.items() if isinstance(value, int | float)]
 
 
 def _guarantee(record: RunRecord) -> tuple[tuple[str, str], ...]:
@@ -144,7 +153,7 @@ def _method(record: RunRecord) -> str:
 
 
 def _model(record: RunRecord) -> str:
-    return str(record.setting("model", "name", MISSING))
+    return str((record.result or {}).get("model") or record.setting("model", "name", MISSING))
 
 
 def _data(record: RunRecord) -> str:

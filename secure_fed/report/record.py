@@ -58,9 +58,7 @@ class RunRecord:
     @property
     def rejected(self) -> tuple[tuple[int, tuple[str, ...]], ...]:
         """`(round, clients whose update was left out)` for every round that left some out."""
-        return tuple(
-            (row["round"], tuple(map(str, row["rejected"]))) for row in self.rounds if row.get("rejected")
-        )
+        return tuple((row["round"], tuple(map(str, row["rejected"]))) for row in self.rounds if row.get("rejected"))
 
     @property
     def planned(self) -> int:
@@ -77,9 +75,7 @@ class RunRecord:
 def read(run_dir: Path) -> RunRecord:
     """The record of `run_dir`; a result older than the configured number of rounds counts as none."""
     if not run_dir.is_dir():
-        raise RunDirectoryError(
-            f"there is no run directory at {run_dir}: name the folder given to `train --out`"
-        )
+        raise RunDirectoryError(f"there is no run directory at {run_dir}: name the folder given to `train --out`")
     config = _required(run_dir, "config.json")
     rounds = _rounds(run_dir / "metrics.jsonl")
     result = _object(run_dir / "result.json")
@@ -107,9 +103,7 @@ def _rounds(path: Path) -> tuple[Mapping[str, Any], ...]:
     for line_number, line in enumerate(complete, start=1):
         row = _parsed(line, f"{path}, line {line_number}")
         if not isinstance(row.get("round"), int):
-            raise RunDirectoryError(
-                f"{path}, line {line_number} has no round number: the run directory is damaged"
-            )
+            raise RunDirectoryError(f"{path}, line {line_number} has no round number: the run directory is damaged")
         rows[row["round"]] = row
     return tuple(rows[number] for number in sorted(rows))
 

@@ -60,6 +60,7 @@ def result_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "accuracy": rows[-1].get("accuracy"),
         "macro_f1": rows[-1].get("macro_f1"),
         "loss": rows[-1].get("loss"),
+        "metrics": {"clients_accuracy": rows[-1].get("clients_accuracy"), "top_2": 0.953} if rows else {},
         "unit": "none",
         "epsilon": None,
         "epsilon_participants": None,
@@ -94,6 +95,7 @@ def run_folder(tmp_path: Path) -> RunFolder:
         run: dict[str, Any] = {
             "config": config_of(planned or rounds),
             "run": {
+                "task": "classification",
                 "label_names": list(LABELS),
                 "clients": list(CLIENTS),
                 "partition": {"jensen_shannon": 0.1834, "sizes": list(SIZES)},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import re
@@ -12,12 +11,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from secure_fed import report
 from secure_fed.errors import RunDirectoryError
-from secure_fed.report import page, plots, words
+from secure_fed.report import page, plots
 from secure_fed.report.plots import Series
 from secure_fed.report.record import read
 
@@ -25,7 +23,6 @@ RunFolder = Callable[..., Path]
 Run = dict[str, Any]
 
 HOSTILE = '<script>alert("&")</script>'
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Outline(HTMLParser):
@@ -119,6 +116,7 @@ def test_every_section_of_a_full_run_is_there_with_its_plots(run_folder: RunFold
     assert "Jensen-Shannon divergence between clients: 0.183" in outline.text
     assert "from 60 to 1,900 each, 525 in the middle" in outline.text
     assert "method.target_modules" in outline.text
+    assert "top_2 0.953" in outline.text
     assert "2.13.0" in outline.text
 
 
@@ -173,12 +171,13 @@ def test_names_from_outside_are_text_never_markup(run_folder: RunFolder) -> None
         run["run"]["label_names"][1] = HOSTILE
         run["run"]["versions"][HOSTILE] = HOSTILE
         run["rows"][2]["rejected"] = [HOSTILE]
-        run["config"]["model"]["name"] = HOSTILE
+        run["config"]["model"]["name"] = run["result"]["model"] = HOSTILE
+        run["result"]["metrics"][HOSTILE] = 0.5
         run["config"]["data"]["train"] = [HOSTILE, '"><img src=x onerror=alert(1)>']
         run["config"]["method"][HOSTILE] = {HOSTILE: "$x^2$ $\\frac$"}
         run["config"][HOSTILE] = {"key": HOSTILE}
         run["result"]["data"] = ""
-        run["result"]["task"] = run["result"]["privacy_statement"] = HOSTILE
+        run["run"]["task"] = run["result"]["privacy_statement"] = HOSTILE
 
     outline = written(run_folder(edit=hostile))
     assert {"script", "img"}.isdisjoint(outline.tags)
@@ -210,7 +209,7 @@ def test_a_run_before_its_first_round(run_folder: RunFolder) -> None:
     (folder / "metrics.jsonl").unlink()
     outline = written(folder)
     assert "Not finished: 0 of 5 rounds done" in outline.text
-    assert "has not been evaluated yet" in outline.text
+    assert "has not been evaluated on test examples" in outline.text
     assert outline.tags.count("svg") == 2  # of the clients; nothing to draw over rounds
 
 
@@ -251,7 +250,16 @@ def test_what_was_never_measured_has_no_plot(run_folder: RunFolder) -> None:
     outline = written(run_folder(edit=bare))
     assert outline.tags.count("svg") == 2  # bytes only
     assert "Learning" not in outline.text
-    assert "has not been evaluated yet" in outline.text
+    assert "has not been evaluated on test examples" in outline.text
+
+
+def test_a_model_without_accuracy_is_told_by_its_loss(run_folder: RunFolder) -> None:
+    def no_accuracy(run: Run) -> None:
+        for row in [*run["rows"], run["result"]]:
+            row["accuracy"] = row["macro_f1"] = None
+
+    text = written(run_folder(edit=no_accuracy)).text
+    assert "The loss of the shared model on the test examples is 0.562." in text
 
 
 def test_values_that_are_not_finite_are_named_and_leave_a_gap(run_folder: RunFolder) -> None:
@@ -320,11 +328,10 @@ def test_no_run_directory_at_all(tmp_path: Path) -> None:
         report.write(tmp_path / "nowhere")
 
 
-def test_a_full_disk_leaves_the_old_report(
-    run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_the_old_report(run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = run_folder()
     (folder / "report.html").write_text("old", encoding="utf-8")
+
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -334,93 +341,12 @@ def test_a_full_disk_leaves_the_old_report(
     assert (folder / "report.html").read_text(encoding="utf-8") == "old"
 
 
-@pytest.mark.parametrize(
-    ("say", "value", "said"),
-    [
-        (words.number, None, "–"),
-        (words.number, math.nan, "not finite"),
-        (words.number, 0.8714, "0.871"),
-        (words.number, 12_345, "12,345"),
-        (words.percent, 0.8714, "87.1 %"),
-        (words.percent, None, "–"),
-        (words.rate, 0.0003, "0.0003"),
-        (words.rate, math.inf, "not finite"),
-        (words.size, 0, "0 bytes"),
-        (words.size, 999, "999 bytes"),
-        (words.size, 1000, "1.00 kB"),
-        (words.size, 999_999, "1.00 MB"),
-        (words.size, 9_996, "10.0 kB"),
-        (words.size, 14_814_804, "14.8 MB"),
-        (words.size, 123_456_789, "123 MB"),
-        (words.size, 5e18, "5,000 PB"),
-        (words.size, None, "–"),
-        (words.duration, 0.04, "0.0 s"),
-        (words.duration, 9.96, "10 s"),
-        (words.duration, 59.7, "1 min 0 s"),
-        (words.duration, 135, "2 min 15 s"),
-        (words.duration, 3600 * 30 + 60, "30 h 1 min"),
-        (words.duration, None, "–"),
-    ],
-)
-def test_numbers_read_well(say: Callable[[float | None], str], value: float | None, said: str) -> None:
-    assert say(value) == said
+def test_a_thousand_clients_are_one_outline(run_folder: RunFolder) -> None:
+    def many(run: Run) -> None:
+        run["run"]["clients"] = [f"client {number}" for number in range(1000)]
+        run["run"]["partition"]["sizes"] = [1 + number % 37 for number in range(1000)]
 
-
-def schema() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((ROOT / "docs" / "result.schema.json").read_text(encoding="utf-8"))
-    return found
-
-
-def result_in(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    return found
-
-
-def test_the_schema_is_one_and_describes_every_key() -> None:
-    jsonschema.Draft202012Validator.check_schema(schema())
-    assert all(described["description"] for described in schema()["properties"].values())
-
-
-def test_the_schema_accepts_a_result(run_folder: RunFolder) -> None:
-    jsonschema.validate(result_in(run_folder()), schema(), cls=jsonschema.Draft202012Validator)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("surprise", 1),
-        ("schema", 2),
-        ("accuracy", 1.1),
-        ("accuracy", "0.9"),
-        ("epsilon", "none"),
-        ("epsilon", 1.0),  # without a privacy unit
-        ("delta", 1e-5),
-        ("unit", "nobody"),
-        ("rounds", 0),
-        ("sampling_rate", 0),
-        ("bytes_up", 1.5),
-        ("label_names", "asthma"),
-    ],
-)
-def test_the_schema_refuses_a_wrong_value(run_folder: RunFolder, key: str, value: object) -> None:
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({**result_in(run_folder()), key: value}, schema())
-
-
-def test_the_schema_accepts_a_private_result(run_folder: RunFolder) -> None:
-    private = {
-        "unit": "client",
-        "epsilon": 3.2,
-        "epsilon_participants": 4.1,
-        "delta": 1e-5,
-        "noise_multiplier": 1.1,
-    }
-    jsonschema.validate({**result_in(run_folder()), **private}, schema())
-
-
-def test_the_schema_asks_for_every_key(run_folder: RunFolder) -> None:
-    result = result_in(run_folder())
-    for key in result:
-        shorter = {name: value for name, value in result.items() if name != key}
-        with pytest.raises(jsonschema.ValidationError, match=key):
-            jsonschema.validate(shorter, schema())
+    text = written(run_folder(edit=many)).text
+    assert "1,000 clients hold 18,982 training examples: from 1 to 37 each" in text
+    drawing = plots.bars("sizes", range(1000), x_label="client", y_label="examples")
+    assert drawing.count("<path") < 20

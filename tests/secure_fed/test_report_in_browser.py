@@ -37,6 +37,7 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
     "--disable-dev-shm-usage",
+    "--hide-scrollbars",  # a picture has none, and the page must lie in the picture as it was measured
     "--remote-debugging-pipe",
 )
 HUNG = 120  # seconds without an answer after which the browser counts as dead: a stop, not a measurement
@@ -101,9 +102,7 @@ class Browser:
     def requests(self) -> list[str]:
         """The address of everything that the page asked for, itself included."""
         return [
-            event["params"]["request"]["url"]
-            for event in self.events
-            if event["method"] == "Network.requestWillBeSent"
+            event["params"]["request"]["url"] for event in self.events if event["method"] == "Network.requestWillBeSent"
         ]
 
     def complaints(self) -> list[str]:
@@ -135,7 +134,7 @@ class Browser:
 
 @contextmanager
 def running_browser(folder: Path) -> Iterator[Browser]:
-    """A fresh Chromium with its profile in `folder`, which reads commands from descriptor 3 and answers on 4."""
+    """A fresh Chromium with its profile in `folder`; it reads commands from descriptor 3, answers on 4."""
     theirs_in, commands = os.pipe()
     answers, theirs_out = os.pipe()
     # Clear of 3 and 4, so that neither is overwritten before it is copied to its place.
@@ -203,9 +202,7 @@ def assert_drawn(browser: Browser, drawing: dict[str, Any]) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1200, 380])
 @pytest.mark.parametrize("rounds", [1, 12])
-def test_every_plot_is_visible(
-    browser: Browser, run_folder: RunFolder, width: int, scheme: str, rounds: int
-) -> None:
+def test_every_plot_is_visible(browser: Browser, run_folder: RunFolder, width: int, scheme: str, rounds: int) -> None:
     browser.screen(width=width, scheme=scheme)
     browser.open(report.write(run_folder(rounds)).as_uri())
     drawings = browser.evaluate(BOXES)
