@@ -187,7 +187,7 @@ def _export(chosen: argparse.Namespace) -> None:
 
 def _predict(chosen: argparse.Namespace) -> None:
     from secure_fed import trained
-    from secure_fed.data.sources import read_texts
+    from secure_fed.data.texts import lines, read_texts
 
     run = trained.load(chosen.run_dir)
     if chosen.file is not None:
@@ -195,7 +195,7 @@ def _predict(chosen: argparse.Namespace) -> None:
     elif run.config.data.text_b:
         raise ConfigError("this run labels pairs of texts, which lines of standard input cannot give; name a FILE")
     else:
-        texts, pairs = [line.rstrip("\n") for line in sys.stdin], None
+        texts, pairs = lines(sys.stdin, "standard input"), None
     for prediction in run.predict(texts, pairs):
         print(json.dumps(prediction))
 

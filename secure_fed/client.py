@@ -44,10 +44,14 @@ class Client:
         self.index = index
         self.name = name
         self.examples = examples
-        self.personal = bench.initial.select(bench.personal)
         self._bench = bench
         self._before = self._after = Tensors()
         self._loss = float("nan")
+        self.remember(None)
+
+    def remember(self, personal: Tensors | None) -> None:
+        """Go on with these personal tensors, or with those of the initial state."""
+        self.personal = self._bench.initial.select(self._bench.personal) if personal is None else personal
 
     def handle(self, request: Request) -> Reply:
         """Answer one linear pass; the first of a round trains, the later ones contribute from what it trained."""
@@ -59,6 +63,8 @@ class Client:
             raise LayoutMismatch(
                 f"client {self.name} and the server disagree on what pass {request.pass_name!r} carries"
             )
+        if request.pass_name == request.plan.passes[-1]:
+            self._before = self._after = Tensors()
         factor = bench.mechanism.scale(contribution.norm())
         weight = float(len(self.examples)) if bench.by_examples else 1.0
         return Reply(self.index, contribution if factor == 1.0 else contribution * factor, weight, self._loss)
@@ -76,7 +82,9 @@ class Client:
             request.lr,
             np.random.default_rng([bench.seed, request.round, self.index]),
         )
-        self.personal = trained.after.select(bench.personal)
+        kept = trained.after.select(name for name in bench.personal if name in trained.after)
+        if kept.is_finite():  # what diverged is not taken into the next round
+            self.personal = self.personal | kept
         self._after = trained.after.without(bench.personal)
         self._loss = trained.loss
 

@@ -15,16 +15,22 @@ def crash_point(name: str) -> None:
 
 
 def atomic_write(path: Path, data: bytes | str) -> None:
-    """Replace the file by `data` in one step that survives a power cut."""
+    """Replace the file by `data` in one step that survives a power cut; a refused write leaves nothing beside it."""
     content = data.encode() if isinstance(data, str) else data
     part = path.with_name(path.name + ".part")
     with plainly(path):
-        with part.open("wb") as file:
-            file.write(content)
-            crash_point(f"{path.name}:written")
-            _sync(file.fileno())
-        crash_point(f"{path.name}:synced")
-        os.replace(part, path)
+        try:
+            with part.open("wb") as file:
+                file.write(content)
+                crash_point(f"{path.name}:written")
+                file.flush()
+                os.fsync(file.fileno())
+            crash_point(f"{path.name}:synced")
+            os.replace(part, path)
+        except OSError:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+            raise
         _sync_folder(path.parent)
     crash_point(f"{path.name}:replaced")
 
@@ -38,7 +44,7 @@ def append_line(path: Path, line: str) -> None:
         crash_point(f"{path.name}:torn")
         file.write(content[len(content) // 2 :])
         file.flush()
-        _sync(file.fileno())
+        os.fsync(file.fileno())
     crash_point(f"{path.name}:appended")
 
 
@@ -51,10 +57,6 @@ def plainly(path: Path) -> Iterator[None]:
         raise RunDirectoryError(
             f"{path} cannot be written: {error.strerror or error}; free it or choose another --out"
         ) from error
-
-
-def _sync(descriptor: int) -> None:
-    os.fsync(descriptor)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -1,11 +1,12 @@
 """One round, from top to bottom, and the loop that runs rounds.
 
 The order is the contract: plan, draw, then for every linear pass ask the cohort, sum, release; then apply, evaluate, save,
-tell. Nothing of a round is visible outside before its state is saved.
+tell. Nobody is told of a round before its state is saved.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -76,4 +77,11 @@ def run(
         state, record = run_round(state, server, transport, schedule.lr(state.round))
         if schedule.evaluates(state.round):
             record |= evaluate(state)
-        yield state, record | {"seconds": time.perf_counter() - started}
+        yield state, _plain(record | {"seconds": time.perf_counter() - started})
+
+
+def _plain(value: Any) -> Any:
+    """The same with None for every number that JSON does not know: NaN and the infinities."""
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from secure_fed.data.encode import batches
+from secure_fed.errors import ConfigError
 from secure_fed.training import Batch, Collate, to_device
 
 Metrics = Callable[[nn.Module, Iterable[Batch]], dict[str, float]]
@@ -29,8 +30,12 @@ def evaluate(
     return metrics(model, on_device())
 
 
-def across_clients(values: Sequence[float]) -> dict[str, float]:
-    """The mean over clients, and the mean over the tenth of them that is served worst (at least one)."""
-    ordered = np.sort(np.asarray(values))
+def across_clients(metrics: Sequence[Mapping[str, float]], name: str) -> dict[str, float]:
+    """A metric's mean over clients, and its mean over the tenth of them that is served worst (at least one)."""
+    if not all(name in own for own in metrics):
+        raise ConfigError(
+            f"evaluation.per_client compares clients by {name!r}, which metrics does not give; let it, or leave the setting out"
+        )
+    ordered = np.sort([own[name] for own in metrics])
     worst = ordered[: max(1, len(ordered) // 10)]
     return {"mean": float(ordered.mean()), "worst_decile": float(worst.mean())}

@@ -95,7 +95,8 @@ class Federation:
         with ExitStack() as stack:
             store = stack.enter_context(closing(RunStore(run_dir))) if run_dir else None
             state, records = self._start(store)
-            for state, record in engine.run(state, self.server, self.transport, self._schedule(), self._evaluate):
+            rounds = engine.run(state, self.server, self.transport, self._schedule(), self._evaluate)
+            for state, record in rounds:
                 records.append(record)
                 if store:
                     store.save(state, {client.index: client.personal for client in self.clients}, record)
@@ -111,7 +112,9 @@ class Federation:
         return self.objective.load(state.tensors)
 
     def _start(self, store: RunStore | None) -> tuple[State, list[Record]]:
-        """Where to begin: at the checkpoint, or at the beginning."""
+        """Where to begin: at the checkpoint, or at the beginning, whatever this federation ran before."""
+        for client in self.clients:
+            client.remember(None)
         if store is None:
             return self.initial, []
         store.begin(self.config, {**self.parts.facts, "versions": outcome.versions()})
@@ -123,7 +126,7 @@ class Federation:
                 f"{store.path} holds the state of another model; resume with the model it was begun with"
             )
         for client in self.clients:
-            client.personal = checkpoint.personal.get(client.index, client.personal)
+            client.remember(checkpoint.personal.get(client.index))
         return checkpoint.state, records
 
     def _clients(self, initial: Tensors, personal: tuple[str, ...]) -> list[Client]:
@@ -169,7 +172,7 @@ class Federation:
         record: Record = dict(measure(state.tensors, parts.test))
         if settings.per_client:
             own = [measure(state.tensors | client.personal, client.examples) for client in self.clients]
-            record["clients_accuracy"] = across_clients([metrics["accuracy"] for metrics in own])
+            record["clients_accuracy"] = across_clients(own, "accuracy")
         return record
 
     def _tell(self, event: str, *news: Any) -> None:

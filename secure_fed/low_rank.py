@@ -101,4 +101,5 @@ def _complement(rows: Tensor, count: int) -> Tensor:
     k, n = rows.shape
     fixed = torch.randn(n, count, dtype=rows.dtype, generator=torch.Generator().manual_seed(0))
     q, _ = torch.linalg.qr(torch.cat([rows.T, fixed], 1))
-    return (q * _signs(q)).T[k:]
+    added: Tensor = (q * _signs(q)).T[k:]
+    return added

@@ -1,6 +1,6 @@
 """The run directory: what a run writes, and how it goes on after being killed at any instant.
 
-    config.json              the configuration, resolved
+    config.json              the configuration, resolved; written first, so a directory with one holds a run
     run.json                 facts fixed at the start: labels, clients, partition, versions
     metrics.jsonl            a line for every finished round
     checkpoint.safetensors   the state after the last finished round, replaced in one step
@@ -30,6 +30,8 @@ from secure_fed.tensors import Tensors
 
 CONFIG, FACTS, METRICS, RESULT = "config.json", "run.json", "metrics.jsonl", "result.json"
 CHECKPOINT = "checkpoint.safetensors"
+LOCK = ".lock"
+_LEFTOVERS = (LOCK, CONFIG + ".part")
 
 
 @dataclass(frozen=True)
@@ -47,30 +49,35 @@ class RunStore:
         self.path = path
         with plainly(path):
             path.mkdir(parents=True, exist_ok=True)
-        self._lock = filelock.FileLock(path / ".lock")
-        try:
-            with plainly(path):
+        self._lock = filelock.FileLock(path / LOCK)
+        with plainly(path):
+            try:
                 self._lock.acquire(timeout=0)
-        except filelock.Timeout as error:
-            raise RunDirectoryError(
-                f"{path} is in use by another process; wait for it or choose another --out"
-            ) from error
+            except filelock.Timeout as error:  # an OSError too, but not one about writing
+                raise RunDirectoryError(
+                    f"{path} is in use by another process; wait for it or choose another --out"
+                ) from error
 
     def close(self) -> None:
         self._lock.release()
 
     def begin(self, config: RunConfig, facts: Mapping[str, Any]) -> None:
-        """Start a new run here, or check that this is the directory of the same run."""
-        held = self.config()
+        """Start a new run here, or check that this is the directory of the same run on the same data.
+
+        A start that was killed on its way is gone on with.
+        """
+        held = read_config(self.path) if (self.path / CONFIG).exists() else None
+        described = (self.path / FACTS).exists()
         if held is None:
-            atomic_write(self.path / FACTS, _pretty(facts))
+            require_unused(self.path)
         else:
             _require_same(self.path, config, held)
-        atomic_write(self.path / CONFIG, _pretty(config.to_dict()))
-
-    def config(self) -> RunConfig | None:
-        """The configuration this directory was written with, if it holds a run."""
-        return read_config(self.path) if (self.path / CONFIG).exists() else None
+        if described:
+            _require_same_data(self.path, facts)
+        if config != held:
+            atomic_write(self.path / CONFIG, _pretty(config.to_dict()))
+        if not described:
+            atomic_write(self.path / FACTS, _pretty(facts))
 
     def save(self, state: State, personal: Mapping[int, Tensors], record: Mapping[str, Any]) -> None:
         """Make a finished round durable."""
@@ -85,7 +92,13 @@ class RunStore:
     def restore(self) -> tuple[Checkpoint | None, list[dict[str, Any]]]:
         """The last finished round and the records up to it; later or torn lines of the metrics are dropped."""
         checkpoint = read_checkpoint(self.path)
-        records = read_records(self.path, checkpoint.state.round if checkpoint else 0)
+        finished = checkpoint.state.round if checkpoint else 0
+        records = read_records(self.path, finished)
+        if len(records) != finished:
+            raise RunDirectoryError(
+                f"{self.path / METRICS} is damaged: it tells of {len(records)} of the {finished} finished rounds; "
+                "start again in another --out"
+            )
         if (self.path / METRICS).exists():
             atomic_write(self.path / METRICS, "".join(json.dumps(record) + "\n" for record in records))
         return checkpoint, records
@@ -115,15 +128,18 @@ def read_checkpoint(path: Path) -> Checkpoint | None:
             finished = int(opened.metadata()["round"])
             for name in opened.keys():  # noqa: SIM118 - not a mapping
                 group, _, rest = name.partition("/")
+                # A copy: the file may be replaced while we hold it, and kernels may sum in an order that depends on
+                # how a tensor lies in memory, which must be as in a run that was never stopped.
+                tensor = opened.get_tensor(name).clone()
                 if group == "client":
                     client, _, rest = rest.partition("/")
-                    personal.setdefault(int(client), {})[rest] = opened.get_tensor(name)
+                    personal.setdefault(int(client), {})[rest] = tensor
                 else:
-                    groups[group][rest] = opened.get_tensor(name)
-    except (safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
+                    groups[group][rest] = tensor
+        state = State(Tensors.from_parts(groups["state"]), finished, Tensors.from_parts(groups["memory"]))
+        return Checkpoint(state, {client: Tensors.from_parts(parts) for client, parts in personal.items()})
+    except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise RunDirectoryError(f"{file} is damaged ({error}); start again in another --out") from error
-    state = State(Tensors.from_parts(groups["state"]), finished, Tensors.from_parts(groups["memory"]))
-    return Checkpoint(state, {client: Tensors.from_parts(parts) for client, parts in personal.items()})
 
 
 def read_records(path: Path, upto: int | None = None) -> list[dict[str, Any]]:
@@ -135,9 +151,10 @@ def read_records(path: Path, upto: int | None = None) -> list[dict[str, Any]]:
     for line in file.read_bytes().splitlines():
         try:
             record = json.loads(line)
-        except ValueError:
+            number = record["round"]
+        except (ValueError, TypeError, KeyError):
             break
-        if record["round"] == len(records) + 1 and (upto is None or record["round"] <= upto):
+        if number == len(records) + 1 and (upto is None or number <= upto):
             records.append(record)
     return records
 
@@ -154,12 +171,22 @@ def _require_same(path: Path, config: RunConfig, held: RunConfig) -> None:
         raise RunDirectoryError(f"{path} was written by another configuration: {'; '.join(differences)}")
 
 
+def _require_same_data(path: Path, facts: Mapping[str, Any]) -> None:
+    held = read_facts(path)
+    for name, value in facts.items():
+        if name != "versions" and json.dumps(value) != json.dumps(held.get(name)):
+            raise RunDirectoryError(
+                f"{path} was begun with other data: {name} in {FACTS} differs; resume with what it was begun with"
+            )
+
+
 def require_unused(path: Path) -> None:
-    """Refuse a directory that holds a run or anything else."""
+    """Refuse a directory that holds a run, or anything but what a start killed on its way leaves."""
     if (path / CONFIG).exists():
         raise RunDirectoryError(f"{path} already holds a run; add --resume to go on with it or choose another --out")
-    if path.exists() and (not path.is_dir() or any(file.name != ".lock" for file in path.iterdir())):
-        raise RunDirectoryError(f"{path} is not an empty directory; choose another --out")
+    with plainly(path):
+        if path.exists() and (not path.is_dir() or any(file.name not in _LEFTOVERS for file in path.iterdir())):
+            raise RunDirectoryError(f"{path} is not an empty directory; choose another --out")
 
 
 def _read_json(path: Path, name: str) -> dict[str, Any]:
@@ -167,7 +194,8 @@ def _read_json(path: Path, name: str) -> dict[str, Any]:
         value: dict[str, Any] = json.loads((path / name).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise RunDirectoryError(
-            f"{path} holds no run: {name} is missing; give the --out of `secure-fed train`"
+            f"{path} holds no run: {name} is missing; give the --out of `secure-fed train`, "
+            "or, where that was stopped before it wrote anything, start it again without --resume"
         ) from error
     except (OSError, ValueError) as error:
         raise RunDirectoryError(f"{path / name} cannot be read: {error}") from error

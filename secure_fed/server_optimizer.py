@@ -6,7 +6,7 @@ The mean change D plays the part of a negative gradient, so the step is added:
     momentum   m <- b m + D                                      step = lr m
     adam       m <- b m + (1 - b) D,  v <- b2 v + (1 - b2) D^2   step = lr m / (sqrt(v) + tau)
 
-with b2 = .99 and tau = 1e-3 as in the paper's experiments. Momentum and Adam form low-rank members.
+with m = v = 0 at first, b2 = .99 and tau = 1e-3 as in the paper's experiments. Momentum and Adam form low-rank members.
 """
 
 from __future__ import annotations
@@ -45,17 +45,18 @@ class ServerOptimizer:
         for pass_name, mean in means.items():
             steps[pass_name] = {}
             for name in mean:
-                change, slot = mean.tensor(name), f"{pass_name}/{name}"
-                old = [
-                    memory.tensor(s) if s in memory else torch.zeros_like(change) for s in (f"m/{slot}", f"v/{slot}")
-                ]
-                steps[pass_name][name], kept[f"m/{slot}"], kept[f"v/{slot}"] = self._advance(change, *old)
+                slots = {moment: f"{moment}/{pass_name}/{name}" for moment in ("m", "v")}
+                old = {moment: memory.tensor(slot) for moment, slot in slots.items() if slot in memory}
+                steps[pass_name][name], new = self._advance(mean.tensor(name), old)
+                kept |= {slots[moment]: value for moment, value in new.items()}
         return {name: Tensors(step) for name, step in steps.items()}, Tensors(kept)
 
-    def _advance(self, change: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _advance(self, change: Tensor, old: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """One tensor's step and its new moments."""
+        m = self.beta * old.get("m", torch.zeros_like(change))
         if self.kind == "momentum":
-            m = self.beta * m + change
-            return self.lr * m, m, v
-        m = self.beta * m + (1 - self.beta) * change
-        v = _BETA2 * v + (1 - _BETA2) * change.square()
-        return self.lr * m / (v.sqrt() + _TAU), m, v
+            m = m + change
+            return self.lr * m, {"m": m}
+        m = m + (1 - self.beta) * change
+        v = _BETA2 * old.get("v", torch.zeros_like(change)) + (1 - _BETA2) * change.square()
+        return self.lr * m / (v.sqrt() + _TAU), {"m": m, "v": v}

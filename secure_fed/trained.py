@@ -23,6 +23,7 @@ from secure_fed.outcome import NO_PRIVACY
 from secure_fed.parts import head_of
 from secure_fed.run_store import read_checkpoint, read_config, read_facts, read_records
 from secure_fed.tasks import classification
+from secure_fed.tensors import Layout
 from secure_fed.training import Objective, to_device
 
 
@@ -78,7 +79,7 @@ class Trained:
 
 def load(run_dir: Path) -> Trained:
     """The run in this directory, after its last finished round."""
-    config, facts = read_config(run_dir), read_facts(run_dir)
+    facts, config = read_facts(run_dir), read_config(run_dir)
     labels = tuple(facts["label_names"])
     if not labels:
         raise RunDirectoryError(
@@ -93,7 +94,11 @@ def load(run_dir: Path) -> Trained:
     loaded = load_classifier(config.model, labels, seed)
     head = head_of(loaded.model, loaded.head, config.method.modules_to_save)
     method = build(config.method)
-    method.prepare(loaded.model, head, seed)
+    initial = method.prepare(loaded.model, head, seed)
+    if Layout.of(checkpoint.state.tensors) != Layout.of(initial):
+        raise RunDirectoryError(
+            f"{run_dir} holds the state of another model than {config.model.name!r} is now; restore the one it was trained on"
+        )
     objective = Objective(loaded.model, classification.loss, next(loaded.model.parameters()).device)
     objective.load(checkpoint.state.tensors)
     measured = [record["accuracy"] for record in read_records(run_dir, checkpoint.state.round) if "accuracy" in record]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from secure_fed.config import TrainingConfig
+from secure_fed.data.encode import Batch as BatchOfItems
 from secure_fed.data.encode import batches
+from secure_fed.errors import ConfigError, ModelError
 from secure_fed.tensors import Tensors
 
 Batch = Any
@@ -31,6 +34,12 @@ class Objective(nn.Module):
 
     def __init__(self, model: nn.Module, loss: Loss, device: torch.device) -> None:
         super().__init__()
+        _refuse_running_statistics(model)
+        if isinstance(loss, nn.modules.loss._Loss):
+            raise ConfigError(
+                f"loss is {type(loss).__name__}, which takes predictions and targets; "
+                "give a function loss(model, batch) that returns the loss of each example, shape (B,)"
+            )
         self.model = model
         self.loss = loss
         self.device = device
@@ -40,10 +49,6 @@ class Objective(nn.Module):
         """(B,) losses of a batch already on the device, differentiable in `tensors`."""
         named = {f"model.{name}": tensor.to(self._dtypes[name]) for name, tensor in tensors.items()}
         losses: Tensor = functional_call(self, named, (batch,))
-        if losses.ndim != 1:
-            raise ValueError(
-                f"the loss must give one number per example, shape (B,), and gave shape {tuple(losses.shape)}"
-            )
         return losses
 
     def forward(self, batch: Batch) -> Tensor:
@@ -56,6 +61,18 @@ class Objective(nn.Module):
             for name in tensors:
                 parameters[name].copy_(tensors.tensor(name))
         return self.model
+
+
+def _refuse_running_statistics(model: nn.Module) -> None:
+    """An example's loss is its own affair, and training moves parameters alone; a layer with running statistics breaks both."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase) and (
+            module.track_running_stats or isinstance(module, nn.modules.batchnorm._BatchNorm)
+        ):
+            raise ModelError(
+                f"layer {name} of the model is {type(module).__name__}, which couples the examples of a batch and keeps "
+                "statistics that neither travel nor are saved; give a model with GroupNorm or LayerNorm there"
+            )
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
@@ -92,7 +109,7 @@ def train(
     With FedProx the local objective is F(w) + mu/2 ||w - w_before||^2. The result depends on the arguments alone: the
     order of examples and the model's dropout both come from `rng`.
     """
-    start = {name: before.tensor(name).to(objective.device) for name in before}
+    start = {name: before.tensor(name).to(objective.device).contiguous() for name in before}
     moving = {name: start[name].detach().clone().requires_grad_() for name in trainable}
     held = {name: tensor for name, tensor in start.items() if name not in moving}
     optimizer = _optimizer(list(moving.values()), settings, lr)
@@ -101,9 +118,11 @@ def train(
     with _seeded(objective.device, rng):
         for batch in _local_batches(examples, collate, settings, rng):
             optimizer.zero_grad()
-            loss = objective.losses(held | moving, to_device(batch, objective.device))
+            inputs = to_device(batch.inputs, objective.device)
+            loss = objective.losses(held | moving, inputs)
+            _require_one_each(loss, len(batch.indices))
             losses.append(loss.detach())
-            (loss.mean() + _proximity(moving, start, settings.proximal)).backward()  # type: ignore[no-untyped-call]
+            (loss.mean() + _proximity(moving, start, settings.proximal)).backward()
             optimizer.step()
     mean_loss = float(torch.cat(losses).mean()) if losses else math.nan
     return Trained(Tensors((name, tensor.detach().cpu()) for name, tensor in moving.items()), mean_loss)
@@ -125,6 +144,14 @@ def _optimizer(parameters: list[Tensor], settings: TrainingConfig, lr: float) ->
     return torch.optim.AdamW(parameters, lr, weight_decay=settings.weight_decay)
 
 
+def _require_one_each(losses: Tensor, examples: int) -> None:
+    if losses.shape != (examples,):
+        raise ConfigError(
+            f"the loss must give one number for each of the {examples} examples of a batch, shape ({examples},), and gave "
+            f"shape {tuple(losses.shape)}; a loss of torch's does with reduction='none'"
+        )
+
+
 def _proximity(moving: Mapping[str, Tensor], start: Mapping[str, Tensor], mu: float) -> Tensor | float:
     if mu == 0:
         return 0.0
@@ -133,25 +160,23 @@ def _proximity(moving: Mapping[str, Tensor], start: Mapping[str, Tensor], mu: fl
 
 def _local_batches(
     examples: Sequence[Any], collate: Collate, settings: TrainingConfig, rng: np.random.Generator
-) -> Iterator[Batch]:
+) -> Iterator[BatchOfItems]:
     """`epochs` passes over the examples, or exactly `steps` batches of as many passes as that takes."""
-    if settings.steps is None:
-        for _ in range(settings.epochs):
-            for batch in batches(examples, settings.batch_size, collate, rng):
-                yield batch.inputs
-        return
-    done = 0
-    while done < settings.steps and len(examples):
-        for batch in batches(examples, settings.batch_size, collate, rng):
-            yield batch.inputs
-            done += 1
-            if done == settings.steps:
-                return
+    if not len(examples):
+        return iter(())
+    epochs = itertools.count() if settings.steps is not None else range(settings.epochs)
+    passes = (batches(examples, settings.batch_size, collate, rng) for _ in epochs)
+    return itertools.islice(itertools.chain.from_iterable(passes), settings.steps)
 
 
 @contextmanager
 def _seeded(device: torch.device, rng: np.random.Generator) -> Iterator[None]:
     """Dropout that depends on `rng` alone, and torch's global generator left as it was."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(int(rng.integers(2**63)))
+    seed = int(rng.integers(2**63))
+    on_gpu = device.type == "cuda"
+    with torch.random.fork_rng([device] if on_gpu else []):
+        torch.default_generator.manual_seed(seed)
+        if on_gpu:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
         yield

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,3 +22,58 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA GPU")
+
+
+@pytest.fixture(scope="session")
+def small_tokenizer() -> Any:
+    """Forty words, a number each, BERT's special tokens around them."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "calm", "wild", *(f"word{number}" for number in range(40))]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory, small_tokenizer: Any) -> Path:
+    """A folder with a BERT of one layer and 16 hidden units, as pre-training leaves it: without a classifier."""
+    import torch
+    from transformers import BertConfig, BertForMaskedLM
+
+    folder = tmp_path_factory.mktemp("small-model")
+    config = BertConfig(
+        vocab_size=len(small_tokenizer),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=128,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        BertForMaskedLM(config).save_pretrained(folder)
+    small_tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with train.jsonl (48 rows, columns text, label, site) and test.jsonl (16 rows): one word decides."""
+    folder = tmp_path_factory.mktemp("small-data")
+    for name, count in (("train", 48), ("test", 16)):
+        rows = [
+            {
+                "text": " ".join([f"word{(7 * row) % 40}", mood, f"word{(3 * row) % 40}"]),
+                "label": mood,
+                "site": f"site-{row % 6}",
+            }
+            for row, mood in ((row, ("calm", "wild")[row // 2 % 2]) for row in range(count))
+        ]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return folder

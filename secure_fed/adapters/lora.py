@@ -56,7 +56,7 @@ class LoraAdapter:
     alpha: float = 16.0
     rslora: bool = False
     dropout: float = 0.0
-    target_modules: tuple[str, ...] | str = ()
+    target_modules: tuple[str, ...] | str = ""
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -138,11 +138,11 @@ def pairs(names: Iterable[str]) -> list[Pair]:
 
 
 def _fill(model: nn.Module, found: Sequence[Pair], draw: Draw, generator: torch.Generator) -> None:
-    with torch.no_grad():
-        for pair in found:
-            a = model.get_parameter(pair.a)
-            a.copy_(draw((a.shape[0], a.shape[1]), generator))
-            model.get_parameter(pair.b).zero_()
+    """New values, in float32 also beside a base model in bfloat16, where PEFT has made bfloat16 ones."""
+    for pair in found:
+        a, b = model.get_parameter(pair.a), model.get_parameter(pair.b)
+        a.data = draw((a.shape[0], a.shape[1]), generator).to(a.device)
+        b.data = torch.zeros(b.shape, device=b.device)
 
 
 def read(model: nn.Module, names: Iterable[str]) -> Tensors:

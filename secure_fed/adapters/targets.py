@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence
 
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as PEFT_DEFAULTS
 from torch import nn
@@ -43,8 +43,9 @@ def find_targets(
         chosen = _by_pattern(model, wanted, free)
     else:
         chosen = {name for ending in wanted for name in _by_ending(model, ending, linear, free)}
-    _refuse_shared(model, chosen)
-    return {name: free[name] for name in sorted(chosen)}
+    targets = {name: free[name] for name in sorted(chosen)}
+    _refuse_shared(model, targets)
+    return targets
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
@@ -88,7 +89,7 @@ def _by_pattern(model: nn.Module, pattern: str, free: Mapping[str, nn.Module]) -
     if not chosen:
         raise MethodError(
             f"method.target_modules = {pattern!r} matches no linear layer of {type(model).__name__}, "
-            f"which has {_examples(free)}"
+            f"whose names end in {_examples(free)} (a single string is a pattern for whole names, a list gives endings)"
         )
     return chosen
 
@@ -106,7 +107,8 @@ def _by_ending(
     other = next((type(module).__name__ for name, module in model.named_modules() if _ends(name, ending)), None)
     fault = f"a {other}, not a linear layer, in" if other else "absent from"
     raise MethodError(
-        f"method.target_modules names {ending!r}, which is {fault} {type(model).__name__}; linear layers there: {_examples(free)}"
+        f"method.target_modules names {ending!r}, which is {fault} {type(model).__name__}; "
+        f"its linear layers are {_examples(free)}"
     )
 
 
@@ -121,13 +123,15 @@ def _examples(layers: Mapping[str, nn.Module]) -> str:
     return (", ".join(map(repr, shown)) or "none") + (", ..." if len(endings) > len(shown) else "")
 
 
-def _refuse_shared(model: nn.Module, chosen: Set[str]) -> None:
-    names_of: dict[int, list[str]] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, nn.Linear | Conv1D):
-            names_of.setdefault(id(module.weight), []).append(name)
-    for names in names_of.values():
-        if len(names) > 1 and not chosen.isdisjoint(names):
+def _refuse_shared(model: nn.Module, chosen: Mapping[str, nn.Module]) -> None:
+    places: dict[int, list[str]] = {}
+    for name, parent in model.named_modules():
+        for attribute, child in parent._modules.items():
+            if isinstance(child, nn.Linear | Conv1D):
+                places.setdefault(id(child.weight), []).append(f"{name}.{attribute}".removeprefix("."))
+    for layer in chosen.values():
+        names = places[id(layer.get_parameter("weight"))]
+        if len(names) > 1:
             raise MethodError(
                 f"{' and '.join(names[:2])} share one weight, which would be adapted twice or in part: "
                 "leave them out of method.target_modules"

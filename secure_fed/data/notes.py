@@ -1,12 +1,12 @@
 """`builtin/notes`: short clinical-style notes from 48 sites, made up here, in which word order decides.
 
-A note asks about one finding and says something of it and of one to three others:
+A note has an entry of this visit among one to three entries copied from older notes:
 
-    Re: rash. Cough was severe on admission and is mild now. Rash began after codeine was started.
+    Last year: cough was severe on admission and is mild. Today: rash began after codeine was started.
 
-The label is what the note says of the finding it asks about (here `drug_reaction`). Sentences of the other
-class of the same pair hold the same words ("codeine was started after rash began" is `drug_treatment`), and
-the other sentences speak of other findings in the same ways, so counting words tells little.
+The label is what this visit's entry says (here `drug_reaction`). The sentence of the other class of the same
+pair holds the same words ("codeine was started after rash began" is `drug_treatment`), and the older entries
+say the same kinds of things, so counting words tells little.
 
 Guarantees, for one `seed`:
 - the same call returns the same rows, and a smaller `count` returns the first rows of a larger one;
@@ -15,7 +15,7 @@ Guarantees, for one `seed`:
   scores about 1 - LABEL_NOISE on either; a share `IDENTIFIED` of the notes carries a name, a record number
   and a telephone number, and no record number is given twice in the two splits;
 - "public" (for pre-training) has no identifying string, and its `label` column is all zero: it says nothing.
-  Its notes carry an assessment that puts the conclusions in words, as published discharge letters do.
+  Its notes put conclusions in words, as published letters do: as the title, or behind every entry.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ __all__ = ["IDENTIFIED", "LABELS", "LABEL_NOISE", "SITE_NAMES", "generate"]
 
 LABEL_NOISE = 0.03
 IDENTIFIED = 0.02
-TITLED = 0.5  # share of public notes whose conclusion is the title
+TITLED = 0.5  # share of public notes with a title; the others conclude every entry
 SITE_NAMES = tuple(site.name for site in SITES)
 
 _STREAMS = {"public": 0, "train": 1, "test": 2}
-_OTHERS = {"public": (0, 0, 1, 2, 3), "train": (1, 2, 3), "test": (1, 2, 3)}  # findings besides the one asked about
+_OTHERS = {"public": (0, 0, 1, 2, 3), "train": (1, 2, 3), "test": (1, 2, 3)}  # older entries
 _DRAWS = 56  # uniform draws set aside for each note; no note needs more
 _CHUNK = 1024  # notes drawn at a time; fixed, so that a smaller count is a prefix of a larger one
 _RECORDS = 10_000_000
@@ -73,28 +73,22 @@ class _Draws:
 @dataclass(frozen=True, slots=True)
 class _Note:
     site: Site
-    label: int
-    statements: list[str]
-    problems: list[tuple[str, int]]  # every finding spoken of with its class; the one asked about comes first
+    entries: list[tuple[str, int]]  # (text, class); this visit's entry comes first
 
 
-def _sample(draws: _Draws, others: tuple[int, ...]) -> _Note:
+def _sample(draws: _Draws, older: tuple[int, ...]) -> _Note:
     site = SITES[draws.weighted(SHARE_ENDS)]
     label = draws.weighted(site.label_ends)
-    spoken = _distinct(draws, site.findings, 8)
-    families = _distinct(draws, (0, 1, 2, 3), 4)
-    families.remove(label // 2)
-    families = [label // 2, *families[: draws.choose(others)]]
-    statements, problems = [], []
-    for family in families:
-        side = label % 2 if not problems else draws.below(2)
-        finding, companion = spoken.pop(), spoken.pop()
-        sentence = draws.choose(site.families[family])[side]
-        statements.append(sentence.format(x=finding, y=companion, d=draws.choose(words.DRUGS)))
-        problems.append((finding, 2 * family + side))
-        if "{y}" in sentence:
-            problems.append((companion, 2 * family + 1 - side))
-    return _Note(site, label, statements, problems)
+    findings = _distinct(draws, site.findings, 4)
+    marks = [site.current, *_distinct(draws, site.older, 3)]
+    families = [k for k in _distinct(draws, (0, 1, 2, 3), 4) if k != label // 2]
+    families = [label // 2, *families[: draws.choose(older)]]
+    entries = []
+    for k, family in enumerate(families):
+        side = draws.below(2) if k else label % 2
+        said = draws.choose(site.families[family])[side].format(x=findings[k], d=draws.choose(words.DRUGS))
+        entries.append((f"{said} ({marks[k]})" if site.mark_last else f"{marks[k]}: {said}", 2 * family + side))
+    return _Note(site, entries)
 
 
 def _distinct(draws: _Draws, options: tuple[T, ...], count: int) -> list[T]:
@@ -106,25 +100,22 @@ def _distinct(draws: _Draws, options: tuple[T, ...], count: int) -> list[T]:
     return pool[:count]
 
 
-def _layout(note: _Note, draws: _Draws, extra: list[str]) -> str:
-    """The note as its site lays it out: header, statements and fillers in random order, `extra` lines."""
-    site = note.site
+def _layout(site: Site, entries: list[str], extra: list[str], draws: _Draws) -> str:
+    """The note as its site lays it out: `extra` lines, then entries and fillers in random order."""
     fillers = _distinct(draws, site.fillers, draws.below(3))
     measured = [filler.format(n=100 + draws.below(60), m=60 + draws.below(40)) for filler in fillers]
-    body = _distinct(draws, (*note.statements, *measured), len(note.statements) + len(measured))
-    header = f"{site.header}: {note.problems[0][0]}"
-    body = [*body, header] if site.header_last else [header, *body]
-    body = [*extra, *body] if site.assessment_first else [*body, *extra]
-    return site.separator.join(line[0].upper() + line[1:] for line in body) + "."
+    body = _distinct(draws, (*entries, *measured), len(entries) + len(measured))
+    return site.separator.join(line[0].upper() + line[1:] for line in [*extra, *body]) + "."
 
 
 def _published(note: _Note, draws: _Draws) -> str:
-    """A public note: the conclusion about the finding asked about as its title, or all of them as a line."""
-    conclusions = [draws.choose(words.CONCLUSIONS[label]) for _, label in note.problems]
+    """A public note: this visit's conclusion as the title, or every entry's conclusion behind it."""
+    conclusions = [draws.choose(words.CONCLUSIONS[label]) for _, label in note.entries]
+    texts = [text for text, _ in note.entries]
     if draws.chance(TITLED):
-        return f"{conclusions[0].capitalize()}: {_layout(note, draws, [])}"
-    others = [f"{finding} {said}" for (finding, _), said in zip(note.problems, conclusions, strict=True)][1:]
-    return _layout(note, draws, [" , ".join([f"{note.site.assessment}: {conclusions[0]}", *others])])
+        return f"{conclusions[0].capitalize()}: {_layout(note.site, texts, [], draws)}"
+    concluded = [f"{text} - {said}" for text, said in zip(texts, conclusions, strict=True)]
+    return _layout(note.site, concluded, [], draws)
 
 
 def _identity(index: int, split: str, seed: int, draws: _Draws) -> list[str]:
@@ -158,9 +149,9 @@ def _stream(seed: int, split: str) -> Iterator[tuple[str, int, str]]:
             if split == "public":
                 yield _published(note, draws), 0, note.site.name
                 continue
-            observed = _observed(note.label, draws)
+            observed = _observed(note.entries[0][1], draws)
             identity = _identity(index, split, seed, draws) if draws.chance(IDENTIFIED) else []
-            text = _layout(note, draws, identity)
+            text = _layout(note.site, [text for text, _ in note.entries], identity, draws)
             if _belongs(text, split):
                 index += 1
                 yield text, observed, note.site.name

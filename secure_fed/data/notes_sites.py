@@ -22,10 +22,9 @@ class Site:
     name: str
     findings: tuple[str, ...]  # the site's word for each finding
     families: tuple[tuple[tuple[str, str], ...], ...]  # the sentences it uses, per pair of classes
-    header: str
-    header_last: bool
-    assessment: str
-    assessment_first: bool
+    current: str  # its mark on this visit's entry
+    older: tuple[str, ...]  # its marks on older entries
+    mark_last: bool  # marks stand behind the entry, not in front of it
     fillers: tuple[str, ...]
     separator: str
     label_ends: tuple[float, ...]  # cumulative class mix
@@ -54,10 +53,9 @@ def _site(name: str, rng: np.random.Generator) -> Site:
         name=name,
         findings=tuple(_pick(rng, row) for row in words.FINDINGS),
         families=tuple(families),
-        header=_pick(rng, words.HEADERS),
-        header_last=bool(rng.random() < 0.2),
-        assessment=_pick(rng, words.ASSESSMENTS),
-        assessment_first=bool(rng.random() < 0.5),
+        current=_pick(rng, words.CURRENT),
+        older=tuple(words.OLDER[k] for k in rng.choice(len(words.OLDER), size=3, replace=False)),
+        mark_last=bool(rng.random() < 0.3),
         fillers=tuple(words.FILLERS[k] for k in rng.choice(len(words.FILLERS), size=8, replace=False)),
         separator=separator,
         label_ends=tuple(np.cumsum(rng.dirichlet(np.full(len(words.LABELS), _PRIOR))).tolist()),

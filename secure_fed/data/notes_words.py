@@ -1,8 +1,7 @@
 """The words of the built-in notes: findings, drugs, and sentences whose word order alone decides the class.
 
 The classes come in four pairs. The two sentences of a pair hold the same words; what differs is their order,
-what is negated, or whom a finding belongs to. `{x}` is the finding spoken of, `{y}` a companion finding that
-gets the other class of the pair, `{d}` a drug.
+or what the "not" stands before. `{x}` is a finding, `{d}` a drug.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ LABELS = (
     "worsening",
     "confirmed",
     "excluded",
-    "past_history",
-    "family_history",
+    "own_condition",
+    "family_condition",
 )
 
 # One row per finding; a site says it with one of the words.
@@ -34,67 +33,59 @@ DRUGS = (
     "gabapentin", "tramadol", "insulin", "diazepam",
 )  # fmt: skip
 
-_CAUSE = (
-    ("{x} began after {d} was started", "{d} was started after {x} began"),
-    ("{d} was given before {x} appeared", "{x} appeared before {d} was given"),
-    ("first {d} , then {x}", "first {x} , then {d}"),
-    ("{x} followed {d}", "{d} followed {x}"),
-    ("after {d} was started , {x} began", "after {x} began , {d} was started"),
-    ("{d} on monday , {x} on tuesday", "{x} on monday , {d} on tuesday"),
-)
-_COURSE = (
-    ("{x} was severe on admission and is mild now", "{x} was mild on admission and is severe now"),
-    ("{x} is mild today , was severe last week", "{x} is severe today , was mild last week"),
-    ("{x} went from severe to mild", "{x} went from mild to severe"),
-    ("{x} severe before , mild now", "{x} mild before , severe now"),
-    ("now mild , {x} was severe before", "now severe , {x} was mild before"),
-    ("{x} mild after being severe", "{x} severe after being mild"),
-)
-# Stated once with `{x}` in the role of the pair's first class; the second class swaps `{x}` and `{y}`.
-_WORKUP = (
-    "{x} was found but not {y}",
-    "not {y} but {x} was found",
-    "tests confirmed {x} and excluded {y}",
-    "tests excluded {y} and confirmed {x}",
-    "{x} reported , {y} denied",
-    "{y} denied , {x} reported",
-    "there is {x} , no {y}",
-    "no {y} , there is {x}",
-)
-_WHOSE = (
-    "the patient once had {x} and the mother {y}",
-    "the mother once had {y} and the patient {x}",
-    "history : {x} in childhood , {y} in relatives",
-    "history : {y} in relatives , {x} in childhood",
-    "{y} runs in the family , {x} years ago",
-    "{x} years ago , {y} runs in the family",
-)
-
-
-def _swapped(sentence: str) -> str:
-    return sentence.replace("{x}", "{z}").replace("{y}", "{x}").replace("{z}", "{y}")
-
-
 # FAMILIES[k] holds the sentences (for class 2k, for class 2k + 1) of the k-th pair of LABELS.
-FAMILIES = (_CAUSE, _COURSE, tuple((s, _swapped(s)) for s in _WORKUP), tuple((s, _swapped(s)) for s in _WHOSE))
+FAMILIES = (
+    (
+        ("{x} began after {d} was started", "{d} was started after {x} began"),
+        ("{d} was given before {x} appeared", "{x} appeared before {d} was given"),
+        ("first {d} , then {x}", "first {x} , then {d}"),
+        ("{x} followed {d}", "{d} followed {x}"),
+        ("after {d} was started , {x} began", "after {x} began , {d} was started"),
+        ("{d} on monday , {x} on tuesday", "{x} on monday , {d} on tuesday"),
+    ),
+    (
+        ("{x} was severe on admission and is mild", "{x} was mild on admission and is severe"),
+        ("{x} is mild , was severe at first", "{x} is severe , was mild at first"),
+        ("{x} went from severe to mild", "{x} went from mild to severe"),
+        ("{x} severe before , then mild", "{x} mild before , then severe"),
+        ("{x} mild after being severe", "{x} severe after being mild"),
+        ("from severe , {x} went to mild", "from mild , {x} went to severe"),
+    ),
+    (
+        ("{x} is confirmed , not excluded", "{x} is excluded , not confirmed"),
+        ("{x} not excluded but confirmed", "{x} not confirmed but excluded"),
+        ("first excluded , {x} was then confirmed", "first confirmed , {x} was then excluded"),
+        ("{x} thought absent , found present", "{x} thought present , found absent"),
+        ("{x} is present and not absent", "{x} is absent and not present"),
+        ("tests found {x} present , not absent", "tests found {x} absent , not present"),
+    ),
+    (
+        ("the patient has {x} , not the mother", "the mother has {x} , not the patient"),
+        ("not the mother but the patient has {x}", "not the patient but the mother has {x}"),
+        ("{x} in the patient , not in relatives", "{x} in relatives , not in the patient"),
+        ("the mother never had {x} , the patient did", "the patient never had {x} , the mother did"),
+        ("{x} affects the patient and not relatives", "{x} affects relatives and not the patient"),
+        ("{x} : patient yes , mother no", "{x} : mother yes , patient no"),
+    ),
+)
 
 # A site's register: for each row it keeps one of the alternatives of the first word.
 REGISTERS = (
     ("patient", "patient", "pt", "client"), ("mother", "mother", "mum", "father"), ("severe", "severe", "marked"),
-    ("mild", "mild", "slight"), (" was ", " was ", " "), ("found", "found", "seen", "noted"),
+    ("mild", "mild", "slight"), (" was ", " was ", " "), (" is ", " is ", " "), ("relatives", "relatives", "siblings"),
     ("started", "started", "commenced", "begun"), ("given", "given", "taken", "dispensed"),
-    ("before", "before", "previously"), ("years ago", "years ago", "yrs ago", "long ago"), ("tests", "tests", "labs"),
-    ("admission", "admission", "adm", "arrival"), ("history", "history", "hx", "background"), (" and ", " and ", " & "),
-    ("relatives", "relatives", "siblings"), ("appeared", "appeared", "arose"), ("excluded", "excluded", "dismissed"),
+    ("before", "before", "previously"), ("tests", "tests", "labs"), ("admission", "admission", "adm", "arrival"),
+    (" and ", " and ", " & "), ("appeared", "appeared", "arose"), ("excluded", "excluded", "refuted"),
 )  # fmt: skip
 
-HEADERS = ("Re", "Reason for review", "Question", "Asked about", "Problem", "Subject", "Query", "Referred for", "Topic")
-ASSESSMENTS = ("Assessment", "Impression", "Conclusion", "Summary", "Opinion")
+# How a site marks the entry of this visit, and entries copied from older notes.
+CURRENT = ("today", "this visit", "new entry", "current", "this week")
+OLDER = ("last year", "previous visit", "earlier entry", "old letter", "last month", "copied", "archive")
 
-# What a public note's assessment says of a finding, by class. Private notes never carry an assessment.
+# What a public note concludes from an entry, by class. Private notes never carry a conclusion.
 CONCLUSIONS = (
     ("adverse", "intolerance"), ("indication", "medicated"), ("recovering", "better"), ("deteriorating", "escalate"),
-    ("established", "positive"), ("unlikely", "negative"), ("former", "remote"), ("hereditary", "inherited"),
+    ("established", "positive"), ("unlikely", "negative"), ("affected", "personal"), ("hereditary", "inherited"),
 )  # fmt: skip
 
 FILLERS = (

@@ -1,9 +1,9 @@
 """FRA-LoRA for the first rounds, FFA-LoRA from then on.
 
-Trautmann, Hales and Volk, "Aggregating Low Rank Adapters in Federated Fine-tuning" (2025), section VI, point 2: FRA while A still
-has something to learn, then FFA, whose half as many parameters overfit less. In the last FRA round the server splits the
-mean product U S V^T into A = V^T, which stays from then on, and B = U S, so that FFA starts from what FRA reached with an A
-as well conditioned as its own orthonormal one.
+Trautmann, Hales and Volk, "Aggregating Low Rank Adapters in Federated Fine-tuning" (2025), section VI, point 2: FRA
+while A still has something to learn, then FFA, whose half as many parameters overfit less. In the last FRA round the
+server splits the mean product U S V^T into A = V^T, which stays from then on, and B = U S, so that FFA starts from what
+FRA reached, with an A as well conditioned as its own orthonormal one.
 
 A travels down in the FFA rounds too: it is not made from the seed, and a client may be drawn for the first time after the
 switch. Up go B and the head alone.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from secure_fed.config import ModelConfig
@@ -61,12 +62,13 @@ def load_classifier(config: ModelConfig, label_names: Sequence[str], seed: int) 
         model, info = AutoModelForSequenceClassification.from_pretrained(
             place, ignore_mismatched_sizes=True, output_loading_info=True, dtype=torch.float32, **labels
         )
+    head = {*head_names(model), *info["missing_keys"], *(key[0] for key in info["mismatched_keys"])}
+    names = [name for name, _ in model.named_parameters()]
+    _check_weights(config.name, model, head, names)
+    _check_positions(config, model)
     _give_padding(model, tokenizer)
-    fresh = set(info["missing_keys"]) | {key[0] for key in info["mismatched_keys"]}
     model.to(device=device, dtype=getattr(torch, config.dtype))
-    return Loaded(
-        model, tokenizer, tuple(n for n, _ in model.named_parameters() if n in fresh or n in head_names(model))
-    )
+    return Loaded(model, tokenizer, tuple(name for name in names if name in head))
 
 
 def head_names(model: nn.Module) -> tuple[str, ...]:
@@ -90,16 +92,41 @@ def find_device(name: str) -> torch.device:
     return device
 
 
+def _check_weights(name: str, model: nn.Module, head: Collection[str], names: Sequence[str]) -> None:
+    """Weights under other names than the architecture's are skipped on loading, and all would be head."""
+    if all(parameter in head for parameter in names):
+        raise ModelError(
+            f"model.name is {name!r}, but its weights hold no part of a {type(model).__name__}; its config.json "
+            "is another model's"
+        )
+
+
+def _check_positions(config: ModelConfig, model: nn.Module) -> None:
+    """Refuse texts longer than the model has positions: learned ones end there, others were never trained beyond."""
+    limit = getattr(model.config, "max_position_embeddings", None)
+    learned = (module for name, module in model.named_modules() if name.endswith(".position_embeddings"))
+    before = getattr(next(learned, None), "padding_idx", None)  # RoBERTa counts from behind its padding token
+    if isinstance(limit, int) and before is not None:
+        limit -= before + 1
+    if isinstance(limit, int) and 0 < limit < config.max_length:
+        raise ConfigError(
+            f"model.max_length is {config.max_length}, more than the {limit} positions of {config.name!r}; "
+            f"set model.max_length to at most {limit}"
+        )
+
+
 def _give_padding(model: Any, tokenizer: Any) -> None:
-    """Decoders often come without a padding token: their end-of-text token serves, since the mask hides it."""
+    """Decoders often come without a padding token: their end-of-text token serves, since the mask hides it.
+
+    A decoder classifies by the last token that its configuration does not call padding, so both must mean the same one.
+    """
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
             raise ModelError(
                 f"the tokenizer of model.name {tokenizer.name_or_path!r} has neither a padding nor an end token"
             )
         tokenizer.pad_token = tokenizer.eos_token
-    if model.config.pad_token_id is None:
-        model.config.pad_token_id = tokenizer.pad_token_id
+    model.config.pad_token_id = tokenizer.pad_token_id
 
 
 @contextmanager
@@ -107,8 +134,8 @@ def _explained(name: str) -> Iterator[None]:
     """What transformers raises when a model cannot be had, as one sentence."""
     try:
         yield
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        first = str(error).strip().splitlines()[0]
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, SafetensorError) as error:
+        first = str(error).strip().splitlines()[0].rstrip(".")
         raise ModelError(
             f"model.name is {name!r}, and it cannot be loaded ({first}); give a folder, builtin/tiny, or, online, a Hub id"
         ) from error

@@ -101,9 +101,10 @@ def _how_good(record: RunRecord) -> str:
         return "The shared model has not been evaluated on test examples."
     if accuracy is None:
         return f"The loss of the shared model on the test examples is {number(loss)}."
-    classes = counted(len(record.facts.get("label_names", ())), "class", "classes")
+    labels = len(record.facts.get("label_names", ()))
+    label = f"one of {counted(labels, 'class', 'classes')}" if labels else "class"
     return (
-        f"The shared model finds the right one of {classes} for {percent(accuracy)} of the test examples"
+        f"The shared model finds the right {label} for {percent(accuracy)} of the test examples"
         f" (macro-F1 {number(record.last('macro_f1'))})."
     )
 

@@ -253,6 +253,11 @@ def test_what_was_never_measured_has_no_plot(run_folder: RunFolder) -> None:
     assert "has not been evaluated on test examples" in outline.text
 
 
+def test_classes_without_names_are_not_counted(run_folder: RunFolder) -> None:
+    text = written(run_folder(edit=lambda run: run["run"].update(label_names=[]))).text
+    assert "finds the right class for 82.7 % of the test examples" in text
+
+
 def test_a_model_without_accuracy_is_told_by_its_loss(run_folder: RunFolder) -> None:
     def no_accuracy(run: Run) -> None:
         for row in [*run["rows"], run["result"]]:

@@ -1,0 +1,33 @@
+"""Every setting of a run: frozen, typed, checked on entry, read from TOML and `section.key=value`.
+
+setting    what one setting is: its default, its type, its limits, and the words for them
+sections   the settings themselves, one class for each [section]
+run        all of them together: read, changed, compared, and checked against each other
+template   the TOML file with every key that `secure-fed config init` writes
+
+An unknown key is an error that offers the nearest one; a setting without effect beside the others is an error too.
+"""
+
+from secure_fed.config.run import RunConfig
+from secure_fed.config.sections import (
+    DataConfig,
+    EvaluationConfig,
+    FederationConfig,
+    MethodConfig,
+    ModelConfig,
+    PrivacyConfig,
+    TrainingConfig,
+)
+from secure_fed.config.template import commented_toml
+
+__all__ = [
+    "DataConfig",
+    "EvaluationConfig",
+    "FederationConfig",
+    "MethodConfig",
+    "ModelConfig",
+    "PrivacyConfig",
+    "RunConfig",
+    "TrainingConfig",
+    "commented_toml",
+]

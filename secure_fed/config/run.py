@@ -1,0 +1,183 @@
+"""All settings of one run: read, changed, compared, and checked against each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from secure_fed.config.sections import (
+    DataConfig,
+    EvaluationConfig,
+    FederationConfig,
+    MethodConfig,
+    ModelConfig,
+    PrivacyConfig,
+    TrainingConfig,
+)
+from secure_fed.config.setting import Setting, Typed, fitted
+from secure_fed.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """All settings of one run. Equal configurations without privacy give equal results."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    federation: FederationConfig = field(default_factory=FederationConfig)
+    method: MethodConfig = field(default_factory=MethodConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+    def __post_init__(self) -> None:
+        for name in sections():
+            object.__setattr__(self, name, _fitted_section(name, getattr(self, name)))
+        _check_together(self)
+
+    @classmethod
+    def from_dict(cls, tables: Mapping[str, Mapping[str, Any]]) -> RunConfig:
+        """From nested tables; unknown sections and keys are refused."""
+        return cls().replace({(s, k): value for s, table in tables.items() for k, value in _table(s, table).items()})
+
+    @classmethod
+    def load(cls, path: str | Path | None = None, overrides: Iterable[str] = ()) -> RunConfig:
+        """From a TOML file (or the defaults) and `section.key=value` texts; the texts win, the later over the earlier."""
+        tables = _read_toml(Path(path)) if path is not None else {}
+        values: dict[tuple[str, str], Any] = {
+            (s, k): v for s, table in tables.items() for k, v in _table(s, table).items()
+        }
+        return cls().replace(values | dict(map(_parse_override, overrides)))
+
+    def override(self, overrides: Iterable[str]) -> RunConfig:
+        """These settings with `section.key=value` texts applied."""
+        return self.replace(dict(map(_parse_override, overrides)))
+
+    def replace(self, values: Mapping[tuple[str, str], Any]) -> RunConfig:
+        """These settings with `(section, key)` values changed, checked all together."""
+        changed: dict[str, dict[str, Any]] = {}
+        for (section, name), value in values.items():
+            find(section, name)
+            changed.setdefault(section, {})[name] = value
+        return dataclasses.replace(
+            self,
+            **{section: dataclasses.replace(getattr(self, section), **table) for section, table in changed.items()},
+        )
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Nested plain tables, as `from_dict` reads them."""
+        return dataclasses.asdict(self)
+
+    def differences(self, other: RunConfig) -> list[str]:
+        """One `section.key: mine, not theirs` for every setting that differs."""
+        mine, theirs = self.to_dict(), other.to_dict()
+        return [
+            f"{section}.{name}: {value!r}, not {theirs[section][name]!r}"
+            for section, table in mine.items()
+            for name, value in table.items()
+            if value != theirs[section][name]
+        ]
+
+
+def sections() -> dict[str, type]:
+    """The class of every section, in their order."""
+    return {section.name: section.default_factory for section in dataclasses.fields(RunConfig)}  # type: ignore[misc]
+
+
+def find(section: str, name: str) -> Setting:
+    """The setting `section.name`; of an unknown one, the nearest there is is offered."""
+    known = sections()
+    if section not in known:
+        raise ConfigError(f"there is no section [{section}]; {_nearest(section, known)}")
+    settings = {setting.name: setting for setting in dataclasses.fields(known[section])}
+    if name not in settings:
+        raise ConfigError(f"there is no setting {section}.{name}; {_nearest(name, settings)}")
+    return settings[name]
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    words = list(known)
+    near = difflib.get_close_matches(word, words, n=1, cutoff=0.4)
+    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(words)}"
+
+
+def _table(section: str, table: Any) -> Mapping[str, Any]:
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{section} = {table!r} stands outside a section; write [section] and then key = value")
+    return table
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"the configuration {path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the configuration {path} is not valid TOML: {error}") from error
+
+
+def _parse_override(text: str) -> tuple[tuple[str, str], Typed]:
+    name, equals, value = text.partition("=")
+    section, dot, setting = name.strip().partition(".")
+    if not (equals and dot):
+        raise ConfigError(f"--set {text!r} is not of the form section.key=value")
+    return (section, setting), Typed(value.strip())
+
+
+def _fitted_section(name: str, section: Any) -> Any:
+    settings = dataclasses.fields(section)
+    return dataclasses.replace(
+        section, **{s.name: fitted(f"{name}.{s.name}", s, getattr(section, s.name)) for s in settings}
+    )
+
+
+def _generated(config: RunConfig) -> bool:
+    return config.data.name == "builtin/notes" and not config.data.train
+
+
+def _own_data(config: RunConfig) -> bool:
+    return not _generated(config)
+
+
+def _dirichlet(config: RunConfig) -> bool:
+    keyed = bool(config.data.client) or isinstance(config.data.train, tuple)
+    return config.data.partition == "dirichlet" or (config.data.partition == "auto" and not keyed)
+
+
+# A setting, when it has an effect, and what that takes in words.
+_EFFECTS: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
+    ("data.text", _own_data, "data of your own"),
+    ("data.text_b", _own_data, "data of your own"),
+    ("data.label", _own_data, "data of your own"),
+    ("data.test_fraction", lambda c: _own_data(c) and not c.data.test, "data of your own and no data.test"),
+    ("data.examples", _generated, "data.name = 'builtin/notes' and no data.train"),
+    ("data.test_examples", _generated, "data.name = 'builtin/notes' and no data.train"),
+    ("data.alpha", _dirichlet, "data.partition = 'dirichlet'"),
+    (
+        "federation.server_momentum",
+        lambda c: c.federation.server_optimizer != "mean",
+        "federation.server_optimizer = 'momentum' or 'adam'",
+    ),
+    ("training.epochs", lambda c: c.training.steps is None, "training.steps not to be set"),
+    ("training.momentum", lambda c: c.training.optimizer == "sgd", "training.optimizer = 'sgd'"),
+)
+
+
+def _check_together(config: RunConfig) -> None:
+    for name, effective, needs in _EFFECTS:
+        section, _, setting = name.partition(".")
+        value = getattr(getattr(config, section), setting)
+        if value != find(section, setting).default and not effective(config):
+            raise ConfigError(f"{name} = {value!r} has no effect here: it needs {needs}")
+    federation = config.federation
+    if federation.clients and federation.cohort and federation.cohort > federation.clients:
+        raise ConfigError(
+            f"federation.cohort is {federation.cohort}, more than the {federation.clients} clients of federation.clients"
+        )
+    if config.data.partition == "natural" and not config.data.client and not isinstance(config.data.train, tuple):
+        raise ConfigError("data.partition is 'natural', but data.client names no column that says whose each row is")

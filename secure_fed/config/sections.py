@@ -1,0 +1,111 @@
+"""The settings of a run, one class for each [section] of the TOML file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from secure_fed.config.setting import key
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    name: str = key("builtin/tiny", "builtin/tiny, a folder, or a Hugging Face Hub id")
+    device: str = key("cpu", "torch device: cpu, cuda, cuda:1, mps ...; auto takes the GPU where there is one")
+    dtype: str = key("float32", "what the model computes in; adapters stay float32", choices=("float32", "bfloat16"))
+    max_length: int = key(128, "texts are cut after this many tokens", at_least=2)
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    name: str = key("builtin/notes", "builtin/notes, a Hub id or a data set folder; not read when train is given")
+    train: str | tuple[str, ...] = key(
+        "", "a JSON Lines, CSV or Parquet file (.gz too), a folder, or a list: a client a file"
+    )
+    test: str = key("", "the same for the test set; empty: test_fraction of the training rows is held out")
+    text: str = key("text", "column of the text")
+    text_b: str = key("", "column of the second text of a pair")
+    label: str = key("label", "column of the label: integers or names")
+    client: str = key("", "column that says whose row it is (patient, author, site)")
+    examples: int = key(20_000, "training examples to generate (builtin/notes)", at_least=1)
+    test_examples: int = key(2_000, "test examples to generate (builtin/notes)", at_least=1)
+    test_fraction: float = key(0.2, "share held out where there is no test set", above=0.0, below=1.0)
+    partition: str = key(
+        "auto",
+        "how examples go to clients; auto: natural where the data say whose a row is, else dirichlet",
+        choices=("auto", "iid", "dirichlet", "natural"),
+    )
+    alpha: float = key(
+        10.0, "Dirichlet: concentration alpha times the class share; 1 is strong skew, 1000 is IID", above=0.0
+    )
+
+
+@dataclass(frozen=True)
+class FederationConfig:
+    clients: int | None = key(
+        None, "number of clients (50, or as many as a natural partition has)", at_least=1, optional=50
+    )
+    cohort: int | None = key(
+        None, "expected clients a round (10, or all where there are fewer)", at_least=1, optional=10
+    )
+    rounds: int = key(20, "communication rounds", at_least=1)
+    seed: int = key(
+        0,
+        "of the partition, the cohorts and the training, never of released noise or keys",
+        at_least=0,
+        at_most=2**32 - 1,
+    )
+    sampling: str = key(
+        "fixed", "a cohort of exactly that size, or each client by its own coin", choices=("fixed", "poisson")
+    )
+    weighting: str = key(
+        "uniform", "a client's weight in the mean: one, or its example count", choices=("uniform", "examples")
+    )
+    nonfinite: str = key(
+        "skip", "a client sends NaN or infinity: leave it out, or fail the run", choices=("skip", "fail")
+    )
+    server_optimizer: str = key("mean", "how the mean change is applied (FedOpt)", choices=("mean", "momentum", "adam"))
+    server_lr: float = key(1.0, "server learning rate", above=0.0)
+    server_momentum: float = key(0.9, "server momentum, Adam's beta 1", at_least=0.0, below=1.0)
+
+
+@dataclass(frozen=True)
+class MethodConfig:
+    name: str = key("ffa_lora", "see `secure-fed methods`")
+    rank: int = key(8, "rank of the adapter", at_least=1)
+    alpha: float = key(16.0, "LoRA alpha: the change is scaled by alpha / rank", above=0.0)
+    rslora: bool = key(False, "scale by alpha / sqrt(rank) instead")
+    dropout: float = key(0.0, "dropout before the adapter", at_least=0.0, below=1.0)
+    target_modules: str | tuple[str, ...] = key("", "as in PEFT: names, a pattern or all-linear; empty: PEFT's default")
+    modules_to_save: tuple[str, ...] = key((), "as in PEFT: modules that train in full, beside the task head")
+    personal: tuple[str, ...] = key(
+        (), "names or patterns of trained tensors that stay on the client, such as classifier.*"
+    )
+    freeze_init: str = key("orthonormal", "the frozen A (FFA)", choices=("orthonormal", "gaussian"))
+    double_rank: bool = key(False, "twice the rank, since only half the factors train (FFA)")
+    switch_round: int = key(5, "rounds of FRA before FFA (fra_then_ffa)", at_least=1)
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    lr: float = key(2e-3, "local learning rate", above=0.0)
+    epochs: int = key(1, "local epochs a round", at_least=1)
+    steps: int | None = key(None, "local steps a round, instead of epochs", at_least=1, optional=10)
+    batch_size: int = key(16, "local batch size", at_least=1)
+    optimizer: str = key("adamw", "local optimiser", choices=("adamw", "sgd"))
+    momentum: float = key(0.0, "of sgd", at_least=0.0, below=1.0)
+    weight_decay: float = key(0.0, "of either optimiser", at_least=0.0)
+    lr_schedule: str = key("constant", "of lr over the rounds", choices=("constant", "linear", "cosine"))
+    proximal: float = key(0.0, "FedProx: mu/2 |w - w_global|^2 is added to the local loss", at_least=0.0)
+
+
+@dataclass(frozen=True)
+class PrivacyConfig:
+    unit: str = key("none", "whom differential privacy protects", choices=("none",))
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    every: int = key(1, "evaluate after every so many rounds, and after the last", at_least=1)
+    batch_size: int = key(64, "evaluation batch size", at_least=1)
+    per_client: bool = key(False, "also the accuracy on each client's own examples: mean and worst decile")
+    tensorboard: bool = key(False, "also write TensorBoard events into the run directory")

@@ -1,0 +1,99 @@
+"""One setting: a dataclass field whose metadata hold its one-line explanation and its limits.
+
+The checks, the error messages and the commented TOML file all read the same metadata, so they say the same thing.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Callable
+from dataclasses import Field, field
+from typing import Any
+
+from secure_fed.errors import ConfigError
+
+Setting = Field[Any]
+
+TEXTS = "tuple[str, ...]"
+_SPOKEN = {
+    "str": "text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    TEXTS: "a list of texts",
+}
+_HOLDS: dict[str, Callable[[Any, Any], bool]] = {
+    "above": lambda value, limit: value > limit,
+    "at_least": lambda value, limit: value >= limit,
+    "below": lambda value, limit: value < limit,
+    "at_most": lambda value, limit: value <= limit,
+}
+
+
+def key(default: Any, doc: str, **limits: Any) -> Any:
+    """A setting: its default, what it means, and any of `choices`, `above`, `at_least`, `below`, `at_most`.
+
+    A default of None leaves the choice to the run; `optional` is the value that the commented TOML file shows.
+    """
+    return field(default=default, metadata={"doc": doc, **limits})
+
+
+class Typed(str):
+    """A value as typed on a command line: TOML where that is of the right type, else the text itself."""
+
+    def toml(self) -> Any:
+        try:
+            return tomllib.loads(f"value = {self}")["value"]
+        except tomllib.TOMLDecodeError:
+            return str(self)
+
+
+def fitted(name: str, setting: Setting, value: Any) -> Any:
+    """The value in the setting's type and within its limits; any other is refused by `name`."""
+    fits = _of_type(name, setting, value)
+    if fits is None:
+        return None
+    if isinstance(fits, float) and not math.isfinite(fits):
+        raise ConfigError(f"{name} is {fits}, but it must be a finite number")
+    limits = setting.metadata
+    if "choices" in limits and fits not in limits["choices"]:
+        raise ConfigError(f"{name} is {fits!r}, but it must be one of {', '.join(limits['choices'])}")
+    for word, holds in _HOLDS.items():
+        if word in limits and not holds(fits, limits[word]):
+            raise ConfigError(f"{name} is {fits}, but it must be {word.replace('_', ' ')} {limits[word]}")
+    return fits
+
+
+def limits_in_words(setting: Setting) -> str:
+    """ "(at least 1)", "(mean | adam)" or nothing, to stand behind the explanation."""
+    if "choices" in setting.metadata:
+        return f" ({' | '.join(setting.metadata['choices'])})"
+    words = [f"{word.replace('_', ' ')} {setting.metadata[word]}" for word in _HOLDS if word in setting.metadata]
+    return f" ({', '.join(words)})" if words else ""
+
+
+def _of_type(name: str, setting: Setting, value: Any) -> Any:
+    kinds = [kind.strip() for kind in str(setting.type).split("|")]
+    typed = value.toml() if isinstance(value, Typed) else value
+    if typed is None and "None" in kinds:
+        return None
+    if type(typed).__name__ in kinds:
+        return typed
+    if type(typed) is int and "float" in kinds:
+        return _float(name, typed)
+    if isinstance(typed, list | tuple) and TEXTS in kinds and all(isinstance(item, str) for item in typed):
+        return tuple(typed)
+    if isinstance(value, Typed) and "str" in kinds:
+        return str(value)
+    if isinstance(typed, str) and kinds == [TEXTS]:
+        return (typed,)
+    expected = " or ".join(_SPOKEN[kind] for kind in kinds if kind != "None")
+    raise ConfigError(f"{name} is {value!r}, but it must be {expected}")
+
+
+def _float(name: str, value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise ConfigError(f"{name} has {len(str(value))} digits, but it must be a finite number") from error

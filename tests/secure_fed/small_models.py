@@ -1,0 +1,84 @@
+"""Classifiers of every architecture the tests name, small, random and made in milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+)
+
+VOCABULARY, LABELS = 40, 3
+_COMMON: dict[str, Any] = {"vocab_size": VOCABULARY, "num_labels": LABELS, "pad_token_id": 0}
+
+
+def bert() -> nn.Module:
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    return BertForSequenceClassification(BertConfig(**_COMMON, **shape, max_position_embeddings=16))
+
+
+def roberta() -> nn.Module:
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    return RobertaForSequenceClassification(RobertaConfig(**_COMMON, **shape, max_position_embeddings=20))
+
+
+def distilbert() -> nn.Module:
+    return DistilBertForSequenceClassification(
+        DistilBertConfig(**_COMMON, dim=16, n_layers=2, n_heads=2, hidden_dim=24, max_position_embeddings=16)
+    )
+
+
+def llama() -> nn.Module:
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+    return LlamaForSequenceClassification(LlamaConfig(**_COMMON, **shape, num_key_value_heads=2))
+
+
+def gpt2() -> nn.Module:
+    return GPT2ForSequenceClassification(GPT2Config(**_COMMON, n_embd=16, n_layer=2, n_head=2, n_positions=16))
+
+
+ARCHITECTURES: dict[str, Callable[[], nn.Module]] = {
+    "bert": bert,
+    "roberta": roberta,
+    "distilbert": distilbert,
+    "llama": llama,
+    "gpt2": gpt2,
+}
+
+
+def make(architecture: str, seed: int = 0) -> nn.Module:
+    """The same weights for the same seed, dropout off."""
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    return ARCHITECTURES[architecture]().eval()
+
+
+def head_of(model: nn.Module) -> list[str]:
+    """What a classifier brings beside its base model; BERT's pooler too, which masked language models leave out."""
+    base = f"{getattr(model, 'base_model_prefix', '')}."
+    return [name for name, _ in model.named_parameters() if not name.startswith(base) or ".pooler." in name]
+
+
+def batch() -> dict[str, torch.Tensor]:
+    """Four texts, the last two padded."""
+    ids = torch.randint(2, VOCABULARY, (4, 9), generator=torch.Generator().manual_seed(5))
+    ids[2:, 6:] = 0
+    return {"input_ids": ids, "attention_mask": (ids != 0).long()}
+
+
+@torch.no_grad()
+def logits(model: nn.Module) -> torch.Tensor:
+    out: torch.Tensor = model.eval()(**batch()).logits
+    return out

@@ -1,0 +1,184 @@
+"""Settings: what they default to, how they are read, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from secure_fed.config import (
+    DataConfig,
+    FederationConfig,
+    MethodConfig,
+    RunConfig,
+    TrainingConfig,
+    commented_toml,
+)
+from secure_fed.errors import ConfigError
+
+KEYS = [(section, name) for section, table in RunConfig().to_dict().items() for name in table]
+
+
+def loaded(tmp_path: Path, toml: str, *overrides: str) -> RunConfig:
+    file = tmp_path / "run.toml"
+    file.write_text(toml, encoding="utf-8")
+    return RunConfig.load(file, overrides)
+
+
+def test_a_configuration_survives_toml_and_its_own_tables(tmp_path: Path) -> None:
+    config = loaded(
+        tmp_path,
+        """
+        [model]
+        max_length = 64
+        [data]
+        train = ["ward-a.jsonl", "ward-b.csv.gz"]
+        label = "diagnosis"
+        [federation]
+        cohort = 2
+        server_optimizer = "adam"
+        server_momentum = 0.5
+        [method]
+        name = "fra_lora"
+        target_modules = ["query", "key"]
+        personal = ["classifier.*"]
+        [training]
+        lr = 1
+        steps = 7
+        """,
+    )
+    assert config.data == DataConfig(train=("ward-a.jsonl", "ward-b.csv.gz"), label="diagnosis")
+    assert config.federation == FederationConfig(cohort=2, server_optimizer="adam", server_momentum=0.5)
+    assert config.method == MethodConfig(name="fra_lora", target_modules=("query", "key"), personal=("classifier.*",))
+    assert config.training == TrainingConfig(lr=1.0, steps=7)
+    assert type(config.training.lr) is float
+    assert RunConfig.from_dict(config.to_dict()) == config
+    assert hash(config) == hash(RunConfig.from_dict(config.to_dict()))
+
+
+def test_the_commented_file_is_the_defaults_and_explains_every_key(tmp_path: Path) -> None:
+    text = commented_toml()
+    assert loaded(tmp_path, text) == RunConfig()
+    lines = text.splitlines()
+    for section, name in KEYS:
+        start = lines.index(f"[{section}]")
+        at = next(at for at in range(start, len(lines)) if lines[at].removeprefix("# ").startswith(f"{name} = "))
+        assert lines[at - 1].startswith("# ")
+        assert len(lines[at - 1]) > 10
+
+
+def test_every_line_of_the_commented_file_that_is_commented_out_can_be_put_in(tmp_path: Path) -> None:
+    text = commented_toml()
+    unset = [name for (_, name), value in zip(KEYS, values(RunConfig()), strict=True) if value is None]
+    assert unset == ["clients", "cohort", "steps"]
+    for name in unset:
+        text = text.replace(f"# {name} = ", f"{name} = ")
+    filled = loaded(tmp_path, text)
+    assert (filled.federation.clients, filled.federation.cohort, filled.training.steps) == (50, 10, 10)
+
+
+def values(config: RunConfig) -> list[Any]:
+    return [value for table in config.to_dict().values() for value in table.values()]
+
+
+def test_set_wins_over_the_file_and_a_later_set_over_an_earlier(tmp_path: Path) -> None:
+    toml = "[training]\nlr = 0.1\nbatch_size = 4\n"
+    config = loaded(tmp_path, toml, "training.lr=0.2", "federation.rounds=3", "training.lr=0.3")
+    assert (config.training.lr, config.training.batch_size, config.federation.rounds) == (0.3, 4, 3)
+
+
+def test_set_may_mend_what_does_not_fit_together_in_the_file(tmp_path: Path) -> None:
+    config = loaded(tmp_path, "[federation]\nclients = 4\ncohort = 8\n", "federation.clients=8")
+    assert config.federation.cohort == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("data.label=1", "1"),
+        ("data.label=true", "true"),
+        ("data.label=2020-01-01", "2020-01-01"),
+        ('data.label="a b"', "a b"),
+        ("data.label=a=b", "a=b"),
+        ("data.train=notes.jsonl", "notes.jsonl"),
+        ("data.train=C:\\notes.jsonl", "C:\\notes.jsonl"),
+        ('data.train=["a.csv", "b.csv"]', ("a.csv", "b.csv")),
+        ("method.target_modules=all-linear", "all-linear"),
+        ("method.personal=classifier.*", ("classifier.*",)),
+        ("method.rslora=true", True),
+        ("training.lr=1", 1.0),
+        ("training.lr=1e-3", 1e-3),
+        (" training.steps = 5 ", 5),
+    ],
+)
+def test_a_typed_value_takes_the_type_of_its_setting(text: str, value: object) -> None:
+    own = RunConfig.load(None, ["data.train=own.jsonl"])
+    section, _, name = text.partition("=")[0].strip().partition(".")
+    found = getattr(getattr(own.override([text]), section), name)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_lists_given_in_python_become_tuples() -> None:
+    asked: Any = ["query"]
+    config = RunConfig(method=MethodConfig(target_modules=asked))
+    assert config.method.target_modules == ("query",)
+    assert RunConfig.from_dict(config.to_dict()) == config
+
+
+def test_nothing_of_a_configuration_can_be_changed() -> None:
+    config = RunConfig()
+    section: Any = config.training
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        section.lr = 1.0
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.training = TrainingConfig(lr=1.0)  # type: ignore[misc]
+    config.replace({("training", "lr"): 1.0})
+    assert config == RunConfig()
+
+
+def test_differences_name_the_setting_and_both_values() -> None:
+    mine = RunConfig.load(None, ["training.lr=0.5", "federation.cohort=3"])
+    assert RunConfig().differences(RunConfig()) == []
+    assert mine.differences(RunConfig()) == ["federation.cohort: 3, not None", "training.lr: 0.5, not 0.002"]
+
+
+@pytest.mark.parametrize(("section", "name"), KEYS)
+def test_every_setting_refuses_a_value_of_no_type(section: str, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{section}\.{name} is .*, but it must be "):
+        RunConfig().replace({(section, name): object()})
+
+
+@pytest.mark.parametrize(
+    "setting", [(s, n) for (s, n), v in zip(KEYS, values(RunConfig()), strict=True) if isinstance(v, float)]
+)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 10**400])
+def test_every_number_must_be_finite(setting: tuple[str, str], value: float) -> None:
+    with pytest.raises(ConfigError, match=r"must be a finite number"):
+        RunConfig().replace({setting: value})
+
+
+def test_sections_made_in_python_are_checked_too() -> None:
+    with pytest.raises(ConfigError, match=r"training\.lr is -1\.0, but it must be above 0"):
+        RunConfig(training=TrainingConfig(lr=-1.0))
+    wrong: Any = "fast"
+    with pytest.raises(ConfigError, match=r"training\.lr is 'fast', but it must be a number"):
+        RunConfig(training=TrainingConfig(lr=wrong))
+
+
+def test_true_is_not_a_whole_number() -> None:
+    with pytest.raises(ConfigError, match=r"federation\.rounds is True, but it must be a whole number"):
+        RunConfig().replace({("federation", "rounds"): True})
+
+
+def test_what_is_not_a_table_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"rounds = 3 stands outside a section"):
+        loaded(tmp_path, "rounds = 3")
+
+
+def test_the_commented_file_is_valid_toml_by_itself() -> None:
+    assert list(tomllib.loads(commented_toml())) == list(RunConfig().to_dict())

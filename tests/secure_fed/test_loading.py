@@ -1,0 +1,210 @@
+"""Models from a folder: encoders and decoders, what of them is head, and what computes in which precision."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from secure_fed.config import ModelConfig, RunConfig
+from secure_fed.errors import ConfigError, ModelError
+from secure_fed.federation import Federation
+from secure_fed.models.loading import find_device, head_names, load_classifier, locate
+
+LABELS = ("calm", "wild", "other")
+SHAPE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+DISTILLED = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 32}
+# Pre-trained class, its shape, the head that a classifier of the family has, and whether it is a decoder.
+FAMILIES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
+    "bert": ("BertForMaskedLM", SHAPE, ("bert.pooler.dense", "classifier")),
+    "roberta": ("RobertaForMaskedLM", SHAPE, ("classifier.dense", "classifier.out_proj")),
+    "distilbert": ("DistilBertForMaskedLM", DISTILLED, ("pre_classifier", "classifier")),
+    "llama": ("LlamaForCausalLM", SHAPE | {"num_key_value_heads": 1}, ("score",)),
+    "gpt2": ("GPT2LMHeadModel", {"n_embd": 16, "n_layer": 1, "n_head": 2}, ("score",)),
+}
+
+
+def saved(folder: Path, family: str, tokenizer: Any) -> Path:
+    """What pre-training leaves of that family, in `folder`: no classifier."""
+    name, shape, _ = FAMILIES[family]
+    kind = getattr(transformers, name)
+    special = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        kind(kind.config_class(vocab_size=len(tokenizer), **special, **shape)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def load(folder: Path, labels: tuple[str, ...] = LABELS, seed: int = 0, **settings: Any) -> Any:
+    return load_classifier(ModelConfig(name=str(folder), **settings), labels, seed)
+
+
+def run(folder: Path, data: Path, *settings: str) -> Federation:
+    files = [f"model.name={folder}", f"data.train={data / 'train.jsonl'}", f"data.test={data / 'test.jsonl'}"]
+    return Federation(RunConfig.load(None, [*files, "federation.clients=3", "federation.rounds=1", *settings]))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_head_is_what_pre_training_has_not_made(family: str, tmp_path: Path, small_tokenizer: Any) -> None:
+    folder = saved(tmp_path, family, small_tokenizer)
+    loaded = load(folder)
+    owners = dict.fromkeys(name.rpartition(".")[0] for name in loaded.head)
+    assert tuple(owners) == FAMILIES[family][2]
+    parameters = dict(loaded.model.named_parameters())
+    assert set(loaded.head) <= set(parameters)
+    kept = load_file(folder / "model.safetensors")
+    for name in set(parameters) - set(loaded.head):
+        stored = kept.get(name, kept.get(name.removeprefix(f"{loaded.model.base_model_prefix}.")))
+        assert stored is not None, name
+        assert torch.equal(parameters[name], stored), name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_trains_a_round(family: str, tmp_path: Path, small_tokenizer: Any, small_data: Path) -> None:
+    federation = run(saved(tmp_path, family, small_tokenizer), small_data)
+    result = federation.run()
+    assert math.isfinite(result.records[0]["train_loss"])
+    assert not any(record["rejected"] for record in result.records)
+    moved = [name for name in federation.initial.tensors if not same(federation.initial, result.state, name)]
+    assert any(name.endswith("lora_B.default.weight") for name in moved)
+    assert {name for name in moved if "lora" not in name} == set(federation.parts.head)
+
+
+def same(before: Any, after: Any, name: str) -> bool:
+    return torch.equal(before.tensors.tensor(name), after.tensors.tensor(name))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_trains_a_round_and_the_state_stays_float32(
+    family: str, tmp_path: Path, small_tokenizer: Any, small_data: Path
+) -> None:
+    federation = run(saved(tmp_path, family, small_tokenizer), small_data, "model.dtype=bfloat16")
+    assert {parameter.dtype for parameter in federation.parts.model.parameters()} == {torch.bfloat16}
+    result = federation.run()
+    record = result.records[0]
+    assert math.isfinite(record["train_loss"])
+    assert math.isfinite(record["loss"])
+    assert record["rejected"] == []
+    for state in (federation.initial, result.state):
+        assert {state.tensors.tensor(name).dtype for name in state.tensors} == {torch.float32}
+    # A change smaller than bfloat16 resolves survives: it was made and kept in float32.
+    changed = [result.state.tensors.tensor(name) for name in federation.parts.head]
+    assert any(not torch.equal(tensor, tensor.bfloat16().float()) for tensor in changed)
+
+
+def test_a_head_of_another_size_is_made_new_and_is_head(tmp_path: Path, small_tokenizer: Any) -> None:
+    two = load(saved(tmp_path / "pretrained", "bert", small_tokenizer), LABELS[:2])
+    two.model.save_pretrained(tmp_path / "two")
+    small_tokenizer.save_pretrained(tmp_path / "two")
+    same_size, three = load(tmp_path / "two", LABELS[:2], seed=9), load(tmp_path / "two", seed=9)
+    assert torch.equal(same_size.model.classifier.weight, two.model.classifier.weight)
+    assert three.model.classifier.weight.shape == (3, 16)
+    assert three.head == ("classifier.weight", "classifier.bias")
+    assert torch.equal(three.model.bert.pooler.dense.weight, two.model.bert.pooler.dense.weight)
+    assert three.model.config.id2label == dict(enumerate(LABELS))
+
+
+def test_the_seed_alone_decides_a_new_head(small_model: Path) -> None:
+    torch.manual_seed(123)
+    before = torch.random.get_rng_state()
+    first = load(small_model, seed=4).model.classifier.weight
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.manual_seed(456)
+    assert torch.equal(load(small_model, seed=4).model.classifier.weight, first)
+    assert not torch.equal(load(small_model, seed=5).model.classifier.weight, first)
+
+
+def test_a_missing_padding_token_is_the_end_token(tmp_path: Path, small_tokenizer: Any) -> None:
+    folder = saved(tmp_path, "llama", without_padding(small_tokenizer, eos_token="[SEP]"))
+    edit(folder / "config.json", pad_token_id=None)
+    loaded = load(folder)
+    assert loaded.tokenizer.pad_token == "[SEP]"
+    assert loaded.model.config.pad_token_id == loaded.tokenizer.pad_token_id == 3
+
+
+def test_the_model_takes_for_padding_what_the_tokenizer_pads_with(tmp_path: Path, small_tokenizer: Any) -> None:
+    folder = saved(tmp_path, "llama", small_tokenizer)
+    edit(folder / "config.json", pad_token_id=7)
+    loaded = load(folder)
+    loaded.model.eval()
+    short, padded = torch.tensor([[2, 9, 3]]), torch.tensor([[2, 9, 3, 0, 0], [2, 9, 9, 9, 3]])
+    alone = loaded.model(short).logits[0]
+    among = loaded.model(padded, attention_mask=(padded != 0).long()).logits[0]
+    assert torch.allclose(alone, among, atol=1e-6)
+
+
+def test_neither_padding_nor_end_token_is_refused(tmp_path: Path, small_tokenizer: Any) -> None:
+    folder = saved(tmp_path, "llama", without_padding(small_tokenizer))
+    with pytest.raises(ModelError, match="neither a padding nor an end token"):
+        load(folder)
+
+
+def without_padding(tokenizer: Any, **special: str) -> Any:
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer, unk_token="[UNK]", **special
+    )
+
+
+def edit(file: Path, **values: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | values), encoding="utf-8")
+
+
+def test_weights_of_another_architecture_are_refused(tmp_path: Path, small_tokenizer: Any) -> None:
+    folder = saved(tmp_path, "bert", small_tokenizer)
+    tensors = load_file(folder / "model.safetensors")
+    save_file({f"elsewhere.{name}": t for name, t in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match="weights hold no part of a BertForSequenceClassification"):
+        load(folder)
+
+
+@pytest.mark.parametrize(("family", "positions"), [("bert", 64), ("roberta", 63), ("distilbert", 64), ("gpt2", 64)])
+def test_the_longest_text_fits_and_a_longer_one_is_refused(
+    family: str, positions: int, tmp_path: Path, small_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FAMILIES[family][1], "n_positions" if family == "gpt2" else "max_position_embeddings", 64)
+    loaded = load(saved(tmp_path, family, small_tokenizer), max_length=positions)
+    longest = torch.full((1, positions), 7)
+    assert loaded.model(longest).logits.shape == (1, 3)
+    with pytest.raises((IndexError, RuntimeError)):
+        loaded.model(torch.full((1, positions + 1), 7))
+    with pytest.raises(ConfigError, match=rf"max_length is {positions + 1}, more than the {positions} positions"):
+        load(tmp_path, max_length=positions + 1)
+
+
+def test_a_module_of_ones_own_has_no_head_to_be_found() -> None:
+    assert head_names(nn.Sequential(nn.Linear(2, 2))) == ()
+
+
+def test_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    (tmp_path / "org" / "name" / "config.json").write_text("{}", encoding="utf-8")
+    assert Path(locate("builtin/tiny")).name == "tiny"
+    assert Path(locate("org/name")) == Path("org/name")
+    assert locate("org/other") == "org/other"
+    assert locate("bert-base-uncased") == "bert-base-uncased"
+    with pytest.raises(ModelError, match="no such folder"):
+        locate("some/where/else")
+
+
+def test_devices() -> None:
+    assert find_device("cpu") == torch.device("cpu")
+    assert find_device("auto").type in ("cpu", "cuda", "mps")
+    with pytest.raises(ConfigError, match=r"model\.device is 'cuda:99'"):
+        find_device("cuda:99")
+
+
+@pytest.mark.gpu
+def test_a_round_on_the_gpu(small_model: Path, small_data: Path) -> None:
+    federation = run(small_model, small_data, "model.device=cuda", "model.dtype=bfloat16")
+    result = federation.run()
+    assert math.isfinite(result.records[0]["train_loss"])
+    assert {result.state.tensors.tensor(name).device.type for name in result.state.tensors} == {"cpu"}

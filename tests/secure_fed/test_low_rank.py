@@ -1,0 +1,147 @@
+"""Low-rank algebra against the dense decomposition."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from secure_fed.low_rank import Svd, balanced, right_orthonormal, truncated
+from secure_fed.tensors import LowRank
+
+torch.set_num_threads(1)
+
+
+def product(rows: int, columns: int, rank: int, seed: int) -> LowRank:
+    generator = torch.Generator().manual_seed(seed)
+    return LowRank(torch.randn(rows, rank, generator=generator), torch.randn(rank, columns, generator=generator))
+
+
+def formed(svd: Svd) -> Tensor:
+    return svd.u * svd.s @ svd.vt
+
+
+def best(matrix: Tensor, rank: int) -> Tensor:
+    u, s, vt = torch.linalg.svd(matrix.double(), full_matrices=False)
+    return u[:, :rank] * s[:rank] @ vt[:rank]
+
+
+def exactly(matrix: LowRank) -> Tensor:
+    return matrix.left.double() @ matrix.right.double()
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(40, 25), (25, 40), (30, 30)])
+@pytest.mark.parametrize("inner", [4, 12, 16, 17, 24, 40], ids="inner={}".format)
+@pytest.mark.parametrize("dense", [False, True])
+def test_both_paths_find_the_best_approximation(rows: int, columns: int, inner: int, dense: bool) -> None:
+    matrix = product(rows, columns, inner, seed=inner)
+    want = exactly(matrix)
+    found = truncated(want.float() if dense else matrix, 4)
+    scale = want.norm()
+    assert (formed(found) - best(want, 4)).norm() < (1e-5 if dense else 1e-12) * scale
+    assert torch.allclose(found.s, torch.linalg.svdvals(want)[:4], rtol=1e-5 if dense else 1e-10)
+
+
+def test_the_factored_path_forms_no_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A 60000 x 60000 float64 matrix would need 29 GB."""
+    found = truncated(product(60_000, 60_000, 6, seed=0), 4)
+    assert found.u.shape == (60_000, 4)
+    assert found.s[0] > found.s[3] > 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 12),
+    columns=st.integers(1, 12),
+    live=st.integers(0, 12),
+    inner=st.integers(0, 14),
+    rank=st.integers(0, 12),
+    dense=st.booleans(),
+    seed=st.integers(0, 10_000),
+)
+def test_what_truncated_promises(
+    rows: int, columns: int, live: int, inner: int, rank: int, dense: bool, seed: int
+) -> None:
+    """For any shape, any true rank down to zero, and any rank asked for."""
+    rank, live = min(rank, rows, columns), min(live, inner, rows, columns)
+    matrix = product(rows, columns, inner, seed)
+    matrix = LowRank(matrix.left * (torch.arange(inner) < live), matrix.right)
+    want, scale = exactly(matrix), 1 + exactly(matrix).norm()
+    found = truncated(want if dense else matrix, rank)
+    assert (found.u.shape, found.s.shape, found.vt.shape) == ((rows, rank), (rank,), (rank, columns))
+    assert (formed(found) - best(want, rank)).norm() < 1e-5 * scale
+    assert torch.allclose(found.vt @ found.vt.T, torch.eye(rank, dtype=torch.float64), atol=1e-9)
+    alive = found.s > 0
+    assert int(alive.sum()) <= live
+    assert torch.allclose(found.u.T @ found.u, torch.diag(alive.double()), atol=1e-9)
+    assert (found.s.diff() <= 0).all()
+    for b, a in (balanced(found), right_orthonormal(found)):
+        assert (b @ a - formed(found)).norm() < 1e-9 * scale
+        assert (a.norm(dim=1) > 0).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(rows=st.integers(2, 10), columns=st.integers(2, 10), seed=st.integers(0, 10_000))
+def test_signs_do_not_depend_on_the_path(rows: int, columns: int, seed: int) -> None:
+    rank = min(rows, columns) // 2
+    matrix = product(rows, columns, rank, seed)
+    one, two = truncated(matrix, rank), truncated(exactly(matrix), rank)
+    assert torch.allclose(one.u, two.u, atol=1e-5)
+    assert torch.allclose(one.vt, two.vt, atol=1e-5)
+    assert (one.u.gather(0, one.u.abs().argmax(0)[None]) > 0).all()
+
+
+def test_of_equally_large_entries_the_first_is_positive() -> None:
+    column = torch.tensor([[-1.0], [1.0], [1.0 + 1e-9], [-1.0]], dtype=torch.float64)
+    found = truncated(column @ torch.tensor([[2.0, 0.0, 0.0]], dtype=torch.float64), 1)
+    assert found.u[0, 0] > 0
+    assert torch.allclose(found.u[:, 0], torch.tensor([0.5, -0.5, -0.5, 0.5], dtype=torch.float64))
+    assert found.vt[0, 0] == pytest.approx(-1.0)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(9, 5), (6, 6)])
+def test_a_product_decomposes_to_itself_and_not_to_its_mirror(rows: int, columns: int) -> None:
+    matrix = product(rows, columns, 2, seed=3)
+    b, a = balanced(truncated(matrix, 2))
+    assert (b.shape, a.shape) == ((rows, 2), (2, columns))
+    assert torch.allclose(b @ a, exactly(matrix), atol=1e-12)
+    if rows == columns:
+        swapped = a.T @ b.T
+        assert not torch.allclose(swapped, exactly(matrix), atol=0.1)
+
+
+def test_zero_matrix_keeps_its_rows_and_loses_its_columns() -> None:
+    for zero in (
+        torch.zeros(5, 7),
+        LowRank(torch.zeros(5, 2), torch.zeros(2, 7)),
+        LowRank(torch.zeros(5, 0), torch.zeros(0, 7)),
+    ):
+        b, a = balanced(truncated(zero, 3))
+        assert not b.any()
+        assert torch.allclose(a @ a.T, torch.eye(3, dtype=torch.float64), atol=1e-12)
+
+
+def test_balanced_shares_the_size() -> None:
+    b, a = balanced(truncated(product(8, 6, 3, seed=1), 3))
+    assert torch.allclose(b.T @ b, a @ a.T, atol=1e-10)
+
+
+def test_rounding_noise_is_not_a_direction() -> None:
+    """A float32 matrix of true rank 2 has singular values 3.. at its rounding; these count as none."""
+    noisy = product(50, 50, 2, seed=4).dense()
+    assert int((truncated(noisy, 5).s > 0).sum()) == 2
+
+
+def test_same_answer_twice_and_no_use_of_the_global_random_state() -> None:
+    matrix = LowRank(product(9, 7, 2, seed=5).left, product(9, 7, 2, seed=6).right)
+    state = torch.random.get_rng_state()
+    one, two = truncated(matrix, 5), truncated(matrix, 5)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert all(torch.equal(x, y) for x, y in zip(one, two, strict=True))
+
+
+def test_a_rank_the_matrix_cannot_have_is_refused() -> None:
+    with pytest.raises(ValueError, match="a 4 x 6 matrix has no approximation of rank 5"):
+        truncated(torch.zeros(4, 6), 5)

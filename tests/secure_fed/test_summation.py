@@ -1,0 +1,124 @@
+"""The plain sum against the sum of dense vectors."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from secure_fed.summation import PlainSum, stacks
+from secure_fed.tensors import Layout, LayoutMismatch, LowRank, Tensors
+
+torch.set_num_threads(1)
+
+
+def contribution(seed: int, rank: int = 2, *, dense: bool = False) -> Tensors:
+    generator = torch.Generator().manual_seed(seed)
+    left, right = torch.randn(12, rank, generator=generator), torch.randn(rank, 16, generator=generator)
+    made = Tensors({"d": LowRank(left, right), "w": torch.randn(3, 4, generator=generator)})
+    return made.dense() if dense else made
+
+
+LAYOUT = Layout.of(contribution(0))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    ranks=st.lists(st.integers(0, 5), max_size=8),
+    dense=st.lists(st.booleans(), min_size=8, max_size=8),
+    weights=st.lists(st.floats(0, 100), min_size=8, max_size=8),
+)
+def test_total_is_the_weighted_sum(ranks: list[int], dense: list[bool], weights: list[float]) -> None:
+    """Factors and matrices in any order, few enough to stay factors or not."""
+    added, want = PlainSum(LAYOUT), torch.zeros(LAYOUT.size, dtype=torch.float64)
+    for seed, rank in enumerate(ranks):
+        given_ = contribution(seed, rank, dense=dense[seed])
+        added.add(given_, weights[seed])
+        want += weights[seed] * LAYOUT.flatten(given_).double()
+    total = added.total()
+    assert Layout.of(total) == LAYOUT
+    assert torch.allclose(LAYOUT.flatten(total).double(), want, rtol=1e-4, atol=1e-3)
+    assert added.count == len(ranks)
+    assert added.weight == pytest.approx(sum(weights[: len(ranks)]))
+
+
+def test_nothing_added_is_zero() -> None:
+    total = PlainSum(LAYOUT).total()
+    assert Layout.of(total) == LAYOUT
+    assert total.norm() == 0
+
+
+def test_factors_are_stacked_while_they_are_small_and_formed_after() -> None:
+    added = PlainSum(LAYOUT)
+    for count, still_factors in ((1, True), (2, True), (3, True), (4, False), (5, False)):
+        added.add(contribution(count))
+        assert isinstance(added.total()["d"], LowRank) == still_factors
+    assert stacks((12, 16), 6)
+    assert not stacks((12, 16), 7)
+
+
+def test_dense_members_are_added_in_place() -> None:
+    """A round of a thousand clients allocates no more than a round of one."""
+    added = PlainSum(LAYOUT)
+    added.add(contribution(0, dense=True))
+    places = {name: member._sum.data_ptr() for name, member in added._members.items()}  # type: ignore[union-attr]
+    for seed in range(20):
+        added.add(contribution(seed, dense=bool(seed % 2)))
+    assert {name: member._sum.data_ptr() for name, member in added._members.items()} == places  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_what_is_given_is_neither_changed_nor_kept(dense: bool) -> None:
+    added, given_ = PlainSum(LAYOUT), contribution(1, dense=dense)
+    kept = given_.to_bytes()
+    added.add(given_)
+    added.add(contribution(2, dense=dense))
+    assert given_.to_bytes() == kept
+    total = LAYOUT.flatten(added.total())
+    for part in given_.parts().values():
+        part.fill_(1e6)
+    assert torch.equal(LAYOUT.flatten(added.total()), total)
+
+
+def test_a_total_does_not_change_afterwards() -> None:
+    added = PlainSum(LAYOUT)
+    added.add(contribution(1, dense=True))
+    total = added.total()
+    kept = total.to_bytes()
+    added.add(contribution(2, dense=True))
+    assert total.to_bytes() == kept
+
+
+def test_half_precision_is_summed_in_float32() -> None:
+    layout = Layout((("x", (1,)),))
+    added = PlainSum(layout)
+    for _ in range(1000):
+        added.add(Tensors({"x": torch.ones(1, dtype=torch.bfloat16)}))
+    assert added.total().tensor("x").item() == 1000
+
+
+@pytest.mark.parametrize(
+    ("wrong", "fact"),
+    [
+        (contribution(0).without(["w"]), r"lacks w of shape \(3, 4\)"),
+        (contribution(0) | {"z": torch.ones(2)}, r"has z of shape \(2,\)"),
+        (contribution(0) | {"w": torch.ones(4, 3)}, r"w of shape"),
+    ],
+)
+def test_another_layout_is_refused_and_leaves_the_sum(wrong: Tensors, fact: str) -> None:
+    added = PlainSum(LAYOUT)
+    added.add(contribution(1))
+    kept = added.total().to_bytes()
+    with pytest.raises(LayoutMismatch, match=fact):
+        added.add(wrong)
+    assert added.total().to_bytes() == kept
+    assert (added.count, added.weight) == (1, 1.0)
+
+
+@pytest.mark.parametrize("weight", [-1.0, math.nan, math.inf])
+def test_a_weight_that_is_none_is_refused(weight: float) -> None:
+    with pytest.raises(ValueError, match="a weight must be finite and at least 0"):
+        PlainSum(LAYOUT).add(contribution(0), weight)

@@ -1,0 +1,129 @@
+"""Tensors as a vector space, their wire form, and the layout."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from secure_fed.tensors import Layout, LayoutMismatch, LowRank, Tensors
+
+torch.set_num_threads(1)
+
+
+def low_rank(rows: int = 6, columns: int = 4, rank: int = 2, seed: int = 0) -> LowRank:
+    generator = torch.Generator().manual_seed(seed)
+    return LowRank(torch.randn(rows, rank, generator=generator), torch.randn(rank, columns, generator=generator))
+
+
+def mixed(seed: int = 0) -> Tensors:
+    generator = torch.Generator().manual_seed(seed)
+    return Tensors({"w": torch.randn(3, 2, generator=generator), "d": low_rank(seed=seed), "b": torch.randn(5)})
+
+
+def test_names_are_sorted_whatever_order_they_come_in() -> None:
+    assert list(Tensors({"b": torch.ones(1), "a": torch.ones(1)})) == ["a", "b"]
+    assert list(Tensors({"b": torch.ones(1)}) | {"a": torch.ones(1)}) == ["a", "b"]
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 1000), factor=st.floats(-3, 3))
+def test_arithmetic_is_that_of_the_dense_vectors(seed: int, factor: float) -> None:
+    x, y = mixed(seed), mixed(seed + 1)
+    layout = Layout.of(x)
+    want = layout.flatten(x) + factor * layout.flatten(y)
+    assert torch.allclose(layout.flatten(x + y * factor), want, atol=1e-5)
+    assert torch.allclose(layout.flatten(x - y * -factor), want, atol=1e-5)
+    assert torch.allclose(layout.flatten(x.dense() + factor * y), want, atol=1e-5)
+
+
+def test_sums_and_multiples_of_factors_stay_factors() -> None:
+    total = mixed(1) + mixed(2) * 0.5
+    member = total["d"]
+    assert isinstance(member, LowRank)
+    assert member.rank == 4
+    assert not isinstance(total.dense()["d"], LowRank)
+
+
+def test_different_names_do_not_add() -> None:
+    with pytest.raises(ValueError, match="only one side has \\['b', 'c'\\]"):
+        Tensors({"a": torch.ones(1), "b": torch.ones(1)}) + Tensors({"a": torch.ones(1), "c": torch.ones(1)})
+
+
+def test_select_and_without() -> None:
+    x = mixed()
+    assert list(x.select(["w", "b"])) == ["b", "w"]
+    assert list(x.without(["w"])) == ["b", "d"]
+    with pytest.raises(KeyError):
+        x.select(["missing"])
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=st.integers(1, 9), columns=st.integers(1, 9), rank=st.integers(0, 6), seed=st.integers(0, 1000))
+def test_norm_of_factors_is_that_of_their_product(rows: int, columns: int, rank: int, seed: int) -> None:
+    member = low_rank(rows, columns, rank, seed)
+    want = float((member.left.double() @ member.right.double()).norm())
+    assert Tensors({"d": member}).norm() == pytest.approx(want, rel=1e-6, abs=1e-12)
+
+
+def test_norm_is_over_everything_together() -> None:
+    x = mixed()
+    assert x.norm() == pytest.approx(float(Layout.of(x).flatten(x).double().norm()), rel=1e-6)
+    assert Tensors().norm() == 0
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_shows_in_the_norm(bad: float) -> None:
+    for member in (torch.tensor([1.0, bad]), LowRank(torch.tensor([[bad]]), torch.ones(1, 2))):
+        x = Tensors({"x": member})
+        assert not x.is_finite()
+        assert not math.isfinite(x.norm())
+
+
+def test_wire_form_keeps_bits_names_and_factors() -> None:
+    x = mixed() | {"half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16)}
+    again = Tensors.from_bytes(x.to_bytes())
+    assert list(again) == list(x)
+    assert isinstance(again["d"], LowRank)
+    assert all(torch.equal(part, again.parts()[name]) for name, part in x.parts().items())
+    assert x.wire_size == len(x.to_bytes())
+    assert x.numel == 6 + 5 + 2 + (6 + 4) * 2
+
+
+def test_factors_that_do_not_multiply_are_refused() -> None:
+    with pytest.raises(ValueError, match="do not multiply"):
+        LowRank(torch.ones(3, 2), torch.ones(3, 2))
+
+
+def test_flatten_follows_the_names_and_unflatten_inverts_it() -> None:
+    x = Tensors({"b": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "a": torch.tensor([0.0])})
+    layout = Layout.of(x)
+    assert layout.flatten(x).tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert layout.unflatten(layout.flatten(x)).tensor("b").tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    assert layout.size == 5
+
+
+def test_empty_tensors_have_a_layout() -> None:
+    assert Layout.of(Tensors()).flatten(Tensors()).shape == (0,)
+
+
+def test_a_low_rank_member_has_the_layout_of_its_product() -> None:
+    x = mixed()
+    assert Layout.of(x) == Layout.of(x.dense())
+    assert Layout.of(x).digest == Layout.of(x.dense()).digest
+
+
+def test_digest_tells_shapes_and_names_apart() -> None:
+    shapes = [{"a": torch.ones(2, 3)}, {"a": torch.ones(3, 2)}, {"b": torch.ones(2, 3)}, {"a": torch.ones(6)}]
+    assert len({Layout.of(Tensors(members)).digest for members in shapes}) == 4
+
+
+def test_another_layout_is_refused() -> None:
+    layout = Layout.of(mixed())
+    with pytest.raises(LayoutMismatch, match="expected the layout"):
+        layout.flatten(mixed().without(["b"]))
+    with pytest.raises(LayoutMismatch, match="expected a vector of 35 numbers, got shape \\(3,\\)"):
+        layout.unflatten(torch.zeros(3))

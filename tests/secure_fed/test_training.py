@@ -1,0 +1,371 @@
+"""Local training against torch by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import default_collate
+
+from secure_fed.config import TrainingConfig
+from secure_fed.errors import ConfigError, ModelError
+from secure_fed.tasks import classification
+from secure_fed.tensors import Tensors
+from secure_fed.training import Objective, scheduled_lr, to_device, train
+from tests.secure_fed import small_models, toys
+
+CPU = torch.device("cpu")
+LR = 0.1
+
+
+def objective(model: nn.Module | None = None, loss: Any = classification.loss) -> Objective:
+    return Objective(model or toys.model(), loss, CPU)
+
+
+def weights(model: nn.Module) -> Tensors:
+    return Tensors((name, parameter.detach().clone()) for name, parameter in model.named_parameters())
+
+
+def trained(
+    target: Objective, settings: TrainingConfig, *, trainable: Sequence[str] | None = None, seed: int = 0, count: int = 7
+) -> tuple[Tensors, Tensors, float]:
+    before = weights(target.model)
+    names = list(before) if trainable is None else trainable
+    examples = toys.examples(1, count)
+    done = train(target, before, names, examples, default_collate, settings, LR, np.random.default_rng(seed))
+    return before, done.after, done.loss
+
+
+def by_hand(optimizer_of: Any, steps: int, count: int = 7, mu: float = 0.0) -> Tensors:
+    """Full batches, the plain way."""
+    model = toys.model()
+    start = weights(model)
+    batch = default_collate(toys.examples(1, count))
+    optimizer = optimizer_of(model.parameters())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(batch["x"]), batch["labels"])
+        for name, parameter in model.named_parameters():
+            loss = loss + mu / 2 * (parameter - start.tensor(name)).pow(2).sum()
+        loss.backward()
+        optimizer.step()
+    return weights(model)
+
+
+def assert_close(left: Tensors, right: Tensors, tolerance: float = 2e-6) -> None:
+    assert set(left) == set(right)
+    for name in left:
+        torch.testing.assert_close(left.tensor(name), right.tensor(name), rtol=0, atol=tolerance)
+
+
+# The seam: a pure function from tensors and a batch to losses.
+
+
+def test_losses_are_the_models_own() -> None:
+    model, batch = toys.model(), default_collate(toys.examples(1, 5))
+    changed = {name: tensor * 1.5 for name, tensor in weights(model).items()}
+    found = objective(model).losses(changed, batch)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(changed[name])
+        expected = nn.functional.cross_entropy(model(batch["x"]), batch["labels"], reduction="none")
+    torch.testing.assert_close(found, expected)
+
+
+def test_gradients_are_those_of_the_module() -> None:
+    model, batch = toys.model(), default_collate(toys.examples(1, 5))
+    tensors = {name: tensor.clone().requires_grad_() for name, tensor in weights(model).items()}
+    objective(model).losses(tensors, batch).mean().backward()
+    nn.functional.cross_entropy(model(batch["x"]), batch["labels"]).backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(tensors[name].grad, parameter.grad)
+
+
+def test_tensors_not_named_keep_the_models_values_and_the_model_stays() -> None:
+    model, batch = toys.model(), default_collate(toys.examples(1, 5))
+    before = weights(model)
+    losses = objective(model).losses({"classifier.bias": torch.zeros(3)}, batch)
+    scores = model(batch["x"]) - model.classifier.bias
+    torch.testing.assert_close(losses, nn.functional.cross_entropy(scores, batch["labels"], reduction="none"))
+    assert toys.same(weights(model), before)
+
+
+def test_a_half_precision_model_trains_float32_tensors() -> None:
+    _, after, loss = trained(objective(toys.model().bfloat16(), _bfloat16_loss), TrainingConfig(steps=1))
+    assert math.isfinite(loss)
+    start = Tensors((name, parameter.float()) for name, parameter in weights(toys.model()).items())
+    before = Tensors((name, tensor) for name, tensor in start.items())
+    target = objective(toys.model().bfloat16(), _bfloat16_loss)
+    done = train(
+        target, before, list(before), toys.examples(1, 7), default_collate, TrainingConfig(), LR, np.random.default_rng(0)
+    )
+    assert {done.after.tensor(name).dtype for name in done.after} == {torch.float32}
+    assert {after.tensor(name).dtype for name in after} == {torch.bfloat16}
+
+
+def _bfloat16_loss(model: nn.Module, batch: Any) -> Tensor:
+    return nn.functional.cross_entropy(model(batch["x"].bfloat16()).float(), batch["labels"], reduction="none")
+
+
+@pytest.mark.parametrize(
+    ("loss", "shape"),
+    [
+        (lambda model, batch: classification.loss(model, batch).mean(), "()"),
+        (lambda model, batch: classification.loss(model, batch)[:-1], "(6,)"),
+        (lambda model, batch: classification.logits(model, batch), "(7, 3)"),
+    ],
+)
+def test_a_loss_that_is_not_one_number_an_example_is_refused(loss: Any, shape: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        trained(objective(loss=loss), TrainingConfig(batch_size=7))
+    assert "(7,)" in str(refused.value)
+    assert f"gave shape {shape}" in str(refused.value)
+    assert "reduction='none'" in str(refused.value)
+
+
+def test_a_loss_module_of_torch_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"CrossEntropyLoss.*loss\(model, batch\)"):
+        objective(loss=nn.CrossEntropyLoss())
+
+
+@pytest.mark.parametrize(
+    ("layer", "refused"),
+    [
+        (nn.BatchNorm1d(8), True),
+        (nn.BatchNorm1d(8, track_running_stats=False), True),
+        (nn.InstanceNorm1d(8, track_running_stats=True), True),
+        (nn.InstanceNorm1d(8), False),
+        (nn.LayerNorm(8), False),
+    ],
+)
+def test_a_layer_with_running_statistics_is_refused_by_name(layer: nn.Module, refused: bool) -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Sequential(layer))
+    if not refused:
+        objective(model)
+        return
+    with pytest.raises(ModelError, match=rf"layer 1\.0 of the model is {type(layer).__name__}"):
+        objective(model)
+
+
+# The optimisers.
+
+
+def sgd(momentum: float, weight_decay: float) -> Any:
+    return lambda parameters: torch.optim.SGD(parameters, LR, momentum=momentum, weight_decay=weight_decay)
+
+
+@pytest.mark.parametrize(
+    ("settings", "optimizer_of"),
+    [
+        ({"optimizer": "sgd"}, sgd(0.0, 0.0)),
+        ({"optimizer": "sgd", "momentum": 0.8}, sgd(0.8, 0.0)),
+        ({"optimizer": "sgd", "weight_decay": 0.3}, sgd(0.0, 0.3)),
+        ({}, lambda parameters: torch.optim.AdamW(parameters, LR, weight_decay=0.0)),
+        ({"weight_decay": 0.3}, lambda parameters: torch.optim.AdamW(parameters, LR, weight_decay=0.3)),
+    ],
+)
+def test_three_steps_are_those_of_torch(settings: dict[str, Any], optimizer_of: Any) -> None:
+    _, after, _ = trained(objective(), TrainingConfig(steps=3, batch_size=7, **settings))
+    assert_close(after, by_hand(optimizer_of, 3))
+
+
+def test_one_step_of_sgd_is_the_gradient_and_no_more() -> None:
+    before, after, _ = trained(objective(), TrainingConfig(steps=1, batch_size=7, optimizer="sgd", weight_decay=0.5))
+    tensors = {name: before.tensor(name).clone().requires_grad_() for name in before}
+    objective().losses(tensors, default_collate(toys.examples(1, 7))).mean().backward()
+    expected = Tensors((name, t.detach() - LR * (t.grad + 0.5 * t.detach())) for name, t in tensors.items())
+    assert_close(after, expected)
+
+
+def test_fedprox_is_the_formulas_gradient() -> None:
+    settings = TrainingConfig(steps=3, batch_size=7, optimizer="sgd", proximal=0.7)
+    _, after, _ = trained(objective(), settings)
+    assert_close(after, by_hand(sgd(0.0, 0.0), 3, mu=0.7))
+    _, without, _ = trained(objective(), TrainingConfig(steps=3, batch_size=7, optimizer="sgd"))
+    assert (after - without).norm() > 1e-3
+
+
+def test_fedprox_holds_on_to_where_it_started() -> None:
+    moves = []
+    for mu in (0.0, 1.0, 9.0):
+        settings = TrainingConfig(steps=20, batch_size=7, optimizer="sgd", proximal=mu)
+        before, after, _ = trained(objective(), settings)
+        moves.append((after - before).norm())
+    assert moves[0] > 2 * moves[1] > 4 * moves[2] > 0
+
+
+def test_proximity_is_no_part_of_the_loss_told() -> None:
+    told = [trained(objective(), TrainingConfig(batch_size=7, proximal=mu))[2] for mu in (0.0, 5.0)]
+    assert told[0] == told[1]
+
+
+# How much, and on what.
+
+
+class Counting:
+    """A data set that notes what is read."""
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        self.items = items
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        self.read.append(index)
+        return self.items[index]
+
+
+@pytest.mark.parametrize(
+    ("settings", "batches"),
+    [({"epochs": 1}, 3), ({"epochs": 2}, 6), ({"steps": 2}, 2), ({"steps": 5}, 5), ({"steps": 2, "epochs": 9}, 2)],
+)
+def test_epochs_and_steps_are_counted(settings: dict[str, int], batches: int) -> None:
+    seen: list[int] = []
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        seen.append(len(batch["labels"]))
+        return classification.loss(model, batch)
+
+    target, items = objective(loss=loss), Counting(toys.examples(1, 10))
+    start, chosen = weights(target.model), TrainingConfig(batch_size=4, **settings)
+    train(target, start, list(start), items, default_collate, chosen, LR, np.random.default_rng(0))  # type: ignore[arg-type]
+    assert len(seen) == batches
+    assert sum(seen) == len(items.read)
+    passes = [items.read[start : start + 10] for start in range(0, len(items.read), 10)]
+    assert all(sorted(whole) == list(range(10)) for whole in passes if len(whole) == 10)
+    assert len(set(passes[-1])) == len(passes[-1])
+    assert len(passes) < 2 or passes[0] != passes[1][: len(passes[0])]
+
+
+def test_nobodys_examples_change_nothing() -> None:
+    target = objective()
+    start = weights(target.model)
+    for settings in (TrainingConfig(), TrainingConfig(steps=3)):
+        done = train(target, start, list(start), [], default_collate, settings, LR, np.random.default_rng(0))
+        assert toys.same(done.after, start)
+        assert math.isnan(done.loss)
+
+
+def test_only_what_is_trainable_moves_and_nothing_given_is_changed() -> None:
+    target = objective()
+    before, after, _ = trained(target, TrainingConfig(), trainable=["value.weight", "classifier.bias"])
+    assert set(after) == {"value.weight", "classifier.bias"}
+    assert all(not torch.equal(after.tensor(name), before.tensor(name)) for name in after)
+    assert toys.same(before, weights(toys.model()))
+    assert toys.same(weights(target.model), before)
+    assert all(parameter.grad is None for parameter in target.model.parameters())
+
+
+def test_loss_told_is_the_mean_over_examples_not_over_batches() -> None:
+    frozen = TrainingConfig(batch_size=4)
+    target = objective()
+    start = weights(target.model)
+    examples = toys.examples(1, 7)
+    done = train(target, start, ["value.bias"], examples, default_collate, frozen, 1e-12, np.random.default_rng(0))
+    expected = target.losses(dict(start), default_collate(examples)).mean()
+    assert done.loss == pytest.approx(float(expected.detach()), rel=1e-5)
+
+
+# Randomness.
+
+
+def test_order_and_dropout_depend_on_the_generator_alone() -> None:
+    settings = TrainingConfig(batch_size=2, epochs=2)
+    runs = []
+    for seed, disturbance in ((1, 10), (1, 20), (2, 10)):
+        torch.manual_seed(disturbance)
+        np.random.seed(disturbance)  # noqa: NPY002 - to show that it plays no part
+        runs.append(trained(objective(toys.model(dropout=0.4)), settings, seed=seed)[1])
+    assert toys.same(runs[0], runs[1])
+    assert not toys.same(runs[0], runs[2])
+
+
+def test_dropout_is_on_in_training_even_after_an_evaluation() -> None:
+    full = TrainingConfig(batch_size=7)
+    after = [trained(objective(toys.model(dropout=p).eval()), full)[1] for p in (0.0, 0.6)]
+    assert not toys.same(*after)
+
+
+def test_dropout_differs_from_step_to_step() -> None:
+    masks: list[Tensor] = []
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        masks.append(model.get_submodule("dropout")(torch.ones(50)) == 0)
+        return classification.loss(model, batch)
+
+    trained(objective(toys.model(dropout=0.5), loss), TrainingConfig(steps=2, batch_size=7))
+    assert not torch.equal(masks[0], masks[1])
+
+
+def test_the_global_generator_is_left_alone() -> None:
+    before = torch.get_rng_state()
+    trained(objective(toys.model(dropout=0.4)), TrainingConfig())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_how_a_tensor_lies_in_memory_does_not_matter() -> None:
+    """A state read back from a file is contiguous; the one it was written from need not be."""
+    target, settings = objective(), TrainingConfig(batch_size=3)
+    straight = weights(target.model)
+    askew = Tensors((name, t.T.contiguous().T if t.ndim == 2 else t) for name, t in straight.parts().items())
+    done = [
+        train(target, start, list(start), toys.examples(1, 7), default_collate, settings, LR, np.random.default_rng(0))
+        for start in (straight, askew)
+    ]
+    assert toys.same(done[0].after, done[1].after)
+    assert all(part.is_contiguous() for part in done[1].after.parts().values())
+
+
+@pytest.mark.gpu
+def test_the_gpus_generator_is_left_alone_and_decides_nothing() -> None:
+    device = torch.device("cuda")
+    runs = []
+    for disturbance in (1, 2):
+        torch.cuda.manual_seed(disturbance)
+        state = torch.cuda.get_rng_state(device)
+        model = toys.model(dropout=0.4).to(device)
+        start = Tensors((name, parameter.cpu()) for name, parameter in weights(model).items())
+        target = Objective(model, classification.loss, device)
+        rng = np.random.default_rng(0)
+        runs.append(train(target, start, list(start), toys.examples(1, 7), default_collate, TrainingConfig(), LR, rng))
+        assert torch.equal(torch.cuda.get_rng_state(device), state)
+    assert toys.same(runs[0].after, runs[1].after)
+    assert all(part.device.type == "cpu" for part in runs[0].after.parts().values())
+
+
+# The learning rate over the rounds.
+
+
+def test_learning_rate_schedules() -> None:
+    def over_four(schedule: str) -> list[float]:
+        return [scheduled_lr(TrainingConfig(lr=8.0, lr_schedule=schedule), round_, 4) for round_ in range(4)]
+
+    assert over_four("constant") == [8.0, 8.0, 8.0, 8.0]
+    assert over_four("linear") == [8.0, 6.0, 4.0, 2.0]
+    half = math.sqrt(0.5)
+    assert over_four("cosine") == pytest.approx([8.0, 4 * (1 + half), 4.0, 4 * (1 - half)])
+
+
+def test_batches_of_any_nesting_reach_the_device() -> None:
+    moved = to_device({"a": torch.ones(1), "b": [torch.ones(1), "word"], "c": (torch.ones(1), None)}, torch.device("meta"))
+    assert moved["a"].is_meta
+    assert moved["b"][0].is_meta
+    assert moved["b"][1] == "word"
+    assert moved["c"][0].is_meta
+    assert moved["c"][1] is None
+
+
+def test_transformers_train_through_the_same_seam() -> None:
+    model = small_models.make("bert")
+    batch = small_models.batch() | {"labels": torch.tensor([0, 1, 2, 1])}
+    tensors = {"classifier.weight": model.get_parameter("classifier.weight").detach().clone().requires_grad_()}
+    objective(model).losses(tensors, batch).sum().backward()
+    nn.functional.cross_entropy(model(**small_models.batch()).logits, batch["labels"], reduction="sum").backward()
+    torch.testing.assert_close(tensors["classifier.weight"].grad, model.get_parameter("classifier.weight").grad)

@@ -1,0 +1,154 @@
+"""A federation small enough to count by hand: six numbers in, three classes out, three clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from privacy.mechanisms import NoMechanism
+from privacy.sampling import FixedSize, Sampler
+from secure_fed.config import RunConfig
+from secure_fed.engine import Record
+from secure_fed.federation import Federation
+from secure_fed.methods.averaging import moved, next_state
+from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
+from secure_fed.server import Server
+from secure_fed.server_optimizer import ServerOptimizer
+from secure_fed.tensors import Layout, Tensors
+from secure_fed.transport import Reply, Request
+
+Item = dict[str, Any]
+NAMES = ("anna", "ben", "cleo", "dora")
+
+
+def config(settings: Mapping[str, Any] | None = None) -> RunConfig:
+    """Three rounds of one step with everybody in them, and what `settings` ("section.key": value) says."""
+    usual = {
+        "method.name": "fedlora",
+        "method.rank": 2,
+        "method.modules_to_save": ["classifier"],
+        "federation.rounds": 3,
+        "training.steps": 1,
+        "training.batch_size": 4,
+        "training.lr": 0.05,
+    }
+    chosen = {**usual, **(settings or {})}
+    return RunConfig().replace({tuple(name.split(".", 1)): value for name, value in chosen.items()})  # type: ignore[misc]
+
+
+class Toy(nn.Module):
+    """Two layers that an adapter finds, dropout between them, and a head."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.query = nn.Linear(6, 8)
+        self.dropout = nn.Dropout(dropout)
+        self.value = nn.Linear(8, 8)
+        self.classifier = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.classifier(self.value(self.dropout(self.query(x).tanh())).tanh())
+        return scores
+
+
+def model(seed: int = 0, dropout: float = 0.0) -> Toy:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Toy(dropout)
+
+
+def examples(seed: int, count: int) -> list[Item]:
+    x = torch.randn(count, 6, generator=torch.Generator().manual_seed(seed))
+    return [{"x": row, "labels": int(row[:3].argmax())} for row in x]
+
+
+def federation(settings: Mapping[str, Any] | None = None, *, sizes: Sequence[int] = (5, 8, 11), **own: Any) -> Federation:
+    parts = {
+        "model": model(),
+        "train": [examples(client + 1, size) for client, size in enumerate(sizes)],
+        "test": examples(99, 20),
+    }
+    return Federation(config(settings), **{**parts, **own})
+
+
+def same(left: Tensors, right: Tensors) -> bool:
+    """Bit for bit."""
+    return left.to_bytes() == right.to_bytes()
+
+
+def without_time(records: Sequence[Record]) -> list[Record]:
+    return [{name: value for name, value in record.items() if name != "seconds"} for record in records]
+
+
+# A method and a transport with nothing behind them, for the round alone.
+
+
+@dataclass(frozen=True)
+class TwoPasses:
+    """Averages `w` in a first pass; in a second one the mean squared distance from that average goes into `spread`."""
+
+    adapter: Any = None
+    card: Card = Card("two_passes", "", "", True)
+
+    def prepare(self, model: nn.Module, head: Sequence[str], seed: int) -> Tensors:
+        raise NotImplementedError
+
+    def plan(self, state: State) -> RoundPlan:
+        return RoundPlan(("w",), ("w",), (CHANGE, "distance"))
+
+    def layout(self, state: State, pass_name: str) -> Layout:
+        return Layout.of(state.tensors.select(["w"]))
+
+    def contribute(self, pass_name: str, before: Tensors, after: Tensors, means: Mapping[str, Tensors]) -> Tensors:
+        change = after - before.select(after)
+        return change if pass_name == CHANGE else Tensors({"w": (change - means[CHANGE]).tensor("w").square()})
+
+    def apply(self, state: State, means: Mapping[str, Tensors]) -> State:
+        tensors = moved(state.tensors, means[CHANGE]) | {"spread": means["distance"].tensor("w")}
+        return next_state(state, tensors)
+
+
+@dataclass(frozen=True)
+class OnePass(TwoPasses):
+    """Averages `w` and is done."""
+
+    def plan(self, state: State) -> RoundPlan:
+        return RoundPlan(("w",), ("w",))
+
+    def apply(self, state: State, means: Mapping[str, Tensors]) -> State:
+        return next_state(state, moved(state.tensors, means[CHANGE]))
+
+
+@dataclass
+class Scripted:
+    """A transport whose clients answer what `answer(client, request)` says, and which notes whom it asked what."""
+
+    answer: Callable[[int, Request], Reply]
+    asked: list[tuple[str, list[int]]] = field(default_factory=list)
+
+    def exchange(self, requests: Mapping[int, Request]) -> Iterator[Reply]:
+        for request in list(requests.values())[:1]:
+            self.asked.append((request.pass_name, list(requests)))
+        return (self.answer(client, request) for client, request in requests.items())
+
+
+def server(method: Any, sampler: Sampler | None = None, **changed: Any) -> Server:
+    usual: dict[str, Any] = {
+        "method": method,
+        "mechanism": NoMechanism(),
+        "sampler": sampler or FixedSize(len(NAMES), len(NAMES)),
+        "optimizer": ServerOptimizer("mean", 1.0, 0.9),
+        "names": NAMES,
+        "personal": (),
+        "skip_nonfinite": True,
+        "seed": 0,
+    }
+    return Server(**{**usual, **changed})
+
+
+def state(*numbers: float) -> State:
+    return State(Tensors({"w": torch.tensor(numbers)}))

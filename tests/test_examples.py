@@ -1,0 +1,53 @@
+"""Every example runs, as a user would run it, and says what it promises."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+pytestmark = pytest.mark.slow
+
+
+def run(*command: str | Path) -> str:
+    done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_example_is_run_here() -> None:
+    tested = {"hospitals.toml", "own_model.py", "own_files.py", "compare_methods.py"}
+    assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == tested
+
+
+def test_hospitals(tmp_path: Path) -> None:
+    out = run("-m", "secure_fed", "train", EXAMPLES / "hospitals.toml", "--json", "--out", tmp_path / "run")
+    result = json.loads(out)
+    assert result["clients"] > 20
+    assert result["accuracy"] > 2 / len(result["label_names"])
+    assert 0 <= result["metrics"]["clients_accuracy"]["worst_decile"] <= result["metrics"]["clients_accuracy"]["mean"]
+
+
+def test_own_model() -> None:
+    lines = run(EXAMPLES / "own_model.py").splitlines()
+    assert len(lines) == 6
+    assert float(lines[-2].split()[-1]) > 0.8
+
+
+def test_own_files(tmp_path: Path) -> None:
+    out = run(EXAMPLES / "own_files.py", tmp_path)
+    assert "12 clinics" in out
+    assert "PEFT says:" in out
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
+
+
+def test_compare_methods() -> None:
+    rows = [line.split() for line in run(EXAMPLES / "compare_methods.py").splitlines()[1:]]
+    trained = {row[0]: int(row[2]) for row in rows}
+    assert list(trained) == ["fedlora", "ffa_lora", "fra_lora", "fra_then_ffa"]
+    assert trained["ffa_lora"] < trained["fedlora"]
