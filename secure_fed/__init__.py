@@ -30,3 +30,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(import_module(f"secure_fed.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'secure_fed' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

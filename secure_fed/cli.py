@@ -161,11 +161,19 @@ def _methods(chosen: argparse.Namespace) -> None:
         print(json.dumps({"model": chosen.model, "methods": rows}))
         return
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from secure_fed.progress import readable_bytes
 
-    table = Table("method", "travels", "mean exact", "trainable", "up a round", "paper", title=f"for {chosen.model}")
+    table = Table(
+        Column("method", no_wrap=True),
+        "travels",
+        "mean exact",
+        "trainable",
+        "up a round",
+        "paper",
+        title=f"for {chosen.model}",
+    )
     for row in rows:
         up = readable_bytes(row["bytes_up"])
         exact = "yes" if row["mean_exact"] else "no"

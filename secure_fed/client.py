@@ -38,7 +38,10 @@ class Workbench:
 
 
 class Client:
-    """A client of the federation; between rounds it remembers nothing but its personal tensors."""
+    """A client of the federation.
+
+    kept: its personal tensors since it first trained, and all that it remembers between rounds.
+    """
 
     def __init__(self, index: int, name: str, examples: Sequence[Any], bench: Workbench) -> None:
         self.index = index
@@ -47,11 +50,12 @@ class Client:
         self._bench = bench
         self._before = self._after = Tensors()
         self._loss = float("nan")
-        self.remember(None)
+        self.kept: Tensors | None = None
 
-    def remember(self, personal: Tensors | None) -> None:
-        """Go on with these personal tensors, or with those of the initial state."""
-        self.personal = self._bench.initial.select(self._bench.personal) if personal is None else personal
+    @property
+    def personal(self) -> Tensors:
+        """Its personal tensors, those of the initial state until it trains."""
+        return self._bench.initial.select(self._bench.personal) if self.kept is None else self.kept
 
     def handle(self, request: Request) -> Reply:
         """Answer one linear pass; the first of a round trains, the later ones contribute from what it trained."""
@@ -82,9 +86,9 @@ class Client:
             request.lr,
             np.random.default_rng([bench.seed, request.round, self.index]),
         )
-        kept = trained.after.select(name for name in bench.personal if name in trained.after)
-        if kept.is_finite():  # what diverged is not taken into the next round
-            self.personal = self.personal | kept
+        own = trained.after.select(name for name in bench.personal if name in trained.after)
+        if own.is_finite():  # what diverged is not taken into the next round
+            self.kept = self.personal | own
         self._after = trained.after.without(bench.personal)
         self._loss = trained.loss
 

@@ -69,10 +69,10 @@ class Federation:
         callbacks: Sequence[Any] = (),
     ) -> None:
         self.config = config or RunConfig()
+        self.method = build(self.config.method)  # first, so that a wrong name is said before anything is loaded
         own = (model, train, test, collate, loss, metrics)
         self.parts = configured(self.config) if all(part is None for part in own) else given(self.config, *own)
         self.callbacks = list(callbacks)
-        self.method = build(self.config.method)
         initial = self.method.prepare(self.parts.model, self.parts.head, self.config.federation.seed)
         self.initial = State(initial)
         personal = personal_names(self.method, self.initial, self.config.method.personal)
@@ -99,7 +99,7 @@ class Federation:
             for state, record in rounds:
                 records.append(record)
                 if store:
-                    store.save(state, {client.index: client.personal for client in self.clients}, record)
+                    store.save(state, {client.index: client.kept for client in self.clients if client.kept}, record)
                 self._tell("on_round_end", record, state)
             result = Result(outcome.summary(self, state, records, run_dir), records, state, run_dir)
             if store:
@@ -114,7 +114,7 @@ class Federation:
     def _start(self, store: RunStore | None) -> tuple[State, list[Record]]:
         """Where to begin: at the checkpoint, or at the beginning, whatever this federation ran before."""
         for client in self.clients:
-            client.remember(None)
+            client.kept = None
         if store is None:
             return self.initial, []
         store.begin(self.config, {**self.parts.facts, "versions": outcome.versions()})
@@ -126,7 +126,7 @@ class Federation:
                 f"{store.path} holds the state of another model; resume with the model it was begun with"
             )
         for client in self.clients:
-            client.remember(checkpoint.personal.get(client.index))
+            client.kept = checkpoint.personal.get(client.index)
         return checkpoint.state, records
 
     def _clients(self, initial: Tensors, personal: tuple[str, ...]) -> list[Client]:

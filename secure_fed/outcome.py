@@ -42,7 +42,7 @@ def summary(federation: Federation, state: State, records: Sequence[Record], run
         "task": federation.parts.facts["task"],
         "rounds": state.round,
         "clients": len(federation.clients),
-        "cohort": sampler.expected,
+        "cohort": round(sampler.expected),
         **{name: last.get(name) for name in _METRICS},
         "metrics": {name: value for name, value in last.items() if name not in _ALWAYS and name not in _METRICS},
         "unit": config.privacy.unit,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -52,7 +54,8 @@ class ConsoleProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        if self._console.is_terminal:
+            self._progress.stop()
 
     def on_round_end(self, record: Record, state: State) -> None:
         self._bytes += record["bytes_up"] + record["bytes_down"]
@@ -69,7 +72,10 @@ class ConsoleProgress:
 
 
 class TensorBoard:
-    """Every number of a round's record as a scalar under its own name; resuming writes over later rounds."""
+    """Every number of a round's record as a scalar under its own name; resuming writes over later rounds.
+
+    The folder appears with the first round: it lies in the run directory, which must be unused when the run begins.
+    """
 
     def __init__(self, folder: Path, finished: int) -> None:
         try:
@@ -78,13 +84,16 @@ class TensorBoard:
             raise ConfigError(
                 "evaluation.tensorboard is true, but TensorBoard is not installed; pip install 'secure-fed[tensorboard]'"
             ) from error
-        self._writer: Any = SummaryWriter(str(folder), purge_step=finished + 1)  # type: ignore[no-untyped-call]
+        self._open: Callable[[], Any] = partial(SummaryWriter, str(folder), purge_step=finished + 1)
+        self._writer: Any = None
 
     def on_round_end(self, record: Record, state: State) -> None:
+        self._writer = self._writer or self._open()
         for name, value in record.items():
             if isinstance(value, int | float):
                 self._writer.add_scalar(name, value, state.round)
         self._writer.flush()
 
     def on_end(self, result: object) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()

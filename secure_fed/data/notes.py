@@ -15,7 +15,8 @@ Guarantees, for one `seed`:
   scores about 1 - LABEL_NOISE on either; a share `IDENTIFIED` of the notes carries a name, a record number
   and a telephone number, and no record number is given twice in the two splits;
 - "public" (for pre-training) has no identifying string, and its `label` column is all zero: it says nothing.
-  Its notes put conclusions in words, as published letters do: as the title, or behind every entry.
+  Its notes put conclusions in words, as published letters do: a title names this visit's subject (not its
+  class), or every entry, this visit's and older ones alike, ends in its conclusion.
 """
 
 from __future__ import annotations
@@ -109,12 +110,11 @@ def _layout(site: Site, entries: list[str], extra: list[str], draws: _Draws) -> 
 
 
 def _published(note: _Note, draws: _Draws) -> str:
-    """A public note: this visit's conclusion as the title, or every entry's conclusion behind it."""
-    conclusions = [draws.choose(words.CONCLUSIONS[label]) for _, label in note.entries]
-    texts = [text for text, _ in note.entries]
+    """A public note: this visit's subject as the title, or every entry's conclusion behind it."""
     if draws.chance(TITLED):
-        return f"{conclusions[0].capitalize()}: {_layout(note.site, texts, [], draws)}"
-    concluded = [f"{text} - {said}" for text, said in zip(texts, conclusions, strict=True)]
+        title = draws.choose(words.SUBJECTS[note.entries[0][1] // 2])
+        return f"{title.capitalize()}: {_layout(note.site, [text for text, _ in note.entries], [], draws)}"
+    concluded = [f"{text} - {draws.choose(words.CONCLUSIONS[label])}" for text, label in note.entries]
     return _layout(note.site, concluded, [], draws)
 
 

@@ -88,6 +88,9 @@ CONCLUSIONS = (
     ("established", "positive"), ("unlikely", "negative"), ("affected", "personal"), ("hereditary", "inherited"),
 )  # fmt: skip
 
+# What the title of a public note says this visit is about, by pair of classes.
+SUBJECTS = (("medication", "pharmacy"), ("progress", "trend"), ("diagnosis", "result"), ("kin", "household"))
+
 FILLERS = (
     "bp {n} / 80 , pulse {m}", "sats {m} % on air", "weight {m} kg", "slept well", "eating and drinking",
     "seen on the ward round", "bloods sent", "ecg repeated", "discussed with the team", "walks with a stick",

@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
 from secure_fed.data import notes
-from secure_fed.data.notes_words import CONCLUSIONS
+from secure_fed.data.notes_words import CONCLUSIONS, SUBJECTS
 
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
@@ -69,9 +69,9 @@ def train_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
 
 
 def concluding(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
-    """For every token id, the class its word concludes, or -1."""
+    """For every token id, the number of the conclusion or subject its word states, or -1."""
     classes = np.full(len(tokenizer), -1)
-    for label, said in enumerate(CONCLUSIONS):
+    for label, said in enumerate((*CONCLUSIONS, *SUBJECTS)):
         classes[tokenizer.convert_tokens_to_ids(list(said))] = label
     return classes
 

@@ -1,0 +1,352 @@
+"""The command line where all is well: what is printed, what is written, and that both say the same."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from secure_fed.cli import main
+from secure_fed.config import RunConfig, commented_toml
+
+SCHEMA = Path(__file__).resolve().parents[2] / "docs" / "result.schema.json"
+Told = Callable[..., str]
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Told:
+    """Runs a command that must succeed: what it prints on standard output."""
+
+    def run(*arguments: str | Path) -> str:
+        capsys.readouterr()
+        status = main([str(argument) for argument in arguments])
+        printed = capsys.readouterr()
+        assert status == 0, printed.err
+        return printed.out
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def settings(small_model: Path, small_data: Path) -> list[str]:
+    files = [
+        f"model.name={small_model}",
+        f"data.train={small_data / 'train.jsonl'}",
+        f"data.test={small_data / 'test.jsonl'}",
+    ]
+    small = ["federation.clients=4", "federation.cohort=2", "federation.rounds=3", "training.lr=0.02"]
+    return [part for setting in files + small for part in ("--set", setting)]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, settings: list[str]) -> tuple[Path, str]:
+    """A finished run and what `train --json` printed of it."""
+    out = tmp_path_factory.mktemp("runs") / "first"
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert main(["train", *settings, "--out", str(out), "--json"]) == 0
+    return out, printed.getvalue()
+
+
+def test_train_prints_the_result_it_writes_and_nothing_else(finished: tuple[Path, str]) -> None:
+    run_dir, printed = finished
+    result = json.loads(printed)
+    assert printed.count("\n") == 1
+    assert result == json.loads((run_dir / "result.json").read_text(encoding="utf-8"))
+    jsonschema.validate(result, json.loads(SCHEMA.read_text(encoding="utf-8")), cls=jsonschema.Draft202012Validator)
+    assert (result["rounds"], result["clients"], result["cohort"]) == (3, 4, 2)
+    assert result["label_names"] == ["calm", "wild"]
+    assert result["run_dir"] == str(run_dir)
+
+
+def test_a_run_directory_holds_what_the_run_did(finished: tuple[Path, str]) -> None:
+    run_dir, printed = finished
+    result = json.loads(printed)
+    rounds = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [record["round"] for record in rounds] == [1, 2, 3]
+    assert sum(record["bytes_up"] for record in rounds) == result["bytes_up"]
+    assert rounds[-1]["accuracy"] == result["accuracy"]
+    assert RunConfig.from_dict(json.loads((run_dir / "config.json").read_text(encoding="utf-8"))).federation.rounds == 3
+    assert "<html" in (run_dir / "report.html").read_text(encoding="utf-8")
+
+
+def test_poisson_cohorts_keep_the_schema_too(told: Told, settings: list[str], tmp_path: Path, small_data: Path) -> None:
+    # 49 (1 / 49) is not 1 in floating point, and the schema wants a whole number of clients.
+    own = (small_data / "train.jsonl").read_text(encoding="utf-8") + (small_data / "test.jsonl").read_text(
+        encoding="utf-8"
+    )
+    (tmp_path / "more.jsonl").write_text(own, encoding="utf-8")
+    changes = [f"data.train={tmp_path / 'more.jsonl'}", "federation.clients=49", "federation.cohort=1"]
+    changes += ["federation.sampling=poisson", "federation.rounds=1", "data.partition=iid"]
+    more = [part for change in changes for part in ("--set", change)]
+    result = json.loads(told("train", *settings, *more, "--out", tmp_path / "run", "--json"))
+    jsonschema.validate(result, json.loads(SCHEMA.read_text(encoding="utf-8")), cls=jsonschema.Draft202012Validator)
+    assert result["cohort"] == 1
+
+
+def test_a_person_gets_a_table_and_the_places(told: Told, settings: list[str], tmp_path: Path) -> None:
+    printed = told("train", *settings, "--out", tmp_path / "run", "--set", "federation.rounds=1")
+    assert "accuracy" in printed
+    assert f"report: {tmp_path / 'run' / 'report.html'}" in printed
+    assert f"secure-fed export {tmp_path / 'run'}" in printed
+
+
+def test_a_configuration_file_says_the_same_as_settings(
+    told: Told, settings: list[str], tmp_path: Path, finished: tuple[Path, str]
+) -> None:
+    tables: dict[str, list[str]] = {}
+    for setting in settings[1::2]:
+        name, _, value = setting.partition("=")
+        section, _, key = name.partition(".")
+        quoted = value if value.replace(".", "").isdigit() else json.dumps(value)
+        tables.setdefault(section, []).append(f"{key} = {quoted}")
+    text = "\n".join(f"[{section}]\n" + "\n".join(lines) for section, lines in tables.items())
+    (tmp_path / "run.toml").write_text(text, encoding="utf-8")
+    result = json.loads(told("train", tmp_path / "run.toml", "--out", tmp_path / "run", "--json"))
+    apart = ("seconds", "run_dir")
+    first = json.loads(finished[1])
+    assert {k: v for k, v in result.items() if k not in apart} == {k: v for k, v in first.items() if k not in apart}
+
+
+def test_a_run_without_a_place_goes_under_runs(
+    told: Told, settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = json.loads(told("train", *settings, "--set", "federation.rounds=1", "--json"))
+    (made,) = (tmp_path / "runs").iterdir()
+    assert made.name.endswith("-ffa_lora")
+    assert Path(result["run_dir"]) == Path("runs") / made.name
+
+
+def test_resuming_goes_on_to_more_rounds(
+    told: Told, settings: list[str], tmp_path: Path, finished: tuple[Path, str]
+) -> None:
+    out = tmp_path / "run"
+    told("train", *settings, "--out", out, "--json", "--set", "federation.rounds=2")
+    more = json.loads(told("train", "--resume", "--out", out, "--json", "--set", "federation.rounds=3"))
+    assert more["rounds"] == 3
+    assert (out / "checkpoint.safetensors").read_bytes() == (finished[0] / "checkpoint.safetensors").read_bytes()
+
+
+def test_resuming_with_another_setting_is_refused_by_name(
+    finished: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.read_bytes() for path in finished[0].iterdir()}
+    assert main(["train", "--resume", "--out", str(finished[0]), "--set", "training.lr=0.5"]) == 2
+    assert "training.lr: 0.5, not 0.02" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in finished[0].iterdir()} == before
+
+
+def test_tensorboard_events_are_written(told: Told, settings: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    told("train", *settings, "--out", out, "--json", "--set", "evaluation.tensorboard=true")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(out / "tensorboard"))
+    events.Reload()
+    rounds = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    written = events.Scalars("accuracy")
+    assert [event.step for event in written] == [1, 2, 3]
+    assert [event.value for event in written] == pytest.approx([record["accuracy"] for record in rounds])
+
+
+def test_predict_answers_in_order_from_a_file_and_from_standard_input(
+    told: Told, finished: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["word1 calm word2", "wild", "", "calm calm calm calm word3 word4 word5"]
+    (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
+    rows = "".join(json.dumps({"id": n, "text": text}) + "\n" for n, text in enumerate(texts))
+    (tmp_path / "texts.jsonl").write_text(rows, encoding="utf-8")
+    (tmp_path / "texts.csv").write_text("text\n" + "".join(f'"{text}"\n' for text in texts), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(texts) + "\n"))
+    from_stdin = told("predict", finished[0])
+    answers = [json.loads(line) for line in from_stdin.splitlines()]
+    assert len(answers) == len(texts)
+    for answer in answers:
+        assert answer["label"] in ("calm", "wild")
+        assert 0.5 <= answer["probability"] <= 1
+    for name in ("texts.txt", "texts.jsonl", "texts.csv"):
+        assert told("predict", finished[0], tmp_path / name) == from_stdin
+
+
+def test_predictions_on_the_test_set_have_the_accuracy_of_the_result(
+    told: Told, finished: tuple[Path, str], small_data: Path
+) -> None:
+    answers = [json.loads(line) for line in told("predict", finished[0], small_data / "test.jsonl").splitlines()]
+    truth = [json.loads(line)["label"] for line in (small_data / "test.jsonl").read_text(encoding="utf-8").splitlines()]
+    right = sum(answer["label"] == label for answer, label in zip(answers, truth, strict=True))
+    assert right / len(truth) == json.loads(finished[1])["accuracy"]
+
+
+def test_predict_of_nothing_is_nothing(told: Told, finished: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert told("predict", finished[0]) == ""
+
+
+@pytest.fixture(scope="module")
+def paired(tmp_path_factory: pytest.TempPathFactory, small_model: Path) -> Path:
+    """A run that labels pairs."""
+    folder = tmp_path_factory.mktemp("pairs")
+    rows = [{"text": f"word{n}", "text_2": ("calm", "wild")[n % 2], "label": n % 2} for n in range(20)]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    files = [f"model.name={small_model}", f"data.train={folder / 'train.jsonl'}", "data.text_b=text_2"]
+    settings = [part for text in [*files, "federation.clients=2", "federation.rounds=1"] for part in ("--set", text)]
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert main(["train", *settings, "--out", str(folder / "run"), "--json"]) == 0
+    return folder
+
+
+def test_pairs_are_labelled_by_both_texts(told: Told, paired: Path) -> None:
+    answers = [json.loads(line) for line in told("predict", paired / "run", paired / "train.jsonl").splitlines()]
+    assert len(answers) == 20
+    assert {answer["label"] for answer in answers} <= {"0", "1"}
+    swapped = [json.loads(line) for line in (paired / "train.jsonl").read_text(encoding="utf-8").splitlines()]
+    text = "".join(json.dumps({"text": row["text_2"], "text_2": row["text"]}) + "\n" for row in swapped)
+    (paired / "swapped.jsonl").write_text(text, encoding="utf-8")
+    again = [json.loads(line) for line in told("predict", paired / "run", paired / "swapped.jsonl").splitlines()]
+    assert [a["probability"] for a in again] != [a["probability"] for a in answers]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "facts"),
+    [
+        ("none.jsonl", None, ("none.jsonl", "no file")),
+        ("one.jsonl", '{"text": "calm"}\n', ("one.jsonl", "no column 'text_2'", "data.text_b", "'text'")),
+        ("one.txt", "calm\n", ("one.txt", "pairs", "'text_2'")),
+        ("odd.jsonl", '{"text": "calm", "text_2": 3}\n', ("odd.jsonl, line 1", "'text_2' is 3", "not text")),
+        ("none.txt", None, ("none.txt",)),
+        ("odd.pdf", "calm", ("odd.pdf", ".jsonl")),
+        ("", None, ("pairs", "FILE")),
+    ],
+)
+def test_what_predict_cannot_read(
+    paired: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    content: str | None,
+    facts: tuple[str, ...],
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    assert main(["predict", str(paired / "run"), *([str(tmp_path / name)] if name else [])]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    (sentence,) = printed.err.splitlines()
+    assert [fact for fact in facts if fact not in sentence] == [], sentence
+
+
+def test_what_predict_cannot_decode(
+    finished: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
+    assert main(["predict", str(finished[0]), str(tmp_path / "latin.txt")]) == 2
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8"))
+    assert main(["predict", str(finished[0])]) == 2
+    of_file, of_stdin = capsys.readouterr().err.splitlines()
+    assert "latin.txt is not UTF-8 (byte 0xe9)" in of_file
+    assert "standard input is not UTF-8 (byte 0xe9)" in of_stdin
+
+
+def test_a_run_whose_model_has_changed_is_refused(
+    settings: list[str], told: Told, tmp_path: Path, small_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import shutil
+
+    from transformers import BertConfig, BertForMaskedLM
+
+    shutil.copytree(small_model, tmp_path / "model")
+    run = ["train", *settings, "--set", f"model.name={tmp_path / 'model'}", "--set", "federation.rounds=1"]
+    told(*run, "--out", tmp_path / "run", "--json")
+    wider = BertConfig.from_pretrained(small_model, hidden_size=32)
+    BertForMaskedLM(wider).save_pretrained(tmp_path / "model")
+    capsys.readouterr()
+    assert main(["predict", str(tmp_path / "run")]) == 2
+    assert "another model" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_export_writes_an_adapter_that_peft_loads(
+    told: Told, finished: tuple[Path, str], small_model: Path, tmp_path: Path
+) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForSequenceClassification
+
+    assert Path(told("export", finished[0], tmp_path / "adapter").strip()) == tmp_path / "adapter"
+    base = AutoModelForSequenceClassification.from_pretrained(small_model, num_labels=2)
+    assert same_answers(PeftModel.from_pretrained(base, tmp_path / "adapter"), finished[0])
+    assert (tmp_path / "adapter" / "README.md").read_text(encoding="utf-8")
+
+
+def test_export_merged_writes_a_whole_model(told: Told, finished: tuple[Path, str], tmp_path: Path) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    told("export", finished[0], tmp_path / "whole", "--merged")
+    assert same_answers(AutoModelForSequenceClassification.from_pretrained(tmp_path / "whole"), finished[0])
+
+
+def same_answers(model: Any, run_dir: Path) -> bool:
+    import torch
+
+    from secure_fed import trained
+
+    ids = torch.tensor([[2, 4, 9, 3], [2, 5, 30, 3]])
+    ours = trained.load(run_dir).model.eval()
+    with torch.no_grad():
+        return torch.allclose(model.eval()(ids).logits, ours(ids).logits, rtol=1e-5, atol=1e-7)
+
+
+def test_report_is_written_again(told: Told, finished: tuple[Path, str]) -> None:
+    page = finished[0] / "report.html"
+    before = page.read_bytes()
+    page.unlink()
+    assert Path(told("report", finished[0]).strip()) == page
+    assert page.read_bytes() == before
+
+
+def test_methods(told: Told, small_model: Path) -> None:
+    listed = json.loads(told("methods", "--model", small_model, "--json"))
+    rows = {row["name"]: row for row in listed["methods"]}
+    assert list(rows) == ["fedlora", "ffa_lora", "fra_lora", "fra_then_ffa"]
+    # Query and value are 16 x 16, so A and B have 8 x 16 numbers each; the head is a pooler and a two-class classifier.
+    head = 16 * 16 + 16 + 16 * 2 + 2
+    assert rows["fedlora"]["trainable"] == 2 * 2 * 8 * 16 + head
+    assert rows["ffa_lora"]["trainable"] == 2 * 8 * 16 + head
+    assert (rows["fedlora"]["mean_exact"], rows["ffa_lora"]["mean_exact"]) == (False, True)
+    printed = told("methods", "--model", small_model)
+    assert all(name in printed for name in rows)
+
+
+def test_config_init(told: Told, tmp_path: Path) -> None:
+    assert told("config", "init") == commented_toml()
+    assert told("config", "init", tmp_path / "run.toml").strip() == str(tmp_path / "run.toml")
+    assert (tmp_path / "run.toml").read_text(encoding="utf-8") == commented_toml()
+    assert RunConfig.load(tmp_path / "run.toml") == RunConfig()
+
+
+def test_an_interrupt_says_how_to_go_on(
+    settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("secure_fed.engine.run_round", interrupt)
+    assert main(["train", *settings, "--out", str(tmp_path / "run")]) == 130
+    assert "--resume" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_as_a_module(settings: list[str], tmp_path: Path, finished: tuple[Path, str]) -> None:
+    command = [sys.executable, "-m", "secure_fed", "train", *settings, "--out", str(tmp_path / "run"), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["accuracy"] == json.loads(finished[1])["accuracy"]
+    assert (tmp_path / "run" / "checkpoint.safetensors").read_bytes() == (
+        finished[0] / "checkpoint.safetensors"
+    ).read_bytes()

@@ -1,0 +1,454 @@
+"""The round: its order, its sums, its bytes, and what happens to clients that send nonsense."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from privacy.sampling import FixedSize, Poisson
+from secure_fed import engine
+from secure_fed.client import Client, Workbench
+from secure_fed.engine import Schedule, run_round
+from secure_fed.errors import MethodError, TrainingError
+from secure_fed.methods import METHODS
+from secure_fed.methods.method import State
+from secure_fed.server import Server
+from secure_fed.summation import PlainSum
+from secure_fed.tensors import Layout, LayoutMismatch, Tensors
+from secure_fed.training import Trained
+from secure_fed.transport import Recording, Reply, Request
+from tests.secure_fed import toys
+
+LR = 0.5
+CHANGES = {0: 1.0, 1: 2.0, 2: 4.0, 3: 9.0}
+
+
+def reply_with(changes: Mapping[int, float], weights: Mapping[int, float] | None = None) -> Callable[[int, Request], Reply]:
+    """Clients whose change is (c, -c), and who send its squared distance from the mean in a second pass."""
+
+    def answer(client: int, request: Request) -> Reply:
+        change = torch.tensor([changes[client], -changes[client]])
+        if request.pass_name != "change":
+            change = (change - request.means["change"].tensor("w")).square()
+        return Reply(client, Tensors({"w": change}), (weights or {}).get(client, 1.0), loss=10.0 + client)
+
+    return answer
+
+
+def one_round(server: Server, transport: Any, start: State | None = None) -> tuple[State, dict[str, Any]]:
+    return run_round(start or toys.state(10.0, 20.0), server, transport, LR)
+
+
+# Order.
+
+
+def test_a_round_does_things_in_the_order_it_says() -> None:
+    """plan, draw; for every pass ask, add each reply as it comes, release; apply; evaluate; and only then tell."""
+    order: list[str] = []
+
+    @dataclass(frozen=True)
+    class Method(toys.TwoPasses):
+        def plan(self, state: State) -> Any:
+            order.append("plan")
+            return super().plan(state)
+
+        def apply(self, state: State, means: Mapping[str, Tensors]) -> State:
+            order.append("apply")
+            return super().apply(state, means)
+
+    class Sampler(FixedSize):
+        def draw(self, rng: np.random.Generator) -> list[int]:
+            order.append("draw")
+            return super().draw(rng)
+
+    class Sum(PlainSum):
+        def add(self, contribution: Tensors, weight: float = 1.0) -> None:
+            order.append("add")
+            super().add(contribution, weight)
+
+    class Mechanism:
+        def scale(self, norm: float) -> float:
+            return 1.0
+
+        def release(self, total: Any) -> Any:
+            order.append("release")
+            return total
+
+    def answer(client: int, request: Request) -> Reply:
+        order.append(f"ask {client} for {request.pass_name}")
+        return reply_with(CHANGES)(client, request)
+
+    def evaluate(state: State) -> dict[str, Any]:
+        order.append(f"evaluate round {state.round}")
+        return {"accuracy": 0.5}
+
+    server = toys.server(Method(), Sampler(4, 2), mechanism=Mechanism(), open_sum=Sum)
+    rounds = engine.run(toys.state(0, 0), server, toys.Scripted(answer), Schedule(1, lambda _: LR, 1), evaluate)
+    for _, record in rounds:
+        order.append("tell")
+    first, second = server.draw(0)
+    order.pop()  # the draw just made
+    passes = [
+        [f"ask {first} for {name}", "add", f"ask {second} for {name}", "add", "release"] for name in ("change", "distance")
+    ]
+    assert order == ["plan", "draw", *passes[0], *passes[1], "apply", "evaluate round 1", "tell"]
+    assert record["accuracy"] == 0.5
+
+
+def test_the_state_goes_from_round_to_round_with_the_rounds_own_learning_rate() -> None:
+    rates = []
+
+    def answer(client: int, request: Request) -> Reply:
+        rates.append((request.round, request.lr))
+        return reply_with({0: 1.0})(client, request)
+
+    server = toys.server(toys.OnePass(), FixedSize(1, 1))
+    evaluated = []
+
+    def evaluate(state: State) -> dict[str, Any]:
+        evaluated.append(state.round)
+        return {}
+
+    schedule = Schedule(5, lambda round_: 1.0 / (round_ + 1), every=3)
+    rounds = list(engine.run(toys.state(0, 0), server, toys.Scripted(answer), schedule, evaluate))
+    assert [state.tensors.tensor("w").tolist() for state, _ in rounds] == [[n, -n] for n in (1.0, 2.0, 3.0, 4.0, 5.0)]
+    assert rates == [(n, 1.0 / (n + 1)) for n in range(5)]
+    assert [record["lr"] for _, record in rounds] == [lr for _, lr in rates]
+    assert evaluated == [3, 5]
+    assert [record["round"] for _, record in rounds] == [1, 2, 3, 4, 5]
+
+
+def test_a_run_goes_on_from_the_round_it_is_given() -> None:
+    server = toys.server(toys.OnePass(), FixedSize(1, 1))
+    start = replace(toys.state(0, 0), round=3)
+    rounds = engine.run(start, server, toys.Scripted(reply_with({0: 1.0})), Schedule(5, lambda _: LR, 1), lambda _: {})
+    assert [record["round"] for _, record in rounds] == [4, 5]
+
+
+# Passes and means.
+
+
+def test_a_second_pass_sees_the_mean_of_the_first() -> None:
+    transport = toys.Scripted(reply_with(CHANGES))
+    after, record = one_round(toys.server(toys.TwoPasses()), transport)
+    assert after.tensors.tensor("w").tolist() == [14.0, 16.0]
+    assert after.tensors.tensor("spread").tolist() == [9.5, 9.5]  # the variance of 1, 2, 4, 9
+    assert transport.asked == [("change", [0, 1, 2, 3]), ("distance", [0, 1, 2, 3])]
+    assert record["train_loss"] == 11.5
+    assert after.round == 1
+
+
+def test_a_second_pass_carries_means_down_and_not_the_state_again() -> None:
+    recording = Recording(toys.Scripted(reply_with(CHANGES)))
+    _, record = one_round(toys.server(toys.TwoPasses()), recording)
+    (first, _), (second, _) = recording.exchanges[0], recording.exchanges[4]
+    assert set(first.tensors) == {"w"}
+    assert not first.means
+    assert not second.tensors
+    assert set(second.means) == {"change"}
+    assert record["bytes_down"] == 4 * len(first.tensors.to_bytes()) + 4 * len(second.means["change"].to_bytes())
+
+
+def test_a_client_rejected_in_one_pass_is_not_asked_in_the_next() -> None:
+    transport = toys.Scripted(reply_with({**CHANGES, 2: math.inf}))
+    after, record = one_round(toys.server(toys.TwoPasses()), transport)
+    assert transport.asked == [("change", [0, 1, 2, 3]), ("distance", [0, 1, 3])]
+    assert record["rejected"] == ["cleo"]
+    assert after.tensors.tensor("w").tolist() == [14.0, 16.0]
+    assert after.tensors.tensor("spread")[0] == pytest.approx(np.var([1, 2, 9]))
+
+
+def test_uniform_weights_and_weights_by_examples_are_exact_means() -> None:
+    for weights, expected in (({}, 4.0), ({0: 5.0, 1: 1.0, 2: 1.0, 3: 3.0}, (5 + 2 + 4 + 27) / 10)):
+        transport = toys.Scripted(reply_with(CHANGES, weights))
+        after, _ = one_round(toys.server(toys.OnePass()), transport, toys.state(0.0, 0.0))
+        assert after.tensors.tensor("w").tolist() == pytest.approx([expected, -expected], rel=1e-7)
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+def test_weighting_is_by_the_clients_own_count(weighting: str) -> None:
+    federation = toys.federation({"federation.weighting": weighting}, sizes=(5, 8, 11))
+    recording = federation.transport = Recording(federation.transport)
+    federation.run()
+    expected = {0: 5.0, 1: 8.0, 2: 11.0} if weighting == "examples" else {0: 1.0, 1: 1.0, 2: 1.0}
+    assert {reply.client: reply.weight for _, reply in recording.exchanges} == expected
+
+
+# Who takes part.
+
+
+def test_an_empty_cohort_changes_nothing_and_the_run_goes_on() -> None:
+    server = toys.server(toys.OnePass(), Poisson(4, 0.3))
+    transport = toys.Scripted(reply_with(CHANGES))
+    rounds = list(engine.run(toys.state(1, 2), server, transport, Schedule(12, lambda _: LR, 1), lambda _: {}))
+    before = toys.state(1, 2)
+    empty = 0
+    for after, record in rounds:
+        if record["cohort"] == 0:
+            empty += 1
+            assert toys.same(after.tensors, before.tensors)
+            assert record["train_loss"] is None
+            assert record["bytes_up"] == record["bytes_down"] == 0
+        else:
+            assert not toys.same(after.tensors, before.tensors)
+        before = after
+    assert 0 < empty < 12
+    assert after.round == 12
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_empty_cohort_leaves_the_model_what_it_was(method: str) -> None:
+    """FRA may split the same product anew; the product, and so the model, is the same."""
+    federation = toys.federation({"method.name": method})
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    start, _ = run_round(federation.initial, federation.server, federation.transport, LR)
+    nobody = replace(federation.server, sampler=Poisson(3, 0.0))
+    after, _ = run_round(start, nobody, federation.transport, LR)
+    outputs = [federation.load(state).eval()(x).detach() for state in (start, after)]
+    torch.testing.assert_close(*outputs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_rejected_client_leaves_the_round_as_if_it_had_not_been_there(bad: float) -> None:
+    with_it, record = one_round(toys.server(toys.OnePass()), toys.Scripted(reply_with({**CHANGES, 1: bad})))
+
+    class Without:
+        expected = 3.0
+
+        def draw(self, rng: np.random.Generator) -> list[int]:
+            return [0, 2, 3]
+
+    without_it, _ = one_round(toys.server(toys.OnePass(), Without()), toys.Scripted(reply_with(CHANGES)))
+    assert record["rejected"] == ["ben"]
+    assert record["cohort"] == 4
+    assert record["train_loss"] == pytest.approx((10 + 12 + 13) / 3)
+    assert toys.same(with_it.tensors, without_it.tensors)
+
+
+def test_a_run_may_be_told_to_fail_instead() -> None:
+    server = toys.server(toys.OnePass(), skip_nonfinite=False)
+    with pytest.raises(TrainingError, match=r"client ben sent an update that is not finite.*federation\.nonfinite"):
+        one_round(server, toys.Scripted(reply_with({**CHANGES, 1: math.nan})))
+
+
+def test_a_round_with_nobody_left_fails() -> None:
+    transport = toys.Scripted(reply_with(dict.fromkeys(range(4), math.nan)))
+    with pytest.raises(TrainingError, match=r"every client of the cohort.*\(4 of them\).*training\.lr"):
+        one_round(toys.server(toys.OnePass()), transport)
+
+
+def test_a_federation_names_the_client_and_goes_on() -> None:
+    poisoned = [toys.examples(1, 5), toys.examples(2, 8), toys.examples(3, 11)]
+    poisoned[1][0]["x"] = torch.full((6,), math.nan)
+    settings = {"training.steps": None, "evaluation.per_client": True}
+    with_it = toys.federation(settings, train=poisoned).run()
+    assert [record["rejected"] for record in with_it.records] == [["client-1"]] * 3
+    assert with_it.state.tensors.is_finite()
+    with pytest.raises(TrainingError, match="client-1"):
+        toys.federation({**settings, "federation.nonfinite": "fail"}, train=poisoned).run()
+
+
+def test_records_are_json_even_when_numbers_are_not() -> None:
+    def metrics(model: Any, batches: Any) -> dict[str, float]:
+        return {"accuracy": math.nan, "loss": math.inf}
+
+    result = toys.federation({"evaluation.per_client": True}, metrics=metrics).run()
+    assert result.records[0]["accuracy"] is None
+    assert result.records[0]["loss"] is None
+    assert result.records[0]["clients_accuracy"] == {"mean": None, "worst_decile": None}
+
+
+def test_a_contribution_of_another_layout_is_refused() -> None:
+    def answer(client: int, request: Request) -> Reply:
+        return Reply(client, Tensors({"w": torch.zeros(3)}), 1.0, 0.0)
+
+    with pytest.raises(LayoutMismatch, match=r"w of shape \(3,\)|w of shape \(2,\)"):
+        one_round(toys.server(toys.OnePass()), toys.Scripted(answer))
+
+
+def test_a_client_refuses_a_layout_that_is_not_its_own() -> None:
+    federation = toys.federation()
+
+    @dataclass
+    class Meddling:
+        inner: Any
+
+        def exchange(self, requests: Mapping[int, Request]) -> Iterator[Reply]:
+            other = Layout((("w", (2,)),)).digest
+            return self.inner.exchange({client: replace(request, layout=other) for client, request in requests.items()})
+
+    federation.transport = Meddling(federation.transport)
+    with pytest.raises(LayoutMismatch, match=r"client client-0 and the server disagree on what pass 'change' carries"):
+        federation.run()
+
+
+# Bytes.
+
+
+@dataclass
+class Weighing:
+    """A transport that really serialises what passes by."""
+
+    inner: Any
+    up: dict[int, int] = field(default_factory=dict)
+    down: dict[int, int] = field(default_factory=dict)
+
+    def exchange(self, requests: Mapping[int, Request]) -> Iterator[Reply]:
+        for client, request in requests.items():
+            sent = [tensors.to_bytes() for tensors in (request.tensors, *request.means.values()) if tensors]
+            self.down[request.round] = self.down.get(request.round, 0) + sum(map(len, sent))
+            received = replace(request, tensors=Tensors.from_bytes(sent[0]))
+            (reply,) = self.inner.exchange({client: received})
+            data = reply.contribution.to_bytes()
+            self.up[request.round] = self.up.get(request.round, 0) + len(data)
+            yield replace(reply, contribution=Tensors.from_bytes(data))
+
+
+@pytest.mark.parametrize("personal", [[], ["classifier"]])
+@pytest.mark.parametrize("method", METHODS)
+def test_bytes_are_those_of_what_travelled_and_travel_changes_nothing(method: str, personal: list[str]) -> None:
+    settings = {"method.name": method, "method.personal": personal, "federation.cohort": 2}
+    if method == "fra_then_ffa":
+        settings["method.switch_round"] = 2
+    federation = toys.federation(settings)
+    weighing = federation.transport = Weighing(federation.transport)
+    result = federation.run()
+    assert [record["bytes_up"] for record in result.records] == [weighing.up[round_] for round_ in range(3)]
+    assert [record["bytes_down"] for record in result.records] == [weighing.down[round_] for round_ in range(3)]
+    assert toys.same(result.state.tensors, toys.federation(settings).run().state.tensors)
+
+
+def test_a_recording_keeps_everything_in_order() -> None:
+    federation = toys.federation({"federation.cohort": 2})
+    recording = federation.transport = Recording(federation.transport)
+    state, record = run_round(federation.initial, federation.server, recording, LR)
+    assert [reply.client for _, reply in recording.exchanges] == federation.server.draw(0)
+    assert all(toys.same(request.tensors, federation.initial.tensors) for request, _ in recording.exchanges)
+    mean = recording.exchanges[0][1].contribution + recording.exchanges[1][1].contribution
+    assert ((federation.initial.tensors + mean * 0.5) - state.tensors).norm() < 1e-6
+    assert record["bytes_up"] == sum(len(reply.contribution.to_bytes()) for _, reply in recording.exchanges)
+
+
+# Clients.
+
+
+def test_a_client_keeps_nothing_of_a_round() -> None:
+    federation = toys.federation()
+    federation.run()
+    for client in federation.clients:
+        assert not [name for name, value in vars(client).items() if isinstance(value, Tensors) and len(value)]
+
+
+def test_a_client_does_not_take_a_diverged_head_into_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = toys.federation({"method.personal": ["classifier"]})
+    client = federation.clients[0]
+    start = client.personal.to_bytes()
+    request = federation.server.request(
+        federation.initial, federation.server.plan(federation.initial), "change", LR, {}
+    )
+
+    def diverged(*arguments: Any) -> Trained:
+        return Trained(federation.initial.tensors * math.nan, math.nan)
+
+    monkeypatch.setattr("secure_fed.client.train", diverged)
+    assert not client.handle(request).contribution.is_finite()
+    assert client.personal.to_bytes() == start
+    monkeypatch.undo()
+    assert client.handle(request).contribution.is_finite()
+    assert client.personal.to_bytes() != start
+
+
+def test_a_mechanism_scales_what_leaves_the_client() -> None:
+    @dataclass(frozen=True)
+    class Clip:
+        def scale(self, norm: float) -> float:
+            return min(1.0, 1e-3 / norm)
+
+        def release(self, total: Any) -> Any:
+            return total
+
+    federation = toys.federation()
+    bench: Workbench = replace(federation.clients[0]._bench, mechanism=Clip())
+    client = Client(0, "clipped", toys.examples(1, 8), bench)
+    server = federation.server
+    request = server.request(federation.initial, server.plan(federation.initial), "change", LR, {})
+    assert client.handle(request).contribution.norm() == pytest.approx(1e-3, rel=1e-5)
+
+
+def test_a_pattern_that_names_no_trained_tensor_is_refused() -> None:
+    with pytest.raises(MethodError, match=r"method\.personal names 'head\.\*'.*there are classifier\.bias"):
+        toys.federation({"method.personal": ["head.*"]})
+
+
+# Whole runs.
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_equal_seeds_give_equal_bits_and_others_others(method: str) -> None:
+    settings = {"method.name": method, "federation.cohort": 2}
+    runs = [toys.federation({**settings, "federation.seed": seed}).run() for seed in (3, 3, 4)]
+    assert toys.same(runs[0].state.tensors, runs[1].state.tensors)
+    assert toys.without_time(runs[0].records) == toys.without_time(runs[1].records)
+    assert not toys.same(runs[0].state.tensors, runs[2].state.tensors)
+
+
+def test_a_federation_run_twice_starts_again() -> None:
+    federation = toys.federation({"method.personal": ["classifier"]})
+    first, second = federation.run(), federation.run()
+    assert toys.same(first.state.tensors, second.state.tensors)
+    assert toys.without_time(first.records) == toys.without_time(second.records)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_frozen_tensors_never_move(method: str) -> None:
+    federation = toys.federation({"method.name": method})
+    base = {name: p.detach().clone() for name, p in federation.parts.model.named_parameters() if not p.requires_grad}
+    result = federation.run()
+    model = federation.load(result.state)
+    frozen = [name for name in base if name not in result.state.tensors]
+    assert len(frozen) == 4  # two layers' weights and biases
+    assert all(torch.equal(model.get_parameter(name), base[name]) for name in frozen)
+    assert all(not name.startswith("classifier") for name in base)
+    if method == "ffa_lora":
+        for name in result.state.tensors:
+            moved = not torch.equal(result.state.tensors.tensor(name), federation.initial.tensors.tensor(name))
+            assert moved == ("lora_A" not in name)
+
+
+def test_one_client_in_fedavg_is_centralised_training() -> None:
+    """With one client, every round goes on where the last one ended."""
+    settings = {"training.optimizer": "sgd", "training.steps": None, "training.batch_size": 100}
+    federation = toys.federation(settings, sizes=(9,))
+    result = federation.run()
+    twin = toys.federation(settings, sizes=(9,))
+    model, examples = twin.parts.model, twin.parts.train[0]
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(parameters, 0.05)
+    for _ in range(3):
+        x, labels = torch.stack([item["x"] for item in examples]), torch.tensor([item["labels"] for item in examples])
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), labels).backward()
+        optimizer.step()
+    for name in result.state.tensors:
+        torch.testing.assert_close(result.state.tensors.tensor(name), model.get_parameter(name).detach(), rtol=0, atol=2e-6)
+
+
+def test_huge_proximity_holds_the_model_still() -> None:
+    settings = {"training.optimizer": "sgd", "training.steps": 5}
+    moves = {}
+    for mu in (0.0, 19.0):
+        federation = toys.federation({**settings, "training.proximal": mu})
+        moves[mu] = (federation.run().state.tensors - federation.initial.tensors).norm()
+    assert moves[19.0] < 0.3 * moves[0.0]
+
+
+def test_training_helps() -> None:
+    result = toys.federation({"federation.rounds": 12, "training.steps": 5}, sizes=(40, 60, 80)).run()
+    assert result.records[-1]["loss"] < 0.7 * result.records[0]["loss"]
+    assert result.summary["accuracy"] > 0.8

@@ -1,0 +1,324 @@
+"""Killed at any instant and resumed, a run ends in the same bits as one that was left alone.
+
+First at every named instant between two durable steps, in a process that kills itself there; then five times in a row in
+a real `python -m secure_fed train`.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from secure_fed import cli, durable, report
+from secure_fed.errors import RunDirectoryError
+from secure_fed.federation import Federation
+from secure_fed.run_store import read_checkpoint, read_records
+from tests.secure_fed import small_models, toys
+
+ROUNDS = 4
+_REPLACED = ("written", "synced", "replaced")
+_ROUND = ("metrics.jsonl:torn", "metrics.jsonl:appended", *(f"checkpoint.safetensors:{step}" for step in _REPLACED))
+POINTS = (
+    *(f"{name}:{step}" for name in ("config.json", "run.json") for step in _REPLACED),
+    *(_ROUND * ROUNDS),
+    *(f"{name}:{step}" for name in ("result.json", "report.html") for step in _REPLACED),
+)
+# A new interpreter for each of the hundred processes below would take minutes; where the system has it, one that has
+# torch loaded and has done nothing with it is forked.
+_PROCESSES = multiprocessing.get_context(
+    "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+)
+if "forkserver" in multiprocessing.get_all_start_methods():
+    multiprocessing.set_forkserver_preload([__name__])
+
+
+def everything_at_once() -> Federation:
+    """Server memory, tensors that stay on clients, cohorts of any size, dropout, and a method that changes half-way."""
+    settings = {
+        "method.name": "fra_then_ffa",
+        "method.switch_round": ROUNDS // 2,
+        "method.dropout": 0.2,
+        "method.personal": ["classifier"],
+        "federation.rounds": ROUNDS,
+        "federation.server_optimizer": "adam",
+        "federation.server_lr": 0.05,
+        "federation.sampling": "poisson",
+        "federation.cohort": 2,
+        "training.proximal": 0.1,
+        "evaluation.per_client": True,
+    }
+    return toys.federation(settings, model=toys.model(dropout=0.3))
+
+
+def transformer() -> Federation:
+    """BERT as anybody would run it, its own dropout on."""
+    rng = random.Random(0)
+    texts = [
+        {"input_ids": [rng.randrange(2, 40) for _ in range(rng.randrange(4, 12))], "labels": rng.randrange(3)}
+        for _ in range(40)
+    ]
+    settings = {"method.modules_to_save": [], "federation.rounds": ROUNDS, "federation.cohort": 2, "training.steps": 2}
+    model = small_models.make("bert")
+    return Federation(toys.config(settings), model=model, train=[texts[:9], texts[9:16], texts[16:32]], test=texts[32:])
+
+
+SCENARIOS: dict[str, Callable[[], Federation]] = {f.__name__: f for f in (everything_at_once, transformer)}
+
+
+def run(scenario: str, path: Path, *, resume: bool = False) -> None:
+    """What the command line does with a run directory."""
+    torch.set_num_threads(1)
+    SCENARIOS[scenario]().run(path, resume=resume)
+    report.write(path)
+
+
+def run_and_die(scenario: str, path: Path, resume: bool, deadly: int) -> None:
+    """Run as far as that many-th named instant, counted from 0, and be killed there."""
+    left = deadly
+
+    def crash_point(name: str) -> None:
+        nonlocal left
+        if left == 0:
+            if hasattr(signal, "SIGKILL"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            os._exit(1)
+        left -= 1
+
+    durable.crash_point = crash_point
+    run(scenario, path, resume=resume)
+
+
+def kill_at(scenario: str, path: Path, deadly: int, *, resume: bool = False) -> None:
+    process = _PROCESSES.Process(target=run_and_die, args=(scenario, path, resume, deadly))  # type: ignore[attr-defined]
+    process.start()
+    process.join()
+    assert process.exitcode == (-signal.SIGKILL if hasattr(signal, "SIGKILL") else 1)
+
+
+def instants(monkeypatch: pytest.MonkeyPatch, path: Path, *, resume: bool = False) -> list[str]:
+    """The names of the instants that a run passes."""
+    passed: list[str] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(durable, "crash_point", passed.append)
+        run("everything_at_once", path, resume=resume)
+    return passed
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Every scenario's run directory, when nobody interferes."""
+    folders = {name: tmp_path_factory.mktemp("uninterrupted") / name for name in SCENARIOS}
+    for name, folder in folders.items():
+        run(name, folder)
+    return folders
+
+
+def assert_same_run(left: Path, right: Path) -> None:
+    """The same files with the same bits in them, but for the time it took and the place."""
+    ours = {file.name for file in left.iterdir()} - {".lock"}
+    assert ours == {file.name for file in right.iterdir()} - {".lock"}
+    for name in ("checkpoint.safetensors", "config.json", "run.json"):
+        assert (left / name).read_bytes() == (right / name).read_bytes(), name
+    assert toys.without_time(read_records(left)) == toys.without_time(read_records(right))
+    lines = (left / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == list(range(1, len(lines) + 1))
+    assert len(lines) == len((right / "metrics.jsonl").read_text().splitlines())
+    results = [json.loads((path / "result.json").read_text()) for path in (left, right)]
+    for result in results:
+        del result["seconds"], result["run_dir"]
+    assert results[0] == results[1]
+
+
+# Named instants.
+
+
+def test_every_write_of_a_run_has_its_instants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert instants(monkeypatch, tmp_path / "run") == list(POINTS)
+    written = {name.partition(":")[0] for name in POINTS}
+    assert written == {file.name for file in (tmp_path / "run").iterdir()} - {".lock"}
+
+
+def test_the_scenario_exercises_what_it_says(uninterrupted: dict[str, Path]) -> None:
+    checkpoint = read_checkpoint(uninterrupted["everything_at_once"])
+    records = read_records(uninterrupted["everything_at_once"])
+    assert checkpoint is not None
+    assert {name[0] for name in checkpoint.state.memory} == {"m", "v"}
+    heads = {kept.to_bytes() for kept in checkpoint.personal.values()}
+    assert len(heads) == 3
+    assert len({record["cohort"] for record in records}) > 1
+    assert records[0]["bytes_up"] != records[-1]["bytes_up"]
+    assert records[-1]["clients_accuracy"]["mean"] > 0
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("deadly", range(len(POINTS)), ids=lambda index: f"{index}-{POINTS[index]}")
+def test_killed_at_a_named_instant(uninterrupted: dict[str, Path], tmp_path: Path, scenario: str, deadly: int) -> None:
+    kill_at(scenario, tmp_path / "run", deadly)
+    run(scenario, tmp_path / "run", resume=True)
+    assert_same_run(tmp_path / "run", uninterrupted[scenario])
+
+
+@pytest.mark.parametrize("first", [7, 9, 13])
+def test_killed_while_resuming_and_again_at_every_instant(
+    uninterrupted: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    scenario = "everything_at_once"
+    kill_at(scenario, tmp_path / "rehearsal", first)
+    passed = instants(monkeypatch, tmp_path / "rehearsal", resume=True)
+    assert passed[:3] == [f"metrics.jsonl:{step}" for step in _REPLACED]
+    for second in range(6):
+        kill_at(scenario, tmp_path / f"run-{second}", first)
+        kill_at(scenario, tmp_path / f"run-{second}", second, resume=True)
+        run(scenario, tmp_path / f"run-{second}", resume=True)
+        assert_same_run(tmp_path / f"run-{second}", uninterrupted[scenario])
+
+
+def test_a_start_killed_before_its_configuration_may_be_started_again(
+    uninterrupted: dict[str, Path], tmp_path: Path
+) -> None:
+    kill_at("transformer", tmp_path / "run", POINTS.index("config.json:synced"))
+    assert not (tmp_path / "run" / "config.json").exists()
+    run("transformer", tmp_path / "run")
+    assert_same_run(tmp_path / "run", uninterrupted["transformer"])
+
+
+def test_the_lock_of_the_dead_is_nobodys(tmp_path: Path) -> None:
+    kill_at("transformer", tmp_path / "run", POINTS.index("checkpoint.safetensors:written"))
+    assert (tmp_path / "run" / "checkpoint.safetensors.part").exists()
+    run("transformer", tmp_path / "run", resume=True)
+    assert not list((tmp_path / "run").glob("*.part"))
+
+
+# Going on with a run that was not killed.
+
+
+class Listener:
+    """Counts the news."""
+
+    def __init__(self) -> None:
+        self.rounds: list[int] = []
+        self.ends = 0
+
+    def on_round_end(self, record: dict[str, Any], state: Any) -> None:
+        self.rounds.append(record["round"])
+
+    def on_end(self, result: Any) -> None:
+        self.ends += 1
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path, uninterrupted: dict[str, Path]) -> None:
+    run("everything_at_once", tmp_path / "run")
+    listener, federation = Listener(), everything_at_once()
+    federation.callbacks.append(listener)
+    result = federation.run(tmp_path / "run", resume=True)
+    report.write(tmp_path / "run")
+    assert_same_run(tmp_path / "run", uninterrupted["everything_at_once"])
+    assert (listener.rounds, listener.ends) == ([], 1)
+    assert len(result.records) == ROUNDS
+    assert result.summary["accuracy"] == result.records[-1]["accuracy"]
+
+
+def test_rounds_may_be_raised_and_give_the_longer_run(tmp_path: Path) -> None:
+    toys.federation({"federation.rounds": 2}).run(tmp_path / "grown")
+    listener = Listener()
+    toys.federation({"federation.rounds": 5}, callbacks=[listener]).run(tmp_path / "grown", resume=True)
+    toys.federation({"federation.rounds": 5}).run(tmp_path / "whole")
+    assert listener.rounds == [3, 4, 5]
+    assert_same_run(tmp_path / "grown", tmp_path / "whole")
+    with pytest.raises(RunDirectoryError, match=r"federation\.rounds may be raised on resuming, not lowered to 2"):
+        toys.federation({"federation.rounds": 2}).run(tmp_path / "grown", resume=True)
+
+
+def test_a_failed_run_is_resumed_by_the_same_object(tmp_path: Path, uninterrupted: dict[str, Path]) -> None:
+    """What clients learned in the round that failed is forgotten, as a new process would."""
+
+    class Fault:
+        def on_round_end(self, record: dict[str, Any], state: Any) -> None:
+            if record["round"] == 2:
+                raise KeyboardInterrupt
+
+    federation = everything_at_once()
+    federation.callbacks.append(Fault())
+    with pytest.raises(KeyboardInterrupt):
+        federation.run(tmp_path / "run")
+    federation.callbacks.clear()
+    for client in federation.clients:
+        client.kept = client.personal * 2.0
+    federation.run(tmp_path / "run", resume=True)
+    report.write(tmp_path / "run")
+    assert_same_run(tmp_path / "run", uninterrupted["everything_at_once"])
+
+
+def test_another_model_in_the_same_directory_is_refused(tmp_path: Path) -> None:
+    toys.federation({"federation.rounds": 1}).run(tmp_path / "run")
+    with pytest.raises(RunDirectoryError, match=r"holds the state of another model|begun with other data"):
+        toys.federation({"federation.rounds": 1}, model=_Larger()).run(tmp_path / "run", resume=True)
+
+
+class _Larger(toys.Toy):
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = torch.nn.Linear(8, 4)
+
+
+# Real kills.
+
+
+def test_five_real_kills(small_model: Path, small_data: Path, tmp_path: Path) -> None:
+    """`train`, killed while it starts and then at four random instants; the same command with --resume goes on each time."""
+    settings = tmp_path / "run.toml"
+    settings.write_text(
+        f"""
+        [model]
+        name = '{small_model.as_posix()}'
+        [data]
+        train = '{(small_data / "train.jsonl").as_posix()}'
+        test = '{(small_data / "test.jsonl").as_posix()}'
+        client = 'site'
+        [federation]
+        rounds = 60
+        cohort = 3
+        sampling = 'poisson'
+        server_optimizer = 'adam'
+        server_lr = 0.05
+        [method]
+        name = 'fra_then_ffa'
+        switch_round = 25
+        personal = ['classifier.*']
+        [training]
+        batch_size = 4
+        """
+    )
+    rng = random.Random(7)
+    victim, untouched = tmp_path / "victim", tmp_path / "untouched"
+    _kill_when(["train", str(settings), "--out", str(victim)], "secure-fed: ", 0.0)
+    for number, round_ in enumerate(sorted(rng.sample(range(2, 45), 4))):
+        command = ["train", str(settings)] if number == 0 else ["train"]
+        _kill_when([*command, "--resume", "--out", str(victim)], f"round {round_}/", rng.uniform(0.0, 0.05))
+    assert 5 <= len(read_records(victim)) < 60
+    assert cli.main(["train", "--resume", "--out", str(victim)]) == 0
+    assert cli.main(["train", str(settings), "--out", str(untouched)]) == 0
+    assert_same_run(victim, untouched)
+
+
+def _kill_when(arguments: list[str], line: str, later: float) -> None:
+    """Start the command line, and kill it that much after it said something that begins so."""
+    command = [sys.executable, "-m", "secure_fed", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert any(said.startswith(line) for said in process.stderr), f"{line!r} was never said"
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=later)
+        process.kill()
+    assert process.returncode != 0

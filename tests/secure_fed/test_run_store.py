@@ -1,0 +1,319 @@
+"""The run directory: what is refused, and in which words."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from secure_fed import cli, durable, run_store
+from secure_fed.durable import append_line, atomic_write
+from secure_fed.errors import RunDirectoryError
+from secure_fed.methods.method import State
+from secure_fed.run_store import RunStore, read_checkpoint, read_records
+from secure_fed.tensors import LowRank, Tensors
+from tests.secure_fed import toys
+
+FACTS = {"clients": ["a", "b"], "partition": {"jensen_shannon": float("nan"), "sizes": [3, 4]}, "versions": {"torch": "2"}}
+STATE = State(
+    Tensors({"w": torch.arange(6.0).view(2, 3), "p": LowRank(torch.ones(4, 1), torch.ones(1, 4))}),
+    round=1,
+    memory=Tensors({"m/change/w": torch.ones(2)}),
+)
+PERSONAL = {0: Tensors({"head": torch.ones(2)}), 12: Tensors({"head": torch.zeros(2)})}
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Path:
+    """A directory that holds a run of three rounds, one of them done."""
+    store = RunStore(tmp_path / "run")
+    store.begin(toys.config(), FACTS)
+    store.save(STATE, PERSONAL, {"round": 1})
+    store.close()
+    return tmp_path / "run"
+
+
+def begin(path: Path, settings: dict[str, Any] | None = None, facts: dict[str, Any] = FACTS) -> None:
+    store = RunStore(path)
+    try:
+        store.begin(toys.config(settings), facts)
+    finally:
+        store.close()
+
+
+# What is written is what is read.
+
+
+def test_a_state_comes_back_bit_for_bit(held: Path) -> None:
+    checkpoint = read_checkpoint(held)
+    assert checkpoint is not None
+    assert checkpoint.state.round == 1
+    assert toys.same(checkpoint.state.tensors, STATE.tensors)
+    assert toys.same(checkpoint.state.memory, STATE.memory)
+    assert checkpoint.personal.keys() == PERSONAL.keys()
+    assert all(toys.same(checkpoint.personal[client], kept) for client, kept in PERSONAL.items())
+
+
+def test_what_is_read_does_not_hang_on_the_file(held: Path) -> None:
+    """Tensors that were views of the file could neither be replaced on every system nor be computed with alike."""
+    checkpoint = read_checkpoint(held)
+    assert checkpoint is not None
+    for part in checkpoint.state.tensors.parts().values():
+        assert part.untyped_storage().nbytes() == part.numel() * part.element_size()
+        assert part.data_ptr() % 64 == 0
+
+
+def test_facts_and_configuration_are_readable_json(held: Path) -> None:
+    assert run_store.read_config(held) == toys.config()
+    assert run_store.read_facts(held)["clients"] == ["a", "b"]
+
+
+def test_no_part_files_are_left(held: Path) -> None:
+    assert not list(held.glob("*.part"))
+
+
+# Whose directory it is.
+
+
+def test_another_configuration_is_refused_with_every_difference_named(held: Path) -> None:
+    with pytest.raises(RunDirectoryError) as refused:
+        begin(held, {"training.lr": 0.5, "federation.seed": 3})
+    message = str(refused.value)
+    assert "written by another configuration" in message
+    assert "training.lr: 0.5, not 0.05" in message
+    assert "federation.seed: 3, not 0" in message
+    assert run_store.read_config(held) == toys.config()
+
+
+def test_rounds_may_be_raised_and_not_lowered(held: Path) -> None:
+    begin(held, {"federation.rounds": 5})
+    assert run_store.read_config(held).federation.rounds == 5
+    with pytest.raises(RunDirectoryError, match=r"planned for 5 rounds.*not lowered to 4"):
+        begin(held, {"federation.rounds": 4})
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"), [({"clients": ["a", "c"]}, "clients"), ({"partition": {"sizes": [2, 5]}}, "partition")]
+)
+def test_other_data_are_refused(held: Path, changed: dict[str, Any], named: str) -> None:
+    with pytest.raises(RunDirectoryError, match=rf"begun with other data: {named} in run\.json differs"):
+        begin(held, facts={**FACTS, **changed})
+
+
+def test_other_versions_of_packages_are_not_other_data(held: Path) -> None:
+    begin(held, facts={**FACTS, "versions": {"torch": "3"}})
+
+
+def test_two_at_once_are_refused(held: Path) -> None:
+    first = RunStore(held)
+    with pytest.raises(RunDirectoryError, match="is in use by another process; wait for it or choose another --out"):
+        RunStore(held)
+    first.close()
+    RunStore(held).close()
+
+
+def test_a_directory_with_a_run_or_anything_else_is_no_place_for_a_new_one(held: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="already holds a run; add --resume"):
+        run_store.require_unused(held)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "diary.txt").write_text("dear diary")
+    with pytest.raises(RunDirectoryError, match="is not an empty directory"):
+        run_store.require_unused(tmp_path / "notes")
+    with pytest.raises(RunDirectoryError, match="is not an empty directory"):
+        begin(tmp_path / "notes")
+    with pytest.raises(RunDirectoryError, match="is not an empty directory"):
+        run_store.require_unused(tmp_path / "notes" / "diary.txt")
+    run_store.require_unused(tmp_path / "nothing yet")
+
+
+def test_what_a_killed_start_leaves_is_a_place_for_a_new_run(tmp_path: Path) -> None:
+    RunStore(tmp_path / "run").close()
+    (tmp_path / "run" / ".lock").touch()
+    (tmp_path / "run" / "config.json.part").write_text('{"mod')
+    run_store.require_unused(tmp_path / "run")
+    begin(tmp_path / "run")
+    assert run_store.read_config(tmp_path / "run") == toys.config()
+
+
+def test_a_configuration_alone_is_a_run_that_has_not_begun(tmp_path: Path) -> None:
+    """What a kill between the first two files leaves."""
+    begin(tmp_path)
+    (tmp_path / "run.json").unlink()
+    begin(tmp_path)
+    assert run_store.read_facts(tmp_path)["clients"] == ["a", "b"]
+
+
+def test_reading_a_directory_without_a_run_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match=r"holds no run: config\.json is missing.*without --resume"):
+        run_store.read_config(tmp_path)
+
+
+# Damage.
+
+
+@pytest.mark.parametrize("kept", [0, 5, 100, -1])
+def test_a_damaged_checkpoint_is_refused(held: Path, kept: int) -> None:
+    file = held / "checkpoint.safetensors"
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(RunDirectoryError, match=r"checkpoint\.safetensors is damaged .*start again in another --out"):
+        read_checkpoint(held)
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"round": "many"}])
+def test_a_checkpoint_that_is_not_ours_is_refused(held: Path, metadata: dict[str, str] | None) -> None:
+    import safetensors.torch
+
+    safetensors.torch.save_file({"state/w": torch.ones(2)}, held / "checkpoint.safetensors", metadata)
+    with pytest.raises(RunDirectoryError, match="is damaged"):
+        read_checkpoint(held)
+
+
+@pytest.mark.parametrize("name", ["config.json", "run.json"])
+def test_a_damaged_json_file_is_refused_by_name(held: Path, name: str) -> None:
+    (held / name).write_text('{"model": ')
+    with pytest.raises(RunDirectoryError, match=rf"{name} cannot be read"):
+        begin(held)
+
+
+@pytest.mark.parametrize("torn", ['{"round": 2, "acc', '{"round": 2}', "7\n", "{}\n", "\0\0\0\0"])
+def test_lines_beyond_the_checkpoint_are_dropped_whole_or_torn(held: Path, torn: str) -> None:
+    with (held / "metrics.jsonl").open("a") as file:
+        file.write(torn)
+    store = RunStore(held)
+    _, records = store.restore()
+    store.save(State(STATE.tensors, 2), {}, {"round": 2, "new": True})
+    store.close()
+    assert records == [{"round": 1}]
+    assert read_records(held) == [{"round": 1}, {"round": 2, "new": True}]
+
+
+def test_metrics_that_lack_a_finished_round_are_refused(held: Path) -> None:
+    (held / "metrics.jsonl").write_text("")
+    store = RunStore(held)
+    with pytest.raises(RunDirectoryError, match=r"metrics\.jsonl is damaged: it tells of 0 of the 1 finished rounds"):
+        store.restore()
+    store.close()
+
+
+# A disk that refuses.
+
+
+class FullDisk:
+    """`os.fsync` of a disk that was full when the data came to be written."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def __call__(self, descriptor: int) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_refused_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    atomic_write(tmp_path / "file", "old")
+    monkeypatch.setattr(durable.os, "fsync", FullDisk(0))
+    with pytest.raises(RunDirectoryError, match=r"file cannot be written: No space left on device; .*another --out"):
+        atomic_write(tmp_path / "file", "new")
+    with pytest.raises(RunDirectoryError, match="lines cannot be written: No space left"):
+        append_line(tmp_path / "lines", "new")
+    assert (tmp_path / "file").read_text() == "old"
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_data_are_handed_to_the_disk_before_it_is_asked_to_keep_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+    monkeypatch.setattr(durable.os, "fsync", lambda descriptor: sizes.append(os.fstat(descriptor).st_size))
+    atomic_write(tmp_path / "file", "12345")
+    append_line(tmp_path / "lines", "12345678")
+    assert sizes[0] == 5
+    assert sizes[-1] == 9
+
+
+Start = Callable[[], int]
+
+
+@pytest.fixture
+def command(small_model: Path, small_data: Path, tmp_path: Path) -> list[str]:
+    """A run of two short rounds, for the command line."""
+    toml = tmp_path / "run.toml"
+    toml.write_text(
+        f"""
+        [model]
+        name = '{small_model.as_posix()}'
+        [data]
+        train = '{(small_data / "train.jsonl").as_posix()}'
+        test = '{(small_data / "test.jsonl").as_posix()}'
+        client = 'site'
+        [federation]
+        rounds = 2
+        cohort = 2
+        [training]
+        steps = 1
+        """
+    )
+    return ["train", str(toml), "--json"]
+
+
+def sentence(capsys: pytest.CaptureFixture[str]) -> str:
+    """What was said on standard error, which is the error and no traceback."""
+    told = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("round ")]
+    assert len(told) <= 2, told
+    assert told[-1].startswith("secure-fed: ")
+    return told[-1]
+
+
+@pytest.mark.parametrize("writes", range(8))
+def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], writes: int
+) -> None:
+    out = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        patched.setattr(durable.os, "fsync", FullDisk(writes))
+        # Syncing a folder is a courtesy that may fail; it must not use up the count.
+        patched.setattr(durable, "_sync_folder", lambda folder: None)
+        assert cli.main([*command, "--out", str(out)]) == 2
+    assert "No space left on device" in sentence(capsys)
+    assert cli.main([*command, "--out", str(out), "--resume"]) == 0
+    assert json.loads(capsys.readouterr().out)["rounds"] == 2
+    assert [record["round"] for record in read_records(out)] == [1, 2]
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert cli.main([*command, "--out", str(tmp_path / "file" / "run")]) == 2
+    assert "cannot be written" in sentence(capsys)
+
+
+def test_a_folder_of_somebody_elses_is_one_sentence(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(run_store.filelock.FileLock, "acquire", refuse)
+    assert cli.main([*command, "--out", str(tmp_path / "run")]) == 2
+    assert "run cannot be written: Permission denied" in sentence(capsys)
+
+
+def test_resuming_needs_a_run_or_the_settings_of_one(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["train", "--resume", "--out", str(tmp_path / "none")]) == 2
+    assert "holds no run: config.json is missing" in sentence(capsys)
+    assert not (tmp_path / "none").exists()
+    assert cli.main(["train", "--resume"]) == 2
+    assert "--resume needs --out" in sentence(capsys)
+    (tmp_path / "diary.txt").write_text("dear diary")
+    assert cli.main([*command, "--resume", "--out", str(tmp_path)]) == 2
+    assert "is not an empty directory" in sentence(capsys)
