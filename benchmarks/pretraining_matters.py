@@ -126,7 +126,9 @@ def main() -> None:
         facts = {"accuracy": accuracy, "margin": margins, "examples": asked.examples, "epochs": asked.epochs}
         print(json.dumps({**facts, "label_noise": notes.LABEL_NOISE, "seconds": time.perf_counter() - began}))
         return
-    print(f"{asked.examples} pooled notes, {asked.epochs} epoch(s); the best possible is near {1 - notes.LABEL_NOISE:.0%}")
+    print(
+        f"{asked.examples} pooled notes, {asked.epochs} epoch(s); the best possible is near {1 - notes.LABEL_NOISE:.0%}"
+    )
     print(f"{'':40}{'accuracy':>10}{'margin':>10}")
     for name, value in accuracy.items():
         print(f"{name:40}{value:>10.1%}" + (f"{100 * margins[name]:>+10.1f}" if name in margins else ""))

@@ -6,6 +6,7 @@ hands it the total before any method sees it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -15,8 +16,8 @@ Total = TypeVar("Total")
 class Mechanism(Protocol):
     """The seam between the federation and differential privacy."""
 
-    def scale(self, norm: float) -> float:
-        """The factor a client multiplies its contribution of this norm by."""
+    def scale(self, norm: Callable[[], float]) -> float:
+        """The factor a client multiplies its contribution by; `norm()` measures it, for those mechanisms that need to."""
 
     def release(self, total: Total) -> Total:
         """The total as the server may use it."""
@@ -26,7 +27,7 @@ class Mechanism(Protocol):
 class NoMechanism:
     """Neither clips nor adds noise, and guarantees nothing."""
 
-    def scale(self, norm: float) -> float:
+    def scale(self, norm: Callable[[], float]) -> float:
         return 1.0
 
     def release(self, total: Total) -> Total:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from secure_fed.config import RunConfig, commented_toml
-from secure_fed.errors import ConfigError, RunDirectoryError, SecureFedError
+from secure_fed.errors import ConfigError, RunDirectoryError, SecureFedError, StorageError, plainly
 
 if TYPE_CHECKING:
     from secure_fed.federation import Result
@@ -29,13 +30,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = _parser().parse_args(arguments)
     try:
         chosen.run(chosen)
+        sys.stdout.flush()
     except SecureFedError as error:
         print(f"secure-fed: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("secure-fed: interrupted; a run with --out goes on with --resume", file=sys.stderr)
         return _INTERRUPTED
+    except OSError as error:  # most likely of standard output
+        _drop_refused_output()
+        if not isinstance(error, BrokenPipeError):  # `| head` has read enough, and is told nothing
+            print(f"secure-fed: {error}", file=sys.stderr)
+        return 1
     return 0
+
+
+def _drop_refused_output() -> None:
+    """What is left in the buffer would be refused again, with a traceback, when Python exits."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -75,6 +91,8 @@ def _parser() -> argparse.ArgumentParser:
     predict.add_argument(
         "file", nargs="?", type=Path, metavar="FILE", help="as for training, or .txt; default: lines of stdin"
     )
+    for using in (export, predict):
+        using.add_argument("--client", metavar="NAME", help="whose model, for a run with method.personal")
 
     config = commands.add_parser("config", help="configuration files", description="configuration files")
     init = config.add_subparsers(required=True, metavar="ACTION").add_parser(
@@ -86,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _demo(chosen: argparse.Namespace) -> None:
-    _run(RunConfig(), _out(chosen.out, "demo"), resume=False, as_json=chosen.json)
+    _run(RunConfig(), chosen, "demo", resume=False)
 
 
 def _train(chosen: argparse.Namespace) -> None:
@@ -94,40 +112,46 @@ def _train(chosen: argparse.Namespace) -> None:
         raise RunDirectoryError("--resume needs --out DIR, the run directory to go on with")
     config = RunConfig.load(chosen.config, () if chosen.resume else chosen.set)
     if chosen.resume:
-        from secure_fed.run_store import read_config
+        from secure_fed.run_dir import read_config, require_begun
 
+        if chosen.config:
+            require_begun(Path(chosen.out))
         config = (config if chosen.config else read_config(Path(chosen.out))).override(chosen.set)
-    _run(config, _out(chosen.out, config.method.name), resume=chosen.resume, as_json=chosen.json)
+    _run(config, chosen, config.method.name, resume=chosen.resume)
 
 
-def _run(config: RunConfig, out: Path, *, resume: bool, as_json: bool) -> None:
+def _run(config: RunConfig, chosen: argparse.Namespace, name: str, *, resume: bool) -> None:
     from secure_fed import report
     from secure_fed.federation import Federation
     from secure_fed.progress import ConsoleProgress, TensorBoard
-    from secure_fed.run_store import read_checkpoint, require_unused
+    from secure_fed.run_dir import claimed
+    from secure_fed.run_store import read_checkpoint, read_records, require_unused
 
-    if not resume:
+    out = Path(chosen.out or f"runs/{datetime.now():%Y%m%d-%H%M%S}-{name}")
+    if chosen.out and not resume:
         require_unused(out)
-    print(f"secure-fed: {config.method.name} of {config.model.name}, run directory {out}", file=sys.stderr)
-    federation = Federation(config)
     with ExitStack() as stack:
-        federation.callbacks.append(stack.enter_context(ConsoleProgress(config.federation.rounds)))
+        out = stack.enter_context(claimed(out, rename=not chosen.out))
+        print(f"secure-fed: {config.method.name} of {config.model.name}, run directory {out}", file=sys.stderr)
+        federation = Federation(config)
+        checkpoint = read_checkpoint(out)
+        done = read_records(out, checkpoint.state.round) if checkpoint else []
         if config.evaluation.tensorboard:
-            checkpoint = read_checkpoint(out) if resume else None
-            federation.callbacks.append(TensorBoard(out / "tensorboard", checkpoint.state.round if checkpoint else 0))
+            federation.callbacks.append(TensorBoard(out / "tensorboard", len(done)))
+        federation.callbacks.append(stack.enter_context(ConsoleProgress(config.federation.rounds, done)))
         result = federation.run(out, resume=resume)
     page = report.write(out)
-    _print_result(result, page, as_json)
+    _print_result(result, page, chosen.json)
 
 
 def _print_result(result: Result, page: Path, as_json: bool) -> None:
     if as_json:
         print(json.dumps(result.summary))
         return
-    from rich.console import Console
     from rich.table import Table
 
-    from secure_fed.progress import readable_bytes
+    from secure_fed.progress import PlainConsole
+    from secure_fed.report.words import size
 
     summary = result.summary
     table = Table(
@@ -136,17 +160,15 @@ def _print_result(result: Result, page: Path, as_json: bool) -> None:
     for name, value in (
         ("accuracy", _percent(summary["accuracy"])),
         ("macro-F1", _percent(summary["macro_f1"])),
-        ("rounds", f"{summary['rounds']} of {summary['cohort']:g} among {summary['clients']} clients"),
+        ("rounds", f"{summary['rounds']}, each with {summary['cohort']} of {summary['clients']} clients"),
         ("trained parameters", f"{summary['trainable']:,}"),
-        ("sent", f"{readable_bytes(summary['bytes_up'])} up, {readable_bytes(summary['bytes_down'])} down"),
+        ("sent", f"{size(summary['bytes_up'])} up, {size(summary['bytes_down'])} down"),
         ("privacy", summary["privacy_statement"]),
         ("time", f"{summary['seconds']:.1f} s"),
     ):
         table.add_row(name, value)
-    console = Console()
-    console.print(table)
-    console.print(f"report: {page}", soft_wrap=True, highlight=False)
-    console.print(f"adapter: secure-fed export {result.run_dir} OUT_DIR", soft_wrap=True, highlight=False)
+    PlainConsole().print(table)
+    print(f"report: {page}\nadapter: secure-fed export {result.run_dir} OUT_DIR")
 
 
 def _percent(value: float | None) -> str:
@@ -160,10 +182,10 @@ def _methods(chosen: argparse.Namespace) -> None:
     if chosen.json:
         print(json.dumps({"model": chosen.model, "methods": rows}))
         return
-    from rich.console import Console
     from rich.table import Column, Table
 
-    from secure_fed.progress import readable_bytes
+    from secure_fed.progress import PlainConsole
+    from secure_fed.report.words import size
 
     table = Table(
         Column("method", no_wrap=True),
@@ -175,10 +197,9 @@ def _methods(chosen: argparse.Namespace) -> None:
         title=f"for {chosen.model}",
     )
     for row in rows:
-        up = readable_bytes(row["bytes_up"])
-        exact = "yes" if row["mean_exact"] else "no"
+        exact, up = "yes" if row["mean_exact"] else "no", size(row["bytes_up"])
         table.add_row(row["name"], row["travels"], exact, f"{row['trainable']:,}", up, row["paper"])
-    Console().print(table)
+    PlainConsole().print(table)
 
 
 def _report(chosen: argparse.Namespace) -> None:
@@ -190,20 +211,20 @@ def _report(chosen: argparse.Namespace) -> None:
 def _export(chosen: argparse.Namespace) -> None:
     from secure_fed import trained
 
-    print(trained.load(chosen.run_dir).export(chosen.out_dir, merged=chosen.merged))
+    print(trained.load(chosen.run_dir, chosen.client).export(chosen.out_dir, merged=chosen.merged))
 
 
 def _predict(chosen: argparse.Namespace) -> None:
     from secure_fed import trained
-    from secure_fed.data.texts import lines, read_texts
+    from secure_fed.data.texts import read_lines, read_texts
 
-    run = trained.load(chosen.run_dir)
+    run = trained.load(chosen.run_dir, chosen.client)
     if chosen.file is not None:
         texts, pairs = read_texts(chosen.file, run.config.data)
     elif run.config.data.text_b:
         raise ConfigError("this run labels pairs of texts, which lines of standard input cannot give; name a FILE")
     else:
-        texts, pairs = lines(sys.stdin, "standard input"), None
+        texts, pairs = read_lines(sys.stdin.buffer if sys.stdin else (), "standard input"), None
     for prediction in run.predict(texts, pairs):
         print(json.dumps(prediction))
 
@@ -212,13 +233,13 @@ def _config_init(chosen: argparse.Namespace) -> None:
     if chosen.file is None:
         print(commented_toml(), end="")
         return
-    if chosen.file.exists():
-        raise ConfigError(f"{chosen.file} exists already; name a file that does not")
     from secure_fed.durable import atomic_write
 
-    atomic_write(chosen.file, commented_toml())
+    with plainly(ConfigError, f"{chosen.file} cannot be written", "name another file"):
+        if chosen.file.exists():
+            raise ConfigError(f"{chosen.file} exists already; name a file that does not")
+    try:
+        atomic_write(chosen.file, commented_toml())
+    except StorageError as error:
+        raise ConfigError(f"{str(error).rpartition(';')[0]}; name another file") from error
     print(chosen.file)
-
-
-def _out(asked: str | None, name: str) -> Path:
-    return Path(asked) if asked else Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{name}"

@@ -13,7 +13,7 @@ from privacy.mechanisms import Mechanism
 from secure_fed.config import TrainingConfig
 from secure_fed.errors import MethodError
 from secure_fed.methods.method import Method, State
-from secure_fed.tensors import Layout, LayoutMismatch, Tensors
+from secure_fed.tensors import Layout, LayoutError, Tensors
 from secure_fed.training import Collate, Objective, Trained, train
 from secure_fed.transport import Reply, Request
 
@@ -64,12 +64,10 @@ class Client:
             self._train(request)
         contribution = bench.method.contribute(request.pass_name, self._before, self._after, request.means)
         if Layout.of(contribution).digest != request.layout:
-            raise LayoutMismatch(
-                f"client {self.name} and the server disagree on what pass {request.pass_name!r} carries"
-            )
+            raise LayoutError(f"client {self.name} and the server disagree on what pass {request.pass_name!r} carries")
         if request.pass_name == request.plan.passes[-1]:
             self._before = self._after = Tensors()
-        factor = bench.mechanism.scale(contribution.norm())
+        factor = bench.mechanism.scale(contribution.norm)
         weight = float(len(self.examples)) if bench.by_examples else 1.0
         return Reply(self.index, contribution if factor == 1.0 else contribution * factor, weight, self._loss)
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
-from secure_fed.errors import RunDirectoryError
+from secure_fed.errors import StorageError, plainly
 
 
 def crash_point(name: str) -> None:
@@ -18,7 +17,7 @@ def atomic_write(path: Path, data: bytes | str) -> None:
     """Replace the file by `data` in one step that survives a power cut; a refused write leaves nothing beside it."""
     content = data.encode() if isinstance(data, str) else data
     part = path.with_name(path.name + ".part")
-    with plainly(path):
+    with _written(path):
         try:
             with part.open("wb") as file:
                 file.write(content)
@@ -38,7 +37,7 @@ def atomic_write(path: Path, data: bytes | str) -> None:
 def append_line(path: Path, line: str) -> None:
     """Add a line that is on disk when this returns; a kill may leave part of it at the end of the file."""
     content = line.encode() + b"\n"
-    with plainly(path), path.open("ab") as file:
+    with _written(path), path.open("ab") as file:
         file.write(content[: len(content) // 2])
         file.flush()
         crash_point(f"{path.name}:torn")
@@ -48,15 +47,8 @@ def append_line(path: Path, line: str) -> None:
     crash_point(f"{path.name}:appended")
 
 
-@contextmanager
-def plainly(path: Path) -> Iterator[None]:
-    """What the operating system refuses (a full disk, a folder that is not ours) as one sentence."""
-    try:
-        yield
-    except OSError as error:
-        raise RunDirectoryError(
-            f"{path} cannot be written: {error.strerror or error}; free it or choose another --out"
-        ) from error
+def _written(path: Path) -> AbstractContextManager[None]:
+    return plainly(StorageError, f"{path} cannot be written", "make that possible and try again, a run with --resume")
 
 
 def _sync_folder(folder: Path) -> None:

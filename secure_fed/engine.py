@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from secure_fed.errors import ConfigError
 from secure_fed.methods.method import State
 from secure_fed.server import Intake, Server
 from secure_fed.tensors import Tensors
@@ -76,8 +77,16 @@ def run(
         started = time.perf_counter()
         state, record = run_round(state, server, transport, schedule.lr(state.round))
         if schedule.evaluates(state.round):
-            record |= evaluate(state)
+            record = _with_metrics(record, evaluate(state))
         yield state, _plain(record | {"seconds": time.perf_counter() - started})
+
+
+def _with_metrics(record: Record, measured: Record) -> Record:
+    if clash := sorted({*record, "seconds"} & set(measured)):
+        raise ConfigError(
+            f"metrics gives {clash[0]!r}, a name that every round's record has already; call it something else"
+        )
+    return record | measured
 
 
 def _plain(value: Any) -> Any:

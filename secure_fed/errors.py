@@ -2,17 +2,21 @@
 
     SecureFedError            1   the run failed
     ├── TrainingError         1   a run could not go on (non-finite updates, no finite client left)
+    ├── StorageError          1   what a run had to write was refused (a full disk, a limit on file sizes)
     └── UsageError            2   something given to us is wrong, and nothing was written
         ├── ConfigError           a key, a value, or a combination of settings
         ├── DataError             a file, a column, a label, a split
         ├── ModelError            a model or tokenizer that cannot be loaded or adapted
         ├── MethodError           a method that cannot do what was asked of it
-        └── RunDirectoryError     a run directory that is missing, taken, foreign or unwritable
+        └── RunDirectoryError     a run directory that is missing, taken, foreign, damaged or unwritable from the start
 
 Every message is one sentence that names the value, the limit and the setting to change.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class SecureFedError(Exception):
@@ -23,6 +27,10 @@ class SecureFedError(Exception):
 
 class TrainingError(SecureFedError):
     """Training cannot go on."""
+
+
+class StorageError(SecureFedError):
+    """What was to be kept cannot be written."""
 
 
 class UsageError(SecureFedError):
@@ -49,3 +57,12 @@ class MethodError(UsageError):
 
 class RunDirectoryError(UsageError):
     """The run directory cannot be used as asked."""
+
+
+@contextmanager
+def plainly(kind: type[SecureFedError], problem: str, remedy: str) -> Iterator[None]:
+    """What the system refuses about a path (too long a name, a folder that is not ours, a full disk) as one sentence."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError) as error:  # a NUL in a name; "~" of a user there is not
+        raise kind(f"{problem}: {getattr(error, 'strerror', None) or error}; {remedy}") from error

@@ -20,14 +20,18 @@ Metrics = Callable[[nn.Module, Iterable[Batch]], dict[str, float]]
 def evaluate(
     model: nn.Module, examples: Sequence[Any], collate: Collate, metrics: Metrics, batch_size: int, device: torch.device
 ) -> dict[str, float]:
-    """What `metrics` says of the model, in evaluation mode, over all examples."""
+    """What `metrics` says of the model, in evaluation mode, over all examples, as plain numbers."""
 
     def on_device() -> Iterator[Batch]:
         for batch in batches(examples, batch_size, collate, None):
             yield to_device(batch.inputs, device)
 
     model.eval()
-    return metrics(model, on_device())
+    given: Any = metrics(model, on_device())
+    try:
+        return {str(name): float(value) for name, value in given.items()}
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"metrics must give a dict of names and numbers, and gave {given!r:.80}") from error
 
 
 def across_clients(metrics: Sequence[Mapping[str, float]], name: str) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """A trained model as a folder that others can load: a PEFT adapter, or the whole model with the adapter merged in.
 
-Either is written beside its destination and renamed into place, so a folder that exists is complete.
+Either is written beside its destination and renamed into place, so that an export which fails or is killed leaves no
+half of one there. It is not waited for the disk, as a checkpoint is: after a power cut, export again.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from secure_fed.adapters.lora import LoraAdapter, pairs
 from secure_fed.errors import ModelError, UsageError
 from secure_fed.model_card import ModelCard
+from secure_fed.models.loading import locate, quiet
 
 _PEFT_ROOT = "base_model.model."
 # What PEFT's class for sequence classification trains in full without being told.
@@ -50,7 +52,7 @@ def write_adapter(
     model: the module that a method's `prepare` adapted, with the trained tensors loaded. `PeftModel.from_pretrained` on a
     fresh base model of the same kind computes what `model` does.
     """
-    config = _peft_config(model, head, adapter, card.base_model)
+    config = _peft_config(model, head, adapter, locate(card.base_model) if card.base_model else None)
     tensors = _adapter_tensors(model, head, config)
     with _appearing(out_dir) as folder:
         stored = safetensors.torch.save(tensors, {"format": "pt"})
@@ -74,14 +76,14 @@ def write_merged(out_dir: Path, model: nn.Module, *, card: ModelCard, tokenizer:
             module.merge(safe_merge=True)
             model.set_submodule(name, module.get_base_layer())
     model.__dict__.pop("peft_config", None)
-    with _appearing(out_dir) as folder:
+    with _appearing(out_dir) as folder, quiet():
         save(folder)
         (folder / "README.md").write_text(card.text(merged=True), encoding="utf-8")
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
 
 
-def _peft_config(model: nn.Module, head: Sequence[str], adapter: LoraAdapter, base_model: str) -> LoraConfig:
+def _peft_config(model: nn.Module, head: Sequence[str], adapter: LoraAdapter, base_model: str | None) -> LoraConfig:
     """The shortest configuration that PEFT's own matching of names reads as it is meant."""
     adapted = {pair.module for pair in pairs(name for name, _ in model.named_parameters())}
     names = _names_outside(model, adapted)

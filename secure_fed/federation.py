@@ -17,15 +17,19 @@ from torch import nn
 
 from privacy.mechanisms import NoMechanism
 from privacy.sampling import FixedSize, Poisson, Sampler
-from secure_fed import engine, outcome
+from secure_fed import engine, fingerprint, outcome
 from secure_fed.client import Client, Workbench, personal_names
 from secure_fed.config import RunConfig
+from secure_fed.data.encode import pad_id
 from secure_fed.engine import Record, Schedule
 from secure_fed.errors import ConfigError, RunDirectoryError
 from secure_fed.evaluation import Metrics, across_clients, evaluate
+from secure_fed.export import write_adapter
 from secure_fed.methods import build
 from secure_fed.methods.method import State
-from secure_fed.parts import configured, given
+from secure_fed.model_card import ModelCard, run_facts
+from secure_fed.parts import anchored, configured, given
+from secure_fed.personal import completed
 from secure_fed.run_store import RunStore, require_unused
 from secure_fed.server import Server
 from secure_fed.server_optimizer import ServerOptimizer
@@ -51,6 +55,9 @@ class Federation:
     length and items. Without them the configuration says what to load.
     collate(items) -> batch; loss(model, batch) -> (B,) losses; metrics(model, batches) -> {"accuracy": ...}. By default items
     with `input_ids` and `labels` are padded and classified.
+    What trains in full of a model of yours is what lies outside its base model, and `method.modules_to_save`: a pooler that no
+    pre-training made (BERT's, loaded from a masked language model) stays as it is unless that names it, ["pooler"]. Which
+    parameters were newly initialised is known only of a model that the configuration loads.
     callbacks: objects with `on_round_end(record, state)` or `on_end(result)` or both.
     """
 
@@ -68,7 +75,11 @@ class Federation:
         metrics: Metrics | None = None,
         callbacks: Sequence[Any] = (),
     ) -> None:
-        self.config = config or RunConfig()
+        if not isinstance(config, RunConfig | None):
+            raise ConfigError(
+                f"config is a {type(config).__name__}; make a RunConfig, with RunConfig.from_dict or .load"
+            )
+        self.config = anchored(config or RunConfig())
         self.method = build(self.config.method)  # first, so that a wrong name is said before anything is loaded
         own = (model, train, test, collate, loss, metrics)
         self.parts = configured(self.config) if all(part is None for part in own) else given(self.config, *own)
@@ -111,13 +122,34 @@ class Federation:
         """The adapted model with the tensors of this state in it."""
         return self.objective.load(state.tensors)
 
+    def export(self, state: State, out_dir: str | Path, *, base_model: str = "", client: str | None = None) -> Path:
+        """Write the adapter and the head of this state as a PEFT folder; refuses a folder that is not empty.
+
+        base_model: where others load the base model of yours from, a Hub id or a folder. client: whose, where tensors are
+        personal.
+        """
+        config, parts, out = self.config, self.parts, Path(out_dir)
+        kept = {one.index: one.kept for one in self.clients if one.kept is not None}
+        self.objective.load(completed(state.tensors, config.method.personal, client, parts.names, kept))
+        configured_pad = None if parts.tokenizer is None else pad_id(parts.tokenizer)
+        card = ModelCard(
+            config.method.name,
+            base_model or ("" if parts.tokenizer is None else config.model.name),
+            tuple(parts.facts["label_names"]),
+            run_facts(config, self.method.card, state.round, None, client),
+            configured_pad,
+        )
+        write_adapter(out, parts.model, parts.head, adapter=self.method.adapter, card=card, tokenizer=parts.tokenizer)
+        return out
+
     def _start(self, store: RunStore | None) -> tuple[State, list[Record]]:
         """Where to begin: at the checkpoint, or at the beginning, whatever this federation ran before."""
         for client in self.clients:
             client.kept = None
         if store is None:
             return self.initial, []
-        store.begin(self.config, {**self.parts.facts, "versions": outcome.versions()})
+        base = fingerprint.of_model(self.parts.model, self.initial.tensors)
+        store.begin(self.config, {**self.parts.facts, "model_digest": base, "versions": outcome.versions()})
         checkpoint, records = store.restore()
         if checkpoint is None:
             return self.initial, records

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from secure_fed.config import RunConfig
+from secure_fed.methods.method import Card
+from secure_fed.outcome import NO_PRIVACY
+
 
 @dataclass(frozen=True)
 class ModelCard:
     """What the README says.
 
-    base_model: where the base model loads from, a Hub id or a folder; PEFT's configuration repeats it.
-    facts: rows of a table, in order: method, rounds, accuracy, what is and is not protected, ...
+    base_model: the base model as `model.name` calls it, or empty for a module that only a program has.
+    facts: rows of a table, in order; `run_facts` makes them.
     pad_token_id: given where the base model has none of its own and needs one (decoders).
     """
 
@@ -45,9 +49,10 @@ class ModelCard:
     def _front_matter(self, merged: bool) -> list[str]:
         task = ["pipeline_tag: text-classification"] if self.label_names else []
         library, tags = ("transformers", _TAGS) if merged else ("peft", (*_TAGS, "lora"))
+        base = [f"base_model: {_quoted(self.base_model)}"] if self.base_model else []
         return [
             "---",
-            f"base_model: {_quoted(self.base_model)}",
+            *base,
             f"library_name: {library}",
             *task,
             "tags:",
@@ -58,22 +63,48 @@ class ModelCard:
 
     def _rows(self) -> dict[str, str]:
         labels = {"labels": ", ".join(self.label_names)} if self.label_names else {}
-        return {"base model": self.base_model, **self.facts, **labels}
+        return {"base model": self.base_model or "a module of one's own", **self.facts, **labels}
 
     def _use_adapter(self) -> list[str]:
+        load = 'model = PeftModel.from_pretrained(base, "path/to/this/folder").eval()'
+        if not self.base_model:
+            return ["from peft import PeftModel", "", f"{load}  # base: the module as it was before"]
         settings = [f"id2label={dict(enumerate(self.label_names))!r}"] if self.label_names else []
         settings += [f"pad_token_id={self.pad_token_id}"] if self.pad_token_id is not None else []
+        built_in = self.base_model.startswith("builtin/")
+        place = f"locate({self.base_model!r})" if built_in else repr(self.base_model)
         return [
             "from peft import PeftModel",
+            *(["from secure_fed.models.loading import locate"] if built_in else []),
             "from transformers import AutoModelForSequenceClassification",
             "",
             "base = AutoModelForSequenceClassification.from_pretrained(",
-            f"    {', '.join([repr(self.base_model), *settings])}",
+            f"    {', '.join([place, *settings])}",
             ")",
-            'model = PeftModel.from_pretrained(base, "path/to/this/folder").eval()',
+            load,
         ]
 
 
+def run_facts(
+    config: RunConfig, method: Card, rounds: int, accuracy: float | None, client: str | None
+) -> dict[str, str]:
+    """What the run was, and what protects it."""
+    facts = {
+        "method": f"{method.name} ({method.paper})",
+        "rounds": str(rounds),
+        "accuracy on the test set": "not measured" if accuracy is None else f"{accuracy:.4f}",
+    }
+    if config.method.personal:
+        facts["personal tensors"] = f"{', '.join(config.method.personal)}: here those of client {client!r} alone"
+    if config.model.dtype == "bfloat16":
+        facts["precision"] = _BFLOAT16
+    return facts | {"privacy": NO_PRIVACY}
+
+
+_BFLOAT16 = (
+    "trained beside a base model in bfloat16; beside one in float32 its scores differ from the third digit on "
+    "(dtype=torch.bfloat16 loads what it was trained with)"
+)
 _TAGS = ("federated-learning", "secure-fed")
 _USE_MERGED = (
     "from transformers import AutoModelForSequenceClassification",

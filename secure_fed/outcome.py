@@ -33,16 +33,13 @@ def summary(federation: Federation, state: State, records: Sequence[Record], run
     config, last = federation.config, records[-1] if records else {}
     plan = federation.method.plan(federation.initial)
     sampler = federation.server.sampler
-    own_model = federation.parts.tokenizer is None
     return {
         "schema": SCHEMA,
-        "method": config.method.name,
-        "model": type(federation.parts.model).__name__ if own_model else config.model.name,
-        "data": "given in Python" if own_model else _data_name(config.data.train) or config.data.name,
-        "task": federation.parts.facts["task"],
+        **_subject(federation),
         "rounds": state.round,
         "clients": len(federation.clients),
         "cohort": round(sampler.expected),
+        "personal": list(federation.server.personal),
         **{name: last.get(name) for name in _METRICS},
         "metrics": {name: value for name, value in last.items() if name not in _ALWAYS and name not in _METRICS},
         "unit": config.privacy.unit,
@@ -58,9 +55,21 @@ def summary(federation: Federation, state: State, records: Sequence[Record], run
         "seconds": sum(record["seconds"] for record in records),
         "seed": config.federation.seed,
         "run_dir": str(run_dir) if run_dir else None,
-        "label_names": federation.parts.facts["label_names"],
         "versions": versions(),
         "privacy_statement": NO_PRIVACY,
+    }
+
+
+def _subject(federation: Federation) -> dict[str, Any]:
+    """What was trained on what."""
+    config, parts = federation.config, federation.parts
+    own_model = parts.tokenizer is None
+    return {
+        "method": config.method.name,
+        "model": type(parts.model).__name__ if own_model else config.model.name,
+        "data": "given in Python" if own_model else _data_name(config.data.train) or config.data.name,
+        "task": parts.facts["task"],
+        "label_names": parts.facts["label_names"],
     }
 
 

@@ -5,12 +5,15 @@ metric are. Either a configuration says it all, or the user's own objects do.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import nn
 
+from secure_fed import fingerprint
 from secure_fed.config import RunConfig
 from secure_fed.data import partition, sources
 from secure_fed.data.encode import Collate as PadCollate
@@ -57,15 +60,14 @@ def configured(config: RunConfig) -> Parts:
         test=encode(loaded.tokenizer, source.test, config.model.max_length),
         collate=PadCollate(pad_id(loaded.tokenizer)),
         tokenizer=loaded.tokenizer,
-        facts={
-            "task": "classification of text pairs" if config.data.text_b else "text classification",
-            "label_names": list(labels),
-            "clients": list(divided.names),
-            "partition": {
-                "jensen_shannon": partition.jensen_shannon(source.train.label, divided.parts, len(labels)),
-                "sizes": [len(part) for part in divided.parts],
-            },
-        },
+        facts=_facts(
+            "classification of text pairs" if config.data.text_b else "text classification",
+            labels,
+            divided.names,
+            partition.jensen_shannon(source.train.label, divided.parts, len(labels)),
+            [len(part) for part in divided.parts],
+        )
+        | {"data_digest": fingerprint.of_rows(source.train, source.test)},
     )
 
 
@@ -84,17 +86,10 @@ def given(
         raise ConfigError(
             f"Federation was given objects of yours but not {' and '.join(missing)}; give model, train and test"
         )
-    if not len(train) or not len(test):
-        raise DataError(
-            f"Federation was given {len(train)} clients and {len(test)} test examples; both must be at least one"
-        )
-    empty = [index for index, examples in enumerate(train) if not len(examples)]
-    if empty:
-        raise DataError(f"client {empty[0]} of the {len(train)} in train has no examples; leave it out")
-    if config.federation.clients not in (None, len(train)):
-        raise ConfigError(
-            f"federation.clients is {config.federation.clients}, but train holds {len(train)} clients; leave the setting out"
-        )
+    _check_examples(train, test)
+    _check_settings(config, len(train))
+    collate = collate or _default_collate(model, test[0])
+    _check_task(collate([test[0]]), loss, metrics)
     width = len(str(len(train) - 1))
     names = [f"client-{index:0{width}d}" for index in range(len(train))]
     model.to(find_device(config.model.device))
@@ -104,41 +99,129 @@ def given(
         train=train,
         names=names,
         test=test,
-        collate=collate or _default_collate(model, test[0]),
+        collate=collate,
         loss=loss or classification.loss,
         metrics=metrics or classification.metrics,
-        facts={
-            "task": "given in Python",
-            "label_names": [],
-            "clients": names,
-            "partition": {"jensen_shannon": None, "sizes": [len(examples) for examples in train]},
-        },
+        facts=_facts("given in Python", [], names, None, [len(own) for own in train]),
     )
 
 
+def _facts(
+    task: str, labels: Sequence[str], names: Sequence[str], divergence: float | None, sizes: list[int]
+) -> dict[str, Any]:
+    divided = {"jensen_shannon": divergence, "sizes": sizes}
+    return {"task": task, "label_names": list(labels), "clients": list(names), "partition": divided}
+
+
+def anchored(config: RunConfig) -> RunConfig:
+    """The same settings, each file and folder there is by its absolute path: they hold in every working directory."""
+    data = config.data
+    return config.replace(
+        {
+            ("model", "name"): _absolute(config.model.name, Path.is_dir),
+            ("data", "name"): _absolute(data.name, Path.is_dir),
+            ("data", "train"): _absolute(data.train) if isinstance(data.train, str) else [*map(_absolute, data.train)],
+            ("data", "test"): _absolute(data.test),
+        }
+    )
+
+
+def _absolute(name: str, there: Callable[[Path], bool] = Path.exists) -> str:
+    with suppress(OSError, RuntimeError, ValueError):  # what cannot be looked up is refused where it is read
+        path = Path(name).expanduser()
+        if name and not name.startswith("builtin/") and there(path):
+            return str(path.absolute())
+    return name
+
+
+def _check_examples(train: Any, test: Any) -> None:
+    """Refuse what is no list of data sets and a data set, each with a length, items by number, and at least one of them."""
+    if not _numbered(train):
+        raise ConfigError(f"train is a {type(train).__name__}; give a list with one data set per client")
+    for name, examples in [("test", test), *((f"client {index} of train", own) for index, own in enumerate(train))]:
+        if not _numbered(examples):
+            raise ConfigError(
+                f"{name} is a {type(examples).__name__}; give a data set with a length and items by number, such as a list"
+            )
+    if not len(train) or not len(test):
+        raise DataError(
+            f"Federation was given {len(train)} clients and {len(test)} test examples; both must be at least one"
+        )
+    empty = [index for index, examples in enumerate(train) if not len(examples)]
+    if empty:
+        raise DataError(f"client {empty[0]} of the {len(train)} in train has no examples; leave it out")
+
+
+def _numbered(examples: Any) -> bool:
+    has_both = hasattr(examples, "__len__") and hasattr(examples, "__getitem__")
+    return has_both and not isinstance(examples, Mapping | str)
+
+
+def _check_settings(config: RunConfig, clients: int) -> None:
+    """Refuse settings of which the objects say otherwise, or which nothing reads beside them."""
+    if config.federation.clients not in (None, clients):
+        raise ConfigError(
+            f"federation.clients is {config.federation.clients}, but train holds {clients} clients; leave the setting out"
+        )
+    usual, chosen = RunConfig().to_dict(), config.to_dict()
+    for section in ("model", "data"):
+        for name, value in chosen[section].items():
+            if name != "device" and value != usual[section][name]:
+                raise ConfigError(
+                    f"{section}.{name} = {value!r} has no effect on a model and data of yours: leave it out"
+                )
+
+
+def _check_task(batch: Any, loss: Loss | None, metrics: Metrics | None) -> None:
+    """Classification, where nothing else is given, is of batches that say their labels by name."""
+    if isinstance(batch, Mapping) and "labels" in batch:
+        return
+    for name, task in (("loss", loss), ("metrics", metrics)):
+        if task is None:
+            raise ConfigError(
+                f"a batch of your examples is a {type(batch).__name__} without 'labels', which classification needs: "
+                f"give {name}=, or a collate= that makes a dict with 'labels'"
+            )
+
+
 def _divide(config: RunConfig, source: sources.Source) -> partition.Partition:
-    federation, train = config.federation, source.train
-    natural = config.data.partition == "natural" or (config.data.partition == "auto" and source.keyed)
-    clients = federation.clients if natural or federation.clients else _DEFAULT_CLIENTS
+    federation, train, kind = config.federation, source.train, config.data.partition
+    if kind == "auto":
+        kind = "natural" if source.keyed else "dirichlet"
     return partition.partition(
-        config.data.partition,
+        kind,
         train.label,
-        clients=clients,
+        clients=federation.clients or (None if kind == "natural" else _usual_clients(len(train))),
         rng=np.random.default_rng([federation.seed, _PARTITION_STREAM]),
         alpha=config.data.alpha,
         keys=train.client if source.keyed else None,
     )
 
 
+def _usual_clients(examples: int) -> int:
+    """A client for every hundred examples, two at least, if nobody says how many."""
+    return max(min(2, examples), min(examples // 100, _MOST_CLIENTS))
+
+
 def head_of(model: nn.Module, found: Sequence[str], modules: Sequence[str]) -> tuple[str, ...]:
     """The parameters that train in full: the head that was found, and the modules asked for beside it."""
     names = [name for name, _ in model.named_parameters()]
+    places = dict(model.named_parameters(remove_duplicate=False))
     for module in modules:
-        if not any(_inside(name, module) for name in names):
+        inside = [name for name in places if _inside(name, module)]
+        if not inside:
             some = ", ".join(name for name, _ in list(model.named_children())[:5])
             raise MethodError(
-                f"method.modules_to_save names {module!r}, but the model has no such module; it has {some}, ..."
+                f"method.modules_to_save names {module!r}, but the model has no such module with parameters; "
+                f"it has {some}, ..."
             )
+        for name in inside:
+            first = next(other for other in names if places[other] is places[name])
+            if first != name:
+                raise MethodError(
+                    f"method.modules_to_save names {module!r}, whose {name} is {first} too: "
+                    f"leave it out, or name {first.rpartition('.')[0]!r}, which trains both"
+                )
     return tuple(name for name in names if name in found or any(_inside(name, module) for module in modules))
 
 
@@ -158,5 +241,5 @@ def _default_collate(model: Any, example: Any) -> Collate:
     return collate
 
 
-_DEFAULT_CLIENTS = 50
+_MOST_CLIENTS = 200
 _PARTITION_STREAM = 2**32 - 2  # apart from the streams of clients and cohorts, which share the seed

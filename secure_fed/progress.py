@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -15,60 +16,77 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from secure_fed.engine import Record
 from secure_fed.errors import ConfigError
 from secure_fed.methods.method import State
+from secure_fed.report.words import size
 
 
-def readable_bytes(count: float) -> str:
-    """2_500_000 -> '2.5 MB'."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
+class PlainConsole(Console):
+    """Prints names of clients, models and files as they are, and goes on in silence when nobody reads it any more."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(file=sys.stderr if stderr else sys.stdout, markup=False, emoji=False, highlight=False)
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
 
 
 class ConsoleProgress:
-    """A bar with rounds, accuracy, bytes so far and time left; a plain line a round where there is no terminal."""
+    """A bar with rounds, accuracy, bytes so far and time left; a plain line a round where there is no terminal.
 
-    def __init__(self, rounds: int) -> None:
-        self._console = Console(file=sys.stderr)
+    Starts behind the rounds that are `done`. A display that fails stops no run.
+    """
+
+    def __init__(self, rounds: int, done: Sequence[Record] = ()) -> None:
+        self._console = PlainConsole(stderr=True)
         self._progress = Progress(
             TextColumn("round"),
             MofNCompleteColumn(),
-            BarColumn(),
-            TextColumn("{task.fields[news]}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[news]}", markup=False),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
             console=self._console,
+            expand=True,
         )
-        self._task = self._progress.add_task("rounds", total=rounds, news="")
-        self._rounds = rounds
         self._bytes = 0
-        self._accuracy: float | None = None
+        self._accuracy: object = None
+        for record in done:
+            self._count(record)
+        self._task = self._progress.add_task("rounds", total=rounds, completed=len(done), news="")
+        self._rounds = rounds
 
     def __enter__(self) -> ConsoleProgress:
-        if self._console.is_terminal:
-            self._progress.start()
+        with suppress(Exception):
+            if self._console.is_terminal:
+                self._progress.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._console.is_terminal:
-            self._progress.stop()
+        with suppress(Exception):
+            if self._console.is_terminal:
+                self._progress.stop()
 
     def on_round_end(self, record: Record, state: State) -> None:
-        self._bytes += record["bytes_up"] + record["bytes_down"]
-        self._accuracy = record.get("accuracy", self._accuracy)
-        accuracy = "" if self._accuracy is None else f"accuracy {self._accuracy:.1%}, "
-        news = f"{accuracy}{readable_bytes(self._bytes)} sent"
-        self._progress.update(self._task, completed=state.round, news=news)
+        with suppress(Exception):
+            self._tell(record, state.round)
+
+    def _tell(self, record: Record, finished: int) -> None:
+        self._count(record)
+        accuracy = f"accuracy {self._accuracy:.1%}, " if isinstance(self._accuracy, float) else ""
+        news = f"{accuracy}{size(self._bytes)} sent"
+        self._progress.update(self._task, completed=finished, news=news)
         for name in record["rejected"]:
-            self._console.print(f"round {state.round}: left out {name}, whose update is not finite", highlight=False)
+            self._console.print(f"round {finished}: left out {name}, whose update is not finite", soft_wrap=True)
         if not self._console.is_terminal:
             left = self._progress.tasks[0].time_remaining
             clock = f", {left:.0f} s left" if left else ""
-            self._console.print(f"round {state.round}/{self._rounds}: {news}{clock}", highlight=False)
+            self._console.print(f"round {finished}/{self._rounds}: {news}{clock}", soft_wrap=True)
+
+    def _count(self, record: Record) -> None:
+        self._bytes += record.get("bytes_up", 0) + record.get("bytes_down", 0)
+        self._accuracy = record.get("accuracy", self._accuracy)
 
 
 class TensorBoard:

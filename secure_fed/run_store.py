@@ -23,12 +23,12 @@ import safetensors
 import safetensors.torch
 
 from secure_fed.config import RunConfig
-from secure_fed.durable import append_line, atomic_write, plainly
+from secure_fed.durable import append_line, atomic_write
 from secure_fed.errors import RunDirectoryError
 from secure_fed.methods.method import State
+from secure_fed.run_dir import CONFIG, FACTS, METRICS, RESULT, read_config, read_facts, usable
 from secure_fed.tensors import Tensors
 
-CONFIG, FACTS, METRICS, RESULT = "config.json", "run.json", "metrics.jsonl", "result.json"
 CHECKPOINT = "checkpoint.safetensors"
 LOCK = ".lock"
 _LEFTOVERS = (LOCK, CONFIG + ".part")
@@ -47,10 +47,10 @@ class RunStore:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with plainly(path):
+        with usable(path):
             path.mkdir(parents=True, exist_ok=True)
         self._lock = filelock.FileLock(path / LOCK)
-        with plainly(path):
+        with usable(path):
             try:
                 self._lock.acquire(timeout=0)
             except filelock.Timeout as error:  # an OSError too, but not one about writing
@@ -105,15 +105,6 @@ class RunStore:
 
     def finish(self, result: Mapping[str, Any]) -> None:
         atomic_write(self.path / RESULT, _pretty(result))
-
-
-def read_config(path: Path) -> RunConfig:
-    """The configuration of the run in `path`."""
-    return RunConfig.from_dict(_read_json(path, CONFIG))
-
-
-def read_facts(path: Path) -> dict[str, Any]:
-    return _read_json(path, FACTS)
 
 
 def read_checkpoint(path: Path) -> Checkpoint | None:
@@ -182,24 +173,13 @@ def _require_same_data(path: Path, facts: Mapping[str, Any]) -> None:
 
 def require_unused(path: Path) -> None:
     """Refuse a directory that holds a run, or anything but what a start killed on its way leaves."""
-    if (path / CONFIG).exists():
-        raise RunDirectoryError(f"{path} already holds a run; add --resume to go on with it or choose another --out")
-    with plainly(path):
+    with usable(path):
+        if (path / CONFIG).exists():
+            raise RunDirectoryError(
+                f"{path} already holds a run; add --resume to go on with it or choose another --out"
+            )
         if path.exists() and (not path.is_dir() or any(file.name not in _LEFTOVERS for file in path.iterdir())):
             raise RunDirectoryError(f"{path} is not an empty directory; choose another --out")
-
-
-def _read_json(path: Path, name: str) -> dict[str, Any]:
-    try:
-        value: dict[str, Any] = json.loads((path / name).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise RunDirectoryError(
-            f"{path} holds no run: {name} is missing; give the --out of `secure-fed train`, "
-            "or, where that was stopped before it wrote anything, start it again without --resume"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise RunDirectoryError(f"{path / name} cannot be read: {error}") from error
-    return value
 
 
 def _pretty(value: Mapping[str, Any] | Sequence[Any]) -> str:

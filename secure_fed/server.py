@@ -82,14 +82,19 @@ class Server:
         """The mean contribution, perturbed as the mechanism says: all that a method ever sees. Of nobody, it is zero."""
         if intake.rejected and not intake.heard:
             raise TrainingError(
-                f"every client of the cohort sent an update that is not finite ({len(intake.rejected)} of them); lower training.lr"
+                f"every client of the cohort sent an update that is not finite ({len(intake.rejected)} of them); "
+                "lower training.lr, or federation.server_lr if the state they started from is to blame"
             )
         total = self.mechanism.release(intake.total.total())
         return total * (1.0 / intake.total.weight) if intake.total.weight else total
 
     def apply(self, state: State, means: Mapping[str, Tensors]) -> State:
+        """The next state; one that is not finite is refused before anybody gets to see it."""
         steps, memory = self.optimizer.step(means, state.memory)
-        return replace(self.method.apply(state, steps), memory=memory)
+        following = replace(self.method.apply(state, steps), memory=memory)
+        if not following.tensors.is_finite():
+            raise TrainingError(f"the state after round {following.round} is not finite; lower federation.server_lr")
+        return following
 
 
 _COHORT_STREAM = 2**32 - 1  # no client has this index, so no client's randomness is the cohort's

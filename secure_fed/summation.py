@@ -11,7 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from secure_fed.tensors import Layout, LayoutMismatch, LowRank, Member, Tensors
+from secure_fed.low_rank import recompressed
+from secure_fed.tensors import Layout, LayoutError, LowRank, Member, Tensors
 
 
 class Summation(Protocol):
@@ -34,8 +35,9 @@ class Summation(Protocol):
 class PlainSum:
     """`Summation` by addition.
 
-    What is given is neither kept nor changed, and a refused contribution leaves the sum as it was. Low-rank members stay
-    factors for as long as `stacks` says, and are one dense matrix from then on, at no allocation a contribution.
+    What is given is not changed, and a refused contribution leaves the sum as it was. Low-rank members stay factors, side by
+    side, for as long as `stacks` says, and are one dense matrix from then on, at no allocation a contribution. Their total
+    is in factors of its own, so that nothing but the sum can be read from it.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -46,7 +48,7 @@ class PlainSum:
 
     def add(self, contribution: Tensors, weight: float = 1.0) -> None:
         if Layout.of(contribution) != self._layout:
-            raise LayoutMismatch(_difference(self._layout, Layout.of(contribution)))
+            raise LayoutError(_difference(self._layout, Layout.of(contribution)))
         if not (math.isfinite(weight) and weight >= 0):
             raise ValueError(f"a weight must be finite and at least 0, got {weight}")
         for name, member in contribution.items():
@@ -78,7 +80,7 @@ class _DenseSum:
 
 
 class _StackedSum:
-    """Low-rank products side by side: [w1 L1, w2 L2, ...] [R1; R2; ...] is their weighted sum, exactly."""
+    """Low-rank products side by side: [w1 L1, w2 L2, ...] [R1; R2; ...] is their weighted sum."""
 
     def __init__(self) -> None:
         self.parts: list[LowRank] = []
@@ -91,10 +93,11 @@ class _StackedSum:
         self.parts.append(LowRank(member.left * weight, member.right.clone()))
 
     def total(self) -> LowRank:
-        return LowRank(
+        stacked = LowRank(
             torch.cat([part.left for part in self.parts], 1),
             torch.cat([part.right for part in self.parts], 0),
         )
+        return recompressed(stacked)
 
 
 def stacks(shape: tuple[int, ...], rank: int) -> bool:

@@ -83,10 +83,23 @@ def _add(a: Member, b: Member) -> Member:
     return dense(a) + dense(b)
 
 
+def _subtract(a: Member, b: Member) -> Member:
+    if isinstance(a, LowRank) and isinstance(b, LowRank):
+        return a + b * -1.0
+    return dense(a) - dense(b)
+
+
 def _square_norm(member: Member) -> float:
     if isinstance(member, LowRank):
         return member.square_norm()
-    return float(member.double().square().sum())
+    return float(torch.linalg.vector_norm(member, dtype=torch.float64)) ** 2
+
+
+def _is_finite(part: Tensor) -> bool:
+    if not part.numel():
+        return True
+    low, high = torch.aminmax(part)  # NaN if any is; a tenth of the time of isfinite().all()
+    return math.isfinite(low) and math.isfinite(high)
 
 
 class Tensors(Mapping[str, Member]):
@@ -114,7 +127,8 @@ class Tensors(Mapping[str, Member]):
         return Tensors((name, _add(self[name], other[name])) for name in self)
 
     def __sub__(self, other: Tensors) -> Tensors:
-        return self + other * -1.0
+        self._require_names(other)
+        return Tensors((name, _subtract(self[name], other[name])) for name in self)
 
     def __mul__(self, scalar: float) -> Tensors:
         return Tensors((name, member * scalar) for name, member in self.items())
@@ -146,7 +160,7 @@ class Tensors(Mapping[str, Member]):
         return math.sqrt(square) if square >= 0 else math.nan
 
     def is_finite(self) -> bool:
-        return all(bool(torch.isfinite(part).all()) for part in self.parts().values())
+        return all(map(_is_finite, self.parts().values()))
 
     @property
     def numel(self) -> int:
@@ -221,7 +235,7 @@ class Layout:
     def flatten(self, tensors: Tensors) -> Tensor:
         """(size,) float32, low-rank members formed; refuses tensors of another layout."""
         if Layout.of(tensors) != self:
-            raise LayoutMismatch(
+            raise LayoutError(
                 f"expected the layout {self.digest[:12]}, got tensors laid out as {Layout.of(tensors).digest[:12]}"
             )
         if not self.entries:
@@ -231,10 +245,10 @@ class Layout:
     def unflatten(self, vector: Tensor) -> Tensors:
         """The inverse of `flatten`; the tensors are views of the vector."""
         if vector.shape != (self.size,):
-            raise LayoutMismatch(f"expected a vector of {self.size} numbers, got shape {tuple(vector.shape)}")
+            raise LayoutError(f"expected a vector of {self.size} numbers, got shape {tuple(vector.shape)}")
         chunks = vector.split([math.prod(shape) for _, shape in self.entries])
         return Tensors((name, chunk.view(shape)) for (name, shape), chunk in zip(self.entries, chunks, strict=True))
 
 
-class LayoutMismatch(SecureFedError):
+class LayoutError(SecureFedError):
     """The two ends of a wire do not mean the same coordinates."""

@@ -1,8 +1,8 @@
-"""A finished (or interrupted) run, read back: its model with the global tensors in it, ready to predict or to export."""
+"""A finished (or interrupted) run, read back: its model with the trained tensors in it, ready to predict or to export."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,18 +10,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from secure_fed import fingerprint
 from secure_fed.config import RunConfig
 from secure_fed.data.encode import Collate, batches, encode, pad_id
 from secure_fed.data.rows import Rows
-from secure_fed.errors import RunDirectoryError
+from secure_fed.errors import ModelError, RunDirectoryError
 from secure_fed.export import write_adapter, write_merged
 from secure_fed.methods import build
 from secure_fed.methods.method import Method, State
-from secure_fed.model_card import ModelCard
-from secure_fed.models.loading import load_classifier, locate
-from secure_fed.outcome import NO_PRIVACY
+from secure_fed.model_card import ModelCard, run_facts
+from secure_fed.models.loading import load_classifier
 from secure_fed.parts import head_of
-from secure_fed.run_store import read_checkpoint, read_config, read_facts, read_records
+from secure_fed.personal import completed
+from secure_fed.run_dir import read_config, read_facts
+from secure_fed.run_store import Checkpoint, read_checkpoint, read_records
 from secure_fed.tasks import classification
 from secure_fed.tensors import Layout
 from secure_fed.training import Objective, to_device
@@ -29,7 +31,7 @@ from secure_fed.training import Objective, to_device
 
 @dataclass(frozen=True)
 class Trained:
-    """A run's model and what it says about itself."""
+    """A run's model, of one client where tensors are personal, and what it says about itself."""
 
     config: RunConfig
     method: Method
@@ -39,18 +41,14 @@ class Trained:
     label_names: tuple[str, ...]
     state: State
     accuracy: float | None
+    client: str | None
 
     @property
     def card(self) -> ModelCard:
-        """The README of an export: what the run was, and what protects it."""
-        facts = {
-            "method": f"{self.method.card.name} ({self.method.card.paper})",
-            "rounds": str(self.state.round),
-            "accuracy on the test set": "not measured" if self.accuracy is None else f"{self.accuracy:.4f}",
-            "privacy": NO_PRIVACY,
-        }
+        """The README of an export."""
+        facts = run_facts(self.config, self.method.card, self.state.round, self.accuracy, self.client)
         pad = pad_id(self.tokenizer)
-        return ModelCard(self.config.method.name, locate(self.config.model.name), self.label_names, facts, pad)
+        return ModelCard(self.config.method.name, self.config.model.name, self.label_names, facts, pad)
 
     @torch.no_grad()
     def predict(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
@@ -63,6 +61,11 @@ class Trained:
         for batch in batches(encoded, self.config.evaluation.batch_size, Collate(pad_id(self.tokenizer)), None):
             inputs = to_device(batch.inputs, device)
             scores[torch.as_tensor(batch.indices)] = classification.logits(self.model, inputs).softmax(1).cpu()
+        if not scores.isfinite().all():
+            raise ModelError(
+                "the scores of this run's model are not finite numbers: its training diverged; "
+                "train again with a lower training.lr"
+            )
         for probability, label in zip(*scores.max(1), strict=True):
             yield {"label": self.label_names[int(label)], "probability": round(float(probability), 6)}
 
@@ -77,38 +80,46 @@ class Trained:
         return out_dir
 
 
-def load(run_dir: Path) -> Trained:
-    """The run in this directory, after its last finished round."""
+def load(run_dir: Path, client: str | None = None) -> Trained:
+    """The run in this directory, after its last finished round.
+
+    client: whose model, for a run with personal tensors, and only for one. Its accuracy was not measured on the test set.
+    """
     facts, config = read_facts(run_dir), read_config(run_dir)
+    checkpoint = _last(run_dir, facts)
+    personal, seed = config.method.personal, config.federation.seed
+    tensors = completed(checkpoint.state.tensors, personal, client, facts["clients"], checkpoint.personal)
     labels = tuple(facts["label_names"])
-    if not labels:
+    loaded = load_classifier(config.model, labels, seed)
+    head = head_of(loaded.model, loaded.head, config.method.modules_to_save)
+    method = build(config.method)
+    same_layout = Layout.of(tensors) == Layout.of(method.prepare(loaded.model, head, seed))
+    if not same_layout or fingerprint.of_model(loaded.model, tensors) != facts["model_digest"]:
         raise RunDirectoryError(
-            f"{run_dir} was trained on a model given in Python; load its tensors there, with Federation"
+            f"{run_dir} holds the state of another model than {config.model.name!r} is now; restore the one it was trained on"
+        )
+    Objective(loaded.model, classification.loss, next(loaded.model.parameters()).device).load(tensors)
+    accuracy = None if personal else _accuracy(run_dir, checkpoint.state.round)
+    return Trained(
+        config, method, loaded.model, loaded.tokenizer, head, labels, checkpoint.state, accuracy=accuracy, client=client
+    )
+
+
+def _last(run_dir: Path, facts: Mapping[str, Any]) -> Checkpoint:
+    """The checkpoint of a run whose model a configuration describes."""
+    if not facts["label_names"]:
+        raise RunDirectoryError(
+            f"{run_dir} was trained on a model given in Python, which only that program can make: "
+            "there, write it with Federation.export"
         )
     checkpoint = read_checkpoint(run_dir)
     if checkpoint is None:
         raise RunDirectoryError(
             f"{run_dir} has no finished round yet; go on with `secure-fed train --resume --out {run_dir}`"
         )
-    seed = config.federation.seed
-    loaded = load_classifier(config.model, labels, seed)
-    head = head_of(loaded.model, loaded.head, config.method.modules_to_save)
-    method = build(config.method)
-    initial = method.prepare(loaded.model, head, seed)
-    if Layout.of(checkpoint.state.tensors) != Layout.of(initial):
-        raise RunDirectoryError(
-            f"{run_dir} holds the state of another model than {config.model.name!r} is now; restore the one it was trained on"
-        )
-    objective = Objective(loaded.model, classification.loss, next(loaded.model.parameters()).device)
-    objective.load(checkpoint.state.tensors)
-    measured = [record["accuracy"] for record in read_records(run_dir, checkpoint.state.round) if "accuracy" in record]
-    return Trained(
-        config,
-        method,
-        loaded.model,
-        loaded.tokenizer,
-        head,
-        labels,
-        checkpoint.state,
-        accuracy=measured[-1] if measured else None,
-    )
+    return checkpoint
+
+
+def _accuracy(run_dir: Path, rounds: int) -> float | None:
+    measured = [record["accuracy"] for record in read_records(run_dir, rounds) if "accuracy" in record]
+    return measured[-1] if measured else None

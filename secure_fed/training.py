@@ -43,23 +43,30 @@ class Objective(nn.Module):
         self.model = model
         self.loss = loss
         self.device = device
-        self._dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
+        self._named = dict(model.named_parameters())
+        self._start_of_buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        self.train()
 
     def losses(self, tensors: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """(B,) losses of a batch already on the device, differentiable in `tensors`."""
-        named = {f"model.{name}": tensor.to(self._dtypes[name]) for name, tensor in tensors.items()}
+        named = {f"model.{name}": tensor.to(self._named[name].dtype) for name, tensor in tensors.items()}
         losses: Tensor = functional_call(self, named, (batch,))
         return losses
 
     def forward(self, batch: Batch) -> Tensor:
         return self.loss(self.model, batch)
 
+    def reset_buffers(self) -> None:
+        """Undo whatever forward passes did to the model's buffers, so that no client's training reaches another's."""
+        for name, buffer in self.model.named_buffers():
+            buffer.copy_(self._start_of_buffers[name])
+
     def load(self, tensors: Tensors) -> nn.Module:
         """Copy these tensors into the model, for evaluation or export, and return it."""
-        parameters = dict(self.model.named_parameters())
         with torch.no_grad():
             for name in tensors:
-                parameters[name].copy_(tensors.tensor(name))
+                self._named[name].copy_(tensors.tensor(name))
+        self.reset_buffers()
         return self.model
 
 
@@ -81,6 +88,8 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
         return batch.to(device)
     if isinstance(batch, Mapping):
         return {name: to_device(value, device) for name, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(value, device) for value in batch))
     if isinstance(batch, list | tuple):
         return type(batch)(to_device(value, device) for value in batch)
     return batch
@@ -114,7 +123,9 @@ def train(
     held = {name: tensor for name, tensor in start.items() if name not in moving}
     optimizer = _optimizer(list(moving.values()), settings, lr)
     losses: list[Tensor] = []
-    objective.train()
+    objective.reset_buffers()
+    if not objective.model.training:
+        objective.train()
     with _seeded(objective.device, rng):
         for batch in _local_batches(examples, collate, settings, rng):
             optimizer.zero_grad()
@@ -173,10 +184,12 @@ def _local_batches(
 def _seeded(device: torch.device, rng: np.random.Generator) -> Iterator[None]:
     """Dropout that depends on `rng` alone, and torch's global generator left as it was."""
     seed = int(rng.integers(2**63))
-    on_gpu = device.type == "cuda"
-    with torch.random.fork_rng([device] if on_gpu else []):
+    kind = device.type if device.type in ("cuda", "mps") else None
+    with torch.random.fork_rng([device] if kind else [], device_type=kind or "cuda"):
         torch.default_generator.manual_seed(seed)
-        if on_gpu:
+        if kind == "cuda":
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)
+        elif kind == "mps":
+            torch.mps.manual_seed(seed)
         yield

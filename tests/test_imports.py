@@ -29,9 +29,7 @@ HELP = "import runpy, sys; sys.argv = ['secure-fed', {}]; runpy.run_module('secu
 
 def probe(statement: str, names: tuple[str, ...] = HEAVY) -> tuple[dict[str, object], str]:
     """Run `statement` in a fresh interpreter: its exit status, the `names` it loaded, what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE, statement, *names], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", PROBE, statement, *names], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     printed, _, last = done.stdout.rstrip().rpartition("\n")
     return json.loads(last), printed

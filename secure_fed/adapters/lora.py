@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from secure_fed.adapters.targets import find_targets, rank_limit
 from secure_fed.config import MethodConfig
-from secure_fed.errors import ConfigError, MethodError
+from secure_fed.errors import MethodError
 from secure_fed.tensors import Tensors
 
 _A, _B = ".lora_A.default.weight", ".lora_B.default.weight"
@@ -57,14 +57,6 @@ class LoraAdapter:
     rslora: bool = False
     dropout: float = 0.0
     target_modules: tuple[str, ...] | str = ""
-
-    def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ConfigError(f"method.rank = {self.rank} must be at least 1")
-        if not (math.isfinite(self.alpha) and self.alpha > 0):
-            raise ConfigError(f"method.alpha = {self.alpha} must be a positive number")
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"method.dropout = {self.dropout} must be at least 0 and below 1")
 
     @classmethod
     def of(cls, config: MethodConfig) -> LoraAdapter:
@@ -103,8 +95,8 @@ class LoraAdapter:
         """Put adapters into `model` in place, all parameters but theirs and the head's frozen, and return their names.
 
         Every A is drawn on the CPU from `seed` alone, in name order, and every B is zero, so the model computes what it
-        did before. The process-wide random state is left as it was. A layer of the head trains in full and gets no
-        adapter.
+        did before. The process-wide random state is left as it was, on every device. A layer of the head trains in full
+        and gets no adapter.
         """
         if any(isinstance(module, BaseTunerLayer) for module in model.modules()):
             raise MethodError(f"the {type(model).__name__} already holds PEFT adapters: give a model without any")
@@ -112,13 +104,13 @@ class LoraAdapter:
         self._check_rank(targets)
         config = self.peft_config("|".join(re.escape(name) for name in targets))
         config.fan_in_fan_out = all(isinstance(layer, Conv1D) for layer in targets.values())
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # whatever the default device is
             inject_adapter_in_model(config, model)
+            found = pairs(name for name, _ in model.named_parameters())
+            _fill(model, found, draw, torch.Generator().manual_seed(seed))
         _keep_to_modules(model)
         for name in head:
             model.get_parameter(name).requires_grad_(True)
-        found = pairs(name for name, _ in model.named_parameters())
-        _fill(model, found, draw, torch.Generator().manual_seed(seed))
         return found
 
     def _check_rank(self, targets: Mapping[str, nn.Module]) -> None:

@@ -20,7 +20,7 @@ from secure_fed.config.sections import (
     TrainingConfig,
 )
 from secure_fed.config.setting import Setting, Typed, fitted
-from secure_fed.errors import ConfigError
+from secure_fed.errors import ConfigError, plainly
 
 
 @dataclass(frozen=True)
@@ -113,11 +113,11 @@ def _table(section: str, table: Any) -> Mapping[str, Any]:
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
+    with plainly(ConfigError, f"the configuration {path} cannot be read", "give a TOML file"):
+        content = path.read_bytes()
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"the configuration {path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return tomllib.loads(content.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:  # ValueError: no UTF-8, no TOML, or a number of thousands of digits
         raise ConfigError(f"the configuration {path} is not valid TOML: {error}") from error
 
 
@@ -151,10 +151,12 @@ def _dirichlet(config: RunConfig) -> bool:
 
 # A setting, when it has an effect, and what that takes in words.
 _EFFECTS: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
+    ("data.name", lambda c: not c.data.train, "no data.train"),
     ("data.text", _own_data, "data of your own"),
     ("data.text_b", _own_data, "data of your own"),
     ("data.label", _own_data, "data of your own"),
     ("data.test_fraction", lambda c: _own_data(c) and not c.data.test, "data of your own and no data.test"),
+    ("data.client", lambda c: c.data.partition in ("auto", "natural"), "data.partition = 'natural' or 'auto'"),
     ("data.examples", _generated, "data.name = 'builtin/notes' and no data.train"),
     ("data.test_examples", _generated, "data.name = 'builtin/notes' and no data.train"),
     ("data.alpha", _dirichlet, "data.partition = 'dirichlet'"),

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from secure_fed.config.setting import key
 
+_NOTES = 10_000_000  # as many as have a record number of their own
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -17,7 +19,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    name: str = key("builtin/notes", "builtin/notes, a Hub id or a data set folder; not read when train is given")
+    name: str = key("builtin/notes", "builtin/notes, a Hub id or a data set folder")
     train: str | tuple[str, ...] = key(
         "", "a JSON Lines, CSV or Parquet file (.gz too), a folder, or a list: a client a file"
     )
@@ -26,8 +28,8 @@ class DataConfig:
     text_b: str = key("", "column of the second text of a pair")
     label: str = key("label", "column of the label: integers or names")
     client: str = key("", "column that says whose row it is (patient, author, site)")
-    examples: int = key(20_000, "training examples to generate (builtin/notes)", at_least=1)
-    test_examples: int = key(2_000, "test examples to generate (builtin/notes)", at_least=1)
+    examples: int = key(20_000, "training examples to generate (builtin/notes)", at_least=1, at_most=_NOTES)
+    test_examples: int = key(2_000, "test examples to generate (builtin/notes)", at_least=1, at_most=_NOTES)
     test_fraction: float = key(0.2, "share held out where there is no test set", above=0.0, below=1.0)
     partition: str = key(
         "auto",
@@ -42,7 +44,10 @@ class DataConfig:
 @dataclass(frozen=True)
 class FederationConfig:
     clients: int | None = key(
-        None, "number of clients (50, or as many as a natural partition has)", at_least=1, optional=50
+        None,
+        "number of clients (one per 100 examples up to 200; natural: as there are)",
+        at_least=1,
+        optional=200,
     )
     cohort: int | None = key(
         None, "expected clients a round (10, or all where there are fewer)", at_least=1, optional=10
@@ -50,7 +55,7 @@ class FederationConfig:
     rounds: int = key(20, "communication rounds", at_least=1)
     seed: int = key(
         0,
-        "of the partition, the cohorts and the training, never of released noise or keys",
+        "of the partition, the cohorts and the training",
         at_least=0,
         at_most=2**32 - 1,
     )
@@ -70,7 +75,7 @@ class FederationConfig:
 
 @dataclass(frozen=True)
 class MethodConfig:
-    name: str = key("ffa_lora", "see `secure-fed methods`")
+    name: str = key("fra_lora", "see `secure-fed methods`")
     rank: int = key(8, "rank of the adapter", at_least=1)
     alpha: float = key(16.0, "LoRA alpha: the change is scaled by alpha / rank", above=0.0)
     rslora: bool = key(False, "scale by alpha / sqrt(rank) instead")
@@ -87,7 +92,7 @@ class MethodConfig:
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    lr: float = key(2e-3, "local learning rate", above=0.0)
+    lr: float = key(5e-3, "local learning rate; models larger than builtin/tiny want less, 1e-4 to 1e-3", above=0.0)
     epochs: int = key(1, "local epochs a round", at_least=1)
     steps: int | None = key(None, "local steps a round, instead of epochs", at_least=1, optional=10)
     batch_size: int = key(16, "local batch size", at_least=1)

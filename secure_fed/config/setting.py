@@ -45,7 +45,7 @@ class Typed(str):
     def toml(self) -> Any:
         try:
             return tomllib.loads(f"value = {self}")["value"]
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):  # ValueError: no TOML, or a number of thousands of digits
             return str(self)
 
 
@@ -58,7 +58,7 @@ def fitted(name: str, setting: Setting, value: Any) -> Any:
         raise ConfigError(f"{name} is {fits}, but it must be a finite number")
     limits = setting.metadata
     if "choices" in limits and fits not in limits["choices"]:
-        raise ConfigError(f"{name} is {fits!r}, but it must be one of {', '.join(limits['choices'])}")
+        raise ConfigError(f"{name} is {fits!r:.80}, but it must be one of {', '.join(limits['choices'])}")
     for word, holds in _HOLDS.items():
         if word in limits and not holds(fits, limits[word]):
             raise ConfigError(f"{name} is {fits}, but it must be {word.replace('_', ' ')} {limits[word]}")
@@ -89,11 +89,11 @@ def _of_type(name: str, setting: Setting, value: Any) -> Any:
     if isinstance(typed, str) and kinds == [TEXTS]:
         return (typed,)
     expected = " or ".join(_SPOKEN[kind] for kind in kinds if kind != "None")
-    raise ConfigError(f"{name} is {value!r}, but it must be {expected}")
+    raise ConfigError(f"{name} is {value!r:.80}, but it must be {expected}")
 
 
 def _float(name: str, value: int) -> float:
     try:
         return float(value)
     except OverflowError as error:
-        raise ConfigError(f"{name} has {len(str(value))} digits, but it must be a finite number") from error
+        raise ConfigError(f"{name} has hundreds of digits, but it must be a finite number") from error

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from secure_fed.errors import ConfigError, ModelError
+from secure_fed.errors import ConfigError, DataError, ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -104,27 +104,56 @@ def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Collate:
-    """Items of `Encoded` as tensors, padded on the right to the longest of the batch: (batch, longest)."""
+    """Items of `Encoded`, or like them, as tensors.
+
+    What has one entry a token is padded on the right to the longest of the batch: (batch, longest), `input_ids` with
+    `pad_id` and the rest with 0. Without an `attention_mask` of their own, every token of the items counts. `labels`, or
+    `label`, is one number an item: (batch,). Anything else is refused, since no model would know it.
+    """
 
     pad_id: int
 
     def __call__(self, items: Sequence[Item]) -> dict[str, torch.Tensor]:
         lengths = np.array([len(item["input_ids"]) for item in items])
         real = np.arange(lengths.max()) < lengths[:, None]  # (B, L)
+        names = dict.fromkeys(name for item in items for name in item)
+        label = "labels" if "labels" in names else "label"
         batch = {
-            "input_ids": _padded(items, "input_ids", self.pad_id, real),
             "attention_mask": torch.from_numpy(real.astype(np.int64)),
-            "labels": torch.tensor([item["labels"] for item in items], dtype=torch.long),
+            "labels": torch.from_numpy(np.stack(_column(items, label, [()] * len(items))).astype(np.int64)),
         }
-        if "token_type_ids" in items[0]:
-            batch["token_type_ids"] = _padded(items, "token_type_ids", 0, real)
+        for name in names:
+            if name != label:
+                batch[name] = _padded(items, name, self.pad_id if name == "input_ids" else 0, real)
         return batch
 
 
 def _padded(items: Sequence[Item], name: str, fill: int, real: NDArray[np.bool_]) -> torch.Tensor:
-    matrix = np.full(real.shape, fill, dtype=np.int64)
-    matrix[real] = np.concatenate([item[name] for item in items])
+    entries = np.concatenate(_column(items, name, [(count,) for count in real.sum(1)]))
+    matrix = np.full(real.shape, fill, dtype=np.float32 if entries.dtype.kind == "f" else np.int64)
+    matrix[real] = entries
     return torch.from_numpy(matrix)
+
+
+def _column(items: Sequence[Item], name: str, shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any]]:
+    """What every item has under that name, as numbers in these shapes: () of a label, (tokens,) of all else."""
+    kinds = "biuf" if shapes[0] and name != "input_ids" else "biu"
+    values = []
+    for item, shape in zip(items, shapes, strict=True):
+        try:
+            values.append(np.asarray(item[name]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise _refused(name) from error
+        if values[-1].shape != shape or values[-1].dtype.kind not in kinds:
+            raise _refused(name)
+    return values
+
+
+def _refused(name: str) -> DataError:
+    wanted = "one whole number" if name in ("labels", "label") else "one number a token"
+    return DataError(
+        f"{name!r} is not {wanted} in every item; make it so, drop it, or give Federation a collate= of yours"
+    )
 
 
 class Batch(NamedTuple):
@@ -144,13 +173,11 @@ def batches(
 
     With `rng` the pass is shuffled anew, yet items of like length share a batch: shuffle, sort by length
     within windows of a few batches, shuffle the batches. Without, the order is fixed, by length. `items` may
-    be any sequence; lengths are known where it has an array `lengths`, or is a list or tuple of mappings
-    with "input_ids"; otherwise they play no part.
+    be any sequence; lengths are known of `Encoded` and of a list or tuple of mappings with "input_ids"; otherwise
+    they play no part.
     """
     if batch_size < 1:
-        raise ConfigError(
-            f"batch_size is {batch_size}; set training.batch_size or evaluation.batch_size to at least 1"
-        )
+        raise ConfigError(f"batch_size is {batch_size}; set training.batch_size or evaluation.batch_size to at least 1")
     plan = _plan(items, batch_size, rng)
     return (Batch(chosen, collate([items[int(i)] for i in chosen])) for chosen in plan)
 
@@ -167,9 +194,8 @@ def _plan(items: Sequence[Any], batch_size: int, rng: np.random.Generator | None
 
 
 def _lengths(items: Sequence[Any]) -> NDArray[np.int64] | None:
-    known = getattr(items, "lengths", None)
-    if known is not None:
-        return np.asarray(known)
+    if isinstance(items, Encoded):
+        return items.lengths
     if not isinstance(items, list | tuple):
         return None
     if not all(isinstance(item, Mapping) and "input_ids" in item for item in items):

@@ -1,7 +1,7 @@
 """Files of examples read into columns: JSON Lines, CSV, TSV and Parquet, plain or gzipped, UTF-8 only.
 
-Reading knows nothing of labels or models. A `Table` keeps where each row came from, so that whoever finds a
-value wrong later can still say in which file and on which line.
+Reading knows nothing of labels or models. Names of columns in CSV count without spaces around them. A `Table` keeps
+where each row came from, so that whoever finds a value wrong later can still say in which file and on which line.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import csv
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import IO, TYPE_CHECKING, cast
 
-from secure_fed.errors import DataError
+from secure_fed.errors import DataError, plainly
 
 if TYPE_CHECKING:
     from _csv import Reader as CsvReader
@@ -56,7 +57,7 @@ class Table:
         if name not in self.columns:
             there = ", ".join(repr(column) for column in self.present)
             raise DataError(
-                f"{self.source} has no column {name!r}: it has {there}; set {setting} to one of them"
+                f"{self.source} has no column {name!r}: it has {there}; set {setting} to one of them or rename one"
             )
         return self.columns[name]
 
@@ -96,11 +97,10 @@ def split_files(folder: Path, split: str) -> list[Path]:
     Shards come in the order of their names. Two kinds side by side are refused: they may well be one data set
     written twice.
     """
-    found = [
-        path
-        for path in sorted(folder.iterdir())
-        if kind(path) in _READERS and path.name.lower().startswith((f"{split}.", f"{split}-", f"{split}_"))
-    ]
+    with plainly(DataError, f"{folder} cannot be read", "give a folder that can"):
+        inside = sorted(folder.iterdir())
+    starts = (f"{split}.", f"{split}-", f"{split}_")
+    found = [path for path in inside if kind(path) in _READERS and path.name.lower().startswith(starts)]
     if len({kind(path) for path in found}) > 1:
         names = ", ".join(path.name for path in found)
         raise DataError(f"{folder} holds {split!r} as more than one kind of file ({names}); leave one there")
@@ -122,39 +122,56 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _text_lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file with their ends, without a byte order mark."""
+def text_lines(path: Path) -> Iterator[str]:
+    """The lines of a UTF-8 file, plain or gzipped, with their ends and without a byte order mark."""
     with _opened(path) as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                text = line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise DataError(
-                    f"{path}, line {number}: byte 0x{line[error.start]:02x} is not UTF-8; save it as UTF-8"
-                ) from error
-            yield text.removeprefix(_BOM) if number == 1 else text
+        yield from decoded(file, str(path))
+
+
+def decoded(lines: Iterable[bytes], source: str) -> Iterator[str]:
+    """Lines of UTF-8 with their ends and without a byte order mark; `source` is what to call them in a message."""
+    for number, line in enumerate(lines, start=1):
+        try:
+            text = line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{source}, line {number}: byte 0x{line[error.start]:02x} is not UTF-8; save it as UTF-8"
+            ) from error
+        yield text.removeprefix(_BOM) if number == 1 else text
 
 
 def _json_lines(path: Path, wanted: Collection[str]) -> Table:
     present: dict[str, None] = {}
     records: list[tuple[int, dict[str, object]]] = []
-    for number, line in enumerate(_text_lines(path), start=1):
+    for number, line in enumerate(text_lines(path), start=1):
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            why = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
-            raise DataError(f"{path}, line {number} is not JSON: {why}; write one object a line") from error
+            record = json.loads(line, object_pairs_hook=_object)
+        except (ValueError, RecursionError) as error:
+            why = "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "msg", error)
+            raise DataError(
+                f"{path}, line {number} is not JSON as it should be: {why}; write one object a line"
+            ) from error
         if not isinstance(record, dict):
             found = type(record).__name__
-            raise DataError(
-                f"{path}, line {number} is a JSON {found}, not an object; write one object a line"
-            )
+            raise DataError(f"{path}, line {number} is a JSON {found}, not an object; write one object a line")
         present |= dict.fromkeys(record)
         records.append((number, {name: record[name] for name in wanted if name in record}))
     columns = {name: [record.get(name) for _, record in records] for name in wanted if name in present}
     return Table(str(path), columns, tuple(present), [number for number, _ in records])
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        raise ValueError(f"{_doubled([name for name, _ in pairs])!r} stands in one object twice")
+    return record
+
+
+def _doubled(names: Sequence[str]) -> str | None:
+    """A name that occurs more than once, if any does."""
+    return next((name for name, times in Counter(names).items() if times > 1), None)
 
 
 @contextmanager
@@ -169,7 +186,7 @@ def _long_fields() -> Iterator[None]:
 
 def _delimited(delimiter: str) -> _Reader:
     def read_rows(path: Path, wanted: Collection[str]) -> Table:
-        rows = csv.reader(_text_lines(path), delimiter=delimiter, strict=True)
+        rows = csv.reader(text_lines(path), delimiter=delimiter, strict=True)
         with _long_fields():
             try:
                 return _csv_table(path, rows, wanted)
@@ -180,10 +197,9 @@ def _delimited(delimiter: str) -> _Reader:
 
 
 def _csv_table(path: Path, rows: CsvReader, wanted: Collection[str]) -> Table:
-    present = tuple(next(rows, ()))
-    doubled = sorted({name for name in present if present.count(name) > 1})
-    if doubled:
-        raise DataError(f"{path}, line 1 names the column {doubled[0]!r} twice; rename one of the two")
+    present = tuple(name.strip() for name in next(rows, ()))
+    if (doubled := _doubled(present)) is not None:
+        raise DataError(f"{path}, line 1 names the column {doubled!r} twice; rename one of the two")
     columns: dict[str, list[object]] = {name: [] for name in wanted if name in present}
     picked = [(present.index(name), cells) for name, cells in columns.items()]
     lines = []
@@ -211,10 +227,13 @@ def _parquet(path: Path, wanted: Collection[str]) -> Table:
     try:
         opened = parquet.ParquetFile(pyarrow.BufferReader(content))
         present = tuple(opened.schema_arrow.names)
+        if (doubled := _doubled(present)) is not None:
+            raise DataError(f"{path} has two columns called {doubled!r}; rename one of the two")
         read_columns = opened.read(columns=[name for name in wanted if name in present])
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path} is not a whole Parquet file: {str(error).splitlines()[0]}") from error
-    columns = {name: read_columns.column(name).to_pylist() for name in read_columns.column_names}
+        columns = {name: read_columns.column(name).to_pylist() for name in read_columns.column_names}
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # also a date that Python has not
+        why = f"{error}".strip().partition("\n")[0]
+        raise DataError(f"{path} is not a whole Parquet file: {why}") from error
     return Table(str(path), columns, present, range(1, opened.metadata.num_rows + 1), unit="row")
 
 

@@ -10,18 +10,14 @@ from secure_fed.data.files import Table
 from secure_fed.errors import DataError
 
 
-def read(
-    name: str, wanted: Collection[str], label: str, test_splits: Sequence[str]
-) -> tuple[Table, list[Table]]:
+def read(name: str, wanted: Collection[str], label: str, test_splits: Sequence[str]) -> tuple[Table, list[Table]]:
     """The training split of data set `name`, and those of the `test_splits` it has, in that order.
 
     `name` is a Hub id, `id:configuration` where the data set has several, or a folder.
     """
     try:
         splits = _load(name)
-    except (
-        Exception
-    ) as error:  # whatever went wrong in there, the name and the network are what can be mended
+    except Exception as error:  # whatever went wrong in there, the name and the network are what can be mended
         reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
         raise DataError(
             f"data.name {name!r} is no built-in data set, no folder of examples, and none that the Hub "
@@ -31,9 +27,7 @@ def read(
         there = ", ".join(repr(split) for split in splits)
         raise DataError(f"data.name {name!r} has the splits {there} and no 'train'; set data.name to another")
     tables = {
-        split: _table(name, split, splits[split], wanted, label)
-        for split in ("train", *test_splits)
-        if split in splits
+        split: _table(name, split, splits[split], wanted, label) for split in ("train", *test_splits) if split in splits
     }
     return tables.pop("train"), list(tables.values())
 

@@ -1,7 +1,8 @@
 """Labels as data write them, turned into indices: integers in their order, or names in theirs.
 
 A label is an integer, or text that names a class. Text that is an integer as Python would write it ("7", not
-"007") counts as one when all labels are such, because CSV has no other way. True and false are names.
+"007") counts as one when all labels are such, because CSV has no other way. True and false are names. Spaces
+around a label do not count: what stands in a CSV file as `text, label` is meant so.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from secure_fed.errors import DataError
 
 Label = int | str
 
+_DIGITS = 1000  # of an integer; Python itself reads no more than a few thousand
 _INTEGER = re.compile(r"0|-?[1-9][0-9]*")
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?(nan|inf)", re.IGNORECASE)
 
@@ -64,7 +66,7 @@ def _all_integers(tables: Sequence[Table], column: str) -> bool:
     texts = [
         (table, row, value)
         for table in tables
-        for row, value in enumerate(table.column(column, "data.label"))
+        for row, value in enumerate(_cells(table, column))
         if isinstance(value, str)
     ]
     if all(_INTEGER.fullmatch(value) for _, _, value in texts):
@@ -82,7 +84,7 @@ def _labels(tables: Sequence[Table], column: str, *, integers: bool) -> list[lis
     first: tuple[Label, str] | None = None
     for table in tables:
         of_table: list[Label] = []
-        for row, value in enumerate(table.column(column, "data.label")):
+        for row, value in enumerate(_cells(table, column)):
             label = _label(table, row, value, integers=integers)
             first = first or (label, table.place(row))
             if isinstance(label, int) != isinstance(first[0], int):
@@ -95,10 +97,17 @@ def _labels(tables: Sequence[Table], column: str, *, integers: bool) -> list[lis
     return labels
 
 
+def _cells(table: Table, column: str) -> list[object]:
+    values = table.column(column, "data.label")
+    return [(value.strip() or value) if isinstance(value, str) else value for value in values]
+
+
 def _label(table: Table, row: int, value: object, *, integers: bool) -> Label:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str) and integers and _INTEGER.fullmatch(value):
+        if len(value) > _DIGITS:
+            _refuse(table, row, value)
         return int(value)
     if not isinstance(value, int | str) or (isinstance(value, str) and not value.strip()):
         _refuse(table, row, value)

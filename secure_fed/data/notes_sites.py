@@ -45,9 +45,7 @@ def _site(name: str, rng: np.random.Generator) -> Site:
     families = []
     for family in words.FAMILIES:
         kept = sorted(rng.choice(len(family), size=4, replace=False))
-        families.append(
-            tuple((_register(family[k][0], choices), _register(family[k][1], choices)) for k in kept)
-        )
+        families.append(tuple((_register(family[k][0], choices), _register(family[k][1], choices)) for k in kept))
     separator = _pick(rng, (". ", ". ", "; ", "\n", "\n- ", " / "))
     return Site(
         name=name,
@@ -67,10 +65,11 @@ def _sites() -> tuple[Site, ...]:
     return tuple(_site(f"{place} {kind}", rng) for place in words.PLACES for kind in words.KINDS)
 
 
+def _shares() -> tuple[float, ...]:
+    """The sites' cumulative shares of all notes: the largest writes up to three times as many as the smallest."""
+    sizes = np.random.default_rng(_WORLD + 1).uniform(0.5, 1.5, len(SITES))
+    return tuple(np.cumsum(sizes / sizes.sum()).tolist())
+
+
 SITES = _sites()
-# A site's share of all notes: the largest writes a few times as many as the smallest.
-SHARE_ENDS = tuple(
-    (lambda sizes: np.cumsum(sizes / sizes.sum()))(
-        np.random.default_rng(_WORLD + 1).uniform(0.5, 1.5, len(SITES))
-    ).tolist()
-)
+SHARE_ENDS = _shares()

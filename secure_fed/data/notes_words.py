@@ -74,7 +74,7 @@ REGISTERS = (
     ("patient", "patient", "pt", "client"), ("mother", "mother", "mum", "father"), ("severe", "severe", "marked"),
     ("mild", "mild", "slight"), (" was ", " was ", " "), (" is ", " is ", " "), ("relatives", "relatives", "siblings"),
     ("started", "started", "commenced", "begun"), ("given", "given", "taken", "dispensed"),
-    ("before", "before", "previously"), ("tests", "tests", "labs"), ("admission", "admission", "adm", "arrival"),
+    ("tests", "tests", "labs"), ("admission", "admission", "adm", "arrival"),
     (" and ", " and ", " & "), ("appeared", "appeared", "arose"), ("excluded", "excluded", "refuted"),
 )  # fmt: skip
 

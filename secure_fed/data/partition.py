@@ -69,9 +69,7 @@ def natural(keys: Sequence[str]) -> tuple[tuple[str, ...], list[Indices]]:
     return tuple(str(name) for name in names), _parts(owner, len(names))
 
 
-def log_shares(
-    prior: NDArray[np.float64], clients: int, alpha: float, rng: np.random.Generator
-) -> NDArray[np.float64]:
+def log_shares(prior: NDArray[np.float64], clients: int, alpha: float, rng: np.random.Generator) -> NDArray[np.float64]:
     """Logarithms of `clients` draws from Dir(alpha prior), one a row: (clients, classes).
 
     In logarithms, because at small `alpha` the shares themselves round to zero, and a class in which every
@@ -94,7 +92,7 @@ def partition(
     alpha: float = 1.0,
     keys: Sequence[str] | None = None,
 ) -> Partition:
-    """The examples with these `labels` (and `keys`) divided as `data.partition` = `kind` asks.
+    """The examples with these `labels` (and `keys`) divided as `kind` asks, one of `PARTITIONS`.
 
     `clients` None means one client a key, for natural parts only; given, it must be the number of keys.
     """
@@ -193,9 +191,7 @@ def _dirichlet(pool: _Pool, rng: np.random.Generator) -> Partition:
 def _natural(pool: _Pool, rng: np.random.Generator) -> Partition:
     del rng  # the keys decide
     if pool.keys is None:
-        raise DataError(
-            "data.partition 'natural' needs a column that says whose a row is; set data.client to it"
-        )
+        raise DataError("data.partition 'natural' needs a column that says whose a row is; set data.client to it")
     names, parts = natural(pool.keys)
     if pool.clients not in (None, len(names)):
         raise DataError(
@@ -205,13 +201,7 @@ def _natural(pool: _Pool, rng: np.random.Generator) -> Partition:
     return Partition(names, parts)
 
 
-def _auto(pool: _Pool, rng: np.random.Generator) -> Partition:
-    """Natural where the data say whose an example is."""
-    return _dirichlet(pool, rng) if pool.keys is None else _natural(pool, rng)
-
-
 PARTITIONS: dict[str, Callable[[_Pool, np.random.Generator], Partition]] = {
-    "auto": _auto,
     "iid": _iid,
     "dirichlet": _dirichlet,
     "natural": _natural,

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from secure_fed.data import files, hub, labels
+from secure_fed.data import files, hub, labels, texts
 from secure_fed.data.files import Table
 from secure_fed.data.labels import Vocabulary
 from secure_fed.data.rows import Rows
-from secure_fed.errors import DataError
+from secure_fed.errors import DataError, plainly
 
 if TYPE_CHECKING:
     from secure_fed.config import DataConfig
@@ -51,19 +51,21 @@ def load(data: DataConfig, *, seed: int) -> Source:
     out by `seed`. A column named by `data.client` says who owns an example; without it, each file of a list
     is one client, called like the file.
     """
-    paths, test_paths = _paths(data.train), _paths(data.test)
+    paths, test_paths = _paths(data.train, "data.train"), _paths(data.test, "data.test")
     if test_paths and not paths:
         raise DataError(f"data.test is {str(test_paths[0])!r} and data.train is not set; set data.train too")
     if not paths and data.name == _BUILTIN:
         return _notes(data, seed)
-    if paths:
-        tables = _from_files(data, paths, test_paths)
-    elif Path(data.name).is_file():
-        raise DataError(f"data.name is the file {data.name!r}; set data.train to it instead")
-    else:
-        folder = Path(data.name)
-        tables = (_from_folder(data, folder) if folder.is_dir() else None) or _from_hub(data)
-    return _source(data, tables, seed)
+    return _source(data, _from_files(data, paths, test_paths) if paths else _from_name(data), seed)
+
+
+def _from_name(data: DataConfig) -> _Tables:
+    for folder in _paths(data.name, "data.name"):
+        if folder.is_file():
+            raise DataError(f"data.name is the file {data.name!r}; set data.train to it instead")
+        if folder.is_dir() and (tables := _from_folder(data, folder)):
+            return tables
+    return _from_hub(data)
 
 
 def _notes(data: DataConfig, seed: int) -> Source:
@@ -76,9 +78,14 @@ def _notes(data: DataConfig, seed: int) -> Source:
     return Source(train, test, keyed=data.client == "site")
 
 
-def _paths(value: str | Sequence[str]) -> list[Path]:
-    values = [value] if isinstance(value, str) else list(value)
-    return [Path(path).expanduser() for path in values if str(path)]
+def _paths(value: str | Sequence[str], setting: str) -> list[Path]:
+    """The paths of a setting, each of which the system can look up, whether there is anything or not."""
+    paths = []
+    for text in filter(None, [value] if isinstance(value, str) else value):
+        with plainly(DataError, f"{text} cannot be read", f"set {setting} to a file or a folder that can"):
+            paths.append(Path(text).expanduser())
+            paths[-1].exists()
+    return paths
 
 
 def _wanted(data: DataConfig) -> Collection[str]:
@@ -103,9 +110,7 @@ def _from_files(data: DataConfig, paths: Sequence[Path], test_paths: Sequence[Pa
     if test_paths:
         found = [file for path in test_paths for file in (_test_files(path) if path.is_dir() else [path])]
         if not found:
-            raise DataError(
-                f"{test_paths[0]} holds no test examples (test.jsonl, ...); set data.test to a file"
-            )
+            raise DataError(f"{test_paths[0]} holds no test examples (test.jsonl, ...); set data.test to a file")
         test = [files.read(path, wanted, "data.test") for path in found]
     return _Tables(train, test, owners)
 
@@ -144,11 +149,7 @@ def _source(data: DataConfig, tables: _Tables, seed: int) -> Source:
 def _rows(data: DataConfig, tables: Sequence[Table], vocabulary: Vocabulary, *, need_client: bool) -> Rows:
     """The rows of the tables, one after the other; test tables may lack the client column."""
     text = [text for table in tables for text in _texts(table, data.text, "data.text")]
-    second = (
-        [text for table in tables for text in _texts(table, data.text_b, "data.text_b")]
-        if data.text_b
-        else None
-    )
+    second = [text for table in tables for text in _texts(table, data.text_b, "data.text_b")] if data.text_b else None
     has_client = data.client and (need_client or all(data.client in table.columns for table in tables))
     client = [key for table in tables for key in _keys(table, data.client)] if has_client else None
     return Rows(
@@ -162,35 +163,22 @@ def _rows(data: DataConfig, tables: Sequence[Table], vocabulary: Vocabulary, *, 
 
 def _texts(table: Table, name: str, setting: str) -> list[str]:
     """A column of texts. Some blank texts occur in real data and stay; a table of nothing else is refused."""
-    texts: list[str] = []
-    for row, value in enumerate(table.column(name, setting)):
-        if not isinstance(value, str) or not _is_unicode(value):
-            what = "missing" if value is None else f"{value!r:.60}, which is not text"
-            raise DataError(f"{table.place(row)}: {name!r} is {what}; correct it or change {setting}")
-        texts.append(value)
-    if not any(text.strip() for text in texts):
+    found = texts.column(table, name, setting)
+    if not any(text.strip() for text in found):
         raise DataError(f"every {name!r} of {table.source} is empty; set {setting} to a column with text")
-    return texts
-
-
-def _is_unicode(text: str) -> bool:
-    """False for half a surrogate pair, which JSON can spell and no tokenizer takes."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
+    return found
 
 
 def _keys(table: Table, name: str) -> list[str]:
+    """The client of each row; spaces around a name do not make it another's."""
     keys: list[str] = []
     for row, value in enumerate(table.column(name, "data.client")):
-        if not isinstance(value, int | str) or value == "":
+        if not isinstance(value, int | str) or not str(value).strip():
             raise DataError(
                 f"{table.place(row)}: the client in {name!r} is {value!r}, neither an integer nor a name; "
                 f"correct it or set data.client to another column"
             )
-        keys.append(str(value))
+        keys.append(str(value).strip())
     return keys
 
 

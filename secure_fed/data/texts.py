@@ -1,4 +1,4 @@
-"""Texts to be labelled by a trained run: the columns it was trained on, without the labels."""
+"""Columns of text, and the texts to be labelled by a trained run: the columns it was trained on, without the labels."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ def read_texts(path: Path, data: DataConfig) -> tuple[list[str], list[str] | Non
 
     A `.txt` file is one text a line; any other is read as training data are, by the columns `data.text` and `data.text_b`.
     """
-    if path.suffix.lower() == ".txt":
-        return _text_file(path, data), None
-    wanted = [name for name in (data.text, data.text_b) if name]
-    table = files.read(path, wanted, "FILE")
-    texts = _column(table, "data.text", data.text)
-    return texts, _column(table, "data.text_b", data.text_b) if data.text_b else None
+    if files.kind(path) == ".txt":
+        if data.text_b:
+            raise DataError(
+                f"{path} has one text a line, but this run labels pairs; give columns {data.text!r} and {data.text_b!r}"
+            )
+        return _stripped(files.text_lines(path)), None
+    table = files.read(path, [name for name in (data.text, data.text_b) if name], "FILE")
+    texts = column(table, data.text, "data.text")
+    return texts, column(table, data.text_b, "data.text_b") if data.text_b else None
 
 
-def lines(stream: Iterable[str], source: str) -> list[str]:
-    """One text a line, blank lines included, so that answers can be matched by their number."""
-    try:
-        return [line.rstrip("\r\n") for line in stream]
-    except UnicodeDecodeError as error:
-        raise DataError(f"{source} is not UTF-8 (byte 0x{error.object[error.start]:02x}); save it as UTF-8") from error
+def read_lines(stream: Iterable[bytes], source: str) -> list[str]:
+    """One text a line of UTF-8, blank lines included, so that answers can be matched by their number."""
+    return _stripped(files.decoded(stream, source))
 
 
-def _text_file(path: Path, data: DataConfig) -> list[str]:
-    if data.text_b:
-        raise DataError(
-            f"{path} has one text a line, but this run labels pairs; give columns {data.text!r} and {data.text_b!r}"
-        )
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            return lines(file, str(path))
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
-
-
-def _column(table: Table, setting: str, name: str) -> list[str]:
-    if name not in table.columns:
-        there = ", ".join(map(repr, table.present))
-        raise DataError(f"{table.source} has no column {name!r}, the run's {setting}: it has {there}; rename one")
+def column(table: Table, name: str, setting: str) -> list[str]:
+    """A column that holds nothing but text that a tokenizer takes; `setting` is the key that named it."""
     texts: list[str] = []
-    for row, value in enumerate(table.columns[name]):
-        if not isinstance(value, str):
-            raise DataError(f"{table.place(row)}: {name!r} is {value!r:.60}, which is not text; correct it")
+    for row, value in enumerate(table.column(name, setting)):
+        if not isinstance(value, str) or not _is_unicode(value):
+            what = "missing" if value is None else f"{value!r:.60}, which is not text"
+            raise DataError(f"{table.place(row)}: {name!r} is {what}; correct it or make another column {setting}")
         texts.append(value)
     return texts
+
+
+def _stripped(lines: Iterable[str]) -> list[str]:
+    return [line.rstrip("\r\n") for line in lines]
+
+
+def _is_unicode(text: str) -> bool:
+    """False for half a surrogate pair, which JSON can spell and no tokenizer takes."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

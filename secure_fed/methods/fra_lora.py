@@ -5,7 +5,7 @@ the adapter and D_i = s (B_i A_i - B A) what client i contributes for each adapt
 
     s B' A' = the best rank-r approximation of  s B A + mean(D_i) = s mean(B_i A_i)        eq. (4), (5), (6)
 
-computed in `low_rank` from stacked factors, or from the dense matrix where these would be no smaller. The head is averaged.
+computed in `low_rank` from factors, or from the dense matrix where these would be no smaller. The head is averaged.
 
 A contribution stays in factors, [s dB, s B] [A_i ; dA] with dB = B_i - B and dA = A_i - A: both halves are as small as the
 change is, where [B_i, -B] [A_i ; A] would be a difference of large numbers.

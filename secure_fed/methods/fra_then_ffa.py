@@ -20,7 +20,6 @@ from torch import nn
 
 from secure_fed.adapters.lora import LoraAdapter, pairs
 from secure_fed.config import MethodConfig
-from secure_fed.errors import ConfigError
 from secure_fed.low_rank import balanced, right_orthonormal
 from secure_fed.methods.averaging import change, moved, next_state
 from secure_fed.methods.ffa_lora import without_a
@@ -47,10 +46,6 @@ class FraThenFfa:
 
     adapter: LoraAdapter
     switch_round: int = 5
-
-    def __post_init__(self) -> None:
-        if self.switch_round < 1:
-            raise ConfigError(f"method.switch_round = {self.switch_round} must be at least 1")
 
     @property
     def card(self) -> Card:

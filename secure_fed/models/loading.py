@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from secure_fed.config import ModelConfig
-from secure_fed.errors import ConfigError, ModelError
+from secure_fed.errors import ConfigError, ModelError, plainly
 
 BUILTIN = {"builtin/tiny": Path(__file__).parent / "tiny"}
 
@@ -32,18 +32,20 @@ class Loaded:
 
 
 def locate(name: str) -> str:
-    """What transformers is given for `model.name`: a folder's path, or the Hub id."""
+    """What transformers is given for `model.name`: a folder's absolute path, or the Hub id."""
     if name in BUILTIN:
         return str(BUILTIN[name])
     if name.startswith("builtin/"):
         raise ModelError(f"model.name is {name!r}, but the built-in models are {', '.join(BUILTIN)}")
-    folder = Path(name).expanduser()
-    if folder.is_dir():
+    with plainly(ModelError, f"model.name {name!r} cannot be looked up", "give a folder, builtin/tiny or a Hub id"):
+        folder = Path(name).expanduser()
+        found = folder.is_dir()
+    if found:
         if not (folder / "config.json").exists():
             raise ModelError(
                 f"model.name is the folder {name!r}, but it has no config.json; give a saved transformers model"
             )
-        return str(folder)
+        return str(folder.absolute())
     if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise ModelError(f"model.name is {name!r}, but there is no such folder")
     return name
@@ -56,8 +58,8 @@ def load_classifier(config: ModelConfig, label_names: Sequence[str], seed: int) 
     device = find_device(config.device)
     place = locate(config.name)
     labels = {"id2label": dict(enumerate(label_names)), "label2id": {name: i for i, name in enumerate(label_names)}}
-    with _quiet(), _explained(config.name), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with quiet(), _explained(config.name), torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)  # the weights are made on the CPU, and no other generator is touched
         tokenizer = AutoTokenizer.from_pretrained(place)
         model, info = AutoModelForSequenceClassification.from_pretrained(
             place, ignore_mismatched_sizes=True, output_loading_info=True, dtype=torch.float32, **labels
@@ -142,8 +144,8 @@ def _explained(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """No load reports and progress bars: that a classifier's head is new is what we are here for."""
+def quiet() -> Iterator[None]:
+    """No reports and progress bars of transformers: that a classifier's head is new is what we are here for."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

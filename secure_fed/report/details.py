@@ -10,7 +10,7 @@ from typing import Any
 from secure_fed.report import plots
 from secure_fed.report.markup import figure, figures, folded, paragraph, section, table
 from secure_fed.report.record import RunRecord
-from secure_fed.report.words import MISSING, counted, duration, listed, number, percent, rate, size
+from secure_fed.report.words import counted, duration, listed, number, percent, rate, size
 
 
 def clients(record: RunRecord) -> str:
@@ -65,9 +65,11 @@ def rounds(record: RunRecord) -> str:
 def configuration(record: RunRecord) -> str:
     """Every setting of the run, its classes, and the software that ran it."""
     settings = (
-        (f"{name}.{key}", _setting(value)) for name, keys in record.config.items() for key, value in keys.items()
+        (f"{name}.{key}", _setting(value))
+        for name, table in record.config.to_dict().items()
+        for key, value in table.items()
     )
-    labels = [str(label) for label in record.facts.get("label_names", ())]
+    labels = [str(label) for label in record.facts["label_names"]]
     versions: Mapping[str, Any] = record.facts.get("versions", {})
     return section(
         "Configuration",
@@ -104,7 +106,7 @@ def _label_skew(record: RunRecord) -> str:
         title,
         plots.scale(title, float(divergence), low="0: same mix of labels", high="1: no label in common"),
         f"Jensen-Shannon divergence between clients: {number(float(divergence))}"
-        f" (split of the data: {record.setting('data', 'partition', MISSING)}).",
+        f" (split of the data: {record.config.data.partition}).",
     )
 
 

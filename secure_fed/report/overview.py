@@ -23,7 +23,7 @@ def summary(record: RunRecord) -> str:
     key = (
         ("accuracy", percent(record.last("accuracy"))),
         ("macro-F1", number(record.last("macro_f1"))),
-        ("epsilon", _epsilon(record)),
+        ("epsilon", "no guarantee"),
         ("sent by clients", size(record.total("bytes_up"))),
         ("sent to clients", size(record.total("bytes_down"))),
     )
@@ -31,11 +31,9 @@ def summary(record: RunRecord) -> str:
 
 
 def privacy(record: RunRecord) -> str:
-    """What protects the clients in this run; the plain warning where nothing does."""
+    """That nothing protects the clients, which is so for every run today, whatever its files say."""
     stated = (record.result or {}).get("privacy_statement")
     recorded = paragraph(f"Recorded with the result: “{stated}”", "recorded") if stated else ""
-    if not record.unprotected:
-        return section("Privacy", facts(_guarantee(record)), recorded, css_class="privacy")
     return section(
         "Privacy: this run is not protected",
         paragraph("No differential privacy and no secure aggregation protect this run.", "verdict"),
@@ -63,7 +61,7 @@ def results(record: RunRecord) -> str:
     )
     result = record.result or {}
     rows = (
-        ("method", _method(record)),
+        ("method", record.config.method.name),
         ("model", _model(record)),
         ("data", _data(record)),
         ("task", str(record.facts.get("task", MISSING))),
@@ -75,13 +73,13 @@ def results(record: RunRecord) -> str:
         ("test loss", number(record.last("loss"))),
         *_own_metrics(record),
         ("trained numbers", number(result.get("trainable"))),
-        ("privacy unit", str(record.setting("privacy", "unit", "none"))),
+        ("privacy unit", "none"),
         ("sampling rate", rate(result.get("sampling_rate"))),
         ("releases", number(result.get("releases"))),
         ("sent by clients", size(record.total("bytes_up"))),
         ("sent to clients", size(record.total("bytes_down"))),
         ("duration", duration(_seconds(record))),
-        ("seed", str(record.setting("federation", "seed", MISSING))),
+        ("seed", str(record.config.federation.seed)),
     )
     return section("Result", "" if record.result else notice, facts(rows))
 
@@ -90,7 +88,7 @@ def _who_trained_what(record: RunRecord) -> str:
     so_far = "" if record.result else f", {number(len(record.rounds))} of them done so far"
     return (
         f"{counted(len(record.client_names), 'client')} fine-tuned the model {_model(record)} together on"
-        f" {_data(record)}, using the method {_method(record)}: {counted(record.planned, 'round')}{so_far},"
+        f" {_data(record)}, using the method {record.config.method.name}: {counted(record.planned, 'round')}{so_far},"
         f" with {_cohort(record)} of the clients in each."
     )
 
@@ -101,7 +99,7 @@ def _how_good(record: RunRecord) -> str:
         return "The shared model has not been evaluated on test examples."
     if accuracy is None:
         return f"The loss of the shared model on the test examples is {number(loss)}."
-    labels = len(record.facts.get("label_names", ()))
+    labels = len(record.facts["label_names"])
     label = f"one of {counted(labels, 'class', 'classes')}" if labels else "class"
     return (
         f"The shared model finds the right {label} for {percent(accuracy)} of the test examples"
@@ -131,45 +129,21 @@ def _own_metrics(record: RunRecord) -> list[tuple[str, str]]:
     return [(str(name), number(value)) for name, value in measured.items() if isinstance(value, int | float)]
 
 
-def _guarantee(record: RunRecord) -> tuple[tuple[str, str], ...]:
-    result = record.result or {}
-    return (
-        ("privacy unit", str(record.setting("privacy", "unit", "none"))),
-        ("epsilon", _epsilon(record)),
-        ("epsilon against participants", rate(result.get("epsilon_participants"))),
-        ("delta", rate(result.get("delta"))),
-        ("noise multiplier", rate(result.get("noise_multiplier"))),
-    )
-
-
-def _epsilon(record: RunRecord) -> str:
-    """Epsilon in words: having no guarantee is not the same as having no number."""
-    if record.setting("privacy", "unit", "none") == "none":
-        return "no guarantee"
-    return rate((record.result or {}).get("epsilon"))
-
-
-def _method(record: RunRecord) -> str:
-    return str(record.setting("method", "name", MISSING))
-
-
 def _model(record: RunRecord) -> str:
-    return str((record.result or {}).get("model") or record.setting("model", "name", MISSING))
+    return str((record.result or {}).get("model") or record.config.model.name)
 
 
 def _data(record: RunRecord) -> str:
     """The result's name for the data, else the training files, else the configured name."""
-    named = (record.result or {}).get("data")
-    files = record.setting("data", "train")
-    if not named and files:
-        named = files if isinstance(files, str) else ", ".join(str(file) for file in files)
-    return str(named or record.setting("data", "name", MISSING))
+    files = record.config.data.train
+    configured = (files if isinstance(files, str) else ", ".join(files)) or record.config.data.name
+    return str((record.result or {}).get("data") or configured)
 
 
 def _cohort(record: RunRecord) -> str:
-    about = "about " if record.setting("federation", "sampling") == "poisson" else ""
-    drawn = record.last("cohort") if record.setting("federation", "cohort") is None else None
-    return about + number(record.setting("federation", "cohort") or (None if drawn is None else round(drawn)))
+    federation, drawn = record.config.federation, record.last("cohort")
+    about = "about " if federation.sampling == "poisson" else ""
+    return about + number(federation.cohort or (None if drawn is None else round(drawn)))
 
 
 def _seconds(record: RunRecord) -> float:

@@ -7,6 +7,7 @@ from importlib import resources
 from pathlib import Path
 
 from secure_fed.durable import atomic_write
+from secure_fed.errors import RunDirectoryError
 from secure_fed.report import curves, details, overview
 from secure_fed.report.markup import text
 from secure_fed.report.record import RunRecord, read
@@ -38,7 +39,12 @@ def write(run_dir: Path) -> Path:
     for byte, for the same contents of the run directory.
     """
     path = run_dir / "report.html"
-    atomic_write(path, page(read(run_dir)))
+    try:
+        content = page(read(run_dir))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # Rounds, result and facts are shown as they were found, whatever somebody has put into them.
+        raise RunDirectoryError(f"{run_dir} is damaged: it holds a value that no run writes ({error})") from error
+    atomic_write(path, content)
     return path
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from secure_fed.config import RunConfig
 from secure_fed.errors import RunDirectoryError
+from secure_fed.run_dir import METRICS, RESULT, parsed, read_config, read_facts, read_text
 
 Points = tuple[tuple[int, float], ...]
 
@@ -18,14 +19,10 @@ class RunRecord:
     """One run: its finished `rounds` in order; `result` is None until the last planned round is done."""
 
     name: str
-    config: Mapping[str, Mapping[str, Any]]
+    config: RunConfig
     facts: Mapping[str, Any]
     rounds: tuple[Mapping[str, Any], ...]
     result: Mapping[str, Any] | None
-
-    def setting(self, section: str, key: str, default: Any = None) -> Any:
-        """One value of the configuration."""
-        return self.config.get(section, {}).get(key, default)
 
     def series(self, metric: str, part: str = "") -> Points:
         """`(round, value)` for every round that measured `metric`, or that `part` of it."""
@@ -48,7 +45,7 @@ class RunRecord:
     @property
     def client_names(self) -> tuple[str, ...]:
         """Every client, whether it was ever drawn or not."""
-        return tuple(str(name) for name in self.facts.get("clients", ()))
+        return tuple(self.facts["clients"])
 
     @property
     def clients(self) -> tuple[tuple[str, int], ...]:
@@ -63,65 +60,26 @@ class RunRecord:
     @property
     def planned(self) -> int:
         """Rounds asked for."""
-        return int(self.setting("federation", "rounds", len(self.rounds)))
-
-    @property
-    def unprotected(self) -> bool:
-        """True unless the configuration names a privacy unit or switches secure aggregation on."""
-        unit = self.setting("privacy", "unit", "none")
-        return unit == "none" and not self.setting("secure_aggregation", "enabled", False)
+        return self.config.federation.rounds
 
 
 def read(run_dir: Path) -> RunRecord:
     """The record of `run_dir`; a result older than the configured number of rounds counts as none."""
-    if not run_dir.is_dir():
-        raise RunDirectoryError(f"there is no run directory at {run_dir}: name the folder given to `train --out`")
-    config = _required(run_dir, "config.json")
-    rounds = _rounds(run_dir / "metrics.jsonl")
-    result = _object(run_dir / "result.json")
-    if result is not None and result.get("rounds", 0) < config.get("federation", {}).get("rounds", 0):
+    facts, config = read_facts(run_dir), read_config(run_dir)  # other folders may have a config.json, too
+    content = read_text(run_dir / RESULT)
+    result = None if content is None else parsed(content, str(run_dir / RESULT))
+    if result is not None and result.get("rounds", 0) < config.federation.rounds:
         result = None
-    return RunRecord(run_dir.resolve().name, config, _required(run_dir, "run.json"), rounds, result)
+    return RunRecord(run_dir.resolve().name, config, facts, _rounds(run_dir / METRICS), result)
 
 
-def _required(run_dir: Path, name: str) -> dict[str, Any]:
-    found = _object(run_dir / name)
-    if found is None:
-        raise RunDirectoryError(f"{run_dir} is not a run directory: it has no {name}")
-    return found
-
-
-def _object(path: Path) -> dict[str, Any] | None:
-    content = _content(path)
-    return None if content is None else _parsed(content, str(path))
-
-
-def _rounds(path: Path) -> tuple[Mapping[str, Any], ...]:
+def _rounds(file: Path) -> tuple[Mapping[str, Any], ...]:
     """One row a round. A last line without its newline was being written when the run was killed."""
     rows: dict[int, Mapping[str, Any]] = {}
-    complete = (_content(path) or "").split("\n")[:-1]
+    complete = (read_text(file) or "").split("\n")[:-1]
     for line_number, line in enumerate(complete, start=1):
-        row = _parsed(line, f"{path}, line {line_number}")
+        row = parsed(line, f"{file}, line {line_number}")
         if not isinstance(row.get("round"), int):
-            raise RunDirectoryError(f"{path}, line {line_number} has no round number: the run directory is damaged")
+            raise RunDirectoryError(f"{file}, line {line_number} is damaged: it has no round number")
         rows[row["round"]] = row
     return tuple(rows[number] for number in sorted(rows))
-
-
-def _content(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise RunDirectoryError(f"cannot read {path}: {error}") from error
-
-
-def _parsed(text: str, where: str) -> dict[str, Any]:
-    try:
-        parsed = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise RunDirectoryError(f"{where} is not JSON ({error}): the run directory is damaged") from error
-    if not isinstance(parsed, dict):
-        raise RunDirectoryError(f"{where} holds {parsed!r:.40}, not an object: the run directory is damaged")
-    return parsed

@@ -57,6 +57,7 @@ def result_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "rounds": len(rows),
         "clients": 8,
         "cohort": 4,
+        "personal": [],
         "accuracy": rows[-1].get("accuracy"),
         "macro_f1": rows[-1].get("macro_f1"),
         "loss": rows[-1].get("loss"),

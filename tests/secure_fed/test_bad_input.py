@@ -84,6 +84,17 @@ SETTINGS: dict[str, tuple[tuple[str, ...], FACTS]] = {
     "privacy": (("privacy.unit=client",), ("privacy.unit", "'client'", "none")),
     "share of one": (("data.test=", "data.test_fraction=1.0"), ("data.test_fraction", "1.0", "below 1")),
     "seed too large": (("federation.seed=4294967296",), ("federation.seed", "4294967296", "at most 4294967295")),
+    "a number of thousands of digits": (("training.lr=" + "9" * 5000,), ("training.lr is '999", "a number")),
+    "a list too deep": (("training.lr=" + "[" * 5000,), ("training.lr is '[[[", "a number")),
+    "more notes than there are": (
+        ("data.train=", "data.test=", "data.test_examples=10000001"),
+        ("data.test_examples is 10000001", "at most 10000000"),
+    ),
+    "a name beside files": (("data.name=someone/reviews",), ("data.name = 'someone/reviews'", "no data.train")),
+    "a client column that nothing reads": (
+        ("data.client=site", "data.partition=iid"),
+        ("data.client = 'site'", "data.partition = 'natural'"),
+    ),
     "no equals sign": (("federation.rounds",), ("'federation.rounds'", "section.key=value")),
     "no section": (("rounds=3",), ("'rounds=3'", "section.key=value")),
     "cohort above clients": (
@@ -123,7 +134,10 @@ def test_settings(training: Refused, case: str) -> None:
 
 MODELS: dict[str, tuple[tuple[str, ...], FACTS]] = {
     "rank above the layer": (("method.rank=17",), ("method.rank = 17", "16", "attention.self.query")),
-    "doubled rank above the layer": (("method.rank=9", "method.double_rank=true"), ("method.rank", "18", "16")),
+    "doubled rank above the layer": (
+        ("method.name=ffa_lora", "method.rank=9", "method.double_rank=true"),
+        ("method.rank", "18", "16"),
+    ),
     "no such module": (
         ('method.target_modules=["q_proj"]',),
         ("method.target_modules", "'q_proj'", "BertForSequenceClassification", "'query'"),
@@ -164,7 +178,7 @@ def test_offline_no_connection_is_tried(training: Refused, monkeypatch: pytest.M
 
 def test_a_model_folder_without_a_configuration(training: Refused, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    says(training("model.name=empty"), ("model.name", "'empty'", "config.json"))
+    says(training("model.name=empty"), ("model.name", "empty'", "config.json"))
 
 
 def test_a_model_folder_without_weights_or_with_broken_ones(
@@ -172,9 +186,9 @@ def test_a_model_folder_without_weights_or_with_broken_ones(
 ) -> None:
     shutil.copytree(small_model, tmp_path / "copy")
     (tmp_path / "copy" / "model.safetensors").write_bytes(b"not tensors" * 9)
-    says(training("model.name=./copy"), ("model.name", "'./copy'", "cannot be loaded"))
+    says(training("model.name=./copy"), ("model.name", "copy'", "cannot be loaded"))
     (tmp_path / "copy" / "model.safetensors").unlink()
-    says(training("model.name=./copy"), ("model.name", "'./copy'", "model.safetensors"))
+    says(training("model.name=./copy"), ("model.name", "copy'", "model.safetensors"))
 
 
 def line(text: Any, label: Any) -> str:
@@ -207,6 +221,13 @@ FILES: dict[str, tuple[str, tuple[str, ...], FACTS]] = {
     "blank texts": (line(" ", "a") + line("", "b"), (), ("every 'text'", "bad.jsonl", "is empty", "data.text")),
     "a number for a text": (TWO + line(7, "a"), (), ("bad.jsonl, line 3", "7", "not text", "data.text")),
     "a broken line": (TWO + '{"text": "calm", "la\n' + TWO, (), ("bad.jsonl, line 3", "not JSON")),
+    "a key twice": (TWO + '{"text": "a", "label": 1, "text": "b"}\n', (), ("bad.jsonl, line 3", "'text'", "twice")),
+    "a number of thousands of digits": (
+        line("a", 1) + f'{{"text": "b", "label": {"9" * 5000}}}',
+        (),
+        ("line 2", "digits"),
+    ),
+    "nested too deeply": (TWO + "[" * 100_000, (), ("bad.jsonl, line 3", "nested too deeply")),
     "a list for an object": (TWO + "[1, 2]\n", (), ("bad.jsonl, line 3", "list", "one object a line")),
     "fewer examples than clients": (TWO, (), ("2 training examples", "4 clients", "federation.clients", "at most 2")),
 }
@@ -267,6 +288,71 @@ def test_a_directory_that_is_taken(training: Refused, tmp_path: Path) -> None:
     says(training(options=("--out", "mine/thesis.txt")), ("thesis.txt", "not an empty directory", "--out"))
     (tmp_path / "mine" / "config.json").write_text("{}", encoding="utf-8")
     says(training(options=("--out", "mine")), ("mine", "already holds a run", "--resume"))
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    ("settings", "facts"),
+    [
+        ((f"model.name={LONG}",), ("model.name",)),
+        ((f"data.train={LONG}",), ("data.train",)),
+        ((f"data.train=['{LONG}', 'b.jsonl']",), ("data.train",)),
+        ((f"data.test={LONG}",), ("data.test",)),
+        (("data.train=", "data.test=", f"data.name={LONG}"), ("data.name",)),
+    ],
+)
+def test_a_name_that_no_file_can_have(training: Refused, settings: tuple[str, ...], facts: FACTS) -> None:
+    says(training(*settings), (LONG, "File name too long", *facts))
+
+
+def test_a_directory_that_cannot_be(training: Refused, refused: Refused) -> None:
+    says(training(options=("--out", LONG)), (LONG, "File name too long", "--out"))
+    says(refused("train", "--resume", "--out", LONG), (LONG, "File name too long"))
+    says(refused("train", LONG), (LONG, "File name too long"))
+    says(refused("report", LONG), (LONG, "File name too long"))
+    says(refused("predict", LONG), (LONG, "File name too long"))
+    says(refused("export", LONG, "adapter"), (LONG, "File name too long"))
+
+
+def test_config_init_where_nothing_can_be_written(refused: Refused) -> None:
+    for name, reason in ((LONG, "too long"), ("none/run.toml", "No such file")):
+        sentence = refused("config", "init", name)
+        says(sentence, (name, reason, "name another file"))
+        assert "--out" not in sentence
+        assert "--resume" not in sentence
+
+
+def test_the_home_of_nobody(training: Refused) -> None:
+    says(training("data.train=~nobody-of-that-name/x.jsonl"), ("~nobody-of-that-name", "data.train"))
+
+
+def test_going_on_with_a_configuration_where_nothing_was_begun(refused: Refused, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("[federation]\nrounds = 2\n", encoding="utf-8")
+    says(refused("train", "run.toml", "--resume", "--out", "none"), ("none", "no run", "without --resume"))
+
+
+@pytest.mark.parametrize("command", ["report", "predict", "export"])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", "[]"),
+        ("config.json", '{"data": 5}'),
+        ("config.json", '{"federation": {"rounds": "many"}}'),
+        ("config.json", "[" * 100_000),
+        ("run.json", "{}"),
+        ("run.json", '{"label_names": 3, "clients": []}'),
+        ("run.json", '{"label_names": ["a", 1], "clients": []}'),
+        ("run.json", "\udcff"),
+    ],
+)
+def test_a_damaged_run(refused: Refused, tmp_path: Path, command: str, name: str, content: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "run" / "run.json").write_text('{"label_names": ["a", "b"], "clients": ["c"]}', encoding="utf-8")
+    (tmp_path / "run" / name).write_text(content, encoding="utf-8", errors="surrogateescape")
+    says(refused(command, "run", *(["adapter"] if command == "export" else [])), (name,))
 
 
 def test_resuming_without_a_run(refused: Refused) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,10 @@ import pytest
 
 from secure_fed.cli import main
 from secure_fed.config import RunConfig, commented_toml
+from secure_fed.methods.method import State
+from secure_fed.progress import ConsoleProgress
+from secure_fed.run_dir import claimed, require_begun
+from secure_fed.tensors import Tensors
 
 SCHEMA = Path(__file__).resolve().parents[2] / "docs" / "result.schema.json"
 Told = Callable[..., str]
@@ -122,8 +128,108 @@ def test_a_run_without_a_place_goes_under_runs(
     monkeypatch.chdir(tmp_path)
     result = json.loads(told("train", *settings, "--set", "federation.rounds=1", "--json"))
     (made,) = (tmp_path / "runs").iterdir()
-    assert made.name.endswith("-ffa_lora")
+    assert made.name.endswith("-fra_lora")
     assert Path(result["run_dir"]) == Path("runs") / made.name
+
+
+def test_runs_that_start_in_the_same_second_have_places_of_their_own(
+    told: Told, settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Noon(datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> Noon:
+            return cls(2026, 1, 2, 12)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("secure_fed.cli.datetime", Noon)
+    results = [json.loads(told("train", *settings, "--set", "federation.rounds=1", "--json")) for _ in range(3)]
+    first = str(Path("runs") / f"20260102-120000-{results[0]['method']}")
+    assert [result["run_dir"] for result in results] == [first, f"{first}-2", f"{first}-3"]
+
+
+def test_the_place_of_a_run_is_taken_before_it_is_prepared(tmp_path: Path) -> None:
+    with (
+        claimed(tmp_path / "runs" / "a", rename=True) as first,
+        claimed(tmp_path / "runs" / "a", rename=True) as second,
+    ):
+        assert (first.name, second.name) == ("a", "a-2")
+        (second / "config.json").touch()
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["a-2"]
+    with claimed(tmp_path / "other" / "b", rename=False):
+        require_begun(tmp_path / "other" / "b")
+    assert not (tmp_path / "other").exists()
+    (tmp_path / "mine").mkdir()
+    with claimed(tmp_path / "mine", rename=False):
+        pass
+    assert (tmp_path / "mine").exists()
+
+
+def test_names_are_printed_as_they_are(
+    told: Told, settings: list[str], small_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, out = tmp_path / "[red]", tmp_path / "[/nothing]"
+    shutil.copytree(small_model, model)
+    run = ["train", *settings, "--set", f"model.name={model}", "--set", "federation.rounds=1", "--out", out]
+    printed = " ".join(told(*run).replace(str(tmp_path), "").split())
+    assert "/[red]" in printed
+    assert "report: /[/nothing]/report.html" in printed
+    assert "1, each with 2 of 4 clients" in printed
+    assert "for [red]" in " ".join(told("methods", "--model", str(model)).replace(f"{tmp_path}/", "").split())
+
+
+def round_of(number: int, **more: Any) -> dict[str, Any]:
+    return {"round": number, "bytes_up": 600_000, "bytes_down": 399_700, "rejected": [], **more}
+
+
+def test_progress_names_clients_as_they_are_called_and_counts_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with ConsoleProgress(3, [round_of(1, accuracy=0.5)]) as progress:
+        progress.on_round_end(round_of(2, rejected=["[bold]ward[/]", "[/]"]), State(Tensors({}), 2))
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "round 2: left out [bold]ward[/], whose update is not finite"
+    assert told[1] == "round 2: left out [/], whose update is not finite"
+    assert told[2].startswith("round 2/3: accuracy 50.0%, 2.00 MB sent")
+
+
+def test_progress_that_cannot_be_shown_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(io.StringIO):
+        def __init__(self, error: Exception) -> None:
+            super().__init__()
+            self.error = error
+
+        def write(self, text: str) -> int:
+            raise self.error
+
+    for error in (
+        BrokenPipeError(),
+        OSError(28, "No space left on device"),
+        ValueError("I/O operation on closed file"),
+    ):
+        monkeypatch.setattr(sys, "stderr", Gone(error))
+        with ConsoleProgress(3) as progress:
+            progress.on_round_end(round_of(1, accuracy="good"), State(Tensors({}), 1))
+            progress.on_round_end(round_of(2, rejected=None), State(Tensors({}), 2))
+
+
+def test_output_that_is_refused_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Full(io.StringIO):
+        def flush(self) -> None:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sys, "stdout", Full())
+    assert main(["config", "init"]) == 1
+    assert capsys.readouterr().err == "secure-fed: [Errno 28] No space left on device\n"
+
+
+def test_output_that_nobody_reads_on_ends_quietly() -> None:
+    command = [sys.executable, "-m", "secure_fed", "config", "init"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
 
 
 def test_resuming_goes_on_to_more_rounds(
@@ -158,6 +264,11 @@ def test_tensorboard_events_are_written(told: Told, settings: list[str], tmp_pat
     assert [event.value for event in written] == pytest.approx([record["accuracy"] for record in rounds])
 
 
+def typed(content: bytes) -> io.TextIOWrapper:
+    """Standard input, on a system whose own encoding is not UTF-8."""
+    return io.TextIOWrapper(io.BytesIO(content), encoding="ascii")
+
+
 def test_predict_answers_in_order_from_a_file_and_from_standard_input(
     told: Told, finished: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,7 +277,7 @@ def test_predict_answers_in_order_from_a_file_and_from_standard_input(
     rows = "".join(json.dumps({"id": n, "text": text}) + "\n" for n, text in enumerate(texts))
     (tmp_path / "texts.jsonl").write_text(rows, encoding="utf-8")
     (tmp_path / "texts.csv").write_text("text\n" + "".join(f'"{text}"\n' for text in texts), encoding="utf-8")
-    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(texts) + "\n"))
+    monkeypatch.setattr(sys, "stdin", typed(("\ufeff" + "\r\n".join(texts)).encode()))
     from_stdin = told("predict", finished[0])
     answers = [json.loads(line) for line in from_stdin.splitlines()]
     assert len(answers) == len(texts)
@@ -187,7 +298,7 @@ def test_predictions_on_the_test_set_have_the_accuracy_of_the_result(
 
 
 def test_predict_of_nothing_is_nothing(told: Told, finished: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    monkeypatch.setattr(sys, "stdin", typed(b""))
     assert told("predict", finished[0]) == ""
 
 
@@ -222,6 +333,7 @@ def test_pairs_are_labelled_by_both_texts(told: Told, paired: Path) -> None:
         ("one.jsonl", '{"text": "calm"}\n', ("one.jsonl", "no column 'text_2'", "data.text_b", "'text'")),
         ("one.txt", "calm\n", ("one.txt", "pairs", "'text_2'")),
         ("odd.jsonl", '{"text": "calm", "text_2": 3}\n', ("odd.jsonl, line 1", "'text_2' is 3", "not text")),
+        ("half.jsonl", '{"text": "\\ud800", "text_2": "wild"}\n', ("half.jsonl, line 1", "not text")),
         ("none.txt", None, ("none.txt",)),
         ("odd.pdf", "calm", ("odd.pdf", ".jsonl")),
         ("", None, ("pairs", "FILE")),
@@ -249,18 +361,16 @@ def test_what_predict_cannot_decode(
 ) -> None:
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
     assert main(["predict", str(finished[0]), str(tmp_path / "latin.txt")]) == 2
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8"))
+    monkeypatch.setattr(sys, "stdin", typed(b"caf\xe9\n"))
     assert main(["predict", str(finished[0])]) == 2
     of_file, of_stdin = capsys.readouterr().err.splitlines()
-    assert "latin.txt is not UTF-8 (byte 0xe9)" in of_file
-    assert "standard input is not UTF-8 (byte 0xe9)" in of_stdin
+    assert "latin.txt, line 1: byte 0xe9 is not UTF-8" in of_file
+    assert "standard input, line 1: byte 0xe9 is not UTF-8" in of_stdin
 
 
 def test_a_run_whose_model_has_changed_is_refused(
     settings: list[str], told: Told, tmp_path: Path, small_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import shutil
-
     from transformers import BertConfig, BertForMaskedLM
 
     shutil.copytree(small_model, tmp_path / "model")

@@ -20,7 +20,7 @@ from secure_fed.methods import METHODS
 from secure_fed.methods.method import State
 from secure_fed.server import Server
 from secure_fed.summation import PlainSum
-from secure_fed.tensors import Layout, LayoutMismatch, Tensors
+from secure_fed.tensors import Layout, LayoutError, LowRank, Tensors
 from secure_fed.training import Trained
 from secure_fed.transport import Recording, Reply, Request
 from tests.secure_fed import toys
@@ -29,7 +29,9 @@ LR = 0.5
 CHANGES = {0: 1.0, 1: 2.0, 2: 4.0, 3: 9.0}
 
 
-def reply_with(changes: Mapping[int, float], weights: Mapping[int, float] | None = None) -> Callable[[int, Request], Reply]:
+def reply_with(
+    changes: Mapping[int, float], weights: Mapping[int, float] | None = None
+) -> Callable[[int, Request], Reply]:
     """Clients whose change is (c, -c), and who send its squared distance from the mean in a second pass."""
 
     def answer(client: int, request: Request) -> Reply:
@@ -73,7 +75,7 @@ def test_a_round_does_things_in_the_order_it_says() -> None:
             super().add(contribution, weight)
 
     class Mechanism:
-        def scale(self, norm: float) -> float:
+        def scale(self, norm: Callable[[], float]) -> float:
             return 1.0
 
         def release(self, total: Any) -> Any:
@@ -90,15 +92,18 @@ def test_a_round_does_things_in_the_order_it_says() -> None:
 
     server = toys.server(Method(), Sampler(4, 2), mechanism=Mechanism(), open_sum=Sum)
     rounds = engine.run(toys.state(0, 0), server, toys.Scripted(answer), Schedule(1, lambda _: LR, 1), evaluate)
+    records = []
     for _, record in rounds:
         order.append("tell")
+        records.append(record)
     first, second = server.draw(0)
     order.pop()  # the draw just made
     passes = [
-        [f"ask {first} for {name}", "add", f"ask {second} for {name}", "add", "release"] for name in ("change", "distance")
+        [f"ask {first} for {name}", "add", f"ask {second} for {name}", "add", "release"]
+        for name in ("change", "distance")
     ]
     assert order == ["plan", "draw", *passes[0], *passes[1], "apply", "evaluate round 1", "tell"]
-    assert record["accuracy"] == 0.5
+    assert [record["accuracy"] for record in records] == [0.5]
 
 
 def test_the_state_goes_from_round_to_round_with_the_rounds_own_learning_rate() -> None:
@@ -231,6 +236,26 @@ def test_a_rejected_client_leaves_the_round_as_if_it_had_not_been_there(bad: flo
     assert toys.same(with_it.tensors, without_it.tensors)
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", [0, 7, 999])
+def test_one_bad_number_among_a_thousand_is_found(bad: float, place: int) -> None:
+    numbers = torch.arange(1000.0)
+    assert Tensors({"w": numbers, "none": torch.zeros(0)}).is_finite()
+    numbers[place] = bad
+    assert not Tensors({"v": torch.ones(3), "w": numbers}).is_finite()
+    assert not Tensors({"w": LowRank(torch.ones(2, 1), numbers.view(1, -1))}).is_finite()
+
+
+def test_the_training_loss_is_that_of_all_who_trained() -> None:
+    def answer(client: int, request: Request) -> Reply:
+        bad = client == 1 and request.pass_name == "distance"
+        return reply_with({**CHANGES, 1: math.nan} if bad else CHANGES)(client, request)
+
+    _, record = one_round(toys.server(toys.TwoPasses()), toys.Scripted(answer))
+    assert record["rejected"] == ["ben"]
+    assert record["train_loss"] == 11.5
+
+
 def test_a_run_may_be_told_to_fail_instead() -> None:
     server = toys.server(toys.OnePass(), skip_nonfinite=False)
     with pytest.raises(TrainingError, match=r"client ben sent an update that is not finite.*federation\.nonfinite"):
@@ -268,7 +293,7 @@ def test_a_contribution_of_another_layout_is_refused() -> None:
     def answer(client: int, request: Request) -> Reply:
         return Reply(client, Tensors({"w": torch.zeros(3)}), 1.0, 0.0)
 
-    with pytest.raises(LayoutMismatch, match=r"w of shape \(3,\)|w of shape \(2,\)"):
+    with pytest.raises(LayoutError, match=r"w of shape \(3,\)|w of shape \(2,\)"):
         one_round(toys.server(toys.OnePass()), toys.Scripted(answer))
 
 
@@ -284,7 +309,7 @@ def test_a_client_refuses_a_layout_that_is_not_its_own() -> None:
             return self.inner.exchange({client: replace(request, layout=other) for client, request in requests.items()})
 
     federation.transport = Meddling(federation.transport)
-    with pytest.raises(LayoutMismatch, match=r"client client-0 and the server disagree on what pass 'change' carries"):
+    with pytest.raises(LayoutError, match=r"client client-0 and the server disagree on what pass 'change' carries"):
         federation.run()
 
 
@@ -367,8 +392,8 @@ def test_a_client_does_not_take_a_diverged_head_into_the_next_round(monkeypatch:
 def test_a_mechanism_scales_what_leaves_the_client() -> None:
     @dataclass(frozen=True)
     class Clip:
-        def scale(self, norm: float) -> float:
-            return min(1.0, 1e-3 / norm)
+        def scale(self, norm: Callable[[], float]) -> float:
+            return min(1.0, 1e-3 / norm())
 
         def release(self, total: Any) -> Any:
             return total
@@ -436,7 +461,9 @@ def test_one_client_in_fedavg_is_centralised_training() -> None:
         torch.nn.functional.cross_entropy(model(x), labels).backward()
         optimizer.step()
     for name in result.state.tensors:
-        torch.testing.assert_close(result.state.tensors.tensor(name), model.get_parameter(name).detach(), rtol=0, atol=2e-6)
+        torch.testing.assert_close(
+            result.state.tensors.tensor(name), model.get_parameter(name).detach(), rtol=0, atol=2e-6
+        )
 
 
 def test_huge_proximity_holds_the_model_still() -> None:

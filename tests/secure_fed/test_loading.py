@@ -123,6 +123,17 @@ def test_the_seed_alone_decides_a_new_head(small_model: Path) -> None:
     assert not torch.equal(load(small_model, seed=5).model.classifier.weight, first)
 
 
+def test_only_the_cpus_generator_is_used(small_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(seed: int) -> None:
+        raise AssertionError("a generator of another device was seeded")
+
+    usual = load(small_model, seed=4).model.classifier.weight
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", refused)
+    monkeypatch.setattr(torch.mps, "manual_seed", refused)
+    with torch.device("meta"):  # as somebody's default device
+        assert torch.equal(load(small_model, seed=4).model.classifier.weight, usual)
+
+
 def test_a_missing_padding_token_is_the_end_token(tmp_path: Path, small_tokenizer: Any) -> None:
     folder = saved(tmp_path, "llama", without_padding(small_tokenizer, eos_token="[SEP]"))
     edit(folder / "config.json", pad_token_id=None)
@@ -189,7 +200,7 @@ def test_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "org" / "name").mkdir(parents=True)
     (tmp_path / "org" / "name" / "config.json").write_text("{}", encoding="utf-8")
     assert Path(locate("builtin/tiny")).name == "tiny"
-    assert Path(locate("org/name")) == Path("org/name")
+    assert Path(locate("org/name")) == tmp_path / "org" / "name"
     assert locate("org/other") == "org/other"
     assert locate("bert-base-uncased") == "bert-base-uncased"
     with pytest.raises(ModelError, match="no such folder"):

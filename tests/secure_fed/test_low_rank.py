@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from secure_fed.low_rank import Svd, balanced, right_orthonormal, truncated
+from secure_fed.low_rank import Svd, balanced, recompressed, right_orthonormal, truncated
 from secure_fed.tensors import LowRank
 
 torch.set_num_threads(1)
@@ -145,3 +145,16 @@ def test_same_answer_twice_and_no_use_of_the_global_random_state() -> None:
 def test_a_rank_the_matrix_cannot_have_is_refused() -> None:
     with pytest.raises(ValueError, match="a 4 x 6 matrix has no approximation of rank 5"):
         truncated(torch.zeros(4, 6), 5)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-20, 0.0])
+def test_recompressed_is_the_same_matrix(scale: float) -> None:
+    """Also where the rank is below the inner size, and where there is nothing."""
+    generator = torch.Generator().manual_seed(3)
+    left, right = torch.randn(20, 4, generator=generator), torch.randn(4, 15, generator=generator)
+    product = LowRank(torch.cat([left, left], 1) * scale, torch.cat([right, 2 * right], 0))
+    found = recompressed(product)
+    assert (found.rank, found.dtype) == (8, torch.float32)
+    want = left.double() @ right.double() * 3 * scale
+    assert torch.allclose(found.dense().double(), want, rtol=1e-5, atol=1e-6 * scale)
+    assert torch.equal(found.left, recompressed(product).left)

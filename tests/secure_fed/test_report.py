@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from secure_fed import report
-from secure_fed.errors import RunDirectoryError
+from secure_fed.errors import RunDirectoryError, StorageError
 from secure_fed.report import page, plots
 from secure_fed.report.plots import Series
 from secure_fed.report.record import read
@@ -89,14 +89,45 @@ def test_a_run_without_protection_says_so_plainly(run_folder: RunFolder) -> None
     assert "No differential privacy: the privacy unit of this run is none." in text  # from result.json
 
 
+def test_no_file_of_a_run_talks_the_report_out_of_its_warning(run_folder: RunFolder) -> None:
+    def boast(run: Run) -> None:
+        run["result"].update(unit="client", epsilon=0.1, delta=1e-9, noise_multiplier=3.0)
+        run["run"].update(privacy={"unit": "client"}, secure_aggregation={"enabled": True})
+
+    text = written(run_folder(edit=boast)).text
+    assert "No differential privacy and no secure aggregation protect this run." in text
+    assert "epsilon no guarantee" in text
+    assert "privacy unit none" in text
+
+
 @pytest.mark.parametrize(
     ("section", "key", "value"), [("privacy", "unit", "client"), ("secure_aggregation", "enabled", True)]
 )
-def test_a_protected_run_is_not_called_unprotected(
+def test_a_configuration_that_no_run_can_have_is_refused(
     run_folder: RunFolder, section: str, key: str, value: object
 ) -> None:
     folder = run_folder(edit=lambda run: run["config"].setdefault(section, {}).update({key: value}))
-    assert "protect this run" not in written(folder).text
+    with pytest.raises(RunDirectoryError, match=rf"config\.json is damaged.*{section}"):
+        report.write(folder)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda run: run["rows"][2].update(accuracy="high"),
+        lambda run: run["rows"][2].update(clients_accuracy=3),
+        lambda run: run["rows"][2].update(rejected=7),
+        lambda run: run["run"].update(partition=[1]),
+        lambda run: run["run"]["partition"].update(sizes=["many", 2]),
+        lambda run: run["result"].update(rounds="all"),
+        lambda run: run["result"].update(metrics=[1]),
+    ],
+)
+def test_values_that_no_run_writes_are_one_sentence(run_folder: RunFolder, spoil: Callable[[Run], None]) -> None:
+    folder = run_folder(edit=spoil)
+    with pytest.raises(RunDirectoryError, match="hand-made is damaged: it holds a value that no run writes"):
+        report.write(folder)
+    assert not (folder / "report.html").exists()
 
 
 def test_every_section_of_a_full_run_is_there_with_its_plots(run_folder: RunFolder) -> None:
@@ -174,8 +205,8 @@ def test_names_from_outside_are_text_never_markup(run_folder: RunFolder) -> None
         run["config"]["model"]["name"] = run["result"]["model"] = HOSTILE
         run["result"]["metrics"][HOSTILE] = 0.5
         run["config"]["data"]["train"] = [HOSTILE, '"><img src=x onerror=alert(1)>']
-        run["config"]["method"][HOSTILE] = {HOSTILE: "$x^2$ $\\frac$"}
-        run["config"][HOSTILE] = {"key": HOSTILE}
+        run["config"]["data"] |= {"text": HOSTILE, "label": "$x^2$ $\\frac$"}
+        run["config"]["method"] |= {"name": HOSTILE, "personal": [HOSTILE]}
         run["result"]["data"] = ""
         run["run"]["task"] = run["result"]["privacy_statement"] = HOSTILE
 
@@ -308,12 +339,12 @@ def test_poisson_cohorts_are_expected_sizes(run_folder: RunFolder) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("config.json", None, "is not a run directory: it has no config.json"),
-        ("run.json", None, "is not a run directory: it has no run.json"),
-        ("result.json", "{", "result.json is not JSON"),
-        ("run.json", "[1, 2]", "run.json holds [1, 2], not an object"),
-        ("metrics.jsonl", '{"round": 1}\nnonsense\n', "metrics.jsonl, line 2 is not JSON"),
-        ("metrics.jsonl", '{"accuracy": 1}\n', "metrics.jsonl, line 1 has no round number"),
+        ("config.json", None, "holds no run: config.json is missing"),
+        ("run.json", None, "holds no run: run.json is missing"),
+        ("result.json", "{", "result.json is damaged: it cannot be read as JSON"),
+        ("run.json", "[1, 2]", "run.json is damaged: it holds [1, 2], not an object"),
+        ("metrics.jsonl", '{"round": 1}\nnonsense\n', "metrics.jsonl, line 2 is damaged: it cannot be read as JSON"),
+        ("metrics.jsonl", '{"accuracy": 1}\n', "metrics.jsonl, line 1 is damaged: it has no round number"),
     ],
 )
 def test_a_damaged_run_directory_is_refused_and_nothing_is_written(
@@ -329,7 +360,7 @@ def test_a_damaged_run_directory_is_refused_and_nothing_is_written(
 
 
 def test_no_run_directory_at_all(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match=r"no run directory at .*nowhere"):
+    with pytest.raises(RunDirectoryError, match=r"nowhere holds no run"):
         report.write(tmp_path / "nowhere")
 
 
@@ -341,7 +372,7 @@ def test_a_full_disk_leaves_the_old_report(run_folder: RunFolder, monkeypatch: p
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(RunDirectoryError, match=r"report\.html cannot be written: No space left on device"):
+    with pytest.raises(StorageError, match=r"report\.html cannot be written: No space left on device"):
         report.write(folder)
     assert (folder / "report.html").read_text(encoding="utf-8") == "old"
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from secure_fed.summation import PlainSum, stacks
-from secure_fed.tensors import Layout, LayoutMismatch, LowRank, Tensors
+from secure_fed.tensors import Layout, LayoutError, LowRank, Tensors
 
 torch.set_num_threads(1)
 
@@ -58,6 +58,24 @@ def test_factors_are_stacked_while_they_are_small_and_formed_after() -> None:
         assert isinstance(added.total()["d"], LowRank) == still_factors
     assert stacks((12, 16), 6)
     assert not stacks((12, 16), 7)
+
+
+def test_the_factors_of_a_total_tell_of_the_sum_alone() -> None:
+    """Neither who came first nor how a sum is shared out over contributions is seen in them."""
+    factors = []
+    for order in ((1, 2, 3), (3, 1, 2)):
+        added = PlainSum(LAYOUT)
+        for seed in order:
+            added.add(contribution(seed))
+        total = added.total()["d"]
+        assert isinstance(total, LowRank)
+        factors.append(total)
+    assert torch.allclose(factors[0].left, factors[1].left, atol=1e-5)
+    assert torch.allclose(factors[0].right, factors[1].right, atol=1e-4)
+    one = contribution(1)["d"]
+    assert isinstance(one, LowRank)
+    cosines = torch.nn.functional.normalize(one.left, dim=0).T @ factors[0].left
+    assert cosines.abs().max() < 0.99
 
 
 def test_dense_members_are_added_in_place() -> None:
@@ -112,7 +130,7 @@ def test_another_layout_is_refused_and_leaves_the_sum(wrong: Tensors, fact: str)
     added = PlainSum(LAYOUT)
     added.add(contribution(1))
     kept = added.total().to_bytes()
-    with pytest.raises(LayoutMismatch, match=fact):
+    with pytest.raises(LayoutError, match=fact):
         added.add(wrong)
     assert added.total().to_bytes() == kept
     assert (added.count, added.weight) == (1, 1.0)

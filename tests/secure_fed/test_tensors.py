@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from secure_fed.tensors import Layout, LayoutMismatch, LowRank, Tensors
+from secure_fed.tensors import Layout, LayoutError, LowRank, Tensors
 
 torch.set_num_threads(1)
 
@@ -123,7 +123,7 @@ def test_digest_tells_shapes_and_names_apart() -> None:
 
 def test_another_layout_is_refused() -> None:
     layout = Layout.of(mixed())
-    with pytest.raises(LayoutMismatch, match="expected the layout"):
+    with pytest.raises(LayoutError, match="expected the layout"):
         layout.flatten(mixed().without(["b"]))
-    with pytest.raises(LayoutMismatch, match="expected a vector of 35 numbers, got shape \\(3,\\)"):
+    with pytest.raises(LayoutError, match="expected a vector of 35 numbers, got shape \\(3,\\)"):
         layout.unflatten(torch.zeros(3))

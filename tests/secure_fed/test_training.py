@@ -32,7 +32,12 @@ def weights(model: nn.Module) -> Tensors:
 
 
 def trained(
-    target: Objective, settings: TrainingConfig, *, trainable: Sequence[str] | None = None, seed: int = 0, count: int = 7
+    target: Objective,
+    settings: TrainingConfig,
+    *,
+    trainable: Sequence[str] | None = None,
+    seed: int = 0,
+    count: int = 7,
 ) -> tuple[Tensors, Tensors, float]:
     before = weights(target.model)
     names = list(before) if trainable is None else trainable
@@ -277,7 +282,7 @@ def test_order_and_dropout_depend_on_the_generator_alone() -> None:
     runs = []
     for seed, disturbance in ((1, 10), (1, 20), (2, 10)):
         torch.manual_seed(disturbance)
-        np.random.seed(disturbance)  # noqa: NPY002 - to show that it plays no part
+        np.random.seed(disturbance)
         runs.append(trained(objective(toys.model(dropout=0.4)), settings, seed=seed)[1])
     assert toys.same(runs[0], runs[1])
     assert not toys.same(runs[0], runs[2])
@@ -287,6 +292,17 @@ def test_dropout_is_on_in_training_even_after_an_evaluation() -> None:
     full = TrainingConfig(batch_size=7)
     after = [trained(objective(toys.model(dropout=p).eval()), full)[1] for p in (0.0, 0.6)]
     assert not toys.same(*after)
+
+
+def test_the_first_training_is_in_the_same_mode_as_every_other() -> None:
+    """A model that comes half in evaluation mode would else train in another mode before its first evaluation."""
+    model = toys.model(dropout=0.6)
+    model.train()
+    model.dropout.eval()
+    target = objective(model)
+    first = trained(target, TrainingConfig(batch_size=7))[1]
+    target.model.eval()
+    assert toys.same(first, trained(target, TrainingConfig(batch_size=7))[1])
 
 
 def test_dropout_differs_from_step_to_step() -> None:
@@ -350,7 +366,9 @@ def test_learning_rate_schedules() -> None:
 
 
 def test_batches_of_any_nesting_reach_the_device() -> None:
-    moved = to_device({"a": torch.ones(1), "b": [torch.ones(1), "word"], "c": (torch.ones(1), None)}, torch.device("meta"))
+    moved = to_device(
+        {"a": torch.ones(1), "b": [torch.ones(1), "word"], "c": (torch.ones(1), None)}, torch.device("meta")
+    )
     assert moved["a"].is_meta
     assert moved["b"][0].is_meta
     assert moved["b"][1] == "word"
@@ -362,6 +380,8 @@ def test_transformers_train_through_the_same_seam() -> None:
     model = small_models.make("bert")
     batch = small_models.batch() | {"labels": torch.tensor([0, 1, 2, 1])}
     tensors = {"classifier.weight": model.get_parameter("classifier.weight").detach().clone().requires_grad_()}
-    objective(model).losses(tensors, batch).sum().backward()
+    target = objective(model)
+    model.eval()  # no dropout
+    target.losses(tensors, batch).sum().backward()
     nn.functional.cross_entropy(model(**small_models.batch()).logits, batch["labels"], reduction="sum").backward()
     torch.testing.assert_close(tensors["classifier.weight"].grad, model.get_parameter("classifier.weight").grad)

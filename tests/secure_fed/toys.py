@@ -66,7 +66,9 @@ def examples(seed: int, count: int) -> list[Item]:
     return [{"x": row, "labels": int(row[:3].argmax())} for row in x]
 
 
-def federation(settings: Mapping[str, Any] | None = None, *, sizes: Sequence[int] = (5, 8, 11), **own: Any) -> Federation:
+def federation(
+    settings: Mapping[str, Any] | None = None, *, sizes: Sequence[int] = (5, 8, 11), **own: Any
+) -> Federation:
     parts = {
         "model": model(),
         "train": [examples(client + 1, size) for client, size in enumerate(sizes)],
@@ -87,12 +89,15 @@ def without_time(records: Sequence[Record]) -> list[Record]:
 # A method and a transport with nothing behind them, for the round alone.
 
 
+_CARD = Card("toy", "", "", True)
+
+
 @dataclass(frozen=True)
 class TwoPasses:
     """Averages `w` in a first pass; in a second one the mean squared distance from that average goes into `spread`."""
 
     adapter: Any = None
-    card: Card = Card("two_passes", "", "", True)
+    card: Card = _CARD
 
     def prepare(self, model: nn.Module, head: Sequence[str], seed: int) -> Tensors:
         raise NotImplementedError

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from secure_fed.data.encode import Batch, Collate, Encoded, batches, encode, pad_id
 from secure_fed.data.rows import Rows
-from secure_fed.errors import ConfigError, ModelError
+from secure_fed.errors import ConfigError, DataError, ModelError
 
 WORDS = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3} | {f"w{i}": i + 4 for i in range(30)}
 
@@ -27,9 +27,7 @@ def tokenizer(*, special: bool = True, pad: str | None = "[PAD]") -> PreTrainedT
             special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
         )
     names = ["input_ids", "token_type_ids", "attention_mask"]
-    return PreTrainedTokenizerFast(
-        tokenizer_object=words, unk_token="[UNK]", pad_token=pad, model_input_names=names
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", pad_token=pad, model_input_names=names)
 
 
 def sentences(lengths: Sequence[int]) -> Rows:
@@ -105,6 +103,60 @@ def test_collate_pads_to_the_longest_of_the_batch_only() -> None:
     assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
 
 
+def test_collate_keeps_what_items_of_the_users_own_say() -> None:
+    items = [
+        {
+            "input_ids": [5, 6, 7],
+            "attention_mask": [1, 0, 1],
+            "label": 1,
+            "position_ids": [2, 3, 4],
+            "weight": [0.5, 1, 2],
+        },
+        {
+            "input_ids": torch.tensor([8]),
+            "attention_mask": [1],
+            "label": np.int64(0),
+            "position_ids": [9],
+            "weight": [3.0],
+        },
+    ]
+    batch = Collate(pad_id=9)(items)
+    assert batch["input_ids"].tolist() == [[5, 6, 7], [8, 9, 9]]
+    assert batch["attention_mask"].tolist() == [[1, 0, 1], [1, 0, 0]]
+    assert batch["position_ids"].tolist() == [[2, 3, 4], [9, 0, 0]]
+    assert batch["weight"].tolist() == [[0.5, 1.0, 2.0], [3.0, 0.0, 0.0]]
+    assert batch["labels"].tolist() == [1, 0]
+    assert "label" not in batch
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"idx": 7}, "idx"),
+        ({"text": "as it was"}, "text"),
+        ({"tokens": ["a", "b"]}, "tokens"),
+        ({"attention_mask": [1, 1, 1]}, "attention_mask"),
+        ({"spans": [[0], [1, 2]]}, "spans"),
+        ({"input_ids": [[5, 6]]}, "input_ids"),
+        ({"input_ids": [0.5, 0.25]}, "input_ids"),
+        ({"labels": [1, 0]}, "labels"),
+        ({"labels": 0.5}, "labels"),
+        ({"label": 1}, "label"),
+        ({"labels": None}, "labels"),
+    ],
+)
+def test_collate_refuses_what_it_would_have_to_guess(changes: dict[str, Any], name: str) -> None:
+    plain = {"input_ids": [5, 6], "labels": 1}
+    for items in ([plain | changes], [plain, plain | changes], [plain | changes, plain]):
+        with pytest.raises(DataError, match=rf"'{name}' is not one .* collate="):
+            Collate(pad_id=0)(items)
+
+
+def test_collate_needs_a_label() -> None:
+    with pytest.raises(DataError, match=r"'label' is not one whole number in every item"):
+        Collate(pad_id=0)([{"input_ids": [5, 6]}])
+
+
 def drawn(items: Sequence[Any], size: int, seed: int | None = 0) -> list[Batch]:
     rng = None if seed is None else np.random.default_rng(seed)
     return list(batches(items, size, list, rng))
@@ -154,6 +206,13 @@ def test_short_batches_do_not_always_come_first(encoded: Encoded) -> None:
 
 def test_plain_items_with_token_ids_are_bucketed_too(encoded: Encoded) -> None:
     assert orders(drawn(list(encoded), 8)) == orders(drawn(encoded, 8))
+
+
+def test_lengths_of_somebody_elses_are_not_taken_for_ours() -> None:
+    class Recordings(list[int]):
+        lengths = "in seconds"
+
+    assert orders(drawn(Recordings(range(6)), 2, None)) == [[0, 1], [2, 3], [4, 5]]
 
 
 def test_items_and_collate_of_the_users_own() -> None:

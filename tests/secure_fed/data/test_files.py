@@ -45,9 +45,7 @@ def test_every_kind_of_file_gives_the_same_columns(tmp_path: Path, kind: str, pa
     assert len(table) == 3
 
 
-@pytest.mark.parametrize(
-    ("name", "place"), [("x.jsonl", "line 5"), ("x.csv", "line 5"), ("x.parquet", "row 3")]
-)
+@pytest.mark.parametrize(("name", "place"), [("x.jsonl", "line 5"), ("x.csv", "line 5"), ("x.parquet", "row 3")])
 def test_a_row_knows_where_it_starts(tmp_path: Path, name: str, place: str) -> None:
     path = write(tmp_path / name)  # blank lines between JSON rows, a line break inside a CSV field
     assert read(path, WANTED).place(2) == f"{path}, {place}"
@@ -57,6 +55,19 @@ def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> Non
     path = tmp_path / "excel.csv"
     path.write_text("text,label\nhello,a\n", encoding="utf-8-sig")
     assert read(path, WANTED).columns["text"] == ["hello"]
+
+
+def test_spaces_around_the_names_of_csv_columns_do_not_count(tmp_path: Path) -> None:
+    path = tmp_path / "typed.csv"
+    path.write_text("text , label\n hello,a\n", encoding="utf-8")
+    assert read(path, WANTED).columns == {"text": [" hello"], "label": ["a"]}
+
+
+def test_two_parquet_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    columns = [pyarrow.array(["a"]), pyarrow.array(["b"])]
+    parquet.write_table(pyarrow.Table.from_arrays(columns, names=["text", "text"]), tmp_path / "x.parquet")
+    with pytest.raises(DataError, match=r"x\.parquet has two columns called 'text'"):
+        read(tmp_path / "x.parquet", WANTED)
 
 
 def test_a_json_key_that_a_row_lacks_is_none(tmp_path: Path) -> None:
@@ -84,6 +95,10 @@ BROKEN = {
     "wide.csv": ("text,label\nä,b\n".encode("utf-16"), ["line 1", "0xff", "UTF-8"]),
     "quote.csv": (b'text,label\nok,a\n"open,b\n', ["quote.csv, line 3", "quotes"]),
     "commas.csv": (b"text,label\nok,a\none, two,a\n", ["line 3", "3 fields", "2 columns", "quote"]),
+    "twice.jsonl": (b'{"text": "a"}\n{"text": "b", "text": "c"}\n', ["twice.jsonl, line 2", "'text'", "twice"]),
+    "digits.jsonl": (b'{"text": "a", "label": ' + b"9" * 5000 + b"}\n", ["digits.jsonl, line 1", "digits"]),
+    "deep.jsonl": (b'{"text": "a"}\n' + b"[" * 100_000, ["deep.jsonl, line 2", "nested too deeply"]),
+    "spaced.csv": (b"text, text \nx,y\n", ["line 1", "'text' twice"]),
     "twice.csv": (b"text,label,text\nx,a,y\n", ["line 1", "'text' twice"]),
     "empty.jsonl": (b"", ["empty.jsonl is empty", "data.train"]),
     "blank.jsonl": (b"\n \n", ["blank.jsonl is empty"]),

@@ -34,6 +34,11 @@ def test_codes_with_leading_zeros_stay_names() -> None:
     assert learned(table(["007", "7"])) == (("007", "7"), (0, 1))
 
 
+def test_spaces_around_a_label_do_not_count() -> None:
+    assert learned(table([" ham", "spam ", "ham"])) == (("ham", "spam"), (0, 1, 0))
+    assert learned(table([" 10", "2 "])) == (("2", "10"), (1, 0))
+
+
 def test_truth_values_are_names() -> None:
     assert learned(table([True, False])) == (("false", "true"), (1, 0))
 
@@ -59,6 +64,7 @@ def test_declared_classes_keep_their_index_even_where_one_is_absent() -> None:
         ([0, 1, None], "None", "line 3"),
         ([[1], 0], "[1]", "line 1"),
         (["a", " "], "' '", "line 2"),
+        (["1", "9" * 5000], "'" + "9" * 59, "line 2"),
         (["0", "1.0"], "'1.0'", "line 2"),
         ([{"id": 1}, 0], "{'id': 1}", "line 1"),
     ],
@@ -66,7 +72,7 @@ def test_declared_classes_keep_their_index_even_where_one_is_absent() -> None:
 def test_a_label_that_is_neither_is_refused(labels: list[object], value: str, place: str) -> None:
     with pytest.raises(DataError) as refused:
         learned(table(labels))
-    for fact in (f"label {value} ", f"x.jsonl, {place}", "neither an integer nor a name", "data.label"):
+    for fact in (f"label {value}", f"x.jsonl, {place}", "neither an integer nor a name", "data.label"):
         assert fact in str(refused.value)
 
 

@@ -136,18 +136,9 @@ def test_partition_names_the_clients() -> None:
     assert (natural_parts.names, lists(natural_parts.parts)) == (("a", "b"), [[1], [0, 2]])
 
 
-def test_auto_is_natural_where_there_are_keys_and_dirichlet_elsewhere() -> None:
-    labels, keys = [0, 1, 0, 1], ("x", "x", "y", "y")
-    auto = partition("auto", labels, clients=2, alpha=0.5, rng=np.random.default_rng(7))
-    assert lists(auto.parts) == lists(dirichlet(labels, 2, 0.5, np.random.default_rng(7)))
-    assert partition("auto", labels, clients=2, keys=keys, rng=np.random.default_rng(7)).names == ("x", "y")
-
-
 @pytest.mark.parametrize("kind", ["iid", "dirichlet"])
 def test_fewer_examples_than_clients(kind: str) -> None:
-    with pytest.raises(
-        DataError, match=r"3 training examples .* 4 clients .*federation\.clients .*at most 3"
-    ):
+    with pytest.raises(DataError, match=r"3 training examples .* 4 clients .*federation\.clients .*at most 3"):
         partition(kind, [0, 1, 0], clients=4, rng=np.random.default_rng(0))
 
 

@@ -79,10 +79,14 @@ def test_columns_are_nameable_and_the_test_file_needs_no_client(tmp_path: Path) 
     assert (source.test.text_b, source.test.client) == (("q",), None)
 
 
+def test_spaces_around_a_client_do_not_make_another(tmp_path: Path) -> None:
+    rows = [row | {"site": f" s{i % 2}" if i < 3 else f"s{i % 2} "} for i, row in enumerate(examples(6))]
+    path = jsonl(tmp_path / "x.jsonl", rows)
+    assert load(train=path, test=path, client="site").train.client == ("s0", "s1") * 3
+
+
 def test_each_file_of_a_list_is_one_client_with_a_name_of_its_own(tmp_path: Path) -> None:
-    paths = [
-        jsonl(tmp_path / name, examples(4, tag=name)) for name in ("a/x.jsonl", "b/x.jsonl", "c/y.jsonl")
-    ]
+    paths = [jsonl(tmp_path / name, examples(4, tag=name)) for name in ("a/x.jsonl", "b/x.jsonl", "c/y.jsonl")]
     test = jsonl(tmp_path / "test.jsonl", examples(2))
     source = load(train=paths, test=test)
     assert source.train.client == ("x",) * 4 + ("x-2",) * 4 + ("y",) * 4

@@ -1,0 +1,141 @@
+"""What a round costs beyond local training, against averaging the same numbers in place with numpy.
+
+    python benchmarks/round_overhead.py [--rounds 50]
+
+Ten clients return 300,000 float32 numbers unchanged. Medians over rounds, in milliseconds, of
+
+    numpy    the average, in place
+    server   our round with replies that lie ready: request, check, sum, apply, load into the model for evaluation
+    clients  the same with clients that have no examples: also set up training, make and check their contribution
+    saved    the same with a run directory: also make the round durable on disk
+
+and `start`, the seconds from the objects given to the first round. ratio = server / numpy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from secure_fed.config import RunConfig
+from secure_fed.federation import Federation
+from secure_fed.methods.method import CHANGE
+from secure_fed.transport import InProcess, Reply, Request
+
+CLIENTS, WIDTH = 10, 390
+NUMBERS = 300_000
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.value = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+
+@dataclass
+class Ready:
+    """A client whose answer is always the same."""
+
+    reply: Reply
+
+    def handle(self, request: Request) -> Reply:
+        return self.reply
+
+
+def no_loss(model: nn.Module, batch: Any) -> Tensor:
+    raise AssertionError("nobody has examples to train on")
+
+
+def make(method: str, layers: int, rounds: int) -> Federation:
+    """Clients that answer at once, with about NUMBERS numbers where A and B both travel."""
+    rank = round(NUMBERS / (layers * 4 * WIDTH))
+    settings = {("method", "name"): method, ("method", "rank"): rank, ("federation", "rounds"): rounds}
+    made = Federation(
+        RunConfig().replace(settings),
+        model=nn.Sequential(*(Block() for _ in range(layers))),
+        train=[[0]] * CLIENTS,
+        test=[0],
+        collate=list,
+        loss=no_loss,
+        metrics=lambda model, batches: {},
+    )
+    for client in made.clients:
+        client.examples = ()
+    return made
+
+
+def a_round(federation: Federation, out: Path | None = None) -> float:
+    """Median seconds a round."""
+    ticks: list[float] = []
+
+    class Clock:
+        def on_round_end(self, record: Any, state: Any) -> None:
+            ticks.append(time.perf_counter())
+
+    federation.callbacks.append(Clock())
+    federation.run(out)
+    return statistics.median(np.diff(ticks).tolist())
+
+
+def with_replies_ready(federation: Federation) -> Federation:
+    """The same federation, its clients asked beforehand."""
+    server, start = federation.server, federation.initial
+    request = server.request(start, server.plan(start), CHANGE, 0.1, {})
+    federation.transport = InProcess([Ready(client.handle(request)) for client in federation.clients])
+    return federation
+
+
+def in_place(numbers: int, rounds: int) -> float:
+    """Median seconds to average as many vectors of as many numbers in place."""
+    vectors = [np.ones(numbers, dtype=np.float32) for _ in range(CLIENTS)]
+    total = np.zeros(numbers, dtype=np.float32)
+
+    def average() -> None:
+        total[:] = 0
+        for vector in vectors:
+            np.add(total, vector, out=total)
+        np.divide(total, CLIENTS, out=total)
+
+    return statistics.median(timed(average) for _ in range(rounds))
+
+
+def timed(action: Callable[[], None]) -> float:
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--rounds", type=int, default=50)
+    rounds = arguments.parse_args().rounds
+    torch.set_num_threads(1)
+    print(f"{'method':12}{'tensors':>8}{'numbers':>9}{'start':>7}", end="")
+    print("".join(f"{name:>9}" for name in ("numpy", "server", "clients", "saved", "ratio")))
+    for method in ("fedlora", "ffa_lora", "fra_lora"):
+        for layers in (4, 24):
+            started = time.perf_counter()
+            federation = make(method, layers, rounds)
+            start = time.perf_counter() - started
+            sent = federation.initial.tensors.select(federation.method.plan(federation.initial).trainable)
+            base, clients = in_place(sent.numel, rounds), a_round(federation)
+            with tempfile.TemporaryDirectory() as folder:
+                saved = a_round(make(method, layers, rounds), Path(folder) / "run")
+            server = a_round(with_replies_ready(make(method, layers, rounds)))
+            print(f"{method:12}{len(sent):8}{sent.numel:9,}{start:7.2f}", end="")
+            print("".join(f"{1e3 * seconds:9.2f}" for seconds in (base, server, clients, saved)), end="")
+            print(f"{server / base:9.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""The run directory from outside: its place, the names of its files, and its JSON files read with suspicion.
+
+Needs no torch, so that a report starts at once. Whatever was done to the files, what is wrong is said in one sentence.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from secure_fed.config import RunConfig
+from secure_fed.errors import ConfigError, RunDirectoryError, plainly
+
+CONFIG, FACTS, METRICS, RESULT = "config.json", "run.json", "metrics.jsonl", "result.json"
+
+
+def usable(path: Path) -> AbstractContextManager[None]:
+    """What keeps a run directory from being used, as one sentence."""
+    return plainly(RunDirectoryError, f"{path} cannot be written", "choose another --out")
+
+
+@contextmanager
+def claimed(out: Path, *, rename: bool) -> Iterator[Path]:
+    """Make the directory, so that a start killed from here on can be told from none; left empty, it goes away again.
+
+    With `rename` it is nobody else's: where there is one of that name, "-2", "-3", ... is put behind it.
+    """
+    with usable(out):
+        made = [folder for folder in out.parents if not folder.exists()]
+        if rename:
+            out = next(place for place in _names(out) if _made(place))
+        if rename or _made(out):
+            made = [out, *made]
+    try:
+        yield out
+    finally:
+        with suppress(OSError):
+            for folder in made:
+                folder.rmdir()
+
+
+def require_begun(path: Path) -> None:
+    """Refuse to go on where nothing was begun; a start that was killed before it wrote anything counts."""
+    with plainly(RunDirectoryError, f"{path} cannot be read", "give the --out of `secure-fed train`"):
+        if not path.exists():
+            raise RunDirectoryError(f"{path} holds no run to go on with; start one there without --resume")
+
+
+def read_config(path: Path) -> RunConfig:
+    """The configuration of the run in `path`."""
+    tables = read_object(path, CONFIG)
+    try:
+        return RunConfig.from_dict(tables)
+    except ConfigError as error:
+        raise RunDirectoryError(f"{path / CONFIG} is damaged, or of another version of secure-fed: {error}") from error
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """What was fixed when the run in `path` began; "label_names" and "clients" are lists of texts."""
+    facts = read_object(path, FACTS)
+    for name in ("label_names", "clients"):
+        value = facts.get(name)
+        if not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
+            raise RunDirectoryError(f"{path / FACTS} is damaged: {name} is not a list of names")
+    return facts
+
+
+def read_object(path: Path, name: str) -> dict[str, Any]:
+    """The JSON object in the file `name` of a run directory, which must be there."""
+    content = read_text(path / name)
+    if content is None:
+        raise RunDirectoryError(
+            f"{path} holds no run: {name} is missing; give the --out of `secure-fed train`, "
+            "or, where that was stopped before it wrote anything, start it again without --resume"
+        )
+    return parsed(content, str(path / name))
+
+
+def read_text(file: Path) -> str | None:
+    """The content of a file, or None where there is none."""
+    with plainly(RunDirectoryError, f"{file} cannot be read", "give the --out of `secure-fed train`"):
+        try:
+            return file.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+
+
+def parsed(text: str, where: str) -> dict[str, Any]:
+    """Text as a JSON object."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:  # ValueError: no JSON, or a number of thousands of digits
+        raise RunDirectoryError(f"{where} is damaged: it cannot be read as JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise RunDirectoryError(f"{where} is damaged: it holds {value!r:.40}, not an object")
+    return value
+
+
+def _names(first: Path) -> Iterator[Path]:
+    yield first
+    yield from (first.with_name(f"{first.name}-{number}") for number in count(2))
+
+
+def _made(folder: Path) -> bool:
+    """Make the folder; False where that name is taken."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        return False
+    return True

@@ -1,0 +1,74 @@
+"""A user's model, metrics and batches that do odd things: the run says so, or is none the worse for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from secure_fed.errors import ConfigError, TrainingError
+from secure_fed.training import to_device
+from tests.secure_fed import toys
+
+
+@pytest.mark.parametrize("name", ["round", "bytes_up", "seconds"])
+def test_metrics_may_not_write_over_the_record(name: str, tmp_path: Path) -> None:
+    federation = toys.federation(metrics=lambda model, batches: {"accuracy": 0.5, name: 9})
+    with pytest.raises(ConfigError, match=f"metrics gives '{name}'"):
+        federation.run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("value", [np.float32(0.5), np.int64(1), torch.tensor(0.5), torch.tensor(float("nan"))])
+def test_any_kind_of_number_is_a_metric(value: Any, tmp_path: Path) -> None:
+    result = toys.federation(metrics=lambda model, batches: {"accuracy": value}).run(tmp_path / "run")
+    accuracy = result.summary["accuracy"]
+    assert accuracy is None if float(value) != float(value) else accuracy == float(value)
+
+
+@pytest.mark.parametrize("value", [None, [0.5], {"accuracy": "high"}, {"accuracy": torch.zeros(2)}])
+def test_what_is_no_dict_of_numbers_is_refused(value: Any) -> None:
+    with pytest.raises(ConfigError, match="metrics must give a dict of names and numbers"):
+        toys.federation(metrics=lambda model, batches: value).run()
+
+
+class Counting(toys.Toy):
+    """Lets how often it was called in training change what it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Tensor
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.calls += 1
+        return super().forward(x) * (1 + self.calls)
+
+
+def test_what_a_forward_pass_does_to_buffers_reaches_no_other_training() -> None:
+    federation = toys.federation(model=Counting())
+    first, again = federation.run(), federation.run()
+    assert first.records[-1]["loss"] == again.records[-1]["loss"]
+    assert all(torch.equal(first.state.tensors.tensor(n), again.state.tensors.tensor(n)) for n in first.state.tensors)
+
+
+class Pair(NamedTuple):
+    text: Tensor
+    label: Tensor
+
+
+def test_a_named_tuple_moves_as_one() -> None:
+    moved = to_device(Pair(torch.zeros(2), torch.ones(2)), torch.device("cpu"))
+    assert isinstance(moved, Pair)
+    assert torch.equal(moved.label, torch.ones(2))
+
+
+def test_a_state_that_is_not_finite_is_never_saved(tmp_path: Path) -> None:
+    federation = toys.federation({"federation.server_lr": 1e39})
+    with pytest.raises(TrainingError, match=r"server_lr"):
+        federation.run(tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoint.safetensors").exists()

@@ -1,0 +1,152 @@
+"""The built-in notes: reproducible, disjoint, noisy as stated, and not solved by counting words."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from functools import cache
+
+import pytest
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+
+from secure_fed.data import notes
+from secure_fed.data.notes_sites import SITES, Site
+from secure_fed.data.notes_words import CONCLUSIONS, DRUGS, FAMILIES
+from secure_fed.data.rows import Rows
+from secure_fed.errors import DataError
+
+RECORD = re.compile(r"MRN (\d{8}), phone (0\d{4} \d{6})")
+SITE = {site.name: site for site in SITES}
+
+
+@pytest.fixture(scope="module")
+def train() -> Rows:
+    return notes.generate(20_000, seed=3, split="train")
+
+
+@pytest.fixture(scope="module")
+def test() -> Rows:
+    return notes.generate(4_000, seed=3, split="test")
+
+
+def _said(site: Site, text: str) -> str:
+    """This visit's entry, without its mark, in lower case."""
+    for line in text.lower().removesuffix(".").split(site.separator):
+        if site.mark_last and line.endswith(f" ({site.current})"):
+            return line.removesuffix(f" ({site.current})")
+        if not site.mark_last and line.startswith(f"{site.current}: "):
+            return line.removeprefix(f"{site.current}: ")
+    raise LookupError(text)
+
+
+@cache
+def _patterns(name: str) -> list[tuple[int, re.Pattern[str]]]:
+    blanks = {r"\{x\}": "|".join(SITE[name].findings), r"\{d\}": "|".join(DRUGS)}
+    found = []
+    for family, sentences in enumerate(SITE[name].families):
+        for side, sentence in ((side, sides[side]) for sides in sentences for side in (0, 1)):
+            pattern = re.escape(sentence)
+            for blank, words in blanks.items():
+                pattern = pattern.replace(blank, f"(?:{words})")
+            found.append((2 * family + side, re.compile(pattern)))
+    return found
+
+
+def _rule(name: str, text: str) -> set[int]:
+    """Every class one of whose sentences this visit's entry is."""
+    said = _said(SITE[name], text)
+    return {label for label, pattern in _patterns(name) if pattern.fullmatch(said)}
+
+
+def test_the_same_call_gives_the_same_rows_and_fewer_are_the_first_of_more(train: Rows) -> None:
+    again = notes.generate(1_500, seed=3, split="train")
+    assert again == train.take(range(1_500))
+    assert notes.generate(50, seed=4, split="train").text != again.text[:50]
+
+
+def test_twenty_thousand_notes_of_many_sites_and_every_class(train: Rows) -> None:
+    assert len(train) == 20_000
+    assert train.label_names == notes.LABELS
+    assert len(notes.LABELS) >= 8
+    assert set(train.label) == set(range(len(notes.LABELS)))
+    assert min(Counter(train.label).values()) > 0.08 * len(train)
+    assert train.client is not None
+    assert set(train.client) == set(notes.SITE_NAMES)
+    assert len(notes.SITE_NAMES) >= 40
+    assert len(set(train.text)) > 0.999 * len(train)
+
+
+def test_no_text_is_in_both_train_and_test(train: Rows, test: Rows) -> None:
+    public = notes.generate(4_000, seed=3, split="public")
+    assert not set(train.text) & set(test.text)
+    assert not set(public.text) & (set(train.text) | set(test.text))
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_rule_that_reads_the_entry_is_right_but_for_the_stated_noise(split: str) -> None:
+    rows = notes.generate(3_000, seed=11, split=split)
+    assert rows.client is not None
+    found = [_rule(name, text) for name, text in zip(rows.client, rows.text, strict=True)]
+    assert all(len(classes) == 1 for classes in found)
+    wrong = sum(label not in classes for label, classes in zip(rows.label, found, strict=True))
+    # Three standard deviations of a share of 3,000.
+    assert abs(wrong / 3_000 - notes.LABEL_NOISE) < 3 * (notes.LABEL_NOISE / 3_000) ** 0.5
+
+
+def test_identifying_strings_are_rare_and_each_is_of_one_note(train: Rows, test: Rows) -> None:
+    found = [RECORD.search(text) for text in (*train.text, *test.text)]
+    held = [match for match in found if match]
+    share = len(held) / len(found)
+    assert 0.5 * notes.IDENTIFIED < share < 1.5 * notes.IDENTIFIED
+    assert len({match[1] for match in held}) == len(held)
+    public = notes.generate(3_000, seed=3, split="public")
+    assert not any("MRN" in text or "phone " in text for text in public.text)
+
+
+def test_public_notes_conclude_in_words_and_private_ones_never(train: Rows) -> None:
+    said = re.compile(r"\b(" + "|".join(word for pair in CONCLUSIONS for word in pair) + r")\b", re.IGNORECASE)
+    public = notes.generate(1_000, seed=3, split="public")
+    assert set(public.label) == {0}
+    assert sum(bool(said.search(text)) for text in public.text) > 400
+    assert not any(said.search(text) for text in train.text)
+
+
+def test_the_two_sentences_of_a_pair_hold_the_same_words() -> None:
+    for family in FAMILIES:
+        for first, second in family:
+            assert sorted(first.split()) == sorted(second.split())
+            assert first != second
+
+
+def test_counting_words_leaves_most_of_the_task_unsolved(train: Rows, test: Rows) -> None:
+    sample = train.take(range(6_000))
+    counts = TfidfVectorizer(min_df=3)
+    model = LogisticRegression(max_iter=200).fit(counts.fit_transform(sample.text), sample.label)
+    assert model.score(counts.transform(test.text), test.label) < 0.35
+
+
+def test_sites_differ_in_their_words_and_their_mix_of_classes(train: Rows) -> None:
+    assert train.client is not None
+    shares = {}
+    for name in notes.SITE_NAMES[:6]:
+        labels = [label for label, client in zip(train.label, train.client, strict=True) if client == name]
+        shares[name] = Counter(labels)[0] / len(labels)
+    assert max(shares.values()) > 1.3 * min(shares.values())
+    assert len({(site.findings, site.families, site.current) for site in SITES}) == len(SITES)
+
+
+@pytest.mark.parametrize(
+    ("count", "seed", "split", "facts"),
+    [
+        (10, 0, "validation", ("'validation'", "public, train, test")),
+        (0, 0, "train", ("0 notes", "data.examples", "10000000")),
+        (10, -1, "train", ("-1", "federation.seed")),
+    ],
+)
+def test_what_cannot_be_drawn_is_said_in_one_sentence(
+    count: int, seed: int, split: str, facts: tuple[str, ...]
+) -> None:
+    with pytest.raises(DataError) as raised:
+        notes.generate(count, seed=seed, split=split)
+    assert all(fact in str(raised.value) for fact in facts)

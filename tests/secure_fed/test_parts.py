@@ -1,0 +1,98 @@
+"""What a federation is put together from: which parts there are, which are refused, and where they lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+from torch.utils.data import DataLoader
+
+from secure_fed import Federation, RunConfig
+from secure_fed.errors import ConfigError, MethodError
+from secure_fed.parts import anchored, configured, head_of
+from tests.secure_fed import toys
+
+
+@pytest.mark.parametrize(("client", "names"), [("site", "site-0"), ("", "client-0")])
+def test_auto_is_natural_where_the_data_say_whose_a_row_is(
+    client: str, names: str, small_model: Path, small_data: Path
+) -> None:
+    settings = [f"model.name={small_model}", f"data.train={small_data}", f"data.client={client}"]
+    parts = configured(RunConfig.load(None, [*settings, *([] if client else ["federation.clients=4"])]))
+    assert parts.names[0] == names
+    assert len(parts.names) == (6 if client else 4)
+
+
+def test_paths_hold_in_every_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "builtin" / "tiny").mkdir(parents=True)
+    (tmp_path / "model").mkdir()
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("", encoding="utf-8")
+    given = RunConfig().replace(
+        {
+            ("model", "name"): "model",
+            ("data", "train"): ["a.csv", "b.csv", "missing.csv"],
+            ("data", "test"): "a.csv",
+        }
+    )
+    found = anchored(given)
+    assert found.model.name == str(tmp_path / "model")
+    assert anchored(RunConfig().replace({("data", "name"): "some/hub-id"})).data.name == "some/hub-id"
+    assert anchored(RunConfig().replace({("data", "name"): "model"})).data.name == str(tmp_path / "model")
+    assert found.data.train == (str(tmp_path / "a.csv"), str(tmp_path / "b.csv"), "missing.csv")
+    assert found.data.test == str(tmp_path / "a.csv")
+    assert anchored(found) == found
+    assert anchored(RunConfig()) == RunConfig()  # what is built in stays so, whatever folders there are
+
+
+DATA = toys.examples(1, 6)
+BAD_DATA: dict[str, tuple[dict[str, Any], str]] = {
+    "dict": ({"train": {"clinic": DATA}}, "train is a dict; give a list with one data set per client"),
+    "generator": ({"train": (data for data in [DATA])}, "train is a generator"),
+    "flat": ({"train": DATA}, "client 0 of train is a dict; give a data set"),
+    "client": ({"train": [DATA, iter(DATA)]}, "client 1 of train is a list_iterator; give a data set"),
+    "test": ({"test": (item for item in DATA)}, "test is a generator; give a data set with a length"),
+    "loader": ({"test": DataLoader(DATA)}, "test is a DataLoader"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("case", BAD_DATA)
+def test_what_is_no_data_set_is_named(case: str) -> None:
+    parts, fact = BAD_DATA[case]
+    with pytest.raises(ConfigError, match=fact):
+        toys.federation(**parts)
+
+
+def test_tuples_need_a_loss_and_metrics() -> None:
+    pairs = [(item["x"], item["labels"]) for item in DATA]
+    with pytest.raises(ConfigError, match="is a list without 'labels', which classification needs: give loss="):
+        toys.federation(train=[pairs], test=pairs)
+    with pytest.raises(ConfigError, match="give metrics="):
+        toys.federation(train=[pairs], test=pairs, loss=lambda model, batch: model(batch[0]).sum(1))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("model.name", "org/model"), ("model.dtype", "bfloat16"), ("data.alpha", 0.5), ("data.examples", 9)],
+)
+def test_settings_of_a_model_and_data_that_are_not_loaded(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=rf"{name} = {value!r} has no effect on a model and data of yours"):
+        toys.federation({name: value})
+
+
+def test_a_configuration_is_a_run_config() -> None:
+    with pytest.raises(ConfigError, match=r"config is a dict; make a RunConfig, with RunConfig\.from_dict"):
+        Federation({"federation": {"rounds": 1}})  # type: ignore[arg-type]
+
+
+def test_a_tied_layer_is_named_by_both_its_names() -> None:
+    model = nn.ModuleDict({"e": nn.Linear(4, 4), "o": nn.Linear(4, 4), "empty": nn.Dropout()})
+    model["o"].weight = model["e"].weight
+    with pytest.raises(MethodError, match=r"names 'o', whose o\.weight is e\.weight too: leave it out, or name 'e'"):
+        head_of(model, (), ["o"])
+    assert head_of(model, (), ["e"]) == ("e.weight", "e.bias")
+    with pytest.raises(MethodError, match="names 'empty', but the model has no such module with parameters"):
+        head_of(model, (), ["empty"])

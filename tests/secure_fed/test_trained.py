@@ -1,0 +1,173 @@
+"""A run read back: whose tensors it has, from which directory, and what its README says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForSequenceClassification
+
+from secure_fed import Federation, RunConfig, trained
+from secure_fed.cli import main
+from secure_fed.errors import ConfigError, ModelError, RunDirectoryError
+from secure_fed.models.loading import locate
+from tests.secure_fed import small_models, toys
+
+SCHEMA = Path(__file__).resolve().parents[2] / "docs" / "result.schema.json"
+SMALL = ("federation.clients=4", "federation.cohort=2", "federation.rounds=1", "training.lr=0.02", "method.rank=2")
+
+
+def run(model: Path | str, data: Path, out: Path, *settings: str) -> Federation:
+    files = [f"model.name={model}", f"data.train={data / 'train.jsonl'}", f"data.test={data / 'test.jsonl'}"]
+    federation = Federation(RunConfig.load(None, [*files, *SMALL, *settings]))
+    federation.run(out)
+    return federation
+
+
+@pytest.fixture(scope="module")
+def personal(tmp_path_factory: pytest.TempPathFactory, small_model: Path, small_data: Path) -> tuple[Path, Federation]:
+    """A run of one round in which two of four clients trained heads of their own."""
+    out = tmp_path_factory.mktemp("runs") / "personal"
+    return out, run(small_model, small_data, out, "method.personal=classifier")
+
+
+def test_a_client_has_its_own_model(personal: tuple[Path, Federation]) -> None:
+    out, federation = personal
+    heads = []
+    for client in federation.clients:
+        if client.kept is None:
+            with pytest.raises(ConfigError, match=f"--client is '{client.name}', which took part in no round yet"):
+                trained.load(out, client.name)
+            continue
+        loaded = trained.load(out, client.name)
+        heads.append(loaded.model.get_parameter("classifier.weight").detach())
+        assert torch.equal(heads[-1], client.kept.tensor("classifier.weight"))
+        assert loaded.accuracy is None  # what was measured is another model
+        assert f"| personal tensors | classifier: here those of client '{client.name}' alone |" in loaded.card.text(
+            merged=False
+        )
+    assert len(heads) == 2
+    assert not torch.equal(*heads)
+
+
+def test_personal_tensors_need_a_client(
+    personal: tuple[Path, Federation], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out, federation = personal
+    for command in (["predict", str(out)], ["export", str(out), str(tmp_path / "adapter")]):
+        assert main(command) == 2
+        error = capsys.readouterr().err
+        assert "choose one with --client NAME" in error
+        assert "client-0, client-1, client-2, client-3" in error
+    with pytest.raises(ConfigError, match="--client is 'nobody', but the clients of this run are client-0"):
+        trained.load(out, "nobody")
+    chosen = next(client.name for client in federation.clients if client.kept is not None)
+    assert main(["export", str(out), str(tmp_path / "adapter"), "--client", chosen]) == 0
+
+
+def test_the_result_names_what_is_personal(personal: tuple[Path, Federation]) -> None:
+    result = json.loads((personal[0] / "result.json").read_text(encoding="utf-8"))
+    assert result["personal"] == ["classifier.bias", "classifier.weight"]
+    jsonschema.validate(result, json.loads(SCHEMA.read_text(encoding="utf-8")))
+
+
+def test_a_run_holds_in_another_directory(
+    small_model: Path, small_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(small_model, tmp_path / "one" / "model")
+    shutil.copytree(small_data, tmp_path / "one" / "data")
+    (tmp_path / "two").mkdir()
+    monkeypatch.chdir(tmp_path / "one")
+    run("model", Path("data"), tmp_path / "run")
+    monkeypatch.chdir(tmp_path / "two")
+    loaded = trained.load(tmp_path / "run")
+    assert len(list(loaded.predict(["calm word1"]))) == 1
+    loaded.export(Path("adapter"))
+    config = json.loads(Path("adapter/adapter_config.json").read_text(encoding="utf-8"))
+    assert config["base_model_name_or_path"] == str(tmp_path / "one" / "model")
+    with pytest.raises(ConfigError, match="no tensor of this run is personal, so client 'client-0' has no model"):
+        trained.load(tmp_path / "run", "client-0")
+    moved = [f"model.name={tmp_path / 'one' / 'model'}", f"data.train={tmp_path / 'one' / 'data' / 'train.jsonl'}"]
+    again = RunConfig.load(None, [*moved, f"data.test={tmp_path / 'one' / 'data' / 'test.jsonl'}", *SMALL])
+    assert Federation(again).run(tmp_path / "run", resume=True).state.round == 1
+
+
+def test_an_export_on_the_built_in_model_names_it_and_no_place(
+    small_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("builtin/tiny", small_data, tmp_path / "run", "model.dtype=bfloat16")
+    loaded = trained.load(tmp_path / "run")
+    loaded.export(tmp_path / "adapter")
+    readme = (tmp_path / "adapter" / "README.md").read_text(encoding="utf-8")
+    assert "| base model | builtin/tiny |" in readme
+    assert str(Path(locate("builtin/tiny")).parent) not in readme
+    assert "| precision | trained beside a base model in bfloat16" in readme
+    code = readme.split("```python\n")[1].split("```")[0]
+    scope: dict[str, Any] = {}
+    exec(code.replace("path/to/this/folder", str(tmp_path / "adapter")), scope)
+    assert scope["base"].config.id2label == {0: "calm", 1: "wild"}
+    base = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text(encoding="utf-8"))
+    assert base["base_model_name_or_path"] == locate("builtin/tiny")
+    capsys.readouterr()
+    loaded.export(tmp_path / "whole", merged=True)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_predictions_of_a_diverged_model_are_refused(small_model: Path, small_data: Path, tmp_path: Path) -> None:
+    run(small_model, small_data, tmp_path / "run")
+    loaded = trained.load(tmp_path / "run")
+    with torch.no_grad():
+        loaded.model.get_parameter("classifier.bias").fill_(float("nan"))
+    with pytest.raises(ModelError, match=r"are not finite numbers.*training\.lr"):
+        list(loaded.predict(["calm"]))
+
+
+def texts(seed: int, count: int) -> list[dict[str, Any]]:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(2, 40, (count, 7), generator=generator)
+    return [{"input_ids": row.tolist(), "labels": number % 3} for number, row in enumerate(ids)]
+
+
+def test_a_model_of_ones_own_is_exported_by_its_federation(tmp_path: Path) -> None:
+    small_models.make("bert").save_pretrained(tmp_path / "base")  # type: ignore[operator]
+    federation = Federation(
+        toys.config({"method.modules_to_save": []}),
+        model=small_models.make("bert"),
+        train=[texts(1, 9), texts(2, 12)],
+        test=texts(3, 6),
+    )
+    result = federation.run(tmp_path / "run")
+    with pytest.raises(RunDirectoryError, match=r"a model given in Python.*Federation\.export"):
+        trained.load(tmp_path / "run")
+    federation.load(federation.initial)
+    out = federation.export(result.state, tmp_path / "adapter", base_model=str(tmp_path / "base"))
+    want = small_models.logits(federation.load(result.state))
+    base = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base")
+    assert torch.allclose(small_models.logits(PeftModel.from_pretrained(base, str(out))), want, atol=1e-5)
+    anonymous = federation.export(result.state, tmp_path / "anonymous")
+    assert "base_model:" not in (anonymous / "README.md").read_text(encoding="utf-8")
+    config = json.loads((anonymous / "adapter_config.json").read_text(encoding="utf-8"))
+    assert config["base_model_name_or_path"] is None
+
+
+def test_a_client_of_ones_own_federation_is_exported(tmp_path: Path) -> None:
+    federation = toys.federation({"method.personal": ["classifier"]})
+    result = federation.run()
+    with pytest.raises(ConfigError, match="choose one with --client NAME"):
+        federation.export(result.state, tmp_path / "adapter")
+    federation.export(result.state, tmp_path / "adapter", client="client-1")
+    kept = federation.clients[1].kept
+    assert kept is not None
+    assert torch.equal(federation.parts.model.get_parameter("classifier.bias"), kept.tensor("classifier.bias"))
+
+
+def test_numbers_that_are_none_are_null_in_the_result() -> None:
+    result = toys.federation(metrics=lambda model, batches: {"loss": float("nan"), "gap": float("inf")}).run()
+    assert json.loads(json.dumps(result.summary, allow_nan=False))["metrics"] == {"gap": None}
+    assert result.summary["loss"] is None
