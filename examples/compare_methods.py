@@ -13,9 +13,10 @@ from secure_fed import Federation, RunConfig
 from secure_fed.methods import METHODS
 
 SETTINGS = [
-    "data.examples=2400",
+    "data.examples=1800",
     "data.test_examples=400",
-    "data.alpha=2",
+    "data.partition=iid",
+    "training.epochs=2",
     "federation.clients=12",
     "federation.cohort=4",
     "federation.rounds=6",

@@ -29,7 +29,7 @@ def test_hospitals(tmp_path: Path) -> None:
     out = run("-m", "secure_fed", "train", EXAMPLES / "hospitals.toml", "--json", "--out", tmp_path / "run")
     result = json.loads(out)
     assert result["clients"] > 20
-    assert result["accuracy"] > 2 / len(result["label_names"])
+    assert result["accuracy"] > 0.7
     assert 0 <= result["metrics"]["clients_accuracy"]["worst_decile"] <= result["metrics"]["clients_accuracy"]["mean"]
 
 
@@ -51,3 +51,4 @@ def test_compare_methods() -> None:
     trained = {row[0]: int(row[2]) for row in rows}
     assert list(trained) == ["fedlora", "ffa_lora", "fra_lora", "fra_then_ffa"]
     assert trained["ffa_lora"] < trained["fedlora"]
+    assert all(float(row[1]) > 0.6 for row in rows)
