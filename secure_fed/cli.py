@@ -10,17 +10,14 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+from secure_fed import __version__
 from secure_fed.config import RunConfig, commented_toml
 from secure_fed.errors import ConfigError, RunDirectoryError, SecureFedError, StorageError, plainly
-
-if TYPE_CHECKING:
-    from secure_fed.federation import Result
 
 _INTERRUPTED = 130
 
@@ -56,51 +53,52 @@ def _drop_refused_output() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="secure-fed", description="Federated fine-tuning of language models.")
+    parser.add_argument("--version", action="version", version=f"secure-fed {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(name: str, run: Any, help_: str) -> argparse.ArgumentParser:
-        made = commands.add_parser(name, help=help_, description=help_)
+    def command(name: str, run: Callable[[argparse.Namespace], None], does: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=does, description=does)
         made.set_defaults(run=run)
         return made
 
+    _add_running(command)
+    _add_reading(command)
+    config = commands.add_parser("config", help="configuration files", description="configuration files")
+    actions = config.add_subparsers(required=True, metavar="ACTION")
+    init = actions.add_parser("init", help="a commented TOML with every key")
+    init.add_argument("file", nargs="?", type=Path, metavar="FILE", help="default: standard output")
+    init.set_defaults(run=_config_init)
+    return parser
+
+
+def _add_running(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Commands that run a federation, and the one that says which there are."""
     demo = command("demo", _demo, "fine-tune the built-in model on the built-in data, and report")
     train = command("train", _train, "run a federation")
     train.add_argument("config", nargs="?", metavar="CONFIG.toml", help="settings; without it, the defaults")
     train.add_argument("--set", action="append", default=[], metavar="section.key=value", help="change one setting")
-    train.add_argument(
-        "--resume", action="store_true", help="go on with the run in --out; federation.rounds may be raised"
-    )
+    train.add_argument("--resume", action="store_true", help="go on with the run in --out, if need be for more rounds")
     for running in (demo, train):
         running.add_argument("--out", metavar="DIR", help="run directory (default: a new one under runs/)")
         running.add_argument("--json", action="store_true", help="print the result as one JSON object")
-
     methods = command("methods", _methods, "list the methods: what travels, and how much")
     methods.add_argument("--model", default="builtin/tiny", metavar="NAME_OR_FOLDER", help="count for this model")
     methods.add_argument("--json", action="store_true", help="print one JSON object")
 
-    report = command("report", _report, "write the HTML report of a run again")
-    report.add_argument("run_dir", type=Path, metavar="RUN_DIR")
 
+def _add_reading(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Commands that use a run's directory."""
+    report = command("report", _report, "write the HTML report of a run again")
     export = command("export", _export, "write the trained adapter as a PEFT folder")
-    export.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    predict = command("predict", _predict, "label texts with a trained run, one JSON object a line")
+    for using in (report, export, predict):
+        using.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     export.add_argument("out_dir", type=Path, metavar="OUT_DIR")
     export.add_argument("--merged", action="store_true", help="write the whole model, the adapter merged into it")
-
-    predict = command("predict", _predict, "label texts with a trained run, one JSON object a line")
-    predict.add_argument("run_dir", type=Path, metavar="RUN_DIR")
-    predict.add_argument(
-        "file", nargs="?", type=Path, metavar="FILE", help="as for training, or .txt; default: lines of stdin"
-    )
+    read = "as for training, or .txt; default: lines of stdin"
+    predict.add_argument("file", nargs="?", type=Path, metavar="FILE", help=read)
     for using in (export, predict):
         using.add_argument("--client", metavar="NAME", help="whose model, for a run with method.personal")
-
-    config = commands.add_parser("config", help="configuration files", description="configuration files")
-    init = config.add_subparsers(required=True, metavar="ACTION").add_parser(
-        "init", help="a commented TOML with every key"
-    )
-    init.add_argument("file", nargs="?", type=Path, metavar="FILE", help="default: standard output")
-    init.set_defaults(run=_config_init)
-    return parser
 
 
 def _demo(chosen: argparse.Namespace) -> None:
@@ -126,6 +124,7 @@ def _run(config: RunConfig, chosen: argparse.Namespace, name: str, *, resume: bo
     from secure_fed.progress import ConsoleProgress, TensorBoard
     from secure_fed.run_dir import claimed
     from secure_fed.run_store import read_checkpoint, read_records, require_unused
+    from secure_fed.terminal import show_result
 
     out = Path(chosen.out or f"runs/{datetime.now():%Y%m%d-%H%M%S}-{name}")
     if chosen.out and not resume:
@@ -141,38 +140,11 @@ def _run(config: RunConfig, chosen: argparse.Namespace, name: str, *, resume: bo
         federation.callbacks.append(stack.enter_context(ConsoleProgress(config.federation.rounds, done)))
         result = federation.run(out, resume=resume)
     page = report.write(out)
-    _print_result(result, page, chosen.json)
-
-
-def _print_result(result: Result, page: Path, as_json: bool) -> None:
-    if as_json:
+    if chosen.json:
         print(json.dumps(result.summary))
         return
-    from rich.table import Table
-
-    from secure_fed.progress import PlainConsole
-    from secure_fed.report.words import size
-
-    summary = result.summary
-    table = Table(
-        show_header=False, title=f"{summary['method']}: {summary['model']} on {summary['data']}", title_style="bold"
-    )
-    for name, value in (
-        ("accuracy", _percent(summary["accuracy"])),
-        ("macro-F1", _percent(summary["macro_f1"])),
-        ("rounds", f"{summary['rounds']}, each with {summary['cohort']} of {summary['clients']} clients"),
-        ("trained parameters", f"{summary['trainable']:,}"),
-        ("sent", f"{size(summary['bytes_up'])} up, {size(summary['bytes_down'])} down"),
-        ("privacy", summary["privacy_statement"]),
-        ("time", f"{summary['seconds']:.1f} s"),
-    ):
-        table.add_row(name, value)
-    PlainConsole().print(table)
-    print(f"report: {page}\nadapter: secure-fed export {result.run_dir} OUT_DIR")
-
-
-def _percent(value: float | None) -> str:
-    return "not measured" if value is None else f"{value:.1%}"
+    show_result(result.summary)
+    print(f"report: {page}\nadapter: secure-fed export {out} OUT_DIR")
 
 
 def _methods(chosen: argparse.Namespace) -> None:
@@ -182,24 +154,9 @@ def _methods(chosen: argparse.Namespace) -> None:
     if chosen.json:
         print(json.dumps({"model": chosen.model, "methods": rows}))
         return
-    from rich.table import Column, Table
+    from secure_fed.terminal import show_methods
 
-    from secure_fed.progress import PlainConsole
-    from secure_fed.report.words import size
-
-    table = Table(
-        Column("method", no_wrap=True),
-        "travels",
-        "mean exact",
-        "trainable",
-        "up a round",
-        "paper",
-        title=f"for {chosen.model}",
-    )
-    for row in rows:
-        exact, up = "yes" if row["mean_exact"] else "no", size(row["bytes_up"])
-        table.add_row(row["name"], row["travels"], exact, f"{row['trainable']:,}", up, row["paper"])
-    PlainConsole().print(table)
+    show_methods(chosen.model, rows)
 
 
 def _report(chosen: argparse.Namespace) -> None:

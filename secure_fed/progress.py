@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -10,23 +9,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from secure_fed.engine import Record
 from secure_fed.errors import ConfigError
 from secure_fed.methods.method import State
 from secure_fed.report.words import size
-
-
-class PlainConsole(Console):
-    """Prints names of clients, models and files as they are, and goes on in silence when nobody reads it any more."""
-
-    def __init__(self, *, stderr: bool = False) -> None:
-        super().__init__(file=sys.stderr if stderr else sys.stdout, markup=False, emoji=False, highlight=False)
-
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
+from secure_fed.terminal import PlainConsole
 
 
 class ConsoleProgress:
