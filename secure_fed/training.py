@@ -44,7 +44,12 @@ class Objective(nn.Module):
         self.loss = loss
         self.device = device
         self._named = dict(model.named_parameters())
-        self._start_of_buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        # Looked up once: walking a model of many modules costs more than a client's share of a round.
+        self._buffers_at_start = [
+            (module, name, buffer.clone())
+            for module in model.modules()
+            for name, buffer in module.named_buffers(recurse=False)
+        ]
         self.train()
 
     def losses(self, tensors: Mapping[str, Tensor], batch: Batch) -> Tensor:
@@ -58,8 +63,8 @@ class Objective(nn.Module):
 
     def reset_buffers(self) -> None:
         """Undo whatever forward passes did to the model's buffers, so that no client's training reaches another's."""
-        for name, buffer in self.model.named_buffers():
-            buffer.copy_(self._start_of_buffers[name])
+        for module, name, start in self._buffers_at_start:
+            module.get_buffer(name).copy_(start)
 
     def load(self, tensors: Tensors) -> nn.Module:
         """Copy these tensors into the model, for evaluation or export, and return it."""
