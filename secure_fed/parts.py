@@ -64,8 +64,9 @@ def configured(config: RunConfig) -> Parts:
             "classification of text pairs" if config.data.text_b else "text classification",
             labels,
             divided.names,
-            partition.jensen_shannon(source.train.label, divided.parts, len(labels)),
-            [len(part) for part in divided.parts],
+            kind=_kind(config, source),
+            jensen_shannon=partition.jensen_shannon(source.train.label, divided.parts, len(labels)),
+            sizes=[len(part) for part in divided.parts],
         )
         | {"data_digest": fingerprint.of_rows(source.train, source.test)},
     )
@@ -102,14 +103,20 @@ def given(
         collate=collate,
         loss=loss or classification.loss,
         metrics=metrics or classification.metrics,
-        facts=_facts("given in Python", [], names, None, [len(own) for own in train]),
+        facts=_facts("given in Python", [], names, sizes=[len(own) for own in train]),
     )
 
 
 def _facts(
-    task: str, labels: Sequence[str], names: Sequence[str], divergence: float | None, sizes: list[int]
+    task: str,
+    labels: Sequence[str],
+    names: Sequence[str],
+    *,
+    sizes: list[int],
+    kind: str = "natural",
+    jensen_shannon: float | None = None,
 ) -> dict[str, Any]:
-    divided = {"jensen_shannon": divergence, "sizes": sizes}
+    divided = {"kind": kind, "jensen_shannon": jensen_shannon, "sizes": sizes}
     return {"task": task, "label_names": list(labels), "clients": list(names), "partition": divided}
 
 
@@ -184,10 +191,14 @@ def _check_task(batch: Any, loss: Loss | None, metrics: Metrics | None) -> None:
             )
 
 
+def _kind(config: RunConfig, source: sources.Source) -> str:
+    """What `auto` comes to."""
+    kind = config.data.partition
+    return ("natural" if source.keyed else "dirichlet") if kind == "auto" else kind
+
+
 def _divide(config: RunConfig, source: sources.Source) -> partition.Partition:
-    federation, train, kind = config.federation, source.train, config.data.partition
-    if kind == "auto":
-        kind = "natural" if source.keyed else "dirichlet"
+    federation, train, kind = config.federation, source.train, _kind(config, source)
     return partition.partition(
         kind,
         train.label,

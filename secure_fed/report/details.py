@@ -98,7 +98,8 @@ def _size_bars(sizes: list[int]) -> str:
 
 
 def _label_skew(record: RunRecord) -> str:
-    divergence = record.facts.get("partition", {}).get("jensen_shannon")
+    divided = record.facts.get("partition", {})
+    divergence = divided.get("jensen_shannon")
     if divergence is None:
         return ""
     title = "How much the clients' labels differ"
@@ -106,7 +107,7 @@ def _label_skew(record: RunRecord) -> str:
         title,
         plots.scale(title, float(divergence), low="0: same mix of labels", high="1: no label in common"),
         f"Jensen-Shannon divergence between clients: {number(float(divergence))}"
-        f" (split of the data: {record.config.data.partition}).",
+        f" (split of the data: {divided.get('kind', record.config.data.partition)}).",
     )
 
 

@@ -99,7 +99,7 @@ def run_folder(tmp_path: Path) -> RunFolder:
                 "task": "classification",
                 "label_names": list(LABELS),
                 "clients": list(CLIENTS),
-                "partition": {"jensen_shannon": 0.1834, "sizes": list(SIZES)},
+                "partition": {"kind": "dirichlet", "jensen_shannon": 0.1834, "sizes": list(SIZES)},
                 "versions": dict(VERSIONS),
             },
             "rows": rows,
