@@ -50,7 +50,7 @@ def main() -> None:
     print(f"{len(clinics)} clinics, accuracy {result.summary['accuracy']:.3f}")
 
     adapter = trained.load(folder / "run").export(folder / "adapter")
-    base = json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"]
+    base = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
     labels = result.summary["label_names"]
     model = PeftModel.from_pretrained(
         AutoModelForSequenceClassification.from_pretrained(base, num_labels=len(labels)), adapter
