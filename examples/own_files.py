@@ -1,4 +1,4 @@
-"""From files to an adapter that PEFT loads: each clinic is one JSON Lines file, and nothing but adapters leaves it.
+"""From files to an adapter that PEFT loads: each clinic is one JSON Lines file.
 
     python examples/own_files.py [FOLDER]
 

@@ -133,18 +133,21 @@ def _run(config: RunConfig, chosen: argparse.Namespace, name: str, *, resume: bo
         out = stack.enter_context(claimed(out, rename=not chosen.out))
         print(f"secure-fed: {config.method.name} of {config.model.name}, run directory {out}", file=sys.stderr)
         federation = Federation(config)
+        if federation.parts.warning:
+            print(f"secure-fed: warning: {federation.parts.warning}", file=sys.stderr)
         checkpoint = read_checkpoint(out)
         done = read_records(out, checkpoint.state.round) if checkpoint else []
         if config.evaluation.tensorboard:
             federation.callbacks.append(TensorBoard(out / "tensorboard", len(done)))
         federation.callbacks.append(stack.enter_context(ConsoleProgress(config.federation.rounds, done)))
         result = federation.run(out, resume=resume)
-    page = report.write(out)
     if chosen.json:
         print(json.dumps(result.summary))
-        return
-    show_result(result.summary)
-    print(f"report: {page}\nadapter: secure-fed export {out} OUT_DIR")
+    else:
+        show_result(result.summary)
+    page = report.write(out)
+    if not chosen.json:
+        print(f"report: {page}\nadapter: secure-fed export {out} OUT_DIR")
 
 
 def _methods(chosen: argparse.Namespace) -> None:

@@ -20,6 +20,7 @@ from privacy.sampling import FixedSize, Poisson, Sampler
 from secure_fed import engine, fingerprint, outcome
 from secure_fed.client import Client, Workbench, personal_names
 from secure_fed.config import RunConfig
+from secure_fed.config.anchor import anchored
 from secure_fed.data.encode import pad_id
 from secure_fed.engine import Record, Schedule
 from secure_fed.errors import ConfigError, RunDirectoryError
@@ -28,7 +29,7 @@ from secure_fed.export import write_adapter
 from secure_fed.methods import build
 from secure_fed.methods.method import State
 from secure_fed.model_card import ModelCard, run_facts
-from secure_fed.parts import anchored, configured, given
+from secure_fed.parts import configured, given
 from secure_fed.personal import completed
 from secure_fed.run_store import RunStore, require_unused
 from secure_fed.server import Server
@@ -55,9 +56,8 @@ class Federation:
     length and items. Without them the configuration says what to load.
     collate(items) -> batch; loss(model, batch) -> (B,) losses; metrics(model, batches) -> {"accuracy": ...}. By default items
     with `input_ids` and `labels` are padded and classified.
-    What trains in full of a model of yours is what lies outside its base model, and `method.modules_to_save`: a pooler that no
-    pre-training made (BERT's, loaded from a masked language model) stays as it is unless that names it, ["pooler"]. Which
-    parameters were newly initialised is known only of a model that the configuration loads.
+    What trains in full of a transformers model of yours is what lies outside its base model, and its pooler, which a checkpoint
+    often lacks; of any other module, what `method.modules_to_save` names.
     callbacks: objects with `on_round_end(record, state)` or `on_end(result)` or both.
     """
 

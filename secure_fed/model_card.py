@@ -32,7 +32,7 @@ class ModelCard:
             *self._front_matter(merged),
             f"# {self.title}",
             "",
-            f"Fine-tuned by secure-fed in a federation whose clients kept their data to themselves. {held}",
+            f"Fine-tuned by secure-fed in a simulated federation: one process held every client's data. {held}",
             "",
             "| | |",
             "|---|---|",

@@ -5,9 +5,7 @@ metric are. Either a configuration says it all, or the user's own objects do.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,10 +15,10 @@ from secure_fed import fingerprint
 from secure_fed.config import RunConfig
 from secure_fed.data import partition, sources
 from secure_fed.data.encode import Collate as PadCollate
-from secure_fed.data.encode import encode, pad_id
+from secure_fed.data.encode import Encoded, encode, pad_id
 from secure_fed.errors import ConfigError, DataError, MethodError
 from secure_fed.evaluation import Metrics
-from secure_fed.models.loading import find_device, head_names, load_classifier
+from secure_fed.models.loading import find_device, head_names, load_classifier, pooler_names
 from secure_fed.tasks import classification
 from secure_fed.training import Collate, Loss
 
@@ -30,6 +28,7 @@ class Parts:
     """Everything a run needs but its settings. `train[i]` belongs to the client called `names[i]`.
 
     head: names of the parameters that train in full beside the adapter. facts: what the run directory notes of them.
+    warning: what the user should hear before training starts, if anything.
     """
 
     model: nn.Module
@@ -42,6 +41,7 @@ class Parts:
     metrics: Metrics = classification.metrics
     tokenizer: Any = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+    warning: str = ""
 
 
 def configured(config: RunConfig) -> Parts:
@@ -69,7 +69,18 @@ def configured(config: RunConfig) -> Parts:
             sizes=[len(part) for part in divided.parts],
         )
         | {"data_digest": fingerprint.of_rows(source.train, source.test)},
+        warning=_unknown(config, encoded, loaded.tokenizer),
     )
+
+
+def _unknown(config: RunConfig, encoded: Encoded, tokenizer: Any) -> str:
+    """A warning if the tokenizer does not know much of the text: examples that look alike to the model teach it nothing."""
+    tokens = np.concatenate(encoded.input_ids)
+    share = float((tokens == tokenizer.unk_token_id).mean()) if tokenizer.unk_token_id is not None else 0.0
+    if share < _MUCH_UNKNOWN:
+        return ""
+    tokens_of = f"tokens are unknown to the tokenizer of {config.model.name}"
+    return f"{share:.0%} of the training {tokens_of}, and look alike to it; set model.name to another model"
 
 
 def given(
@@ -96,7 +107,7 @@ def given(
     model.to(find_device(config.model.device))
     return Parts(
         model=model,
-        head=head_of(model, head_names(model), config.method.modules_to_save),
+        head=head_of(model, head_names(model) + pooler_names(model), config.method.modules_to_save),
         train=train,
         names=names,
         test=test,
@@ -118,27 +129,6 @@ def _facts(
 ) -> dict[str, Any]:
     divided = {"kind": kind, "jensen_shannon": jensen_shannon, "sizes": sizes}
     return {"task": task, "label_names": list(labels), "clients": list(names), "partition": divided}
-
-
-def anchored(config: RunConfig) -> RunConfig:
-    """The same settings, each file and folder there is by its absolute path: they hold in every working directory."""
-    data = config.data
-    return config.replace(
-        {
-            ("model", "name"): _absolute(config.model.name, Path.is_dir),
-            ("data", "name"): _absolute(data.name, Path.is_dir),
-            ("data", "train"): _absolute(data.train) if isinstance(data.train, str) else [*map(_absolute, data.train)],
-            ("data", "test"): _absolute(data.test),
-        }
-    )
-
-
-def _absolute(name: str, there: Callable[[Path], bool] = Path.exists) -> str:
-    with suppress(OSError, RuntimeError, ValueError):  # what cannot be looked up is refused where it is read
-        path = Path(name).expanduser()
-        if name and not name.startswith("builtin/") and there(path):
-            return str(path.absolute())
-    return name
 
 
 def _check_examples(train: Any, test: Any) -> None:
@@ -253,4 +243,5 @@ def _default_collate(model: Any, example: Any) -> Collate:
 
 
 _MOST_CLIENTS = 200
+_MUCH_UNKNOWN = 0.2
 _PARTITION_STREAM = 2**32 - 2  # apart from the streams of clients and cohorts, which share the seed

@@ -7,7 +7,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
+
+# Continuous integration judges a change, so it tries the same cases every time; new ones are found on a developer's machine.
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("local", deadline=None)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 # Set before anything imports torch or huggingface_hub, and inherited by the processes that tests start.
 os.environ["HF_HUB_OFFLINE"] = "1"

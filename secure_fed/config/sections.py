@@ -23,7 +23,9 @@ class DataConfig:
     train: str | tuple[str, ...] = key(
         "", "a JSON Lines, CSV or Parquet file (.gz too), a folder, or a list: a client a file"
     )
-    test: str = key("", "the same for the test set; empty: test_fraction of the training rows is held out")
+    test: str | tuple[str, ...] = key(
+        "", "test file, folder or list of files; empty: test_fraction of the training rows is held out"
+    )
     text: str = key("text", "column of the text")
     text_b: str = key("", "column of the second text of a pair")
     label: str = key("label", "column of the label: integers or names")

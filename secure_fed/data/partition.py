@@ -65,8 +65,9 @@ def natural(keys: Sequence[str]) -> tuple[tuple[str, ...], list[Indices]]:
     """One client for each distinct key, in the order of the sorted keys: (names, parts)."""
     if not len(keys):
         raise DataError("there is no example to divide; set data.train to data with at least one")
-    names, owner = np.unique(np.asarray(keys), return_inverse=True)
-    return tuple(str(name) for name in names), _parts(owner, len(names))
+    names = tuple(sorted(set(keys)))  # not by numpy, whose texts end at a NUL
+    number = {name: index for index, name in enumerate(names)}
+    return names, _parts(np.fromiter((number[key] for key in keys), dtype=np.int64, count=len(keys)), len(names))
 
 
 def log_shares(prior: NDArray[np.float64], clients: int, alpha: float, rng: np.random.Generator) -> NDArray[np.float64]:

@@ -81,6 +81,13 @@ def head_names(model: nn.Module) -> tuple[str, ...]:
     return tuple(name for name, _ in model.named_parameters() if not name.startswith(prefix + "."))
 
 
+def pooler_names(model: nn.Module) -> tuple[str, ...]:
+    """The parameters of the base model's pooler: new in every classifier made from a masked language model, and trained
+    for another task in the rest."""
+    pooler = f"{getattr(model, 'base_model_prefix', '')}.pooler."
+    return tuple(name for name, _ in model.named_parameters() if name.startswith(pooler))
+
+
 def find_device(name: str) -> torch.device:
     """The torch device of that name; `auto` is the GPU where there is one."""
     if name == "auto":

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from secure_fed.cli import main
+from secure_fed.methods import METHODS
 
 Refused = Callable[..., str]
 FACTS = tuple[str, ...]
@@ -65,7 +66,7 @@ def says(sentence: str, facts: FACTS) -> None:
 
 SETTINGS: dict[str, tuple[tuple[str, ...], FACTS]] = {
     "unknown method": (("method.name=ffalora",), ("method.name", "'ffalora'", "did you mean 'ffa_lora'?")),
-    "method like no other": (("method.name=xyzzy",), ("'xyzzy'", "fedlora, ffa_lora, fra_lora, fra_then_ffa")),
+    "method like no other": (("method.name=xyzzy",), ("'xyzzy'", ", ".join(METHODS))),
     "unknown key": (("federation.round=3",), ("federation.round;", "did you mean 'rounds'?")),
     "unknown section": (("traning.lr=1",), ("[traning]", "did you mean 'training'?")),
     "section like no other": (("xyz.lr=1",), ("[xyz]", "known are model, data, federation")),

@@ -18,6 +18,7 @@ import pytest
 
 from secure_fed.cli import main
 from secure_fed.config import RunConfig, commented_toml
+from secure_fed.methods import METHODS
 from secure_fed.methods.method import State
 from secure_fed.progress import ConsoleProgress
 from secure_fed.run_dir import claimed, require_begun
@@ -424,7 +425,7 @@ def test_report_is_written_again(told: Told, finished: tuple[Path, str]) -> None
 def test_methods(told: Told, small_model: Path) -> None:
     listed = json.loads(told("methods", "--model", small_model, "--json"))
     rows = {row["name"]: row for row in listed["methods"]}
-    assert list(rows) == ["fedlora", "ffa_lora", "fra_lora", "fra_then_ffa"]
+    assert list(rows) == list(METHODS)
     # Query and value are 16 x 16, so A and B have 8 x 16 numbers each; the head is a pooler and a two-class classifier.
     head = 16 * 16 + 16 + 16 * 2 + 2
     assert rows["fedlora"]["trainable"] == 2 * 2 * 8 * 16 + head

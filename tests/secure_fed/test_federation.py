@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 from secure_fed import Federation, RunConfig
 from secure_fed.errors import ConfigError, DataError, MethodError, ModelError, RunDirectoryError
 from secure_fed.federation import Result
+from secure_fed.methods import METHODS
 from secure_fed.methods.method import State
 from secure_fed.transport import Recording
 from tests.secure_fed import small_models, toys
@@ -120,7 +121,7 @@ def test_a_transformer_and_tokenised_items_need_nothing_else() -> None:
     result = federation.run()
     assert {"accuracy", "macro_f1", "loss"} <= set(result.records[-1])
     trained = [name for name in result.state.tensors if "lora" not in name]
-    assert trained == ["classifier.bias", "classifier.weight"]
+    assert trained == ["bert.pooler.dense.bias", "bert.pooler.dense.weight", "classifier.bias", "classifier.weight"]
     assert all(parameter.requires_grad == (name in result.state.tensors)
                for name, parameter in federation.parts.model.named_parameters())  # fmt: skip
 
@@ -192,7 +193,7 @@ def test_comparing_clients_needs_an_accuracy() -> None:
 # What stays at home.
 
 
-@pytest.mark.parametrize("method", ["fedlora", "ffa_lora", "fra_lora", "fra_then_ffa"])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_personal_head_never_travels_and_differs_between_clients(method: str, tmp_path: Path) -> None:
     settings = {"method.name": method, "method.personal": ["classifier"], "training.steps": 3}
     federation = toys.federation(settings)

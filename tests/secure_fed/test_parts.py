@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from secure_fed import Federation, RunConfig
+from secure_fed.config.anchor import anchored
 from secure_fed.errors import ConfigError, MethodError
-from secure_fed.parts import anchored, configured, head_of
+from secure_fed.parts import configured, head_of
 from tests.secure_fed import toys
 
 
@@ -96,3 +98,26 @@ def test_a_tied_layer_is_named_by_both_its_names() -> None:
     assert head_of(model, (), ["e"]) == ("e.weight", "e.bias")
     with pytest.raises(MethodError, match="names 'empty', but the model has no such module with parameters"):
         head_of(model, (), ["empty"])
+
+
+def test_a_text_the_tokenizer_does_not_know_is_said(small_model: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    strange = [{"text": "日本語 ключ", "label": index % 2} for index in range(8)]
+    rows.write_text("".join(json.dumps(row) + "\n" for row in strange), encoding="utf-8")
+    settings = [f"model.name={small_model}", f"data.train={rows}", "data.partition=iid"]
+    warning = configured(RunConfig.load(None, settings)).warning
+    assert "unknown to the tokenizer" in warning
+    assert "set model.name" in warning
+
+
+def test_known_text_gives_no_warning(small_model: Path, small_data: Path) -> None:
+    settings = [f"model.name={small_model}", f"data.train={small_data}", "federation.clients=4"]
+    assert configured(RunConfig.load(None, settings)).warning == ""
+
+
+def test_several_test_files_are_one_test_set(small_model: Path, small_data: Path) -> None:
+    tests = json.dumps([str(small_data), str(small_data)])
+    settings = [f"model.name={small_model}", f"data.train={small_data}", "federation.clients=4"]
+    parts = configured(RunConfig.load(None, [*settings, f"data.test={tests}"]))
+    once = configured(RunConfig.load(None, [*settings, f"data.test={small_data}"]))
+    assert len(parts.test) == 2 * len(once.test)

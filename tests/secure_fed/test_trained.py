@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
 from secure_fed import Federation, RunConfig, trained
@@ -154,6 +155,22 @@ def test_a_model_of_ones_own_is_exported_by_its_federation(tmp_path: Path) -> No
     assert "base_model:" not in (anonymous / "README.md").read_text(encoding="utf-8")
     config = json.loads((anonymous / "adapter_config.json").read_text(encoding="utf-8"))
     assert config["base_model_name_or_path"] is None
+
+
+def test_a_pooler_that_no_checkpoint_has_is_exported_too(tmp_path: Path) -> None:
+    small_models.make("bert").bert.save_pretrained(tmp_path / "base")  # type: ignore[operator, union-attr]
+    weights = tmp_path / "base" / "model.safetensors"
+    kept = {name: part for name, part in load_file(weights).items() if not name.startswith("pooler.")}
+    save_file(kept, weights, {"format": "pt"})
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base", num_labels=small_models.LABELS)
+    settings = {"method.modules_to_save": []}
+    train = [texts(1, 9), texts(2, 12)]
+    federation = Federation(toys.config(settings), model=model, train=train, test=texts(3, 6))
+    result = federation.run()
+    out = federation.export(result.state, tmp_path / "adapter", base_model=str(tmp_path / "base"))
+    want = small_models.logits(federation.load(result.state))
+    base = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base", num_labels=small_models.LABELS)
+    torch.testing.assert_close(small_models.logits(PeftModel.from_pretrained(base, out)), want, rtol=1e-5, atol=1e-6)
 
 
 def test_a_client_of_ones_own_federation_is_exported(tmp_path: Path) -> None:

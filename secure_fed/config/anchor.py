@@ -1,0 +1,33 @@
+"""Settings that hold in every working directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from secure_fed.config.run import RunConfig
+
+
+def anchored(config: RunConfig) -> RunConfig:
+    """The same settings, each file and folder there is by its absolute path: they hold in every working directory."""
+    data = config.data
+    return config.replace(
+        {
+            ("model", "name"): _absolute(config.model.name, Path.is_dir),
+            ("data", "name"): _absolute(data.name, Path.is_dir),
+            **{("data", name): _each_absolute(getattr(data, name)) for name in ("train", "test")},
+        }
+    )
+
+
+def _each_absolute(paths: str | tuple[str, ...]) -> str | list[str]:
+    return _absolute(paths) if isinstance(paths, str) else [_absolute(path) for path in paths]
+
+
+def _absolute(name: str, there: Callable[[Path], bool] = Path.exists) -> str:
+    with suppress(OSError, RuntimeError, ValueError):  # what cannot be looked up is refused where it is read
+        path = Path(name).expanduser()
+        if name and not name.startswith("builtin/") and there(path):
+            return str(path.absolute())
+    return name
