@@ -11,6 +11,8 @@ from rich.table import Column, Table
 
 from secure_fed.report.words import size
 
+_WIDE = 120
+
 
 class PlainConsole(Console):
     """Prints names of clients, models and files as they are, and goes on in silence when nobody reads it any more."""
@@ -37,13 +39,16 @@ def show_result(summary: Mapping[str, Any]) -> None:
 
 
 def show_methods(model: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """The catalogue of methods, counted for one model."""
-    name = Column("method", no_wrap=True)
-    table = Table(name, "travels", "mean exact", "trainable", "up a round", "paper", title=f"for {model}")
+    """The catalogue of methods, counted for one model; the papers where there is room for them."""
+    console = PlainConsole()
+    wide = console.width >= _WIDE
+    names = ("travels", "mean exact", "trainable", "up a round", *(("paper",) if wide else ()))
+    table = Table(Column("method", no_wrap=True), *names, title=f"for {model}")
     for row in rows:
         exact, up = "yes" if row["mean_exact"] else "no", size(row["bytes_up"])
-        table.add_row(row["name"], row["travels"], exact, f"{row['trainable']:,}", up, row["paper"])
-    PlainConsole().print(table)
+        counted = (row["name"], row["travels"], exact, f"{row['trainable']:,}", up)
+        table.add_row(*counted, *((row["paper"],) if wide else ()))
+    console.print(table)
 
 
 def _percent(value: float | None) -> str:
