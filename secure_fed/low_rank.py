@@ -1,7 +1,7 @@
 """The best approximation of a matrix by one of small rank, and how it is split into two factors.
 
-Everything here is float64 inside: the decompositions of a round are a small part of its time, at most twice that of
-float32 (measured for 128 to 3072 rows), and nothing has then to be said about their rounding.
+Everything here is float64 inside: it takes less than twice the time of float32 (benchmarks/low_rank.py), in a small part of a
+round, and nothing has then to be said about rounding.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def recompressed(product: LowRank) -> LowRank:
     """The same matrix in factors of the same inner size that tell of the matrix alone, not of what it was the sum of.
 
     Q is an orthonormal basis of the columns of M W, W a fixed Gaussian (n, k), so that M = Q (Q^T M) for every M of rank at
-    most k. One QR: 9 ms where splitting the mean again takes 12 (768 x 768, ten clients of rank 8, one thread).
+    most k. One QR, about what splitting the mean again costs.
     """
     left, right = product.left.double(), product.right.double()
     generator = torch.Generator().manual_seed(0)
@@ -92,7 +92,10 @@ def _decomposed(matrix: Member) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _stays_small(product: LowRank) -> bool:
-    """Two QRs and a k x k SVD are 20 times as fast as the dense SVD at k = min/4, 4 at 1/2, 2 at 2/3, and slower at 1."""
+    """Two QRs and a k x k SVD against the dense one: about 9 times as fast at k = min/4, 2.6 at 1/2, even at 2/3.
+
+    On 768 x 768, by benchmarks/low_rank.py.
+    """
     return 3 * product.rank <= 2 * min(product.shape)
 
 

@@ -104,8 +104,7 @@ def stacks(shape: tuple[int, ...], rank: int) -> bool:
     """Whether a product of inner size `rank` is better kept as factors than formed.
 
     Up to half the smaller side, the factors are no larger than the matrix (if it is square) and are decomposed at least
-    3.5 times as fast: 52 ms against 191 ms for rank 384 of 768 x 768, one thread, float64. Beyond, memory would grow
-    with the cohort.
+    twice as fast (benchmarks/low_rank.py). Beyond, memory would grow with the cohort.
     """
     return rank <= min(shape) // 2
 

@@ -188,3 +188,40 @@ def test_numbers_that_are_none_are_null_in_the_result() -> None:
     result = toys.federation(metrics=lambda model, batches: {"loss": float("nan"), "gap": float("inf")}).run()
     assert json.loads(json.dumps(result.summary, allow_nan=False))["metrics"] == {"gap": None}
     assert result.summary["loss"] is None
+
+
+@pytest.fixture
+def movable(small_model: Path, small_data: Path, tmp_path: Path) -> tuple[Path, Path, Path]:
+    """A run of one round on a model and data that a test may change: (model, data, run directory)."""
+    model, data = tmp_path / "model", tmp_path / "data"
+    shutil.copytree(small_model, model)
+    shutil.copytree(small_data, data)
+    run(model, data, tmp_path / "run")
+    return model, data, tmp_path / "run"
+
+
+def _more_rounds(model: Path, data: Path) -> Federation:
+    files = [f"model.name={model}", f"data.train={data / 'train.jsonl'}", f"data.test={data / 'test.jsonl'}"]
+    return Federation(RunConfig.load(None, [*files, *SMALL, "federation.rounds=2"]))
+
+
+def test_other_weights_of_the_same_shape_are_another_base_model(movable: tuple[Path, Path, Path]) -> None:
+    model, data, out = movable
+    _more_rounds(model, data)  # as it was, it would do
+    weights = load_file(model / "model.safetensors")
+    name = next(name for name in weights if name.endswith("query.weight"))
+    save_file(weights | {name: weights[name] + 1e-6}, model / "model.safetensors", {"format": "pt"})
+    with pytest.raises(RunDirectoryError, match="another model"):
+        trained.load(out)
+    with pytest.raises(RunDirectoryError, match="model_digest"):
+        _more_rounds(model, data).run(out, resume=True)
+
+
+def test_changed_texts_are_other_data(movable: tuple[Path, Path, Path]) -> None:
+    model, data, out = movable
+    rows = (data / "train.jsonl").read_text(encoding="utf-8")
+    (data / "train.jsonl").write_text(rows.replace("word1", "word2", 1), encoding="utf-8")
+    with pytest.raises(RunDirectoryError, match="data_digest"):
+        _more_rounds(model, data).run(out, resume=True)
+    (data / "train.jsonl").write_text(rows, encoding="utf-8")
+    assert _more_rounds(model, data).run(out, resume=True).state.round == 2
