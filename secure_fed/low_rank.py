@@ -65,7 +65,7 @@ def recompressed(product: LowRank) -> LowRank:
     """The same matrix in factors of the same inner size that tell of the matrix alone, not of what it was the sum of.
 
     Q is an orthonormal basis of the columns of M W, W a fixed Gaussian (n, k), so that M = Q (Q^T M) for every M of rank at
-    most k. One QR, about what splitting the mean again costs.
+    most k.
     """
     left, right = product.left.double(), product.right.double()
     generator = torch.Generator().manual_seed(0)
