@@ -1,30 +1,50 @@
-"""Who takes part in a round.
+"""Who takes part in a round, or in a batch.
 
-A sampler is a value that says what law its draws follow, so that accounting can never be told of another one.
+A sampler is a value that draws, and that says what one release over its draws is to an accountant: nobody can account for
+a sampling that did not happen. Both laws need the coins to stay secret; from whom they do is said in the privacy statement.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from privacy.accounting import Release
+
+# uniform(n): n independent numbers in [0, 1), of a seeded generator or of a stream that nobody can predict.
+Uniform = Callable[[int], NDArray[np.float64]]
 
 
 class Sampler(Protocol):
-    """Draws cohorts from clients 0 .. population - 1."""
+    """Draws from members 0 .. population - 1."""
 
     @property
     def expected(self) -> float:
-        """The expected cohort size."""
+        """The expected number of members in a draw: public, and what a private mean is divided by."""
 
-    def draw(self, rng: np.random.Generator) -> list[int]:
-        """One cohort, in ascending order."""
+    @property
+    def rate(self) -> float:
+        """The probability with which a member is in a draw."""
+
+    def draw(self, uniform: Uniform) -> list[int]:
+        """One draw, in ascending order."""
+
+    def release(self, noise_multiplier: float) -> Release:
+        """One noised sum over such a draw, every member bounded by C and the noise N(0, (noise_multiplier C)^2)."""
 
 
 @dataclass(frozen=True)
 class FixedSize:
-    """A uniformly random subset of exactly `size` clients."""
+    """A uniformly random subset of exactly `size` members.
+
+    Neighbours have one member replaced, which moves the sum by up to 2 C: to an accountant whose Gaussian has sensitivity one
+    the noise multiplier is half as large. Amplification by sampling without replacement is counted by Renyi privacy.
+    """
 
     population: int
     size: int
@@ -33,13 +53,25 @@ class FixedSize:
     def expected(self) -> float:
         return float(self.size)
 
-    def draw(self, rng: np.random.Generator) -> list[int]:
-        return sorted(rng.choice(self.population, self.size, replace=False).tolist())
+    @property
+    def rate(self) -> float:
+        return self.size / self.population
+
+    def draw(self, uniform: Uniform) -> list[int]:
+        return sorted(np.argsort(uniform(self.population), kind="stable")[: self.size].tolist())
+
+    def release(self, noise_multiplier: float) -> Release:
+        from privacy.accounting import sampled_without_replacement
+
+        return sampled_without_replacement(self.population, self.size, noise_multiplier)
 
 
 @dataclass(frozen=True)
 class Poisson:
-    """Each client by a coin of its own that lands with probability `rate`; the cohort may be empty."""
+    """Each member by a coin of its own that lands with probability `rate`; the draw may be empty.
+
+    Neighbours have one member more or less, which moves the sum by up to C.
+    """
 
     population: int
     rate: float
@@ -48,5 +80,10 @@ class Poisson:
     def expected(self) -> float:
         return self.population * self.rate
 
-    def draw(self, rng: np.random.Generator) -> list[int]:
-        return np.flatnonzero(rng.random(self.population) < self.rate).tolist()
+    def draw(self, uniform: Uniform) -> list[int]:
+        return np.flatnonzero(uniform(self.population) < self.rate).tolist()
+
+    def release(self, noise_multiplier: float) -> Release:
+        from privacy.accounting import poisson_sampled
+
+        return poisson_sampled(self.rate, noise_multiplier)

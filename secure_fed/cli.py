@@ -1,7 +1,8 @@
 """The command line: arguments in, a run out.
 
-Exit status: 0 done, 1 failed, 2 bad usage or configuration. With `--json` standard output is one JSON object and nothing
-else; progress goes to standard error. Commands import what they need when they run, so `--help` is instant.
+Exit status: 0 done, 1 failed, 2 bad usage or configuration, 3 privacy budget exhausted. With `--json` standard output is one
+JSON object and nothing else; progress goes to standard error. Commands import what they need when they run, so `--help` is
+instant.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
 
-from secure_fed import __version__
+from privacy.errors import PrivacyError
+from secure_fed import __version__, budget_commands
 from secure_fed.config import RunConfig, commented_toml
 from secure_fed.errors import ConfigError, RunDirectoryError, SecureFedError, StorageError, plainly
 
@@ -28,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         chosen.run(chosen)
         sys.stdout.flush()
-    except SecureFedError as error:
+    except (SecureFedError, PrivacyError) as error:
         print(f"secure-fed: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
@@ -68,12 +70,14 @@ def _parser() -> argparse.ArgumentParser:
     init = actions.add_parser("init", help="a commented TOML with every key")
     init.add_argument("file", nargs="?", type=Path, metavar="FILE", help="default: standard output")
     init.set_defaults(run=_config_init)
+    budget = "privacy: plan what it costs, and keep its ledgers"
+    budget_commands.add_parsers(commands.add_parser("budget", help=budget, description=budget))
     return parser
 
 
 def _add_running(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Commands that run a federation, and the one that says which there are."""
-    demo = command("demo", _demo, "fine-tune the built-in model on the built-in data, and report")
+    demo = command("demo", _demo, "fine-tune the built-in model on the built-in data, privately, and report")
     train = command("train", _train, "run a federation")
     train.add_argument("config", nargs="?", metavar="CONFIG.toml", help="settings; without it, the defaults")
     train.add_argument("--set", action="append", default=[], metavar="section.key=value", help="change one setting")
@@ -102,7 +106,9 @@ def _add_reading(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def _demo(chosen: argparse.Namespace) -> None:
-    _run(RunConfig(), chosen, "demo", resume=False)
+    from secure_fed import demo
+
+    _run(demo.config(), chosen, "demo", resume=False)
 
 
 def _train(chosen: argparse.Namespace) -> None:

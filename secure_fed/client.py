@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Any
 
 import numpy as np
+import torch
 
-from privacy.mechanisms import Mechanism
 from secure_fed.config import TrainingConfig
 from secure_fed.errors import MethodError
+from secure_fed.low_rank import in_own_factors
 from secure_fed.methods.method import Method, State
+from secure_fed.private_training import planned_steps, train_privately
+from secure_fed.protection import Protection
 from secure_fed.tensors import Layout, LayoutError, Tensors
 from secure_fed.training import Collate, Objective, Trained, train
 from secure_fed.transport import Reply, Request
@@ -23,33 +27,41 @@ class Workbench:
     """What all clients of one process share: the frozen base inside the objective, and the rules of the federation.
 
     initial: the state that `method.prepare` made, which every party can compute.
-    personal: names of trained tensors that never leave their client.
+    personal: names of trained tensors that never leave their client. allowance: asked by a client's name for so many releases
+    in a round, charges durably as many as it may still make, and says how many.
     """
 
     objective: Objective
     method: Method
-    mechanism: Mechanism
+    protection: Protection
     training: TrainingConfig
     collate: Collate
     initial: Tensors
     personal: tuple[str, ...]
     by_examples: bool
     seed: int
+    group_examples: int
+    allowance: Callable[[str, int, int], int]
 
 
 class Client:
     """A client of the federation.
 
-    kept: its personal tensors since it first trained, and all that it remembers between rounds.
+    kept: its personal tensors since it first trained, and all that it remembers between rounds. groups: whose each example is,
+    where privacy is for groups of them.
     """
 
-    def __init__(self, index: int, name: str, examples: Sequence[Any], bench: Workbench) -> None:
+    def __init__(
+        self, index: int, name: str, examples: Sequence[Any], bench: Workbench, groups: Sequence[Any] | None = None
+    ) -> None:
         self.index = index
         self.name = name
         self.examples = examples
+        self.groups = groups
         self._bench = bench
         self._before = self._after = Tensors()
         self._loss = float("nan")
+        self._takes_part = True
         self.kept: Tensors | None = None
 
     @property
@@ -63,32 +75,83 @@ class Client:
         if request.pass_name == request.plan.passes[0]:
             self._train(request)
         contribution = bench.method.contribute(request.pass_name, self._before, self._after, request.means)
-        if Layout.of(contribution).digest != request.layout:
-            raise LayoutError(f"client {self.name} and the server disagree on what pass {request.pass_name!r} carries")
         if request.pass_name == request.plan.passes[-1]:
             self._before = self._after = Tensors()
-        factor = bench.mechanism.scale(contribution.norm)
+        sent = self._bounded(contribution, request)
+        if Layout.of(sent).digest != request.layout:
+            raise LayoutError(f"client {self.name} and the server disagree on what pass {request.pass_name!r} carries")
         weight = float(len(self.examples)) if bench.by_examples else 1.0
-        return Reply(self.index, contribution if factor == 1.0 else contribution * factor, weight, self._loss)
+        return Reply(self.index, sent, weight if self._takes_part else 0.0, self._loss)
+
+    def _bounded(self, contribution: Tensors, request: Request) -> Tensors:
+        """The contribution as it may leave: no longer than the clip norm, with the mechanism's counters, and noised if the
+        client is who adds the noise. What is not finite, or may not be sent any more, is zeros.
+        """
+        protection, clip_norm = self._bench.protection, request.clip_norm
+        mechanism = protection.in_travel
+        if protection.place in ("sum", "contribution"):
+            contribution = in_own_factors(contribution)  # or a cancellation between its factors would hide in the norm
+        norm = cache(contribution.norm)
+        factor = mechanism.scale(norm, clip_norm)
+        if factor == 0.0 or not self._takes_part:
+            contribution = _zeros(contribution)
+        elif factor != 1.0:
+            contribution = contribution * factor
+        contribution = contribution | mechanism.counted(norm, clip_norm)
+        if protection.place == "contribution" and self._takes_part:
+            stream = protection.entropy.stream("contribution", request.round, request.pass_name, self.index)
+            return Tensors(mechanism.noised(contribution.dense().parts(), clip_norm, stream))
+        return contribution
 
     def _train(self, request: Request) -> None:
         bench = self._bench
         self._before = bench.initial | request.tensors | self.personal
-        trained: Trained = train(
-            bench.objective,
-            self._before,
-            request.plan.trainable,
-            self.examples,
-            bench.collate,
-            bench.training,
-            request.lr,
-            np.random.default_rng([bench.seed, request.round, self.index]),
-        )
+        trained = self._trained(request)
         own = trained.after.select(name for name in bench.personal if name in trained.after)
         if own.is_finite():  # what diverged is not taken into the next round
             self.kept = self.personal | own
         self._after = trained.after.without(bench.personal)
-        self._loss = trained.loss
+        self._loss = trained.loss if bench.protection.place == "nowhere" else float("nan")
+
+    def _trained(self, request: Request) -> Trained:
+        """Local training, by as many noised steps as are left where the noise is in the steps."""
+        bench, protection = self._bench, self._bench.protection
+        rng = np.random.default_rng([bench.seed, request.round, self.index])
+        trainable = request.plan.trainable
+        if protection.place == "gradients":
+            # Dropout and the choice among a group's examples are drawn in turn: seeded, one unit more or less would change
+            # everybody's. Drawn in secret, what others get follows the same law with that unit and without.
+            secret = protection.entropy.stream("training", request.round, self.index)
+            rng = np.random.default_rng((secret.uniform(4) * 2**32).astype(np.int64).tolist())
+            units = len(set(self.groups)) if self.groups is not None else len(self.examples)
+            steps = bench.allowance(self.name, planned_steps(units, bench.training), request.round)
+            self._takes_part = steps > 0
+            return train_privately(
+                bench.objective,
+                self._before,
+                trainable,
+                self.examples,
+                bench.collate,
+                bench.training,
+                request.lr,
+                rng,
+                mechanism=protection.mechanism,
+                clip_norm=request.clip_norm,
+                steps=steps,
+                stream=protection.entropy.stream("gradients", request.round, self.index),
+                groups=self.groups,
+                group_examples=bench.group_examples,
+            )
+        if protection.place == "contribution":
+            passes = len(request.plan.passes)
+            self._takes_part = bench.allowance(self.name, passes, request.round) == passes
+        return train(
+            bench.objective, self._before, trainable, self.examples, bench.collate, bench.training, request.lr, rng
+        )
+
+
+def _zeros(like: Tensors) -> Tensors:
+    return Tensors((name, torch.zeros(shape)) for name, shape in Layout.of(like).entries)
 
 
 def personal_names(method: Method, state: State, patterns: Sequence[str]) -> tuple[str, ...]:

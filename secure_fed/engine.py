@@ -1,7 +1,9 @@
 """One round, from top to bottom, and the loop that runs rounds.
 
-The order is the contract: plan, draw, then for every linear pass ask the cohort, sum, release; then apply, evaluate, save,
-tell. Nobody is told of a round before its state is saved.
+The order is the contract: plan; then for every linear pass charge, draw (in the first), ask the cohort, sum, release; then
+apply, keep, evaluate, save, tell. A charge is on disk before anything of its pass is computed. What was released is on disk
+before anything is done with it: a run that is killed goes on with that very release, where making it again, with fresh noise,
+would be a second one. Nobody is told of a round before its state is saved.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,6 +23,26 @@ from secure_fed.tensors import Tensors
 from secure_fed.transport import Transport
 
 Record = dict[str, Any]
+
+
+class Keeper(Protocol):
+    """Holds what a round released, from the release until the round's end is saved."""
+
+    def kept(self, round_: int) -> tuple[State, Record] | None:
+        """What round `round_` (from 1) left before it was interrupted, if it came to a release."""
+
+    def keep(self, state: State, record: Record) -> None:
+        """Make the state after a release durable."""
+
+
+class KeepsNothing:
+    """`Keeper` where a round may be computed again, to the same bits, at no cost."""
+
+    def kept(self, round_: int) -> None:
+        return None
+
+    def keep(self, state: State, record: Record) -> None:
+        pass
 
 
 @dataclass(frozen=True)
@@ -38,16 +60,19 @@ class Schedule:
 def run_round(state: State, server: Server, transport: Transport, lr: float) -> tuple[State, Record]:
     """One round of the federation: the next state, and what there is to say of it."""
     plan = server.plan(state)
-    cohort = server.draw(state.round)
-    asked, rejected, losses = cohort, list[int](), list[float]()
-    bytes_up = bytes_down = 0
+    asked, rejected, losses = list[int](), list[int](), list[float]()
+    cohort = bytes_up = bytes_down = 0
     means: dict[str, Tensors] = {}
     for pass_name in plan.passes:
+        server.charge(state.round, pass_name)
+        if not means:
+            asked = server.draw(state.round)
+            cohort = len(asked)
         request = server.request(state, plan, pass_name, lr, means)
         intake = Intake(server.open_sum(server.layout(state, pass_name)))
         for reply in transport.exchange(dict.fromkeys(asked, request)):
             server.take(reply, intake)
-        means[pass_name] = server.release(intake)
+        means[pass_name] = server.release(intake, state, pass_name)
         bytes_up += intake.bytes_up
         bytes_down += request.bytes_down * len(asked)
         rejected += intake.rejected
@@ -55,14 +80,14 @@ def run_round(state: State, server: Server, transport: Transport, lr: float) -> 
         asked = sorted(intake.heard)
     record: Record = {
         "round": state.round + 1,
-        "train_loss": float(np.mean(losses)) if losses else None,
-        "cohort": len(cohort),
+        "train_loss": _plain(float(np.mean(losses))) if losses else None,
+        "cohort": cohort,
         "rejected": [server.names[client] for client in rejected],
         "bytes_up": bytes_up,
         "bytes_down": bytes_down,
         "lr": lr,
     }
-    return server.apply(state, means), record
+    return server.apply(state, means), server.publishable(record, state, plan)
 
 
 def run(
@@ -71,11 +96,15 @@ def run(
     transport: Transport,
     schedule: Schedule,
     evaluate: Callable[[State], Record],
+    keeper: Keeper = KeepsNothing(),  # noqa: B008 - it has no state
 ) -> Iterator[tuple[State, Record]]:
     """Every round that is left, each as its state and its record."""
     while state.round < schedule.rounds:
         started = time.perf_counter()
-        state, record = run_round(state, server, transport, schedule.lr(state.round))
+        kept = keeper.kept(state.round + 1)
+        state, record = kept or run_round(state, server, transport, schedule.lr(state.round))
+        if kept is None:
+            keeper.keep(state, record)
         if schedule.evaluates(state.round):
             record = _with_metrics(record, evaluate(state))
         yield state, _plain(record | {"seconds": time.perf_counter() - started})

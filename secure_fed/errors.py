@@ -10,6 +10,7 @@
         ├── MethodError           a method that cannot do what was asked of it
         └── RunDirectoryError     a run directory that is missing, taken, foreign, damaged or unwritable from the start
 
+Errors of `privacy` (privacy/errors.py) end with 1 or 2 likewise, and with 3 where a budget is exhausted.
 Every message is one sentence that names the value, the limit and the setting to change.
 """
 

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from privacy.mechanisms import NoMechanism
-from privacy.sampling import FixedSize, Poisson, Sampler
-from secure_fed import engine, fingerprint, outcome
+from privacy.entropy import Entropy
+from privacy.errors import BudgetExhausted
+from secure_fed import engine, fingerprint, guarantee, outcome
 from secure_fed.client import Client, Workbench, personal_names
 from secure_fed.config import RunConfig
 from secure_fed.config.anchor import anchored
 from secure_fed.data.encode import pad_id
-from secure_fed.engine import Record, Schedule
+from secure_fed.engine import Keeper, KeepsNothing, Record, Schedule
 from secure_fed.errors import ConfigError, RunDirectoryError
 from secure_fed.evaluation import Metrics, across_clients, evaluate
 from secure_fed.export import write_adapter
@@ -31,9 +32,13 @@ from secure_fed.methods.method import State
 from secure_fed.model_card import ModelCard, run_facts
 from secure_fed.parts import configured, given
 from secure_fed.personal import completed
+from secure_fed.protection import cohort_sampler, protect, require_protectable
+from secure_fed.releases import Releases, kept_by
+from secure_fed.run_budget import Purse, charges_nothing, opened, require_room
 from secure_fed.run_store import RunStore, require_unused
 from secure_fed.server import Server
 from secure_fed.server_optimizer import ServerOptimizer
+from secure_fed.summation import PlainSum
 from secure_fed.tensors import Layout, Tensors
 from secure_fed.training import Collate, Loss, Objective, scheduled_lr
 from secure_fed.transport import InProcess, Transport
@@ -59,6 +64,8 @@ class Federation:
     What trains in full of a transformers model of yours is what lies outside its base model, and its pooler, which a checkpoint
     often lacks; of any other module, what `method.modules_to_save` names.
     callbacks: objects with `on_round_end(record, state)` or `on_end(result)` or both.
+    entropy: where noise and secret coins come from, the operating system if not given. With any other, nothing is private, and
+    the result says so.
     """
 
     transport: Transport
@@ -74,6 +81,7 @@ class Federation:
         loss: Loss | None = None,
         metrics: Metrics | None = None,
         callbacks: Sequence[Any] = (),
+        entropy: Entropy | None = None,
     ) -> None:
         if not isinstance(config, RunConfig | None):
             raise ConfigError(
@@ -89,7 +97,16 @@ class Federation:
         personal = personal_names(self.method, self.initial, self.config.method.personal)
         self.device = next(self.parts.model.parameters()).device
         self.objective = Objective(self.parts.model, self.parts.loss, self.device)
-        self.clients = self._clients(initial, personal)
+        self.sampler = cohort_sampler(self.config, len(self.parts.names))
+        passes = len(self.method.plan(self.initial).passes)
+        self.protection = protect(
+            self.config, self.method.card, self.parts.names, self.parts.units, self.sampler, passes, entropy
+        )
+        self.initial = replace(self.initial, clip_norm=self.protection.clip_norm)
+        require_protectable(self.protection, self.objective, self.parts, self.method.plan(self.initial), initial)
+        self.purse = Purse()
+        self._statement = ""
+        self.clients = self._clients(personal)
         self.transport = InProcess(self.clients)
         self.server = self._server(personal)
 
@@ -103,16 +120,35 @@ class Federation:
             raise RunDirectoryError("resume needs the run directory to go on with: set out")
         if run_dir is not None and not resume:
             require_unused(run_dir)
+        plan, digest = self.protection.plan, str(self.parts.facts.get("data_digest", ""))
+        if plan:
+            plan = require_room(self.config.privacy, plan, run_dir, digest)
         with ExitStack() as stack:
             store = stack.enter_context(closing(RunStore(run_dir))) if run_dir else None
             state, records = self._start(store)
-            rounds = engine.run(state, self.server, self.transport, self._schedule(), self._evaluate)
-            for state, record in rounds:
-                records.append(record)
-                if store:
-                    store.save(state, {client.index: client.kept for client in self.clients if client.kept}, record)
-                self._tell("on_round_end", record, state)
-            result = Result(outcome.summary(self, state, records, run_dir), records, state, run_dir)
+            budget = stack.enter_context(opened(self.config.privacy, plan, run_dir, digest)) if plan else None
+            self.purse.budget = budget
+            stack.callback(self.purse.close)
+            keeper: Keeper = Releases(store, self.clients) if store and budget else KeepsNothing()
+            rounds = engine.run(state, self.server, self.transport, self._schedule(), self._evaluate, keeper)
+            ended_early = ""
+            try:
+                for state, record in rounds:
+                    records.append(record)
+                    if store:
+                        store.save(state, kept_by(self.clients), record)
+                    self._tell("on_round_end", record, state)
+            except BudgetExhausted as error:
+                if not records:
+                    raise
+                ended_early = (
+                    f"the budget was spent after {state.round} of {self.config.federation.rounds} rounds: {error}"
+                )
+                if not self._schedule().evaluates(state.round):
+                    records[-1] = records[-1] | self._evaluate(state)
+            summary = outcome.summary(self, state, records, run_dir, budget, ended_early)
+            self._statement = summary["privacy_statement"]
+            result = Result(summary, records, state, run_dir)
             if store:
                 store.finish(result.summary)
             self._tell("on_end", result)
@@ -136,11 +172,18 @@ class Federation:
             config.method.name,
             base_model or ("" if parts.tokenizer is None else config.model.name),
             tuple(parts.facts["label_names"]),
-            run_facts(config, self.method.card, state.round, None, client),
+            run_facts(config, self.method.card, state.round, None, client, self._stated()),
             configured_pad,
         )
         write_adapter(out, parts.model, parts.head, adapter=self.method.adapter, card=card, tokenizer=parts.tokenizer)
         return out
+
+    def _stated(self) -> str:
+        """What protects a state of this federation: what its last run says, or before there is one, its plan."""
+        if self._statement:
+            return self._statement
+        facts = guarantee.planned(self.protection, self.sampler.rate, personal=bool(self.server.personal))
+        return str(facts["privacy"]["text"]) if facts else ""
 
     def _start(self, store: RunStore | None) -> tuple[State, list[Record]]:
         """Where to begin: at the checkpoint, or at the beginning, whatever this federation ran before."""
@@ -149,7 +192,13 @@ class Federation:
         if store is None:
             return self.initial, []
         base = fingerprint.of_model(self.parts.model, self.initial.tensors)
-        store.begin(self.config, {**self.parts.facts, "model_digest": base, "versions": outcome.versions()})
+        facts = {
+            **self.parts.facts,
+            **guarantee.planned(self.protection, self.sampler.rate, personal=bool(self.server.personal)),
+            "model_digest": base,
+            "versions": outcome.versions(),
+        }
+        store.begin(self.config, facts)
         checkpoint, records = store.restore()
         if checkpoint is None:
             return self.initial, records
@@ -161,33 +210,38 @@ class Federation:
             client.kept = checkpoint.personal.get(client.index)
         return checkpoint.state, records
 
-    def _clients(self, initial: Tensors, personal: tuple[str, ...]) -> list[Client]:
+    def _clients(self, personal: tuple[str, ...]) -> list[Client]:
         config = self.config
         bench = Workbench(
             objective=self.objective,
             method=self.method,
-            mechanism=NoMechanism(),
+            protection=self.protection,
             training=config.training,
             collate=self.parts.collate,
-            initial=initial,
+            initial=self.initial.tensors,
             personal=personal,
             by_examples=config.federation.weighting == "examples",
             seed=config.federation.seed,
+            group_examples=config.privacy.group_examples,
+            allowance=self.purse.allowance,
         )
-        named = zip(self.parts.names, self.parts.train, strict=True)
-        return [Client(index, name, examples, bench) for index, (name, examples) in enumerate(named)]
+        groups: Sequence[Sequence[str] | None] = self.parts.groups or [None] * len(self.parts.train)
+        named = zip(self.parts.names, self.parts.train, groups, strict=True)
+        return [Client(index, name, own, bench, group) for index, (name, own, group) in enumerate(named)]
 
     def _server(self, personal: tuple[str, ...]) -> Server:
         federation = self.config.federation
         return Server(
             method=self.method,
-            mechanism=NoMechanism(),
-            sampler=_sampler(self.config, len(self.clients)),
+            protection=self.protection,
+            sampler=self.sampler,
             optimizer=ServerOptimizer.of(federation),
             names=self.parts.names,
             personal=personal,
             skip_nonfinite=federation.nonfinite == "skip",
             seed=federation.seed,
+            charge=self.purse.charge if self.protection.place == "sum" else charges_nothing,
+            open_sum=partial(PlainSum, precise=self.protection.place == "sum"),
         )
 
     def _schedule(self) -> Schedule:
@@ -211,14 +265,3 @@ class Federation:
         for callback in self.callbacks:
             if hasattr(callback, event):
                 getattr(callback, event)(*news)
-
-
-def _sampler(config: RunConfig, clients: int) -> Sampler:
-    federation = config.federation
-    cohort = federation.cohort or min(_DEFAULT_COHORT, clients)
-    if cohort > clients:
-        raise ConfigError(f"federation.cohort is {cohort}, more than the {clients} clients there are; lower it")
-    return Poisson(clients, cohort / clients) if federation.sampling == "poisson" else FixedSize(clients, cohort)
-
-
-_DEFAULT_COHORT = 10

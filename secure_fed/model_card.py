@@ -15,7 +15,7 @@ class ModelCard:
     """What the README says.
 
     base_model: the base model as `model.name` calls it, or empty for a module that only a program has.
-    facts: rows of a table, in order; `run_facts` makes them.
+    facts: rows of a table, in order; `run_facts` makes them. What it says of privacy becomes a section of its own.
     pad_token_id: given where the base model has none of its own and needs one (decoders).
     """
 
@@ -38,6 +38,7 @@ class ModelCard:
             "|---|---|",
             *(f"| {_cell(name)} | {_cell(value)} |" for name, value in self._rows().items()),
             "",
+            *self._privacy(),
             "## Use",
             "",
             "```python",
@@ -63,7 +64,16 @@ class ModelCard:
 
     def _rows(self) -> dict[str, str]:
         labels = {"labels": ", ".join(self.label_names)} if self.label_names else {}
-        return {"base model": self.base_model or "a module of one's own", **self.facts, **labels}
+        rows = {"base model": self.base_model or "a module of one's own", **self.facts, **labels}
+        return {name: value for name, value in rows.items() if name != _PRIVACY}
+
+    def _privacy(self) -> list[str]:
+        """What protects the training data; that nothing does, where a statement begins with that, in bold."""
+        statement = " ".join(self.facts.get(_PRIVACY, "").split())
+        if statement.startswith(_VOID):
+            verdict, _, rest = statement.partition(". ")
+            statement = f"**{verdict}.** It would have been: {rest}"
+        return ["## Privacy", "", statement, ""] if statement else []
 
     def _use_adapter(self) -> list[str]:
         load = 'model = PeftModel.from_pretrained(base, "path/to/this/folder").eval()'
@@ -86,9 +96,9 @@ class ModelCard:
 
 
 def run_facts(
-    config: RunConfig, method: Card, rounds: int, accuracy: float | None, client: str | None
+    config: RunConfig, method: Card, rounds: int, accuracy: float | None, client: str | None, statement: str = ""
 ) -> dict[str, str]:
-    """What the run was, and what protects it."""
+    """What the run was, and what protects it: `statement`, if anything."""
     facts = {
         "method": f"{method.name} ({method.paper})",
         "rounds": str(rounds),
@@ -96,11 +106,15 @@ def run_facts(
     }
     if config.method.personal:
         facts["personal tensors"] = f"{', '.join(config.method.personal)}: here those of client {client!r} alone"
+        if config.privacy.unit == "client":  # the noise is on what travels, which these do not
+            facts["personal tensors"] += ", WITHOUT NOISE: no guarantee covers them"
     if config.model.dtype == "bfloat16":
         facts["precision"] = _BFLOAT16
-    return facts | {"privacy": NO_PRIVACY}
+    return facts | {_PRIVACY: statement or NO_PRIVACY}
 
 
+_PRIVACY = "privacy"
+_VOID = "NOT PRIVATE"
 _BFLOAT16 = (
     "trained beside a base model in bfloat16; beside one in float32 its scores differ from the third digit on "
     "(dtype=torch.bfloat16 loads what it was trained with)"

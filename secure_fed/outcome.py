@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from secure_fed.engine import Record
+from secure_fed.guarantee import guarantee
 from secure_fed.methods.method import State
 
 if TYPE_CHECKING:
     from secure_fed.federation import Federation
+    from secure_fed.run_budget import RunBudget
 
 SCHEMA = 1
 _METRICS = ("accuracy", "macro_f1", "loss")
@@ -28,8 +30,18 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in packages}}
 
 
-def summary(federation: Federation, state: State, records: Sequence[Record], run_dir: Path | None) -> dict[str, Any]:
-    """The run in one flat object; `metrics` holds whatever else the task's metrics gave."""
+def summary(
+    federation: Federation,
+    state: State,
+    records: Sequence[Record],
+    run_dir: Path | None,
+    budget: RunBudget | None = None,
+    ended_early: str = "",
+) -> dict[str, Any]:
+    """The run in one flat object; `metrics` holds whatever else the task's metrics gave.
+
+    ended_early: why a private run ended before its last round, if it did.
+    """
     config, last = federation.config, records[-1] if records else {}
     plan = federation.method.plan(federation.initial)
     sampler = federation.server.sampler
@@ -42,13 +54,12 @@ def summary(federation: Federation, state: State, records: Sequence[Record], run
         "personal": list(federation.server.personal),
         **{name: last.get(name) for name in _METRICS},
         "metrics": {name: value for name, value in last.items() if name not in _ALWAYS and name not in _METRICS},
-        "unit": config.privacy.unit,
-        "epsilon": None,
-        "epsilon_participants": None,
-        "delta": None,
-        "noise_multiplier": None,
-        "sampling_rate": sampler.expected / len(federation.clients),
-        "releases": len(plan.passes) * state.round,
+        **(
+            _unprotected(federation, len(plan.passes) * state.round)
+            if budget is None
+            else guarantee(federation, budget, run_dir)
+        ),
+        "ended_early": ended_early or None,
         "bytes_up": sum(record["bytes_up"] for record in records),
         "bytes_down": sum(record["bytes_down"] for record in records),
         "trainable": federation.initial.tensors.select(plan.trainable).numel,
@@ -56,6 +67,19 @@ def summary(federation: Federation, state: State, records: Sequence[Record], run
         "seed": config.federation.seed,
         "run_dir": str(run_dir) if run_dir else None,
         "versions": versions(),
+    }
+
+
+def _unprotected(federation: Federation, releases: int) -> dict[str, Any]:
+    """Of a run without privacy."""
+    nothing = dict.fromkeys(
+        ("epsilon", "epsilon_participants", "delta", "noise_multiplier", "epsilon_cumulative", "privacy")
+    )
+    sampler = federation.server.sampler
+    return nothing | {
+        "unit": "none",
+        "sampling_rate": sampler.expected / len(federation.clients),
+        "releases": releases,
         "privacy_statement": NO_PRIVACY,
     }
 

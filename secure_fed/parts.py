@@ -4,6 +4,8 @@ metric are. Either a configuration says it all, or the user's own objects do.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,8 +18,9 @@ from secure_fed.config import RunConfig
 from secure_fed.data import partition, sources
 from secure_fed.data.encode import Collate as PadCollate
 from secure_fed.data.encode import Encoded, encode, pad_id
-from secure_fed.errors import ConfigError, DataError, MethodError
+from secure_fed.errors import ConfigError, DataError
 from secure_fed.evaluation import Metrics
+from secure_fed.models.heads import head_of
 from secure_fed.models.loading import find_device, head_names, load_classifier, pooler_names
 from secure_fed.tasks import classification
 from secure_fed.training import Collate, Loss
@@ -27,7 +30,8 @@ from secure_fed.training import Collate, Loss
 class Parts:
     """Everything a run needs but its settings. `train[i]` belongs to the client called `names[i]`.
 
-    head: names of the parameters that train in full beside the adapter. facts: what the run directory notes of them.
+    head: names of the parameters that train in full beside the adapter. groups: for every client, whose each example is, if the
+    data say so. facts: what the run directory notes of them.
     warning: what the user should hear before training starts, if anything.
     """
 
@@ -40,14 +44,20 @@ class Parts:
     loss: Loss = classification.loss
     metrics: Metrics = classification.metrics
     tokenizer: Any = None
+    groups: Sequence[Sequence[str]] | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     warning: str = ""
+
+    @property
+    def units(self) -> list[int]:
+        """How many examples each client has, or how many groups of them."""
+        return [len(own) for own in self.train] if self.groups is None else [len(set(own)) for own in self.groups]
 
 
 def configured(config: RunConfig) -> Parts:
     """The parts a configuration describes."""
     seed = config.federation.seed
-    source = sources.load(config.data, seed=seed)
+    source = sources.load(config.data, seed=seed, group=config.privacy.group_column)
     divided = _divide(config, source)
     labels = source.train.label_names
     loaded = load_classifier(config.model, labels, seed)
@@ -60,6 +70,7 @@ def configured(config: RunConfig) -> Parts:
         test=encode(loaded.tokenizer, source.test, config.model.max_length),
         collate=PadCollate(pad_id(loaded.tokenizer)),
         tokenizer=loaded.tokenizer,
+        groups=_groups(source, divided) if config.privacy.unit == "group" else None,
         facts=_facts(
             "classification of text pairs" if config.data.text_b else "text classification",
             labels,
@@ -67,10 +78,16 @@ def configured(config: RunConfig) -> Parts:
             kind=_kind(config, source),
             jensen_shannon=partition.jensen_shannon(source.train.label, divided.parts, len(labels)),
             sizes=[len(part) for part in divided.parts],
+            private=config.privacy.unit != "none",
         )
         | {"data_digest": fingerprint.of_rows(source.train, source.test)},
         warning=_unknown(config, encoded, loaded.tokenizer),
     )
+
+
+def _groups(source: sources.Source, divided: partition.Partition) -> list[list[str]]:
+    whose = source.train.group or ()
+    return [[whose[int(index)] for index in part] for part in divided.parts]
 
 
 def _unknown(config: RunConfig, encoded: Encoded, tokenizer: Any) -> str:
@@ -98,6 +115,10 @@ def given(
         raise ConfigError(
             f"Federation was given objects of yours but not {' and '.join(missing)}; give model, train and test"
         )
+    if config.privacy.unit == "group":
+        raise ConfigError(
+            "privacy.unit is 'group', which needs data from files with a privacy.group_column; use 'example'"
+        )
     _check_examples(train, test)
     _check_settings(config, len(train))
     collate = collate or _default_collate(model, test[0])
@@ -114,7 +135,9 @@ def given(
         collate=collate,
         loss=loss or classification.loss,
         metrics=metrics or classification.metrics,
-        facts=_facts("given in Python", [], names, sizes=[len(own) for own in train]),
+        facts=_facts(
+            "given in Python", [], names, sizes=[len(own) for own in train], private=config.privacy.unit != "none"
+        ),
     )
 
 
@@ -126,8 +149,12 @@ def _facts(
     sizes: list[int],
     kind: str = "natural",
     jensen_shannon: float | None = None,
+    private: bool,
 ) -> dict[str, Any]:
-    divided = {"kind": kind, "jensen_shannon": jensen_shannon, "sizes": sizes}
+    """What is noted of a run. How many examples each client has, and how their labels differ, is private where clients are."""
+    divided: dict[str, Any] = {"kind": kind, "jensen_shannon": jensen_shannon, "sizes": sizes}
+    if private:  # a run that goes on still knows its data
+        divided = {"kind": kind, "digest": hashlib.sha256(json.dumps(sizes).encode()).hexdigest()}
     return {"task": task, "label_names": list(labels), "clients": list(names), "partition": divided}
 
 
@@ -202,34 +229,6 @@ def _divide(config: RunConfig, source: sources.Source) -> partition.Partition:
 def _usual_clients(examples: int) -> int:
     """A client for every hundred examples, two at least, if nobody says how many."""
     return max(min(2, examples), min(examples // 100, _MOST_CLIENTS))
-
-
-def head_of(model: nn.Module, found: Sequence[str], modules: Sequence[str]) -> tuple[str, ...]:
-    """The parameters that train in full: the head that was found, and the modules asked for beside it."""
-    names = [name for name, _ in model.named_parameters()]
-    places = dict(model.named_parameters(remove_duplicate=False))
-    for module in modules:
-        inside = [name for name in places if _inside(name, module)]
-        if not inside:
-            some = ", ".join(name for name, _ in list(model.named_children())[:5])
-            raise MethodError(
-                f"method.modules_to_save names {module!r}, but the model has no such module with parameters; "
-                f"it has {some}, ..."
-            )
-        for name in inside:
-            first = next(other for other in names if places[other] is places[name])
-            if first != name:
-                raise MethodError(
-                    f"method.modules_to_save names {module!r}, whose {name} is {first} too: "
-                    f"leave it out, or name {first.rpartition('.')[0]!r}, which trains both"
-                )
-    return tuple(name for name in names if name in found or any(_inside(name, module) for module in modules))
-
-
-def _inside(parameter: str, module: str) -> bool:
-    """Whether a parameter belongs to the module of that (ending of a) name, as PEFT matches them."""
-    owner = f".{parameter}".rpartition(".")[0] + "."
-    return f".{module}." in owner
 
 
 def _default_collate(model: Any, example: Any) -> Collate:

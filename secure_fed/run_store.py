@@ -4,6 +4,7 @@
     run.json                 facts fixed at the start: labels, clients, partition, versions
     metrics.jsonl            a line for every finished round
     checkpoint.safetensors   the state after the last finished round, replaced in one step
+    released.safetensors     with privacy: the state after the last release, before anything was done with it
     result.json, report.html
 
 A round's line is written before its checkpoint, so the metrics may be one round ahead of the state; resuming drops that line
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +30,18 @@ from secure_fed.methods.method import State
 from secure_fed.run_dir import CONFIG, FACTS, METRICS, RESULT, read_config, read_facts, usable
 from secure_fed.tensors import Tensors
 
-CHECKPOINT = "checkpoint.safetensors"
+CHECKPOINT, RELEASED = "checkpoint.safetensors", "released.safetensors"
 LOCK = ".lock"
 _LEFTOVERS = (LOCK, CONFIG + ".part")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state after some round, and every client's personal tensors."""
+    """The state after some round, every client's personal tensors, and the record of a round whose end is not saved yet."""
 
     state: State
     personal: Mapping[int, Tensors]
+    record: dict[str, Any] = field(default_factory=dict)
 
 
 class RunStore:
@@ -82,12 +84,21 @@ class RunStore:
     def save(self, state: State, personal: Mapping[int, Tensors], record: Mapping[str, Any]) -> None:
         """Make a finished round durable."""
         append_line(self.path / METRICS, json.dumps(record))
+        self._write(CHECKPOINT, state, personal, {})
+
+    def keep(self, state: State, personal: Mapping[int, Tensors], record: Mapping[str, Any]) -> None:
+        """Make a release durable before anything is done with it."""
+        self._write(RELEASED, state, personal, record)
+
+    def _write(self, name: str, state: State, personal: Mapping[int, Tensors], record: Mapping[str, Any]) -> None:
         tensors = {f"state/{name}": part for name, part in state.tensors.parts().items()}
         tensors |= {f"memory/{name}": part for name, part in state.memory.parts().items()}
         for client, kept in personal.items():
             tensors |= {f"client/{client}/{name}": part for name, part in kept.parts().items()}
         whole = {name: part.detach().cpu().contiguous() for name, part in tensors.items()}
-        atomic_write(self.path / CHECKPOINT, safetensors.torch.save(whole, {"round": str(state.round)}))
+        said = {"round": state.round, "clip_norm": state.clip_norm, "record": record}
+        # One text, because the order of several is another in every process.
+        atomic_write(self.path / name, safetensors.torch.save(whole, {"said": json.dumps(said)}))
 
     def restore(self) -> tuple[Checkpoint | None, list[dict[str, Any]]]:
         """The last finished round and the records up to it; later or torn lines of the metrics are dropped."""
@@ -107,16 +118,17 @@ class RunStore:
         atomic_write(self.path / RESULT, _pretty(result))
 
 
-def read_checkpoint(path: Path) -> Checkpoint | None:
-    """The state after the last finished round, if any round finished."""
-    file = path / CHECKPOINT
+def read_checkpoint(path: Path, name: str = CHECKPOINT) -> Checkpoint | None:
+    """The state after the last finished round, if any round finished; or after the last release."""
+    file = path / name
     if not file.exists():
         return None
     groups: dict[str, dict[str, Any]] = {"state": {}, "memory": {}}
     personal: dict[int, dict[str, Any]] = {}
     try:
         with safetensors.safe_open(file, framework="pt") as opened:
-            finished = int(opened.metadata()["round"])
+            said = json.loads(opened.metadata()["said"])
+            finished, clip_norm, record = int(said["round"]), float(said["clip_norm"]), dict(said["record"])
             for name in opened.keys():  # noqa: SIM118 - not a mapping
                 group, _, rest = name.partition("/")
                 # A copy: the file may be replaced while we hold it, and kernels may sum in an order that depends on
@@ -127,8 +139,9 @@ def read_checkpoint(path: Path) -> Checkpoint | None:
                     personal.setdefault(int(client), {})[rest] = tensor
                 else:
                     groups[group][rest] = tensor
-        state = State(Tensors.from_parts(groups["state"]), finished, Tensors.from_parts(groups["memory"]))
-        return Checkpoint(state, {client: Tensors.from_parts(parts) for client, parts in personal.items()})
+        tensors, memory = (Tensors.from_parts(groups[group]) for group in ("state", "memory"))
+        own = {client: Tensors.from_parts(parts) for client, parts in personal.items()}
+        return Checkpoint(State(tensors, finished, memory, clip_norm), own, record)
     except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise RunDirectoryError(f"{file} is damaged ({error}); start again in another --out") from error
 
@@ -156,6 +169,11 @@ def _require_same(path: Path, config: RunConfig, held: RunConfig) -> None:
         raise RunDirectoryError(
             f"{path} was planned for {held.federation.rounds} rounds; federation.rounds may be raised on resuming, "
             f"not lowered to {config.federation.rounds}"
+        )
+    if config.federation.rounds > held.federation.rounds and held.privacy.unit != "none":
+        raise RunDirectoryError(
+            f"{path} was planned for {held.federation.rounds} rounds, and its privacy for these: federation.rounds cannot be "
+            "raised in view of what was released; start a new run"
         )
     differences = config.replace({rounds: held.federation.rounds}).differences(held)
     if differences:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from privacy.mechanisms import Mechanism
 from privacy.sampling import Sampler
 from secure_fed.errors import TrainingError
+from secure_fed.low_rank import in_own_factors
 from secure_fed.methods.method import Method, RoundPlan, State
+from secure_fed.protection import Protection
 from secure_fed.server_optimizer import ServerOptimizer
 from secure_fed.summation import PlainSum, Summation
 from secure_fed.tensors import Layout, Tensors
@@ -30,21 +33,27 @@ class Intake:
 
 @dataclass(frozen=True)
 class Server:
-    """Everything the server decides; a round's order is in `engine`."""
+    """Everything the server decides; a round's order is in `engine`.
+
+    charge: makes the charge for one release of the federation durable, or refuses it; the round and the pass are noted.
+    """
 
     method: Method
-    mechanism: Mechanism
+    protection: Protection
     sampler: Sampler
     optimizer: ServerOptimizer
     names: Sequence[str]
     personal: tuple[str, ...]
     skip_nonfinite: bool
     seed: int
+    charge: Callable[[int, str], None]
     open_sum: Callable[[Layout], Summation] = PlainSum
 
     def draw(self, round_: int) -> list[int]:
-        """The cohort of a round: seeded, because without privacy nothing depends on its being secret."""
-        return self.sampler.draw(np.random.default_rng([self.seed, round_, _COHORT_STREAM]))
+        """The cohort of a round: by secret coins if the guarantee counts on them, else seeded."""
+        if self.protection.hides_cohort:
+            return self.sampler.draw(self.protection.entropy.stream("cohort", round_).uniform)
+        return self.sampler.draw(np.random.default_rng([self.seed, round_, _COHORT_STREAM]).random)
 
     def plan(self, state: State) -> RoundPlan:
         """The method's plan; what is personal trains but does not travel."""
@@ -56,12 +65,14 @@ class Server:
     ) -> Request:
         first = pass_name == plan.passes[0]
         tensors = state.tensors.select(plan.down) if first else Tensors()
-        return Request(state.round, pass_name, plan, lr, self.layout(state, pass_name).digest, tensors, dict(means))
+        layout = self.layout(state, pass_name).digest
+        return Request(state.round, pass_name, plan, lr, layout, tensors, dict(means), state.clip_norm)
 
     def layout(self, state: State, pass_name: str) -> Layout:
-        """The layout of a pass's sum, which holds nothing personal."""
-        entries = self.method.layout(state, pass_name).entries
-        return Layout(tuple(entry for entry in entries if entry[0] not in self.personal))
+        """The layout of a pass's sum, which holds nothing personal, and the mechanism's counters."""
+        entries = [entry for entry in self.method.layout(state, pass_name).entries if entry[0] not in self.personal]
+        counters = [(name, ()) for name in self.protection.in_travel.counters]
+        return Layout(tuple(sorted([*entries, *counters])))
 
     def take(self, reply: Reply, intake: Intake) -> None:
         """Add a reply to the sum, or reject it by name if it is not finite."""
@@ -78,20 +89,54 @@ class Server:
                 "or set federation.nonfinite = 'skip' to go on without it"
             )
 
-    def release(self, intake: Intake) -> Tensors:
-        """The mean contribution, perturbed as the mechanism says: all that a method ever sees. Of nobody, it is zero."""
-        if intake.rejected and not intake.heard:
+    def release(self, intake: Intake, state: State, pass_name: str) -> Tensors:
+        """The mean contribution, perturbed as the mechanism says: all that a method ever sees.
+
+        With noise on the sum it is divided by the expected size of a cohort, which is public, and never by the size that was
+        drawn; the sum of nobody is noise all the same. Otherwise it is divided by the weight that arrived, and of nobody it
+        is zero.
+        """
+        if intake.rejected and not intake.heard and not self.protection.hides_cohort:
             raise TrainingError(
                 f"every client of the cohort sent an update that is not finite ({len(intake.rejected)} of them); "
                 "lower training.lr, or federation.server_lr if the state they started from is to blame"
             )
-        total = self.mechanism.release(intake.total.total())
-        return total * (1.0 / intake.total.weight) if intake.total.weight else total
+        total, weight = intake.total.total(), intake.total.weight
+        if self.protection.place == "sum":
+            stream = self.protection.entropy.stream("sum", state.round, pass_name)
+            total = Tensors(self.protection.mechanism.noised(total.dense().parts(), state.clip_norm, stream))
+            weight = self.sampler.expected
+        return total * (1.0 / weight) if weight else total
+
+    def publishable(self, record: dict[str, Any], state: State, plan: RoundPlan) -> dict[str, Any]:
+        """A round's record without what tells who took part or how many, where the guarantee counts on nobody's knowing."""
+        if not self.protection.hides_cohort:
+            return record
+        up, down = self._traffic(state, plan)
+        cohort = self.sampler.expected
+        sizes = {"cohort": round(cohort), "bytes_up": round(cohort * up), "bytes_down": round(cohort * down)}
+        return record | sizes | {"rejected": []}
+
+    def _traffic(self, state: State, plan: RoundPlan) -> tuple[int, int]:
+        """The bytes that one client sends and receives in this round, whatever it trained."""
+        up = down = 0
+        after = state.tensors.select(plan.trainable).without(self.personal)
+        means: dict[str, Tensors] = {}
+        for pass_name in plan.passes:
+            down += self.request(state, plan, pass_name, 0.0, means).bytes_down
+            sent = in_own_factors(self.method.contribute(pass_name, state.tensors, after, means))
+            up += (sent | self.protection.in_travel.counted(lambda: 0.0, math.inf)).wire_size
+            means[pass_name] = PlainSum(self.method.layout(state, pass_name)).total()
+        return up, down
 
     def apply(self, state: State, means: Mapping[str, Tensors]) -> State:
         """The next state; one that is not finite is refused before anybody gets to see it."""
+        mechanism, first = self.protection.in_travel, next(iter(means.values()))
+        clip_norm = mechanism.adapted(state.clip_norm, first.select(mechanism.counters).parts())
+        means = {name: mean.without(mechanism.counters) for name, mean in means.items()}
         steps, memory = self.optimizer.step(means, state.memory)
-        following = replace(self.method.apply(state, steps), memory=memory)
+        noise_std = self.optimizer.lr * self.protection.mean_noise_std(state.clip_norm, self.sampler.expected)
+        following = replace(self.method.apply(state, steps, noise_std), memory=memory, clip_norm=clip_norm)
         if not following.tensors.is_finite():
             raise TrainingError(f"the state after round {following.round} is not finite; lower federation.server_lr")
         return following

@@ -38,10 +38,14 @@ class PlainSum:
     What is given is not changed, and a refused contribution leaves the sum as it was. Low-rank members stay factors, side by
     side, for as long as `stacks` says, and are one dense matrix from then on, at no allocation a contribution. Their total
     is in factors of its own, so that nothing but the sum can be read from it.
+
+    precise: add in float64 and form every product, for sums whose sensitivity must not grow by the rounding of thousands of
+    additions.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, *, precise: bool = False) -> None:
         self._layout = layout
+        self._precise = precise
         self._members: dict[str, _DenseSum | _StackedSum] = {}
         self.count = 0
         self.weight = 0.0
@@ -52,7 +56,7 @@ class PlainSum:
         if not (math.isfinite(weight) and weight >= 0):
             raise ValueError(f"a weight must be finite and at least 0, got {weight}")
         for name, member in contribution.items():
-            self._members[name] = _added(self._members.get(name), member, weight)
+            self._members[name] = _added(self._members.get(name), member, weight, self._precise)
         self.count += 1
         self.weight += weight
 
@@ -64,8 +68,8 @@ class PlainSum:
 class _DenseSum:
     """One tensor, added to in place, float32 at least."""
 
-    def __init__(self, shape: tuple[int, ...], like: Member) -> None:
-        dtype = torch.promote_types(like.dtype, torch.float32)
+    def __init__(self, shape: tuple[int, ...], like: Member, precise: bool) -> None:
+        dtype = torch.float64 if precise else torch.promote_types(like.dtype, torch.float32)
         device = like.left.device if isinstance(like, LowRank) else like.device
         self._sum = torch.zeros(shape, dtype=dtype, device=device)
 
@@ -109,14 +113,16 @@ def stacks(shape: tuple[int, ...], rank: int) -> bool:
     return rank <= min(shape) // 2
 
 
-def _added(sum_so_far: _DenseSum | _StackedSum | None, member: Member, weight: float) -> _DenseSum | _StackedSum:
-    if isinstance(member, LowRank) and not isinstance(sum_so_far, _DenseSum):
+def _added(
+    sum_so_far: _DenseSum | _StackedSum | None, member: Member, weight: float, precise: bool
+) -> _DenseSum | _StackedSum:
+    if isinstance(member, LowRank) and not isinstance(sum_so_far, _DenseSum) and not precise:
         stacked = sum_so_far or _StackedSum()
         if stacks(member.shape, stacked.rank + member.rank):
             stacked.add(member, weight)
             return stacked
     if not isinstance(sum_so_far, _DenseSum):
-        formed = _DenseSum(tuple(member.shape), member)
+        formed = _DenseSum(tuple(member.shape), member, precise)
         for part in sum_so_far.parts if sum_so_far else ():
             formed.add(part, 1.0)
         sum_so_far = formed

@@ -19,10 +19,10 @@ from secure_fed.export import write_adapter, write_merged
 from secure_fed.methods import build
 from secure_fed.methods.method import Method, State
 from secure_fed.model_card import ModelCard, run_facts
+from secure_fed.models.heads import head_of
 from secure_fed.models.loading import load_classifier
-from secure_fed.parts import head_of
 from secure_fed.personal import completed
-from secure_fed.run_dir import read_config, read_facts
+from secure_fed.run_dir import RESULT, read_config, read_facts, read_object
 from secure_fed.run_store import Checkpoint, read_checkpoint, read_records
 from secure_fed.tasks import classification
 from secure_fed.tensors import Layout
@@ -42,11 +42,12 @@ class Trained:
     state: State
     accuracy: float | None
     client: str | None
+    statement: str = ""
 
     @property
     def card(self) -> ModelCard:
         """The README of an export."""
-        facts = run_facts(self.config, self.method.card, self.state.round, self.accuracy, self.client)
+        facts = run_facts(self.config, self.method.card, self.state.round, self.accuracy, self.client, self.statement)
         pad = pad_id(self.tokenizer)
         return ModelCard(self.config.method.name, self.config.model.name, self.label_names, facts, pad)
 
@@ -101,8 +102,25 @@ def load(run_dir: Path, client: str | None = None) -> Trained:
     Objective(loaded.model, classification.loss, next(loaded.model.parameters()).device).load(tensors)
     accuracy = None if personal else _accuracy(run_dir, checkpoint.state.round)
     return Trained(
-        config, method, loaded.model, loaded.tokenizer, head, labels, checkpoint.state, accuracy=accuracy, client=client
+        config,
+        method,
+        loaded.model,
+        loaded.tokenizer,
+        head,
+        labels,
+        checkpoint.state,
+        accuracy=accuracy,
+        client=client,
+        statement=stated(run_dir, facts),
     )
+
+
+def stated(run_dir: Path, facts: Mapping[str, Any]) -> str:
+    """What protects a run: in its result's words, or before there is one, in those of its plan."""
+    if (run_dir / RESULT).exists():
+        return str(read_object(run_dir, RESULT).get("privacy_statement", ""))
+    planned = facts.get("privacy", {}).get("text", "")
+    return f"{_UNFINISHED}: {planned}" if planned else ""
 
 
 def _last(run_dir: Path, facts: Mapping[str, Any]) -> Checkpoint:
@@ -123,3 +141,6 @@ def _last(run_dir: Path, facts: Mapping[str, Any]) -> Checkpoint:
 def _accuracy(run_dir: Path, rounds: int) -> float | None:
     measured = [record["accuracy"] for record in read_records(run_dir, rounds) if "accuracy" in record]
     return measured[-1] if measured else None
+
+
+_UNFINISHED = "Of a run that has not ended, as planned (what an interrupted round made again comes on top)"

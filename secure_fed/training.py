@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +43,8 @@ class Objective(nn.Module):
         self.model = model
         self.loss = loss
         self.device = device
+        # Which way of taking per-example gradients has proven right, by the names that train (`private_models`).
+        self.paths: dict[frozenset[str], Callable[..., dict[str, Tensor]]] = {}
         self._named = dict(model.named_parameters())
         # Looked up once: walking a model of many modules costs more than a client's share of a round.
         self._buffers_at_start = [
@@ -61,10 +63,29 @@ class Objective(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         return self.loss(self.model, batch)
 
+    def begin(self) -> None:
+        """Make ready for the training of another client: in training mode, and the buffers as they were."""
+        self.reset_buffers()
+        if not self.model.training:
+            self.train()
+
     def reset_buffers(self) -> None:
         """Undo whatever forward passes did to the model's buffers, so that no client's training reaches another's."""
         for module, name, start in self._buffers_at_start:
             module.get_buffer(name).copy_(start)
+
+    @property
+    def tolerance(self) -> float:
+        """The relative difference, of losses or gradients, that the rounding of what the model computes in accounts for."""
+        return math.sqrt(max(torch.finfo(tensor.dtype).eps for tensor in self._named.values()))
+
+    def changed_buffers(self) -> list[str]:
+        """Which of the model's buffers are not as they were: a model whose forward passes keep statistics has some."""
+        return [
+            f"{type(module).__name__}.{name}"
+            for module, name, start in self._buffers_at_start
+            if not torch.equal(module.get_buffer(name), start)
+        ]
 
     def load(self, tensors: Tensors) -> nn.Module:
         """Copy these tensors into the model, for evaluation or export, and return it."""
@@ -102,10 +123,32 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 @dataclass(frozen=True)
 class Trained:
-    """What local training made: the trained tensors, and the mean loss over the examples seen."""
+    """What local training made: the trained tensors, and the mean loss over the examples seen (NaN where none is told)."""
 
     after: Tensors
     loss: float
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where local training starts, on its device: `moving` are the leaves that are optimised, `held` everything else.
+
+    start: what `moving` was before the first step.
+    """
+
+    start: Mapping[str, Tensor]
+    moving: dict[str, Tensor]
+    held: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, before: Tensors, trainable: Sequence[str], device: torch.device) -> Placed:
+        start = {name: before.tensor(name).to(device).contiguous() for name in before}
+        moving = {name: start[name].detach().clone().requires_grad_() for name in trainable}
+        held = {name: tensor for name, tensor in start.items() if name not in moving}
+        return cls({name: start[name] for name in moving}, moving, held)
+
+    def trained(self, loss: float) -> Trained:
+        return Trained(Tensors((name, tensor.detach().cpu()) for name, tensor in self.moving.items()), loss)
 
 
 def train(
@@ -123,25 +166,21 @@ def train(
     With FedProx the local objective is F(w) + mu/2 ||w - w_before||^2. The result depends on the arguments alone: the
     order of examples and the model's dropout both come from `rng`.
     """
-    start = {name: before.tensor(name).to(objective.device).contiguous() for name in before}
-    moving = {name: start[name].detach().clone().requires_grad_() for name in trainable}
-    held = {name: tensor for name, tensor in start.items() if name not in moving}
-    optimizer = _optimizer(list(moving.values()), settings, lr)
+    placed = Placed.of(before, trainable, objective.device)
+    optimizer = optimizer_of(placed.moving.values(), settings, lr)
     losses: list[Tensor] = []
-    objective.reset_buffers()
-    if not objective.model.training:
-        objective.train()
-    with _seeded(objective.device, rng):
+    objective.begin()
+    with seeded(objective.device, rng):
         for batch in _local_batches(examples, collate, settings, rng):
             optimizer.zero_grad()
             inputs = to_device(batch.inputs, objective.device)
-            loss = objective.losses(held | moving, inputs)
-            _require_one_each(loss, len(batch.indices))
+            loss = objective.losses(placed.held | placed.moving, inputs)
+            require_one_each(loss, len(batch.indices))
             losses.append(loss.detach())
-            (loss.mean() + _proximity(moving, start, settings.proximal)).backward()
+            (loss.mean() + _proximity(placed, settings.proximal)).backward()
             optimizer.step()
     mean_loss = float(torch.cat(losses).mean()) if losses else math.nan
-    return Trained(Tensors((name, tensor.detach().cpu()) for name, tensor in moving.items()), mean_loss)
+    return placed.trained(mean_loss)
 
 
 def scheduled_lr(settings: TrainingConfig, round_: int, rounds: int) -> float:
@@ -154,13 +193,15 @@ def scheduled_lr(settings: TrainingConfig, round_: int, rounds: int) -> float:
     return settings.lr
 
 
-def _optimizer(parameters: list[Tensor], settings: TrainingConfig, lr: float) -> torch.optim.Optimizer:
+def optimizer_of(parameters: Iterable[Tensor], settings: TrainingConfig, lr: float) -> torch.optim.Optimizer:
+    """The local optimiser that the settings name, with nothing remembered."""
     if settings.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
-    return torch.optim.AdamW(parameters, lr, weight_decay=settings.weight_decay)
+        return torch.optim.SGD(list(parameters), lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
+    return torch.optim.AdamW(list(parameters), lr, weight_decay=settings.weight_decay)
 
 
-def _require_one_each(losses: Tensor, examples: int) -> None:
+def require_one_each(losses: Tensor, examples: int) -> None:
+    """Refuse a loss that is not one number an example."""
     if losses.shape != (examples,):
         raise ConfigError(
             f"the loss must give one number for each of the {examples} examples of a batch, shape ({examples},), and gave "
@@ -168,10 +209,11 @@ def _require_one_each(losses: Tensor, examples: int) -> None:
         )
 
 
-def _proximity(moving: Mapping[str, Tensor], start: Mapping[str, Tensor], mu: float) -> Tensor | float:
+def _proximity(placed: Placed, mu: float) -> Tensor | float:
     if mu == 0:
         return 0.0
-    return mu / 2 * torch.stack([(tensor - start[name]).square().sum() for name, tensor in moving.items()]).sum()
+    moves = [(tensor - placed.start[name]).square().sum() for name, tensor in placed.moving.items()]
+    return mu / 2 * torch.stack(moves).sum()
 
 
 def _local_batches(
@@ -186,7 +228,7 @@ def _local_batches(
 
 
 @contextmanager
-def _seeded(device: torch.device, rng: np.random.Generator) -> Iterator[None]:
+def seeded(device: torch.device, rng: np.random.Generator) -> Iterator[None]:
     """Dropout that depends on `rng` alone, and torch's global generator left as it was."""
     seed = int(rng.integers(2**63))
     kind = device.type if device.type in ("cuda", "mps") else None

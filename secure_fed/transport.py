@@ -5,6 +5,7 @@ A transport has one method. The in-process one calls client objects; `Recording`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -18,7 +19,8 @@ class Request:
     """The server's side of one linear pass, the same for every client of the cohort.
 
     tensors: what travels down (`plan.down`; empty in a later pass, the client still has it). layout: digest of the layout
-    the contribution must have. means: means of this round's earlier passes.
+    the contribution must have. means: means of this round's earlier passes. clip_norm: the longest a contribution, or a
+    gradient, may be.
     """
 
     round: int
@@ -28,6 +30,7 @@ class Request:
     layout: str
     tensors: Tensors
     means: Mapping[str, Tensors] = field(default_factory=dict)
+    clip_norm: float = math.inf
 
     @property
     def bytes_down(self) -> int:
@@ -36,7 +39,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """A client's side: its contribution, how much it counts, and its mean local training loss."""
+    """A client's side: its contribution, how much it counts, and its mean local training loss (NaN where that is private)."""
 
     client: int
     contribution: Tensors

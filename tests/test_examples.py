@@ -23,7 +23,14 @@ def run(*command: str | Path) -> str:
 
 
 def test_every_example_is_run_here() -> None:
-    tested = {"hospitals.toml", "own_model.py", "own_files.py", "compare_methods.py"}
+    tested = {
+        "hospitals.toml",
+        "own_model.py",
+        "own_files.py",
+        "compare_methods.py",
+        "private_notes.toml",
+        "one_budget.py",
+    }
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == tested
 
 
@@ -33,6 +40,20 @@ def test_hospitals(tmp_path: Path) -> None:
     assert result["clients"] > 20
     assert result["accuracy"] > 0.7
     assert 0 <= result["metrics"]["clients_accuracy"]["worst_decile"] <= result["metrics"]["clients_accuracy"]["mean"]
+
+
+def test_private_notes(tmp_path: Path) -> None:
+    out = run("-m", "secure_fed", "train", EXAMPLES / "private_notes.toml", "--json", "--out", tmp_path / "run")
+    result = json.loads(out)
+    assert result["unit"] == "example"
+    assert 7.92 < result["epsilon"] <= 8
+    assert result["privacy"]["private"]
+
+
+def test_one_budget(tmp_path: Path) -> None:
+    out = run(EXAMPLES / "one_budget.py", tmp_path)
+    assert out.count("spent so far") == 2
+    assert "third run refused" in out
 
 
 def test_own_model() -> None:

@@ -8,7 +8,10 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "transformers", "peft", "datasets", "matplotlib", "pandas", "pyarrow", "scipy", "sklearn")
+HEAVY = (
+    *("torch", "transformers", "peft", "datasets", "matplotlib", "pandas", "pyarrow", "scipy", "sklearn"),
+    *("dp_accounting", "opacus"),
+)
 
 # Runs what is in argv[1] and prints, as the last line, which of the modules in argv[2:] that has loaded.
 PROBE = """
@@ -46,7 +49,13 @@ def test_a_package_loads_nothing_heavy(package: str) -> None:
     assert result["loaded"] == []
 
 
-@pytest.mark.parametrize("arguments", ["'--help'", "'train', '--help'"])
+@pytest.mark.parametrize("module", ["ledger", "account", "statement", "errors", "entropy", "sampling"])
+def test_a_ledger_is_read_without_loading_anything_heavy(module: str) -> None:
+    result, _ = probe(f"import privacy.{module}")
+    assert result["loaded"] == []
+
+
+@pytest.mark.parametrize("arguments", ["'--help'", "'train', '--help'", "'budget', '--help'"])
 def test_help_loads_nothing_heavy(arguments: str) -> None:
     result, printed = probe(HELP.format(arguments))
     assert result == {"loaded": [], "status": 0}

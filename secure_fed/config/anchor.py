@@ -16,6 +16,7 @@ def anchored(config: RunConfig) -> RunConfig:
         {
             ("model", "name"): _absolute(config.model.name, Path.is_dir),
             ("data", "name"): _absolute(data.name, Path.is_dir),
+            ("privacy", "ledger"): _made_absolute(config.privacy.ledger),
             **{("data", name): _each_absolute(getattr(data, name)) for name in ("train", "test")},
         }
     )
@@ -23,6 +24,11 @@ def anchored(config: RunConfig) -> RunConfig:
 
 def _each_absolute(paths: str | tuple[str, ...]) -> str | list[str]:
     return _absolute(paths) if isinstance(paths, str) else [_absolute(path) for path in paths]
+
+
+def _made_absolute(name: str) -> str:
+    """A file that may not be there yet."""
+    return str(Path(name).expanduser().absolute()) if name else name
 
 
 def _absolute(name: str, there: Callable[[Path], bool] = Path.exists) -> str:

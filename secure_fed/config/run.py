@@ -149,6 +149,16 @@ def _dirichlet(config: RunConfig) -> bool:
     return config.data.partition == "dirichlet" or (config.data.partition == "auto" and not keyed)
 
 
+def _private(*units: str) -> Callable[[RunConfig], bool]:
+    return lambda config: config.privacy.unit in units
+
+
+def _counted_by_client(config: RunConfig) -> bool:
+    return config.privacy.unit in ("example", "group") or (
+        config.privacy.unit == "client" and config.privacy.noise == "local"
+    )
+
+
 # A setting, when it has an effect, and what that takes in words.
 _EFFECTS: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
     ("data.name", lambda c: not c.data.train, "no data.train"),
@@ -166,6 +176,24 @@ _EFFECTS: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
         "federation.server_optimizer = 'momentum' or 'adam'",
     ),
     ("training.epochs", lambda c: c.training.steps is None, "training.steps not to be set"),
+    *(
+        (f"privacy.{name}", _private("client", "example", "group"), "privacy.unit to be set")
+        for name in ("epsilon", "delta", "noise_multiplier", "clip_norm", "ledger", "on_exhausted")
+    ),
+    ("privacy.noise", _private("client"), "privacy.unit = 'client'"),
+    (
+        "privacy.clip_quantile",
+        lambda c: c.privacy.unit == "client" and c.privacy.noise == "central",
+        "privacy.unit = 'client' and privacy.noise = 'central'",
+    ),
+    ("privacy.group_column", _private("group"), "privacy.unit = 'group'"),
+    ("privacy.group_examples", _private("group"), "privacy.unit = 'group'"),
+    ("privacy.participations", _counted_by_client, "privacy.unit = 'example' or 'group', or privacy.noise = 'local'"),
+    *(
+        (f"privacy.{name}", lambda c: bool(c.privacy.ledger), "privacy.ledger")
+        for name in ("data_set", "budget_epsilon", "budget_delta")
+    ),
+    ("training.microbatch", _private("example", "group"), "privacy.unit = 'example' or 'group'"),
     ("training.momentum", lambda c: c.training.optimizer == "sgd", "training.optimizer = 'sgd'"),
 )
 
@@ -181,5 +209,44 @@ def _check_together(config: RunConfig) -> None:
         raise ConfigError(
             f"federation.cohort is {federation.cohort}, more than the {federation.clients} clients of federation.clients"
         )
+    _check_privacy(config)
     if config.data.partition == "natural" and not config.data.client and not isinstance(config.data.train, tuple):
         raise ConfigError("data.partition is 'natural', but data.client names no column that says whose each row is")
+
+
+def _check_privacy(config: RunConfig) -> None:
+    """Refuse what would void the guarantee, or what a guarantee cannot be made of."""
+    privacy, federation = config.privacy, config.federation
+    if privacy.unit == "none":
+        return
+    if privacy.epsilon is None and privacy.noise_multiplier is None:
+        raise ConfigError(
+            f"privacy.unit is {privacy.unit!r} without a guarantee: set privacy.epsilon, or privacy.noise_multiplier"
+        )
+    if privacy.unit == "group" and not privacy.group_column:
+        raise ConfigError(
+            "privacy.unit is 'group', but privacy.group_column names no column that says whose an example is"
+        )
+    if privacy.ledger and (privacy.budget_epsilon is None) != (privacy.budget_delta is None):
+        raise ConfigError(
+            "privacy.budget_epsilon and privacy.budget_delta limit a ledger together: set both or neither"
+        )
+    for name, held, revealed in (
+        ("federation.weighting", federation.weighting == "examples", "the number of a client's examples is private"),
+        ("federation.nonfinite", federation.nonfinite == "fail", "a run that fails tells of one client"),
+        ("evaluation.per_client", config.evaluation.per_client, "accuracy on private data would leave without noise"),
+    ):
+        if held:
+            section, _, setting = name.partition(".")
+            value = getattr(getattr(config, section), setting)
+            raise ConfigError(f"{name} = {value!r} is refused with privacy.unit = {privacy.unit!r}: {revealed}")
+    if config.method.denoise == "shrink" and config.federation.server_optimizer != "mean" and _noised_sums(config):
+        raise ConfigError(
+            f"method.denoise = 'shrink' needs to know the noise, which federation.server_optimizer = "
+            f"{federation.server_optimizer!r} changes: use 'mean', or method.denoise = 'truncate'"
+        )
+
+
+def _noised_sums(config: RunConfig) -> bool:
+    """Whether noise is added to products that FRA averages."""
+    return config.privacy.unit == "client" and config.method.name in ("fra_lora", "fra_then_ffa")

@@ -62,7 +62,9 @@ class FederationConfig:
         at_most=2**32 - 1,
     )
     sampling: str = key(
-        "fixed", "a cohort of exactly that size, or each client by its own coin", choices=("fixed", "poisson")
+        "auto",
+        "a cohort of exactly that size, or each client by its own coin; auto: poisson where privacy counts on it",
+        choices=("auto", "fixed", "poisson"),
     )
     weighting: str = key(
         "uniform", "a client's weight in the mean: one, or its example count", choices=("uniform", "examples")
@@ -90,6 +92,7 @@ class MethodConfig:
     freeze_init: str = key("orthonormal", "the frozen A (FFA)", choices=("orthonormal", "gaussian"))
     double_rank: bool = key(False, "twice the rank, since only half the factors train (FFA)")
     switch_round: int = key(5, "rounds of FRA before FFA (fra_then_ffa)", at_least=1)
+    denoise: str = key("shrink", "what FRA does to the noise in a private mean", choices=("truncate", "shrink", "none"))
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,9 @@ class TrainingConfig:
     epochs: int = key(1, "local epochs a round", at_least=1)
     steps: int | None = key(None, "local steps a round, instead of epochs", at_least=1, optional=10)
     batch_size: int = key(16, "local batch size", at_least=1)
+    microbatch: int | None = key(
+        None, "per-example gradients at a time, to bound memory (example, group)", at_least=1, optional=16
+    )
     optimizer: str = key("adamw", "local optimiser", choices=("adamw", "sgd"))
     momentum: float = key(0.0, "of sgd", at_least=0.0, below=1.0)
     weight_decay: float = key(0.0, "of either optimiser", at_least=0.0)
@@ -107,7 +113,45 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class PrivacyConfig:
-    unit: str = key("none", "whom differential privacy protects", choices=("none",))
+    unit: str = key(
+        "none",
+        "whom differential privacy protects: a client with all it has, one example, or all examples of one person",
+        choices=("none", "client", "example", "group"),
+    )
+    epsilon: float | None = key(
+        None, "the guarantee: noise is made to fit it, or with noise_multiplier it is a limit", above=0.0, optional=8.0
+    )
+    delta: float = key(1e-5, "the guarantee may fail with this probability; well below 1 / units", above=0.0, below=1.0)
+    noise_multiplier: float | None = key(
+        None, "standard deviation of the noise on a sum, in clip norms; set it or epsilon", above=0.0, optional=1.0
+    )
+    clip_norm: float = key(1.0, "longest contribution (client) or gradient (example, group)", above=0.0)
+    clip_quantile: float | None = key(
+        None,
+        "clip norm that adapts until this share of contributions is shorter (client)",
+        above=0.0,
+        below=1.0,
+        optional=0.5,
+    )
+    noise: str = key(
+        "central", "who adds the noise: the server to the sum, or each client", choices=("central", "local")
+    )
+    group_column: str = key("", "column that says whose an example is (patient), for unit = group")
+    group_examples: int = key(8, "examples of one person that count (group)", at_least=1)
+    participations: int | None = key(
+        None, "most rounds that a client takes part in (example, group, local noise)", at_least=1, optional=5
+    )
+    ledger: str = key("", "SQLite file that runs on the same data share a budget in; empty: one in the run directory")
+    data_set: str = key("", "name of the data set that the ledger is of; empty: known by a digest")
+    budget_epsilon: float | None = key(None, "limit of a ledger that is not there yet", above=0.0, optional=10.0)
+    budget_delta: float | None = key(
+        None, "limit of a ledger that is not there yet", above=0.0, below=1.0, optional=1e-4
+    )
+    on_exhausted: str = key(
+        "refuse",
+        "rounds that do not fit the budget: refuse the run, or stop when it is spent",
+        choices=("refuse", "stop"),
+    )
 
 
 @dataclass(frozen=True)

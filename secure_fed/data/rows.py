@@ -15,6 +15,7 @@ class Rows:
     label_names: the classes, in the order of their index
     text_b:      the second text of a pair task, or None
     client:      the name of the client (site, user, file) each example belongs to, or None
+    group:       the name of the person each example is about, or None
     """
 
     text: tuple[str, ...]
@@ -22,9 +23,15 @@ class Rows:
     label_names: tuple[str, ...]
     text_b: tuple[str, ...] | None = None
     client: tuple[str, ...] | None = None
+    group: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        for name, column in (("label", self.label), ("text_b", self.text_b), ("client", self.client)):
+        for name, column in (
+            ("label", self.label),
+            ("text_b", self.text_b),
+            ("client", self.client),
+            ("group", self.group),
+        ):
             if column is not None and len(column) != len(self.text):
                 raise ValueError(f"column {name!r} has {len(column)} entries and 'text' has {len(self.text)}")
 
@@ -40,4 +47,5 @@ class Rows:
             label_names=self.label_names,
             text_b=None if self.text_b is None else tuple(self.text_b[i] for i in order),
             client=None if self.client is None else tuple(self.client[i] for i in order),
+            group=None if self.group is None else tuple(self.group[i] for i in order),
         )

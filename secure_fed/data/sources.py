@@ -44,35 +44,40 @@ class _Tables:
     owners: tuple[str, ...] | None = None
 
 
-def load(data: DataConfig, *, seed: int) -> Source:
+def load(data: DataConfig, *, seed: int, group: str = "") -> Source:
     """The training and test examples that `data` asks for; the same `data` and `seed` give the same rows.
 
     `data.train` overrides `data.name`. Without test data, `data.test_fraction` of the training rows is held
     out by `seed`. A column named by `data.client` says who owns an example; without it, each file of a list
-    is one client, called like the file.
+    is one client, called like the file. `group` names the column that says whom a training example is about.
     """
     paths, test_paths = _paths(data.train, "data.train"), _paths(data.test, "data.test")
     if test_paths and not paths:
         raise DataError(f"data.test is {str(test_paths[0])!r} and data.train is not set; set data.train too")
     if not paths and data.name == _BUILTIN:
-        return _notes(data, seed)
-    return _source(data, _from_files(data, paths, test_paths) if paths else _from_name(data), seed)
+        return _notes(data, seed, group)
+    tables = _from_files(data, paths, test_paths, group) if paths else _from_name(data, group)
+    return _source(data, tables, seed, group)
 
 
-def _from_name(data: DataConfig) -> _Tables:
+def _from_name(data: DataConfig, group: str) -> _Tables:
     for folder in _paths(data.name, "data.name"):
         if folder.is_file():
             raise DataError(f"data.name is the file {data.name!r}; set data.train to it instead")
-        if folder.is_dir() and (tables := _from_folder(data, folder)):
+        if folder.is_dir() and (tables := _from_folder(data, folder, group)):
             return tables
-    return _from_hub(data)
+    return _from_hub(data, group)
 
 
-def _notes(data: DataConfig, seed: int) -> Source:
+def _notes(data: DataConfig, seed: int, group: str) -> Source:
     from secure_fed.data import notes
 
     if data.client not in ("", "site"):
         raise DataError(f"data.client is {data.client!r}; {_BUILTIN} has one such column, 'site'")
+    if group:
+        raise DataError(
+            f"privacy.group_column is {group!r}, but {_BUILTIN} says of no note whom it is about; use files"
+        )
     train = notes.generate(data.examples, seed=seed, split="train")
     test = notes.generate(data.test_examples, seed=seed, split="test")
     return Source(train, test, keyed=data.client == "site")
@@ -88,16 +93,16 @@ def _paths(value: str | Sequence[str], setting: str) -> list[Path]:
     return paths
 
 
-def _wanted(data: DataConfig) -> Collection[str]:
-    names = (data.text, data.text_b, data.label, f"{data.label}_name", data.client)
+def _wanted(data: DataConfig, group: str) -> Collection[str]:
+    names = (data.text, data.text_b, data.label, f"{data.label}_name", data.client, group)
     return dict.fromkeys(name for name in names if name)
 
 
-def _from_files(data: DataConfig, paths: Sequence[Path], test_paths: Sequence[Path]) -> _Tables:
-    wanted = _wanted(data)
+def _from_files(data: DataConfig, paths: Sequence[Path], test_paths: Sequence[Path], group: str) -> _Tables:
+    wanted = _wanted(data, group)
     owners = None
     if len(paths) == 1 and paths[0].is_dir():
-        tables = _from_folder(data, paths[0])
+        tables = _from_folder(data, paths[0], group)
         if tables is None:
             raise DataError(
                 f"{paths[0]} holds no training examples (train.jsonl, train.csv, train.parquet, ...); "
@@ -115,16 +120,16 @@ def _from_files(data: DataConfig, paths: Sequence[Path], test_paths: Sequence[Pa
     return _Tables(train, test, owners)
 
 
-def _from_folder(data: DataConfig, folder: Path) -> _Tables | None:
+def _from_folder(data: DataConfig, folder: Path, group: str) -> _Tables | None:
     """The `train` and test files of a folder, or None when it holds no `train` file of a kind we read."""
-    wanted = _wanted(data)
+    wanted = _wanted(data, group)
     train = [files.read(path, wanted) for path in files.split_files(folder, "train")]
     test = [files.read(path, wanted) for path in _test_files(folder)] if train else []
     return _Tables(train, test) if train else None
 
 
-def _from_hub(data: DataConfig) -> _Tables:
-    train, tests = hub.read(data.name, _wanted(data), data.label, _TEST_SPLITS)
+def _from_hub(data: DataConfig, group: str) -> _Tables:
+    train, tests = hub.read(data.name, _wanted(data, group), data.label, _TEST_SPLITS)
     labelled = [table for table in tests if hub.has_labels(table, data.label)]
     return _Tables([train], labelled[:1])
 
@@ -134,9 +139,9 @@ def _test_files(folder: Path) -> list[Path]:
     return next((found for split in _TEST_SPLITS if (found := files.split_files(folder, split))), [])
 
 
-def _source(data: DataConfig, tables: _Tables, seed: int) -> Source:
+def _source(data: DataConfig, tables: _Tables, seed: int, group: str) -> Source:
     vocabulary = labels.learn(tables.train, data.label)
-    train = _rows(data, tables.train, vocabulary, need_client=True)
+    train = _rows(data, tables.train, vocabulary, need_client=True, group=group)
     if train.client is None and tables.owners is not None:
         owned = zip(tables.owners, tables.train, strict=True)
         train = replace(train, client=tuple(owner for owner, table in owned for _ in range(len(table))))
@@ -146,18 +151,22 @@ def _source(data: DataConfig, tables: _Tables, seed: int) -> Source:
     return Source(*_hold_out(train, data.test_fraction, np.random.default_rng(seed)), keyed)
 
 
-def _rows(data: DataConfig, tables: Sequence[Table], vocabulary: Vocabulary, *, need_client: bool) -> Rows:
+def _rows(
+    data: DataConfig, tables: Sequence[Table], vocabulary: Vocabulary, *, need_client: bool, group: str = ""
+) -> Rows:
     """The rows of the tables, one after the other; test tables may lack the client column."""
     text = [text for table in tables for text in _texts(table, data.text, "data.text")]
     second = [text for table in tables for text in _texts(table, data.text_b, "data.text_b")] if data.text_b else None
     has_client = data.client and (need_client or all(data.client in table.columns for table in tables))
-    client = [key for table in tables for key in _keys(table, data.client)] if has_client else None
+    client = [key for table in tables for key in _keys(table, data.client, "data.client")] if has_client else None
+    about = [key for table in tables for key in _keys(table, group, "privacy.group_column")] if group else None
     return Rows(
         text=tuple(text),
         label=vocabulary.encode(tables, data.label),
         label_names=vocabulary.names,
         text_b=None if second is None else tuple(second),
         client=None if client is None else tuple(client),
+        group=None if about is None else tuple(about),
     )
 
 
@@ -169,14 +178,14 @@ def _texts(table: Table, name: str, setting: str) -> list[str]:
     return found
 
 
-def _keys(table: Table, name: str) -> list[str]:
-    """The client of each row; spaces around a name do not make it another's."""
+def _keys(table: Table, name: str, setting: str) -> list[str]:
+    """Whose each row is, as a client's or as a person's; spaces around a name do not make it another's."""
     keys: list[str] = []
-    for row, value in enumerate(table.column(name, "data.client")):
+    for row, value in enumerate(table.column(name, setting)):
         if not isinstance(value, int | str) or not str(value).strip():
             raise DataError(
-                f"{table.place(row)}: the client in {name!r} is {value!r}, neither an integer nor a name; "
-                f"correct it or set data.client to another column"
+                f"{table.place(row)}: the {setting.rpartition('.')[2].partition('_')[0]} in {name!r} is {value!r}, neither an "
+                f"integer nor a name; correct it or set {setting} to another column"
             )
         keys.append(str(value).strip())
     return keys

@@ -85,7 +85,7 @@ class FfaLora:
     def contribute(self, pass_name: str, before: Tensors, after: Tensors, means: Mapping[str, Tensors]) -> Tensors:
         return change(before, after)
 
-    def apply(self, state: State, means: Mapping[str, Tensors]) -> State:
+    def apply(self, state: State, means: Mapping[str, Tensors], noise_std: float = 0.0) -> State:
         return next_state(state, moved(state.tensors, means[CHANGE]))
 
 

@@ -14,6 +14,11 @@ Deviations: clients contribute changes, not products, so that what a client can 
 the mean is the same. Eq. (4) halves both factors, which gives a quarter: one of them carries the weights. Eq. (6) counts r + 1
 terms and leaves the split of D open: r terms, B = U sqrt(D) and A = sqrt(D) V, signs fixed. Where the mean has rank below r,
 the spare rows of A stay orthonormal beside zeros in B, so that they can learn.
+
+Under client-level privacy the mean of D_i carries noise on each of its m n entries, far more than rank r of it can hold. So
+D is denoised first, by `privacy/denoise.py`: "shrink" takes each of its singular values for what it most likely was before
+noise of that public level, and keeps at most r; "truncate" keeps the first r as they are; "none" leaves all of D to eq. (5).
+This is ours, not the paper's. D has been released by then, so it costs no privacy. Where nothing of D survives, B A stays.
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ from torch import Tensor, nn
 from secure_fed.adapters.lora import LoraAdapter, pairs, read
 from secure_fed.config import MethodConfig
 from secure_fed.errors import MethodError
-from secure_fed.low_rank import Svd, balanced, truncated
+from secure_fed.low_rank import Svd, balanced, denoised, truncated
 from secure_fed.methods.averaging import change, moved, next_state
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
 from secure_fed.tensors import Layout, LowRank, Member, Tensors
@@ -37,20 +42,22 @@ CARD = Card(
     paper="Trautmann et al., 2025, section IV",
     travels="change of B A as factors of twice the rank, head; down A, B, head",
     mean_exact=True,
+    options=("denoise",),
 )
 
 Split = Callable[[Svd], tuple[Tensor, Tensor]]
 
 
 def build(config: MethodConfig) -> FraLora:
-    return FraLora(LoraAdapter.of(config))
+    return FraLora(LoraAdapter.of(config), config.denoise)
 
 
 @dataclass(frozen=True)
 class FraLora:
-    """Averages the products B A and the head."""
+    """Averages the products B A and the head; `denoise` is what happens to a noised mean."""
 
     adapter: LoraAdapter
+    denoise: str = "shrink"
 
     @property
     def card(self) -> Card:
@@ -69,19 +76,25 @@ class FraLora:
     def contribute(self, pass_name: str, before: Tensors, after: Tensors, means: Mapping[str, Tensors]) -> Tensors:
         return self._contribution(before, after)
 
-    def apply(self, state: State, means: Mapping[str, Tensors]) -> State:
-        return next_state(state, self.merged(state.tensors, means[CHANGE], balanced))
+    def apply(self, state: State, means: Mapping[str, Tensors], noise_std: float = 0.0) -> State:
+        return next_state(state, self.merged(state.tensors, means[CHANGE], balanced, noise_std))
 
-    def merged(self, tensors: Tensors, mean: Tensors, split: Split) -> Tensors:
+    def merged(self, tensors: Tensors, mean: Tensors, split: Split, noise_std: float = 0.0) -> Tensors:
         """`tensors` with the mean change of every product and of the head put in, the products split by `split`."""
         factors: dict[str, Tensor] = {}
         for pair in pairs(tensors):
             a, b = tensors.tensor(pair.a), tensors.tensor(pair.b)
-            product = _sum(LowRank(b, a), mean[delta(pair.module)] * (1 / self.adapter.scaling))
+            step = self._denoised(mean[delta(pair.module)], noise_std) * (1 / self.adapter.scaling)
+            product = _sum(LowRank(b, a), step)
             new_b, new_a = split(truncated(product, a.shape[0]))
             factors |= {pair.a: new_a.to(a.dtype).contiguous(), pair.b: new_b.to(b.dtype).contiguous()}
         head = mean.without(delta(pair.module) for pair in pairs(tensors))
         return moved(tensors, head) | factors
+
+    def _denoised(self, mean: Member, noise_std: float) -> Member:
+        if noise_std == 0 or self.denoise == "none":
+            return mean
+        return denoised(mean, self.adapter.rank, noise_std, shrink=self.denoise == "shrink")
 
     def _contribution(self, before: Tensors, after: Tensors) -> Tensors:
         found, scale = pairs(before), self.adapter.scaling

@@ -32,12 +32,12 @@ CARD = Card(
     paper="Trautmann et al., 2025, section VI",
     travels="as fra_lora, then up B, head and down A, B, head",
     mean_exact=True,
-    options=("switch_round",),
+    options=("switch_round", "denoise"),
 )
 
 
 def build(config: MethodConfig) -> FraThenFfa:
-    return FraThenFfa(LoraAdapter.of(config), config.switch_round)
+    return FraThenFfa(LoraAdapter.of(config), config.switch_round, config.denoise)
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class FraThenFfa:
 
     adapter: LoraAdapter
     switch_round: int = 5
+    denoise: str = "shrink"
 
     @property
     def card(self) -> Card:
@@ -53,7 +54,7 @@ class FraThenFfa:
 
     @property
     def _fra(self) -> FraLora:
-        return FraLora(self.adapter)
+        return FraLora(self.adapter, self.denoise)
 
     def prepare(self, model: nn.Module, head: Sequence[str], seed: int) -> Tensors:
         return self._fra.prepare(model, head, seed)
@@ -72,9 +73,9 @@ class FraThenFfa:
         a_trained = bool(pairs(after))
         return self._fra.contribute(pass_name, before, after, means) if a_trained else change(before, after)
 
-    def apply(self, state: State, means: Mapping[str, Tensors]) -> State:
+    def apply(self, state: State, means: Mapping[str, Tensors], noise_std: float = 0.0) -> State:
         if state.round >= self.switch_round:
             return next_state(state, moved(state.tensors, means[CHANGE]))
         last = state.round == self.switch_round - 1
         split = right_orthonormal if last else balanced
-        return next_state(state, self._fra.merged(state.tensors, means[CHANGE], split))
+        return next_state(state, self._fra.merged(state.tensors, means[CHANGE], split, noise_std))

@@ -9,6 +9,7 @@ gets the means of earlier passes when it makes the contribution of a later one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -26,12 +27,14 @@ class State:
     """The global state after `round` finished rounds.
 
     tensors: everything the method owns (adapter and head), frozen members included.
-    memory: what the server optimiser remembers; not a method's business.
+    memory: what the server optimiser remembers; clip_norm: what the next round's contributions are clipped to (public, and
+    infinite without privacy). Neither is a method's business.
     """
 
     tensors: Tensors
     round: int = 0
     memory: Tensors = field(default_factory=Tensors)
+    clip_norm: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,8 @@ class Card:
     """What `secure-fed methods` says about a method.
 
     mean_exact: whether the mean of the contributions is the mean of what the clients' models became, so that nothing
-    is lost or made up by averaging. options: the keys of [method] that this method reads and others do not.
+    is lost or made up by averaging. options: the keys of [method] that this method reads and others do not. units: whom
+    differential privacy can protect; refusals: for every other unit, why it cannot.
     """
 
     name: str
@@ -60,6 +64,8 @@ class Card:
     travels: str
     mean_exact: bool
     options: tuple[str, ...] = ()
+    units: tuple[str, ...] = ("client", "example", "group")
+    refusals: Mapping[str, str] = field(default_factory=dict)
 
 
 class Method(Protocol):
@@ -90,5 +96,8 @@ class Method(Protocol):
         of this round's earlier passes.
         """
 
-    def apply(self, state: State, means: Mapping[str, Tensors]) -> State:
-        """The next state from the means of all passes; `round` grows by one."""
+    def apply(self, state: State, means: Mapping[str, Tensors], noise_std: float = 0.0) -> State:
+        """The next state from the means of all passes; `round` grows by one.
+
+        noise_std: the standard deviation of the noise that every coordinate of these means carries, independently; 0 is none.
+        """

@@ -1,8 +1,9 @@
 """A finished or unfinished run as one HTML file that a person can read, print and keep.
 
 record               what the run directory says, as one frozen value
-overview, curves,    the sections of the page, one function each: RunRecord -> HTML,
-details              or "" where the section does not apply to the run
+guarantee            what the run says of its privacy, read with suspicion
+overview, privacy,   the sections of the page, one function each: RunRecord -> HTML,
+curves, details      or "" where the section does not apply to the run
 plots                numbers -> inline SVG in the page's colours (the only importer of matplotlib)
 markup               the few HTML shapes of the sections, and the one place where text is escaped
 words                numbers as people read them

@@ -24,7 +24,7 @@ def traffic(record: RunRecord) -> str:
     return section(
         "What travelled",
         figures(
-            _bytes("Sent in each round", up, down, "The serialised tensors of all clients of the round."),
+            _bytes("Sent in each round", up, down, _EXPECTED if record.hides_cohort else _MEASURED),
             _bytes(
                 "Sent in all",
                 _running(up),
@@ -47,11 +47,13 @@ def _accuracy(record: RunRecord) -> str:
 
 def _loss(record: RunRecord) -> str:
     series = (Series("train loss", record.series("train_loss")), Series("test loss", record.series("loss")))
-    courses = [_course(one.label.capitalize(), one.points, number) for one in series]
+    measured = [one for one in series if one.points]
+    courses = [_course(one.label.capitalize(), one.points, number) for one in measured]
+    kept = "" if len(measured) == len(series) or record.config.privacy.unit == "none" else _NO_TRAIN_LOSS
     return figure(
         "Loss",
-        plots.lines("train loss and test loss by round", series, y_label="loss"),
-        " ".join(courses),
+        plots.lines(f"{' and '.join(one.label for one in measured)} by round", series, y_label="loss"),
+        " ".join(courses) + kept,
     )
 
 
@@ -88,3 +90,8 @@ def _course(name: str, points: Points, words: Callable[[float | None], str]) -> 
     gaps = [str(number) for number, value in points if not math.isfinite(value)]
     missing = f" (not finite, hence not drawn: {'round' if len(gaps) == 1 else 'rounds'} {listed(gaps)})"
     return f"{name}: {words(start)} in round {first}, {words(end)} in round {last}{missing if gaps else ''}."
+
+
+_MEASURED = "The serialised tensors of all clients of the round."
+_EXPECTED = "The serialised tensors of a cohort of the expected size: how many clients really took part stays secret."
+_NO_TRAIN_LOSS = " There is no train loss: clients do not send what no noise covers."

@@ -43,7 +43,9 @@ def rejected(record: RunRecord) -> str:
 
 def rounds(record: RunRecord) -> str:
     """Everything that was measured, as numbers: the plots for those who do not see them."""
-    head = ("round", "accuracy", "macro-F1", "test loss", "train loss", "clients", "up", "down", "time", "lr")
+    expected = ("clients (expected)", "up (expected)", "down (expected)")
+    sent = expected if record.hides_cohort else ("clients", "up", "down")
+    head = ("round", "accuracy", "macro-F1", "test loss", "train loss", *sent, "time", "lr")
     rows = (
         (
             row["round"],

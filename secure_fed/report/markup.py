@@ -26,10 +26,21 @@ def section(title: str, *html: str, css_class: str = "") -> str:
     return f"<section{_class(css_class)}>\n<h2>{text(title)}</h2>\n{content}</section>\n" if content else ""
 
 
+def subsection(title: str, *html: str) -> str:
+    """A part of a section with a title of its own."""
+    return f"<h3>{text(title)}</h3>\n{''.join(html)}"
+
+
 def facts(rows: Iterable[tuple[str, str]], css_class: str = "facts") -> str:
     """Names and their values as a description list."""
     items = "".join(f"<div><dt>{text(name)}</dt><dd>{text(value)}</dd></div>\n" for name, value in rows)
     return f"<dl{_class(css_class)}>\n{items}</dl>\n"
+
+
+def bullets(entries: Iterable[object]) -> str:
+    """A list of short texts; empty where there are none."""
+    points = "".join(f"<li>{text(entry)}</li>\n" for entry in entries)
+    return f"<ul>\n{points}</ul>\n" if points else ""
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -1,20 +1,23 @@
-"""The part of the report that everybody reads: the run in words, what protects the clients, the result."""
+"""The part of the report that everybody reads: the run in words, and the result."""
 
 from __future__ import annotations
 
+from secure_fed.report import privacy
 from secure_fed.report.markup import facts, paragraph, section, text
 from secure_fed.report.record import RunRecord
 from secure_fed.report.words import MISSING, counted, duration, number, percent, rate, size
 
 
 def heading(record: RunRecord) -> str:
-    """The run's name, and whether it is finished."""
+    """The run's name, whether it is finished, and whether the privacy that it asked for is void."""
     done = f"{number(len(record.rounds))} of {counted(record.planned, 'round')}"
-    state = f"Finished: {done}" if record.result else f"Not finished: {done} done"
-    return (
-        f'<header>\n<p class="kind">Federated fine-tuning report</p>\n<h1>{text(record.name)}</h1>\n'
-        f'<p class="state{"" if record.result else " open"}">{text(state)}</p>\n</header>\n'
+    finished = "Ended early" if record.ended_early else "Finished"
+    state = paragraph(
+        f"{finished}: {done}" if record.result else f"Not finished: {done} done", _chip(record.result is None)
     )
+    warning = paragraph("NOT PRIVATE", _chip(warns=True)) if privacy.void(record) else ""
+    title = f'<p class="kind">Federated fine-tuning report</p>\n<h1>{text(record.name)}</h1>\n'
+    return f"<header>\n{title}{state}{warning}</header>\n"
 
 
 def summary(record: RunRecord) -> str:
@@ -23,42 +26,15 @@ def summary(record: RunRecord) -> str:
     key = (
         ("accuracy", percent(record.last("accuracy"))),
         ("macro-F1", number(record.last("macro_f1"))),
-        ("epsilon", "no guarantee"),
-        ("sent by clients", size(record.total("bytes_up"))),
-        ("sent to clients", size(record.total("bytes_down"))),
+        ("epsilon", privacy.short(record)),
+        (_sent(record, "sent by clients"), size(record.total("bytes_up"))),
+        (_sent(record, "sent to clients"), size(record.total("bytes_down"))),
     )
     return section("In short", paragraph(" ".join(sentences), "lead"), facts(key, "key"))
 
 
-def privacy(record: RunRecord) -> str:
-    """That nothing protects the clients, which is so for every run today, whatever its files say."""
-    stated = (record.result or {}).get("privacy_statement")
-    recorded = paragraph(f"Recorded with the result: “{stated}”", "recorded") if stated else ""
-    return section(
-        "Privacy: this run is not protected",
-        paragraph("No differential privacy and no secure aggregation protect this run.", "verdict"),
-        paragraph(
-            "Each client's contribution is visible to the server: whoever runs the server, or can read what"
-            " reaches it, sees what every single client sent, and may infer from it which texts that client"
-            " holds."
-        ),
-        paragraph(
-            "Nothing limits what the trained model reveals about one client or one text, so there is no"
-            " epsilon to state. If the training texts are personal data, treat the model and the"
-            " contributions as personal data too."
-        ),
-        recorded,
-        css_class="privacy warning",
-    )
-
-
 def results(record: RunRecord) -> str:
     """The result as a table; for an unfinished run the numbers so far, and how to go on."""
-    notice = paragraph(
-        "This run has not finished, so it has no result yet: these are the numbers after its last finished"
-        " round. To go on from there, repeat the command that started it with --resume.",
-        "notice",
-    )
     result = record.result or {}
     rows = (
         ("method", record.config.method.name),
@@ -73,19 +49,33 @@ def results(record: RunRecord) -> str:
         ("test loss", number(record.last("loss"))),
         *_own_metrics(record),
         ("trained numbers", number(result.get("trainable"))),
-        ("privacy unit", "none"),
+        ("privacy unit", record.config.privacy.unit),
         ("sampling rate", rate(result.get("sampling_rate"))),
         ("releases", number(result.get("releases"))),
-        ("sent by clients", size(record.total("bytes_up"))),
-        ("sent to clients", size(record.total("bytes_down"))),
+        (_sent(record, "sent by clients"), size(record.total("bytes_up"))),
+        (_sent(record, "sent to clients"), size(record.total("bytes_down"))),
         ("duration", duration(_seconds(record))),
         ("seed", str(record.config.federation.seed)),
     )
-    return section("Result", "" if record.result else notice, facts(rows))
+    return section("Result", _notice(record), facts(rows))
+
+
+def _notice(record: RunRecord) -> str:
+    """Why these are not the numbers after the last planned round, if they are not."""
+    if record.ended_early:
+        why = f"The run ended before its last planned round: {record.ended_early}"
+        return paragraph(f"{why}. These are the numbers after its last finished round.", "notice")
+    unfinished = (
+        "This run has not finished, so it has no result yet: these are the numbers after its last finished"
+        " round. To go on from there, repeat the command that started it with --resume."
+    )
+    return "" if record.result else paragraph(unfinished, "notice")
 
 
 def _who_trained_what(record: RunRecord) -> str:
-    so_far = "" if record.result else f", {number(len(record.rounds))} of them done so far"
+    open_end = " before its privacy budget was spent" if record.ended_early else " so far"
+    all_done = record.result and not record.ended_early
+    so_far = "" if all_done else f", {number(len(record.rounds))} of them done{open_end}"
     return (
         f"{counted(len(record.client_names), 'client')} fine-tuned the model {_model(record)} together on"
         f" {_data(record)}, using the method {record.config.method.name}: {counted(record.planned, 'round')}{so_far},"
@@ -110,9 +100,10 @@ def _how_good(record: RunRecord) -> str:
 def _what_travelled(record: RunRecord) -> str:
     trained = (record.result or {}).get("trainable")
     what = f"the {number(trained)} trained numbers" if trained else "the trained numbers"
+    counted_on = " This is what is expected of such cohorts: how many clients really took part stays secret."
     return (
         f"What travelled were changes to {what}, not texts: {size(record.total('bytes_up'))} from the"
-        f" clients to the server and {size(record.total('bytes_down'))} back."
+        f" clients to the server and {size(record.total('bytes_down'))} back.{counted_on if record.hides_cohort else ''}"
     )
 
 
@@ -142,8 +133,17 @@ def _data(record: RunRecord) -> str:
 
 def _cohort(record: RunRecord) -> str:
     federation, drawn = record.config.federation, record.last("cohort")
-    about = "about " if federation.sampling == "poisson" else ""
+    coins = federation.sampling == "poisson" or (federation.sampling == "auto" and record.hides_cohort)
+    about = "about " if coins else ""
     return about + number(federation.cohort or (None if drawn is None else round(drawn)))
+
+
+def _sent(record: RunRecord, name: str) -> str:
+    return f"{name}, expected" if record.hides_cohort else name
+
+
+def _chip(warns: bool) -> str:
+    return "state open" if warns else "state"
 
 
 def _seconds(record: RunRecord) -> float:

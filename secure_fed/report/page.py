@@ -8,7 +8,7 @@ from pathlib import Path
 
 from secure_fed.durable import atomic_write
 from secure_fed.errors import RunDirectoryError
-from secure_fed.report import curves, details, overview
+from secure_fed.report import curves, details, overview, privacy
 from secure_fed.report.markup import text
 from secure_fed.report.record import RunRecord, read
 
@@ -18,7 +18,7 @@ Section = Callable[[RunRecord], str]
 SECTIONS: tuple[Section, ...] = (
     overview.heading,
     overview.summary,
-    overview.privacy,
+    privacy.privacy,
     overview.results,
     curves.learning,
     curves.traffic,

@@ -16,7 +16,7 @@ Points = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run: its finished `rounds` in order; `result` is None until the last planned round is done."""
+    """One run: its finished `rounds` in order; `result` is None until the last planned round is done, or the budget spent."""
 
     name: str
     config: RunConfig
@@ -62,15 +62,27 @@ class RunRecord:
         """Rounds asked for."""
         return self.config.federation.rounds
 
+    @property
+    def ended_early(self) -> str:
+        """Why the run ended before its last planned round; empty if it did not."""
+        return str((self.result or {}).get("ended_early") or "")
+
+    @property
+    def hides_cohort(self) -> bool:
+        """Whether the files say how many clients are expected in a round, and never how many there were."""
+        return self.config.privacy.unit == "client" and self.config.privacy.noise == "central"
+
 
 def read(run_dir: Path) -> RunRecord:
-    """The record of `run_dir`; a result older than the configured number of rounds counts as none."""
+    """The record of `run_dir`; a result of fewer rounds than asked for counts as none, unless the run ended early with it."""
     facts, config = read_facts(run_dir), read_config(run_dir)  # other folders may have a config.json, too
     content = read_text(run_dir / RESULT)
     result = None if content is None else parsed(content, str(run_dir / RESULT))
+    rounds = _rounds(run_dir / METRICS)
     if result is not None and result.get("rounds", 0) < config.federation.rounds:
-        result = None
-    return RunRecord(run_dir.resolve().name, config, facts, _rounds(run_dir / METRICS), result)
+        last_word = result.get("ended_early") and result.get("rounds", 0) >= len(rounds)
+        result = result if last_word else None
+    return RunRecord(run_dir.resolve().name, config, facts, rounds, result)
 
 
 def _rounds(file: Path) -> tuple[Mapping[str, Any], ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from decimal import ROUND_CEILING, Context
 
 MISSING = "–"
 NOT_FINITE = "not finite"
@@ -25,6 +26,15 @@ def rate(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return number(value)
     return f"{value:.4g}"
+
+
+def at_most(value: float | None, digits: int = 3) -> str:
+    """Rounded up, so that an upper bound stays one: `7.961` -> "7.97", `15_737.7` -> "15,800"."""
+    if value is None or not math.isfinite(value):
+        return number(value)
+    bound = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(value)))
+    short = f"{bound:,f}"
+    return short.rstrip("0").rstrip(".") if "." in short else short
 
 
 def percent(value: float | None) -> str:

@@ -69,6 +69,8 @@ def result_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "noise_multiplier": None,
         "sampling_rate": 0.5,
         "releases": len(rows),
+        "epsilon_cumulative": None,
+        "privacy": None,
         "bytes_up": sum(row["bytes_up"] for row in rows),
         "bytes_down": sum(row["bytes_down"] for row in rows),
         "trainable": 18_436,
@@ -78,7 +80,63 @@ def result_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "label_names": LABELS,
         "versions": VERSIONS,
         "privacy_statement": "No differential privacy: the privacy unit of this run is none.",
+        "ended_early": None,
     }
+
+
+STATEMENT = {
+    "unit": "a client with everything it has",
+    "adjacency": "one client more or less",
+    "epsilon": 2.961,
+    "epsilon_participants": 7.5,
+    "delta": 1e-5,
+    "mechanism": "Gaussian with noise multiplier 1.1",
+    "sampling": "every client by a secret coin of its own in each round, rate 0.5",
+    "accountant": "privacy loss distributions",
+    "noise": "by the server, to the sum of each pass",
+    "trust": "the server sees every contribution",
+    "released": "12 noised sums",
+    "not_covered": ["the choice of hyper-parameters", "an evaluation on private test data"],
+    "private": True,
+    "clip_norm": 1.0,
+}
+
+
+def make_private(run: dict[str, Any], **terms: Any) -> None:
+    """The hand-made run with noise on sums, and what `terms` changes in its statement."""
+    run["config"]["privacy"] = {"unit": "client", "epsilon": 3.0}
+    run["config"]["evaluation"]["per_client"] = False
+    run["config"]["federation"]["sampling"] = "auto"
+    for row in run["rows"]:
+        row["train_loss"] = None
+        del row["clients_accuracy"]
+    statement = {**STATEMENT, **terms}
+    run["run"]["privacy"] = {**statement, "noise_multiplier": 1.1, "text": "The plan in words."}
+    if run["result"] is not None:
+        ledger = {
+            "planned_releases": run["config"]["federation"]["rounds"],
+            "participations": None,
+            "ledger": "runs/hand-made/budget.sqlite",
+            "data_set": "wards",
+            "budget_epsilon": 3.0,
+            "budget_delta": 1e-5,
+        }
+        numbers = {name: statement[name] for name in ("epsilon", "epsilon_participants", "delta")}
+        run["result"] |= {
+            **numbers,
+            "unit": "client",
+            "noise_multiplier": 1.1,
+            "epsilon_cumulative": 2.961,
+            "privacy": {**statement, **ledger},
+            "privacy_statement": "The guarantee in words.",
+            "metrics": {},
+        }
+
+
+@pytest.fixture
+def private_edit() -> Callable[..., Callable[[dict[str, Any]], None]]:
+    """An `edit` for `run_folder`: `private_edit(epsilon=20.0)` is of a run whose statement says so."""
+    return lambda **terms: lambda run: make_private(run, **terms)
 
 
 @pytest.fixture

@@ -74,11 +74,22 @@ def test_the_commented_file_is_the_defaults_and_explains_every_key(tmp_path: Pat
 def test_every_line_of_the_commented_file_that_is_commented_out_can_be_put_in(tmp_path: Path) -> None:
     text = commented_toml()
     unset = [name for (_, name), value in zip(KEYS, values(RunConfig()), strict=True) if value is None]
-    assert unset == ["clients", "cohort", "steps"]
+    training = ["clients", "cohort", "steps", "microbatch"]
+    privacy = [
+        *("epsilon", "noise_multiplier", "clip_quantile"),
+        *("participations", "budget_epsilon", "budget_delta"),
+    ]
+    assert unset == training + privacy
     for name in unset:
         text = text.replace(f"# {name} = ", f"{name} = ")
+    with pytest.raises(ConfigError, match="has no effect here"):
+        loaded(tmp_path, text)
+    text = text.replace('unit = "none"', 'unit = "client"').replace('ledger = ""', 'ledger = "budget.sqlite"')
+    for name in ("microbatch", "participations"):
+        text = text.replace(f"\n{name} = ", f"\n# {name} = ")
     filled = loaded(tmp_path, text)
     assert (filled.federation.clients, filled.federation.cohort, filled.training.steps) == (200, 10, 10)
+    assert (filled.privacy.epsilon, filled.privacy.budget_delta, filled.privacy.clip_quantile) == (8.0, 1e-4, 0.5)
 
 
 def values(config: RunConfig) -> list[Any]:

@@ -11,13 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from privacy.sampling import FixedSize, Poisson
+from privacy.entropy import SeededEntropy
+from privacy.mechanisms import Gaussian
+from privacy.sampling import FixedSize, Poisson, Uniform
 from secure_fed import engine
 from secure_fed.client import Client, Workbench
 from secure_fed.engine import Schedule, run_round
 from secure_fed.errors import MethodError, TrainingError
 from secure_fed.methods import METHODS
 from secure_fed.methods.method import State
+from secure_fed.protection import Protection
 from secure_fed.server import Server
 from secure_fed.summation import PlainSum
 from secure_fed.tensors import Layout, LayoutError, LowRank, Tensors
@@ -51,7 +54,7 @@ def one_round(server: Server, transport: Any, start: State | None = None) -> tup
 
 
 def test_a_round_does_things_in_the_order_it_says() -> None:
-    """plan, draw; for every pass ask, add each reply as it comes, release; apply; evaluate; and only then tell."""
+    """plan; for every pass charge, draw (once), ask, add each reply as it comes, release; apply; keep; evaluate; tell."""
     order: list[str] = []
 
     @dataclass(frozen=True)
@@ -60,27 +63,30 @@ def test_a_round_does_things_in_the_order_it_says() -> None:
             order.append("plan")
             return super().plan(state)
 
-        def apply(self, state: State, means: Mapping[str, Tensors]) -> State:
+        def apply(self, state: State, means: Mapping[str, Tensors], noise_std: float = 0.0) -> State:
             order.append("apply")
-            return super().apply(state, means)
+            return super().apply(state, means, noise_std)
 
     class Sampler(FixedSize):
-        def draw(self, rng: np.random.Generator) -> list[int]:
+        def draw(self, uniform: Uniform) -> list[int]:
             order.append("draw")
-            return super().draw(rng)
+            return super().draw(uniform)
 
     class Sum(PlainSum):
         def add(self, contribution: Tensors, weight: float = 1.0) -> None:
             order.append("add")
             super().add(contribution, weight)
 
-    class Mechanism:
-        def scale(self, norm: Callable[[], float]) -> float:
-            return 1.0
-
-        def release(self, total: Any) -> Any:
+        def total(self) -> Tensors:
             order.append("release")
-            return total
+            return super().total()
+
+    class Keeper(engine.KeepsNothing):
+        def keep(self, state: State, record: dict[str, Any]) -> None:
+            order.append("keep")
+
+    def charge(round_: int, pass_name: str) -> None:
+        order.append(f"charge {round_} {pass_name}")
 
     def answer(client: int, request: Request) -> Reply:
         order.append(f"ask {client} for {request.pass_name}")
@@ -90,19 +96,24 @@ def test_a_round_does_things_in_the_order_it_says() -> None:
         order.append(f"evaluate round {state.round}")
         return {"accuracy": 0.5}
 
-    server = toys.server(Method(), Sampler(4, 2), mechanism=Mechanism(), open_sum=Sum)
-    rounds = engine.run(toys.state(0, 0), server, toys.Scripted(answer), Schedule(1, lambda _: LR, 1), evaluate)
+    server = toys.server(Method(), Sampler(4, 2), charge=charge, open_sum=Sum)
+    schedule = Schedule(1, lambda _: LR, 1)
+    rounds = engine.run(toys.state(0, 0), server, toys.Scripted(answer), schedule, evaluate, Keeper())
     records = []
     for _, record in rounds:
         order.append("tell")
         records.append(record)
     first, second = server.draw(0)
     order.pop()  # the draw just made
-    passes = [
-        [f"ask {first} for {name}", "add", f"ask {second} for {name}", "add", "release"]
+    passes = {
+        name: [f"ask {first} for {name}", "add", f"ask {second} for {name}", "add", "release"]
         for name in ("change", "distance")
+    }
+    assert order == [
+        *("plan", "charge 0 change", "draw", *passes["change"]),
+        *("charge 0 distance", *passes["distance"]),
+        *("apply", "keep", "evaluate round 1", "tell"),
     ]
-    assert order == ["plan", "draw", *passes[0], *passes[1], "apply", "evaluate round 1", "tell"]
     assert [record["accuracy"] for record in records] == [0.5]
 
 
@@ -207,13 +218,20 @@ def test_an_empty_cohort_changes_nothing_and_the_run_goes_on() -> None:
     assert after.round == 12
 
 
+class Nobody(Poisson):
+    """Coins of which none lands."""
+
+    def draw(self, uniform: Uniform) -> list[int]:
+        return []
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_an_empty_cohort_leaves_the_model_what_it_was(method: str) -> None:
     """FRA may split the same product anew; the product, and so the model, is the same."""
     federation = toys.federation({"method.name": method})
     x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
     start, _ = run_round(federation.initial, federation.server, federation.transport, LR)
-    nobody = replace(federation.server, sampler=Poisson(3, 0.0))
+    nobody = replace(federation.server, sampler=Nobody(3, 0.5))
     after, _ = run_round(start, nobody, federation.transport, LR)
     outputs = [federation.load(state).eval()(x).detach() for state in (start, after)]
     torch.testing.assert_close(*outputs, rtol=1e-5, atol=1e-6)
@@ -226,7 +244,7 @@ def test_a_rejected_client_leaves_the_round_as_if_it_had_not_been_there(bad: flo
     class Without:
         expected = 3.0
 
-        def draw(self, rng: np.random.Generator) -> list[int]:
+        def draw(self, uniform: Uniform) -> list[int]:
             return [0, 2, 3]
 
     without_it, _ = one_round(toys.server(toys.OnePass(), Without()), toys.Scripted(reply_with(CHANGES)))
@@ -390,20 +408,15 @@ def test_a_client_does_not_take_a_diverged_head_into_the_next_round(monkeypatch:
 
 
 def test_a_mechanism_scales_what_leaves_the_client() -> None:
-    @dataclass(frozen=True)
-    class Clip:
-        def scale(self, norm: Callable[[], float]) -> float:
-            return min(1.0, 1e-3 / norm())
-
-        def release(self, total: Any) -> Any:
-            return total
-
     federation = toys.federation()
-    bench: Workbench = replace(federation.clients[0]._bench, mechanism=Clip())
+    protection = Protection("client", "sum", Gaussian(1.0), 1e-3, SeededEntropy(0))
+    bench: Workbench = replace(federation.clients[0]._bench, protection=protection)
     client = Client(0, "clipped", toys.examples(1, 8), bench)
     server = federation.server
-    request = server.request(federation.initial, server.plan(federation.initial), "change", LR, {})
+    start = replace(federation.initial, clip_norm=1e-3)
+    request = server.request(start, server.plan(start), "change", LR, {})
     assert client.handle(request).contribution.norm() == pytest.approx(1e-3, rel=1e-5)
+    assert client.handle(replace(request, clip_norm=2e-3)).contribution.norm() == pytest.approx(2e-3, rel=1e-5)
 
 
 def test_a_pattern_that_names_no_trained_tensor_is_refused() -> None:

@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader
 from secure_fed import Federation, RunConfig
 from secure_fed.config.anchor import anchored
 from secure_fed.errors import ConfigError, MethodError
-from secure_fed.parts import configured, head_of
+from secure_fed.models.heads import head_of
+from secure_fed.parts import configured
 from tests.secure_fed import toys
 
 

@@ -242,6 +242,22 @@ def test_a_phone_shows_the_page_without_scrolling_sideways(browser: Browser, run
     assert browser.evaluate("document.documentElement.scrollWidth") <= 360
 
 
+@pytest.mark.parametrize("private", [True, False])
+def test_a_phone_shows_a_guarantee_without_scrolling_sideways(
+    browser: Browser,
+    run_folder: RunFolder,
+    private_edit: Callable[..., Callable[[dict[str, Any]], None]],
+    private: bool,
+) -> None:
+    browser.screen(width=360, scheme="light")
+    edit = private_edit(private=private, mechanism="a-very-long-mechanism" * 9)
+    browser.open(report.write(run_folder(edit=edit)).as_uri())
+    browser.evaluate('document.querySelectorAll("details").forEach(part => part.open = true)')
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 360
+    warned = browser.evaluate('document.querySelectorAll("section.warning").length')
+    assert warned == (0 if private else 1)
+
+
 def test_a_script_in_a_clients_name_is_only_shown(browser: Browser, run_folder: RunFolder) -> None:
     name = "<script>document.title = 'taken'</script><img src=x onerror=\"document.title = 'taken'\">"
 

@@ -10,7 +10,11 @@ from typing import Any
 import jsonschema
 import pytest
 
+from privacy.entropy import SeededEntropy
+from tests.secure_fed import toys
+
 RunFolder = Callable[..., Path]
+PrivateEdit = Callable[..., Callable[[dict[str, Any]], None]]
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,15 +60,65 @@ def test_the_schema_refuses_a_wrong_value(run_folder: RunFolder, key: str, value
         jsonschema.validate({**result_in(run_folder()), key: value}, schema())
 
 
-def test_the_schema_accepts_a_private_result(run_folder: RunFolder) -> None:
-    private = {
-        "unit": "client",
-        "epsilon": 3.2,
-        "epsilon_participants": 4.1,
-        "delta": 1e-5,
-        "noise_multiplier": 1.1,
-    }
-    jsonschema.validate({**result_in(run_folder()), **private}, schema())
+def test_the_schema_accepts_a_private_result(run_folder: RunFolder, private_edit: PrivateEdit) -> None:
+    jsonschema.validate(result_in(run_folder(edit=private_edit())), schema())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("unit", "none"),
+        ("privacy", None),
+        ("epsilon", None),
+        ("epsilon_participants", None),
+        ("noise_multiplier", None),
+        ("epsilon_cumulative", None),
+        ("delta", 1.0),
+        ("ended_early", False),
+    ],
+)
+def test_the_schema_refuses_half_a_guarantee(
+    run_folder: RunFolder, private_edit: PrivateEdit, key: str, value: object
+) -> None:
+    result = result_in(run_folder(edit=private_edit()))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**result, key: value}, schema())
+
+
+def test_the_schema_asks_for_every_term_of_a_guarantee(run_folder: RunFolder, private_edit: PrivateEdit) -> None:
+    result = result_in(run_folder(edit=private_edit()))
+    for term in result["privacy"]:
+        shorter = {name: value for name, value in result["privacy"].items() if name != term}
+        with pytest.raises(jsonschema.ValidationError, match=term):
+            jsonschema.validate({**result, "privacy": shorter}, schema())
+    with pytest.raises(jsonschema.ValidationError, match="surprise"):
+        jsonschema.validate({**result, "privacy": {**result["privacy"], "surprise": 1}}, schema())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"privacy.unit": "client", "privacy.epsilon": 8.0, "federation.cohort": 2},
+        {"privacy.unit": "client", "privacy.epsilon": 8.0, "privacy.noise": "local"},
+        {"privacy.unit": "client", "privacy.noise_multiplier": 1.0, "federation.sampling": "fixed"},
+        {"privacy.unit": "example", "privacy.epsilon": 8.0, "federation.cohort": 2},
+    ],
+)
+def test_the_schema_accepts_what_runs_write(settings: dict[str, Any], tmp_path: Path) -> None:
+    toys.federation(settings).run(tmp_path / "run")
+    result = result_in(tmp_path / "run")
+    jsonschema.validate(result, schema(), cls=jsonschema.Draft202012Validator)
+    assert result["unit"] == settings.get("privacy.unit", "none")
+
+
+def test_the_schema_accepts_a_run_whose_noise_was_injected(tmp_path: Path) -> None:
+    settings = {"privacy.unit": "client", "privacy.epsilon": 8.0, "federation.cohort": 2}
+    toys.federation(settings, entropy=SeededEntropy(0)).run(tmp_path / "run")
+    result = result_in(tmp_path / "run")
+    jsonschema.validate(result, schema())
+    assert result["privacy"]["private"] is False
+    assert result["privacy_statement"].startswith("NOT PRIVATE")
 
 
 def test_the_schema_asks_for_every_key(run_folder: RunFolder) -> None:

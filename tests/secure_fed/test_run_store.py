@@ -30,6 +30,7 @@ STATE = State(
     Tensors({"w": torch.arange(6.0).view(2, 3), "p": LowRank(torch.ones(4, 1), torch.ones(1, 4))}),
     round=1,
     memory=Tensors({"m/change/w": torch.ones(2)}),
+    clip_norm=0.1 + 0.2,
 )
 PERSONAL = {0: Tensors({"head": torch.ones(2)}), 12: Tensors({"head": torch.zeros(2)})}
 
@@ -61,6 +62,7 @@ def test_a_state_comes_back_bit_for_bit(held: Path) -> None:
     assert checkpoint.state.round == 1
     assert toys.same(checkpoint.state.tensors, STATE.tensors)
     assert toys.same(checkpoint.state.memory, STATE.memory)
+    assert checkpoint.state.clip_norm == STATE.clip_norm
     assert checkpoint.personal.keys() == PERSONAL.keys()
     assert all(toys.same(checkpoint.personal[client], kept) for client, kept in PERSONAL.items())
 
@@ -170,7 +172,7 @@ def test_a_damaged_checkpoint_is_refused(held: Path, kept: int) -> None:
         read_checkpoint(held)
 
 
-@pytest.mark.parametrize("metadata", [None, {}, {"round": "many"}])
+@pytest.mark.parametrize("metadata", [None, {}, {"round": "1"}, {"said": "{"}, {"said": '{"round": "many"}'}])
 def test_a_checkpoint_that_is_not_ours_is_refused(held: Path, metadata: dict[str, str] | None) -> None:
     import safetensors.torch
 

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from privacy.mechanisms import NoMechanism
 from privacy.sampling import FixedSize, Sampler
 from secure_fed.config import RunConfig
 from secure_fed.engine import Record
 from secure_fed.federation import Federation
 from secure_fed.methods.averaging import moved, next_state
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
+from secure_fed.protection import Protection
 from secure_fed.server import Server
 from secure_fed.server_optimizer import ServerOptimizer
 from secure_fed.tensors import Layout, Tensors
@@ -112,7 +112,7 @@ class TwoPasses:
         change = after - before.select(after)
         return change if pass_name == CHANGE else Tensors({"w": (change - means[CHANGE]).tensor("w").square()})
 
-    def apply(self, state: State, means: Mapping[str, Tensors]) -> State:
+    def apply(self, state: State, means: Mapping[str, Tensors], noise_std: float = 0.0) -> State:
         tensors = moved(state.tensors, means[CHANGE]) | {"spread": means["distance"].tensor("w")}
         return next_state(state, tensors)
 
@@ -124,7 +124,7 @@ class OnePass(TwoPasses):
     def plan(self, state: State) -> RoundPlan:
         return RoundPlan(("w",), ("w",))
 
-    def apply(self, state: State, means: Mapping[str, Tensors]) -> State:
+    def apply(self, state: State, means: Mapping[str, Tensors], noise_std: float = 0.0) -> State:
         return next_state(state, moved(state.tensors, means[CHANGE]))
 
 
@@ -144,13 +144,14 @@ class Scripted:
 def server(method: Any, sampler: Sampler | None = None, **changed: Any) -> Server:
     usual: dict[str, Any] = {
         "method": method,
-        "mechanism": NoMechanism(),
+        "protection": Protection(),
         "sampler": sampler or FixedSize(len(NAMES), len(NAMES)),
         "optimizer": ServerOptimizer("mean", 1.0, 0.9),
         "names": NAMES,
         "personal": (),
         "skip_nonfinite": True,
         "seed": 0,
+        "charge": lambda round_, pass_name: None,
     }
     return Server(**{**usual, **changed})
 

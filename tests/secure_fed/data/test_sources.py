@@ -26,9 +26,9 @@ DEFAULTS = {
 }
 
 
-def load(seed: int = 0, **settings: object) -> Source:
+def load(seed: int = 0, group: str = "", **settings: object) -> Source:
     data: Any = SimpleNamespace(**(DEFAULTS | settings))
-    return sources.load(data, seed=seed)
+    return sources.load(data, seed=seed, group=group)
 
 
 def examples(count: int, classes: int = 2, tag: str = "note") -> list[dict[str, object]]:
@@ -245,3 +245,45 @@ def test_a_data_set_without_train_split_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(datasets, "load_dataset", lambda *arguments: {"all": rows})
     with pytest.raises(DataError, match=r"'x/y' has the splits 'all' and no 'train'"):
         load(name="x/y")
+
+
+# Whom an example is about.
+
+
+def of_patients(path: Path, patients: Sequence[object]) -> str:
+    return jsonl(path, [row | {"patient": who} for row, who in zip(examples(len(patients)), patients, strict=True)])
+
+
+def test_a_group_column_says_whom_an_example_is_about(tmp_path: Path) -> None:
+    train = of_patients(tmp_path / "train.jsonl", ["ann", " ann ", 7, "7", "ben", "ann"])
+    test = jsonl(tmp_path / "test.jsonl", examples(4))
+    source = load(train=train, test=test, client="site", group="patient")
+    assert source.train.group == ("ann", "ann", "7", "7", "ben", "ann")
+    assert source.train.client == ("s0", "s1", "s2", "s0", "s1", "s2")
+    assert source.test.group is None
+    assert load(train=train, test=test).train.group is None
+
+
+def test_a_group_stays_with_its_example_when_rows_are_held_out(tmp_path: Path) -> None:
+    train = of_patients(tmp_path / "train.jsonl", [f"patient {row}" for row in range(20)])
+    source = load(train=train, group="patient")
+    assert 0 < len(source.test) < 20
+    assert source.train.group is not None
+    for text, who in zip(source.train.text, source.train.group, strict=True):
+        assert text.removeprefix("note ") == who.removeprefix("patient ")
+
+
+@pytest.mark.parametrize("nobody", [None, "", "  ", 1.5])
+def test_an_example_about_nobody_is_refused_with_its_place(tmp_path: Path, nobody: object) -> None:
+    train = of_patients(tmp_path / "train.jsonl", ["ann", "ben", nobody, "ann"])
+    with pytest.raises(DataError, match=r"train\.jsonl.*3.*the group in 'patient'.*privacy\.group_column"):
+        load(train=train, test=train, group="patient")
+
+
+def test_a_group_column_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    train = jsonl(tmp_path / "train.jsonl", examples(4))
+    with pytest.raises(DataError, match=r"'patient'.*") as refused:
+        load(train=train, test=train, group="patient")
+    assert "privacy.group_column" in str(refused.value)
+    with pytest.raises(DataError, match=r"privacy\.group_column is 'patient', but builtin/notes says of no note"):
+        load(group="patient")

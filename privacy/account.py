@@ -1,0 +1,69 @@
+"""One run's right to release: what its plan allows, charged to a ledger before anything is released."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from privacy.errors import BudgetExhausted, PlanError
+from privacy.ledger import Cost, Head, Ledger
+
+
+class Account:
+    """Charges what one run releases, and refuses what its reservation does not cover.
+
+    When `charge` returns, the charge is on disk and `after` has kept the ledger's new head; when it raises, nothing may be
+    released (a charge may have been made all the same, and stays). The count is read from the ledger each time, so a resumed
+    run goes on where the killed one was.
+
+    A charge is the check against the limit and then the row. Threads of this process cannot come between the two. Another
+    process of the same run could: that a run is one process is kept by whoever holds the lock on its run directory. The sum
+    over different runs needs no such lock, for reservations are checked and made in one transaction of the ledger.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        run: str,
+        limits: Callable[[str], int],
+        cost: Callable[[int], Cost] | None,
+        after: Callable[[Head], None],
+    ) -> None:
+        """`limits(who)` is the releases that the run's reservation was made for, and `cost(count)` what a reservation for more
+        of them would be; None if the run cannot take more than it planned. The run has reserved.
+        """
+        self._ledger = ledger
+        self._run = run
+        self._limits = limits
+        self._cost = cost
+        self._after = after
+        self._lock = threading.Lock()
+
+    def releases(self, who: str = "") -> int:
+        """Charged so far for `who`; "" is the whole federation."""
+        return self._ledger.charged(self._run).get(who, 0)
+
+    def left(self, who: str = "") -> int:
+        """Releases that the plan still allows `who`, an extension not counted."""
+        return max(0, self._limits(who) - self.releases(who))
+
+    def charge(self, releases: int = 1, who: str = "", note: Mapping[str, Any] | None = None) -> None:
+        """Charge that many releases, about to be made. BudgetExhausted if neither the plan nor the ledger has room for them."""
+        if isinstance(releases, bool) or not isinstance(releases, int) or releases < 1:
+            raise PlanError(f"{releases!r} releases cannot be charged: charge a whole number from 1 on")
+        with self._lock:
+            wanted = self.releases(who) + releases
+            if wanted > self._limits(who):
+                self._extend(wanted, who)
+            self._after(self._ledger.charge(self._run, who, releases, note or {}))
+
+    def _extend(self, wanted: int, who: str) -> None:
+        """Hold enough for `wanted` releases."""
+        if self._cost is None:
+            whose = f"client {who!r}" if who else "the run"
+            raise BudgetExhausted(
+                f"{whose} asks for release {wanted} of run {self._run!r}, which planned {self._limits(who)}: raise "
+                "privacy.participations in a new run, or set privacy.on_exhausted = 'stop'"
+            )
+        self._after(self._ledger.extend(self._run, self._cost(wanted)))

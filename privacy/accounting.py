@@ -1,0 +1,245 @@
+"""What noised releases cost together, and how much noise a target takes.
+
+Noise multipliers z are in units of the clip norm C. The accountants:
+
+    everybody takes part  exact: count Gaussians of z are one of z / sqrt(count)
+    Poisson sampling      privacy loss distributions (PLD) of dp_accounting, discretised pessimistically
+    samples of one size   Renyi privacy (RDP) of dp_accounting, or the same without amplification where that is less
+
+All of them return upper bounds, and noise is rounded up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+
+import numpy as np
+from dp_accounting.dp_event import GaussianDpEvent, PoissonSampledDpEvent, SampledWithoutReplacementDpEvent
+from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
+from scipy.special import log_ndtr
+
+from privacy import bounds
+from privacy.bounds import COARSE, COARSEST, FINE, Adjacency, Release
+from privacy.errors import PlanError
+
+__all__ = [
+    "COARSE",
+    "Adjacency",
+    "Release",
+    "calibrate",
+    "delta",
+    "epsilon",
+    "largest_count",
+    "participants",
+    "poisson_sampled",
+    "rdp",
+    "replaced",
+    "sampled_without_replacement",
+    "unamplified",
+]
+
+_MOST_RELEASES = 10_000_000
+_LEAST_NOISE, _MOST_NOISE = 1e-6, 1e9
+_FEW_ORDERS_DO = 0.3  # small epsilons take high orders, of which the quick bound has none
+
+
+def poisson_sampled(rate: float, z: float) -> Release:
+    """A sum over members that each take part with probability `rate`; neighbours have one member more or less."""
+    if not 0 < rate <= 1:
+        raise PlanError(f"the sampling rate is {rate:g}; it must be above 0 and at most 1")
+    if rate == 1:
+        return unamplified(z)
+    return Release(PoissonSampledDpEvent(rate, GaussianDpEvent(_positive(z))), "add-remove")
+
+
+def sampled_without_replacement(population: int, size: int, z: float) -> Release:
+    """A sum over a random subset of exactly `size` members; neighbours have one member replaced."""
+    if not 1 <= size <= population:
+        raise PlanError(f"a sample of {size} out of {population} cannot be drawn; choose between 1 and {population}")
+    if size == population:
+        return replaced(z)
+    halved = GaussianDpEvent(_positive(z) / 2)
+    return Release(SampledWithoutReplacementDpEvent(population, size, halved), "replace-one", "rdp")
+
+
+def unamplified(z: float) -> Release:
+    """A sum over everybody; neighbours have one member more or less."""
+    return Release(GaussianDpEvent(_positive(z)), "add-remove")
+
+
+def replaced(z: float) -> Release:
+    """A sum over everybody; neighbours have one member replaced."""
+    return Release(GaussianDpEvent(_positive(z)), "replace-one")
+
+
+def epsilon(release: Release, count: int, delta: float, *, discretization: float = FINE) -> float:
+    """An epsilon such that `count` such releases together are (epsilon, delta)-private.
+
+    `discretization` is the widest step of the privacy loss: many releases, or small losses, take finer ones, and epsilons
+    far beyond use coarser ones. Where epsilon is in the thousands and PLD out of reach, the least of the closed bounds.
+    """
+    _checked(count, delta)
+    return _epsilon(release, count, delta, discretization) if count else 0.0
+
+
+def delta(release: Release, count: int, epsilon: float) -> float:
+    """A delta such that `count` such releases together are (epsilon, delta)-private; never below what rounding may hide."""
+    if not (epsilon >= 0 and count >= 0):
+        raise PlanError(f"epsilon {epsilon:g} and {count} releases must not be negative")
+    if count == 0:
+        return 0.0
+    everybody = _gaussian_delta(release.multiplier / math.sqrt(count), epsilon)
+    if release.plain:
+        return everybody
+    step = bounds.pld_step(release, count, FINE)
+    if step is None:
+        by_rdp = compute_delta(bounds.ORDERS, rdp(release, count, bounds.ORDERS), epsilon)[0]
+        return min(everybody, float(by_rdp))
+    found = float(bounds.distribution(release, count, step).get_delta(epsilon))
+    return min(1.0, max(found, bounds.least_delta(count)))
+
+
+def participants(z: float, count: int, delta: float) -> float:
+    """Epsilon against those who see who takes part, for a member who always does: no amplification, neighbours add-remove."""
+    return epsilon(unamplified(z), count, delta)
+
+
+def rdp(release: Release, count: int, orders: Sequence[float]) -> tuple[float, ...]:
+    """The Renyi divergence of `count` such releases at each of `orders`: for composition with other runs."""
+    return tuple(count * one for one in bounds.renyi(release, tuple(map(float, orders))))
+
+
+def largest_count(release: Release, epsilon: float, delta: float) -> int:
+    """How many such releases fit: never one too many; exact below a thousand, and to one in a thousand above.
+
+    At most ten million, and at most so many that PLD can still resolve `delta`.
+    """
+    _checked(1, delta)
+    most = _MOST_RELEASES if release.plain else min(_MOST_RELEASES, int(delta * 1e13))
+    fits, count = 0, 1
+    for step in (COARSEST, FINE):
+        exceeds = most + 1  # again: what a coarse grid refuses, a fine one may admit
+        while exceeds - fits > 1 + fits // 1000:
+            found = _epsilon(release, count, delta, step)
+            fits, exceeds = (count, exceeds) if found <= epsilon else (fits, count)
+            ratio = epsilon / found if found > 0 else 4.0
+            count = round(count * min(max(ratio**1.5, 0.25), 4.0))
+            if not fits < count < exceeds:
+                count = fits + max(1, min(exceeds - fits, fits // 250) // 2)
+        count = fits + max(1, fits // 1000)
+    return fits
+
+
+def calibrate(
+    release_at: Callable[[float], Release], count: int, epsilon: float, delta: float, *, coarse: bool = False
+) -> float:
+    """A noise multiplier, rounded up, with which `count` releases cost at most `epsilon`, and more than 0.99 of it.
+
+    Bounds that take milliseconds find its surroundings, a coarse grid its neighbourhood, and the accountant of record settles
+    it. With `coarse` the last step is left out: still never above the target, but by a few percent more noise than needed.
+    The 0.99 is not promised where epsilon jumps: above 1000, or where delta alone makes it zero.
+    """
+    _checked(count, delta)
+    if not 0 < epsilon < math.inf or count < 1:
+        raise PlanError(
+            f"there is no noise for epsilon {epsilon:g} over {count} releases; both must be positive and finite"
+        )
+
+    first = release_at(1.0)
+    if first.plain:
+        return _descend(partial(_at, release_at, count, delta, FINE), epsilon, 1.0)
+    if first.accountant == "pld":
+        steps = [COARSEST] if coarse else [COARSE, FINE]
+    else:
+        steps = [] if coarse and epsilon > _FEW_ORDERS_DO else [FINE]
+    found = _descend(lambda z: bounds.quick(release_at(z), count, delta), epsilon, 1.0)
+    for step in steps:
+        here, beyond = ((z, bounds.quick(release_at(z), count, delta)) for z in (found, 1.02 * found))
+        measure = partial(_at, release_at, count, delta, step)
+        found = _descend(measure, epsilon, found, _power(here, beyond))
+    return found
+
+
+def _at(release_at: Callable[[float], Release], count: int, delta: float, step: float, z: float) -> float:
+    return _epsilon(release_at(z), count, delta, step)
+
+
+def _descend(measure: Callable[[float], float], target: float, z: float, power: float = 1.5) -> float:
+    """A z with 0.99 target < measure(z) <= target: secants of log epsilon over log z inside a bracket that shrinks.
+
+    power: p in the first guess that epsilon falls as z^-p.
+    """
+    low, high, before = 0.0, math.inf, (0.0, 0.0)
+    for turn in range(1, 200):
+        z = _rounded_up(z)
+        found = measure(z)
+        if 0.99 * target < found <= target:
+            return z
+        low, high = (z, high) if found > target else (low, z)
+        if low > _MOST_NOISE:
+            break
+        if high < low * (1 + 1e-3):
+            return high  # epsilon all but jumps here
+        power = _power(before, (z, found), power)
+        factor = min(max(found / target / 0.996, 1e-9), 1e9) ** (1 / power)
+        before, z = (z, found), z * min(max(factor, 0.25), 4.0)
+        if not low < z < high or turn % 6 == 0:
+            z = 2 * low if high == math.inf else high / 2 if low == 0 else math.sqrt(low * high)
+    raise PlanError(
+        f"no noise multiplier up to {_MOST_NOISE:g} brings epsilon down to {target:g}; ask for a larger epsilon"
+    )
+
+
+def _power(one: tuple[float, float], other: tuple[float, float], otherwise: float = 1.5) -> float:
+    """p where epsilon falls as z^-p, from two points (z, epsilon) if they can say so."""
+    if one[0] == other[0] or not (0 < one[1] < math.inf and 0 < other[1] < math.inf):
+        return otherwise
+    return min(max(-math.log(one[1] / other[1]) / math.log(one[0] / other[0]), 1.0), 100.0)
+
+
+@lru_cache(maxsize=1024)
+def _epsilon(release: Release, count: int, delta: float, discretization: float) -> float:
+    everybody = bounds.without_sampling(release, count, delta)
+    if release.plain:
+        return everybody
+    step = bounds.pld_step(release, count, discretization)
+    if step is None:
+        closed = min(everybody, bounds.by_participation(release, count, delta))
+        return min(closed, bounds.by_rdp(release, count, delta))
+    if delta < bounds.least_delta(count):
+        raise PlanError(
+            f"delta {delta:g} is below {bounds.least_delta(count):g}, the least that rounding lets PLD resolve "
+            f"over {count} releases; choose a larger delta"
+        )
+    return min(everybody, float(bounds.distribution(release, count, step).get_epsilon(delta)))
+
+
+def _gaussian_delta(z: float, epsilon: float) -> float:
+    """Balle and Wang's equation 6: Phi(1 / 2z - epsilon z) - exp(epsilon) Phi(-1 / 2z - epsilon z)."""
+    first, second = log_ndtr(0.5 / z - epsilon * z), epsilon + log_ndtr(-0.5 / z - epsilon * z)
+    return float(-np.exp(first) * np.expm1(min(second - first, 0.0)))
+
+
+def _checked(count: int, delta: float) -> None:
+    if count < 0:
+        raise PlanError(f"{count} releases cannot be made; count from 0")
+    if not 0 < delta < 1:
+        raise PlanError(
+            f"delta is {delta:g}; it must be between 0 and 1, and well below one over the number of members"
+        )
+
+
+def _positive(z: float) -> float:
+    if not _LEAST_NOISE <= z < math.inf:
+        raise PlanError(
+            f"the noise multiplier is {z:g}; no guarantee comes of less than {_LEAST_NOISE:g}, or of no number"
+        )
+    return z
+
+
+def _rounded_up(z: float) -> float:
+    """To six digits: what is printed and stored is what was accounted for."""
+    grain = 10.0 ** (math.floor(math.log10(z)) - 5)
+    return float(f"{math.ceil(z / grain - 1e-6) * grain:.6g}")

@@ -1,0 +1,141 @@
+"""Upper bounds on epsilon, by what each accountant knows of a release.
+
+Every number is an upper bound: a grid, a rounding or a shortcut may only make it larger. To `dp_accounting` a Gaussian has
+sensitivity one; where neighbours have one member *replaced*, a sum moves by up to 2 C, so that whatever is not told of the
+neighbours is given z / 2.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+from dp_accounting import NeighboringRelation
+from dp_accounting.dp_event import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SampledWithoutReplacementDpEvent
+from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant, compute_epsilon
+from scipy.stats import binom
+
+Adjacency = Literal["add-remove", "replace-one"]
+
+FINE, COARSE, COARSEST = 1e-4, 5e-4, 2e-3  # steps of the privacy loss: of record, for first guesses, and for tables
+ORDERS = tuple(map(float, (*range(2, 33), 36, 40, 48, 56, 64, 80, 96, 128, 192, 256)))
+FEW_ORDERS = tuple(map(float, (2, 3, 4, 6, 8, 11, 16, 24, 32, 48, 64)))
+_RELATIONS = {
+    "add-remove": NeighboringRelation.ADD_OR_REMOVE_ONE,
+    "replace-one": NeighboringRelation.REPLACE_ONE,
+}
+_MOST_BY_PLD = 1e4  # an epsilon beyond which a distribution is too wide to be worth its time
+
+
+@dataclass(frozen=True)
+class Release:
+    """What one release is, to an accountant: its event, who are neighbours, and 'pld' or 'rdp'."""
+
+    event: DpEvent
+    adjacency: Adjacency
+    accountant: Literal["pld", "rdp"] = "pld"
+
+    @property
+    def plain(self) -> bool:
+        """Whether everybody takes part, so that sums of exact Gaussians are all there is to it."""
+        return isinstance(self.event, GaussianDpEvent)
+
+    @property
+    def multiplier(self) -> float:
+        """The noise multiplier, to sensitivity one, of the same release over everybody."""
+        event = self.event
+        if isinstance(event, SampledWithoutReplacementDpEvent):
+            return float(event.event.noise_multiplier)  # halved already, by its maker
+        z = float((event if self.plain else event.event).noise_multiplier)
+        return z / 2 if self.adjacency == "replace-one" else z
+
+
+def without_sampling(release: Release, count: int, delta: float) -> float:
+    """As if everybody took part: `count` Gaussians of z are one of z / sqrt(count), exactly (Balle and Wang, 2018)."""
+    return float(get_epsilon_gaussian(release.multiplier / math.sqrt(count), delta))
+
+
+def by_participation(release: Release, count: int, delta: float) -> float:
+    """As if a member who is sampled k times were known to be, k the most that comes about but with probability delta / 2.
+
+    Given its turns, the member's releases are k Gaussians or fewer; mixing over turns keeps (epsilon, delta / 2), and what
+    is left out adds its probability to delta and -log of its complement to epsilon. Tight where noise is very small.
+    """
+    if not isinstance(release.event, PoissonSampledDpEvent):
+        return math.inf
+    most = max(1, int(binom.isf(delta / 2, count, release.event.sampling_probability)))
+    return without_sampling(release, min(most, count), delta / 2) - math.log1p(-delta / 2)
+
+
+def by_rdp(release: Release, count: int, delta: float, orders: tuple[float, ...] = ORDERS) -> float:
+    """From Renyi divergences, by the conversion of Canonne, Kamath and Steinke (2020)."""
+    divergences = [count * one for one in renyi(release, orders)]
+    return float(compute_epsilon(orders, divergences, delta)[0])
+
+
+def quick(release: Release, count: int, delta: float) -> float:
+    """The least of the bounds that take milliseconds."""
+    closed = min(without_sampling(release, count, delta), by_participation(release, count, delta))
+    return min(closed, by_rdp(release, count, delta, FEW_ORDERS))
+
+
+@lru_cache(maxsize=256)
+def renyi(release: Release, orders: tuple[float, ...]) -> tuple[float, ...]:
+    """Of one release, at each order: as sampled, where dp_accounting knows that, or without sampling if that is less."""
+    plain = np.asarray(orders) / (2 * release.multiplier**2)
+    unknown = isinstance(release.event, PoissonSampledDpEvent) and release.adjacency == "replace-one"
+    if release.plain or unknown:
+        return tuple(plain.tolist())
+    with _hushed():
+        accountant = RdpAccountant(orders, _RELATIONS[release.adjacency]).compose(release.event)
+    sampled = np.maximum(accountant.rdp, 0) + 1e-14  # its sums are rounded, and may come out below zero
+    return tuple(np.minimum(plain, sampled).tolist())
+
+
+def distribution(release: Release, count: int, step: float) -> PLDAccountant:
+    """The accountant of record: the distribution of the privacy loss of `count` releases, in steps, rounded up."""
+    return PLDAccountant(_RELATIONS[release.adjacency], step).compose(release.event, count)
+
+
+def pld_step(release: Release, count: int, widest: float) -> float | None:
+    """How finely to discretise; None if PLD is not the accountant, or no distribution is worth its time and memory.
+
+    The error of `count` steps of width h grows as count h^2, and steps wider than the losses themselves hide them: so h is at
+    most 0.01 / sqrt(count) and 1/2000 of the largest loss that matters (for the step of record, and in proportion for
+    others). Where epsilon is large, h grows with it.
+    """
+    if release.plain or release.accountant != "pld":
+        return None
+    scale = quick(release, count, 1e-5)
+    if scale > _MOST_BY_PLD:
+        return None
+    z, rate = release.multiplier, release.event.sampling_probability
+    everybody = 0.5 / z**2 + 10 / z  # the loss ten standard deviations out
+    loss = float(np.logaddexp(math.log1p(-rate), math.log(rate) + everybody))
+    finest = min(widest, 100 * widest / math.sqrt(count), loss / 2000 * widest / FINE)
+    return max(finest, loss / 2e5, scale / 3e5)
+
+
+def least_delta(count: int) -> float:
+    """Below this, rounding in the transforms of PLD *under*states epsilon: seen with Gaussians, whose exact one is known."""
+    return max(1e-10, 1e-13 * count)
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """An order at which dp_accounting's series does not converge counts as infinite: nothing to warn anybody of."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,92 @@
+"""Where released noise and secret coins come from: a ChaCha20 keystream, keyed by the operating system.
+
+`SystemEntropy` takes a fresh key of the operating system for every stream, so streams are independent of each other and of
+everything else, and nobody can make one a second time. `SeededEntropy` derives the key from a seed: it exists so that tests can
+inject noise, and whatever was released with it is not private.
+
+The normal law is Box and Muller's transform of 53-bit uniforms in float64. It is exact up to floating point: |x| stays below
+8.6 (a probability of 1e-17 is missing), and the last bits of a float64 are not those of a real number. `mechanisms` rounds
+what it releases to a grid far coarser than that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+class Stream:
+    """Random numbers of one key, in sequence."""
+
+    def __init__(self, key: bytes) -> None:
+        self._keystream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+
+    def uniform(self, count: int) -> Floats:
+        """(count,) multiples of 2^-53 in [0, 1)."""
+        words = np.frombuffer(self._keystream.update(bytes(8 * count)), dtype="<u8")
+        uniform: Floats = (words >> np.uint64(11)).astype(np.float64)
+        uniform *= 2.0**-53
+        return uniform
+
+    def normal(self, shape: tuple[int, ...]) -> Floats:
+        """Independent N(0, 1) of that shape."""
+        count = math.prod(shape)
+        out = np.empty(count + count % 2)
+        for start in range(0, len(out), _AT_ONCE):
+            part = out[start : start + _AT_ONCE]
+            half = len(part) // 2
+            radius = np.sqrt(-2 * np.log1p(-self.uniform(half)))  # 1 - u is in (0, 1], whose logarithm is finite
+            angle = 2 * np.pi * self.uniform(half)
+            np.multiply(radius, np.cos(angle), out=part[:half])
+            np.multiply(radius, np.sin(angle), out=part[half:])
+        return out[:count].reshape(shape)
+
+
+class Entropy(Protocol):
+    """A source of streams."""
+
+    @property
+    def private(self) -> bool:
+        """Whether nobody can predict or repeat what comes of it."""
+
+    def stream(self, *label: str | int) -> Stream:
+        """The stream for one use; a label is used once."""
+
+
+@dataclass(frozen=True)
+class SystemEntropy:
+    """A fresh 256-bit key of the operating system for every stream, whatever its label."""
+
+    @property
+    def private(self) -> bool:
+        return True
+
+    def stream(self, *label: str | int) -> Stream:
+        return Stream(os.urandom(32))
+
+
+@dataclass(frozen=True)
+class SeededEntropy:
+    """The same streams for the same seed: for tests alone. A run with it says that it is NOT PRIVATE."""
+
+    seed: int
+
+    @property
+    def private(self) -> bool:
+        return False
+
+    def stream(self, *label: str | int) -> Stream:
+        return Stream(hashlib.sha256(json.dumps([self.seed, *label]).encode()).digest())
+
+
+_AT_ONCE = 1 << 18  # numbers made in one go: bounds the memory beside the result

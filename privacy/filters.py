@@ -1,0 +1,155 @@
+"""What runs on one data set may cost together, where each run is chosen in view of what the earlier ones released.
+
+A privacy filter admits a run if the sum of all costs, its own included, stays within a limit that was fixed before the first:
+
+- `basic`: sum of epsilon_i <= epsilon and sum of delta_i <= delta. All of it is (epsilon, delta)-DP (Rogers, Roth, Ullman,
+  Vadhan 2016, who show it for basic composition also with parameters chosen on the way).
+- `rdp`: at one order a, sum of rho_i(a) <= rho. All of it is (a, rho)-RDP (Feldman, Zrnic 2021), hence (epsilon, delta)-DP with
+  epsilon = rho + (log(1/delta) - log a) / (a - 1) + log(1 - 1/a) (Canonne, Kamath, Steinke 2020, proposition 12, which is
+  tighter than Mironov's rho + log(1/delta) / (a - 1)). The order is fixed beforehand too: the best of several orders, picked
+  afterwards, is not a filter.
+
+The orders are compared by how many Gaussian mechanisms, of rho(a) proportional to a, would fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from privacy.errors import PlanError
+
+Composition = Literal["basic", "rdp"]
+ORDERS = (*(1 + tenth / 10 for tenth in range(1, 100)), *map(float, range(11, 64)), 64.0, 128.0, 256.0, 512.0, 1024.0)
+
+# A decimal becomes a float with a relative error of at most 2^-53, and so do the correctly rounded sum and the limit: costs
+# which fit exactly on paper are within 2^-50. It is a tolerance on the whole sum and never adds up.
+TOLERANCE = 2.0**-50
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run may release at most: (epsilon, delta)-DP, and for an RDP ledger rho at each of the ledger's orders."""
+
+    epsilon: float
+    delta: float
+    rdp: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("epsilon", self.epsilon),
+            ("delta", self.delta),
+            *(("rdp", rho) for rho in self.rdp or ()),
+        ):
+            _check_number(f"a cost's {name}", value)
+        if self.delta > 1:
+            raise PlanError(f"a cost's delta is {self.delta:g}, above 1: lower privacy.delta")
+
+    def or_more(self, other: Cost) -> Cost:
+        """The larger in each part."""
+        rdp = self.rdp if other.rdp is None else tuple(map(max, self.rdp or other.rdp, other.rdp))
+        return Cost(max(self.epsilon, other.epsilon), max(self.delta, other.delta), rdp)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The limit, None for none, and the filter that keeps to it; `order` is that of `rdp`."""
+
+    epsilon: float | None
+    delta: float | None
+    composition: Composition = "basic"
+    order: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("budget_epsilon", self.epsilon), ("budget_delta", self.delta)):
+            if value is not None:
+                _check_number(f"privacy.{name}", value)
+        if self.delta is not None and self.delta >= 1:
+            raise PlanError(f"privacy.budget_delta is {self.delta:g}, and from 1 on it promises nothing: lower it")
+        if self.composition not in get_args(Composition):
+            raise PlanError(f"composition is {self.composition!r}: choose one of {', '.join(get_args(Composition))}")
+        if (self.composition == "rdp") != (self.order is not None and math.isfinite(self.order) and self.order > 1):
+            raise PlanError(f"composition {self.composition!r} does not go with the order {self.order}")
+        if self.composition == "rdp" and (self.epsilon is None or not self.delta):
+            raise PlanError(
+                "an RDP filter needs budget_epsilon, and a budget_delta above 0: set them, or use basic composition"
+            )
+
+    @classmethod
+    def fixed(cls, epsilon: float | None, delta: float | None, composition: Composition) -> Budget:
+        """The budget of a new ledger, its order chosen once and for all."""
+        if composition != "rdp":
+            return cls(epsilon, delta, composition)
+        candidates = [cls(epsilon, delta, composition, order) for order in ORDERS]
+        best = max(candidates, key=lambda budget: budget.limits[0] / (budget.order or 1))
+        if best.limits[0] <= 0:
+            text = f"epsilon {epsilon} and delta {delta} leave an RDP filter nothing at any order up to {ORDERS[-1]:g}"
+            raise PlanError(f"{text}: raise the budget, or use basic composition")
+        return best
+
+    @property
+    def limits(self) -> tuple[float, ...]:
+        """What the sums are held against: epsilon and delta, or rho."""
+        if self.order is None:
+            return tuple(math.inf if limit is None else limit for limit in (self.epsilon, self.delta))
+        return ((self.epsilon or 0.0) - self._conversion(self.order),)
+
+    def parts(self, cost: Cost) -> tuple[float, ...]:
+        """What of a cost is summed up; PlanError if an RDP ledger is not told it."""
+        if self.order is None:
+            return cost.epsilon, cost.delta
+        if cost.rdp is None or len(cost.rdp) != 1:
+            raise PlanError(
+                f"this ledger adds up RDP at order {self.order:g} and was given {cost.rdp}: give the rho at that order"
+            )
+        return cost.rdp
+
+    def sums(self, costs: Iterable[Cost]) -> tuple[float, ...]:
+        """The sums of the parts, each rounded once."""
+        parts = [self.parts(cost) for cost in costs]
+        try:
+            return tuple(map(math.fsum, zip(*parts, strict=True))) if parts else (0.0,) * len(self.limits)
+        except OverflowError:
+            return (math.inf,) * len(self.limits)
+
+    def holds(self, costs: Iterable[Cost]) -> bool:
+        """Whether all of that is within the limit, up to `TOLERANCE`."""
+        sums = self.sums(costs)
+        return all(
+            total <= limit * (1 + TOLERANCE) and total < math.inf
+            for total, limit in zip(sums, self.limits, strict=True)
+        )
+
+    def left(self, costs: Iterable[Cost]) -> tuple[float, ...]:
+        """What of the limits is left beside these."""
+        return tuple(max(0.0, limit - total) for total, limit in zip(self.sums(costs), self.limits, strict=True))
+
+    def total(self, costs: Iterable[Cost]) -> Cost:
+        """All of it as one cost.
+
+        With `rdp`, and runs chosen in view of each other's results, what is guaranteed at any time is the budget; the epsilon
+        here is what the sum comes to, and is guaranteed if the runs were fixed beforehand.
+        """
+        sums = self.sums(costs)
+        if self.order is None or self.delta is None:
+            return Cost(sums[0], min(1.0, sums[1]))
+        if not sums[0]:
+            return Cost(0.0, 0.0, sums)
+        return Cost(max(0.0, sums[0] + self._conversion(self.order)), self.delta, sums)
+
+    def words(self, parts: tuple[float, ...]) -> str:
+        """Such parts for people."""
+        if self.order is not None:
+            return f"RDP {parts[0]:.6g} at order {self.order:g}"
+        return " and ".join(f"{name} {part:.6g}" for name, part in zip(("epsilon", "delta"), parts, strict=True))
+
+    def _conversion(self, order: float) -> float:
+        """epsilon - rho."""
+        return (-math.log(self.delta or 1.0) - math.log(order)) / (order - 1) + math.log1p(-1 / order)
+
+
+def _check_number(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+        raise PlanError(f"{name} is {value!r}: it has to be a finite number from 0 on")

@@ -1,0 +1,127 @@
+"""What privacy asks for before anything is trained: the noise that a target takes, and what it does to a mean.
+
+The error spoken of is that of a round's raw mean, on every coordinate of which noise N(0, (z C / cohort)^2) lies. Methods that
+denoise a mean err less.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from privacy import accounting
+from privacy.accounting import Release
+from privacy.errors import PlanError
+from privacy.sampling import FixedSize, Poisson
+
+Outlook = Literal["hopeless", "hard", "fine"]
+
+# Lengths of a round's noise, in units of the clip norm, which no mean of clipped contributions is longer than.
+HOPELESS, HARD = 1.0, 0.1
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is released how often: `rounds` noised sums over about `cohort` of `clients`, kept (epsilon, delta)-private.
+
+    dim: how many numbers a contribution has, where known. sampling: every client by a coin of its own ("poisson"), or exactly
+    `cohort` of them ("fixed").
+    """
+
+    clients: int
+    cohort: int
+    rounds: int
+    delta: float
+    sampling: Literal["poisson", "fixed"] = "poisson"
+    dim: int | None = None
+    clip_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("clients", self.clients),
+            ("cohort", self.cohort),
+            ("rounds", self.rounds),
+            ("dim", self.dim),
+        ):
+            if value is not None and value < 1:
+                raise PlanError(f"{name} is {value}; it must be at least 1")
+        if self.cohort > self.clients:
+            raise PlanError(f"cohort is {self.cohort}, of {self.clients} clients; choose at most {self.clients}")
+        if not 0 < self.delta < 1:
+            raise PlanError(
+                f"delta is {self.delta:g}; choose it between 0 and 1, well below 1/clients = {1 / self.clients:g}"
+            )
+        if not 0 < self.clip_norm < math.inf:
+            raise PlanError(f"clip_norm is {self.clip_norm:g}; it must be a positive, finite number")
+
+    @property
+    def rate(self) -> float:
+        return self.cohort / self.clients
+
+    def release(self, noise_multiplier: float) -> Release:
+        """One round, against whoever sees the models only."""
+        sampler = FixedSize(self.clients, self.cohort) if self.sampling == "fixed" else Poisson(self.clients, self.rate)
+        return sampler.release(noise_multiplier)
+
+    def seen(self, noise_multiplier: float) -> Release:
+        """One round, against whoever sees who takes part: nothing is amplified."""
+        made = accounting.replaced if self.sampling == "fixed" else accounting.unamplified
+        return made(noise_multiplier)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A setting with its noise. noise_std: of one coordinate of a round's mean. noise_norm: expected length of the whole."""
+
+    setting: Setting
+    noise_multiplier: float
+    epsilon: float
+    epsilon_participants: float
+
+    @property
+    def noise_std(self) -> float:
+        return self.noise_multiplier * self.setting.clip_norm / self.setting.cohort
+
+    @property
+    def noise_norm(self) -> float | None:
+        return None if self.setting.dim is None else math.sqrt(self.setting.dim) * self.noise_std
+
+    @property
+    def outlook(self) -> Outlook | None:
+        """hopeless: the noise is longer than any mean can be; hard: longer than a tenth of that; fine: shorter."""
+        if self.noise_norm is None:
+            return None
+        ratio = self.noise_norm / self.setting.clip_norm
+        return "hopeless" if ratio > HOPELESS else "hard" if ratio > HARD else "fine"
+
+
+def for_epsilon(setting: Setting, epsilon: float) -> Plan:
+    """The least noise that keeps to the target."""
+    return for_noise(setting, accounting.calibrate(setting.release, setting.rounds, epsilon, setting.delta))
+
+
+def for_noise(setting: Setting, noise_multiplier: float) -> Plan:
+    """What a given noise comes to."""
+    release, seen = setting.release(noise_multiplier), setting.seen(noise_multiplier)
+    spent = accounting.epsilon(release, setting.rounds, setting.delta)
+    return Plan(setting, noise_multiplier, spent, accounting.epsilon(seen, setting.rounds, setting.delta))
+
+
+def alternatives(setting: Setting, epsilons: Iterable[float]) -> list[Plan]:
+    """The same for other targets and cohorts: half, as large, twice, four times. Coarsely, so by a little more noise.
+
+    `epsilon` is the target here, which is not exceeded.
+    """
+    cohorts = sorted({min(max(1, cohort), setting.clients) for cohort in _scaled(setting.cohort)})
+    return [_coarse(replace(setting, cohort=cohort), target) for target in epsilons for cohort in cohorts]
+
+
+def _coarse(setting: Setting, target: float) -> Plan:
+    z = accounting.calibrate(setting.release, setting.rounds, target, setting.delta, coarse=True)
+    return Plan(setting, z, target, accounting.epsilon(setting.seen(z), setting.rounds, setting.delta))
+
+
+def _scaled(cohort: int) -> tuple[int, ...]:
+    return cohort // 2, cohort, 2 * cohort, 4 * cohort

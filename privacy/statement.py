@@ -1,0 +1,71 @@
+"""What a run guarantees, in words and as data, with everything a reader needs to doubt it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from decimal import ROUND_CEILING, Context
+from typing import Any
+
+NOT_COVERED = (
+    "the choice of hyper-parameters, data and rounds by looking at private results",
+    "an evaluation on test data that are private themselves",
+    "what time, sizes and failures of single machines tell",
+    "facts about groups of units, such as all clients of one region",
+)
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A differential-privacy guarantee.
+
+    epsilon: against somebody who sees the released models only. epsilon_participants: against the server and cohort members,
+    who see who takes part. private: False if noise or coins were seeded or injected, which voids all of it.
+    """
+
+    unit: str
+    adjacency: str
+    epsilon: float
+    epsilon_participants: float
+    delta: float
+    mechanism: str
+    sampling: str
+    accountant: str
+    noise: str
+    trust: str
+    released: str
+    not_covered: tuple[str, ...] = NOT_COVERED
+    private: bool = True
+
+    @property
+    def text(self) -> str:
+        """One paragraph. Its numbers are rounded up, so that it never promises more than the data do."""
+        verdict = (
+            ""
+            if self.private
+            else "NOT PRIVATE: noise or sampling coins were seeded or injected, so none of this holds. "
+        )
+        return (
+            f"{verdict}({_up(self.epsilon, 4)}, {_up(self.delta, 3)})-differential privacy; the unit is {self.unit}, "
+            f"neighbours: {self.adjacency}. "
+            f"Against whoever sees who takes part, epsilon is {_up(self.epsilon_participants, 4)}. "
+            f"Mechanism: {self.mechanism}. Sampling: {self.sampling}. Accountant: {self.accountant}. "
+            f"Noise is added {self.noise}. Trust: {self.trust}. Released: {self.released}. "
+            f"Not covered: {'; '.join(self.not_covered)}."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"not_covered": list(self.not_covered)}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Statement:
+        return cls(**{**fields, "not_covered": tuple(fields["not_covered"])})
+
+    def voided(self) -> Statement:
+        """The same, with the word that it does not hold."""
+        return replace(self, private=False)
+
+
+def _up(value: float, digits: int) -> str:
+    """The least number of so many digits that is no smaller, taking the value as it is printed: 0.1 is 0.1."""
+    return f"{float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(value)))):.{digits}g}"

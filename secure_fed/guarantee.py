@@ -1,0 +1,142 @@
+"""The guarantee of a private run, from its plan and from what was really charged: numbers and words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from privacy.clipping import AdaptiveGaussian
+from privacy.statement import NOT_COVERED, Statement
+from secure_fed.protection import Protection
+
+if TYPE_CHECKING:
+    from secure_fed.federation import Federation
+    from secure_fed.run_budget import RunBudget
+
+
+def guarantee(federation: Federation, budget: RunBudget, run_dir: Path | None) -> dict[str, Any]:
+    """The privacy part of `result.json`.
+
+    releases: what was charged, by the client that was charged most where clients are. epsilon covers the whole plan and what
+    interrupted rounds made again: nothing is refunded for what was planned and not released.
+    """
+    protection, plan = federation.protection, budget.plan
+    charged = max(budget.charged.values(), default=0)
+    covered = plan.releases if plan.limits else max(charged, plan.releases)  # a client never exceeds its limit
+    statement = of(protection, covered, federation.server.sampler.rate, personal=bool(federation.server.personal))
+    return {
+        "unit": protection.unit,
+        "epsilon": statement.epsilon,
+        "epsilon_participants": statement.epsilon_participants,
+        "delta": plan.delta,
+        "noise_multiplier": plan.noise_multiplier,
+        "sampling_rate": plan.sampling_rate,
+        "releases": charged,
+        "epsilon_cumulative": budget.ledger.spent().epsilon,
+        "privacy": {
+            **statement.to_dict(),
+            "clip_norm": protection.clip_norm,
+            "planned_releases": _most(protection, plan.releases),
+            "participations": plan.participations,
+            "ledger": str(budget.ledger.path) if run_dir else None,  # without a run directory it is gone with the run
+            "data_set": budget.ledger.data_set,
+            "budget_epsilon": budget.ledger.epsilon,
+            "budget_delta": budget.ledger.delta,
+        },
+        "privacy_statement": statement.text,
+    }
+
+
+def planned(protection: Protection, cohort_rate: float, *, personal: bool) -> dict[str, Any]:
+    """What a run notes when it starts. A resumed run has to come to the same."""
+    plan = protection.plan
+    if plan is None:
+        return {}
+    statement = of(protection, plan.releases, cohort_rate, personal=personal)
+    noise = {"noise_multiplier": plan.noise_multiplier, "clip_norm": protection.clip_norm}
+    return {"privacy": {**statement.to_dict(), **noise, "text": statement.text}}
+
+
+def of(protection: Protection, releases: int, cohort_rate: float, *, personal: bool) -> Statement:
+    """The statement of a run that makes so many releases."""
+    plan = protection.plan
+    if plan is None:
+        raise ValueError("a run without privacy has no guarantee to state")
+    words = _WORDS[protection.place]
+    kept = _PERSONAL if personal and protection.place != "gradients" else ()
+    poisson = plan.release.adjacency == "add-remove"
+    return Statement(
+        unit=_UNITS[protection.unit],
+        adjacency=f"{_NEIGHBOURS[protection.unit]} {'more or less' if poisson else 'replaced by another'}",
+        epsilon=plan.epsilon(releases),
+        epsilon_participants=plan.epsilon_participants(releases),
+        delta=plan.delta,
+        mechanism=_mechanism(protection, plan.noise_multiplier),
+        sampling=_sampling(protection, cohort_rate, poisson=poisson),
+        accountant=_ACCOUNTANTS[plan.release.accountant],
+        noise=words["noise"],
+        trust=words["trust"],
+        released=f"{_most(protection, releases)} {words['released']}, and every model made of them",
+        not_covered=(*NOT_COVERED, *words.get("not_covered", ()), *kept),
+        private=protection.entropy.private,
+    )
+
+
+def _most(protection: Protection, releases: int) -> int:
+    """The releases of whoever makes most of them: the federation, or a client, who need not be the one who fares worst."""
+    return max(protection.plan.limits.values(), default=releases) if protection.plan else releases
+
+
+def _mechanism(protection: Protection, z: float) -> str:
+    clipped = f"every {_CLIPPED[protection.place]} clipped to norm {protection.clip_norm:g} over all tensors together"
+    if isinstance(protection.mechanism, AdaptiveGaussian):
+        clipped += f" at first, and then to follow quantile {protection.mechanism.quantile:g}, the noised count charged with it"
+    return f"Gaussian with noise multiplier {z:g}, {clipped}"
+
+
+def _sampling(protection: Protection, cohort_rate: float, *, poisson: bool) -> str:
+    plan = protection.plan
+    if protection.place == "sum" and poisson:
+        return f"every client by a secret coin of its own in each round, rate {cohort_rate:.4g}"
+    if protection.place == "sum":
+        return (
+            f"a secret random cohort of fixed size in each round, rate {cohort_rate:.4g}, counted without replacement"
+        )
+    most = f"a client takes part in at most {plan.participations if plan else 0} rounds"
+    if protection.place == "contribution":
+        return f"none is counted on; {most}"
+    rate = plan.sampling_rate if plan else 0.0
+    return f"every client draws its batches by secret coins, at rate {rate:.4g} where the guarantee is weakest; {most}"
+
+
+_PERSONAL = ("the personal tensors of a client, which have no noise: they protect nobody once they leave it",)
+_UNITS = {
+    "client": "a client with everything it has",
+    "example": "one example of one client",
+    "group": "all examples of one person at one client",
+}
+_NEIGHBOURS = {"client": "one client", "example": "one example", "group": "one person's examples"}
+_CLIPPED = {"sum": "client's contribution", "contribution": "client's contribution", "gradients": "gradient"}
+_ACCOUNTANTS = {
+    "pld": "privacy loss distributions (dp_accounting), exact for plain Gaussians",
+    "rdp": "Renyi privacy of sampling without replacement (dp_accounting), or no amplification where that is less",
+}
+_WORDS: dict[str, dict[str, Any]] = {
+    "sum": {
+        "noise": "by the server, to the sum of each pass",
+        "trust": "the server sees every contribution before the noise and is trusted, as are the coins it draws cohorts with",
+        "released": "noised sums",
+    },
+    "contribution": {
+        "noise": "by each client, to its own contribution",
+        "trust": "nobody but the client's own machine",
+        "released": "noised contributions at most of any one client",
+        "not_covered": ("whether and when a client takes part",),
+    },
+    "gradients": {
+        "noise": "by each client, to every step of its training",
+        "trust": "nobody but the client's own machine",
+        "released": "noised gradient steps at most of any one client",
+        "not_covered": ("how many examples a client has, which sets its sampling rate and number of steps",),
+    },
+}

@@ -1,0 +1,122 @@
+"""The gradient of every example of a batch by itself, through the seam `Objective.losses`.
+
+Two ways, both functions (objective, collate, placed, items) -> {name: (B, *shape)} over the tensors that move:
+
+    one_by_one   every example in a batch of its own, by plain autograd: right by definition, for every model.
+    by_layer     one forward and one backward pass for the whole batch. For a layer with input x and output y the pass gives
+                 dL_i/dy_i of every example i at once, and the layer's rule makes dL_i/dw of x_i and dL_i/dy_i (for a linear
+                 layer the product of both, summed over tokens). The rules are Opacus's; the pass is ours, because Opacus's
+                 hooks stay on the model and make the summed gradients too, which nobody needs here.
+
+`by_layer` is wrong, without a word, for a layer that also works on something the examples share (relative position
+embeddings, as in DeBERTa), for tensors used by more than their layer, and for whatever writes over a layer's output. So it
+is used only after `chosen` has compared both on examples of the model at hand; else it is `one_by_one`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from secure_fed.errors import ModelError
+from secure_fed.training import Collate, Objective, Placed, require_one_each, to_device
+
+Gradients = dict[str, Tensor]
+Path = Callable[[Objective, Collate, Placed, Sequence[Any]], Gradients]
+
+
+def losses(objective: Objective, collate: Collate, placed: Placed, items: Sequence[Any]) -> Tensor:
+    """(B,) losses of the items as one batch, differentiable in `placed.moving`."""
+    found = objective.losses(placed.held | placed.moving, to_device(collate(items), objective.device))
+    require_one_each(found, len(items))
+    return found
+
+
+def one_by_one(objective: Objective, collate: Collate, placed: Placed, items: Sequence[Any]) -> Gradients:
+    """Each example in a batch of its own."""
+    moving = list(placed.moving.values())
+    each = []
+    for item in items:
+        loss = losses(objective, collate, placed, [item]).sum()
+        each.append(torch.autograd.grad(loss, moving, allow_unused=True, materialize_grads=True))
+    return {name: torch.stack(parts) for name, parts in zip(placed.moving, zip(*each, strict=True), strict=True)}
+
+
+class _Call(NamedTuple):
+    """One use of a layer: what it is called, what went in and what came out."""
+
+    name: str
+    layer: nn.Module
+    x: Tensor
+    y: Tensor
+
+
+def by_layer(objective: Objective, collate: Collate, placed: Placed, items: Sequence[Any]) -> Gradients:
+    """All examples in one pass; ModelError where a tensor that moves is in a layer without a rule, or without examples."""
+    calls: list[_Call] = []
+    with _noting(objective.model, placed.moving, calls):
+        total = losses(objective, collate, placed, items).sum()
+    backprops = torch.autograd.grad(total, [call.y for call in calls], allow_unused=True) if calls else ()
+    found: Gradients = {}
+    for call, backprop in zip(calls, backprops, strict=True):
+        if backprop is not None:
+            for name, gradient in _by_rule(call, backprop, len(items)).items():
+                if name in placed.moving:
+                    found[name] = found[name] + gradient if name in found else gradient
+    return {
+        name: found[name] if name in found else tensor.new_zeros((len(items), *tensor.shape))
+        for name, tensor in placed.moving.items()
+    }
+
+
+def _by_rule(call: _Call, backprop: Tensor, size: int) -> Gradients:
+    if not call.x.ndim or not call.y.ndim or len(call.x) != size or len(call.y) != size:
+        raise ModelError(
+            f"layer {call.name} of the model is given {tuple(call.x.shape)} in a batch of {size} examples: what examples share "
+            "has no gradient of its own for each of them; keep its tensors frozen"
+        )
+    x, backprop = (part.float() if part.dtype in _HALF else part for part in (call.x, backprop))
+    gradients = _rules()[type(call.layer)](call.layer, [x.detach()], backprop)
+    own = {id(parameter): name for name, parameter in call.layer.named_parameters(recurse=False)}
+    prefix = f"{call.name}." if call.name else ""
+    return {prefix + own[id(parameter)]: gradient for parameter, gradient in gradients.items()}
+
+
+@contextmanager
+def _noting(model: nn.Module, moving: Mapping[str, Tensor], calls: list[_Call]) -> Iterator[None]:
+    """Every use, within the block, of a layer that holds a tensor that moves; the model is left as it was."""
+    owners = dict.fromkeys(name.rpartition(".")[0] for name in moving)
+    hooks = []
+    try:
+        for name in owners:
+            layer = model.get_submodule(name)
+            if type(layer) not in _rules():
+                raise ModelError(f"layer {name} of the model is {type(layer).__name__}, for which there is no rule")
+            hooks.append(layer.register_forward_hook(partial(_note, calls, name), with_kwargs=True))
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _note(
+    calls: list[_Call], name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], y: Tensor
+) -> None:
+    if len(args) != 1 or kwargs or not y.requires_grad:
+        raise ModelError(f"layer {name} of the model is not called with one input, or does not pass on a gradient")
+    calls.append(_Call(name, layer, args[0], y))
+
+
+def _rules() -> Mapping[type[nn.Module], Callable[[nn.Module, list[Tensor], Tensor], dict[nn.Parameter, Tensor]]]:
+    from opacus.grad_sample import GradSampleModule
+
+    rules: dict[Any, Any] = GradSampleModule.GRAD_SAMPLERS
+    return rules
+
+
+_HALF = (torch.bfloat16, torch.float16)

@@ -1,0 +1,168 @@
+"""The guarantee that a run makes before it starts: how much noise, how many releases, and what they cost together.
+
+Who is counted depends on the unit. With noise on the sum, the federation as a whole releases: one noised sum a pass. With noise
+that each client adds itself, to its contribution or to its gradients, every client releases, as often as it takes part; the
+guarantee is that of the client who fares worst, and a client that has spent its part sits out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from privacy import accounting
+from privacy.accounting import COARSE, Release
+from privacy.errors import BudgetExhausted
+from privacy.ledger import Cost
+from privacy.sampling import Sampler
+
+Sampled = Callable[[float], Release]  # one release at a noise multiplier
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What was asked for: a target epsilon, a noise multiplier, or both, and then epsilon is a limit."""
+
+    epsilon: float | None
+    noise_multiplier: float | None
+    delta: float
+    stop_early: bool = False
+
+    def multiplier(self, release_at: Sampled, count: int) -> float:
+        if self.noise_multiplier is not None:
+            return self.noise_multiplier
+        return accounting.calibrate(release_at, count, self.epsilon or 0.0, self.delta)
+
+    def allowed(self, release: Release, count: int) -> int:
+        """How many of `count` releases fit the limit, perhaps none; refused unless stopping early was chosen."""
+        if self.epsilon is None or self.noise_multiplier is None:
+            return count
+        spent = accounting.epsilon(release, count, self.delta)
+        if spent <= self.epsilon:
+            return count
+        if self.stop_early:
+            return min(count, accounting.largest_count(release, self.epsilon, self.delta))
+        raise BudgetExhausted(
+            f"{count} releases at privacy.noise_multiplier = {self.noise_multiplier:g} cost epsilon {spent:.4g}, above "
+            f"privacy.epsilon = {self.epsilon:g}: raise either, lower federation.rounds, or set privacy.on_exhausted = 'stop'"
+        )
+
+    def some(self, count: int) -> int:
+        """The count, which is refused if it is none at all."""
+        if count:
+            return count
+        raise BudgetExhausted(
+            f"not even one release at privacy.noise_multiplier = {self.noise_multiplier:g} fits privacy.epsilon = "
+            f"{self.epsilon:g}: raise either"
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run may release, and what that costs.
+
+    release: one release of whoever fares worst. releases: how many of them are planned. limits: for every client, how many it
+    may make; empty where the federation as a whole is counted. participations: how many rounds a client may take part in.
+    passes: how many releases make a round of the federation.
+    """
+
+    noise_multiplier: float
+    delta: float
+    release: Release
+    releases: int
+    seen: Release
+    sampling_rate: float
+    limits: Mapping[str, int] = field(default_factory=dict)
+    participations: int | None = None
+    passes: int = 1
+
+    def epsilon(self, releases: int | None = None) -> float:
+        """Against whoever sees the models only, for as many releases, or those planned."""
+        return accounting.epsilon(self.release, self.releases if releases is None else releases, self.delta)
+
+    def epsilon_participants(self, releases: int | None = None) -> float:
+        """Against whoever sees who takes part."""
+        return accounting.epsilon(self.seen, self.releases if releases is None else releases, self.delta)
+
+    def cost(self, releases: int | None = None, orders: Sequence[float] = ()) -> Cost:
+        """For a ledger that adds up Renyi privacy at these orders."""
+        count = self.releases if releases is None else releases
+        return Cost(
+            self.epsilon(count),
+            self.delta if count else 0.0,
+            accounting.rdp(self.release, count, orders) if orders else None,
+        )
+
+    def limit(self, who: str) -> int:
+        return self.limits[who] if self.limits else self.releases
+
+
+def for_sums(wish: Wish, sampler: Sampler, releases: int, passes: int = 1) -> Plan:
+    """Noise on the sum over a cohort, in rounds of `passes` releases. Who sees the cohort sees no amplification."""
+    z = wish.multiplier(sampler.release, releases)
+    release = sampler.release(z)
+    allowed = wish.allowed(release, releases)
+    count = wish.some(allowed - allowed % passes)
+    seen = accounting.unamplified(z) if release.adjacency == "add-remove" else accounting.replaced(z)
+    return Plan(z, wish.delta, release, count, seen, sampler.rate, passes=passes)
+
+
+def for_contributions(wish: Wish, rate: float, names: Sequence[str], passes: int, participations: int) -> Plan:
+    """Noise on every client's own contribution, which the server sees: no amplification for anybody.
+
+    Neighbours have one client's data replaced by any other: that it takes part at all is not hidden.
+    """
+    z = wish.multiplier(accounting.replaced, participations * passes)
+    release = accounting.replaced(z)
+    allowed = wish.allowed(release, participations * passes)
+    count = wish.some(allowed - allowed % passes)
+    limits = dict.fromkeys(names, count)
+    return Plan(z, wish.delta, release, count, release, rate, limits, participations)
+
+
+def for_gradients(
+    wish: Wish, names: Sequence[str], draws: Sequence[Sampler], steps: Sequence[int], participations: int
+) -> Plan:
+    """Noise on every step of a client's training, over batches that it draws in secret.
+
+    draws[i]: how client i draws a batch. steps[i]: how many steps it makes in a round. Nobody but the client sees its batches,
+    so the guarantee is the same against everybody. It is that of the worst client.
+    """
+    kinds = {(draw.rate, count * participations): draw for draw, count in zip(draws, steps, strict=True)}
+    worst = next(iter(kinds))
+    z = wish.multiplier(kinds[worst].release, worst[1])
+    if wish.noise_multiplier is None:
+        for _ in kinds:  # a client that turns out worse than the worst so far takes its place
+            other = _worst(kinds, z, wish.delta)
+            if other == worst or accounting.epsilon(kinds[other].release(z), other[1], wish.delta) <= (
+                wish.epsilon or 0
+            ):
+                break
+            worst, z = other, wish.multiplier(kinds[other].release, other[1])
+    allowed = {kind: wish.allowed(draw.release(z), kind[1]) for kind, draw in kinds.items()}
+    planned = [(draw.rate, count * participations) for draw, count in zip(draws, steps, strict=True)]
+    limits = {name: allowed[kind] for name, kind in zip(names, planned, strict=True)}
+    wish.some(max(allowed.values()))
+    rate, count = _worst({(rate, allowed[rate, full]): draw for (rate, full), draw in kinds.items()}, z, wish.delta)
+    release = next(draw for draw in draws if draw.rate == rate).release(z)
+    return Plan(z, wish.delta, release, count, release, rate, limits, participations)
+
+
+def _worst(kinds: Mapping[tuple[float, int], Sampler], z: float, delta: float) -> tuple[float, int]:
+    """The kind of client whose epsilon is largest: compared on a coarse grid, the nearest few on the fine one."""
+    rough = {
+        kind: accounting.epsilon(draw.release(z), kind[1], delta, discretization=COARSE) for kind, draw in kinds.items()
+    }
+    near = sorted(kinds, key=lambda kind: rough[kind], reverse=True)[:_NEAREST]
+    return max(near, key=lambda kind: accounting.epsilon(kinds[kind].release(z), kind[1], delta))
+
+
+def usual_participations(rounds: int, rate: float) -> int:
+    """The least number that a client's draws in `rounds` rounds exceed with a probability of at most one in a hundred."""
+    from scipy.stats import binom
+
+    return max(1, int(binom.isf(_RARE, rounds, rate)))
+
+
+_RARE = 0.01
+_NEAREST = 3

@@ -1,0 +1,192 @@
+"""DP-SGD inside a client (Abadi et al. 2016, arXiv 1607.00133): one step is one noised sum of clipped gradients.
+
+    w <- optimiser(w, (1 / (q n)) (sum_{u in S} clip_C(g_u) + N(0, (z C)^2)) + mu (w - w_before))
+
+Every unit u of the n is in S by a secret coin of its own, with q = min(1, batch_size / n). A unit is an example, or with groups
+all examples of one person; g_u is the mean of the gradients of its examples. clip_C scales to an L2 norm of at most C over all
+trained tensors together; a gradient that is not finite counts as zero. The FedProx term is a function of what has been noised,
+and is added after.
+
+Guarantee: the sum moves by at most C if one unit is added or removed, so a step is a Poisson-sampled Gaussian mechanism of
+noise multiplier z (`batch_sampler(...).release(z)`), and the steps of a call compose. Public are n, the settings and the number
+of steps. An empty S is released like any other. No loss is told: it would be a release without noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from privacy.entropy import Stream
+from privacy.mechanisms import Mechanism
+from privacy.sampling import Poisson
+from secure_fed.config import TrainingConfig
+from secure_fed.errors import ModelError
+from secure_fed.per_example import Gradients
+from secure_fed.private_models import gradients_of, length
+from secure_fed.tensors import Tensors
+from secure_fed.training import Collate, Objective, Placed, Trained, optimizer_of, seeded
+
+Unit = list[Any]  # the examples that count of one unit
+
+
+def planned_steps(units: int, settings: TrainingConfig) -> int:
+    """Steps, and so releases, of one round of a client with that many units; none for a client without any."""
+    if not units:
+        return 0
+    return settings.steps if settings.steps is not None else settings.epochs * math.ceil(units / settings.batch_size)
+
+
+def batch_sampler(units: int, settings: TrainingConfig) -> Poisson:
+    """How a step draws: each unit with probability min(1, batch_size / units)."""
+    return Poisson(units, min(1.0, settings.batch_size / max(1, units)))
+
+
+def members_of(count: int, groups: Sequence[Hashable] | None) -> list[list[int]]:
+    """The indices of each unit's examples: one an example, or all of one group, in order of their first examples."""
+    if groups is None:
+        return [[i] for i in range(count)]
+    if len(groups) != count:
+        raise ValueError(f"{len(groups)} groups are named for {count} examples; name one for each")
+    members: dict[Hashable, list[int]] = {}
+    for i, group in enumerate(groups):
+        members.setdefault(group, []).append(i)
+    return list(members.values())
+
+
+def train_privately(
+    objective: Objective,
+    before: Tensors,
+    trainable: Sequence[str],
+    examples: Sequence[Any],
+    collate: Collate,
+    settings: TrainingConfig,
+    lr: float,
+    rng: np.random.Generator,
+    *,
+    mechanism: Mechanism,
+    clip_norm: float,
+    steps: int,
+    stream: Stream,
+    groups: Sequence[Hashable] | None = None,
+    group_examples: int | None = None,
+) -> Trained:
+    """Take `steps` private steps from `before`, moving `trainable` and nothing else: so many releases.
+
+    stream: where coins and noise come from, in turn; one for each call. rng: dropout, and which examples
+    of a group count; it is to be as secret as the coins, for what it gives one unit depends on how many came before.
+    groups: for each example, whose it is. group_examples: the most examples of one group that count in a step, drawn anew
+    whenever the group is; it bounds the work, while what a group moves is bounded by clipping. settings.microbatch: how many
+    examples are worked on at a time, those of like length together; it changes nothing beyond rounding. A client without
+    examples releases nothing.
+    """
+    members = members_of(len(examples), groups)
+    sampler = batch_sampler(len(members), settings)
+    placed = Placed.of(before, trainable, objective.device)
+    # On a CPU a few at a time take as long, and less where lengths differ, since each few are padded to their own longest.
+    at_once = settings.microbatch or (_ON_CPU if objective.device.type == "cpu" else None)
+    clipped = ClippedSum(gradients_of(objective, collate, placed, examples), mechanism, clip_norm, at_once)
+    optimizer = optimizer_of(placed.moving.values(), settings, lr)
+    objective.begin()
+    with seeded(objective.device, rng):
+        for _ in range(steps if members else 0):
+            drawn = [_counted(members[unit], group_examples, rng) for unit in sampler.draw(stream.uniform)]
+            total = clipped.over([[examples[i] for i in unit] for unit in drawn], placed)
+            noised = mechanism.noised(total, clip_norm, stream)
+            for name, tensor in placed.moving.items():
+                pull = settings.proximal * (tensor.detach() - placed.start[name])
+                tensor.grad = (noised[name] / sampler.expected).to(tensor) + pull
+            optimizer.step()
+    return placed.trained(math.nan)
+
+
+@dataclass(frozen=True)
+class ClippedSum:
+    """sum_u clip_C(g_u) over units, of which at most `microbatch` examples are worked on at a time."""
+
+    gradients: Callable[[Placed, Sequence[Any]], Gradients]
+    mechanism: Mechanism
+    clip_norm: float
+    microbatch: int | None
+
+    def over(self, units: Sequence[Unit], placed: Placed) -> Gradients:
+        """The sum, float64 on the CPU. It moves by at most C when a unit is added or removed."""
+        total = {name: torch.zeros(tensor.shape, dtype=torch.float64) for name, tensor in placed.moving.items()}
+        by_length = sorted(units, key=lambda unit: max(map(length, unit)))
+        for pack in _packs(by_length, self.microbatch):
+            means = self._means(pack, placed)
+            factors = self._factors(means)
+            for name, mean in means.items():
+                kept = mean.masked_fill(_column(factors, mean) == 0, 0)  # an infinity times zero is no zero
+                wide = torch.float32 if mean.device.type == "mps" else torch.float64  # nor may rounding lengthen a sum
+                total[name] += torch.tensordot(factors.to(wide), kept.to(wide), 1).to("cpu", torch.float64)
+        return total
+
+    def _factors(self, means: Gradients) -> Tensor:
+        """(units,) what to scale each by; its norm is taken over all tensors together, in float64."""
+        some = next(iter(means.values()))
+        where = "cpu" if some.device.type == "mps" else some.device  # that one knows no float64
+        flat = [mean.flatten(1).to(where, torch.float64) for mean in means.values()]
+        norms = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part, dim=1) for part in flat]), dim=0)
+        factors = [self.mechanism.scale(partial(float, norm), self.clip_norm) for norm in norms.tolist()]
+        return torch.tensor(factors, dtype=some.dtype, device=some.device)
+
+    def _means(self, pack: Sequence[Unit], placed: Placed) -> Gradients:
+        """{name: (units, *shape)}: the mean of the gradients of each unit's examples."""
+        items = [item for unit in pack for item in unit]
+        if len(items) == len(pack):
+            return self._each(placed, items)
+        sizes = torch.tensor([len(unit) for unit in pack])
+        owners = torch.repeat_interleave(torch.arange(len(pack)), sizes)
+        most = self.microbatch or len(items)
+        means = {name: tensor.new_zeros((len(pack), *tensor.shape)).detach() for name, tensor in placed.moving.items()}
+        for at in range(0, len(items), most):
+            owner = owners[at : at + most]
+            for name, gradient in self._each(placed, items[at : at + most]).items():
+                share = gradient / _column(sizes[owner].to(gradient), gradient)
+                means[name].index_add_(0, owner.to(gradient.device), share)
+        return means
+
+    def _each(self, placed: Placed, items: Sequence[Any]) -> Gradients:
+        """{name: (B, *shape)}, and nothing of another length: what is not an example's own cannot be clipped as its own."""
+        found = self.gradients(placed, items)
+        for name, tensor in placed.moving.items():
+            if found[name].shape != (len(items), *tensor.shape):
+                raise ModelError(
+                    f"the per-example gradients of {name} have shape {tuple(found[name].shape)} for {len(items)} examples "
+                    f"of shape {tuple(tensor.shape)}; keep this tensor frozen"
+                )
+        return found
+
+
+def _packs(units: Sequence[Unit], most: int | None) -> Iterator[list[Unit]]:
+    """Consecutive units that hold at most `most` examples together, or one unit that alone holds more."""
+    pack: list[Unit] = []
+    for unit in units:
+        if pack and most is not None and sum(map(len, pack)) + len(unit) > most:
+            yield pack
+            pack = []
+        pack.append(unit)
+    if pack:
+        yield pack
+
+
+def _counted(members: list[int], most: int | None, rng: np.random.Generator) -> list[int]:
+    if most is None or len(members) <= most:
+        return members
+    return sorted(rng.choice(members, most, replace=False).tolist())
+
+
+def _column(values: Tensor, like: Tensor) -> Tensor:
+    """(B,) as (B, 1, ..., 1), to go with (B, ...)."""
+    return values.view(-1, *[1] * (like.ndim - 1))
+
+
+_ON_CPU = 8

@@ -1,0 +1,149 @@
+"""What protects the clients of a run, and where the noise is put.
+
+    place           who adds noise, and to what                   whom it protects
+    "nowhere"       nobody                                        nobody
+    "sum"           the server, to the sum of a pass              a client          (privacy.noise = "central")
+    "contribution"  each client, to what it sends                 a client          (privacy.noise = "local")
+    "gradients"     each client, to every step of its training    an example, or all examples of one person
+
+With noise on the sum nothing may tell who took part or how many: a reply's loss and weight are not sent, and records hold
+expected sizes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from privacy.clipping import AdaptiveGaussian
+from privacy.entropy import Entropy, SystemEntropy
+from privacy.mechanisms import Gaussian, Mechanism, NoMechanism
+from privacy.sampling import FixedSize, Poisson, Sampler
+from secure_fed.config import RunConfig
+from secure_fed.errors import ConfigError
+from secure_fed.methods.method import Card, RoundPlan
+from secure_fed.parts import Parts
+from secure_fed.privacy_plan import Plan, Wish, for_contributions, for_gradients, for_sums, usual_participations
+from secure_fed.private_models import gradients_of, require_data_free_start, require_supported
+from secure_fed.private_training import batch_sampler, planned_steps
+from secure_fed.tensors import Tensors
+from secure_fed.training import Objective, Placed
+
+Place = Literal["nowhere", "sum", "contribution", "gradients"]
+
+
+@dataclass(frozen=True)
+class Protection:
+    """The mechanism of a run, with the plan that says what it guarantees.
+
+    clip_norm: that of the first round. entropy: where noise and secret coins come from. groups: for every client, whose each
+    example is; None where every example is its own.
+    """
+
+    unit: str = "none"
+    place: Place = "nowhere"
+    mechanism: Mechanism = NoMechanism()  # noqa: RUF009 - it has no state
+    clip_norm: float = math.inf
+    entropy: Entropy = SystemEntropy()  # noqa: RUF009 - it has no state
+    plan: Plan | None = None
+
+    @property
+    def in_travel(self) -> Mechanism:
+        """What is done to contributions and to their sum."""
+        return NoMechanism() if self.place == "gradients" else self.mechanism
+
+    @property
+    def by_client(self) -> bool:
+        """Whether every client accounts for itself, rather than the federation for all."""
+        return self.place in ("contribution", "gradients")
+
+    @property
+    def hides_cohort(self) -> bool:
+        """Whether the guarantee counts on nobody's learning who took part."""
+        return self.place == "sum"
+
+    def mean_noise_std(self, clip_norm: float, cohort: float) -> float:
+        """The standard deviation of the noise on each coordinate of a mean over (an expected) `cohort`, 0 for none."""
+        std = self.in_travel.std(clip_norm)
+        return std / (cohort if self.place == "sum" else math.sqrt(cohort))
+
+
+def protect(
+    config: RunConfig,
+    card: Card,
+    names: Sequence[str],
+    units: Sequence[int],
+    cohorts: Sampler,
+    passes: int,
+    entropy: Entropy | None = None,
+) -> Protection:
+    """The protection that a configuration asks for.
+
+    names: of the clients. units: how many examples, or groups of them, each has. passes: releases a round.
+    """
+    privacy = config.privacy
+    if privacy.unit == "none":
+        return Protection()
+    if privacy.unit not in card.units:
+        raise ConfigError(f"{card.name} cannot protect privacy.unit = {privacy.unit!r}: {card.refusals[privacy.unit]}")
+    _check_delta(config, len(names) if privacy.unit == "client" else max(units))
+    place: Place = "gradients" if privacy.unit != "client" else "sum" if privacy.noise == "central" else "contribution"
+    plan = _plan(config, place, names, units, cohorts, passes)
+    mechanism: Mechanism = Gaussian(plan.noise_multiplier)
+    if privacy.clip_quantile is not None:
+        mechanism = AdaptiveGaussian.of(plan.noise_multiplier, privacy.clip_quantile, cohorts.expected)
+    return Protection(privacy.unit, place, mechanism, privacy.clip_norm, entropy or SystemEntropy(), plan)
+
+
+def cohort_sampler(config: RunConfig, clients: int) -> Sampler:
+    """How cohorts are drawn: by each client's own coin where the guarantee counts on it, unless the setting says otherwise."""
+    federation, privacy = config.federation, config.privacy
+    cohort = federation.cohort or min(_DEFAULT_COHORT, clients)
+    if cohort > clients:
+        raise ConfigError(f"federation.cohort is {cohort}, more than the {clients} clients there are; lower it")
+    counted_on = privacy.unit == "client" and privacy.noise == "central"
+    kind = federation.sampling if federation.sampling != "auto" else "poisson" if counted_on else "fixed"
+    return Poisson(clients, cohort / clients) if kind == "poisson" else FixedSize(clients, cohort)
+
+
+def require_protectable(
+    protection: Protection, objective: Objective, parts: Parts, plan: RoundPlan, initial: Tensors
+) -> None:
+    """Refuse a model, a loss or a method's tensors for which the guarantee would not hold, with the reason."""
+    if protection.place == "nowhere":
+        return
+    require_data_free_start(objective.model)
+    if protection.place != "gradients":
+        return
+    require_supported(objective.model, plan.trainable)
+    examples = max(parts.train, key=len)
+    gradients_of(objective, parts.collate, Placed.of(initial, plan.trainable, objective.device), examples)
+
+
+def _plan(
+    config: RunConfig, place: Place, names: Sequence[str], units: Sequence[int], cohorts: Sampler, passes: int
+) -> Plan:
+    privacy, rounds = config.privacy, config.federation.rounds
+    wish = Wish(privacy.epsilon, privacy.noise_multiplier, privacy.delta, privacy.on_exhausted == "stop")
+    if place == "sum":
+        return for_sums(wish, cohorts, rounds * passes, passes)
+    participations = min(rounds, privacy.participations or usual_participations(rounds, cohorts.rate))
+    if place == "contribution":
+        return for_contributions(wish, cohorts.rate, names, passes, participations)
+    draws = [batch_sampler(count, config.training) for count in units]
+    steps = [planned_steps(count, config.training) for count in units]
+    return for_gradients(wish, names, draws, steps, participations)
+
+
+def _check_delta(config: RunConfig, units: int) -> None:
+    """A delta of one over the number of units allows giving one of them away."""
+    if config.privacy.delta * units >= 1:
+        raise ConfigError(
+            f"privacy.delta is {config.privacy.delta:g}, no less than one over {units} units, so that it would allow "
+            f"publishing one of them: set it well below {1 / units:.2g}"
+        )
+
+
+_DEFAULT_COHORT = 10

@@ -1,0 +1,135 @@
+"""A process of its own for the tests of the ledger, without torch: it races, or charges, releases and is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from privacy import chain
+from privacy.account import Account
+from privacy.errors import PrivacyError
+from privacy.ledger import Budget, Cost, Head, Ledger
+
+RUN = "run"
+RECORD = 16  # bytes of one release
+ENOUGH = Cost(8.0, 1e-5)
+
+
+def start(*arguments: str | int | Path) -> subprocess.Popen[str]:
+    """This file as a process of its own, with what `main` below takes."""
+    return subprocess.Popen(
+        [sys.executable, "-S", __file__, *map(str, arguments)],
+        env={"PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def kept_head(folder: Path) -> Head | None:
+    file = folder / "head.json"
+    return Head.from_dict(json.loads(file.read_text())) if file.exists() else None
+
+
+def keep_head(folder: Path, head: Head) -> None:
+    part = folder / "head.part"
+    part.write_text(json.dumps(head.to_dict()))
+    os.replace(part, folder / "head.json")
+
+
+def release(folder: Path) -> None:
+    """Publish one more result, durably."""
+    with (folder / "releases").open("ab") as file:
+        file.write(b"released\n".rjust(RECORD))
+        file.flush()
+        os.fsync(file.fileno())
+    chain.crash_point("released")
+
+
+def charge_and_release(folder: Path, order: str, rounds: int) -> None:
+    """Rounds of a run that charges first, or, `broken`, releases first."""
+    ledger = Ledger.open(folder / "ledger.db", head=kept_head(folder))
+    if ledger.reserved(RUN) is None:
+        keep_head(folder, ledger.reserve(RUN, ENOUGH, data_digest="d", terms={}))
+    account = Account(ledger, RUN, lambda _: 1_000_000, None, lambda head: keep_head(folder, head))
+    steps: list[Callable[[], None]] = [account.charge, lambda: release(folder)]
+    if order == "broken":
+        steps.reverse()
+    print("ready", flush=True)
+    for _ in range(rounds):
+        for step in steps:
+            step()
+
+
+def wait() -> None:
+    """Until the parent has everybody at the start."""
+    print("ready", flush=True)
+    sys.stdin.readline()
+
+
+def reserve(path: Path, run: str, *, hasty: bool) -> None:
+    """One reservation; a `hasty` one looks before the start and does not look again."""
+    ledger = Ledger.open(path)
+    cost = Cost(1.0, 0.0)
+    if hasty and ledger.admits(run, cost):
+        Budget.holds = lambda *_: True  # type: ignore[method-assign]
+    wait()
+    ledger.reserve(run, cost, data_digest="d", terms={})
+
+
+def create(path: Path) -> None:
+    wait()
+    Ledger.create(path, data_set="ward", epsilon=8.0, delta=1e-5)
+
+
+def charge(path: Path, run: str, count: int) -> None:
+    ledger = Ledger.open(path)
+    wait()
+    for number in range(count):
+        ledger.charge(run, "", 1, {"number": number})
+
+
+def die_at(deadly: int) -> None:
+    """Be killed at that many-th named instant, counted from 0."""
+    passed = 0
+
+    def crash_point(_: str) -> None:
+        nonlocal passed
+        if passed == deadly:
+            os.kill(os.getpid(), signal.SIGKILL)
+        passed += 1
+
+    chain.crash_point = crash_point
+
+
+def main(what: str, place: str, *more: str) -> None:
+    path = Path(place)
+    match what, more:
+        case "release", (order, rounds):
+            charge_and_release(path, order, int(rounds))
+        case "release-and-die", (order, rounds, deadly):
+            die_at(int(deadly))
+            charge_and_release(path, order, int(rounds))
+        case "create", ():
+            create(path)
+        case "create-and-die", (deadly,):
+            die_at(int(deadly))
+            create(path)
+        case "charge", (run, count):
+            charge(path, run, int(count))
+        case "reserve" | "reserve-hastily", (run,):
+            reserve(path, run, hasty=what == "reserve-hastily")
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except PrivacyError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)

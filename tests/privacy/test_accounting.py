@@ -1,0 +1,225 @@
+"""Accounting, against exact formulas, another library, and numbers that anybody can integrate.
+
+The broken variants at the end of a test are mistakes that people make; each has to be seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from dp_accounting.dp_event import GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
+from dp_accounting.rdp import RdpAccountant
+from scipy.stats import norm
+
+from privacy import bounds
+from privacy.accounting import (
+    Release,
+    calibrate,
+    delta,
+    epsilon,
+    participants,
+    poisson_sampled,
+    rdp,
+    replaced,
+    sampled_without_replacement,
+    unamplified,
+)
+from privacy.errors import PlanError
+from privacy.sampling import FixedSize, Poisson
+
+DELTA = 1e-5
+
+
+def poisson_replaced(rate: float, z: float) -> Release:
+    """Poisson sampling where a member is replaced: what no sampler here makes."""
+    return Release(PoissonSampledDpEvent(rate, GaussianDpEvent(z)), "replace-one")
+
+
+@pytest.mark.slow
+def test_known_epsilons() -> None:
+    assert epsilon(poisson_sampled(0.01, 1.0), 1000, DELTA) == pytest.approx(1.828, abs=0.002)
+    assert epsilon(poisson_replaced(0.01, 1.0), 1000, DELTA) == pytest.approx(2.843, abs=0.002)
+    assert epsilon(poisson_sampled(0.01, 0.8), 1000, DELTA) == pytest.approx(3.141, abs=0.002)
+    assert epsilon(poisson_sampled(0.1, 0.89), 5, DELTA) == pytest.approx(3.0, abs=0.01)
+    assert participants(0.89, 5, DELTA) == pytest.approx(13.3, abs=0.05)
+
+
+def test_the_samplers_say_what_they_draw() -> None:
+    assert Poisson(1000, 0.01).release(1.5) == poisson_sampled(0.01, 1.5)
+    assert FixedSize(1000, 10).release(1.5) == sampled_without_replacement(1000, 10, 1.5)
+    assert Poisson(10, 1.0).release(1.5) == unamplified(1.5)
+    assert FixedSize(10, 10).release(1.5) == replaced(1.5)
+
+
+def test_a_replaced_member_moves_a_sum_twice_as_far() -> None:
+    assert epsilon(replaced(1.0), 1, DELTA) == pytest.approx(10.0, abs=0.01)
+    assert epsilon(replaced(1.0), 7, DELTA) == epsilon(unamplified(0.5), 7, DELTA)
+    ignored = RdpAccountant(neighboring_relation=bounds._RELATIONS["replace-one"]).compose(GaussianDpEvent(1.0))
+    assert float(ignored.get_epsilon(DELTA)) == pytest.approx(4.73, abs=0.01)  # the neighbours ignored: not private
+    assert rdp(replaced(1.0), 3, [2.0, 8.0]) == pytest.approx((3 * 2 / 0.5, 3 * 8 / 0.5))
+
+
+@pytest.mark.slow
+def test_samples_of_one_size_cost_no_less_than_their_worst_data() -> None:
+    """All members at -C and one moved to +C: of a sample's sum the difference is (1 - q) N(0, z^2) + q N(2, z^2) to N(0, z^2).
+
+    That is one member more under Poisson sampling, at z / 2, and reached, so that no accountant may say less.
+    """
+    said = epsilon(sampled_without_replacement(1000, 10, 1.0), 1000, DELTA)
+    reached = epsilon(poisson_sampled(0.01, 0.5), 1000, DELTA)
+    assert reached == pytest.approx(13.36, abs=0.01)
+    assert said >= reached
+    assert said == pytest.approx(20.99, abs=0.01)
+    as_poisson = epsilon(poisson_replaced(0.01, 1.0), 1000, DELTA)
+    assert as_poisson == pytest.approx(2.843, abs=0.002)
+    assert as_poisson < reached / 4  # a Poisson event for such samples: not private
+
+
+def test_samples_of_one_size_cost_at_most_what_everybody_costs() -> None:
+    almost_all = epsilon(sampled_without_replacement(10, 9, 1.0), 5, DELTA)
+    assert almost_all == epsilon(replaced(1.0), 5, DELTA)
+    assert epsilon(sampled_without_replacement(10, 3, 1.0), 5, DELTA) < almost_all
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.3])
+@pytest.mark.parametrize("z", [0.6, 2.0])
+@pytest.mark.parametrize("at", [0.1, 1.0])
+def test_one_release_against_the_integral(rate: float, z: float, at: float) -> None:
+    """delta = max over both orders of P and Q of the integral of (p - e^epsilon q)+, P = (1 - q) N(0, z^2) + q N(1, z^2)."""
+    x = np.linspace(-12 * z, 12 * z + 1, 1_000_001)
+    as_is = norm.pdf(x, 0, z)
+    one_more = (1 - rate) * as_is + rate * norm.pdf(x, 1, z)
+    integrals = [
+        np.trapezoid(np.maximum(0, p - math.exp(at) * q), x) for p, q in ((one_more, as_is), (as_is, one_more))
+    ]
+    exact = float(max(integrals))
+    said = delta(poisson_sampled(rate, z), 1, at)
+    assert said == pytest.approx(exact, rel=1e-3, abs=2e-10)
+    assert said >= exact * (1 - 1e-6)
+
+
+@pytest.mark.slow
+def test_two_releases_against_draws() -> None:
+    """delta = E_P (1 - e^(epsilon - loss))+ over 300,000 draws from P; the standard error is below one in a hundred."""
+    rate, z, at, draws = 0.2, 0.7, 1.0, 300_000
+    rng = np.random.default_rng(0)
+    noise = z * rng.standard_normal((draws, 2)) + (rng.random((draws, 2)) < rate)
+    losses = np.log1p(rate * np.expm1((2 * noise - 1) / (2 * z**2))).sum(axis=1)
+    found = float(np.maximum(0, -np.expm1(at - losses)).mean())
+    assert delta(poisson_sampled(rate, z), 2, at) == pytest.approx(found, rel=0.04)
+    assert delta(poisson_sampled(rate / 2, z), 2, at) < 0.8 * found  # half the rate: seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", [0.002, 0.02, 0.1])
+@pytest.mark.parametrize("z", [0.8, 2.0])
+@pytest.mark.parametrize("count", [10, 500])
+def test_another_library_agrees(rate: float, z: float, count: int) -> None:
+    prv = pytest.importorskip("opacus.accountants").PRVAccountant()
+    prv.history = [(z, rate, count)]
+    second = prv.get_epsilon(DELTA, eps_error=0.005)
+    assert epsilon(poisson_sampled(rate, z), count, DELTA) == pytest.approx(second, rel=0.02, abs=0.006)
+
+
+@pytest.mark.parametrize("count", [1, 40, 1000])
+@pytest.mark.parametrize("wanted", [1e-3, 1e-6, 1e-9])
+def test_everybody_every_time_is_exact(count: int, wanted: float) -> None:
+    found = epsilon(unamplified(5.0), count, wanted)
+    assert found == pytest.approx(get_epsilon_gaussian(5.0 / math.sqrt(count), wanted), rel=1e-9)
+    if found > 0:
+        assert delta(unamplified(5.0), count, found) == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize("count", [1, 100, 10_000])
+def test_sampling_almost_everybody_is_near_exact(count: int) -> None:
+    z = 2 * math.sqrt(count)
+    exact = epsilon(unamplified(z), count, DELTA)
+    assert epsilon(poisson_sampled(1 - 1e-9, z), count, DELTA) == pytest.approx(exact, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_epsilon_moves_as_it_should() -> None:
+    def at(rate: float = 0.01, z: float = 1.0, count: int = 200, delta: float = DELTA) -> float:
+        return epsilon(poisson_sampled(rate, z), count, delta)
+
+    for found in (
+        [at(z=z) for z in (3.0, 1.0, 0.7, 0.3, 0.1, 0.03, 0.001)],
+        [at(rate=rate) for rate in (0.001, 0.01, 0.1, 0.5, 0.99, 1.0)],
+        [at(count=count) for count in (0, 1, 10, 200, 5000)],
+        [at(delta=wanted) for wanted in (1e-2, 1e-4, 1e-6, 1e-9)],
+    ):
+        assert found == sorted(found)
+        assert all(map(math.isfinite, found))
+
+
+@pytest.mark.parametrize("z", [1e-6, 1e-3, 0.02, 0.1])
+def test_hardly_any_noise_is_answered_with_a_large_epsilon(z: float) -> None:
+    found = epsilon(poisson_sampled(0.5, z), 10_000, DELTA)
+    assert 1000 < found <= epsilon(unamplified(z), 10_000, DELTA) < math.inf
+    assert 0 < delta(poisson_sampled(0.5, z), 10_000, 1.0) <= 1
+
+
+def test_nothing_released_costs_nothing() -> None:
+    for release in (poisson_sampled(0.1, 1.0), unamplified(1.0), sampled_without_replacement(10, 2, 1.0)):
+        assert epsilon(release, 0, DELTA) == 0.0
+        assert delta(release, 0, 1.0) == 0.0
+        assert set(rdp(release, 0, [2.0, 3.0])) == {0.0}
+
+
+def test_epsilon_and_delta_are_inverse() -> None:
+    for release, count in ((poisson_sampled(0.01, 1.0), 1000), (sampled_without_replacement(1000, 10, 3.0), 100)):
+        assert delta(release, count, epsilon(release, count, DELTA)) == pytest.approx(DELTA, rel=1e-3)
+
+
+def test_no_delta_is_claimed_that_rounding_may_hide() -> None:
+    assert delta(poisson_sampled(0.01, 1.0), 1000, 100.0) == bounds.least_delta(1000)
+    with pytest.raises(PlanError, match="choose a larger delta"):
+        epsilon(poisson_sampled(0.01, 1.0), 1000, 1e-12)
+    assert epsilon(unamplified(1.0), 1000, 1e-12) > 0
+
+
+def test_renyi_divergence_is_an_upper_bound_of_the_accountant_of_record() -> None:
+    for release in (poisson_sampled(0.01, 1.0), poisson_sampled(0.3, 3.0)):
+        assert bounds.by_rdp(release, 100, DELTA) >= epsilon(release, 100, DELTA)
+        assert bounds.by_participation(release, 100, DELTA) >= epsilon(release, 100, DELTA)
+        one, many = rdp(release, 1, [2.0, 5.5]), rdp(release, 100, [2.0, 5.5])
+        assert many == pytest.approx(tuple(100 * divergence for divergence in one))
+
+
+def test_a_coarse_grid_says_more_never_less() -> None:
+    for rate, z, count in ((0.01, 0.8, 1000), (0.001, 1.0, 50_000), (0.3, 20.0, 500)):
+        fine, coarse = (
+            epsilon(poisson_sampled(rate, z), count, DELTA, discretization=step)
+            for step in (bounds.FINE, bounds.COARSEST)
+        )
+        assert fine <= coarse <= 1.5 * fine
+
+
+@pytest.mark.parametrize(
+    ("ask", "says"),
+    [
+        (lambda: poisson_sampled(0.0, 1.0), "sampling rate is 0"),
+        (lambda: poisson_sampled(1.1, 1.0), "at most 1"),
+        (lambda: poisson_sampled(0.1, 0.0), "noise multiplier is 0"),
+        (lambda: poisson_sampled(0.1, math.nan), "noise multiplier is nan"),
+        (lambda: unamplified(-1.0), "noise multiplier is -1"),
+        (lambda: replaced(math.inf), "or of no number"),
+        (lambda: sampled_without_replacement(10, 11, 1.0), "between 1 and 10"),
+        (lambda: sampled_without_replacement(10, 0, 1.0), "between 1 and 10"),
+        (lambda: epsilon(unamplified(1.0), 1, 1.0), "delta is 1"),
+        (lambda: epsilon(unamplified(1.0), 1, 0.0), "delta is 0"),
+        (lambda: epsilon(unamplified(1.0), -1, DELTA), "count from 0"),
+        (lambda: delta(unamplified(1.0), 1, -1.0), "negative"),
+        (lambda: calibrate(unamplified, 1, 0.0, DELTA), "must be positive"),
+        (lambda: calibrate(unamplified, 0, 1.0, DELTA), "must be positive"),
+        (lambda: calibrate(unamplified, 1, math.inf, DELTA), "must be positive"),
+        (lambda: calibrate(lambda z: unamplified(1.0), 1, 0.1, DELTA), "ask for a larger epsilon"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence(ask: Callable[[], object], says: str) -> None:
+    with pytest.raises(PlanError, match=says):
+        ask()

@@ -1,0 +1,245 @@
+"""Releases, attacked: no audit finds more than was accounted for, and every broken mechanism is found out.
+
+A release here is the whole of it: contributions are measured, scaled, summed and noised, as clients and server do. Neighbours
+differ in one client. The attacker knows all the others and what that client would send, and scores a release by its inner
+product with that: no test is better against independent Gaussian noise. Seeds are fixed, so nothing here fails by chance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from privacy import accounting
+from privacy.clipping import COUNTER, AdaptiveGaussian
+from privacy.entropy import SeededEntropy, Stream, SystemEntropy
+from privacy.mechanisms import Gaussian, Mechanism, perturbed
+from privacy.sampling import FixedSize, Poisson
+from tests.privacy.audit import Scores, lower_bound
+
+Named = Mapping[str, Tensor]
+Clip = Callable[[Named, Mechanism], dict[str, Tensor]]
+Noised = Callable[[Named, Stream], dict[str, Tensor]]
+
+DELTA, C, Z = 1e-5, 0.5, 2.0
+TARGET = {"body": torch.tensor([3.0, -4.0, 12.0]), "head": torch.tensor([40.0, 30.0])}
+OTHERS = [{"body": torch.tensor([0.1, 0.0, i / 9]), "head": torch.tensor([-float(i), 1.0])} for i in range(9)]
+SEEDED = SeededEntropy(0)
+
+
+def norm_of(contribution: Named) -> float:
+    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in contribution.values()))
+
+
+def clipped(contribution: Named, mechanism: Mechanism) -> dict[str, Tensor]:
+    factor = mechanism.scale(lambda: norm_of(contribution), C)
+    return {name: tensor * factor for name, tensor in contribution.items()}
+
+
+def head_not_clipped(contribution: Named, mechanism: Mechanism) -> dict[str, Tensor]:
+    return clipped(contribution, mechanism) | {"head": contribution["head"]}
+
+
+def head_not_measured(contribution: Named, mechanism: Mechanism) -> dict[str, Tensor]:
+    factor = mechanism.scale(lambda: norm_of({"body": contribution["body"]}), C)
+    return {name: tensor * factor for name, tensor in contribution.items()}
+
+
+def fresh(trial: int) -> Stream:
+    return SEEDED.stream("trial", trial)
+
+
+def fixed(trial: int) -> Stream:
+    return SEEDED.stream("noise")
+
+
+def operating_system(trial: int) -> Stream:
+    return SystemEntropy().stream("trial", trial)
+
+
+def audited(
+    noised: Noised,
+    *,
+    clip: Clip = clipped,
+    stream: Callable[[int], Stream] = fresh,
+    replayed: Callable[[int], Stream] | None = None,
+    trials: int = 2000,
+) -> float:
+    """The epsilon that an audit finds. replayed: what the attacker takes the streams for, and subtracts the noise of."""
+    sent, others = clip(TARGET, Gaussian(Z)), [clip(one, Gaussian(Z)) for one in OTHERS]
+    with_it, without = summed([*others, sent]), summed(others)
+
+    def score(total: Named, trial: int) -> float:
+        released = noised(total, stream(trial))
+        guess = noised(without, replayed(trial)) if replayed else without
+        return float(sum(((released[name].double() - guess[name].double()) * sent[name]).sum() for name in sent))
+
+    on = np.array([score(with_it, trial) for trial in range(trials)])
+    off = np.array([score(without, trial) for trial in range(trials, 2 * trials)])
+    return lower_bound(on, off, DELTA)
+
+
+def summed(contributions: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.stack([one[name].double() for one in contributions]).sum(0) for name in ("body", "head")}
+
+
+def gaussian(z: float) -> Noised:
+    return lambda total, stream: Gaussian(z).noised(total, C, stream)
+
+
+def only_body_noised(total: Named, stream: Stream) -> dict[str, Tensor]:
+    return dict(total) | {"body": perturbed(total["body"], Z * C, stream)}
+
+
+def accounted(z: float = Z, delta: float = DELTA) -> float:
+    return accounting.epsilon(accounting.unamplified(z), 1, delta)
+
+
+@pytest.mark.parametrize("z", [0.7, 1.0, 2.0, 5.0])
+def test_no_audit_finds_more_than_was_accounted_for(z: float) -> None:
+    assert audited(gaussian(z)) <= accounted(z)
+
+
+@pytest.mark.parametrize("clip", [head_not_clipped, head_not_measured])
+def test_contributions_that_are_not_clipped_as_a_whole_are_found_out(clip: Clip) -> None:
+    assert audited(gaussian(Z), clip=clip) > accounted()
+
+
+@pytest.mark.parametrize(
+    "noised",
+    [gaussian(0.0), gaussian(Z / 10), only_body_noised],
+    ids=["none", "a tenth", "on one tensor"],
+)
+def test_too_little_noise_is_found_out(noised: Noised) -> None:
+    assert audited(noised) > accounted()
+
+
+def test_noise_of_a_fixed_seed_is_found_out() -> None:
+    """It is the same in every release, and an attacker need not even know the seed."""
+    assert audited(gaussian(Z), stream=fixed) > accounted()
+
+
+def test_noise_of_a_known_seed_is_found_out() -> None:
+    """It is new in every release and as it should be to everybody else, but who knows the seed draws it too."""
+    assert audited(gaussian(Z), stream=fresh, replayed=fresh) > accounted()
+
+
+def test_noise_of_the_operating_system_cannot_be_replayed() -> None:
+    """What the attacker draws with the same labels is other noise, and only adds to that of the release."""
+    assert audited(gaussian(Z), stream=operating_system, replayed=operating_system) <= accounted()
+
+
+RELEASES = 1_000_000
+LARGE_DELTA = 1e-2  # epsilon shows in events as likely as that, of which a million releases have many: a sharp audit
+
+
+def released(at: float | Scores, z: float, label: str) -> Scores:
+    """A million releases of one coordinate, in units of C: every one of the sum `at`."""
+    total = torch.as_tensor(at, dtype=torch.float64).expand(RELEASES) * C
+    noised = Gaussian(z).noised({"a": total}, C, SEEDED.stream(label, str(z)))["a"]
+    return noised.double().numpy() / C
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("z", [0.7, 1.0, 2.0])
+def test_the_audit_is_sharp(z: float) -> None:
+    """It finds nine tenths of what is accounted for, and sees that a fifth of the noise is missing."""
+    one, none = released(1.0, z, "one"), released(0.0, z, "none")
+    assert 0.5 * accounted(z) < lower_bound(one, none, DELTA) <= accounted(z)
+    assert 0.9 * accounted(z, LARGE_DELTA) < lower_bound(one, none, LARGE_DELTA) <= accounted(z, LARGE_DELTA)
+    one, none = released(1.0, 0.8 * z, "one"), released(0.0, 0.8 * z, "none")
+    assert lower_bound(one, none, LARGE_DELTA) > accounted(z, LARGE_DELTA)
+
+
+@pytest.mark.slow
+def test_replacing_a_member_is_accounted_for_as_such() -> None:
+    """The sum moves by 2 C: more leaks than with one member more or less, and it is in the account."""
+    found = lower_bound(released(1.0, 1.0, "plus"), released(-1.0, 1.0, "minus"), DELTA)
+    assert accounted(1.0) < found <= accounting.epsilon(accounting.replaced(1.0), 1, DELTA)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", [0.05, 0.3])
+def test_sampled_releases_leak_no_more_than_was_accounted_for_and_unsampled_ones_do(rate: float) -> None:
+    """Every release is one draw of a target's coin: a million targets, drawn at once."""
+    z, sampler = 0.5, Poisson(RELEASES, rate)
+    taking_part = np.zeros(RELEASES)
+    taking_part[sampler.draw(SEEDED.stream("coins", str(rate)).uniform)] = 1.0
+    promised = accounting.epsilon(sampler.release(z), 1, DELTA)
+    assert promised < accounted(z)
+    none = released(0.0, z, "without")
+    assert 0.3 * promised < lower_bound(released(taking_part, z, "with"), none, DELTA) <= promised
+    if rate < 0.1:
+        assert (
+            lower_bound(released(1.0, z, "with"), none, DELTA) > promised
+        )  # whose coins are known, or were not tossed
+
+
+@pytest.mark.slow
+def test_fixed_size_samples_leak_no_more_than_was_accounted_for() -> None:
+    """One of twenty is replaced, who is in a sample of two one time in ten."""
+    z, uniform = 0.8, SEEDED.stream("samples").uniform
+    sampler = FixedSize(20, 2)
+    some = [0 in sampler.draw(uniform) for _ in range(20_000)]
+    taking_part = np.resize(np.array(some, dtype=np.float64), RELEASES)
+    promised = accounting.epsilon(sampler.release(z), 1, DELTA)
+    found = lower_bound(released(taking_part, z, "plus"), released(-taking_part, z, "minus"), DELTA)
+    assert 0 < found <= promised
+
+
+def adaptive_scores(mechanism: AdaptiveGaussian, member: float) -> Scores:
+    """Log-likelihood ratios, but for a constant, of a million releases of vector and count, to which `member` was added."""
+    total = {"a": torch.full((RELEASES,), member * C), COUNTER: torch.full((RELEASES,), 0.5 * member)}
+    got = mechanism.noised(total, C, SEEDED.stream("adaptive", str(member)))
+    vector, count = got["a"].double() / C / mechanism.vector.noise_multiplier**2, got[COUNTER].double()
+    return (vector + 0.5 * count / mechanism.count_std**2).numpy()
+
+
+class CountForFree(AdaptiveGaussian):
+    """A broken mechanism: the vector gets z, as if there were no count."""
+
+    @property
+    def vector(self) -> Gaussian:
+        return Gaussian(self.noise_multiplier)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count_std", [0.51, 0.7, 2.0])
+def test_vector_and_count_together_leak_no_more_than_was_accounted_for(count_std: float) -> None:
+    mechanism = AdaptiveGaussian(1.0, 0.5, count_std)
+    on, off = (adaptive_scores(mechanism, member) for member in (1.0, 0.0))
+    for delta in (DELTA, LARGE_DELTA):
+        assert 0.5 * accounted(1.0, delta) < lower_bound(on, off, delta) <= accounted(1.0, delta)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count_std", [0.51, 0.7])
+def test_a_count_that_is_not_charged_is_found_out(count_std: float) -> None:
+    broken = CountForFree(1.0, 0.5, count_std)
+    on, off = (adaptive_scores(broken, member) for member in (1.0, 0.0))
+    assert lower_bound(on, off, LARGE_DELTA) > accounted(1.0, LARGE_DELTA)
+
+
+def test_the_bound_is_one_of_probability() -> None:
+    """Scores that tell nothing give nothing, and separate ones what their number can show at most: log(n / 10) about."""
+    rng = np.random.default_rng(0)
+    assert lower_bound(rng.normal(size=4000), rng.normal(size=4000), DELTA) < 0.1
+    apart = lower_bound(np.ones(4000), np.zeros(4000), DELTA)
+    exact = 1 - (1e-4 / 4) ** (1 / 2000)  # Clopper and Pearson's limit after none of 2000
+    assert apart == pytest.approx(math.log((1 - exact - DELTA) / exact))
+
+
+def test_the_bound_holds_as_often_as_it_says() -> None:
+    """Randomised response has an epsilon that is known: at significance 0.1, bounds exceed it less than one time in ten."""
+    rng, epsilon = np.random.default_rng(0), 1.0
+    truth = math.exp(epsilon) / (1 + math.exp(epsilon))
+    exceeded = 0
+    for _ in range(300):
+        on, off = (rng.random(400) < p for p in (truth, 1 - truth))
+        exceeded += lower_bound(on.astype(np.float64), off.astype(np.float64), 0.0, 0.1) > epsilon
+    assert exceeded <= 45

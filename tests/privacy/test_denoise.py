@@ -1,0 +1,234 @@
+"""Denoising at a known noise level: the published gain, the formula against searching, and what holds for any shape."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from privacy import denoise
+from privacy.denoise import denoised, shrunk, visible
+from privacy.errors import PlanError
+
+FALLING = 2.0 ** -torch.arange(8, dtype=torch.float64)
+EQUAL = torch.ones(8, dtype=torch.float64)
+
+
+def planted(shape: tuple[int, int], values: Tensor, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """A matrix with these singular values in random directions, and standard normal noise."""
+    generator = torch.Generator().manual_seed(seed)
+    u, v = (
+        torch.linalg.qr(torch.randn(side, len(values), dtype=torch.float64, generator=generator))[0] for side in shape
+    )
+    return u * values @ v.T, torch.randn(shape, dtype=torch.float64, generator=generator)
+
+
+def error(estimate: Tensor, truth: Tensor) -> float:
+    return float((estimate - truth).norm() / truth.norm())
+
+
+def estimate(noised: Tensor, rank: int, noise_std: float, *, shrink: bool = True) -> Tensor:
+    left, right = denoised(noised, rank, noise_std, shrink=shrink)
+    return left @ right
+
+
+def by_svd(noised: Tensor, rank: int, noise_std: float, *, shrink: bool) -> Tensor:
+    """The same from a full SVD."""
+    u, s, vt = torch.linalg.svd(noised.double(), full_matrices=False)
+    if shrink:
+        s = shrunk(s, tuple(noised.shape), noise_std)  # type: ignore[arg-type]
+    return u[:, :rank] * s[:rank] @ vt[:rank]
+
+
+@pytest.mark.parametrize(
+    ("values", "clients", "raw", "truncated", "shrunken"),
+    [(FALLING, 100, 14.6, 2.52, 0.79), (FALLING, 1000, 1.46, 0.23, 0.14), (EQUAL, 100, 14.6, None, 1.00)],
+    ids=["falling, 100", "falling, 1000", "equal, 100"],
+)
+def test_relative_error_of_a_planted_update(
+    values: Tensor, clients: int, raw: float, truncated: float | None, shrunken: float
+) -> None:
+    """1024 x 1024, rank 8, norm 0.70 C, z = 1 and so noise of C / clients on every entry of the mean."""
+    truth, noise = planted((1024, 1024), 0.70 * values / values.norm())
+    std = 1.0 / clients
+    noised = truth + std * noise
+    assert error(noised, truth) == pytest.approx(raw, rel=0.05)
+    assert error(estimate(noised, 8, std), truth) == pytest.approx(shrunken, rel=0.05)
+    if truncated is not None:
+        assert error(estimate(noised, 8, std, shrink=False), truth) == pytest.approx(truncated, rel=0.05)
+
+
+@pytest.mark.parametrize("shape", [(300, 300), (500, 150), (150, 500)], ids=str)
+@pytest.mark.parametrize("size", [1.3, 1.6, 3.0], ids="x {} visible".format)
+def test_no_other_size_for_the_direction_found_does_better(shape: tuple[int, int], size: float) -> None:
+    """One planted direction: what the loss is least for, found by trying sizes, is the formula's, on average over noises."""
+    std = 0.03
+    value = size * visible(shape, std)
+    tried = torch.linspace(0, 2 * value, 201, dtype=torch.float64)
+    losses, ours, kept = torch.zeros(201, dtype=torch.float64), [], []
+    for seed in range(6):
+        truth, noise = planted(shape, torch.tensor([value], dtype=torch.float64), seed)
+        u, s, vt = torch.linalg.svd(truth + std * noise, full_matrices=False)
+        overlap = float(u[:, 0] @ truth @ vt[0])
+        losses += value**2 - 2 * tried * overlap + tried**2
+        ours.append(float(shrunk(s[:1], shape, std)))
+        kept.append(float(s[0]))
+    best = float(tried[losses.argmin()])
+    assert sum(ours) / 6 == pytest.approx(best, abs=0.07 * value)
+    assert sum(kept) / 6 > best + 0.07 * value, "what truncation keeps is too large"
+
+
+def wrong_unit(values: Tensor, shape: tuple[int, int], noise_std: float) -> Tensor:
+    """The smaller side where the larger belongs."""
+    m = min(shape)
+    return shrunk(values, (m, m), noise_std)
+
+
+def wrong_edge(values: Tensor, shape: tuple[int, int], noise_std: float) -> Tensor:
+    """Hard threshold: what is above the noise is kept as it is."""
+    return torch.where(shrunk(values, shape, noise_std) > 0, values, 0.0)
+
+
+def wrong_power(values: Tensor, shape: tuple[int, int], noise_std: float) -> Tensor:
+    """Shrinks twice."""
+    ours = shrunk(values, shape, noise_std)
+    return torch.where(values > 0, ours * ours / values, 0.0)
+
+
+@pytest.mark.parametrize("wrong", [wrong_unit, wrong_edge, wrong_power])
+def test_a_wrong_formula_loses_more(wrong: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    std, shape = 0.05, (600, 300)
+    truth, noise = planted(shape, visible(shape, std) * torch.tensor([3.0, 2, 1.5, 1.2], dtype=torch.float64))
+    noised = truth + std * noise
+    right = error(estimate(noised, 8, std), truth)
+    monkeypatch.setattr(denoise, "shrunk", wrong)
+    assert error(estimate(noised, 8, std), truth) > 1.02 * right
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.8, 1.3, 2.0])
+def test_a_wrong_noise_level_loses_more(factor: float) -> None:
+    std, shape = 0.05, (300, 300)
+    truth, noise = planted(shape, visible(shape, std) * torch.tensor([3.0, 2, 1.5, 1.2], dtype=torch.float64))
+    noised = truth + std * noise
+    assert error(estimate(noised, 8, factor * std), truth) > 1.02 * error(estimate(noised, 8, std), truth)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    m=st.integers(1, 14),
+    n=st.integers(1, 14),
+    rank=st.integers(0, 14),
+    std=st.sampled_from([0.0, 1e-6, 0.1, 0.5, 3.0]),
+    shrink=st.booleans(),
+    single=st.booleans(),
+    seed=st.integers(0, 10_000),
+)
+def test_factors_are_those_of_a_full_svd(
+    m: int, n: int, rank: int, std: float, shrink: bool, single: bool, seed: int
+) -> None:
+    rank = min(rank, m, n)
+    noised = torch.randn(m, n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    noised = noised.float() if single else noised
+    left, right = denoised(noised, rank, std, shrink=shrink)
+    assert (left.shape, right.shape) == ((m, rank), (rank, n))
+    assert left.dtype == right.dtype == torch.float64
+    assert (left @ right - by_svd(noised, rank, std, shrink=shrink)).norm() < 1e-6 * (1 + noised.norm())
+
+
+@pytest.mark.parametrize("shape", [(300, 300), (500, 120), (120, 500)], ids=str)
+@pytest.mark.parametrize("signal", [0.0, 1.0, 1e7], ids="signal {:g}".format)
+def test_squaring_loses_nothing_that_matters(shape: tuple[int, int], signal: float) -> None:
+    """Also where the first singular value is ten million times the noise, and where there is noise alone."""
+    truth, noise = planted(shape, signal * FALLING)
+    noised = truth + 0.01 * noise
+    for shrink in (True, False):
+        ours, exact = (f(noised, 8, 0.01, shrink=shrink) for f in (estimate, by_svd))
+        assert (ours - exact).norm() <= 1e-8 * torch.linalg.matrix_norm(noised, 2)
+
+
+def test_a_transposed_matrix_has_the_transposed_estimate() -> None:
+    truth, noise = planted((60, 25), FALLING)
+    noised = truth + 0.02 * noise
+    assert torch.allclose(estimate(noised, 5, 0.02).T, estimate(noised.T, 5, 0.02), atol=1e-10)
+
+
+def test_at_most_the_rank_asked_for_survives() -> None:
+    truth, noise = planted((80, 50), 10 * EQUAL)
+    assert int(torch.linalg.matrix_rank(estimate(truth + 1e-3 * noise, 3, 1e-3))) == 3
+    assert int(torch.linalg.matrix_rank(estimate(truth + 1e-3 * noise, 20, 1e-3), rtol=1e-9)) == 8
+
+
+def test_without_noise_values_stay() -> None:
+    values = torch.tensor([3.0, 1.0, 0.0])
+    assert torch.equal(shrunk(values, (5, 3), 0.0), values)
+    assert torch.equal(shrunk(values[:0], (5, 3), 0.5), values[:0])
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    m=st.integers(1, 5000),
+    n=st.integers(1, 5000),
+    std=st.floats(1e-30, 1e10),
+    start=st.floats(0, 10),
+    step=st.floats(0, 5),
+)
+def test_what_shrinkage_promises(m: int, n: int, std: float, start: float, step: float) -> None:
+    """Between 0 and the value, growing, 0 up to the edge of the noise, and the formula above it."""
+    edge = std * (math.sqrt(m) + math.sqrt(n))
+    values = edge * torch.tensor([start, start + step], dtype=torch.float64)
+    low, high = shrunk(values, (m, n), std).tolist()
+    assert 0 <= low <= high <= float(values[1])
+    assert low <= float(values[0])
+    assert (low == 0) == (start <= 1) or abs(start - 1) < 1e-9
+    unit, beta = std * math.sqrt(max(m, n)), min(m, n) / max(m, n)
+    y = float(values[1]) / unit
+    if start + step > 1.01:
+        assert high == pytest.approx(unit * math.sqrt((y * y - beta - 1) ** 2 - 4 * beta) / y, rel=1e-6)
+
+
+def test_huge_values_above_tiny_noise_stay_finite() -> None:
+    assert shrunk(torch.tensor([1e30], dtype=torch.float64), (9, 4), 1e-290).item() == pytest.approx(1e30)
+
+
+@pytest.mark.parametrize("shape", [(500, 500), (900, 200), (200, 900)], ids=str)
+def test_what_is_visible_shows_and_what_is_not_does_not(shape: tuple[int, int]) -> None:
+    """In a finite matrix the first singular value of the noise alone may be a little beyond the edge."""
+    std = 0.1
+    for factor in (0.0, 0.7, 1.5):
+        truth, noise = planted(shape, torch.tensor([factor * visible(shape, std)], dtype=torch.float64), seed=2)
+        found = estimate(truth + std * noise, 1, std).norm() / visible(shape, std)
+        assert found > 0.5 if factor > 1 else found < 0.3
+
+
+def test_zeros_stay_zeros() -> None:
+    for std in (0.0, 1.0):
+        left, right = denoised(torch.zeros(6, 4), 2, std, shrink=True)
+        assert not (left @ right).any()
+        assert left.isfinite().all()
+        assert right.isfinite().all()
+
+
+def test_what_is_given_is_left_as_it_was() -> None:
+    for shape in ((7, 5), (5, 7)):
+        noised = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        kept = noised.clone()
+        first, second = (estimate(noised, 3, 0.2) for _ in range(2))
+        assert torch.equal(noised, kept)
+        assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("std", [-1.0, math.nan, math.inf])
+def test_an_impossible_noise_level_is_refused(std: float) -> None:
+    with pytest.raises(PlanError, match="must be finite and at least 0"):
+        shrunk(torch.ones(1), (2, 2), std)
+    with pytest.raises(PlanError, match="must be finite and at least 0"):
+        visible((2, 2), std)
+
+
+def test_a_rank_the_matrix_cannot_have_is_refused() -> None:
+    with pytest.raises(PlanError, match="a 4 x 6 matrix has no approximation of rank 5; the rank goes up to 4"):
+        denoised(torch.zeros(4, 6), 5, 1.0, shrink=True)

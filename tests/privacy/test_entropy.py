@@ -1,0 +1,219 @@
+"""The streams that noise and secret coins come from: their bytes, their labels, and that nothing else decides them."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+import os
+import pickle
+import random
+
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+from privacy.entropy import SeededEntropy, Stream, SystemEntropy
+
+KEY = bytes(range(32))
+
+
+def keystream(key: bytes, count: int) -> bytes:
+    return Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(count))
+
+
+def naive_uniform(words: bytes) -> list[float]:
+    """The first 53 bits of each little-endian word of eight bytes, as a fraction: exact in Python's integers."""
+    at = range(0, len(words), 8)
+    return [(int.from_bytes(words[start : start + 8], "little") >> 11) / 2**53 for start in at]
+
+
+def naive_normal(key: bytes, count: int) -> list[float]:
+    """Box and Muller, one pair after the other, for as many numbers as are made in one go."""
+    pairs = (count + 1) // 2
+    u = naive_uniform(keystream(key, 16 * pairs))
+    radii = [math.sqrt(-2 * math.log(1 - one)) for one in u[:pairs]]
+    angles = [2 * math.pi * one for one in u[pairs:]]
+    cosines = [radius * math.cos(angle) for radius, angle in zip(radii, angles, strict=True)]
+    sines = [radius * math.sin(angle) for radius, angle in zip(radii, angles, strict=True)]
+    return (cosines + sines)[:count]
+
+
+def stream(*label: str | int) -> Stream:
+    return SeededEntropy(0).stream(*label)
+
+
+def test_chacha20_is_that_of_rfc_8439() -> None:
+    """The first keystream block of its appendix A.1: key, counter and nonce of zeros."""
+    assert keystream(bytes(32), 16).hex() == "76b8e0ada0f13d90405d6ae55386bd28"
+
+
+def test_uniforms_are_the_keystream_and_nothing_else() -> None:
+    assert Stream(KEY).uniform(1000).tolist() == naive_uniform(keystream(KEY, 8000))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 10, 777])
+def test_normals_are_box_and_muller_over_the_keystream(count: int) -> None:
+    found = Stream(KEY).normal((count,))
+    assert found == pytest.approx(naive_normal(KEY, count), rel=1e-12, abs=1e-12)
+
+
+def test_successive_calls_continue_the_stream() -> None:
+    drawn = Stream(KEY)
+    parts = [drawn.uniform(count) for count in (1, 0, 7, 64, 500)]
+    assert np.concatenate(parts).tolist() == Stream(KEY).uniform(572).tolist()
+    mixed = Stream(KEY)
+    assert mixed.normal((3,)).shape == (3,)  # two pairs: four words of the keystream
+    assert mixed.uniform(5).tolist() == Stream(KEY).uniform(9)[4:].tolist()
+
+
+def test_the_extreme_words_give_the_extreme_uniforms(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = Stream(KEY)
+
+    class Words:
+        def update(self, data: bytes) -> bytes:
+            return b"\xff" * 8 + b"\x00" * 8
+
+    monkeypatch.setattr(drawn, "_keystream", Words())
+    assert drawn.uniform(2).tolist() == [1 - 2.0**-53, 0.0]
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (1,), (3,), (7, 11), (2, 3, 4), (1, 1, 5)])
+def test_shapes(shape: tuple[int, ...]) -> None:
+    drawn = stream("shape").normal(shape)
+    assert isinstance(drawn, np.ndarray)
+    assert drawn.shape == shape
+    assert drawn.dtype == np.float64
+    assert len(np.unique(drawn)) == drawn.size
+    flat = stream("shape").normal((math.prod(shape),))
+    assert drawn.ravel().tolist() == flat.tolist()
+
+
+def test_no_uniforms_are_an_empty_array() -> None:
+    assert stream("none").uniform(0).shape == (0,)
+
+
+def test_counts_of_numpy_are_counts() -> None:
+    assert stream("n").uniform(int(np.int64(5))).tolist() == stream("n").uniform(np.int64(5)).tolist()  # type: ignore[arg-type]
+
+
+def test_the_operating_system_gives_every_stream_a_key_of_its_own() -> None:
+    system = SystemEntropy()
+    drawn = np.concatenate([system.stream("sum", 0, "train").uniform(500) for _ in range(200)])
+    assert len(np.unique(drawn)) == len(drawn)  # the same label, and not one number twice
+    assert len(np.unique(np.concatenate([system.stream("n").normal((501,)) for _ in range(200)]))) == 200 * 501
+
+
+def test_a_stream_takes_256_bits_of_the_operating_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def urandom(count: int) -> bytes:
+        asked.append(count)
+        return KEY
+
+    monkeypatch.setattr(os, "urandom", urandom)
+    assert SystemEntropy().stream("a", 1).uniform(9).tolist() == Stream(KEY).uniform(9).tolist()
+    assert asked == [32]
+
+
+def test_a_stream_cannot_be_kept_or_doubled() -> None:
+    """Noise that is drawn twice hides nothing: a copy of a stream would do that."""
+    with pytest.raises(TypeError):
+        pickle.dumps(SystemEntropy().stream("a"))
+    with pytest.raises(TypeError):
+        copy.deepcopy(SystemEntropy().stream("a"))
+
+
+def test_a_key_of_another_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="key size"):
+        Stream(bytes(16))
+
+
+def test_seeded_streams_are_the_same_again_for_the_same_seed_and_label() -> None:
+    for label in ((), ("a",), (1,), ("a", 1, "b")):
+        assert (
+            SeededEntropy(3).stream(*label).uniform(50).tolist() == SeededEntropy(3).stream(*label).uniform(50).tolist()
+        )
+
+
+LABELS: tuple[tuple[str | int, ...], ...] = (
+    *((), ("",), ("", ""), ("a",), ("a", "b"), ("b", "a"), ("ab",), ("a,b",), ('a", "b',), ('a","b',), ("a", "b", "")),
+    *(
+        ("['a']",),
+        ("\\",),
+        ("\\\\",),
+        ("\n",),
+        ("\\n",),
+        ("é",),
+        ("\\u00e9",),
+        ("e\u0301",),
+        ("null",),
+        ("\0",),
+        ("\0\0",),
+    ),
+    *((1,), ("1",), (1, 2), (12,), ("1, 2",), (-1,), (0,), ("0",), ("sum", 1, "0"), ("sum", 1, 0), ("sum", 10)),
+)
+
+
+class Joined(SeededEntropy):
+    """A broken entropy: the parts of a label are joined, and nothing tells where one ends."""
+
+    def stream(self, *label: str | int) -> Stream:
+        return Stream(hashlib.sha256(",".join(map(str, [self.seed, *label])).encode()).digest())
+
+
+def collisions(kind: type[SeededEntropy]) -> int:
+    """How many of the streams of four seeds and all labels begin like another one."""
+    firsts = [float(kind(seed).stream(*label).uniform(1)[0]) for seed in (0, 1, 10, -1) for label in LABELS]
+    return len(firsts) - len(set(firsts))
+
+
+def test_seeded_streams_differ_by_seed_and_by_label() -> None:
+    """However a label is cut into parts and whatever is in them: no two uses share their noise."""
+    assert collisions(SeededEntropy) == 0
+    assert collisions(Joined) > 0
+
+
+def test_only_the_operating_systems_entropy_is_private() -> None:
+    assert SystemEntropy().private is True
+    assert SeededEntropy(0).private is False
+
+
+def test_nobody_can_declare_seeded_entropy_private() -> None:
+    with pytest.raises(TypeError):
+        SeededEntropy(0, private=True)  # type: ignore[call-arg]
+    with pytest.raises(TypeError):
+        SystemEntropy(private=True)  # type: ignore[call-arg]
+    with pytest.raises(AttributeError):
+        SeededEntropy(0).private = True  # type: ignore[misc]
+
+
+def seed_everything() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+def test_no_global_seed_decides_a_stream() -> None:
+    drawn = []
+    for _ in range(3):
+        seed_everything()
+        drawn.append(tuple(SystemEntropy().stream("noise").normal((4,)).tolist()))
+    assert len(set(drawn)) == 3
+    seed_everything()
+    once = stream("a").normal((4,)).tolist()
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    assert stream("a").normal((4,)).tolist() == once
+
+
+def test_a_stream_leaves_the_global_generators_alone() -> None:
+    """Private noise must not shift what an experiment's seed decides."""
+    seed_everything()
+    expected = (random.random(), np.random.random(), float(torch.rand(())))
+    seed_everything()
+    SystemEntropy().stream("noise").normal((1000,))
+    stream("noise").uniform(1000)
+    assert (random.random(), np.random.random(), float(torch.rand(()))) == expected

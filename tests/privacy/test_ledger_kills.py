@@ -1,0 +1,120 @@
+"""Killed at any instant, whoever charges first and releases then has charged for at least what was released."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from privacy.errors import LedgerError
+from privacy.ledger import Ledger
+from tests.privacy.ledger_child import ENOUGH, RECORD, RUN, kept_head, start
+
+KILLS = 100
+
+
+class UnderpaidError(AssertionError):
+    """More was released than was charged."""
+
+
+def audit(folder: Path) -> tuple[int, int]:
+    """Charged and released; the ledger has to verify, to hold the head that the run kept, and to cover what is out."""
+    ledger = Ledger.open(folder / "ledger.db", head=kept_head(folder))
+    releases = folder / "releases"
+    released = -(-releases.stat().st_size // RECORD) if releases.exists() else 0
+    charged = sum(ledger.charged(RUN).values())
+    if charged < released:
+        raise UnderpaidError(f"{released} released, {charged} charged")
+    return charged, released
+
+
+def new(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    Ledger.create(folder / "ledger.db", data_set="ward", epsilon=ENOUGH.epsilon, delta=ENOUGH.delta)
+    return folder
+
+
+@pytest.mark.slow
+def test_a_hundred_kills_at_random_instants_leave_every_release_paid_for(tmp_path: Path) -> None:
+    folder, rng, killed_charging = new(tmp_path), random.Random(0), 0
+    for kill in range(KILLS):
+        before = audit(folder)
+        child = start("release", folder, "honest", 1_000_000)
+        if kill % 3:  # the others are killed as early as while they import
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+        time.sleep(rng.uniform(0, 0.06))
+        child.kill()
+        _, errors = child.communicate()
+        assert child.returncode == -signal.SIGKILL, errors
+        charged, released = audit(folder)
+        assert (charged, released) >= before
+        killed_charging += charged > before[0]
+    assert killed_charging > KILLS // 4
+    assert charged - released <= KILLS  # one charge at most is lost to each kill
+
+
+def sweep(tmp_path: Path, order: str, rounds: int = 2) -> list[bool]:
+    """Kill a new run at each of its named instants in turn: whether each left its releases underpaid."""
+    underpaid: list[bool] = []
+    for deadly in range(1000):
+        folder = new(tmp_path / f"{order}-{deadly}")
+        child = start("release-and-die", folder, order, rounds, deadly)
+        _, errors = child.communicate()
+        if child.returncode == 0:
+            assert audit(folder) == (rounds, rounds)
+            return underpaid
+        assert child.returncode == -signal.SIGKILL, errors
+        try:
+            audit(folder)
+            underpaid.append(False)
+        except UnderpaidError:
+            underpaid.append(True)
+        with start("release", folder, "honest", 1) as again:  # what a kill left can be gone on with
+            assert again.wait() == 0
+    raise AssertionError("the child never came to its end")
+
+
+@pytest.mark.slow
+def test_no_named_instant_is_deadly_to_the_accounts(tmp_path: Path) -> None:
+    found = sweep(tmp_path, "honest")
+    assert len(found) > 10
+    assert not any(found)
+
+
+@pytest.mark.slow
+def test_charging_after_the_release_is_caught(tmp_path: Path) -> None:
+    assert any(sweep(tmp_path, "broken", rounds=1))
+
+
+@pytest.mark.slow
+def test_creation_killed_at_any_instant_leaves_no_ledger_or_a_whole_one(tmp_path: Path) -> None:
+    seen = []
+    for deadly in range(1000):
+        path = tmp_path / str(deadly) / "ledger.db"
+        path.parent.mkdir()
+        child = start("create-and-die", path, deadly)
+        child.communicate("go\n")
+        seen.append(path.exists())
+        if not path.exists():
+            Ledger.create(path, data_set="ward", epsilon=8.0, delta=1e-5)
+        assert Ledger.open(path).data_set == "ward"
+        if child.returncode == 0:
+            break
+    assert seen[0] is False
+    assert seen[1] is True
+
+
+def test_a_folder_without_hard_links_is_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_links(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("privacy.chain.os.link", no_links)
+    with pytest.raises(LedgerError, match="hard links"):
+        Ledger.create(tmp_path / "ledger.db", data_set="ward", epsilon=8.0, delta=1e-5)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,114 @@
+"""The privacy statement: everything a reader needs to doubt it is in its words, and it never promises more than its data."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import fields, replace
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from privacy.statement import NOT_COVERED, Statement
+
+STATEMENT = Statement(
+    unit="one client",
+    adjacency="one client more or less",
+    epsilon=2.5,
+    epsilon_participants=13.25,
+    delta=1e-5,
+    mechanism="Gaussian with noise multiplier 0.89",
+    sampling="secret coins of rate 0.1",
+    accountant="privacy loss distributions",
+    noise="by the server",
+    trust="the server is trusted",
+    released="5 noised sums",
+)
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Statement) if field.name != "private"])
+def test_every_field_is_in_the_text(name: str) -> None:
+    """A change of it is a change of the words."""
+    value = getattr(STATEMENT, name)
+    said = {"epsilon": "(2.5, ", "epsilon_participants": "epsilon is 13.25.", "delta": "1e-05"}.get(name)
+    for words in value if name == "not_covered" else [said or value]:
+        assert words in STATEMENT.text
+    other = 77.0 if isinstance(value, float) else ("something else",) if name == "not_covered" else "something else"
+    changed = Statement.from_dict(STATEMENT.to_dict() | {name: other})
+    assert changed.text != STATEMENT.text
+    assert str(other if isinstance(other, str) else "something else" if name == "not_covered" else "77") in changed.text
+
+
+def test_what_is_not_covered_is_there_without_being_asked_for() -> None:
+    assert STATEMENT.not_covered == NOT_COVERED
+    assert any("hyper-parameters" in words for words in NOT_COVERED)
+    assert any("evaluation" in words for words in NOT_COVERED)
+    more = replace(STATEMENT, not_covered=(*NOT_COVERED, "the weather"))
+    assert all(words in more.text for words in (*NOT_COVERED, "the weather"))
+
+
+def test_a_private_statement_is_one_paragraph_without_a_warning() -> None:
+    assert STATEMENT.private
+    assert "NOT PRIVATE" not in STATEMENT.text
+    assert "\n" not in STATEMENT.text
+
+
+def test_a_voided_statement_says_so_first() -> None:
+    voided = STATEMENT.voided()
+    assert voided.text.startswith("NOT PRIVATE")
+    assert not voided.private
+    assert STATEMENT.private  # the other one is as it was
+    assert replace(voided, private=True) == STATEMENT
+    assert voided.voided() == voided
+
+
+@pytest.mark.parametrize("statement", [STATEMENT, STATEMENT.voided(), replace(STATEMENT, not_covered=())])
+def test_a_statement_survives_being_stored(statement: Statement) -> None:
+    """Also its verdict: a voided one does not come back as private."""
+    stored = json.loads(json.dumps(statement.to_dict()))
+    assert set(stored) == {field.name for field in fields(Statement)}
+    assert Statement.from_dict(stored) == statement
+    assert Statement.from_dict(stored).text == statement.text
+
+
+def test_a_field_too_few_or_too_many_is_no_statement() -> None:
+    stored = STATEMENT.to_dict()
+    with pytest.raises(TypeError):
+        Statement.from_dict({name: value for name, value in stored.items() if name != "delta"})
+    with pytest.raises(TypeError):
+        Statement.from_dict(stored | {"guarantee": "absolute"})
+
+
+POSITIVE = st.floats(min_value=1e-12, max_value=1e6)
+
+
+def printed(text: str) -> list[float]:
+    """epsilon, delta and epsilon_participants, as a reader finds them."""
+    found = re.search(r"\((\S+), (\S+)\)-differential privacy.*epsilon is (\S+)\. Mech", text)
+    assert found is not None
+    return [float(number) for number in found.groups()]
+
+
+@given(POSITIVE, POSITIVE, st.floats(min_value=1e-12, max_value=0.1))
+def test_what_is_printed_is_never_less_than_what_is_guaranteed(
+    epsilon: float, participants: float, delta: float
+) -> None:
+    text = replace(STATEMENT, epsilon=epsilon, epsilon_participants=participants, delta=delta).text
+    for shown, true, digits in zip(printed(text), (epsilon, delta, participants), (4, 3, 4), strict=True):
+        assert shown >= true
+        assert shown <= true * (1 + 10.0 ** (1 - digits)) * (1 + 1e-12)
+        assert len(Decimal(repr(shown)).normalize().as_tuple().digits) <= digits
+
+
+def test_rounding_to_the_nearest_would_promise_too_much() -> None:
+    """What the test above would catch."""
+    assert float(f"{1.83449:.4g}") < 1.83449
+    assert printed(replace(STATEMENT, epsilon=1.83449).text)[0] == 1.835
+
+
+@pytest.mark.parametrize(("value", "shown"), [(0.1, "0.1"), (8.0, "8"), (0.0, "0"), (math.inf, "inf"), (9.9999, "10")])
+def test_numbers_that_are_short_stay_as_they_are(value: float, shown: str) -> None:
+    assert f"({shown}, 1e-05)-differential" in replace(STATEMENT, epsilon=value).text

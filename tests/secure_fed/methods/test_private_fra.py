@@ -1,0 +1,208 @@
+"""FRA-LoRA on a noised mean: against the same computed from dense matrices."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from privacy.denoise import shrunk
+from secure_fed.adapters.lora import Pair, pairs
+from secure_fed.config import MethodConfig
+from secure_fed.errors import ConfigError
+from secure_fed.methods import METHODS, build, cards
+from secure_fed.methods.fra_lora import FraLora
+from secure_fed.methods.fra_then_ffa import FraThenFfa
+from secure_fed.methods.method import CHANGE, Method, State
+from secure_fed.tensors import Layout, LowRank, Tensors
+from tests.secure_fed import toys
+
+RANK, STD = 2, 0.05
+RULES = ["shrink", "truncate", "none"]
+
+
+def fra(denoise: str = "shrink", name: str = "fra_lora", **settings: object) -> Method:
+    return build(MethodConfig(name=name, rank=RANK, alpha=3.0, denoise=denoise, **settings))  # type: ignore[arg-type]
+
+
+def started(method: Method, *, used: bool = True) -> State:
+    """The state at the start, or one in which B is not zero any more."""
+    state = State(method.prepare(toys.model(), ["classifier.weight", "classifier.bias"], 3))
+    generator = torch.Generator().manual_seed(1)
+    b = {pair.b: torch.randn(state.tensors[pair.b].shape, generator=generator) for pair in pairs(state.tensors)}
+    return State(state.tensors | b) if used else state
+
+
+def noised_mean(method: Method, state: State, signal: float = 1.0, std: float = STD) -> Tensors:
+    """A dense mean: one large direction in each matrix and noise on every coordinate."""
+    generator = torch.Generator().manual_seed(2)
+
+    def member(shape: tuple[int, ...]) -> Tensor:
+        signals = [torch.randn(side, generator=generator) for side in shape]
+        clean = torch.outer(*signals) if len(shape) == 2 else signals[0]
+        return signal * clean + std * torch.randn(shape, generator=generator)
+
+    return Tensors((name, member(shape)) for name, shape in method.layout(state, CHANGE).entries)
+
+
+def product(tensors: Tensors, pair: Pair) -> Tensor:
+    return tensors.tensor(pair.b).double() @ tensors.tensor(pair.a).double()
+
+
+def best(matrix: Tensor, rank: int = RANK) -> Tensor:
+    u, s, vt = torch.linalg.svd(matrix, full_matrices=False)
+    return u[:, :rank] * s[:rank] @ vt[:rank]
+
+
+def clean(matrix: Tensor, rule: str, std: float = STD) -> Tensor:
+    """The denoised mean, densely."""
+    if rule == "none":
+        return matrix
+    u, s, vt = torch.linalg.svd(matrix, full_matrices=False)
+    if rule == "shrink":
+        s = shrunk(s, (matrix.shape[0], matrix.shape[1]), std)
+    return u[:, :RANK] * s[:RANK] @ vt[:RANK]
+
+
+def wanted(method: Method, state: State, mean: Tensors, pair: Pair, rule: str) -> Tensor:
+    step = clean(mean.tensor(f"{pair.module}.delta").double(), rule) / method.adapter.scaling
+    return best(product(state.tensors, pair) + step)
+
+
+def close(left: Tensor, right: Tensor) -> bool:
+    return bool((left - right).norm() <= 1e-6 * (1e-3 + right.norm()))
+
+
+@pytest.mark.parametrize("name", ["fra_lora", "fra_then_ffa"])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_noised_mean_is_denoised_and_added_as_in_dense_matrices(name: str, rule: str) -> None:
+    """In the scale of s B A, where the noise is, and not in that of B A."""
+    method = fra(rule, name)
+    state = started(method)
+    mean = noised_mean(method, state)
+    found = method.apply(state, {CHANGE: mean}, STD)
+    assert found.round == 1
+    for pair in pairs(state.tensors):
+        want = wanted(method, state, mean, pair, rule)
+        assert close(product(found.tensors, pair), want)
+        others = [wanted(method, state, mean, pair, other) for other in RULES if other != rule]
+        assert not any(close(product(found.tensors, pair), other) for other in others)
+        a, b = found.tensors.tensor(pair.a), found.tensors.tensor(pair.b)
+        assert torch.allclose(a @ a.T, b.T @ b, atol=1e-5), "balanced"
+        assert (b.gather(0, b.abs().argmax(0)[None]) > 0).all(), "signs fixed"
+        assert (a.dtype, b.dtype) == (torch.float32, torch.float32)
+
+
+def test_the_noise_level_counts_in_the_scale_of_the_mean() -> None:
+    method = fra()
+    state = started(method)
+    mean = noised_mean(method, state)
+    right, wrong = (method.apply(state, {CHANGE: mean}, std).tensors for std in (STD, STD / method.adapter.scaling))
+    for pair in pairs(state.tensors):
+        assert not close(product(right, pair), product(wrong, pair))
+
+
+def test_the_head_is_taken_as_it_is() -> None:
+    method = fra()
+    state = started(method)
+    mean = noised_mean(method, state)
+    found = method.apply(state, {CHANGE: mean}, STD).tensors
+    for name in ("classifier.weight", "classifier.bias"):
+        assert torch.equal(found.tensor(name), state.tensors.tensor(name) + mean.tensor(name))
+
+
+def test_the_switch_round_gives_an_orthonormal_a_under_noise_too() -> None:
+    method = fra(name="fra_then_ffa", switch_round=1)
+    for used, signal in ((True, 1.0), (True, 0.0), (False, 0.0)):
+        state = started(method, used=used)
+        mean = noised_mean(method, state, signal)
+        found = method.apply(state, {CHANGE: mean}, STD).tensors
+        for pair in pairs(state.tensors):
+            assert torch.allclose(found.tensor(pair.a) @ found.tensor(pair.a).T, torch.eye(RANK), atol=1e-6)
+            assert close(product(found, pair), wanted(method, state, mean, pair, "shrink"))
+
+
+@pytest.mark.parametrize("used", [True, False])
+@pytest.mark.parametrize("name", ["fra_lora", "fra_then_ffa"])
+def test_where_nothing_survives_the_product_stays_and_can_still_learn(name: str, used: bool) -> None:
+    """Round after round of noise alone; at the start, where B A = 0, A must not become 0."""
+    method = fra(name=name)
+    state = first = started(method, used=used)
+    for _ in range(3):
+        state = method.apply(state, {CHANGE: noised_mean(method, state, signal=0.0)}, 100 * STD)
+    for pair in pairs(state.tensors):
+        assert close(product(state.tensors, pair), product(first.tensors, pair))
+        a, b = state.tensors.tensor(pair.a), state.tensors.tensor(pair.b)
+        assert (a.norm(dim=1) > 0.1).all()
+        if not used:
+            assert not b.any()
+            assert torch.allclose(a @ a.T, torch.eye(RANK), atol=1e-6)
+
+
+def test_one_live_direction_beside_nothing_leaves_a_full_a() -> None:
+    method = fra()
+    state = started(method, used=False)
+    found = method.apply(state, {CHANGE: noised_mean(method, state, signal=1.0, std=1e-4)}, STD).tensors
+    for pair in pairs(state.tensors):
+        a, b = found.tensor(pair.a), found.tensor(pair.b)
+        assert b[:, 0].norm() > 0.5
+        assert not b[:, 1].any()
+        assert a[1].norm() == pytest.approx(1.0, abs=1e-6)
+        assert abs(float(a[0] @ a[1])) < 1e-5
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", ["factors", "dense"])
+def test_without_noise_the_rule_has_no_part(rule: str, kind: str) -> None:
+    """Bit for bit."""
+    method, plain = fra(rule), FraLora(fra().adapter)
+    state = started(method)
+    after = state.tensors * 1.1
+    mean = method.contribute(CHANGE, state.tensors, after, {})
+    assert any(isinstance(member, LowRank) for member in mean.values())
+    mean = mean.dense() if kind == "dense" else mean
+    assert toys.same(
+        method.apply(state, {CHANGE: mean}, 0.0).tensors,
+        plain.apply(state, {CHANGE: mean}).tensors,
+    )
+
+
+def test_a_noised_mean_in_factors_is_formed_first() -> None:
+    method = fra()
+    state = started(method)
+    mean = method.contribute(CHANGE, state.tensors, state.tensors * 1.1, {})
+    one, two = (method.apply(state, {CHANGE: m}, 0.01).tensors for m in (mean, mean.dense()))
+    assert (one - two).norm() < 1e-5 * two.norm()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_applies_a_noised_mean(name: str) -> None:
+    method = build(MethodConfig(name=name, rank=RANK))
+    state = started(method)
+    found = method.apply(state, {CHANGE: noised_mean(method, state).dense()}, STD)
+    assert found.tensors.is_finite()
+    assert Layout.of(found.tensors) == Layout.of(state.tensors)
+
+
+@pytest.mark.parametrize("name", ["fedlora", "ffa_lora"])
+def test_the_noise_level_is_nothing_to_a_method_that_averages_parameters(name: str) -> None:
+    method = build(MethodConfig(name=name, rank=RANK))
+    state = started(method)
+    mean = noised_mean(method, state)
+    one, two = (method.apply(state, {CHANGE: mean}, std).tensors for std in (0.0, STD))
+    assert toys.same(one, two)
+    with pytest.raises(ConfigError, match=r"method\.denoise = 'none' has no effect.*fra_lora"):
+        build(MethodConfig(name=name, denoise="none"))
+
+
+def test_the_setting_reaches_both_methods() -> None:
+    assert isinstance(ours := fra("truncate"), FraLora)
+    assert ours.denoise == "truncate"
+    assert isinstance(both := fra("none", "fra_then_ffa", switch_round=4), FraThenFfa)
+    assert (both.denoise, both.switch_round) == ("none", 4)
+
+
+def test_every_card_answers_for_every_unit() -> None:
+    for card in cards():
+        assert {*card.units, *card.refusals} == {"client", "example", "group"}
+        assert not set(card.units) & set(card.refusals)

@@ -1,0 +1,215 @@
+"""How far one client can move what a method releases, by brute force, and what rounding adds to it.
+
+Neighbouring cohorts differ in one client. What is released is a function of the sum of clipped contributions, formed densely:
+the whole change of every matrix and of the head for FRA-LoRA, of the factors for the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from privacy.mechanisms import clip_factor
+from secure_fed.adapters.lora import pairs
+from secure_fed.config import MethodConfig
+from secure_fed.low_rank import in_own_factors
+from secure_fed.methods import METHODS, build
+from secure_fed.methods.averaging import change
+from secure_fed.methods.method import CHANGE, Method, State
+from secure_fed.tensors import LowRank, Tensors
+from tests.secure_fed import toys
+
+C = 0.5
+SIZES = (1e-7, 1e-4, 1e-2, 0.3, 1.0, 30.0, 1e4)
+Clipped = Callable[[Method, State, Tensors], Tensors]
+
+
+def cases() -> list[tuple[str, int]]:
+    """Every method, and the one that changes its ways before and after it does."""
+    return [(name, 0) for name in METHODS] + [("fra_then_ffa", 1), ("fra_then_ffa", 2)]
+
+
+def started(name: str, round_: int) -> tuple[Method, State]:
+    settings = {"switch_round": 2} if name == "fra_then_ffa" else {}
+    method = build(MethodConfig(name=name, rank=2, alpha=3.0, **settings))  # type: ignore[arg-type]
+    tensors = method.prepare(toys.model(), ["classifier.weight", "classifier.bias"], 3)
+    generator = torch.Generator().manual_seed(1)
+    b = {pair.b: torch.randn(tensors[pair.b].shape, generator=generator) for pair in pairs(tensors)}
+    return method, State(tensors | b, round_)
+
+
+def trained(method: Method, state: State, seed: int, size: float) -> Tensors:
+    generator = torch.Generator().manual_seed(seed)
+    start = state.tensors.select(method.plan(state).trainable)
+    return Tensors((n, start.tensor(n) + size * torch.randn(start[n].shape, generator=generator)) for n in start)
+
+
+def clipped(method: Method, state: State, after: Tensors) -> Tensors:
+    """What a client sends under client-level privacy."""
+    contribution = in_own_factors(method.contribute(CHANGE, state.tensors, after, {}))
+    return contribution * clip_factor(contribution.norm(), C)
+
+
+def formed(tensors: Tensors) -> Tensors:
+    """Dense, float64: every product as the real numbers that its factors stand for."""
+    return Tensors(
+        (n, m.left.double() @ m.right.double() if isinstance(m, LowRank) else m.double()) for n, m in tensors.items()
+    )
+
+
+def distances(method: Method, state: State, clip: Clipped) -> list[float]:
+    """Between the sums with and without one more client, of every size, over cohorts of none to three."""
+    found = []
+    for seed, size in enumerate(SIZES):
+        others = [clip(method, state, trained(method, state, 50 + seed + k, SIZES[k + 2])) for k in range(seed % 4)]
+        one_more = clip(method, state, trained(method, state, seed, size))
+        total = formed(one_more * 0.0)
+        for other in others:
+            total = total + formed(other)
+        found.append(((total + formed(one_more)) - total).norm())
+    return found
+
+
+@pytest.mark.parametrize(("name", "round_"), cases())
+def test_one_client_moves_the_sum_by_no_more_than_the_clip_norm(name: str, round_: int) -> None:
+    method, state = started(name, round_)
+    found = distances(method, state, clipped)
+    assert max(found) <= C
+    assert max(found) == pytest.approx(C, rel=1e-5), "a large change is as large as it may be"
+    assert found[0] < 1e-3 * C, "a small one is left alone"
+
+
+def clipped_by_tensor(method: Method, state: State, after: Tensors) -> Tensors:
+    """Broken: every tensor to C, and not all together."""
+    contribution = method.contribute(CHANGE, state.tensors, after, {})
+    parts = [contribution.select([name]) for name in contribution]
+    return Tensors({n: m for part in parts for n, m in (part * clip_factor(part.norm(), C)).items()})
+
+
+def clipped_in_factors(method: Method, state: State, after: Tensors) -> Tensors:
+    """Broken: the change of A and B is clipped, and their product taken afterwards."""
+    moved = change(state.tensors, after)
+    moved = moved * clip_factor(moved.norm(), C)
+    return method.contribute(CHANGE, state.tensors, state.tensors.select(after) + moved, {})
+
+
+def clipped_without_head(method: Method, state: State, after: Tensors) -> Tensors:
+    """Broken: the head is forgotten."""
+    contribution = method.contribute(CHANGE, state.tensors, after, {})
+    adapter = contribution.without(name for name in contribution if name.startswith("classifier"))
+    return contribution * clip_factor(adapter.norm(), C)
+
+
+def clipped_by_stored_numbers(method: Method, state: State, after: Tensors) -> Tensors:
+    """Broken: the norm of the factors' entries in place of the product's."""
+    contribution = method.contribute(CHANGE, state.tensors, after, {})
+    return contribution * clip_factor(Tensors(contribution.parts()).norm(), C)
+
+
+@pytest.mark.parametrize("broken", [clipped_by_tensor, clipped_without_head])
+@pytest.mark.parametrize(("name", "round_"), cases())
+def test_a_broken_clip_is_caught_in_every_method(name: str, round_: int, broken: Clipped) -> None:
+    assert max(distances(*started(name, round_), broken)) > 1.02 * C
+
+
+@pytest.mark.parametrize("broken", [clipped_in_factors, clipped_by_stored_numbers])
+@pytest.mark.parametrize(("name", "round_"), [("fra_lora", 0), ("fra_then_ffa", 1)])
+def test_a_clip_of_factors_is_caught_where_products_travel(name: str, round_: int, broken: Clipped) -> None:
+    assert max(distances(*started(name, round_), broken)) > 1.02 * C
+
+
+# Rounding.
+
+
+def change_of(b: torch.Tensor, a: torch.Tensor, b_i: torch.Tensor, a_i: torch.Tensor) -> LowRank:
+    """2/3 (B_i A_i - B A) as FRA-LoRA's clients send it."""
+    return LowRank(torch.cat([b_i - b, b], 1) * (2 / 3), torch.cat([a_i, a_i - a], 0))
+
+
+def difference_of(b: torch.Tensor, a: torch.Tensor, b_i: torch.Tensor, a_i: torch.Tensor) -> LowRank:
+    """Broken: the same number as a difference of two products."""
+    return LowRank(torch.cat([b_i, -b], 1) * (2 / 3), torch.cat([a_i, a], 0))
+
+
+Sides = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def changed(size: float) -> Sides:
+    """B, A, and both moved by that share of themselves."""
+    generator = torch.Generator().manual_seed(0)
+    b, a, db, da = (torch.randn(shape, generator=generator) for shape in ((90, 4), (4, 60), (90, 4), (4, 60)))
+    return b, a, b + size * db, a + size * da
+
+
+def regauged(size: float) -> Sides:
+    """B, A, and B R, R^T A moved by that share: nearly the same product from quite other factors."""
+    b, a, moved, _ = changed(size)
+    r, _ = torch.linalg.qr(torch.randn(4, 4, generator=torch.Generator().manual_seed(3)))
+    return b, a, moved @ r, r.T @ a
+
+
+def true_norm(product: LowRank) -> float:
+    return float((product.left.double() @ product.right.double()).norm())
+
+
+def exact_change(b: torch.Tensor, a: torch.Tensor, b_i: torch.Tensor, a_i: torch.Tensor) -> float:
+    return float((2 / 3 * (b_i.double() @ a_i.double() - b.double() @ a.double())).norm())
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-2, 1e-4, 1e-6])
+def test_the_norm_of_a_tiny_change_is_right(size: float) -> None:
+    sides = changed(size)
+    assert math.sqrt(change_of(*sides).square_norm()) == pytest.approx(exact_change(*sides), rel=1e-6)
+
+
+def test_as_a_difference_of_products_it_would_be_wrong() -> None:
+    sides = changed(1e-6)
+    square = difference_of(*sides).square_norm()
+    assert square < 0 or abs(math.sqrt(square) / exact_change(*sides) - 1) > 1e-4
+
+
+@pytest.mark.parametrize("sides", [changed, regauged])
+@pytest.mark.parametrize("size", [1.0, 1e-2, 1e-4, 1e-6])
+def test_rounding_makes_no_clipped_product_longer_than_the_clip_norm(
+    size: float, sides: Callable[[float], Sides]
+) -> None:
+    """Neither as real numbers nor as the float32 matrix that a server forms."""
+    sent = in_own_factors(Tensors({"d": change_of(*sides(size))}))
+    small = 1e-3 * sent.norm()
+    product = (sent * clip_factor(sent.norm(), small))["d"]
+    assert isinstance(product, LowRank)
+    for norm in (true_norm(product), float(product.dense().double().norm())):
+        assert small * (1 - 3e-6) < norm <= small
+
+
+def test_factors_that_cancel_would_be_longer() -> None:
+    """Why a contribution is put into factors of its own before it is clipped."""
+    sent = Tensors({"d": change_of(*regauged(1e-6))})
+    small = 1e-3 * sent.norm()
+    product = (sent * clip_factor(sent.norm(), small))["d"]
+    assert isinstance(product, LowRank)
+    assert max(true_norm(product), float(product.dense().double().norm())) > small * (1 + 1e-4)
+
+
+def test_own_factors_are_the_same_contribution_and_show_no_client() -> None:
+    method, state = started("fra_lora", 0)
+    contribution = method.contribute(CHANGE, state.tensors, trained(method, state, 1, 0.1), {})
+    own = in_own_factors(contribution)
+    assert (formed(own) - formed(contribution)).norm() < 1e-6 * contribution.norm()
+    for name, member in own.items():
+        if isinstance(member, LowRank):
+            assert torch.allclose(member.left.T @ member.left, torch.eye(member.rank), atol=1e-5)
+        else:
+            assert member is contribution[name]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_stays_so(bad: float) -> None:
+    sides = changed(0.1)
+    sides[2][3, 1] = bad
+    sent = in_own_factors(Tensors({"d": change_of(*sides)}))
+    assert not sent.is_finite()
+    assert clip_factor(sent.norm(), C) == 0

@@ -1,0 +1,113 @@
+"""The federation of `toys` under differential privacy, and naive versions of what it should do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from privacy.entropy import Entropy, SeededEntropy
+from privacy.ledger import Ledger
+from privacy.sampling import Poisson, Uniform
+from secure_fed.engine import Record, run_round
+from secure_fed.federation import Federation
+from secure_fed.methods.method import State
+from secure_fed.tensors import LowRank, Tensors
+from secure_fed.transport import Recording, Reply, Request
+from tests.secure_fed import toys
+
+LR = 0.05
+CLIENT: dict[str, Any] = {"privacy.unit": "client", "privacy.clip_norm": 0.1, "privacy.delta": 1e-3}
+TARGET = {**CLIENT, "privacy.epsilon": 8.0, "federation.cohort": 2}
+NOISE = {**CLIENT, "privacy.noise_multiplier": 1.0, "federation.cohort": 3}  # everybody takes part: exact and quick
+EXAMPLE: dict[str, Any] = {"privacy.unit": "example", "privacy.clip_norm": 0.1, "privacy.delta": 1e-3}
+
+
+def federation(
+    settings: Mapping[str, Any], seed: int | None = None, *, sizes: Sequence[int] = (5, 8, 11), **own: Any
+) -> Federation:
+    """With noise and coins of the operating system, or with a seed that a test can repeat."""
+    entropy: Entropy | None = None if seed is None else SeededEntropy(seed)
+    return toys.federation(settings, sizes=sizes, entropy=entropy, **own)
+
+
+class Nobody(Poisson):
+    """Coins of which none lands."""
+
+    def draw(self, uniform: Uniform) -> list[int]:
+        return []
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A method that notes what it is given to apply."""
+
+    inner: Any
+    seen: list[tuple[Mapping[str, Tensors], float]] = field(default_factory=list)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def apply(self, state: State, means: Mapping[str, Tensors], noise_std: float = 0.0) -> State:
+        self.seen.append((means, noise_std))
+        after: State = self.inner.apply(state, means, noise_std)
+        return after
+
+
+@dataclass
+class Round:
+    """One round outside a run, and everything that was to be seen of it from inside."""
+
+    federation: Federation
+    after: State
+    record: Record
+    mean: Tensors
+    noise_std: float
+    exchanges: list[tuple[Request, Reply]]
+    charged: list[tuple[int, str]]
+
+
+def one_round(built: Federation, start: State | None = None, **changed: Any) -> Round:
+    """`changed`: of the server."""
+    charged: list[tuple[int, str]] = []
+    watched, recording = Watched(built.server.method), Recording(built.transport)
+    server = replace(
+        built.server, method=watched, charge=lambda round_, pass_name: charged.append((round_, pass_name)), **changed
+    )
+    after, record = run_round(start or built.initial, server, recording, LR)
+    means, noise_std = watched.seen[0]
+    return Round(built, after, record, means["change"], noise_std, recording.exchanges, charged)
+
+
+def dense(tensors: Tensors) -> dict[str, Tensor]:
+    """In float64, products formed."""
+    return {
+        name: member.left.double() @ member.right.double() if isinstance(member, LowRank) else member.double()
+        for name, member in tensors.items()
+    }
+
+
+def noise(tensors: Mapping[str, Tensor], std: float, seed: int, *label: str | int) -> dict[str, Tensor]:
+    """What a stream of that label gives to these tensors, one after the other in the order of their names."""
+    stream = SeededEntropy(seed).stream(*label)
+    return {name: std * torch.from_numpy(stream.normal(tuple(tensors[name].shape))) for name in sorted(tensors)}
+
+
+def charges(ledger: Ledger | Path) -> list[tuple[str, int]]:
+    """(who, releases) of every charge there is, in order."""
+    opened = ledger if isinstance(ledger, Ledger) else Ledger.open(ledger)
+    return [(row.body["who"], row.body["releases"]) for row in opened.rows() if row.kind == "charge"]
+
+
+def own_ledger(run: Path) -> Ledger:
+    """The ledger inside a run directory."""
+    return Ledger.open(run / "budget.sqlite")
+
+
+def charged(run: Path) -> int:
+    """The releases charged to the ledger inside a run directory, whoever makes them."""
+    return sum(releases for _, releases in charges(own_ledger(run)))

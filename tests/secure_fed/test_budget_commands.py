@@ -1,0 +1,191 @@
+"""`secure-fed budget`: what it prints, what it refuses and with which exit status."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from privacy import accounting
+from privacy.ledger import Cost, Ledger
+from secure_fed.cli import main
+
+SMALL = ("--delta", "1e-5", "--rounds", "5", "--clients", "20", "--cohort", "2")
+Told = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Told:
+    """Runs `secure-fed budget`: exit status, standard output, standard error."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        capsys.readouterr()
+        try:
+            status = main(["budget", *map(str, arguments)])
+        except SystemExit as end:
+            status = int(end.code or 0)
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
+
+    return run
+
+
+@pytest.mark.slow
+def test_a_plan_as_json_says_what_accounting_says(told: Told) -> None:
+    status, out, _ = told("plan", "--noise-multiplier", "2", *SMALL, "--dim", "100", "--clip-norm", "0.5", "--json")
+    facts = json.loads(out)
+    assert status == 0
+    assert out.count("\n") == 1
+    assert facts["epsilon"] == accounting.epsilon(accounting.poisson_sampled(0.1, 2.0), 5, 1e-5)
+    assert facts["epsilon_participants"] == accounting.participants(2.0, 5, 1e-5)
+    assert (facts["sampling_rate"], facts["noise_std"], facts["noise_norm"]) == (0.1, 0.5, 5.0)
+    assert facts["outlook"] == "hopeless"
+    assert {other["epsilon"] for other in facts["alternatives"]} == {1.0, 3.0, 8.0}
+    assert {other["cohort"] for other in facts["alternatives"]} == {1, 2, 4, 8}
+
+
+@pytest.mark.slow
+def test_a_target_is_turned_into_noise(told: Told) -> None:
+    status, out, _ = told("plan", "--epsilon", "5", *SMALL, "--sampling", "fixed", "--json")
+    facts = json.loads(out)
+    assert status == 0
+    assert 4.95 < facts["epsilon"] <= 5.0
+    release = accounting.sampled_without_replacement(20, 2, facts["noise_multiplier"])
+    assert facts["epsilon"] == accounting.epsilon(release, 5, 1e-5)
+    assert {other["epsilon"] for other in facts["alternatives"]} == {1.0, 3.0, 5.0, 8.0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dim", "word"), [("10", "fine"), ("1000", "hard"), ("100000", "hopeless")])
+def test_a_plan_says_in_words_whether_there_is_hope(told: Told, dim: str, word: str) -> None:
+    many = ("--delta", "1e-6", "--rounds", "1", "--clients", "1000", "--cohort", "100")
+    status, out, _ = told("plan", "--noise-multiplier", "1", *many, "--dim", dim)
+    assert status == 0
+    assert f"{word}: the noise of a round is" in out
+    assert "raw mean" in out
+    assert "coarse grid" in out
+    assert all(f"cohort {cohort}" in out for cohort in (50, 100, 200, 400))
+
+
+def test_without_a_size_nothing_is_said_of_the_whole(told: Told) -> None:
+    _, out, _ = told("plan", "--noise-multiplier", "1", *SMALL)
+    assert "0.5 a coordinate" in out
+    assert "longer" not in out
+    assert "shorter" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--epsilon", "3", *SMALL[:-1], "21"), "cohort is 21, of 20 clients"),
+        (("--epsilon", "0", *SMALL), "must be positive"),
+        (("--epsilon", "-1", *SMALL), "must be positive"),
+        (("--noise-multiplier", "0", *SMALL), "noise multiplier is 0"),
+        (("--noise-multiplier", "nan", *SMALL), "noise multiplier is nan"),
+        (("--noise-multiplier", "1", "--delta", "2", *SMALL[2:]), "delta is 2"),
+        (("--noise-multiplier", "1", *SMALL, "--clip-norm", "0"), "clip_norm is 0"),
+        (("--noise-multiplier", "1", "--epsilon", "1", *SMALL), "not allowed with"),
+        (SMALL, "one of the arguments --epsilon --noise-multiplier is required"),
+        (("--epsilon", "3"), "--delta"),
+    ],
+)
+def test_bad_plans_end_with_two_and_a_sentence(told: Told, arguments: tuple[str, ...], says: str) -> None:
+    status, out, err = told("plan", *arguments)
+    assert (status, out) == (2, "")
+    assert says in err
+    assert "Traceback" not in err
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, told: Told) -> Path:
+    path = tmp_path / "notes.ledger"
+    status, out, err = told("create", path, "--data-set", "discharge notes", "--epsilon", "8", "--delta", "1e-5")
+    assert status == 0, err
+    assert "discharge notes" in out
+    return path
+
+
+def test_a_new_ledger_is_empty_and_all_is_left(ledger: Path, told: Told) -> None:
+    status, out, _ = told("show", ledger, "--json")
+    facts = json.loads(out)
+    assert status == 0
+    assert (facts["data_set"], facts["composition"], facts["runs"]) == ("discharge notes", "basic", [])
+    assert facts["limit"] == facts["left"] == {"epsilon": 8.0, "delta": 1e-5}
+    assert facts["spent"] == {"epsilon": 0.0, "delta": 0.0}
+    assert "no run has reserved anything" in told("show", ledger)[1]
+
+
+def test_a_ledger_is_shown_with_what_runs_hold_and_made(ledger: Path, told: Told) -> None:
+    kept = Ledger.open(ledger)
+    for run, epsilon, charges in (("first", 3.0, (("", 2), ("", 1))), ("second", 1.5, (("a", 4), ("b", 1)))):
+        kept.reserve(run, Cost(epsilon, 1e-6), data_digest="d", terms={})
+        for who, releases in charges:
+            kept.charge(run, who, releases, {})
+    facts: dict[str, Any] = json.loads(told("show", ledger, "--json")[1])
+    assert [(run["run"], run["epsilon"], run["releases"]) for run in facts["runs"]] == [
+        ("first", 3.0, 3),
+        ("second", 1.5, 5),
+    ]
+    assert facts["runs"][1]["by"] == {"a": 4, "b": 1}
+    assert facts["spent"]["epsilon"] == 4.5
+    assert facts["left"] == {"epsilon": 3.5, "delta": pytest.approx(8e-6)}
+    out = told("show", ledger)[1]
+    assert all(text in out for text in ("first", "second", "4.5", "3.5", facts["runs"][0]["time"]))
+
+
+def test_a_run_that_extends_is_shown_once_with_what_it_holds_now(ledger: Path, told: Told) -> None:
+    kept = Ledger.open(ledger)
+    kept.reserve("only", Cost(1.0, 1e-6), data_digest="d", terms={})
+    kept.extend("only", Cost(2.0, 1e-6))
+    facts = json.loads(told("show", ledger, "--json")[1])
+    assert [(run["run"], run["epsilon"]) for run in facts["runs"]] == [("only", 2.0)]
+
+
+def test_a_ledger_without_limits_says_so(tmp_path: Path, told: Told) -> None:
+    Ledger.create(tmp_path / "free", data_set="demo", epsilon=None, delta=None)
+    assert "no limit" in told("show", tmp_path / "free")[1]
+    assert json.loads(told("show", tmp_path / "free", "--json")[1])["left"] == {"epsilon": None, "delta": None}
+
+
+def test_what_is_no_ledger_is_refused(tmp_path: Path, ledger: Path, told: Told) -> None:
+    (tmp_path / "text").write_text("not a ledger", encoding="utf-8")
+    for asked in (("show", tmp_path / "none"), ("show", tmp_path / "text")):
+        status, out, err = told(*asked)
+        assert (status, out) == (2, ""), err
+        assert "Traceback" not in err
+    assert not (tmp_path / "none").exists()
+    assert told("create", ledger, "--data-set", "other", "--epsilon", "1", "--delta", "1e-5")[0] == 2
+    assert told("create", tmp_path / "new", "--data-set", "d", "--epsilon", "-1", "--delta", "1e-5")[0] == 2
+    assert json.loads(told("show", ledger, "--json")[1])["data_set"] == "discharge notes"
+
+
+def test_an_edited_ledger_is_refused(ledger: Path, told: Told) -> None:
+    with closing(sqlite3.connect(ledger)) as connection, connection:
+        guard = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'never_updated'").fetchone()[0]
+        connection.execute("DROP TRIGGER never_updated")
+        changed = connection.execute("UPDATE chain SET body = replace(body, '8.0', '80.0')").rowcount
+        connection.execute(guard)
+    assert changed == 1
+    status, out, err = told("show", ledger, "--json")
+    assert (status, out) == (2, "")
+    assert "row 1" in err
+
+
+def test_a_ledger_by_renyi_privacy_is_made_and_shown(tmp_path: Path, told: Told) -> None:
+    path = tmp_path / "rdp"
+    made = told("create", path, "--data-set", "d", "--epsilon", "8", "--delta", "1e-5", "--composition", "rdp")
+    assert made[0] == 0
+    kept = Ledger.open(path)
+    release = accounting.poisson_sampled(0.01, 1.0)
+    cost = Cost(accounting.epsilon(release, 100, 1e-5), 1e-5, accounting.rdp(release, 100, kept.orders))
+    kept.reserve("run", cost, data_digest="d", terms={})
+    facts = json.loads(told("show", path, "--json")[1])
+    assert facts["composition"] == "rdp"
+    assert 0 < facts["spent"]["epsilon"] < 8
+    assert facts["left"]["epsilon"] == pytest.approx(8 - facts["spent"]["epsilon"])

@@ -1,0 +1,170 @@
+"""What a run says of its privacy: the same numbers in words and as data, before it starts and when it has ended."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from privacy import accounting
+from privacy.statement import NOT_COVERED, Statement
+from secure_fed import guarantee
+from secure_fed.federation import Federation
+from tests.secure_fed import toys
+from tests.secure_fed.private_toys import EXAMPLE, NOISE, federation
+
+Z = {"privacy.noise_multiplier": 1.0}
+LOCAL = {**NOISE, "privacy.noise": "local"}
+POISSON = {**NOISE, "federation.cohort": 2}
+PLACES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "sum": (
+        POISSON,
+        (
+            "the unit is a client with everything it has, neighbours: one client more or less",
+            "every client by a secret coin of its own in each round, rate 0.6667",
+            "Noise is added by the server",
+            "the server sees every contribution before the noise and is trusted",
+            "3 noised sums, and every model made of them",
+        ),
+    ),
+    "fixed": (
+        {**POISSON, "federation.sampling": "fixed"},
+        ("one client replaced by another", "fixed size", "counted without replacement", "Renyi"),
+    ),
+    "local": (
+        LOCAL,
+        (
+            "one client replaced by another",
+            "none is counted on; a client takes part in at most 3 rounds",
+            "Noise is added by each client, to its own contribution",
+            "nobody but the client's own machine",
+            "whether and when a client takes part",
+        ),
+    ),
+    "example": (
+        {**EXAMPLE, **Z},
+        (
+            "the unit is one example of one client, neighbours: one example more or less",
+            "every client draws its batches by secret coins",
+            "to every step of its training",
+            "how many examples a client has",
+        ),
+    ),
+}
+
+
+def stated(built: Federation) -> Statement:
+    plan = built.protection.plan
+    assert plan is not None
+    return guarantee.of(built.protection, plan.releases, built.sampler.rate, personal=bool(built.server.personal))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_statement_says_what_a_reader_needs_to_doubt_it(place: str) -> None:
+    settings, words = PLACES[place]
+    statement = stated(federation(settings))
+    for said in (*words, *NOT_COVERED, "Gaussian with noise multiplier 1,", "clipped to norm 0.1", "0.001"):
+        assert said in statement.text
+    seen, beside = told(statement.text)
+    assert statement.epsilon <= seen < 1.01 * statement.epsilon, "rounded up, if at all"
+    assert statement.epsilon_participants <= beside < 1.01 * statement.epsilon_participants
+    assert statement.private
+    assert stated(federation(settings, 1)).text == f"{_VOID}{statement.text}"
+
+
+def told(text: str) -> tuple[float, float]:
+    """Epsilon, and that of participants, as the words have them."""
+    found = re.search(r"\(([\d.]+), 0\.001\)-differential privacy.*takes part, epsilon is ([\d.]+)\.", text)
+    assert found is not None
+    return float(found[1]), float(found[2])
+
+
+_VOID = "NOT PRIVATE: noise or sampling coins were seeded or injected, so none of this holds. "
+
+
+@pytest.mark.parametrize("place", ["sum", "local"])
+def test_a_run_says_at_its_end_what_it_planned(place: str, tmp_path: Path) -> None:
+    settings, _ = PLACES[place]
+    said = federation(settings).run(tmp_path / "run").summary
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    statement = stated(federation(settings))
+    assert facts["privacy"]["text"] == said["privacy_statement"] == statement.text
+    for name, value in statement.to_dict().items():
+        assert facts["privacy"][name] == said["privacy"][name] == value
+    assert said["epsilon"] == said["privacy"]["epsilon"] == statement.epsilon
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["privacy"] == said["privacy"]
+
+
+def test_what_is_planned_and_not_released_is_not_refunded(tmp_path: Path) -> None:
+    """Of two clients who each take part in one round of two, either might have taken part in both."""
+    settings = {**LOCAL, "federation.cohort": 1, "federation.rounds": 2, "privacy.participations": 2}
+    said = federation(settings, sizes=(4, 4)).run(tmp_path / "run").summary
+    while said["releases"] == 2:
+        settings["federation.seed"] = settings.get("federation.seed", 0) + 1
+        said = federation(settings, sizes=(4, 4)).run().summary
+    assert said["releases"] == 1
+    assert said["epsilon"] == said["epsilon_cumulative"] == accounting.epsilon(accounting.replaced(1.0), 2, 1e-3)
+    assert said["privacy"]["released"].startswith("2 noised contributions")
+
+
+def test_what_stays_at_a_client_is_told_apart() -> None:
+    """Tensors that never leave are trained without noise where contributions are noised, and with it where gradients are."""
+    for settings, told in ((NOISE, True), (LOCAL, True), ({**EXAMPLE, **Z}, False)):
+        personal = stated(federation({**settings, "method.personal": ["classifier"]}))
+        plain = stated(federation(settings))
+        assert (len(personal.not_covered) > len(plain.not_covered)) == told
+        assert personal.epsilon == plain.epsilon
+
+
+def test_without_privacy_there_is_nothing_to_state() -> None:
+    built = federation({})
+    assert guarantee.planned(built.protection, 1.0, personal=False) == {}
+    with pytest.raises(ValueError, match="no guarantee"):
+        guarantee.of(built.protection, 1, 1.0, personal=False)
+    said = built.run().summary
+    assert said["unit"] == "none"
+    assert {said[name] for name in ("epsilon", "epsilon_participants", "delta", "epsilon_cumulative", "privacy")} == {
+        None
+    }
+    assert said["privacy_statement"].startswith("No differential privacy")
+
+
+def test_an_export_carries_the_statement(tmp_path: Path) -> None:
+    for settings, words in ((NOISE, "-differential privacy; the unit is a client"), ({}, "No differential privacy")):
+        built = toys.federation(settings)
+        out = built.export(built.run().state, tmp_path / str(len(settings)))
+        assert words in (out / "README.md").read_text()
+
+
+def test_an_export_after_a_round_was_made_again(tmp_path: Path) -> None:
+    """It cost more than was planned, and nothing that leaves the run says less."""
+    for number in range(2):
+        built = federation(NOISE)
+        transport = built.transport
+
+        class Failing:
+            def exchange(self, requests: Any, inner: Any = transport) -> Any:
+                if next(iter(requests.values())).round == 1:
+                    raise KeyboardInterrupt
+                return inner.exchange(requests)
+
+        if number == 0:
+            built.transport = Failing()
+            with pytest.raises(KeyboardInterrupt):
+                built.run(tmp_path / "run")
+    result = built.run(tmp_path / "run", resume=True)
+    assert result.summary["epsilon"] == accounting.epsilon(accounting.unamplified(1.0), 4, 1e-3)
+    card = (built.export(result.state, tmp_path / "out") / "README.md").read_text()
+    assert told(card)[0] >= result.summary["epsilon"]
+
+
+def test_where_many_take_part_participants_learn_more() -> None:
+    """Amplification is against those who cannot see the cohort, and only against them."""
+    said = federation({**NOISE, "federation.cohort": 1, "privacy.delta": 1e-3}, sizes=[3] * 10).run().summary
+    assert said["epsilon"] < 0.5 * said["epsilon_participants"]
+    assert said["epsilon_participants"] == accounting.participants(1.0, 3, 1e-3)
+    everybody = federation({**NOISE, "federation.cohort": 10}, sizes=[3] * 10).run().summary
+    assert everybody["epsilon"] == everybody["epsilon_participants"] == said["epsilon_participants"]

@@ -1,0 +1,423 @@
+"""Per-example gradients against one backward pass an example, and which path is taken for which model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from torch import Tensor, nn
+from torch.utils.data import default_collate
+from transformers import (
+    DebertaConfig,
+    DebertaForSequenceClassification,
+    DebertaV2Config,
+    DebertaV2ForSequenceClassification,
+)
+
+from secure_fed.config import MethodConfig
+from secure_fed.data.encode import Collate
+from secure_fed.errors import ConfigError, ModelError
+from secure_fed.methods import build
+from secure_fed.methods.method import State
+from secure_fed.per_example import Gradients, Path, by_layer, one_by_one
+from secure_fed.private_models import agree, gradients_of, path_for, probe_of
+from secure_fed.tasks import classification
+from secure_fed.training import Objective, Placed
+from tests.secure_fed import small_models, toys
+
+CPU = torch.device("cpu")
+SHAPE: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+COMMON: dict[str, Any] = {"vocab_size": small_models.VOCABULARY, "num_labels": small_models.LABELS, "pad_token_id": 0}
+RELATIVE: dict[str, Any] = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "max_position_embeddings": 16}
+PAD_0 = Collate(0)
+METHODS = ("fedlora", "ffa_lora", "fra_lora")
+
+
+def deberta() -> nn.Module:
+    return DebertaForSequenceClassification(DebertaConfig(**COMMON, **SHAPE, **RELATIVE))
+
+
+def deberta_v3() -> nn.Module:
+    shared = {"share_att_key": True, "position_buckets": 4, "norm_rel_ebd": "layer_norm"}
+    return DebertaV2ForSequenceClassification(DebertaV2Config(**COMMON, **SHAPE, **RELATIVE, **shared))
+
+
+def made(architecture: str, *, dropout: float | None = None) -> nn.Module:
+    """Float64, so that a wrong gradient cannot hide in rounding; dropout off unless asked for."""
+    own: dict[str, Callable[[], nn.Module]] = {"deberta": deberta, "deberta_v3": deberta_v3}
+    torch.manual_seed(0)
+    model = own[architecture]() if architecture in own else small_models.ARCHITECTURES[architecture]()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = module.p if dropout else 0.0
+    for name in ("attention_dropout", "attention_probs_dropout_prob"):
+        for module in model.modules():
+            if isinstance(getattr(module, name, None), float) and not dropout:
+                setattr(module, name, 0.0)
+    return model
+
+
+def adapted(model: nn.Module, method: str = "fedlora", **settings: Any) -> tuple[str, ...]:
+    """The adapters put in; the names that train."""
+    chosen = build(MethodConfig(name=method, rank=2, dropout=settings.pop("lora_dropout", 0.0), **settings))
+    head = (
+        small_models.head_of(model) if hasattr(model, "base_model_prefix") else ["classifier.weight", "classifier.bias"]
+    )
+    state = State(chosen.prepare(model, head, 0))
+    model.double()
+    return chosen.plan(state).trainable
+
+
+def placed(model: nn.Module, trainable: Sequence[str]) -> Placed:
+    """Every tensor that trains away from zero."""
+    generator = torch.Generator().manual_seed(1)
+    start = {name: model.get_parameter(name).detach().clone() for name in trainable}
+    moving = {
+        name: (tensor + 0.1 * torch.randn(tensor.shape, generator=generator)).requires_grad_()
+        for name, tensor in start.items()
+    }
+    return Placed(start, moving, {})
+
+
+def texts(count: int = 5, *, pairs: bool = False) -> list[dict[str, Any]]:
+    """Of unequal lengths, so that a batch is padded."""
+    rng = np.random.default_rng(3)
+    items: list[dict[str, Any]] = []
+    for i in range(count):
+        length = 3 + (4 * i) % 9
+        item = {"input_ids": rng.integers(2, small_models.VOCABULARY, length), "labels": i % small_models.LABELS}
+        items.append(item | ({"token_type_ids": (np.arange(length) > length // 2).astype(int)} if pairs else {}))
+    return items
+
+
+def by_hand(objective: Objective, collate: Any, where: Placed, items: Sequence[Any]) -> Gradients:
+    """The model itself, with the tensors in it, and `backward()` for each example."""
+    found: dict[str, list[Tensor]] = {name: [] for name in where.moving}
+    model = objective.model
+    with torch.no_grad():
+        for name, tensor in where.moving.items():
+            model.get_parameter(name).copy_(tensor)
+    for item in items:
+        model.zero_grad()
+        objective.loss(model, collate([item])).sum().backward()
+        for name, parts in found.items():
+            gradient = model.get_parameter(name).grad
+            parts.append(torch.zeros_like(where.moving[name]) if gradient is None else gradient.clone())
+    with torch.no_grad():
+        for name, tensor in where.start.items():
+            model.get_parameter(name).copy_(tensor)
+    model.zero_grad()
+    return {name: torch.stack(parts) for name, parts in found.items()}
+
+
+def assert_equal(found: Gradients, expected: Gradients, tolerance: float = 1e-5) -> None:
+    """Every example's gradient of every tensor, relative to that example's gradient of all tensors."""
+    assert list(found) == list(expected)
+    norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in expected.values()]).norm(dim=0)
+    assert float(norms.min()) > 1e-3
+    for name, gradient in expected.items():
+        assert found[name].shape == gradient.shape
+        apart = (found[name] - gradient).flatten(1).norm(dim=1) / norms
+        assert float(apart.max()) < tolerance, name
+
+
+def check(model: nn.Module, trainable: Sequence[str], items: Sequence[Any], collate: Any = PAD_0) -> Path:
+    """The path taken gives what autograd gives; so does the slow one."""
+    objective, where = Objective(model, classification.loss, CPU), placed(model, trainable)
+    path = path_for(objective, collate, where, items)
+    expected = by_hand(objective, collate, where, items)
+    assert_equal(path(objective, collate, where, items), expected)
+    assert_equal(one_by_one(objective, collate, where, items), expected)
+    return path
+
+
+# Models and methods.
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("architecture", small_models.ARCHITECTURES)
+def test_every_model_with_every_method_takes_the_quick_path_and_it_is_right(architecture: str, method: str) -> None:
+    model = made(architecture)
+    assert check(model, adapted(model, method), texts()) is by_layer
+
+
+@pytest.mark.parametrize("architecture", ["deberta", "deberta_v3"])
+def test_relative_positions_that_examples_share_take_the_slow_path(architecture: str) -> None:
+    """The query's adapter also works on the position embeddings, which have no batch dimension."""
+    model = made(architecture)
+    targets = ("query_proj", "value_proj") if architecture == "deberta_v3" else ("in_proj", "pos_q_proj")
+    assert check(model, adapted(model, target_modules=targets), texts()) is one_by_one
+
+
+def test_deberta_takes_the_quick_path_where_the_adapters_see_examples_only() -> None:
+    model = made("deberta_v3")
+    assert check(model, adapted(model, target_modules=("value_proj",)), texts()) is by_layer
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_plain_module_with_its_own_collate(method: str) -> None:
+    model = toys.model()
+    items = [{"x": item["x"].double(), "labels": item["labels"]} for item in toys.examples(1, 5)]
+    found = check(model, adapted(model, method), items, default_collate)
+    assert found is by_layer
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rslora": True},
+        {"target_modules": "all-linear"},
+        {"target_modules": ("key", "attention.output.dense")},
+        {"lora_dropout": 0.0, "alpha": 3.0},
+    ],
+)
+def test_settings_of_the_adapter(settings: dict[str, Any]) -> None:
+    model = made("bert")
+    assert check(model, adapted(model, **settings), texts()) is by_layer
+
+
+def test_pairs_of_texts() -> None:
+    model = made("bert")
+    assert check(model, adapted(model), texts(pairs=True)) is by_layer
+
+
+def test_biases_norms_and_embeddings_train_too() -> None:
+    model = made("bert")
+    trained = [*adapted(model), "bert.encoder.layer.0.attention.self.query.base_layer.bias"]
+    trained += [name for name, _ in model.named_parameters() if "output.LayerNorm" in name or "word_embeddings" in name]
+    for name in trained:
+        model.get_parameter(name).requires_grad_(True)
+    assert check(model, trained, texts()) is by_layer
+
+
+def test_adapters_biases_and_saved_modules_as_peft_makes_them() -> None:
+    model = made("bert")
+    config = LoraConfig(
+        r=2, target_modules=["query", "value"], bias="lora_only", use_rslora=True, modules_to_save=["classifier"]
+    )
+    inject_adapter_in_model(config, model)
+    model.double()
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert {name.rpartition(".")[2] for name in trained} == {"weight", "bias"}
+    assert any("modules_to_save" in name for name in trained)
+    assert check(model, trained, texts()) is by_layer
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
+@pytest.mark.parametrize("architecture", small_models.ARCHITECTURES)
+def test_opacus_hooks_are_of_the_same_opinion(architecture: str) -> None:
+    from opacus.grad_sample import GradSampleModule
+
+    model = made(architecture)
+    trained = adapted(model)
+    objective, where = Objective(model, classification.loss, CPU), placed(model, trained)
+    found = by_layer(objective, PAD_0, where, texts())
+    with torch.no_grad():
+        for name, tensor in where.moving.items():
+            model.get_parameter(name).copy_(tensor)
+    wrapped: Any = GradSampleModule(model, strict=False, loss_reduction="sum")
+    classification.loss(wrapped, PAD_0(texts())).sum().backward()
+    assert_equal(found, {name: model.get_parameter(name).grad_sample for name in trained})  # type: ignore[attr-defined]
+
+
+def test_a_layer_without_a_rule_takes_the_slow_path() -> None:
+    model = made("llama")  # its RMSNorm is its own
+    trained = [*adapted(model), "model.norm.weight"]
+    model.get_parameter("model.norm.weight").requires_grad_(True)
+    assert check(model, trained, texts()) is one_by_one
+
+
+def test_position_embeddings_take_the_slow_path() -> None:
+    model = made("gpt2")
+    trained = [*adapted(model), "transformer.wpe.weight"]
+    model.get_parameter("transformer.wpe.weight").requires_grad_(True)
+    assert check(model, trained, texts()) is one_by_one
+
+
+class Reused(nn.Module):
+    """A layer that is used twice, one that is not used, one whose output is written over, one whose weight others use."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.first, self.second, self.classifier = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        if self.kind == "twice":
+            h = self.first(h.tanh())
+        if self.kind == "overwritten":
+            h *= 2
+        if self.kind == "borrowed":
+            h = h.tanh() @ self.first.weight
+        if self.kind == "second":
+            h = self.second(h.tanh())
+        scores: Tensor = self.classifier(h.tanh())
+        return scores
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        ("twice", by_layer),
+        ("unused", by_layer),
+        ("second", by_layer),
+        ("overwritten", one_by_one),
+        ("borrowed", one_by_one),
+    ],
+)
+def test_what_a_module_does_with_its_layers(kind: str, path: Path) -> None:
+    torch.manual_seed(0)
+    model = Reused(kind).double()
+    items = [{"x": item["x"].double(), "labels": item["labels"]} for item in toys.examples(1, 5)]
+    assert check(model, [name for name, _ in model.named_parameters()], items, default_collate) is path
+
+
+def test_single_precision_is_equal_to_1e_5_too() -> None:
+    model = made("bert")
+    trained = adapted(model)
+    model.float()
+    assert check(model, trained, texts()) is by_layer
+
+
+def test_half_precision_models_have_float32_gradients() -> None:
+    model = small_models.make("bert").bfloat16()
+    chosen = build(MethodConfig(rank=2))
+    names = tuple(chosen.prepare(model, small_models.head_of(model), 0))
+    before = {name: model.get_parameter(name).detach().float().requires_grad_() for name in names}
+    objective, where = Objective(model, classification.loss, CPU), Placed(before, before, {})
+    found = path_for(objective, Collate(0), where, texts())(objective, Collate(0), where, texts())
+    assert {gradient.dtype for gradient in found.values()} == {torch.float32}
+
+
+# What is left behind.
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = made("bert")
+    trained = adapted(model)
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    attributes = [set(vars(module)) for module in model.modules()]
+    objective, where = Objective(model, classification.loss, CPU), placed(model, trained)
+    path_for(objective, Collate(0), where, texts())
+    by_layer(objective, Collate(0), where, texts())
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+    assert [set(vars(module)) for module in model.modules()] == attributes
+    assert not any(module._forward_hooks or module._backward_hooks for module in model.modules())
+    assert all(parameter.grad is None and not hasattr(parameter, "grad_sample") for parameter in model.parameters())
+    assert model.training
+
+
+def test_hooks_are_gone_after_a_failure() -> None:
+    model = toys.model()
+    trained = adapted(model)
+    objective = Objective(model, lambda model, batch: classification.loss(model, batch).mean(), CPU)
+    items = [{"x": item["x"].double(), "labels": item["labels"]} for item in toys.examples(1, 5)]
+    with pytest.raises(ConfigError, match=r"shape \(5,\)"):
+        by_layer(objective, default_collate, placed(model, trained), items)
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_the_global_generator_is_left_alone_and_dropout_comes_back() -> None:
+    model = made("bert", dropout=0.1)
+    trained = adapted(model, lora_dropout=0.2)
+    objective, where = Objective(model, classification.loss, CPU), placed(model, trained)
+    before = torch.get_rng_state()
+    assert path_for(objective, Collate(0), where, texts()) is by_layer
+    assert torch.equal(torch.get_rng_state(), before)
+    first, second = (by_layer(objective, Collate(0), where, texts()) for _ in range(2))
+    assert not agree(first, second, 1e-2)
+
+
+# Dropout.
+
+
+def test_examples_have_masks_of_their_own_and_gradients_that_belong_to_them() -> None:
+    """The same example five times under dropout: by the masks of one pass, its gradients differ, and each fits its own loss."""
+    model = toys.model(dropout=0.5)
+    trained = adapted(model)
+    objective, where = Objective(model, classification.loss, CPU), placed(model, trained)
+    item = {"x": toys.examples(1, 1)[0]["x"].double(), "labels": 1}
+    torch.manual_seed(3)
+    found = by_layer(objective, default_collate, where, [item] * 5)
+    assert found["classifier.weight"].unique(dim=0).shape[0] == 5
+    torch.manual_seed(3)
+    each = objective.losses(where.moving, default_collate([item] * 5))
+    for i in range(5):
+        expected = torch.autograd.grad(each[i], list(where.moving.values()), retain_graph=True)
+        for gradient, name in zip(expected, where.moving, strict=True):
+            torch.testing.assert_close(found[name][i], gradient)
+
+
+# The trial catches paths that are wrong.
+
+
+def batch_mean(objective: Objective, collate: Any, where: Placed, items: Sequence[Any]) -> Gradients:
+    """Divided by the batch, as under a mean loss."""
+    return {name: gradient / len(items) for name, gradient in one_by_one(objective, collate, where, items).items()}
+
+
+def one_tensor_wrong(objective: Objective, collate: Any, where: Placed, items: Sequence[Any]) -> Gradients:
+    found = one_by_one(objective, collate, where, items)
+    last = list(found)[-1]
+    return found | {last: found[last].roll(1, 0)}
+
+
+def summed(objective: Objective, collate: Any, where: Placed, items: Sequence[Any]) -> Gradients:
+    """Without the batch's length."""
+    return {
+        name: gradient.sum(0, keepdim=True) for name, gradient in one_by_one(objective, collate, where, items).items()
+    }
+
+
+@pytest.mark.parametrize("broken", [batch_mean, one_tensor_wrong, summed])
+def test_a_broken_path_is_not_taken(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = made("bert")
+    trained = adapted(model)
+    monkeypatch.setattr("secure_fed.private_models.by_layer", broken)
+    assert check(model, trained, texts()) is one_by_one
+
+
+def test_the_trial_moves_away_from_the_usual_start() -> None:
+    """Where B is zero the gradient of A is zero on every path, right or wrong."""
+    model = made("deberta_v3")
+    trained = adapted(model, target_modules=("query_proj",))
+    start = {name: model.get_parameter(name).detach().clone().requires_grad_() for name in trained}
+    objective = Objective(model, classification.loss, CPU)
+    assert path_for(objective, Collate(0), Placed(start, start, {}), texts()) is one_by_one
+
+
+def test_a_batch_that_a_layer_sees_otherwise_is_refused_whenever_it_comes() -> None:
+    model = made("deberta_v3")
+    where = placed(model, adapted(model, target_modules=("query_proj",)))
+    with pytest.raises(ModelError, match="what examples share"):
+        by_layer(Objective(model, classification.loss, CPU), Collate(0), where, texts())
+
+
+def test_the_path_is_found_once_for_each_set_of_names() -> None:
+    model = made("bert")
+    trained = adapted(model)
+    objective, where = Objective(model, classification.loss, CPU), placed(model, trained)
+    gradients_of(objective, Collate(0), where, texts(1))
+    assert not objective.paths
+    gradients_of(objective, Collate(0), where, texts())
+    assert objective.paths == {frozenset(trained): by_layer}
+    only_b = [name for name in trained if "lora_A" not in name]
+    gradients_of(objective, Collate(0), placed(model, only_b), texts())
+    assert set(objective.paths) == {frozenset(trained), frozenset(only_b)}
+
+
+def test_a_probe_has_unequal_lengths() -> None:
+    assert [len(item["input_ids"]) for item in probe_of(texts(9), PAD_0)] == [3, 7, 11]
+    equal = [{"input_ids": np.arange(8), "token_type_ids": np.zeros(8), "labels": 1}] * 3
+    assert [len(item["token_type_ids"]) for item in probe_of(equal, PAD_0)] == [4, 8, 8]
+    assert len(equal[0]["input_ids"]) == 8
+    stacked = [{"input_ids": np.arange(8), "attention_mask": np.arange(8) < n, "labels": 1} for n in (5, 8, 2)]
+    assert [item["attention_mask"].sum() for item in probe_of(stacked, default_collate)] == [2, 5, 8]
+    assert [len(item["input_ids"]) for item in probe_of(stacked[:1] * 2, default_collate)] == [8, 8]
+    assert len(probe_of(texts(2), PAD_0)) == 2
+    assert probe_of([5, 6, 7, 8], list) == [5, 7, 8]

@@ -1,0 +1,160 @@
+"""What a run may release: against naive counts, client by client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from scipy.stats import binom
+
+from privacy import accounting
+from privacy.errors import BudgetExhausted
+from privacy.sampling import FixedSize, Poisson
+from secure_fed.privacy_plan import (
+    Plan,
+    Wish,
+    for_contributions,
+    for_gradients,
+    for_sums,
+    usual_participations,
+)
+
+DELTA = 1e-5
+UNITS = (8, 40, 300)  # of each client; a batch of 8 by coins, an epoch a round
+NAMES = [f"site-{units}" for units in UNITS]
+DRAWS = [Poisson(units, min(1.0, 8 / units)) for units in UNITS]
+STEPS = [-(-units // 8) for units in UNITS]
+
+
+def each(z: float, counts: Sequence[int]) -> list[float]:
+    """Every client's epsilon, one by one."""
+    return [accounting.epsilon(draw.release(z), count, DELTA) for draw, count in zip(DRAWS, counts, strict=True)]
+
+
+# The federation as a whole.
+
+
+def test_a_sum_is_calibrated_to_just_below_the_target() -> None:
+    sampler = Poisson(100, 0.1)
+    plan = for_sums(Wish(3.0, None, DELTA), sampler, 20)
+    assert 0.99 * 3 < plan.epsilon() <= 3
+    assert plan.epsilon() == accounting.epsilon(sampler.release(plan.noise_multiplier), 20, DELTA)
+    assert plan.epsilon_participants() == accounting.participants(plan.noise_multiplier, 20, DELTA) > 3
+    assert (plan.releases, plan.limits, plan.limit(""), plan.participations) == (20, {}, 20, None)
+    assert plan.cost() == accounting_cost(plan)
+    assert plan.epsilon(21) > plan.epsilon(20) > plan.epsilon(19)
+
+
+def accounting_cost(plan: Plan) -> object:
+    from privacy.ledger import Cost
+
+    return Cost(plan.epsilon(), DELTA)
+
+
+def test_a_cost_has_what_the_ledger_adds_up() -> None:
+    plan = for_sums(Wish(None, 2.0, DELTA), Poisson(3, 1.0), 4)
+    assert plan.cost(orders=(8.0,)).rdp == pytest.approx((4 * 8 / (2 * 2.0**2),))
+    assert plan.cost(2, (8.0,)).rdp == pytest.approx((2 * 8 / (2 * 2.0**2),))
+    assert (plan.cost(0).epsilon, plan.cost(0).delta) == (0.0, 0.0)
+
+
+def test_fixed_cohorts_have_a_neighbour_replaced_for_participants_too() -> None:
+    plan = for_sums(Wish(None, 2.0, DELTA), FixedSize(10, 2), 4)
+    assert plan.release.adjacency == plan.seen.adjacency == "replace-one"
+    assert plan.epsilon_participants() == accounting.epsilon(accounting.replaced(2.0), 4, DELTA) >= plan.epsilon()
+
+
+# A limit beside the noise.
+
+
+def test_a_noise_multiplier_alone_has_no_limit() -> None:
+    plan = for_sums(Wish(None, 0.5, DELTA), Poisson(3, 1.0), 50)
+    assert (plan.noise_multiplier, plan.releases) == (0.5, 50)
+    assert plan.epsilon() > 50
+
+
+def test_both_make_epsilon_a_limit() -> None:
+    everybody = Poisson(3, 1.0)
+    fits = for_sums(Wish(100.0, 2.0, DELTA), everybody, 5)
+    assert fits.releases == 5
+    with pytest.raises(BudgetExhausted, match=r"5 releases at privacy\.noise_multiplier = 2 cost epsilon .*above"):
+        for_sums(Wish(3.0, 2.0, DELTA), everybody, 5)
+    stopped = for_sums(Wish(3.0, 2.0, DELTA, stop_early=True), everybody, 5)
+    assert 0 < stopped.releases < 5
+    assert stopped.epsilon() <= 3 < stopped.epsilon(stopped.releases + 1)
+
+
+# Every client for itself.
+
+
+def test_local_noise_is_counted_with_a_client_replaced() -> None:
+    plan = for_contributions(Wish(4.0, None, DELTA), 0.3, NAMES, passes=2, participations=3)
+    assert 0.99 * 4 < plan.epsilon() <= 4
+    assert plan.epsilon() == plan.epsilon_participants()
+    assert plan.release == accounting.replaced(plan.noise_multiplier)
+    assert plan.limits == dict.fromkeys(NAMES, 6)
+    assert plan.participations == 3
+
+
+def test_gradients_are_calibrated_for_the_client_who_fares_worst() -> None:
+    plan = for_gradients(Wish(3.0, None, DELTA), NAMES, DRAWS, STEPS, participations=4)
+    planned = [4 * steps for steps in STEPS]
+    epsilons = each(plan.noise_multiplier, planned)
+    assert plan.limits == dict(zip(NAMES, planned, strict=True))
+    assert plan.epsilon() == max(epsilons)
+    assert 0.99 * 3 < max(epsilons) <= 3
+    assert min(epsilons) < 0.6 * max(epsilons), "had another client been taken for the worst, it would show"
+    worst = epsilons.index(max(epsilons))
+    assert (plan.sampling_rate, plan.releases) == (DRAWS[worst].rate, planned[worst])
+    assert plan.epsilon() == plan.epsilon_participants(), "nobody but the client sees its batches"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("worst_last", [False, True])
+def test_the_order_of_clients_does_not_matter(worst_last: bool) -> None:
+    order = sorted(range(len(UNITS)), reverse=worst_last)
+    one, other = (
+        for_gradients(Wish(3.0, None, DELTA), [NAMES[i] for i in at], [DRAWS[i] for i in at], [STEPS[i] for i in at], 4)
+        for at in (range(len(UNITS)), order)
+    )
+    assert one.limits == other.limits
+    assert one.epsilon() == pytest.approx(other.epsilon(), rel=1e-2)
+    assert max(each(other.noise_multiplier, [other.limits[name] for name in NAMES])) <= 3
+
+
+@pytest.mark.slow
+def test_stopping_early_is_each_clients_own_affair_and_the_worst_of_them_is_told() -> None:
+    """Who was worst with all of its releases may be left with none, and is not the worst any more."""
+    plan = for_gradients(Wish(5.0, 0.8, DELTA, stop_early=True), NAMES, DRAWS, STEPS, participations=3)
+    allowed, planned = [plan.limits[name] for name in NAMES], [3 * steps for steps in STEPS]
+    at_first, epsilons = each(0.8, planned), each(0.8, allowed)
+    for count, one_more, most in zip(allowed, each(0.8, [count + 1 for count in allowed]), planned, strict=True):
+        assert count == most or one_more > 5
+    worst_at_first = at_first.index(max(at_first))
+    assert epsilons[worst_at_first] < 0.5 * max(epsilons), "or the test would not see it told in place of the worst"
+    assert plan.epsilon() == plan.cost().epsilon == max(epsilons) <= 5
+    assert plan.cost().delta == DELTA
+
+
+def test_a_limit_that_holds_not_even_one_release_is_refused_when_stopping_early_too() -> None:
+    wish = Wish(0.5, 0.8, DELTA, stop_early=True)
+    for planned in (
+        lambda: for_sums(wish, Poisson(3, 1.0), 4),
+        lambda: for_contributions(wish, 0.5, NAMES, 1, 3),
+        lambda: for_gradients(wish, NAMES[:1], DRAWS[:1], STEPS[:1], 3),
+    ):
+        with pytest.raises(BudgetExhausted, match=r"privacy\.epsilon = 0\.5"):
+            planned()
+
+
+def test_gradients_above_a_limit_are_refused() -> None:
+    with pytest.raises(BudgetExhausted, match=r"privacy\.epsilon = 1"):
+        for_gradients(Wish(1.0, 0.8, DELTA), NAMES, DRAWS, STEPS, participations=6)
+
+
+@pytest.mark.parametrize(("rounds", "rate"), [(20, 0.05), (100, 0.1), (3, 1.0), (1, 0.5), (50, 0.001)])
+def test_few_clients_are_drawn_more_often_than_is_usual(rounds: int, rate: float) -> None:
+    most = usual_participations(rounds, rate)
+    assert 1 <= most <= rounds
+    assert binom.sf(most, rounds, rate) <= 0.01
+    assert most == 1 or binom.sf(most - 1, rounds, rate) > 0.01

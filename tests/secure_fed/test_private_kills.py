@@ -1,0 +1,286 @@
+"""A private run killed at any instant: nothing is released that was not charged, and nothing is released twice.
+
+A process kills itself at every named instant between two durable steps of a run, those of its ledger among them, and the run
+is resumed. The transport notes what every round computed, on disk, so that it can be told what was made again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from privacy import accounting, chain
+from secure_fed import cli, durable
+from secure_fed.federation import Federation
+from secure_fed.run_store import RELEASED, read_records
+from secure_fed.transport import Reply, Request
+from tests.secure_fed import private_toys, toys
+from tests.secure_fed.private_toys import NOISE, charged, federation
+from tests.secure_fed.test_reliability import _PROCESSES, _kill_when, _unhurried
+
+ROUNDS = 3
+
+
+def _files(*names: str) -> list[str]:
+    return [f"{name}:{step}" for name in names for step in ("written", "synced", "replaced")]
+
+
+_LEDGER = ["appended", "committed"]  # a transaction of the ledger, one that only reads too
+_START = [
+    *_files("config.json", "run.json"),
+    *("built", "linked", "created", *_LEDGER * 3),
+    *(*_files("budget.json"), *_LEDGER, *_files("budget.json"), *_LEDGER),
+]
+_CHARGE = [*_LEDGER, *_LEDGER, *_files("budget.json")]
+_ROUND = [
+    *(*_CHARGE, *_files(RELEASED)),
+    *("metrics.jsonl:torn", "metrics.jsonl:appended", *_files("checkpoint.safetensors")),
+]
+POINTS = [*_START, *_ROUND * ROUNDS, *_LEDGER * 2, *_files("result.json")]
+CHARGED = len(_START) + 3  # the charge of the first round is on disk
+COMPUTED = len(_START) + len(_CHARGE)  # and that round's release is about to be
+KEPT = COMPUTED + 2  # and is
+
+
+def central() -> Federation:
+    """Memory of the server, a clip norm that adapts, tensors that stay at home; as much as is asked for."""
+    settings = {
+        **NOISE,
+        "federation.rounds": ROUNDS,
+        "federation.cohort": 2,
+        "federation.server_optimizer": "momentum",
+        "method.personal": ["classifier"],
+        "privacy.clip_quantile": 0.5,
+    }
+    return federation(settings, 7)
+
+
+def to_a_target() -> Federation:
+    """No more than epsilon 8, which these rounds use up."""
+    settings = {**NOISE, "privacy.noise_multiplier": None, "privacy.epsilon": 8.0, "federation.rounds": ROUNDS}
+    return federation(settings, 7)
+
+
+def local() -> Federation:
+    """Counted by client, with room for a round that is made again: of the three rounds each takes part in two."""
+    settings = {**NOISE, "privacy.noise": "local", "federation.rounds": ROUNDS, "federation.cohort": 2}
+    return federation({**settings, "federation.seed": LOCAL_SEED}, 7)
+
+
+LOCAL_SEED = 1
+SCENARIOS: dict[str, Callable[[], Federation]] = {f.__name__: f for f in (central, to_a_target, local)}
+
+
+@dataclass
+class Noting:
+    """Leaves a line of every round that it was asked for, as somebody who saw it would."""
+
+    inner: Any
+    path: Path
+
+    def exchange(self, requests: Mapping[int, Request]) -> Iterator[Reply]:
+        with self.path.open("a") as file:
+            file.write("asked\n")
+        return self.inner.exchange(requests)
+
+
+def run(scenario: str, path: Path, *, resume: bool = False) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    built = SCENARIOS[scenario]()
+    built.transport = Noting(built.transport, path.with_suffix(".asked"))
+    return built.run(path, resume=resume).summary
+
+
+def run_and_die(scenario: str, path: Path, resume: bool, deadly: int) -> None:
+    left = deadly
+
+    def crash_point(name: str) -> None:
+        nonlocal left
+        if left == 0:
+            if hasattr(signal, "SIGKILL"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            os._exit(1)
+        left -= 1
+
+    durable.crash_point = chain.crash_point = crash_point
+    durable.os.fsync = _unhurried
+    run(scenario, path, resume=resume)
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(durable.os, "fsync", _unhurried)
+
+
+def kill_at(scenario: str, path: Path, deadly: int, *, resume: bool = False) -> None:
+    process = _PROCESSES.Process(target=run_and_die, args=(scenario, path, resume, deadly))  # type: ignore[attr-defined]
+    process.start()
+    process.join()
+    assert process.exitcode == (-signal.SIGKILL if hasattr(signal, "SIGKILL") else 1)
+
+
+def instants(monkeypatch: pytest.MonkeyPatch, scenario: str, path: Path) -> list[str]:
+    passed: list[str] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(durable, "crash_point", passed.append)
+        patched.setattr(chain, "crash_point", passed.append)
+        run(scenario, path)
+    return passed
+
+
+def asked(path: Path) -> int:
+    """How many passes were ever computed."""
+    noted = path.with_suffix(".asked")
+    return len(noted.read_text().splitlines()) if noted.exists() else 0
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folders = {name: tmp_path_factory.mktemp("uninterrupted") / "run" for name in SCENARIOS}
+    for name, folder in folders.items():
+        run(name, folder)
+    return folders
+
+
+def assert_same_released(left: Path, right: Path) -> None:
+    """The same states and records, and no end of it."""
+    for name in ("checkpoint.safetensors", RELEASED, "config.json", "run.json"):
+        assert (left / name).read_bytes() == (right / name).read_bytes(), name
+    assert toys.without_time(read_records(left)) == toys.without_time(read_records(right))
+
+
+# Named instants.
+
+
+def test_what_is_written_in_which_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reservation, then for each round a charge, the ledger's new end, the release, the line, the checkpoint."""
+    passed: list[str] = []
+    for module in (durable, chain):
+        monkeypatch.setattr(module, "crash_point", passed.append)
+    run("central", tmp_path / "run")
+    assert passed == POINTS
+    assert POINTS[CHARGED - 1 : CHARGED + 1] == ["appended", "committed"]
+    assert (POINTS[COMPUTED], POINTS[KEPT]) == (f"{RELEASED}:written", f"{RELEASED}:replaced")
+
+
+@pytest.mark.parametrize(
+    "deadly", range(len(_START) - 14, len(_START) + len(_ROUND)), ids=lambda index: f"{index}-{POINTS[index]}"
+)
+def test_killed_at_a_named_instant(uninterrupted: dict[str, Path], tmp_path: Path, deadly: int) -> None:
+    """The same tensors to the bit, for the noise is injected; and a charge for all that was computed, no more than needed."""
+    path = tmp_path / "run"
+    kill_at("central", path, deadly)
+    if asked(path):
+        assert charged(path) >= asked(path)
+    said = run("central", path, resume=True)
+    assert_same_released(path, uninterrupted["central"])
+    wasted = CHARGED <= deadly < KEPT
+    assert charged(path) == said["releases"] == ROUNDS + wasted
+    assert asked(path) == ROUNDS + (COMPUTED <= deadly < KEPT)
+    plan = SCENARIOS["central"]().protection.plan
+    assert plan is not None
+    assert said["epsilon"] == accounting.epsilon(plan.release, ROUNDS + wasted, 1e-3)
+    assert said["epsilon_cumulative"] == said["epsilon"]
+    assert said["ended_early"] is None
+
+
+@pytest.mark.parametrize("deadly", [CHARGED, COMPUTED, KEPT, KEPT + len(_ROUND), COMPUTED + 2 * len(_ROUND)])
+def test_a_budget_for_these_rounds_does_not_pay_for_one_made_again(
+    uninterrupted: dict[str, Path], tmp_path: Path, deadly: int
+) -> None:
+    path = tmp_path / "run"
+    kill_at("to_a_target", path, deadly)
+    said = run("to_a_target", path, resume=True)
+    assert charged(path) == said["releases"] == ROUNDS
+    assert 0.99 * 8 < said["epsilon"] <= 8
+    if POINTS[deadly] == f"{RELEASED}:replaced":
+        assert (said["rounds"], said["ended_early"]) == (ROUNDS, None)
+        assert_same_released(path, uninterrupted["to_a_target"])
+    else:
+        assert said["rounds"] == ROUNDS - 1
+        assert f"after {ROUNDS - 1} of {ROUNDS} rounds" in said["ended_early"]
+        assert "above privacy.epsilon = 8" in said["ended_early"]
+        whole = read_records(uninterrupted["to_a_target"])[: ROUNDS - 1]
+        assert toys.without_time(read_records(path)) == toys.without_time(whole)
+        assert run("to_a_target", path, resume=True)["rounds"] == ROUNDS - 1
+
+
+@pytest.mark.parametrize("deadly", range(27, 50, 4))
+def test_clients_are_charged_before_they_compute(uninterrupted: dict[str, Path], tmp_path: Path, deadly: int) -> None:
+    path = tmp_path / "run"
+    kill_at("local", path, deadly)
+    said = run("local", path, resume=True)
+    assert_same_released(path, uninterrupted["local"])
+    by_client = [who for who, _ in private_toys.charges(private_toys.own_ledger(path))]
+    assert 2 * ROUNDS <= len(by_client) <= 2 * ROUNDS + 2
+    assert said["releases"] == max(map(by_client.count, by_client)) <= ROUNDS
+    assert said["epsilon"] == accounting.epsilon(accounting.replaced(1.0), ROUNDS, 1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [CHARGED, KEPT])
+def test_killed_while_resuming_and_again_at_every_instant(
+    uninterrupted: dict[str, Path], tmp_path: Path, first: int
+) -> None:
+    for second in range(1, 20, 3):
+        path = tmp_path / f"run-{second}"
+        kill_at("central", path, first)
+        kill_at("central", path, second, resume=True)
+        said = run("central", path, resume=True)
+        assert_same_released(path, uninterrupted["central"])
+        assert ROUNDS <= asked(path) <= charged(path) == said["releases"] <= ROUNDS + 2
+
+
+# Real kills.
+
+
+@pytest.mark.slow
+def test_real_kills(small_model: Path, small_data: Path, tmp_path: Path) -> None:
+    """`train`, killed while it starts and at random instants, and resumed each time: all that it released is paid for."""
+    settings = tmp_path / "run.toml"
+    settings.write_text(
+        f"""
+        [model]
+        name = '{small_model.as_posix()}'
+        [data]
+        train = '{(small_data / "train.jsonl").as_posix()}'
+        test = '{(small_data / "test.jsonl").as_posix()}'
+        client = 'site'
+        [federation]
+        rounds = 40
+        cohort = 3
+        [training]
+        batch_size = 4
+        [privacy]
+        unit = 'client'
+        noise_multiplier = 1.5
+        delta = 1e-3
+        ledger = '{(tmp_path / "sites.sqlite").as_posix()}'
+        budget_epsilon = 1000.0
+        budget_delta = 0.1
+        """
+    )
+    rng = random.Random(11)
+    victim, ledger = tmp_path / "victim", tmp_path / "sites.sqlite"
+    _kill_when(["train", str(settings), "--out", str(victim)], "secure-fed: ", 0.0)
+    for number, round_ in enumerate((2, 9, 17, 26)):
+        command = ["train", str(settings)] if number == 0 else ["train"]
+        _kill_when([*command, "--resume", "--out", str(victim)], f"round {round_}/", rng.uniform(0.0, 0.05))
+        assert len(private_toys.charges(ledger)) >= len(read_records(victim))
+    assert 5 <= len(read_records(victim)) < 40
+    assert cli.main(["train", "--resume", "--out", str(victim)]) == 0
+    said = json.loads((victim / "result.json").read_text())
+    opened = private_toys.Ledger.open(ledger)
+    assert said["rounds"] == 40 <= said["releases"] == len(private_toys.charges(opened)) <= 40 + 5
+    assert len({row.run for row in opened.rows() if row.kind == "reserve"}) == 1, "it is one run all along"
+    cost = accounting.epsilon(accounting.poisson_sampled(0.5, 1.5), said["releases"], 1e-3)
+    assert said["epsilon"] == said["epsilon_cumulative"] == cost

@@ -1,0 +1,214 @@
+"""What a configuration's privacy comes to: where the noise goes, who is counted, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from privacy.clipping import AdaptiveGaussian
+from privacy.errors import BudgetExhausted, PrivacyError
+from privacy.mechanisms import Gaussian, NoMechanism
+from privacy.sampling import FixedSize, Poisson
+from secure_fed.engine import run_round
+from secure_fed.errors import ConfigError
+from secure_fed.methods.method import Card
+from secure_fed.protection import Protection, cohort_sampler, protect
+from tests.secure_fed import toys
+from tests.secure_fed.private_toys import CLIENT, EXAMPLE, NOISE, federation
+
+GROUP = {**EXAMPLE, "privacy.unit": "group", "privacy.group_column": "patient"}
+Z = {"privacy.noise_multiplier": 1.0}
+
+
+def protection(settings: dict[str, Any], card: Card | None = None, clients: int = 4, units: int = 50) -> Protection:
+    config = toys.config(settings)
+    names = [f"client-{number}" for number in range(clients)]
+    sampler = cohort_sampler(config, clients)
+    return protect(config, card or Card("toy", "", "", True), names, [units] * clients, sampler, passes=1)
+
+
+# Where the noise goes.
+
+
+@pytest.mark.parametrize(
+    ("settings", "place", "by_client", "hidden", "sampler"),
+    [
+        ({}, "nowhere", False, False, FixedSize),
+        (CLIENT | Z, "sum", False, True, Poisson),
+        (CLIENT | Z | {"privacy.noise": "local"}, "contribution", True, False, FixedSize),
+        (EXAMPLE | Z, "gradients", True, False, FixedSize),
+        (GROUP | Z, "gradients", True, False, FixedSize),
+    ],
+    ids=["none", "client", "local", "example", "group"],
+)
+def test_a_unit_has_its_place_and_its_sampling(
+    settings: dict[str, Any], place: str, by_client: bool, hidden: bool, sampler: type
+) -> None:
+    found = protection({**settings, "federation.cohort": 2})
+    assert (found.place, found.by_client, found.hides_cohort) == (place, by_client, hidden)
+    assert isinstance(cohort_sampler(toys.config({**settings, "federation.cohort": 2}), 4), sampler)
+    for kind, expected in (("fixed", FixedSize), ("poisson", Poisson)):
+        chosen = {**settings, "federation.cohort": 2, "federation.sampling": kind}
+        drawn = cohort_sampler(toys.config(chosen), 4)
+        assert type(drawn) is expected
+        assert (drawn.expected, drawn.rate) == (2.0, 0.5)
+
+
+def test_what_happens_in_travel() -> None:
+    """Noise in the gradients leaves contributions as they are; elsewhere they are clipped."""
+    assert isinstance(protection({}).in_travel, NoMechanism)
+    assert isinstance(protection(EXAMPLE | Z).in_travel, NoMechanism)
+    assert protection(EXAMPLE | Z).mechanism == Gaussian(1.0)
+    assert protection(NOISE).in_travel == Gaussian(1.0)
+    adaptive = protection({**NOISE, "privacy.clip_quantile": 0.7}).in_travel
+    assert isinstance(adaptive, AdaptiveGaussian)
+    assert (adaptive.quantile, adaptive.noise_multiplier) == (0.7, 1.0)
+
+
+def test_the_noise_on_a_mean() -> None:
+    assert protection({}).mean_noise_std(math.inf, 4.0) == 0.0
+    assert protection(EXAMPLE | Z).mean_noise_std(0.1, 4.0) == 0.0
+    assert protection(CLIENT | Z).mean_noise_std(0.1, 4.0) == pytest.approx(0.1 / 4)
+    local = protection({**CLIENT, "privacy.noise_multiplier": 3.0, "privacy.noise": "local"})
+    assert local.mean_noise_std(0.1, 4.0) == pytest.approx(3 * 0.1 / 2), "four noises added, and divided by four"
+
+
+def test_without_privacy_nothing_is_clipped() -> None:
+    assert protection({}) == Protection()
+    assert federation({}).initial.clip_norm == math.inf
+    assert federation(NOISE).initial.clip_norm == 0.1
+
+
+# What is refused.
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no guarantee": (CLIENT, r"privacy\.unit is 'client' without a guarantee: set privacy\.epsilon"),
+    "weights by examples": (
+        {**NOISE, "federation.weighting": "examples"},
+        r"federation\.weighting = 'examples' is refused.*private",
+    ),
+    "a failure that tells": ({**NOISE, "federation.nonfinite": "fail"}, r"federation\.nonfinite = 'fail' is refused"),
+    "accuracy of clients": (
+        {**NOISE, "evaluation.per_client": True},
+        r"evaluation\.per_client = True is refused.*without noise",
+    ),
+    "weights by examples, examples": (
+        {**EXAMPLE, **Z, "federation.weighting": "examples"},
+        r"federation\.weighting = 'examples' is refused",
+    ),
+    "shrinking under momentum": (
+        {**NOISE, "method.name": "fra_lora", "federation.server_optimizer": "momentum"},
+        r"method\.denoise = 'shrink'.*federation\.server_optimizer = 'momentum'.*'truncate'",
+    ),
+    "groups of no column": (
+        {**EXAMPLE, **Z, "privacy.unit": "group"},
+        r"privacy\.group_column names no column that says whose an example is",
+    ),
+    "half a limit": (
+        {**NOISE, "privacy.ledger": "a.sqlite", "privacy.budget_epsilon": 3.0},
+        r"privacy\.budget_epsilon and privacy\.budget_delta limit a ledger together",
+    ),
+    "negative epsilon": ({**CLIENT, "privacy.epsilon": -1.0}, r"privacy\.epsilon is -1\.0, but it must be above 0"),
+    "no noise": ({**CLIENT, "privacy.noise_multiplier": 0.0}, r"privacy\.noise_multiplier .* above 0"),
+    "nothing to clip to": ({**NOISE, "privacy.clip_norm": 0.0}, r"privacy\.clip_norm .* above 0"),
+    "a certain failure": ({**NOISE, "privacy.delta": 1.0}, r"privacy\.delta .* below 1"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_settings_that_void_a_guarantee_are_refused(case: str) -> None:
+    settings, words = REFUSED[case]
+    with pytest.raises(ConfigError, match=words):
+        toys.config(settings)
+
+
+NO_EFFECT: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    **{
+        f"{name} for nobody": ({}, {f"privacy.{name}": value}, r"privacy\.unit to be set")
+        for name, value in (
+            ("epsilon", 3.0),
+            ("delta", 1e-6),
+            ("noise_multiplier", 2.0),
+            ("clip_norm", 2.0),
+            ("ledger", "a.sqlite"),
+            ("on_exhausted", "stop"),
+        )
+    },
+    "noise of examples": (EXAMPLE | Z, {"privacy.noise": "local"}, r"privacy\.unit = 'client'"),
+    "a quantile of gradients": (EXAMPLE | Z, {"privacy.clip_quantile": 0.5}, r"privacy\.unit = 'client'"),
+    "a quantile of local noise": (
+        CLIENT | Z | {"privacy.noise": "local"},
+        {"privacy.clip_quantile": 0.5},
+        r"privacy\.noise = 'central'",
+    ),
+    "a group column of clients": (NOISE, {"privacy.group_column": "patient"}, r"privacy\.unit = 'group'"),
+    "a group's examples of examples": (EXAMPLE | Z, {"privacy.group_examples": 3}, r"privacy\.unit = 'group'"),
+    "participations of a sum": (NOISE, {"privacy.participations": 3}, r"privacy\.noise = 'local'"),
+    "a data set without a ledger": (NOISE, {"privacy.data_set": "ours"}, r"needs privacy\.ledger"),
+    "a limit without a ledger": (
+        NOISE,
+        {"privacy.budget_epsilon": 3.0, "privacy.budget_delta": 1e-4},
+        r"needs privacy\.ledger",
+    ),
+    "microbatches of clients": (NOISE, {"training.microbatch": 4}, r"'example' or 'group'"),
+}
+
+
+@pytest.mark.parametrize("case", NO_EFFECT)
+def test_settings_that_nothing_reads_are_refused(case: str) -> None:
+    settings, extra, words = NO_EFFECT[case]
+    toys.config(settings)
+    with pytest.raises(ConfigError, match=rf"privacy|training.*has no effect here: it needs .*{words}") as refused:
+        toys.config(settings | extra)
+    assert next(iter(extra)) in str(refused.value)
+
+
+def test_momentum_is_fine_where_nothing_is_shrunk() -> None:
+    momentum = {"federation.server_optimizer": "momentum"}
+    for settings in (
+        {**NOISE, "method.name": "fra_lora", "method.denoise": "truncate"},
+        {**NOISE, "method.name": "fedlora"},
+        {**EXAMPLE, **Z, "method.name": "fra_lora"},
+    ):
+        toys.config(settings | momentum)
+
+
+@pytest.mark.parametrize("delta", [1 / 4, 0.5])
+def test_a_delta_that_gives_a_client_away_is_refused(delta: float) -> None:
+    with pytest.raises(ConfigError, match=r"privacy\.delta is .* no less than one over 4 units.*well below 0\.25"):
+        protection({**NOISE, "privacy.delta": delta})
+    protection({**NOISE, "privacy.delta": 0.2})
+
+
+def test_delta_is_held_against_the_largest_client() -> None:
+    with pytest.raises(ConfigError, match="one over 50 units"):
+        protection({**EXAMPLE, **Z, "privacy.delta": 0.02})
+    protection({**EXAMPLE, **Z, "privacy.delta": 0.019})
+
+
+def test_a_method_says_why_it_cannot_protect_a_unit() -> None:
+    card = replace(Card("votes", "", "", True), units=("example",), refusals={"client": "one vote has no bound"})
+    with pytest.raises(ConfigError, match=r"votes cannot protect privacy\.unit = 'client': one vote has no bound"):
+        protection(NOISE, card)
+    protection(EXAMPLE | Z, card)
+
+
+def test_a_plan_above_its_own_limit_is_refused_at_once() -> None:
+    with pytest.raises(BudgetExhausted, match=r"privacy\.epsilon = 1: raise either.*privacy\.on_exhausted = 'stop'"):
+        federation({**NOISE, "privacy.epsilon": 1.0})
+
+
+@pytest.mark.parametrize("settings", [NOISE, EXAMPLE | Z], ids=["client", "example"])
+def test_nothing_is_released_outside_a_run(settings: dict[str, Any]) -> None:
+    """A round asked for by hand has no budget to charge."""
+    built = federation(settings)
+    with pytest.raises(PrivacyError, match=r"its budget is opened by Federation\.run"):
+        run_round(built.initial, built.server, built.transport, 0.1)
+
+
+def test_groups_need_data_from_files() -> None:
+    with pytest.raises(ConfigError, match=r"needs data from files with a privacy\.group_column; use 'example'"):
+        federation(GROUP | Z)

@@ -1,0 +1,263 @@
+"""Runs and the ledgers they pay from: what is reserved, what is refused, and that a refusal leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from privacy.errors import BudgetExhausted, LedgerError
+from privacy.ledger import Ledger
+from secure_fed import cli
+from secure_fed.errors import RunDirectoryError
+from tests.secure_fed import private_toys
+from tests.secure_fed.private_toys import EXAMPLE, NOISE, charges, federation
+
+EPSILON = 7.2079947054028235  # of three rounds of NOISE at z = 0.9, everybody taking part
+Z = {**NOISE, "privacy.noise_multiplier": 0.9}
+
+
+def made(path: Path, epsilon: float | None = 20.0, delta: float | None = 0.1, **options: Any) -> dict[str, Any]:
+    """The settings that draw on a new ledger."""
+    Ledger.create(path, data_set="wards", epsilon=epsilon, delta=delta, **options)
+    return {**Z, "privacy.ledger": str(path)}
+
+
+def everything(folder: Path) -> dict[str, bytes | None]:
+    return {str(path): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+# A ledger of its own.
+
+
+def test_a_run_without_a_ledger_has_one_of_its_own(tmp_path: Path) -> None:
+    said = federation({**Z, "privacy.epsilon": 8.0}).run(tmp_path / "run").summary
+    ledger = private_toys.own_ledger(tmp_path / "run")
+    assert (ledger.epsilon, ledger.delta, ledger.data_set) == (8.0, 1e-3, "run")
+    assert charges(ledger) == [("", 1)] * 3
+    assert said["epsilon"] == said["epsilon_cumulative"] == ledger.spent().epsilon == pytest.approx(EPSILON)
+    assert said["privacy"]["ledger"] == str(tmp_path / "run" / "budget.sqlite")
+    again = federation({**Z, "privacy.epsilon": 8.0}).run(tmp_path / "again").summary
+    assert again["epsilon_cumulative"] == said["epsilon"], "so a demonstration can be repeated"
+
+
+def test_a_run_that_keeps_nothing_leaves_no_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    said = federation(Z).run().summary
+    assert said["releases"] == 3
+    assert said["run_dir"] is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_limit_without_a_target(tmp_path: Path) -> None:
+    federation(Z).run(tmp_path / "run")
+    ledger = private_toys.own_ledger(tmp_path / "run")
+    assert (ledger.epsilon, ledger.delta) == (None, None)
+
+
+# A ledger that runs share.
+
+
+def test_two_runs_add_up(tmp_path: Path) -> None:
+    settings = made(tmp_path / "wards.sqlite")
+    first = federation(settings).run(tmp_path / "first").summary
+    second = federation({**settings, "federation.seed": 1}).run(tmp_path / "second").summary
+    assert first["epsilon"] == second["epsilon"] == pytest.approx(EPSILON)
+    assert first["epsilon_cumulative"] == pytest.approx(EPSILON)
+    assert second["epsilon_cumulative"] == pytest.approx(2 * EPSILON)
+    assert second["privacy"]["data_set"] == "wards"
+    assert (second["privacy"]["budget_epsilon"], second["privacy"]["budget_delta"]) == (20.0, 0.1)
+    ledger = Ledger.open(tmp_path / "wards.sqlite")
+    reserved = [row for row in ledger.rows() if row.kind == "reserve"]
+    assert len({row.run for row in reserved}) == 2
+    assert all(ledger.charged(row.run) == {"": 3} for row in reserved)
+    assert {"unit": "client", "releases": 3, "noise_multiplier": 0.9}.items() <= reserved[0].body["terms"].items()
+    assert not (tmp_path / "first" / "budget.sqlite").exists()
+    with pytest.raises(BudgetExhausted):
+        federation(settings).run(tmp_path / "third")
+    assert not (tmp_path / "third").exists()
+
+
+def test_the_same_name_of_a_folder_is_another_run(tmp_path: Path) -> None:
+    settings = made(tmp_path / "wards.sqlite")
+    for where in ("a", "b"):
+        federation(settings).run(tmp_path / where / "run")
+    assert Ledger.open(tmp_path / "wards.sqlite").spent().epsilon == pytest.approx(2 * EPSILON)
+
+
+def test_renyi_ledgers_are_given_what_they_add_up(tmp_path: Path) -> None:
+    settings = made(tmp_path / "wards.sqlite", epsilon=30.0, delta=1e-3, composition="rdp")
+    said = [federation(settings).run(tmp_path / name).summary for name in "ab"]
+    assert said[1]["epsilon_cumulative"] < 2 * said[0]["epsilon_cumulative"], "Renyi privacy composes better"
+
+
+# Refused, with nothing left behind.
+
+
+def test_a_plan_above_what_is_left_is_refused(tmp_path: Path) -> None:
+    settings = made(tmp_path / "wards.sqlite", epsilon=10.0)
+    federation(settings).run(tmp_path / "first")
+    before = everything(tmp_path)
+    with pytest.raises(BudgetExhausted, match=r"wards.*lower privacy\.epsilon or federation\.rounds"):
+        federation(settings).run(tmp_path / "second")
+    assert everything(tmp_path) == before
+
+
+def test_delta_is_budgeted_too(tmp_path: Path) -> None:
+    settings = made(tmp_path / "wards.sqlite", delta=1.5e-3)
+    federation(settings).run(tmp_path / "first")
+    with pytest.raises(BudgetExhausted, match="delta"):
+        federation(settings).run(tmp_path / "second")
+
+
+def test_a_ledger_is_made_where_its_limits_are_given(tmp_path: Path) -> None:
+    new = {"privacy.ledger": str(tmp_path / "new.sqlite"), "privacy.data_set": "wards"}
+    limits = {"privacy.budget_epsilon": 10.0, "privacy.budget_delta": 0.01}
+    before = everything(tmp_path)
+    with pytest.raises(LedgerError, match=r"no ledger .*new\.sqlite: make it with .*or set privacy\.budget_epsilon"):
+        federation({**Z, **new}).run(tmp_path / "run")
+    with pytest.raises(BudgetExhausted, match=r"new\.sqlite"):
+        federation({**Z, **new, **limits, "privacy.budget_epsilon": 1.0}).run(tmp_path / "run")
+    assert everything(tmp_path) == before
+    federation({**Z, **new, **limits}).run(tmp_path / "run")
+    ledger = Ledger.open(tmp_path / "new.sqlite")
+    assert (ledger.data_set, ledger.epsilon, ledger.delta) == ("wards", 10.0, 0.01)
+    with pytest.raises(BudgetExhausted):
+        federation({**Z, **new, **limits}).run(tmp_path / "second")
+
+
+def test_units_are_not_mixed_in_one_ledger(tmp_path: Path) -> None:
+    settings = made(tmp_path / "wards.sqlite", epsilon=None, delta=None)
+    federation(settings).run(tmp_path / "first")
+    before = everything(tmp_path)
+    other = {**EXAMPLE, "privacy.noise_multiplier": 1.0, "privacy.ledger": settings["privacy.ledger"]}
+    with pytest.raises(LedgerError, match=r"counts privacy for unit 'client' \(row 2\).*privacy\.unit = 'example'"):
+        federation(other).run(tmp_path / "second")
+    assert everything(tmp_path) == before
+
+
+def test_a_ledger_of_other_data_is_refused_by_name(tmp_path: Path) -> None:
+    settings = made(tmp_path / "wards.sqlite")
+    before = everything(tmp_path)
+    with pytest.raises(LedgerError, match=r"foreign to data set 'clinics': it belongs to 'wards'"):
+        federation({**settings, "privacy.data_set": "clinics"}).run(tmp_path / "run")
+    assert everything(tmp_path) == before
+    federation({**settings, "privacy.data_set": "wards"}).run(tmp_path / "run")
+
+
+# Stopping when it is spent.
+
+
+def test_a_run_may_stop_when_the_ledger_is_spent(tmp_path: Path) -> None:
+    settings = made(tmp_path / "wards.sqlite", epsilon=8.0) | {"privacy.on_exhausted": "stop", "evaluation.every": 5}
+    result = federation({**settings, "federation.rounds": 6}).run(tmp_path / "run")
+    said = result.summary
+    assert said["rounds"] == said["releases"] == len(result.records) == 3
+    assert said["epsilon"] == said["epsilon_cumulative"] == pytest.approx(EPSILON)
+    assert "after 3 of 6 rounds" in said["ended_early"]
+    assert said["accuracy"] is not None, "the last state is measured, though nobody knew that it would be the last"
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["ended_early"] == said["ended_early"]
+    again = federation({**settings, "federation.rounds": 6}).run(tmp_path / "run", resume=True).summary
+    assert (again["rounds"], again["releases"], again["epsilon"]) == (3, 3, said["epsilon"])
+    with pytest.raises(BudgetExhausted):
+        federation({**settings, "federation.rounds": 6}).run(tmp_path / "second")
+
+
+def test_a_run_may_stop_at_its_own_limit(tmp_path: Path) -> None:
+    settings = {**Z, "privacy.epsilon": 8.0, "privacy.on_exhausted": "stop", "federation.rounds": 6}
+    said = federation(settings).run(tmp_path / "run").summary
+    assert (said["rounds"], said["releases"]) == (3, 3)
+    assert said["epsilon"] == pytest.approx(EPSILON)
+    assert said["ended_early"]
+
+
+def test_a_ledger_with_room_for_nothing_stops_nothing(tmp_path: Path) -> None:
+    settings = made(tmp_path / "wards.sqlite", epsilon=0.5) | {"privacy.on_exhausted": "stop"}
+    before = everything(tmp_path)
+    with pytest.raises(BudgetExhausted):
+        federation(settings).run(tmp_path / "run")
+    assert everything(tmp_path) == before
+
+
+# What a run noted.
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"run": 7}', "[]", '{"run": "x", "ledger": "y", "head": {"row": 1}}'])
+def test_a_damaged_note_is_refused(tmp_path: Path, text: str) -> None:
+    federation(Z).run(tmp_path / "run")
+    (tmp_path / "run" / "budget.json").write_text(text)
+    with pytest.raises((RunDirectoryError, LedgerError)) as refused:
+        federation(Z).run(tmp_path / "run", resume=True)
+    assert refused.value.exit_code == 2
+
+
+def test_a_note_that_is_gone_is_missed(tmp_path: Path) -> None:
+    federation(Z).run(tmp_path / "run")
+    (tmp_path / "run" / "budget.json").unlink()
+    with pytest.raises(RunDirectoryError, match=r"budget\.json"):
+        federation(Z).run(tmp_path / "run", resume=True)
+
+
+def test_a_ledger_that_is_gone_is_missed(tmp_path: Path) -> None:
+    federation(Z).run(tmp_path / "run")
+    (tmp_path / "run" / "budget.sqlite").unlink()
+    with pytest.raises(LedgerError, match="does not exist"):
+        federation(Z).run(tmp_path / "run", resume=True)
+
+
+# On the command line.
+
+
+@pytest.fixture
+def train(small_model: Path, small_data: Path, tmp_path: Path) -> Any:
+    """`secure-fed train` of six sites, one short round, with these settings."""
+
+    def run(*settings: str, out: str = "run") -> int:
+        usual = {
+            "model.name": small_model,
+            "data.train": small_data / "train.jsonl",
+            "data.test": small_data / "test.jsonl",
+            "data.client": "site",
+            "federation.rounds": 1,
+            "federation.cohort": 6,
+            "training.steps": 1,
+            "privacy.unit": "client",
+            "privacy.noise_multiplier": 0.9,
+            "privacy.delta": 1e-3,
+            "privacy.ledger": tmp_path / "sites.sqlite",
+        }
+        chosen = [*(f"{name}={value}" for name, value in usual.items()), *settings]
+        sets = [part for text in chosen for part in ("--set", text)]
+        return cli.main(["train", "--json", "--out", str(tmp_path / out), *sets])
+
+    return run
+
+
+@pytest.mark.slow
+def test_exit_codes_and_what_is_left(train: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def last() -> str:
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert line.startswith("secure-fed: ")
+        return line
+
+    assert train() == 2
+    assert "there is no ledger" in last()
+    assert list(tmp_path.iterdir()) == []
+    limits = ("privacy.budget_epsilon=5", "privacy.budget_delta=0.01")
+    assert train(*limits) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert 5 / 2 < said["epsilon"] == said["epsilon_cumulative"] < 5
+    before = everything(tmp_path)
+    assert train(*limits, out="second") == 3
+    assert "has spent epsilon" in last()
+    assert everything(tmp_path) == before
+    assert train(*limits, "privacy.data_set=wards", out="second") == 2
+    assert "foreign to data set" in last()
+    assert train(*limits, "data.test_fraction=0.5", "data.test=", "federation.seed=3", out="second") == 2
+    assert "foreign to the data of run" in last()
+    assert everything(tmp_path) == before
+    assert train("privacy.epsilon=1", "privacy.ledger=", out="second") == 3
+    assert "above privacy.epsilon = 1" in last()
+    assert everything(tmp_path) == before

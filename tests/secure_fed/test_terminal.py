@@ -1,0 +1,81 @@
+"""What a person reads on a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from secure_fed.terminal import show_methods, show_result
+
+PrivateEdit = Callable[..., Callable[[dict[str, Any]], None]]
+RunFolder = Callable[..., Path]
+
+
+@pytest.fixture
+def shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], str]:
+    """The table of the result in a run directory."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def show(folder: Path) -> str:
+        show_result(json.loads((folder / "result.json").read_text(encoding="utf-8")))
+        printed = capsys.readouterr().out
+        assert max(map(len, printed.splitlines())) <= 80
+        return printed
+
+    return show
+
+
+def test_a_guarantee_has_a_row_for_everything(
+    shown: Callable[[Path], str], run_folder: RunFolder, private_edit: PrivateEdit
+) -> None:
+    lines = [" ".join(line.split()) for line in shown(run_folder(edit=private_edit())).splitlines()]
+    for row in (
+        "│ privacy │ epsilon 2.97 at delta 1e-05 │",
+        "│ protects │ a client with everything it has │",
+        "│ against participants │ epsilon 7.5 │",
+        "│ releases │ 12 of 12 planned │",
+        "│ spent in its ledger │ epsilon 2.97 of 3 │",
+        "│ rounds │ 12, each with 4 of 8 clients expected │",
+    ):
+        assert row in lines
+    assert "NOT PRIVATE" not in "".join(lines)
+
+
+def test_injected_noise_is_not_private(
+    shown: Callable[[Path], str], run_folder: RunFolder, private_edit: PrivateEdit
+) -> None:
+    printed = shown(run_folder(edit=private_edit(private=False)))
+    assert printed.index("NOT PRIVATE") < printed.index("epsilon")
+
+
+def test_an_unprotected_run_says_so(shown: Callable[[Path], str], run_folder: RunFolder) -> None:
+    printed = shown(run_folder())
+    assert "No differential privacy" in printed
+    assert "epsilon" not in printed
+    assert "expected" not in printed
+
+
+def test_a_run_that_ended_early_says_why(
+    shown: Callable[[Path], str], run_folder: RunFolder, private_edit: PrivateEdit
+) -> None:
+    def early(run: dict[str, Any]) -> None:
+        private_edit()(run)
+        run["result"]["ended_early"] = "the budget is spent"
+
+    printed = shown(run_folder(edit=early))
+    assert "ended early" in printed
+    assert "the budget is spent" in printed
+
+
+def test_methods_say_whom_they_can_protect(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    row = {"travels": "B", "mean_exact": True, "trainable": 1, "bytes_up": 1, "paper": "p"}
+    rows = [{"name": "one", "units": ["none", "client", "group"], **row}, {"name": "two", "units": ["none"], **row}]
+    show_methods("builtin/tiny", rows)
+    lines = capsys.readouterr().out.splitlines()
+    assert "client, group" in next(line for line in lines if " one " in line)
+    assert " none " in next(line for line in lines if " two " in line)
