@@ -17,9 +17,8 @@ class Account:
     released (a charge may have been made all the same, and stays). The count is read from the ledger each time, so a resumed
     run goes on where the killed one was.
 
-    A charge is the check against the limit and then the row. Threads of this process cannot come between the two. Another
-    process of the same run could: that a run is one process is kept by whoever holds the lock on its run directory. The sum
-    over different runs needs no such lock, for reservations are checked and made in one transaction of the ledger.
+    The ledger holds a charge against the limit in the transaction that writes it, so that not even two processes which take
+    themselves for the same run exceed it. The sum over different runs is held likewise, when they reserve.
     """
 
     def __init__(
@@ -56,7 +55,8 @@ class Account:
             wanted = self.releases(who) + releases
             if wanted > self._limits(who):
                 self._extend(wanted, who)
-            self._after(self._ledger.charge(self._run, who, releases, note or {}))
+            limit = max(wanted, self._limits(who))
+            self._after(self._ledger.charge(self._run, who, releases, note or {}, limit=limit))
 
     def _extend(self, wanted: int, who: str) -> None:
         """Hold enough for `wanted` releases."""

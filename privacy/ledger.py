@@ -138,12 +138,19 @@ class Ledger:
         with self._transaction(write=False):
             self._check_data("a new run", digest, name)
 
-    def charge(self, run: str, who: str, releases: int, note: Mapping[str, Any]) -> Head:
-        """Count `releases` more for `who` ("" is the whole federation); on disk when this returns. Then release, not before."""
+    def charge(self, run: str, who: str, releases: int, note: Mapping[str, Any], *, limit: int | None = None) -> Head:
+        """Count `releases` more for `who` ("" is the whole federation); on disk when this returns. Then release, not before.
+
+        BudgetExhausted, and nothing is written, if that would be more than `limit` in all, whoever charges for the run.
+        """
         if isinstance(releases, bool) or not isinstance(releases, int) or releases < 1:
             raise PlanError(f"{releases!r} releases cannot be charged: charge a whole number from 1 on")
         with self._transaction(write=True):
             self._book.reservation(run)
+            if limit is not None and self._book.charged(run).get(who, 0) + releases > limit:
+                raise BudgetExhausted(
+                    f"run {run!r} may make {limit} releases in all, and another process of it has charged"
+                )
             return self._append("charge", run, {"who": who, "releases": releases, "note": dict(note)})
 
     def charged(self, run: str) -> dict[str, int]:

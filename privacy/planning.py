@@ -49,9 +49,9 @@ class Setting:
                 raise PlanError(f"{name} is {value}; it must be at least 1")
         if self.cohort > self.clients:
             raise PlanError(f"cohort is {self.cohort}, of {self.clients} clients; choose at most {self.clients}")
-        if not 0 < self.delta < 1:
+        if not 0 < self.delta * self.clients < 1:
             raise PlanError(
-                f"delta is {self.delta:g}; choose it between 0 and 1, well below 1/clients = {1 / self.clients:g}"
+                f"delta is {self.delta:g}; choose it above 0 and well below 1/clients = {1 / self.clients:g}"
             )
         if not 0 < self.clip_norm < math.inf:
             raise PlanError(f"clip_norm is {self.clip_norm:g}; it must be a positive, finite number")

@@ -11,6 +11,7 @@ NOT_COVERED = (
     "the choice of hyper-parameters, data and rounds by looking at private results",
     "an evaluation on test data that are private themselves",
     "what time, sizes and failures of single machines tell",
+    "the set of labels, and the names and number of the clients, which are public",
     "facts about groups of units, such as all clients of one region",
 )
 

@@ -116,13 +116,8 @@ class Client:
     def _trained(self, request: Request) -> Trained:
         """Local training, by as many noised steps as are left where the noise is in the steps."""
         bench, protection = self._bench, self._bench.protection
-        rng = np.random.default_rng([bench.seed, request.round, self.index])
-        trainable = request.plan.trainable
+        rng, trainable = self._rng(request.round), request.plan.trainable
         if protection.place == "gradients":
-            # Dropout and the choice among a group's examples are drawn in turn: seeded, one unit more or less would change
-            # everybody's. Drawn in secret, what others get follows the same law with that unit and without.
-            secret = protection.entropy.stream("training", request.round, self.index)
-            rng = np.random.default_rng((secret.uniform(4) * 2**32).astype(np.int64).tolist())
             units = len(set(self.groups)) if self.groups is not None else len(self.examples)
             steps = bench.allowance(self.name, planned_steps(units, bench.training), request.round)
             self._takes_part = steps > 0
@@ -148,6 +143,19 @@ class Client:
         return train(
             bench.objective, self._before, trainable, self.examples, bench.collate, bench.training, request.lr, rng
         )
+
+    def _rng(self, round_: int) -> np.random.Generator:
+        """Order, dropout, and which examples of a group count: seeded without privacy, in secret with it.
+
+        Such numbers are drawn in turn, and go by the places of clients and examples. Were they public, one unit more or less
+        would change everybody's, and so the sum by more than one unit's share; drawn in secret, what the others get follows the
+        same law with that unit and without it.
+        """
+        protection = self._bench.protection
+        if protection.place == "nowhere":
+            return np.random.default_rng([self._bench.seed, round_, self.index])
+        secret = protection.entropy.stream("training", round_, self.index)
+        return np.random.default_rng((secret.uniform(8) * 2**32).astype(np.int64).tolist())
 
 
 def _zeros(like: Tensors) -> Tensors:

@@ -19,6 +19,7 @@ from torch import nn
 from privacy.entropy import Entropy
 from privacy.errors import BudgetExhausted
 from secure_fed import engine, fingerprint, guarantee, outcome
+from secure_fed.budget_terms import Subject
 from secure_fed.client import Client, Workbench, personal_names
 from secure_fed.config import RunConfig
 from secure_fed.config.anchor import anchored
@@ -120,13 +121,14 @@ class Federation:
             raise RunDirectoryError("resume needs the run directory to go on with: set out")
         if run_dir is not None and not resume:
             require_unused(run_dir)
-        plan, digest = self.protection.plan, str(self.parts.facts.get("data_digest", ""))
+        plan, facts = self.protection.plan, self.parts.facts
+        subject = Subject(str(facts.get("data_digest", "")), str(facts["partition"].get("digest", "")))
         if plan:
-            plan = require_room(self.config.privacy, plan, run_dir, digest)
+            plan = require_room(self.config.privacy, plan, run_dir, subject)
         with ExitStack() as stack:
             store = stack.enter_context(closing(RunStore(run_dir))) if run_dir else None
             state, records = self._start(store)
-            budget = stack.enter_context(opened(self.config.privacy, plan, run_dir, digest)) if plan else None
+            budget = stack.enter_context(opened(self.config.privacy, plan, run_dir, subject)) if plan else None
             self.purse.budget = budget
             stack.callback(self.purse.close)
             keeper: Keeper = Releases(store, self.clients) if store and budget else KeepsNothing()

@@ -17,7 +17,7 @@ def of_rows(*parts: Rows) -> str:
     digest = hashlib.sha256()
     for rows in parts:
         columns = (rows.label_names, rows.text, rows.text_b, rows.label, rows.client)
-        for column in columns:
+        for column in (*columns, *((rows.group,) if rows.group is not None else ())):
             digest.update(json.dumps(column).encode())
     return digest.hexdigest()
 

@@ -21,6 +21,7 @@ def guarantee(federation: Federation, budget: RunBudget, run_dir: Path | None) -
     interrupted rounds made again: nothing is refunded for what was planned and not released.
     """
     protection, plan = federation.protection, budget.plan
+    spent = budget.ledger.spent()
     charged = max(budget.charged.values(), default=0)
     covered = plan.releases if plan.limits else max(charged, plan.releases)  # a client never exceeds its limit
     statement = of(protection, covered, federation.server.sampler.rate, personal=bool(federation.server.personal))
@@ -32,7 +33,8 @@ def guarantee(federation: Federation, budget: RunBudget, run_dir: Path | None) -
         "noise_multiplier": plan.noise_multiplier,
         "sampling_rate": plan.sampling_rate,
         "releases": charged,
-        "epsilon_cumulative": budget.ledger.spent().epsilon,
+        "epsilon_cumulative": spent.epsilon,
+        "delta_cumulative": spent.delta,
         "privacy": {
             **statement.to_dict(),
             "clip_norm": protection.clip_norm,

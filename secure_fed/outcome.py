@@ -73,7 +73,15 @@ def summary(
 def _unprotected(federation: Federation, releases: int) -> dict[str, Any]:
     """Of a run without privacy."""
     nothing = dict.fromkeys(
-        ("epsilon", "epsilon_participants", "delta", "noise_multiplier", "epsilon_cumulative", "privacy")
+        (
+            "epsilon",
+            "epsilon_participants",
+            "delta",
+            "noise_multiplier",
+            "epsilon_cumulative",
+            "delta_cumulative",
+            "privacy",
+        )
     )
     sampler = federation.server.sampler
     return nothing | {

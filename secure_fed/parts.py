@@ -15,7 +15,7 @@ from torch import nn
 
 from secure_fed import fingerprint
 from secure_fed.config import RunConfig
-from secure_fed.data import partition, sources
+from secure_fed.data import division, partition, sources
 from secure_fed.data.encode import Collate as PadCollate
 from secure_fed.data.encode import Encoded, encode, pad_id
 from secure_fed.errors import ConfigError, DataError
@@ -58,7 +58,7 @@ def configured(config: RunConfig) -> Parts:
     """The parts a configuration describes."""
     seed = config.federation.seed
     source = sources.load(config.data, seed=seed, group=config.privacy.group_column)
-    divided = _divide(config, source)
+    divided = division.divide(config, source)
     labels = source.train.label_names
     loaded = load_classifier(config.model, labels, seed)
     encoded = encode(loaded.tokenizer, source.train, config.model.max_length)
@@ -70,12 +70,13 @@ def configured(config: RunConfig) -> Parts:
         test=encode(loaded.tokenizer, source.test, config.model.max_length),
         collate=PadCollate(pad_id(loaded.tokenizer)),
         tokenizer=loaded.tokenizer,
-        groups=_groups(source, divided) if config.privacy.unit == "group" else None,
+        groups=division.groups(source, divided) if config.privacy.unit == "group" else None,
         facts=_facts(
             "classification of text pairs" if config.data.text_b else "text classification",
             labels,
             divided.names,
-            kind=_kind(config, source),
+            kind=division.kind(config, source),
+            assigned=[list(map(int, part)) for part in divided.parts],
             jensen_shannon=partition.jensen_shannon(source.train.label, divided.parts, len(labels)),
             sizes=[len(part) for part in divided.parts],
             private=config.privacy.unit != "none",
@@ -83,11 +84,6 @@ def configured(config: RunConfig) -> Parts:
         | {"data_digest": fingerprint.of_rows(source.train, source.test)},
         warning=_unknown(config, encoded, loaded.tokenizer),
     )
-
-
-def _groups(source: sources.Source, divided: partition.Partition) -> list[list[str]]:
-    whose = source.train.group or ()
-    return [[whose[int(index)] for index in part] for part in divided.parts]
 
 
 def _unknown(config: RunConfig, encoded: Encoded, tokenizer: Any) -> str:
@@ -147,6 +143,7 @@ def _facts(
     names: Sequence[str],
     *,
     sizes: list[int],
+    assigned: list[list[int]] | None = None,
     kind: str = "natural",
     jensen_shannon: float | None = None,
     private: bool,
@@ -154,7 +151,10 @@ def _facts(
     """What is noted of a run. How many examples each client has, and how their labels differ, is private where clients are."""
     divided: dict[str, Any] = {"kind": kind, "jensen_shannon": jensen_shannon, "sizes": sizes}
     if private:  # a run that goes on still knows its data
-        divided = {"kind": kind, "digest": hashlib.sha256(json.dumps(sizes).encode()).hexdigest()}
+        divided = {
+            "kind": kind,
+            "digest": hashlib.sha256(json.dumps([list(names), assigned or sizes]).encode()).hexdigest(),
+        }
     return {"task": task, "label_names": list(labels), "clients": list(names), "partition": divided}
 
 
@@ -208,29 +208,6 @@ def _check_task(batch: Any, loss: Loss | None, metrics: Metrics | None) -> None:
             )
 
 
-def _kind(config: RunConfig, source: sources.Source) -> str:
-    """What `auto` comes to."""
-    kind = config.data.partition
-    return ("natural" if source.keyed else "dirichlet") if kind == "auto" else kind
-
-
-def _divide(config: RunConfig, source: sources.Source) -> partition.Partition:
-    federation, train, kind = config.federation, source.train, _kind(config, source)
-    return partition.partition(
-        kind,
-        train.label,
-        clients=federation.clients or (None if kind == "natural" else _usual_clients(len(train))),
-        rng=np.random.default_rng([federation.seed, _PARTITION_STREAM]),
-        alpha=config.data.alpha,
-        keys=train.client if source.keyed else None,
-    )
-
-
-def _usual_clients(examples: int) -> int:
-    """A client for every hundred examples, two at least, if nobody says how many."""
-    return max(min(2, examples), min(examples // 100, _MOST_CLIENTS))
-
-
 def _default_collate(model: Any, example: Any) -> Collate:
     if isinstance(example, Mapping) and "input_ids" in example:
         pad: Any = getattr(getattr(model, "config", None), "pad_token_id", None)
@@ -241,6 +218,4 @@ def _default_collate(model: Any, example: Any) -> Collate:
     return collate
 
 
-_MOST_CLIENTS = 200
 _MUCH_UNKNOWN = 0.2
-_PARTITION_STREAM = 2**32 - 2  # apart from the streams of clients and cohorts, which share the seed

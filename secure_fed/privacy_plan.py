@@ -63,7 +63,8 @@ class Plan:
 
     release: one release of whoever fares worst. releases: how many of them are planned. limits: for every client, how many it
     may make; empty where the federation as a whole is counted. participations: how many rounds a client may take part in.
-    passes: how many releases make a round of the federation.
+    passes: how many releases make a round of the federation. others: what every other kind of client may release, for who fares
+    worst by epsilon need not at an order of Renyi privacy.
     """
 
     noise_multiplier: float
@@ -75,6 +76,7 @@ class Plan:
     limits: Mapping[str, int] = field(default_factory=dict)
     participations: int | None = None
     passes: int = 1
+    others: tuple[tuple[Release, int], ...] = ()
 
     def epsilon(self, releases: int | None = None) -> float:
         """Against whoever sees the models only, for as many releases, or those planned."""
@@ -87,11 +89,9 @@ class Plan:
     def cost(self, releases: int | None = None, orders: Sequence[float] = ()) -> Cost:
         """For a ledger that adds up Renyi privacy at these orders."""
         count = self.releases if releases is None else releases
-        return Cost(
-            self.epsilon(count),
-            self.delta if count else 0.0,
-            accounting.rdp(self.release, count, orders) if orders else None,
-        )
+        spent = [accounting.rdp(release, made, orders) for release, made in ((self.release, count), *self.others)]
+        rdp = tuple(map(max, zip(*spent, strict=True))) if orders else None
+        return Cost(self.epsilon(count), self.delta if count else 0.0, rdp)
 
     def limit(self, who: str) -> int:
         return self.limits[who] if self.limits else self.releases
@@ -145,7 +145,8 @@ def for_gradients(
     wish.some(max(allowed.values()))
     rate, count = _worst({(rate, allowed[rate, full]): draw for (rate, full), draw in kinds.items()}, z, wish.delta)
     release = next(draw for draw in draws if draw.rate == rate).release(z)
-    return Plan(z, wish.delta, release, count, release, rate, limits, participations)
+    others = tuple((draw.release(z), allowed[kind]) for kind, draw in kinds.items())
+    return Plan(z, wish.delta, release, count, release, rate, limits, participations, others=others)
 
 
 def _worst(kinds: Mapping[tuple[float, int], Sampler], z: float, delta: float) -> tuple[float, int]:

@@ -88,7 +88,7 @@ def protect(
         return Protection()
     if privacy.unit not in card.units:
         raise ConfigError(f"{card.name} cannot protect privacy.unit = {privacy.unit!r}: {card.refusals[privacy.unit]}")
-    _check_delta(config, len(names) if privacy.unit == "client" else max(units))
+    _check_delta(config, len(names) if privacy.unit == "client" else sum(units))
     place: Place = "gradients" if privacy.unit != "client" else "sum" if privacy.noise == "central" else "contribution"
     plan = _plan(config, place, names, units, cohorts, passes)
     mechanism: Mechanism = Gaussian(plan.noise_multiplier)

@@ -21,6 +21,7 @@ from typing import Any
 from privacy.account import Account
 from privacy.errors import BudgetExhausted, LedgerError, PrivacyError
 from privacy.ledger import Budget, Cost, Head, Ledger
+from secure_fed.budget_terms import Subject, require_same_kind, terms_of
 from secure_fed.config.sections import PrivacyConfig
 from secure_fed.durable import atomic_write
 from secure_fed.errors import RunDirectoryError
@@ -83,7 +84,7 @@ def charges_nothing(round_: int, pass_name: str) -> None:
     """Of a federation that releases nothing as a whole: without privacy, or where every client accounts for itself."""
 
 
-def require_room(privacy: PrivacyConfig, plan: Plan, run_dir: Path | None, data_digest: str) -> Plan:
+def require_room(privacy: PrivacyConfig, plan: Plan, run_dir: Path | None, subject: Subject) -> Plan:
     """The plan, shortened where `on_exhausted` says so; refused, with nothing written, if the ledger does not hold it.
 
     A run that has reserved already has its place.
@@ -91,14 +92,26 @@ def require_room(privacy: PrivacyConfig, plan: Plan, run_dir: Path | None, data_
     path, noted = Path(privacy.ledger), _noted(run_dir) if run_dir else None
     if not privacy.ledger:
         return plan
+    if not path.parent.is_dir():
+        raise LedgerError(
+            f"privacy.ledger is to be in {path.parent}, which is no folder: make it, or name another place"
+        )
     if not path.exists():
         budget = _new_budget(privacy, path)
         return _fitted(plan, privacy, lambda cost: budget.holds([cost]), f"the new ledger {path} is to allow", budget)
     ledger = Ledger.open(path)
+    for name, asked, held in (
+        ("epsilon", privacy.budget_epsilon, ledger.epsilon),
+        ("delta", privacy.budget_delta, ledger.delta),
+    ):
+        if asked is not None and asked != held:
+            raise LedgerError(
+                f"privacy.budget_{name} is {asked:g}, and {path} was made with {held}: leave the setting out"
+            )
     if noted and ledger.reserved(noted["run"]) is not None:
         return plan
-    _require_same_unit(ledger, privacy.unit)
-    ledger.require_data(data_digest, privacy.data_set or None)
+    require_same_kind(ledger, privacy, plan, subject)
+    ledger.require_data(subject.data, privacy.data_set or None)
     spent = f"the ledger {path} of {ledger.data_set!r} has spent epsilon {ledger.spent().epsilon:.4g} of"
     return _fitted(plan, privacy, lambda cost: ledger.admits("a new run", cost), spent, ledger.budget, ledger.orders)
 
@@ -128,16 +141,16 @@ def _fitted(
 
 
 @contextmanager
-def opened(privacy: PrivacyConfig, plan: Plan, run_dir: Path | None, data_digest: str) -> Iterator[RunBudget]:
+def opened(privacy: PrivacyConfig, plan: Plan, run_dir: Path | None, subject: Subject) -> Iterator[RunBudget]:
     """The budget of the run in `run_dir`, reserved; without a run directory, of a run whose ledger is gone with it."""
     if run_dir is None:
         with TemporaryDirectory(prefix="secure-fed-") as folder:
-            yield _reserved(privacy, plan, Path(folder), data_digest)
+            yield _reserved(privacy, plan, Path(folder), subject)
     else:
-        yield _reserved(privacy, plan, run_dir, data_digest)
+        yield _reserved(privacy, plan, run_dir, subject)
 
 
-def _reserved(privacy: PrivacyConfig, plan: Plan, folder: Path, data_digest: str) -> RunBudget:
+def _reserved(privacy: PrivacyConfig, plan: Plan, folder: Path, subject: Subject) -> RunBudget:
     noted = _noted(folder)
     ledger = _ledger(privacy, folder, noted)
     run = noted["run"] if noted is not None else f"{folder.name}-{uuid.uuid4().hex[:8]}"
@@ -146,12 +159,13 @@ def _reserved(privacy: PrivacyConfig, plan: Plan, folder: Path, data_digest: str
         note = {"run": run, "ledger": str(ledger.path), "head": head.to_dict()}
         atomic_write(folder / BUDGET, json.dumps(note, indent=2) + "\n")
 
-    _require_same_unit(ledger, privacy.unit)
+    require_same_kind(ledger, privacy, plan, subject)
     if ledger.reserved(run) is None:
         keep(ledger.head)
         named = privacy.data_set if privacy.ledger and privacy.data_set else None
         cost = plan.cost(orders=ledger.orders)
-        keep(ledger.reserve(run, cost, data_digest=data_digest, terms=_terms(privacy, plan), data_set=named))
+        terms = terms_of(privacy, plan, subject)
+        keep(ledger.reserve(run, cost, data_digest=subject.data, terms=terms, data_set=named))
 
     if not plan.limits:
         plan = replace(plan, releases=_reserved_releases(ledger, run))
@@ -196,17 +210,6 @@ def _reserved_releases(ledger: Ledger, run: str) -> int:
     return int(reservations[-1].body["terms"]["releases"])
 
 
-def _require_same_unit(ledger: Ledger, unit: str) -> None:
-    """What protects an example says too little of a client, so their costs do not add up."""
-    for row in ledger.rows():
-        held = row.body.get("terms", {}).get("unit", unit) if row.kind == "reserve" else unit
-        if held != unit:
-            raise LedgerError(
-                f"{ledger.path} counts privacy for unit {held!r} (row {row.id}), and this run has privacy.unit = {unit!r}: "
-                "use that unit, or another ledger"
-            )
-
-
 def _noted(folder: Path) -> dict[str, Any] | None:
     """What the run wrote down of its ledger, if it came to that; without it a run that has released cannot go on."""
     if not (folder / BUDGET).exists():
@@ -216,19 +219,14 @@ def _noted(folder: Path) -> dict[str, Any] | None:
             )
         return None
     noted = read_object(folder, BUDGET)
+    own = Path(str(noted.get("ledger", "")))
+    if own.name == OWN_LEDGER and own.parent != folder.absolute():
+        raise RunDirectoryError(
+            f"{folder} was moved or copied from {own.parent}, and what is gone on with in two places is released twice: "
+            "move it back"
+        )
     if not (isinstance(noted.get("run"), str) and isinstance(noted.get("head"), dict)):
         raise RunDirectoryError(
             f"{folder / BUDGET} is damaged: it does not say what the run is called in its ledger; restore it"
         )
     return noted
-
-
-def _terms(privacy: PrivacyConfig, plan: Plan) -> dict[str, Any]:
-    return {
-        "unit": privacy.unit,
-        "noise_multiplier": plan.noise_multiplier,
-        "sampling_rate": plan.sampling_rate,
-        "releases": plan.releases,
-        "event": repr(plan.release.event),
-        "adjacency": plan.release.adjacency,
-    }

@@ -123,9 +123,15 @@ class PrivacyConfig:
     )
     delta: float = key(1e-5, "the guarantee may fail with this probability; well below 1 / units", above=0.0, below=1.0)
     noise_multiplier: float | None = key(
-        None, "standard deviation of the noise on a sum, in clip norms; set it or epsilon", above=0.0, optional=1.0
+        None,
+        "standard deviation of the noise on a sum, in clip norms; set it or epsilon",
+        at_least=1e-3,
+        at_most=1e6,
+        optional=1.0,
     )
-    clip_norm: float = key(1.0, "longest contribution (client) or gradient (example, group)", above=0.0)
+    clip_norm: float = key(
+        1.0, "longest contribution (client) or gradient (example, group)", at_least=1e-9, at_most=1e9
+    )
     clip_quantile: float | None = key(
         None,
         "clip norm that adapts until this share of contributions is shorter (client)",

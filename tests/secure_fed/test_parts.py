@@ -122,3 +122,19 @@ def test_several_test_files_are_one_test_set(small_model: Path, small_data: Path
     parts = configured(RunConfig.load(None, [*settings, f"data.test={tests}"]))
     once = configured(RunConfig.load(None, [*settings, f"data.test={small_data}"]))
     assert len(parts.test) == 2 * len(once.test)
+
+
+def test_what_protects_a_person_keeps_their_examples_at_one_client(tmp_path: Path) -> None:
+    rows = [{"text": f"note {i} says {'yes' if i % 2 else 'no'}", "label": i % 2, "who": f"p{i % 13}"} for i in range(78)]
+    file = tmp_path / "notes.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    settings = {"train": str(file), "test": str(file)}
+    privacy = {"unit": "group", "group_column": "who", "noise_multiplier": 1.0}
+    config = RunConfig.from_dict({"data": settings, "federation": {"clients": 4}, "privacy": privacy})
+    parts = configured(config)
+    assert parts.groups is not None
+    held = [set(own) for own in parts.groups]
+    assert len(held) == 4
+    assert sum(map(len, held)) == 13, "nobody is at two clients"
+    assert [len(own) for own in parts.groups] == [len(own) for own in parts.train]
+    assert sum(map(len, parts.train)) == 78

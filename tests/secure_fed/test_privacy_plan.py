@@ -158,3 +158,12 @@ def test_few_clients_are_drawn_more_often_than_is_usual(rounds: int, rate: float
     assert 1 <= most <= rounds
     assert binom.sf(most, rounds, rate) <= 0.01
     assert most == 1 or binom.sf(most - 1, rounds, rate) > 0.01
+
+
+def test_a_renyi_ledger_is_charged_for_whoever_costs_most_at_its_order() -> None:
+    """Who fares worst by epsilon at delta need not at an order: 17 examples against 65, in batches of 16."""
+    order, draws, steps = 18.0, [Poisson(17, 16 / 17), Poisson(65, 16 / 65)], [2, 5]
+    plan = for_gradients(Wish(None, 1.0, DELTA), ("small", "large"), draws, steps, 3)
+    each = [accounting.rdp(draw.release(1.0), 3 * count, [order])[0] for draw, count in zip(draws, steps, strict=True)]
+    assert plan.cost(orders=[order]).rdp == (max(each),)
+    assert each[0] != pytest.approx(each[1])

@@ -128,13 +128,18 @@ def test_a_ledger_is_made_where_its_limits_are_given(tmp_path: Path) -> None:
         federation({**Z, **new, **limits}).run(tmp_path / "second")
 
 
-def test_units_are_not_mixed_in_one_ledger(tmp_path: Path) -> None:
+def test_neither_units_nor_neighbours_are_mixed_in_one_ledger(tmp_path: Path) -> None:
     settings = made(tmp_path / "wards.sqlite", epsilon=None, delta=None)
     federation(settings).run(tmp_path / "first")
     before = everything(tmp_path)
     other = {**EXAMPLE, "privacy.noise_multiplier": 1.0, "privacy.ledger": settings["privacy.ledger"]}
-    with pytest.raises(LedgerError, match=r"counts privacy for unit 'client' \(row 2\).*privacy\.unit = 'example'"):
-        federation(other).run(tmp_path / "second")
+    replaced = {**settings, "federation.sampling": "fixed"}
+    for settings, kind in (
+        (other, "unit 'client', not 'example'"),
+        (replaced, "neighbours 'add-remove', not 'replace-one'"),
+    ):
+        with pytest.raises(LedgerError, match=rf"counts privacy for {kind}.*\(row 2\)"):
+            federation(settings).run(tmp_path / "second")
     assert everything(tmp_path) == before
 
 
