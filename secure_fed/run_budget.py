@@ -110,8 +110,8 @@ def require_room(privacy: PrivacyConfig, plan: Plan, run_dir: Path | None, subje
             )
     if noted and ledger.reserved(noted["run"]) is not None:
         return plan
-    require_same_kind(ledger, privacy, plan, subject)
     ledger.require_data(subject.data, privacy.data_set or None)
+    require_same_kind(ledger, privacy, plan, subject)
     spent = f"the ledger {path} of {ledger.data_set!r} has spent epsilon {ledger.spent().epsilon:.4g} of"
     return _fitted(plan, privacy, lambda cost: ledger.admits("a new run", cost), spent, ledger.budget, ledger.orders)
 

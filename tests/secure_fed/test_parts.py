@@ -125,7 +125,9 @@ def test_several_test_files_are_one_test_set(small_model: Path, small_data: Path
 
 
 def test_what_protects_a_person_keeps_their_examples_at_one_client(tmp_path: Path) -> None:
-    rows = [{"text": f"note {i} says {'yes' if i % 2 else 'no'}", "label": i % 2, "who": f"p{i % 13}"} for i in range(78)]
+    rows = [
+        {"text": f"note {i} says {'yes' if i % 2 else 'no'}", "label": i % 2, "who": f"p{i % 13}"} for i in range(78)
+    ]
     file = tmp_path / "notes.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     settings = {"train": str(file), "test": str(file)}

@@ -1,0 +1,79 @@
+"""Ways that a reviewer found around the guarantee, each now closed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from privacy.errors import BudgetExhausted, LedgerError
+from privacy.ledger import Cost, Ledger
+from secure_fed.client import Client
+from secure_fed.errors import RunDirectoryError
+from secure_fed.federation import Federation
+from secure_fed.tensors import Tensors
+from tests.secure_fed import toys
+from tests.secure_fed.private_toys import EXAMPLE, NOISE, federation
+
+DROPOUT = {"method.dropout": 0.5}
+
+
+def sent(chosen: Federation, client: Client) -> Tensors:
+    """What a client trains to, before any noise."""
+    request = chosen.server.request(chosen.initial, chosen.server.plan(chosen.initial), "change", 0.05, {})
+    return client.handle(request).contribution
+
+
+def test_what_a_client_draws_in_training_is_secret_where_it_is_private() -> None:
+    """Drawn from the seed and the place, it would change for everybody when somebody in front of them leaves."""
+    private, public = federation({**NOISE, **DROPOUT}), toys.federation(DROPOUT)
+    assert not toys.same(sent(private, private.clients[0]), sent(private, private.clients[0]))
+    assert toys.same(sent(public, public.clients[0]), sent(public, public.clients[0]))
+
+
+@pytest.mark.parametrize("settings", [NOISE, {**EXAMPLE, "privacy.noise_multiplier": 1.0}])
+def test_injected_entropy_makes_training_repeatable(settings: dict[str, object]) -> None:
+    one, two = (federation({**settings, **DROPOUT, "federation.rounds": 1}, seed=3).run() for _ in range(2))
+    assert toys.same(one.state.tensors, two.state.tensors)
+
+
+def test_two_that_take_themselves_for_one_run_do_not_exceed_its_limit(tmp_path: Path) -> None:
+    ledger = Ledger.create(tmp_path / "l.sqlite", data_set="wards", epsilon=1.0, delta=1e-5)
+    ledger.reserve("run", Cost(1.0, 1e-5), data_digest="d", terms={})
+    ledger.charge("run", "", 1, {}, limit=1)
+    before = ledger.head
+    with pytest.raises(BudgetExhausted, match="1 releases in all"):
+        Ledger.open(tmp_path / "l.sqlite").charge("run", "", 1, {}, limit=1)
+    assert Ledger.open(tmp_path / "l.sqlite").head == before
+
+
+def test_a_copied_run_with_a_ledger_of_its_own_is_not_gone_on_with(tmp_path: Path) -> None:
+    chosen = {**NOISE, "federation.rounds": 1}
+    federation(chosen).run(tmp_path / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    with pytest.raises(RunDirectoryError, match=r"was moved or copied"):
+        federation(chosen).run(tmp_path / "copy", resume=True)
+
+
+def test_a_ledger_is_not_asked_for_another_budget_than_it_has(tmp_path: Path) -> None:
+    Ledger.create(tmp_path / "l.sqlite", data_set="wards", epsilon=20.0, delta=0.1)
+    settings = {
+        "privacy.ledger": str(tmp_path / "l.sqlite"),
+        "privacy.budget_epsilon": 30.0,
+        "privacy.budget_delta": 0.1,
+    }
+    with pytest.raises(LedgerError, match=r"budget_epsilon is 30.*was made with 20"):
+        federation({**NOISE, **settings}).run(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_clients_of_the_same_data_are_not_added_up(tmp_path: Path) -> None:
+    Ledger.create(tmp_path / "l.sqlite", data_set="wards", epsilon=None, delta=None)
+    settings = {**NOISE, "privacy.ledger": str(tmp_path / "l.sqlite")}
+    federation(settings, sizes=(5, 8, 11)).run(tmp_path / "first")
+    federation(settings, sizes=(5, 8, 11)).run(tmp_path / "again")
+    with pytest.raises(LedgerError, match="clients who hold other rows"):
+        federation(settings, sizes=(5, 9, 10)).run(tmp_path / "second")
+    named = {**settings, "privacy.data_set": "wards"}
+    federation(named, sizes=(5, 9, 10)).run(tmp_path / "third")
