@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from decimal import ROUND_CEILING, Context
 from typing import Any
 
@@ -57,14 +56,6 @@ class Statement:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"not_covered": list(self.not_covered)}
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> Statement:
-        return cls(**{**fields, "not_covered": tuple(fields["not_covered"])})
-
-    def voided(self) -> Statement:
-        """The same, with the word that it does not hold."""
-        return replace(self, private=False)
 
 
 def _up(value: float, digits: int) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from privacy.errors import LedgerError
 from privacy.ledger import Ledger
 from secure_fed.config.sections import PrivacyConfig
-from secure_fed.privacy_plan import Plan
+
+if TYPE_CHECKING:
+    from secure_fed.privacy_plan import Plan
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from privacy.clipping import AdaptiveGaussian
 from privacy.entropy import Entropy, SystemEntropy
@@ -25,11 +25,13 @@ from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.methods.method import Card, RoundPlan
 from secure_fed.parts import Parts
-from secure_fed.privacy_plan import Plan, Wish, for_contributions, for_gradients, for_sums, usual_participations
 from secure_fed.private_models import gradients_of, require_data_free_start, require_supported
 from secure_fed.private_training import batch_sampler, planned_steps
 from secure_fed.tensors import Tensors
 from secure_fed.training import Objective, Placed
+
+if TYPE_CHECKING:
+    from secure_fed.privacy_plan import Plan
 
 Place = Literal["nowhere", "sum", "contribution", "gradients"]
 
@@ -38,8 +40,7 @@ Place = Literal["nowhere", "sum", "contribution", "gradients"]
 class Protection:
     """The mechanism of a run, with the plan that says what it guarantees.
 
-    clip_norm: that of the first round. entropy: where noise and secret coins come from. groups: for every client, whose each
-    example is; None where every example is its own.
+    clip_norm: that of the first round. entropy: where noise and secret coins come from.
     """
 
     unit: str = "none"
@@ -53,11 +54,6 @@ class Protection:
     def in_travel(self) -> Mechanism:
         """What is done to contributions and to their sum."""
         return NoMechanism() if self.place == "gradients" else self.mechanism
-
-    @property
-    def by_client(self) -> bool:
-        """Whether every client accounts for itself, rather than the federation for all."""
-        return self.place in ("contribution", "gradients")
 
     @property
     def hides_cohort(self) -> bool:
@@ -125,6 +121,9 @@ def require_protectable(
 def _plan(
     config: RunConfig, place: Place, names: Sequence[str], units: Sequence[int], cohorts: Sampler, passes: int
 ) -> Plan:
+    # Accounting takes seconds to import, which a run without privacy need not wait for.
+    from secure_fed.privacy_plan import Wish, for_contributions, for_gradients, for_sums, usual_participations
+
     privacy, rounds = config.privacy, config.federation.rounds
     wish = Wish(privacy.epsilon, privacy.noise_multiplier, privacy.delta, privacy.on_exhausted == "stop")
     if place == "sum":

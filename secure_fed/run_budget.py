@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from privacy.account import Account
 from privacy.errors import BudgetExhausted, LedgerError, PrivacyError
@@ -25,9 +25,11 @@ from secure_fed.budget_terms import Subject, require_same_kind, terms_of
 from secure_fed.config.sections import PrivacyConfig
 from secure_fed.durable import atomic_write
 from secure_fed.errors import RunDirectoryError
-from secure_fed.privacy_plan import Plan
 from secure_fed.run_dir import read_object
 from secure_fed.run_store import CHECKPOINT, RELEASED
+
+if TYPE_CHECKING:
+    from secure_fed.privacy_plan import Plan
 
 BUDGET, OWN_LEDGER = "budget.json", "budget.sqlite"
 

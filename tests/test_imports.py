@@ -72,3 +72,8 @@ def test_an_unknown_public_name_is_an_attribute_error() -> None:
 
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = secure_fed.no_such_name
+
+
+def test_a_federation_without_privacy_loads_no_accounting() -> None:
+    result, _ = probe("import secure_fed.federation", ("dp_accounting", "opacus"))
+    assert result["loaded"] == []
