@@ -34,21 +34,21 @@ def protection(settings: dict[str, Any], card: Card | None = None, clients: int 
 
 
 @pytest.mark.parametrize(
-    ("settings", "place", "by_client", "hidden", "sampler"),
+    ("settings", "place", "hidden", "sampler"),
     [
-        ({}, "nowhere", False, False, FixedSize),
-        (CLIENT | Z, "sum", False, True, Poisson),
-        (CLIENT | Z | {"privacy.noise": "local"}, "contribution", True, False, FixedSize),
-        (EXAMPLE | Z, "gradients", True, False, FixedSize),
-        (GROUP | Z, "gradients", True, False, FixedSize),
+        ({}, "nowhere", False, FixedSize),
+        (CLIENT | Z, "sum", True, Poisson),
+        (CLIENT | Z | {"privacy.noise": "local"}, "contribution", False, FixedSize),
+        (EXAMPLE | Z, "gradients", False, FixedSize),
+        (GROUP | Z, "gradients", False, FixedSize),
     ],
     ids=["none", "client", "local", "example", "group"],
 )
 def test_a_unit_has_its_place_and_its_sampling(
-    settings: dict[str, Any], place: str, by_client: bool, hidden: bool, sampler: type
+    settings: dict[str, Any], place: str, hidden: bool, sampler: type
 ) -> None:
     found = protection({**settings, "federation.cohort": 2})
-    assert (found.place, found.by_client, found.hides_cohort) == (place, by_client, hidden)
+    assert (found.place, found.hides_cohort) == (place, hidden)
     assert isinstance(cohort_sampler(toys.config({**settings, "federation.cohort": 2}), 4), sampler)
     for kind, expected in (("fixed", FixedSize), ("poisson", Poisson)):
         chosen = {**settings, "federation.cohort": 2, "federation.sampling": kind}
