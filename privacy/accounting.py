@@ -5,6 +5,7 @@ Noise multipliers z are in units of the clip norm C. The accountants:
     everybody takes part  exact: count Gaussians of z are one of z / sqrt(count)
     Poisson sampling      privacy loss distributions (PLD) of dp_accounting, discretised pessimistically
     samples of one size   Renyi privacy (RDP) of dp_accounting, or the same without amplification where that is less
+    discrete noise        Renyi privacy alone, with or without Poisson sampling (`concentrated`)
 
 All of them return upper bounds, and noise is rounded up.
 """
@@ -16,13 +17,21 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 
 import numpy as np
-from dp_accounting.dp_event import GaussianDpEvent, PoissonSampledDpEvent, SampledWithoutReplacementDpEvent
 from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
 from scipy.special import log_ndtr
 
 from privacy import bounds
 from privacy.bounds import COARSE, COARSEST, FINE, Adjacency, Release
 from privacy.errors import PlanError
+from privacy.releases import (
+    discrete,
+    discrete_replaced,
+    discrete_sampled,
+    poisson_sampled,
+    replaced,
+    sampled_without_replacement,
+    unamplified,
+)
 
 __all__ = [
     "COARSE",
@@ -30,6 +39,9 @@ __all__ = [
     "Release",
     "calibrate",
     "delta",
+    "discrete",
+    "discrete_replaced",
+    "discrete_sampled",
     "epsilon",
     "largest_count",
     "participants",
@@ -41,37 +53,8 @@ __all__ = [
 ]
 
 _MOST_RELEASES = 10_000_000
-_LEAST_NOISE, _MOST_NOISE = 1e-6, 1e9
+_MOST_NOISE = 1e9
 _FEW_ORDERS_DO = 0.3  # small epsilons take high orders, of which the quick bound has none
-
-
-def poisson_sampled(rate: float, z: float) -> Release:
-    """A sum over members that each take part with probability `rate`; neighbours have one member more or less."""
-    if not 0 < rate <= 1:
-        raise PlanError(f"the sampling rate is {rate:g}; it must be above 0 and at most 1")
-    if rate == 1:
-        return unamplified(z)
-    return Release(PoissonSampledDpEvent(rate, GaussianDpEvent(_positive(z))), "add-remove")
-
-
-def sampled_without_replacement(population: int, size: int, z: float) -> Release:
-    """A sum over a random subset of exactly `size` members; neighbours have one member replaced."""
-    if not 1 <= size <= population:
-        raise PlanError(f"a sample of {size} out of {population} cannot be drawn; choose between 1 and {population}")
-    if size == population:
-        return replaced(z)
-    halved = GaussianDpEvent(_positive(z) / 2)
-    return Release(SampledWithoutReplacementDpEvent(population, size, halved), "replace-one", "rdp")
-
-
-def unamplified(z: float) -> Release:
-    """A sum over everybody; neighbours have one member more or less."""
-    return Release(GaussianDpEvent(_positive(z)), "add-remove")
-
-
-def replaced(z: float) -> Release:
-    """A sum over everybody; neighbours have one member replaced."""
-    return Release(GaussianDpEvent(_positive(z)), "replace-one")
 
 
 def epsilon(release: Release, count: int, delta: float, *, discretization: float = FINE) -> float:
@@ -90,12 +73,13 @@ def delta(release: Release, count: int, epsilon: float) -> float:
         raise PlanError(f"epsilon {epsilon:g} and {count} releases must not be negative")
     if count == 0:
         return 0.0
-    everybody = _gaussian_delta(release.multiplier / math.sqrt(count), epsilon)
+    everybody = 1.0 if release.concentrated else _gaussian_delta(release.multiplier / math.sqrt(count), epsilon)
     if release.plain:
         return everybody
     step = bounds.pld_step(release, count, FINE)
     if step is None:
-        by_rdp = compute_delta(bounds.ORDERS, rdp(release, count, bounds.ORDERS), epsilon)[0]
+        orders = bounds.orders(release)
+        by_rdp = compute_delta(orders, rdp(release, count, orders), epsilon)[0]
         return min(everybody, float(by_rdp))
     found = float(bounds.distribution(release, count, step).get_delta(epsilon))
     return min(1.0, max(found, bounds.least_delta(count)))
@@ -117,7 +101,8 @@ def largest_count(release: Release, epsilon: float, delta: float) -> int:
     At most ten million, and at most so many that PLD can still resolve `delta`.
     """
     _checked(1, delta)
-    most = _MOST_RELEASES if release.plain else min(_MOST_RELEASES, int(delta * 1e13))
+    by_pld = not (release.plain or release.concentrated)
+    most = min(_MOST_RELEASES, int(delta * 1e13)) if by_pld else _MOST_RELEASES
     fits, count = 0, 1
     for step in (COARSEST, FINE):
         exceeds = most + 1  # again: what a coarse grid refuses, a fine one may admit
@@ -229,14 +214,6 @@ def _checked(count: int, delta: float) -> None:
         raise PlanError(
             f"delta is {delta:g}; it must be between 0 and 1, and well below one over the number of members"
         )
-
-
-def _positive(z: float) -> float:
-    if not _LEAST_NOISE <= z < math.inf:
-        raise PlanError(
-            f"the noise multiplier is {z:g}; no guarantee comes of less than {_LEAST_NOISE:g}, or of no number"
-        )
-    return z
 
 
 def _rounded_up(z: float) -> float:

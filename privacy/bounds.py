@@ -17,11 +17,19 @@ from typing import Literal
 
 import numpy as np
 from dp_accounting import NeighboringRelation
-from dp_accounting.dp_event import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SampledWithoutReplacementDpEvent
+from dp_accounting.dp_event import (
+    DpEvent,
+    GaussianDpEvent,
+    PoissonSampledDpEvent,
+    SampledWithoutReplacementDpEvent,
+    ZCDpEvent,
+)
 from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant, compute_epsilon
 from scipy.stats import binom
+
+from privacy import concentrated
 
 Adjacency = Literal["add-remove", "replace-one"]
 
@@ -49,17 +57,42 @@ class Release:
         return isinstance(self.event, GaussianDpEvent)
 
     @property
+    def concentrated(self) -> bool:
+        """Whether no more is known of the noise than that its Renyi divergences are at most a Gaussian's (`concentrated`)."""
+        return isinstance(self._of_everybody, ZCDpEvent)
+
+    @property
+    def rate(self) -> float:
+        """The probability of Poisson sampling; 1 where everybody takes part."""
+        return float(self.event.sampling_probability) if isinstance(self.event, PoissonSampledDpEvent) else 1.0
+
+    @property
     def multiplier(self) -> float:
         """The noise multiplier, to sensitivity one, of the same release over everybody."""
-        event = self.event
-        if isinstance(event, SampledWithoutReplacementDpEvent):
-            return float(event.event.noise_multiplier)  # halved already, by its maker
-        z = float((event if self.plain else event.event).noise_multiplier)
-        return z / 2 if self.adjacency == "replace-one" else z
+        event = self._of_everybody
+        if isinstance(event, ZCDpEvent):
+            return math.sqrt(0.5 / event.rho)  # halved already, by its maker, where a member is replaced
+        z = float(event.noise_multiplier)
+        without_replacement = isinstance(self.event, SampledWithoutReplacementDpEvent)  # halved already, as above
+        return z / 2 if self.adjacency == "replace-one" and not without_replacement else z
+
+    @property
+    def _of_everybody(self) -> DpEvent:
+        sampled = isinstance(self.event, (PoissonSampledDpEvent, SampledWithoutReplacementDpEvent))
+        return self.event.event if sampled else self.event
+
+
+def orders(release: Release) -> tuple[float, ...]:
+    """The orders at which Renyi divergences are turned into an epsilon."""
+    if not release.concentrated:
+        return ORDERS
+    return concentrated.EVERY if release.rate == 1 else concentrated.WHOLE
 
 
 def without_sampling(release: Release, count: int, delta: float) -> float:
     """As if everybody took part: `count` Gaussians of z are one of z / sqrt(count), exactly (Balle and Wang, 2018)."""
+    if release.concentrated:
+        return math.inf  # no Gaussian
     return float(get_epsilon_gaussian(release.multiplier / math.sqrt(count), delta))
 
 
@@ -69,33 +102,38 @@ def by_participation(release: Release, count: int, delta: float) -> float:
     Given its turns, the member's releases are k Gaussians or fewer; mixing over turns keeps (epsilon, delta / 2), and what
     is left out adds its probability to delta and -log of its complement to epsilon. Tight where noise is very small.
     """
-    if not isinstance(release.event, PoissonSampledDpEvent):
+    if release.concentrated or not isinstance(release.event, PoissonSampledDpEvent):
         return math.inf
-    most = max(1, int(binom.isf(delta / 2, count, release.event.sampling_probability)))
+    most = max(1, int(binom.isf(delta / 2, count, release.rate)))
     return without_sampling(release, min(most, count), delta / 2) - math.log1p(-delta / 2)
 
 
-def by_rdp(release: Release, count: int, delta: float, orders: tuple[float, ...] = ORDERS) -> float:
-    """From Renyi divergences, by the conversion of Canonne, Kamath and Steinke (2020)."""
-    divergences = [count * one for one in renyi(release, orders)]
-    return float(compute_epsilon(orders, divergences, delta)[0])
+def by_rdp(release: Release, count: int, delta: float, at: tuple[float, ...] = ()) -> float:
+    """From Renyi divergences at some orders, by the conversion of Canonne, Kamath and Steinke (2020)."""
+    at = at or orders(release)
+    divergences = [count * one for one in renyi(release, at)]
+    return float(compute_epsilon(at, divergences, delta)[0])
 
 
 def quick(release: Release, count: int, delta: float) -> float:
     """The least of the bounds that take milliseconds."""
+    if release.concentrated:
+        return by_rdp(release, count, delta)
     closed = min(without_sampling(release, count, delta), by_participation(release, count, delta))
     return min(closed, by_rdp(release, count, delta, FEW_ORDERS))
 
 
 @lru_cache(maxsize=256)
-def renyi(release: Release, orders: tuple[float, ...]) -> tuple[float, ...]:
+def renyi(release: Release, at: tuple[float, ...]) -> tuple[float, ...]:
     """Of one release, at each order: as sampled, where dp_accounting knows that, or without sampling if that is less."""
-    plain = np.asarray(orders) / (2 * release.multiplier**2)
+    if release.concentrated:
+        return concentrated.divergences(release._of_everybody.rho, release.rate, at)
+    plain = np.asarray(at) / (2 * release.multiplier**2)
     unknown = isinstance(release.event, PoissonSampledDpEvent) and release.adjacency == "replace-one"
     if release.plain or unknown:
         return tuple(plain.tolist())
     with _hushed():
-        accountant = RdpAccountant(orders, _RELATIONS[release.adjacency]).compose(release.event)
+        accountant = RdpAccountant(at, _RELATIONS[release.adjacency]).compose(release.event)
     sampled = np.maximum(accountant.rdp, 0) + 1e-14  # its sums are rounded, and may come out below zero
     return tuple(np.minimum(plain, sampled).tolist())
 
@@ -117,7 +155,7 @@ def pld_step(release: Release, count: int, widest: float) -> float | None:
     scale = quick(release, count, 1e-5)
     if scale > _MOST_BY_PLD:
         return None
-    z, rate = release.multiplier, release.event.sampling_probability
+    z, rate = release.multiplier, release.rate
     everybody = 0.5 / z**2 + 10 / z  # the loss ten standard deviations out
     loss = float(np.logaddexp(math.log1p(-rate), math.log(rate) + everybody))
     finest = min(widest, 100 * widest / math.sqrt(count), loss / 2000 * widest / FINE)

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Words = NDArray[np.uint64]
 
 
 class Stream:
@@ -31,10 +32,13 @@ class Stream:
     def __init__(self, key: bytes) -> None:
         self._keystream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
 
+    def words(self, count: int) -> Words:
+        """(count,) independent integers, each uniform in 0 .. 2^64 - 1: the bits that every other draw is made of."""
+        return np.frombuffer(self._keystream.update(bytes(8 * count)), dtype="<u8")
+
     def uniform(self, count: int) -> Floats:
         """(count,) multiples of 2^-53 in [0, 1)."""
-        words = np.frombuffer(self._keystream.update(bytes(8 * count)), dtype="<u8")
-        uniform: Floats = (words >> np.uint64(11)).astype(np.float64)
+        uniform: Floats = (self.words(count) >> np.uint64(11)).astype(np.float64)
         uniform *= 2.0**-53
         return uniform
 

@@ -1,1 +1,52 @@
-"""Protocols by which a server learns a sum and nothing else. None yet: sums are plain for now."""
+"""Secure aggregation: a server learns the sum of its clients' integer vectors, and of the vectors nothing else.
+
+State machines without input or output: bytes in, bytes out. A whole session, with everybody in one process:
+
+    def end(answers):  # of a stage: what every client says goes in, what each is told next comes out
+        for client, answer in answers.items():
+            server.receive(client, answer)
+        return server.close().items()
+
+    server, clients = Server(parameters), {i: Client(parameters, i, policy) for i in parameters.clients}
+    roster = end({i: client.advertise() for i, client in clients.items()})
+    mail = end({i: clients[i].share(message) for i, message in roster})
+    survivors = end({i: clients[i].mask(message, vectors[i]) for i, message in mail})
+    end({i: clients[i].unmask(message) for i, message in survivors})
+    total = server.total()
+
+Whoever does not answer is left out, at any stage. Active sessions have a step `confirm` before `unmask`, and on a ring `reveal`
+before `share`. Knows nothing of models: vectors are unsigned words, and `FixedPoint` makes them of real numbers.
+"""
+
+from protocols.choice import Choice, choose
+from protocols.client import Client
+from protocols.codec import FixedPoint
+from protocols.errors import Aborted, MessageError, ParameterError, ProtocolError, RangeError, Spent, Tampering
+from protocols.keys import Identity
+from protocols.parameters import Parameters, Policy, stages
+from protocols.record import InMemory, OnDisk, Sessions
+from protocols.registry import registry_digest
+from protocols.server import Server
+
+__all__ = [
+    "Aborted",
+    "Choice",
+    "Client",
+    "FixedPoint",
+    "Identity",
+    "InMemory",
+    "MessageError",
+    "OnDisk",
+    "ParameterError",
+    "Parameters",
+    "Policy",
+    "ProtocolError",
+    "RangeError",
+    "Server",
+    "Sessions",
+    "Spent",
+    "Tampering",
+    "choose",
+    "registry_digest",
+    "stages",
+]

@@ -15,11 +15,15 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from privacy.errors import PrivacyError
-from secure_fed import __version__, budget_commands
+from secure_fed import __version__, budget_commands, secagg_command
 from secure_fed.config import RunConfig, commented_toml
 from secure_fed.errors import ConfigError, RunDirectoryError, SecureFedError, StorageError, plainly
+
+if TYPE_CHECKING:
+    from protocols.errors import ProtocolError
 
 _INTERRUPTED = 130
 
@@ -28,9 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     chosen = _parser().parse_args(arguments)
     try:
-        chosen.run(chosen)
+        status: int | None = chosen.run(chosen)
         sys.stdout.flush()
-    except (SecureFedError, PrivacyError) as error:
+    except _expected() as error:
         print(f"secure-fed: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
@@ -41,7 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not isinstance(error, BrokenPipeError):  # `| head` has read enough, and is told nothing
             print(f"secure-fed: {error}", file=sys.stderr)
         return 1
-    return 0
+    return status or 0
+
+
+def _expected() -> tuple[type[SecureFedError] | type[PrivacyError] | type[ProtocolError], ...]:
+    """Errors that say what was wrong in a sentence. Looked up when there is one: the protocol takes a moment to load."""
+    from protocols.errors import ProtocolError
+
+    return SecureFedError, PrivacyError, ProtocolError
 
 
 def _drop_refused_output() -> None:
@@ -72,6 +83,10 @@ def _parser() -> argparse.ArgumentParser:
     init.set_defaults(run=_config_init)
     budget = "privacy: plan what it costs, and keep its ledgers"
     budget_commands.add_parsers(commands.add_parser("budget", help=budget, description=budget))
+    secagg = "simulate a secure sum: what it costs, who drops out, which lies are noticed"
+    simulation = commands.add_parser("secagg", help=secagg, description=secagg, add_help=False)
+    simulation.set_defaults(run=secagg_command.run)
+    secagg_command.add_arguments(simulation)
     return parser
 
 

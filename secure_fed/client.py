@@ -62,6 +62,7 @@ class Client:
         self._before = self._after = Tensors()
         self._loss = float("nan")
         self._takes_part = True
+        self._due: list[tuple[int, str]] = []
         self.kept: Tensors | None = None
 
     @property
@@ -72,6 +73,7 @@ class Client:
     def handle(self, request: Request) -> Reply:
         """Answer one linear pass; the first of a round trains, the later ones contribute from what it trained."""
         bench = self._bench
+        self._require_due(request)
         if request.pass_name == request.plan.passes[0]:
             self._train(request)
         contribution = bench.method.contribute(request.pass_name, self._before, self._after, request.means)
@@ -83,13 +85,25 @@ class Client:
         weight = float(len(self.examples)) if bench.by_examples else 1.0
         return Reply(self.index, sent, weight if self._takes_part else 0.0, self._loss)
 
+    def _require_due(self, request: Request) -> None:
+        """The passes of a round in their order, each once for one training, which is what was charged: a server that could ask
+        for one again would have noise drawn anew for nothing.
+        """
+        plan = self._bench.method.plan(State(self._bench.initial, round=request.round))
+        if (request.plan.passes, request.plan.trainable) != (plan.passes, plan.trainable):
+            raise MethodError(f"client {self.name} was asked for another plan than {self._bench.method.card.name} has")
+        if request.pass_name == plan.passes[0]:
+            self._due = [(request.round, name) for name in plan.passes]
+        if not self._due or self._due.pop(0) != (request.round, request.pass_name):
+            raise MethodError(f"client {self.name} was asked out of turn for pass {request.pass_name!r:.40}")
+
     def _bounded(self, contribution: Tensors, request: Request) -> Tensors:
         """The contribution as it may leave: no longer than the clip norm, with the mechanism's counters, and noised if the
         client is who adds the noise. What is not finite, or may not be sent any more, is zeros.
         """
         protection, clip_norm = self._bench.protection, request.clip_norm
         mechanism = protection.in_travel
-        if protection.place in ("sum", "contribution"):
+        if protection.place in ("sum", "shares", "contribution"):
             contribution = in_own_factors(contribution)  # or a cancellation between its factors would hide in the norm
         norm = cache(contribution.norm)
         factor = mechanism.scale(norm, clip_norm)

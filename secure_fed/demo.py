@@ -3,6 +3,10 @@
 Many clients that each hold five notes, since what hides one of them is the number of the others. Each makes one Adam step,
 whose length is lr sqrt(trained numbers) whatever the data: the clip norm is that length, so little is lost to clipping, and
 the server's momentum averages the noise of several rounds. `ffa_lora`, because noise on B alone reaches the model linearly.
+
+What they send is masked, for a twentieth of a cohort in league with the server and another gone in mid-round. The noise is
+central all the same: with noise of the clients' own, for sampling to count, everybody would have to send in every round
+(`privacy.hidden_cohort`): 5,000 masked vectors where 250 do.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ def config() -> RunConfig:
             "method": {"name": "ffa_lora"},
             "training": {"lr": 0.02},
             "privacy": {"unit": "client", "epsilon": 8.0, "clip_norm": 3.1},
+            "secure_aggregation": {"enabled": True, "corrupt": 0.05, "dropout": 0.05},
             "evaluation": {"every": 4},
         }
     )

@@ -17,8 +17,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from secure_fed.errors import ConfigError
+from secure_fed.masked.sum import Spent
 from secure_fed.methods.method import State
-from secure_fed.server import Intake, Server
+from secure_fed.server import Server
 from secure_fed.tensors import Tensors
 from secure_fed.transport import Transport
 
@@ -63,20 +64,20 @@ def run_round(state: State, server: Server, transport: Transport, lr: float) -> 
     asked, rejected, losses = list[int](), list[int](), list[float]()
     cohort = bytes_up = bytes_down = 0
     means: dict[str, Tensors] = {}
+    masked: list[Spent] = []
     for pass_name in plan.passes:
         server.charge(state.round, pass_name)
         if not means:
             asked = server.draw(state.round)
             cohort = len(asked)
         request = server.request(state, plan, pass_name, lr, means)
-        intake = Intake(server.open_sum(server.layout(state, pass_name)))
-        for reply in transport.exchange(dict.fromkeys(asked, request)):
-            server.take(reply, intake)
+        intake = server.gather(asked, request, server.layout(state, pass_name), transport)
         means[pass_name] = server.release(intake, state, pass_name)
         bytes_up += intake.bytes_up
-        bytes_down += request.bytes_down * len(asked)
+        bytes_down += intake.bytes_down
         rejected += intake.rejected
         losses = losses or intake.losses
+        masked += [intake.spent] if intake.spent else []
         asked = sorted(intake.heard)
     record: Record = {
         "round": state.round + 1,
@@ -86,6 +87,8 @@ def run_round(state: State, server: Server, transport: Transport, lr: float) -> 
         "bytes_up": bytes_up,
         "bytes_down": bytes_down,
         "lr": lr,
+        **({"masked": Spent.together(masked)} if masked else {}),
+        **server.reported(means),
     }
     return server.apply(state, means), server.publishable(record, state, plan)
 

@@ -28,6 +28,7 @@ from secure_fed.engine import Keeper, KeepsNothing, Record, Schedule
 from secure_fed.errors import ConfigError, RunDirectoryError
 from secure_fed.evaluation import Metrics, across_clients, evaluate
 from secure_fed.export import write_adapter
+from secure_fed.masked.federated import behind_masks, in_process
 from secure_fed.methods import build
 from secure_fed.methods.method import State
 from secure_fed.model_card import ModelCard, run_facts
@@ -35,14 +36,14 @@ from secure_fed.parts import configured, given
 from secure_fed.personal import completed
 from secure_fed.protection import cohort_sampler, protect, require_protectable
 from secure_fed.releases import Releases, kept_by
-from secure_fed.run_budget import Purse, charges_nothing, opened, require_room
+from secure_fed.run_budget import Purse, RunBudget, charges_nothing, opened, require_room
 from secure_fed.run_store import RunStore, require_unused
 from secure_fed.server import Server
 from secure_fed.server_optimizer import ServerOptimizer
 from secure_fed.summation import PlainSum
 from secure_fed.tensors import Layout, Tensors
 from secure_fed.training import Collate, Loss, Objective, scheduled_lr
-from secure_fed.transport import InProcess, Transport
+from secure_fed.transport import Transport
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,15 @@ class Federation:
         self.purse = Purse()
         self._statement = ""
         self.clients = self._clients(personal)
-        self.transport = InProcess(self.clients)
+        self.masks = behind_masks(
+            self.config, self.protection, self.sampler, self.clients, self.method, initial, personal, self.device
+        )
+        self.transport = in_process(self.config, self.clients, self.masks)
         self.server = self._server(personal)
+        if self.masks:
+            first = self.server.plan(self.initial)
+            sizes = [self.server.layout(self.initial, pass_name).size for pass_name in first.passes]
+            self.masks.require_precise(sizes, self.initial.clip_norm)
 
     def run(self, out: str | Path | None = None, *, resume: bool = False) -> Result:
         """Run all rounds that are left, keeping everything in the directory `out` if one is given.
@@ -131,6 +139,7 @@ class Federation:
             budget = stack.enter_context(opened(self.config.privacy, plan, run_dir, subject)) if plan else None
             self.purse.budget = budget
             stack.callback(self.purse.close)
+            self._begin_masks(state, budget)
             keeper: Keeper = Releases(store, self.clients) if store and budget else KeepsNothing()
             rounds = engine.run(state, self.server, self.transport, self._schedule(), self._evaluate, keeper)
             ended_early = ""
@@ -184,7 +193,8 @@ class Federation:
         """What protects a state of this federation: what its last run says, or before there is one, its plan."""
         if self._statement:
             return self._statement
-        facts = guarantee.planned(self.protection, self.sampler.rate, personal=bool(self.server.personal))
+        personal = bool(self.server.personal)
+        facts = guarantee.planned(self.protection, self.sampler.rate, personal=personal, masks=self.masks)
         return str(facts["privacy"]["text"]) if facts else ""
 
     def _start(self, store: RunStore | None) -> tuple[State, list[Record]]:
@@ -196,7 +206,9 @@ class Federation:
         base = fingerprint.of_model(self.parts.model, self.initial.tensors)
         facts = {
             **self.parts.facts,
-            **guarantee.planned(self.protection, self.sampler.rate, personal=bool(self.server.personal)),
+            **guarantee.planned(
+                self.protection, self.sampler.rate, personal=bool(self.server.personal), masks=self.masks
+            ),
             "model_digest": base,
             "versions": outcome.versions(),
         }
@@ -242,9 +254,19 @@ class Federation:
             personal=personal,
             skip_nonfinite=federation.nonfinite == "skip",
             seed=federation.seed,
-            charge=self.purse.charge if self.protection.place == "sum" else charges_nothing,
+            charge=self.purse.charge if self.protection.place in ("sum", "shares") else charges_nothing,
             open_sum=partial(PlainSum, precise=self.protection.place == "sum"),
+            masked=self.masks.sums if self.masks else None,
         )
+
+    def _begin_masks(self, state: State, budget: RunBudget | None) -> None:
+        """Clients who bring the noise of sums bring it for those that are reserved and still to come."""
+        if self.masks is None:
+            return
+        left = None
+        if budget is not None and self.protection.shares is not None:
+            left = budget.plan.releases - budget.plan.passes * state.round
+        self.masks.begin(left)
 
     def _schedule(self) -> Schedule:
         rounds, training = self.config.federation.rounds, self.config.training

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privacy.clipping import AdaptiveGaussian
 from privacy.statement import NOT_COVERED, Statement
 from secure_fed.protection import Protection
+from secure_fed.trust import trusted
 
 if TYPE_CHECKING:
+    from secure_fed.engine import Record
     from secure_fed.federation import Federation
+    from secure_fed.masked.federated import Masks
+    from secure_fed.privacy_plan import Plan
     from secure_fed.run_budget import RunBudget
 
 
-def guarantee(federation: Federation, budget: RunBudget, run_dir: Path | None) -> dict[str, Any]:
+def guarantee(
+    federation: Federation, budget: RunBudget, run_dir: Path | None, records: Sequence[Record]
+) -> dict[str, Any]:
     """The privacy part of `result.json`.
 
     releases: what was charged, by the client that was charged most where clients are. epsilon covers the whole plan and what
@@ -24,7 +32,8 @@ def guarantee(federation: Federation, budget: RunBudget, run_dir: Path | None) -
     spent = budget.ledger.spent()
     charged = max(budget.charged.values(), default=0)
     covered = plan.releases if plan.limits else max(charged, plan.releases)  # a client never exceeds its limit
-    statement = of(protection, covered, federation.server.sampler.rate, personal=bool(federation.server.personal))
+    personal = bool(federation.server.personal)
+    statement = of(protection, covered, federation.server.sampler.rate, personal=personal, masks=federation.masks)
     return {
         "unit": protection.unit,
         "epsilon": statement.epsilon,
@@ -37,9 +46,12 @@ def guarantee(federation: Federation, budget: RunBudget, run_dir: Path | None) -
         "delta_cumulative": spent.delta,
         "privacy": {
             **statement.to_dict(),
+            "place": protection.place,
+            "hidden_cohort": protection.hidden,
             "clip_norm": protection.clip_norm,
             "planned_releases": _most(protection, plan.releases),
             "participations": plan.participations,
+            "realised": _realised(federation, plan, covered, records),
             "ledger": str(budget.ledger.path) if run_dir else None,  # without a run directory it is gone with the run
             "data_set": budget.ledger.data_set,
             "budget_epsilon": budget.ledger.epsilon,
@@ -49,39 +61,71 @@ def guarantee(federation: Federation, budget: RunBudget, run_dir: Path | None) -
     }
 
 
-def planned(protection: Protection, cohort_rate: float, *, personal: bool) -> dict[str, Any]:
+def _realised(federation: Federation, plan: Plan, releases: int, records: Sequence[Record]) -> dict[str, Any] | None:
+    """What so many releases under the noise of those who stayed came to, at the fewest of any round: for information, since
+    nothing is refunded."""
+    shares, masks = federation.protection.shares, federation.masks
+    if shares is None or masks is None or not records:
+        return None
+    from secure_fed.privacy_plan import realised
+
+    survivors = min(record["masked"]["survivors"] for record in records)
+    honest = survivors - (masks.sums.terms.least(masks.invited) - shares.shares)
+    multiplier = plan.noise_multiplier * math.sqrt(honest / shares.shares)
+    epsilon = realised(plan, multiplier, releases, hidden=federation.protection.hidden)
+    return {"survivors": survivors, "noise_multiplier": multiplier, "epsilon": epsilon}
+
+
+def planned(
+    protection: Protection, cohort_rate: float, *, personal: bool, masks: Masks | None = None
+) -> dict[str, Any]:
     """What a run notes when it starts. A resumed run has to come to the same."""
     plan = protection.plan
     if plan is None:
         return {}
-    statement = of(protection, plan.releases, cohort_rate, personal=personal)
+    statement = of(protection, plan.releases, cohort_rate, personal=personal, masks=masks)
     noise = {"noise_multiplier": plan.noise_multiplier, "clip_norm": protection.clip_norm}
     return {"privacy": {**statement.to_dict(), **noise, "text": statement.text}}
 
 
-def of(protection: Protection, releases: int, cohort_rate: float, *, personal: bool) -> Statement:
-    """The statement of a run that makes so many releases."""
+def of(
+    protection: Protection, releases: int, cohort_rate: float, *, personal: bool, masks: Masks | None = None
+) -> Statement:
+    """The statement of a run that makes so many releases, with or without masks around what the clients send."""
     plan = protection.plan
     if plan is None:
         raise ValueError("a run without privacy has no guarantee to state")
     words = _WORDS[protection.place]
     kept = _PERSONAL if personal and protection.place != "gradients" else ()
-    poisson = plan.release.adjacency == "add-remove"
     return Statement(
         unit=_UNITS[protection.unit],
-        adjacency=f"{_NEIGHBOURS[protection.unit]} {'more or less' if poisson else 'replaced by another'}",
+        adjacency=_adjacency(protection, plan),
         epsilon=plan.epsilon(releases),
         epsilon_participants=plan.epsilon_participants(releases),
         delta=plan.delta,
         mechanism=_mechanism(protection, plan.noise_multiplier),
-        sampling=_sampling(protection, cohort_rate, poisson=poisson),
-        accountant=_ACCOUNTANTS[plan.release.accountant],
+        sampling=_sampling(protection, cohort_rate, poisson=plan.release.adjacency == "add-remove"),
+        accountant=_ACCOUNTANTS["renyi" if protection.place == "shares" else plan.release.accountant],
         noise=words["noise"],
-        trust=words["trust"],
+        trust=trusted(protection, masks),
         released=f"{_most(protection, releases)} {words['released']}, and every model made of them",
-        not_covered=(*NOT_COVERED, *words.get("not_covered", ()), *kept),
+        not_covered=(*NOT_COVERED, *_uncovered(protection), *kept),
         private=protection.entropy.private,
     )
+
+
+def _adjacency(protection: Protection, plan: Plan) -> str:
+    if protection.place == "shares":
+        return "one client's data there or not; without them it sends zeros and its share of the noise"
+    poisson = plan.release.adjacency == "add-remove"
+    return f"{_NEIGHBOURS[protection.unit]} {'more or less' if poisson else 'replaced by another'}"
+
+
+def _uncovered(protection: Protection) -> tuple[str, ...]:
+    """What the guarantee says nothing of because of where the noise is."""
+    if protection.hidden:
+        return ("when a client vanishes, and how long it takes to answer, which may tell whether it trained",)
+    return tuple(_WORDS[protection.place].get("not_covered", ()))
 
 
 def _most(protection: Protection, releases: int) -> int:
@@ -90,16 +134,21 @@ def _most(protection: Protection, releases: int) -> int:
 
 
 def _mechanism(protection: Protection, z: float) -> str:
+    law = "distributed discrete Gaussian" if protection.place == "shares" else "Gaussian"
     clipped = f"every {_CLIPPED[protection.place]} clipped to norm {protection.clip_norm:g} over all tensors together"
     if isinstance(protection.mechanism, AdaptiveGaussian):
         clipped += f" at first, and then to follow quantile {protection.mechanism.quantile:g}, the noised count charged with it"
-    return f"Gaussian with noise multiplier {z:g}, {clipped}"
+    return f"{law} with noise multiplier {z:g}, {clipped}"
 
 
 def _sampling(protection: Protection, cohort_rate: float, *, poisson: bool) -> str:
     plan = protection.plan
     if protection.place == "sum" and poisson:
         return f"every client by a secret coin of its own in each round, rate {cohort_rate:.4g}"
+    if protection.place == "shares" and protection.hidden:
+        return f"every client takes part in every round, and by a secret coin of its own trains or not, rate {cohort_rate:.4g}"
+    if protection.place == "shares":
+        return f"none is counted on: who takes part in a round is seen, rate {cohort_rate:.4g}"
     if protection.place == "sum":
         return (
             f"a secret random cohort of fixed size in each round, rate {cohort_rate:.4g}, counted without replacement"
@@ -118,26 +167,34 @@ _UNITS = {
     "group": "all examples of one person at one client",
 }
 _NEIGHBOURS = {"client": "one client", "example": "one example", "group": "one person's examples"}
-_CLIPPED = {"sum": "client's contribution", "contribution": "client's contribution", "gradients": "gradient"}
+_CLIPPED = {
+    "sum": "client's contribution",
+    "shares": "client's contribution",
+    "contribution": "client's contribution",
+    "gradients": "gradient",
+}
 _ACCOUNTANTS = {
     "pld": "privacy loss distributions (dp_accounting), exact for plain Gaussians",
+    "renyi": "Renyi privacy of distributed discrete Gaussians, at whole orders where they are sampled (dp_accounting)",
     "rdp": "Renyi privacy of sampling without replacement (dp_accounting), or no amplification where that is less",
 }
 _WORDS: dict[str, dict[str, Any]] = {
     "sum": {
         "noise": "by the server, to the sum of each pass",
-        "trust": "the server sees every contribution before the noise and is trusted, as are the coins it draws cohorts with",
         "released": "noised sums",
+    },
+    "shares": {
+        "noise": "by the clients, each its share, to its own contribution before that is masked",
+        "released": "noised sums",
+        "not_covered": ("whether and when a client takes part",),
     },
     "contribution": {
         "noise": "by each client, to its own contribution",
-        "trust": "nobody but the client's own machine",
         "released": "noised contributions at most of any one client",
         "not_covered": ("whether and when a client takes part",),
     },
     "gradients": {
         "noise": "by each client, to every step of its training",
-        "trust": "nobody but the client's own machine",
         "released": "noised gradient steps at most of any one client",
         "not_covered": ("how many examples a client has, which sets its sampling rate and number of steps",),
     },

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from secure_fed.config import RunConfig
 from secure_fed.methods.method import Card
-from secure_fed.outcome import NO_PRIVACY
+from secure_fed.outcome import unprotected
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def run_facts(
             facts["personal tensors"] += ", WITHOUT NOISE: no guarantee covers them"
     if config.model.dtype == "bfloat16":
         facts["precision"] = _BFLOAT16
-    return facts | {_PRIVACY: statement or NO_PRIVACY}
+    return facts | {_PRIVACY: statement or unprotected(config)}
 
 
 _PRIVACY = "privacy"

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 from secure_fed.engine import Record
 from secure_fed.guarantee import guarantee
 from secure_fed.methods.method import State
+from secure_fed.trust import only_masks
 
 if TYPE_CHECKING:
+    from secure_fed.config import RunConfig
     from secure_fed.federation import Federation
     from secure_fed.run_budget import RunBudget
 
@@ -22,6 +24,12 @@ NO_PRIVACY = (
     "No differential privacy and no secure aggregation: the server sees every client's contribution, "
     "and nothing bounds what the model reveals of its training data."
 )
+
+
+def unprotected(config: RunConfig) -> str:
+    """What protects the clients of a run without privacy, in words."""
+    masks, coins = config.secure_aggregation, config.federation.sampling == "poisson"
+    return only_masks(masks, coins=coins) if masks.enabled else NO_PRIVACY
 
 
 def versions() -> dict[str, str]:
@@ -57,11 +65,12 @@ def summary(
         **(
             _unprotected(federation, len(plan.passes) * state.round)
             if budget is None
-            else guarantee(federation, budget, run_dir)
+            else guarantee(federation, budget, run_dir, records)
         ),
         "ended_early": ended_early or None,
         "bytes_up": sum(record["bytes_up"] for record in records),
         "bytes_down": sum(record["bytes_down"] for record in records),
+        "secure_aggregation": masked_facts(federation, records),
         "trainable": federation.initial.tensors.select(plan.trainable).numel,
         "seconds": sum(record["seconds"] for record in records),
         "seed": config.federation.seed,
@@ -88,7 +97,33 @@ def _unprotected(federation: Federation, releases: int) -> dict[str, Any]:
         "unit": "none",
         "sampling_rate": sampler.expected / len(federation.clients),
         "releases": releases,
-        "privacy_statement": NO_PRIVACY,
+        "privacy_statement": unprotected(federation.config),
+    }
+
+
+def masked_facts(federation: Federation, records: Sequence[Record]) -> dict[str, Any] | None:
+    """What secure aggregation was, and what it took in bytes and seconds; None without it."""
+    if federation.masks is None:
+        return None
+    terms, clients = federation.masks.sums.terms, federation.masks.invited
+    choice, rounds = terms.choice(clients), [record["masked"] for record in records]
+    counted = [one["survivors"] for one in rounds if one["survivors"] is not None]
+    return {
+        "clients": clients,
+        "coins": terms.varies,
+        "neighbours": choice.neighbours,
+        "threshold": choice.threshold,
+        "least": terms.least(clients),
+        "corrupt": choice.corrupt,
+        "active": terms.settings.active,
+        "bits": terms.settings.bits,
+        "failure": choice.failure,
+        "abort": choice.abort,
+        "survivors": min(counted, default=None),
+        **{
+            name: sum(one[name] for one in rounds)
+            for name in ("bytes_up", "bytes_down", "client_seconds", "server_seconds")
+        },
     }
 
 
@@ -105,7 +140,7 @@ def _subject(federation: Federation) -> dict[str, Any]:
     }
 
 
-_ALWAYS = ("round", "train_loss", "cohort", "rejected", "bytes_up", "bytes_down", "lr", "seconds")
+_ALWAYS = ("round", "train_loss", "cohort", "rejected", "bytes_up", "bytes_down", "lr", "seconds", "masked")
 
 
 def _data_name(train: str | tuple[str, ...]) -> str:

@@ -1,14 +1,17 @@
 """The guarantee that a run makes before it starts: how much noise, how many releases, and what they cost together.
 
-Who is counted depends on the unit. With noise on the sum, the federation as a whole releases: one noised sum a pass. With noise
+Who is counted depends on the unit. With noise on the sum, the federation as a whole releases: one noised sum a pass. All passes
+of a round are over one cohort: to whoever does not know it they are one release, of Gaussians of z / sqrt(passes), and not
+so many that were sampled apart. With noise
 that each client adds itself, to its contribution or to its gradients, every client releases, as often as it takes part; the
 guarantee is that of the client who fares worst, and a client that has spent its part sits out.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from privacy import accounting
 from privacy.accounting import COARSE, Release
@@ -61,7 +64,8 @@ class Wish:
 class Plan:
     """What a run may release, and what that costs.
 
-    release: one release of whoever fares worst. releases: how many of them are planned. limits: for every client, how many it
+    release: one release of whoever fares worst; of a federation that releases sums, all passes of one round. releases: how many
+    of them, or how many passes, are planned. limits: for every client, how many it
     may make; empty where the federation as a whole is counted. participations: how many rounds a client may take part in.
     passes: how many releases make a round of the federation. others: what every other kind of client may release, for who fares
     worst by epsilon need not at an order of Renyi privacy.
@@ -80,18 +84,23 @@ class Plan:
 
     def epsilon(self, releases: int | None = None) -> float:
         """Against whoever sees the models only, for as many releases, or those planned."""
-        return accounting.epsilon(self.release, self.releases if releases is None else releases, self.delta)
+        return accounting.epsilon(self.release, self._turns(releases), self.delta)
 
     def epsilon_participants(self, releases: int | None = None) -> float:
         """Against whoever sees who takes part."""
-        return accounting.epsilon(self.seen, self.releases if releases is None else releases, self.delta)
+        return accounting.epsilon(self.seen, self._turns(releases), self.delta)
 
     def cost(self, releases: int | None = None, orders: Sequence[float] = ()) -> Cost:
         """For a ledger that adds up Renyi privacy at these orders."""
-        count = self.releases if releases is None else releases
+        count = self._turns(releases)
         spent = [accounting.rdp(release, made, orders) for release, made in ((self.release, count), *self.others)]
         rdp = tuple(map(max, zip(*spent, strict=True))) if orders else None
-        return Cost(self.epsilon(count), self.delta if count else 0.0, rdp)
+        return Cost(self.epsilon(releases), self.delta if count else 0.0, rdp)
+
+    def _turns(self, releases: int | None) -> int:
+        """How many of `release` so many charged releases are; a round that was begun counts in full."""
+        count = self.releases if releases is None else releases
+        return count if self.limits else math.ceil(count / self.passes)
 
     def limit(self, who: str) -> int:
         return self.limits[who] if self.limits else self.releases
@@ -99,12 +108,46 @@ class Plan:
 
 def for_sums(wish: Wish, sampler: Sampler, releases: int, passes: int = 1) -> Plan:
     """Noise on the sum over a cohort, in rounds of `passes` releases. Who sees the cohort sees no amplification."""
-    z = wish.multiplier(sampler.release, releases)
-    release = sampler.release(z)
-    allowed = wish.allowed(release, releases)
-    count = wish.some(allowed - allowed % passes)
-    seen = accounting.unamplified(z) if release.adjacency == "add-remove" else accounting.replaced(z)
+    together = math.sqrt(passes)
+
+    def round_at(z: float) -> Release:
+        return sampler.release(z / together)
+
+    z, count = _planned(wish, round_at, releases, passes)
+    release = round_at(z)
+    seen = (accounting.unamplified if release.adjacency == "add-remove" else accounting.replaced)(z / together)
     return Plan(z, wish.delta, release, count, seen, sampler.rate, passes=passes)
+
+
+def for_shares(wish: Wish, sampler: Sampler, releases: int, passes: int = 1, *, hidden: bool) -> Plan:
+    """Noise that the clients of a masked sum bring, each its share.
+
+    Neighbours have one client's data there or not: without them it sends zeros and its share of the noise. Where each client
+    tosses a hidden coin, sampling amplifies against everybody; else everybody sees the cohort, and it does against nobody.
+    """
+    together = math.sqrt(passes)
+
+    def round_at(z: float) -> Release:
+        if hidden:
+            return accounting.discrete_sampled(sampler.rate, z / together)
+        return accounting.discrete(z / together)
+
+    z, count = _planned(wish, round_at, releases, passes)
+    return Plan(z, wish.delta, round_at(z), count, round_at(z), sampler.rate, passes=passes)
+
+
+def realised(plan: Plan, multiplier: float, releases: int, *, hidden: bool) -> float:
+    """What so many releases of a plan `for_shares` would have cost at that noise multiplier."""
+    z = multiplier / math.sqrt(plan.passes)
+    release = accounting.discrete_sampled(plan.sampling_rate, z) if hidden else accounting.discrete(z)
+    return replace(plan, release=release).epsilon(releases)
+
+
+def _planned(wish: Wish, round_at: Sampled, releases: int, passes: int) -> tuple[float, int]:
+    """The noise multiplier, and how many of the releases fit the wish, in whole rounds."""
+    rounds = releases // passes
+    z = wish.multiplier(round_at, rounds)
+    return z, wish.some(wish.allowed(round_at(z), rounds)) * passes
 
 
 def for_contributions(wish: Wish, rate: float, names: Sequence[str], passes: int, participations: int) -> Plan:

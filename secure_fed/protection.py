@@ -3,17 +3,19 @@
     place           who adds noise, and to what                   whom it protects
     "nowhere"       nobody                                        nobody
     "sum"           the server, to the sum of a pass              a client          (privacy.noise = "central")
+    "shares"        each client, a share inside the masked sum    a client          (privacy.noise = "distributed")
     "contribution"  each client, to what it sends                 a client          (privacy.noise = "local")
     "gradients"     each client, to every step of its training    an example, or all examples of one person
 
 With noise on the sum nothing may tell who took part or how many: a reply's loss and weight are not sent, and records hold
-expected sizes.
+expected sizes. With shares of noise everybody sees who took part, and no amplification is counted on; or, with a hidden cohort,
+everybody takes part, and each client tosses for itself whether to train.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -23,32 +25,37 @@ from privacy.mechanisms import Gaussian, Mechanism, NoMechanism
 from privacy.sampling import FixedSize, Poisson, Sampler
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
-from secure_fed.methods.method import Card, RoundPlan
+from secure_fed.methods.method import Card, Method, RoundPlan, State
 from secure_fed.parts import Parts
 from secure_fed.private_models import gradients_of, require_data_free_start, require_supported
 from secure_fed.private_training import batch_sampler, planned_steps
-from secure_fed.tensors import Tensors
+from secure_fed.tensors import Layout, Tensors
 from secure_fed.training import Objective, Placed
 
 if TYPE_CHECKING:
+    from privacy.distributed import DistributedGaussian
     from secure_fed.privacy_plan import Plan
 
-Place = Literal["nowhere", "sum", "contribution", "gradients"]
+Place = Literal["nowhere", "sum", "shares", "contribution", "gradients"]
 
 
 @dataclass(frozen=True)
 class Protection:
     """The mechanism of a run, with the plan that says what it guarantees.
 
-    clip_norm: that of the first round. entropy: where noise and secret coins come from.
+    mechanism: what bounds and noises; with shares of noise, only bounds. shares: that of the shares, if there are any.
+    clip_norm: that of the first round. entropy: where noise and secret coins come from. hidden: whether each client tosses for
+    itself whether to train, so that nobody else knows.
     """
 
     unit: str = "none"
     place: Place = "nowhere"
     mechanism: Mechanism = NoMechanism()  # noqa: RUF009 - it has no state
+    shares: DistributedGaussian | None = None
     clip_norm: float = math.inf
     entropy: Entropy = SystemEntropy()  # noqa: RUF009 - it has no state
     plan: Plan | None = None
+    hidden: bool = False
 
     @property
     def in_travel(self) -> Mechanism:
@@ -60,8 +67,18 @@ class Protection:
         """Whether the guarantee counts on nobody's learning who took part."""
         return self.place == "sum"
 
-    def mean_noise_std(self, clip_norm: float, cohort: float) -> float:
-        """The standard deviation of the noise on each coordinate of a mean over (an expected) `cohort`, 0 for none."""
+    def layout(self, method: Method, state: State, pass_name: str, personal: Collection[str]) -> Layout:
+        """The layout of a pass's sum, which holds nothing personal, and the mechanism's counters."""
+        entries = [entry for entry in method.layout(state, pass_name).entries if entry[0] not in personal]
+        return Layout(tuple(sorted([*entries, *((name, ()) for name in self.in_travel.counters)])))
+
+    def mean_noise_std(self, clip_norm: float, cohort: float, dim: int) -> float:
+        """The standard deviation of the noise on each of `dim` coordinates of a mean over (an expected) `cohort`, 0 for none.
+
+        Shares of noise are counted as if nobody had vanished.
+        """
+        if self.shares is not None:
+            return self.shares.std(clip_norm, dim, self.shares.contributors) / cohort
         std = self.in_travel.std(clip_norm)
         return std / (cohort if self.place == "sum" else math.sqrt(cohort))
 
@@ -85,12 +102,23 @@ def protect(
     if privacy.unit not in card.units:
         raise ConfigError(f"{card.name} cannot protect privacy.unit = {privacy.unit!r}: {card.refusals[privacy.unit]}")
     _check_delta(config, len(names) if privacy.unit == "client" else sum(units))
-    place: Place = "gradients" if privacy.unit != "client" else "sum" if privacy.noise == "central" else "contribution"
+    place: Place = _PLACES[privacy.noise] if privacy.unit == "client" else "gradients"
     plan = _plan(config, place, names, units, cohorts, passes)
     mechanism: Mechanism = Gaussian(plan.noise_multiplier)
     if privacy.clip_quantile is not None:
         mechanism = AdaptiveGaussian.of(plan.noise_multiplier, privacy.clip_quantile, cohorts.expected)
-    return Protection(privacy.unit, place, mechanism, privacy.clip_norm, entropy or SystemEntropy(), plan)
+    contributors = len(names) if privacy.hidden_cohort else round(cohorts.expected)
+    shares = _shares(config, plan.noise_multiplier, contributors) if place == "shares" else None
+    return Protection(
+        unit=privacy.unit,
+        place=place,
+        mechanism=mechanism,
+        shares=shares,
+        clip_norm=privacy.clip_norm,
+        entropy=entropy or SystemEntropy(),
+        plan=plan,
+        hidden=privacy.hidden_cohort,
+    )
 
 
 def cohort_sampler(config: RunConfig, clients: int) -> Sampler:
@@ -99,7 +127,7 @@ def cohort_sampler(config: RunConfig, clients: int) -> Sampler:
     cohort = federation.cohort or min(_DEFAULT_COHORT, clients)
     if cohort > clients:
         raise ConfigError(f"federation.cohort is {cohort}, more than the {clients} clients there are; lower it")
-    counted_on = privacy.unit == "client" and privacy.noise == "central"
+    counted_on = privacy.unit == "client" and (privacy.noise == "central" or privacy.hidden_cohort)
     kind = federation.sampling if federation.sampling != "auto" else "poisson" if counted_on else "fixed"
     return Poisson(clients, cohort / clients) if kind == "poisson" else FixedSize(clients, cohort)
 
@@ -118,16 +146,41 @@ def require_protectable(
     gradients_of(objective, parts.collate, Placed.of(initial, plan.trainable, objective.device), examples)
 
 
+def _shares(config: RunConfig, noise_multiplier: float, contributors: int) -> DistributedGaussian:
+    """Shares of noise that are enough without the clients that may vanish, and without those that collude."""
+    from privacy.distributed import DistributedGaussian
+    from secure_fed.masked.terms import colluding, surviving
+
+    settings = config.secure_aggregation
+    counted = surviving(contributors, settings.dropout) - colluding(contributors, settings.corrupt)
+    bits: Literal[32, 64] = 32 if settings.bits == 32 else 64
+    return DistributedGaussian(noise_multiplier, contributors, counted, bits)
+
+
 def _plan(
     config: RunConfig, place: Place, names: Sequence[str], units: Sequence[int], cohorts: Sampler, passes: int
 ) -> Plan:
     # Accounting takes seconds to import, which a run without privacy need not wait for.
-    from secure_fed.privacy_plan import Wish, for_contributions, for_gradients, for_sums, usual_participations
+    from secure_fed.privacy_plan import (
+        Wish,
+        for_contributions,
+        for_gradients,
+        for_shares,
+        for_sums,
+        usual_participations,
+    )
 
     privacy, rounds = config.privacy, config.federation.rounds
     wish = Wish(privacy.epsilon, privacy.noise_multiplier, privacy.delta, privacy.on_exhausted == "stop")
     if place == "sum":
         return for_sums(wish, cohorts, rounds * passes, passes)
+    if place == "shares" and passes > 1 and privacy.hidden_cohort:
+        raise ConfigError(
+            f"privacy.hidden_cohort is refused where a round has {passes} passes, over one toss of each client: no bound is "
+            "proven for what the second one adds; set method.transport_form = 'dense'"
+        )
+    if place == "shares":
+        return for_shares(wish, cohorts, rounds * passes, passes, hidden=privacy.hidden_cohort)
     participations = min(rounds, privacy.participations or usual_participations(rounds, cohorts.rate))
     if place == "contribution":
         return for_contributions(wish, cohorts.rate, names, passes, participations)
@@ -145,4 +198,5 @@ def _check_delta(config: RunConfig, units: int) -> None:
         )
 
 
+_PLACES: dict[str, Place] = {"central": "sum", "distributed": "shares", "local": "contribution"}
 _DEFAULT_COHORT = 10

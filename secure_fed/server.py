@@ -5,30 +5,35 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from privacy.sampling import Sampler
 from secure_fed.errors import TrainingError
 from secure_fed.low_rank import in_own_factors
-from secure_fed.methods.method import Method, RoundPlan, State
+from secure_fed.methods.method import Method, Reporting, RoundPlan, State
 from secure_fed.protection import Protection
 from secure_fed.server_optimizer import ServerOptimizer
 from secure_fed.summation import PlainSum, Summation
 from secure_fed.tensors import Layout, Tensors
-from secure_fed.transport import Reply, Request
+from secure_fed.transport import Reply, Request, Transport
+
+if TYPE_CHECKING:
+    from secure_fed.masked.sum import MaskedSums, Spent
 
 
 @dataclass
 class Intake:
-    """What one pass brings in: the running sum, and the little that is said beside it."""
+    """What one pass brings in: the running sum, and the little that is said beside it. spent: by a masked sum, on masking."""
 
     total: Summation
     heard: list[int] = field(default_factory=list)
     rejected: list[int] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     bytes_up: int = 0
+    bytes_down: int = 0
+    spent: Spent | None = None
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,7 @@ class Server:
     """Everything the server decides; a round's order is in `engine`.
 
     charge: makes the charge for one release of the federation durable, or refuses it; the round and the pass are noted.
+    masked: sums contributions behind masks; without it they are added as they come.
     """
 
     method: Method
@@ -48,9 +54,12 @@ class Server:
     seed: int
     charge: Callable[[int, str], None]
     open_sum: Callable[[Layout], Summation] = PlainSum
+    masked: MaskedSums | None = None
 
     def draw(self, round_: int) -> list[int]:
-        """The cohort of a round: by secret coins if the guarantee counts on them, else seeded."""
+        """Whom to ask: by secret coins if the guarantee counts on them, else seeded; everybody, if each tosses for itself."""
+        if self.protection.hidden:
+            return list(range(len(self.names)))
         if self.protection.hides_cohort:
             return self.sampler.draw(self.protection.entropy.stream("cohort", round_).uniform)
         return self.sampler.draw(np.random.default_rng([self.seed, round_, _COHORT_STREAM]).random)
@@ -66,13 +75,23 @@ class Server:
         first = pass_name == plan.passes[0]
         tensors = state.tensors.select(plan.down) if first else Tensors()
         layout = self.layout(state, pass_name).digest
-        return Request(state.round, pass_name, plan, lr, layout, tensors, dict(means), state.clip_norm)
+        counters = self.protection.in_travel.counters
+        earlier = {name: mean.without(counters) for name, mean in means.items()}
+        return Request(state.round, pass_name, plan, lr, layout, tensors, earlier, state.clip_norm)
 
     def layout(self, state: State, pass_name: str) -> Layout:
         """The layout of a pass's sum, which holds nothing personal, and the mechanism's counters."""
-        entries = [entry for entry in self.method.layout(state, pass_name).entries if entry[0] not in self.personal]
-        counters = [(name, ()) for name in self.protection.in_travel.counters]
-        return Layout(tuple(sorted([*entries, *counters])))
+        return self.protection.layout(self.method, state, pass_name, self.personal)
+
+    def gather(self, asked: Sequence[int], request: Request, layout: Layout, transport: Transport) -> Intake:
+        """Ask these clients for one pass, and sum what they contribute."""
+        if self.masked is not None:
+            total, heard, refused, spent = self.masked.gather(asked, request, layout, transport)
+            return Intake(total, heard, refused, total.losses, spent.bytes_up, spent.bytes_down, spent)
+        intake = Intake(self.open_sum(layout), bytes_down=request.bytes_down * len(asked))
+        for reply in transport.exchange(dict.fromkeys(asked, request)):
+            self.take(reply, intake)
+        return intake
 
     def take(self, reply: Reply, intake: Intake) -> None:
         """Add a reply to the sum, or reject it by name if it is not finite."""
@@ -102,9 +121,15 @@ class Server:
                 "lower training.lr, or federation.server_lr if the state they started from is to blame"
             )
         total, weight = intake.total.total(), intake.total.weight
+        if self.masked is not None and self.protection.place == "nowhere" and intake.heard and not weight:
+            raise TrainingError(
+                "no client of the cohort had an update that is finite and within secure_aggregation.range; lower training.lr, "
+                "or federation.server_lr if the state they started from is to blame"
+            )
         if self.protection.place == "sum":
             stream = self.protection.entropy.stream("sum", state.round, pass_name)
             total = Tensors(self.protection.mechanism.noised(total.dense().parts(), state.clip_norm, stream))
+        if self.protection.place in ("sum", "shares"):
             weight = self.sampler.expected
         return total * (1.0 / weight) if weight else total
 
@@ -114,8 +139,10 @@ class Server:
             return record
         up, down = self._traffic(state, plan)
         cohort = self.sampler.expected
-        sizes = {"cohort": round(cohort), "bytes_up": round(cohort * up), "bytes_down": round(cohort * down)}
-        return record | sizes | {"rejected": []}
+        sizes = {"bytes_up": round(cohort * up), "bytes_down": round(cohort * down)}
+        if "masked" in record:
+            record = record | {"masked": record["masked"] | sizes | {"survivors": None}}
+        return record | sizes | {"cohort": round(cohort), "rejected": []}
 
     def _traffic(self, state: State, plan: RoundPlan) -> tuple[int, int]:
         """The bytes that one client sends and receives in this round, whatever it trained."""
@@ -123,11 +150,20 @@ class Server:
         after = state.tensors.select(plan.trainable).without(self.personal)
         means: dict[str, Tensors] = {}
         for pass_name in plan.passes:
-            down += self.request(state, plan, pass_name, 0.0, means).bytes_down
-            sent = in_own_factors(self.method.contribute(pass_name, state.tensors, after, means))
-            up += (sent | self.protection.in_travel.counted(lambda: 0.0, math.inf)).wire_size
+            request, layout = self.request(state, plan, pass_name, 0.0, means), self.layout(state, pass_name)
+            if self.masked is not None:
+                sent_up, sent_down = self.masked.expected_traffic(layout, request, round(self.sampler.expected))
+            else:
+                sent = in_own_factors(self.method.contribute(pass_name, state.tensors, after, means))
+                sent_up = (sent | self.protection.in_travel.counted(lambda: 0.0, math.inf)).wire_size
+                sent_down = request.bytes_down
+            up, down = up + sent_up, down + sent_down
             means[pass_name] = PlainSum(self.method.layout(state, pass_name)).total()
         return up, down
+
+    def reported(self, means: Mapping[str, Tensors]) -> dict[str, float]:
+        """What the method has to say of these means, if anything."""
+        return self.method.reported(means) if isinstance(self.method, Reporting) else {}
 
     def apply(self, state: State, means: Mapping[str, Tensors]) -> State:
         """The next state; one that is not finite is refused before anybody gets to see it."""
@@ -135,7 +171,8 @@ class Server:
         clip_norm = mechanism.adapted(state.clip_norm, first.select(mechanism.counters).parts())
         means = {name: mean.without(mechanism.counters) for name, mean in means.items()}
         steps, memory = self.optimizer.step(means, state.memory)
-        noise_std = self.optimizer.lr * self.protection.mean_noise_std(state.clip_norm, self.sampler.expected)
+        dim = Layout.of(next(reversed(means.values()))).size
+        noise_std = self.optimizer.lr * self.protection.mean_noise_std(state.clip_norm, self.sampler.expected, dim)
         following = replace(self.method.apply(state, steps, noise_std), memory=memory, clip_norm=clip_norm)
         if not following.tensors.is_finite():
             raise TrainingError(f"the state after round {following.round} is not finite; lower federation.server_lr")

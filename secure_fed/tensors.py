@@ -77,6 +77,12 @@ def dense(member: Member) -> Tensor:
     return member.dense() if isinstance(member, LowRank) else member
 
 
+def _formed(member: Member, dtype: torch.dtype) -> Tensor:
+    if isinstance(member, LowRank):
+        return member.left.to(dtype) @ member.right.to(dtype)
+    return member.to(dtype)
+
+
 def _add(a: Member, b: Member) -> Member:
     if isinstance(a, LowRank) and isinstance(b, LowRank):
         return a + b
@@ -232,15 +238,15 @@ class Layout:
         """SHA-256 of the entries: equal exactly when both ends mean the same vector."""
         return hashlib.sha256(json.dumps(self.entries).encode()).hexdigest()
 
-    def flatten(self, tensors: Tensors) -> Tensor:
-        """(size,) float32, low-rank members formed; refuses tensors of another layout."""
+    def flatten(self, tensors: Tensors, dtype: torch.dtype = torch.float32) -> Tensor:
+        """(size,) of that type, low-rank members formed in it; refuses tensors of another layout."""
         if Layout.of(tensors) != self:
             raise LayoutError(
                 f"expected the layout {self.digest[:12]}, got tensors laid out as {Layout.of(tensors).digest[:12]}"
             )
         if not self.entries:
-            return torch.zeros(0)
-        return torch.cat([tensors.tensor(name).reshape(-1).float() for name, _ in self.entries])
+            return torch.zeros(0, dtype=dtype)
+        return torch.cat([_formed(tensors[name], dtype).reshape(-1) for name, _ in self.entries])
 
     def unflatten(self, vector: Tensor) -> Tensors:
         """The inverse of `flatten`; the tensors are views of the vector."""

@@ -9,9 +9,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from secure_fed.report.words import at_most, size
+from secure_fed.report.words import at_most, size, time
 
 _WIDE = 120
+_SUMS = {
+    "nowhere": "without noise",
+    "sum": "before it adds the noise",
+    "shares": "with the clients' noise in them",
+    "contribution": "with the clients' noise in them",
+    "gradients": "made by noised training",
+}
 
 
 class PlainConsole(Console):
@@ -31,14 +38,12 @@ def show_result(summary: Mapping[str, Any]) -> None:
     table.add_row("accuracy", _percent(summary["accuracy"]))
     table.add_row("macro-F1", _percent(summary["macro_f1"]))
     expected = " expected" if _hides_cohort(summary) else ""
-    table.add_row(
-        "rounds", f"{summary['rounds']}, each with {summary['cohort']} of {summary['clients']} clients{expected}"
-    )
+    table.add_row("rounds", f"{summary['rounds']}, each with {_those_in(summary)}{expected}")
     if summary["ended_early"]:
         table.add_row("ended early", str(summary["ended_early"]))
     table.add_row("trained parameters", f"{summary['trainable']:,}")
     table.add_row("sent", f"{size(summary['bytes_up'])} up, {size(summary['bytes_down'])} down{expected}")
-    for row in _privacy(summary):
+    for row in (*_privacy(summary), *_masks(summary)):
         table.add_row(*row)
     table.add_row("time", f"{summary['seconds']:.1f} s")
     PlainConsole().print(table)
@@ -76,13 +81,43 @@ def _privacy(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+def _masks(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Who learns what where clients mask what they send, and what that took."""
+    found = summary["secure_aggregation"]
+    if found is None:
+        return []
+    place = "nowhere" if summary["privacy"] is None else summary["privacy"]["place"]
+    lies = "even if it lies about keys or who is there" if found["active"] else "if it keeps to the protocol"
+    few = "" if found["least"] == found["clients"] else f"at least {found['least']} of "
+    whose = "those that coins draw, be it one" if found["coins"] else f"{few or 'all '}{found['clients']} clients"
+    rows = [
+        (
+            "secure aggregation",
+            f"the server learns sums over {whose}, {_SUMS[place]}, and nothing else of a client, {lies}",
+        ),
+        ("  took", f"{size(found['bytes_up'])} up, {size(found['bytes_down'])} down, the model with it"),
+    ]
+    if _hides_cohort(summary):  # the time would tell how many took part
+        return rows
+    spent = f"{time(found['client_seconds'])} of the clients, {time(found['server_seconds'])} of the server"
+    return [*rows, ("  time for masks", spent)]
+
+
 def _of_budget(terms: Mapping[str, Any]) -> str:
     return "" if terms["budget_epsilon"] is None else f" of {at_most(terms['budget_epsilon'])}"
 
 
 def _hides_cohort(summary: Mapping[str, Any]) -> bool:
-    """Whether sizes are expected ones: where the noise is on the sum, and no client accounts for itself."""
-    return summary["privacy"] is not None and summary["privacy"]["participations"] is None
+    """Whether sizes are expected ones, because the guarantee counts on nobody's knowing who took part."""
+    return summary["privacy"] is not None and summary["privacy"]["place"] == "sum"
+
+
+def _those_in(summary: Mapping[str, Any]) -> str:
+    """Who is in a round."""
+    cohort, clients = summary["cohort"], summary["clients"]
+    if summary["privacy"] is not None and summary["privacy"]["hidden_cohort"]:
+        return f"all {clients} clients, about {cohort} of whom train"
+    return f"{cohort} of {clients} clients"
 
 
 def _percent(value: float | None) -> str:

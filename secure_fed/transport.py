@@ -1,6 +1,8 @@
 """How a request reaches clients and replies come back.
 
-A transport has one method. The in-process one calls client objects; `Recording` wraps any and keeps what passed by.
+A transport has one method. The in-process one calls client objects; `Recording` wraps any and keeps what passed by, `Vanishing`
+wraps any and loses clients. In the clear a pass is one exchange, of a `Request` for a `Reply`; behind masks it is one for each
+stage of the protocol, of a `Stage` for a `Staged`.
 """
 
 from __future__ import annotations
@@ -8,8 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from fractions import Fraction
+from typing import Any, Protocol
 
+import numpy as np
+
+from protocols.parameters import Parameters
 from secure_fed.methods.method import RoundPlan
 from secure_fed.tensors import Tensors
 
@@ -47,17 +53,49 @@ class Reply:
     loss: float
 
 
+@dataclass(frozen=True)
+class Stage:
+    """The server's side of one stage of a masked sum.
+
+    message: the protocol's, for this client. request: in the stage that takes vectors, the pass that this client contributes
+    to; a client that gets none there contributes zeros.
+    """
+
+    round: int
+    name: str
+    parameters: Parameters
+    message: bytes
+    request: Request | None = None
+
+    @property
+    def bytes_down(self) -> int:
+        sent = len(self.message) or len(self.parameters.to_bytes())  # the first stage brings nothing but the parameters
+        return sent + (self.request.bytes_down if self.request else 0)
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A client's side: the protocol's message."""
+
+    client: int
+    message: bytes | bytearray
+
+
+Ask = Request | Stage
+Answer = Reply | Staged
+
+
 class Transport(Protocol):
     """Carries requests to clients, and their replies back."""
 
-    def exchange(self, requests: Mapping[int, Request]) -> Iterator[Reply]:
-        """The replies of those clients that answer, in any order."""
+    def exchange(self, requests: Mapping[int, Any]) -> Iterator[Any]:
+        """The replies of those clients that answer, in any order: a `Reply` to a `Request`, a `Staged` to a `Stage`."""
 
 
 class Participant(Protocol):
-    """What an in-process transport talks to."""
+    """What an in-process transport talks to; it answers None if it leaves the round."""
 
-    def handle(self, request: Request) -> Reply: ...
+    def handle(self, request: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -66,22 +104,56 @@ class InProcess:
 
     clients: Sequence[Participant]
 
-    def exchange(self, requests: Mapping[int, Request]) -> Iterator[Reply]:
+    def exchange(self, requests: Mapping[int, Any]) -> Iterator[Any]:
         for client, request in requests.items():
-            yield self.clients[client].handle(request)
+            if (answer := self.clients[client].handle(request)) is not None:
+                yield answer
 
 
 @dataclass
 class Recording:
     """Keeps every request and reply that passes through another transport, in order.
 
-    What it holds is what a server without secure aggregation sees, contributions of single clients included.
+    What it holds is what a server without secure aggregation sees, contributions of single clients included; with it, what
+    passes by is masked.
     """
 
     inner: Transport
-    exchanges: list[tuple[Request, Reply]] = field(default_factory=list)
+    exchanges: list[tuple[Any, Any]] = field(default_factory=list)
 
-    def exchange(self, requests: Mapping[int, Request]) -> Iterator[Reply]:
+    def exchange(self, requests: Mapping[int, Any]) -> Iterator[Any]:
         for reply in self.inner.exchange(requests):
             self.exchanges.append((requests[reply.client], reply))
             yield reply
+
+
+@dataclass
+class Vanishing:
+    """Loses a share, rounded down, of the n clients that a round begins with, each in one of its first `stages` exchanges.
+
+    Who goes, and when, is drawn from the seed and the round: it depends on nobody's data.
+    """
+
+    inner: Transport
+    share: float
+    stages: int
+    seed: int
+    _round: int = -1
+    _exchange: int = 0
+    _leaves: dict[int, int] = field(default_factory=dict)
+
+    def exchange(self, requests: Mapping[int, Any]) -> Iterator[Any]:
+        round_ = next((request.round for request in requests.values()), self._round)
+        if round_ != self._round:
+            self._round, self._exchange, self._leaves = round_, 0, self._drawn(round_, sorted(requests))
+        here = {client: ask for client, ask in requests.items() if self._leaves.get(client, math.inf) > self._exchange}
+        self._exchange += 1
+        return self.inner.exchange(here)
+
+    def _drawn(self, round_: int, clients: Sequence[int]) -> dict[int, int]:
+        rng = np.random.default_rng([self.seed, round_, _VANISHING_STREAM])
+        gone = rng.permutation(clients)[: math.floor(Fraction(str(self.share)) * len(clients))].tolist()
+        return {client: int(rng.integers(self.stages)) for client in gone}
+
+
+_VANISHING_STREAM = 2**32 - 2  # no client has this index, so no client's randomness is this one

@@ -16,6 +16,7 @@ from secure_fed.config.sections import (
     MethodConfig,
     ModelConfig,
     PrivacyConfig,
+    SecureAggregationConfig,
     TrainingConfig,
 )
 from secure_fed.config.template import commented_toml
@@ -28,6 +29,7 @@ __all__ = [
     "ModelConfig",
     "PrivacyConfig",
     "RunConfig",
+    "SecureAggregationConfig",
     "TrainingConfig",
     "commented_toml",
 ]

@@ -17,6 +17,7 @@ from secure_fed.config.sections import (
     MethodConfig,
     ModelConfig,
     PrivacyConfig,
+    SecureAggregationConfig,
     TrainingConfig,
 )
 from secure_fed.config.setting import Setting, Typed, fitted
@@ -33,6 +34,7 @@ class RunConfig:
     method: MethodConfig = field(default_factory=MethodConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    secure_aggregation: SecureAggregationConfig = field(default_factory=SecureAggregationConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     def __post_init__(self) -> None:
@@ -175,6 +177,7 @@ _EFFECTS: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
         lambda c: c.federation.server_optimizer != "mean",
         "federation.server_optimizer = 'momentum' or 'adam'",
     ),
+    ("method.sketch", lambda c: c.method.transport_form == "sketch", "method.transport_form = 'sketch'"),
     ("training.epochs", lambda c: c.training.steps is None, "training.steps not to be set"),
     *(
         (f"privacy.{name}", _private("client", "example", "group"), "privacy.unit to be set")
@@ -185,6 +188,25 @@ _EFFECTS: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
         "privacy.clip_quantile",
         lambda c: c.privacy.unit == "client" and c.privacy.noise == "central",
         "privacy.unit = 'client' and privacy.noise = 'central'",
+    ),
+    (
+        "privacy.hidden_cohort",
+        lambda c: c.privacy.unit == "client" and c.privacy.noise == "distributed",
+        "privacy.unit = 'client' and privacy.noise = 'distributed'",
+    ),
+    *(
+        (f"secure_aggregation.{name}", lambda c: c.secure_aggregation.enabled, "secure_aggregation.enabled = true")
+        for name in ("corrupt", "dropout", "active", "neighbours", "threshold", "bits")
+    ),
+    (
+        "secure_aggregation.range",
+        lambda c: c.secure_aggregation.enabled and c.privacy.unit != "client",
+        "secure_aggregation.enabled = true, and no clip norm on contributions (privacy.unit = 'client')",
+    ),
+    (
+        "secure_aggregation.most_examples",
+        lambda c: c.secure_aggregation.enabled and c.federation.weighting == "examples",
+        "secure_aggregation.enabled = true and federation.weighting = 'examples'",
     ),
     ("privacy.group_column", _private("group"), "privacy.unit = 'group'"),
     ("privacy.group_examples", _private("group"), "privacy.unit = 'group'"),
@@ -208,6 +230,11 @@ def _check_together(config: RunConfig) -> None:
     if federation.clients and federation.cohort and federation.cohort > federation.clients:
         raise ConfigError(
             f"federation.cohort is {federation.cohort}, more than the {federation.clients} clients of federation.clients"
+        )
+    if config.method.transport_form == "sketch" and federation.server_optimizer != "mean":
+        raise ConfigError(
+            f"federation.server_optimizer = {federation.server_optimizer!r} adds up means of several rounds, whose sketches "
+            "span other columns: use 'mean', or method.transport_form = 'dense'"
         )
     _check_privacy(config)
     if config.data.partition == "natural" and not config.data.client and not isinstance(config.data.train, tuple):
@@ -240,10 +267,30 @@ def _check_privacy(config: RunConfig) -> None:
             section, _, setting = name.partition(".")
             value = getattr(getattr(config, section), setting)
             raise ConfigError(f"{name} = {value!r} is refused with privacy.unit = {privacy.unit!r}: {revealed}")
+    if privacy.noise == "distributed":
+        _check_distributed(config)
     if config.method.denoise == "shrink" and config.federation.server_optimizer != "mean" and _noised_sums(config):
         raise ConfigError(
             f"method.denoise = 'shrink' needs to know the noise, which federation.server_optimizer = "
             f"{federation.server_optimizer!r} changes: use 'mean', or method.denoise = 'truncate'"
+        )
+
+
+def _check_distributed(config: RunConfig) -> None:
+    privacy, sampling = config.privacy, config.federation.sampling
+    if not config.secure_aggregation.enabled:
+        raise ConfigError(
+            "privacy.noise = 'distributed' is a share of noise from each client, which protects their sum alone: set "
+            "secure_aggregation.enabled = true, or privacy.noise = 'local'"
+        )
+    if sampling == "poisson" and not privacy.hidden_cohort:
+        raise ConfigError(
+            "federation.sampling = 'poisson' is refused with privacy.noise = 'distributed': the server sees who takes part, so "
+            "the coins protect nobody; set privacy.hidden_cohort = true, where each client tosses for itself"
+        )
+    if sampling == "fixed" and privacy.hidden_cohort:
+        raise ConfigError(
+            "federation.sampling = 'fixed' contradicts privacy.hidden_cohort = true, where each client tosses a coin of its own"
         )
 
 

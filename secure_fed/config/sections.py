@@ -75,6 +75,12 @@ class FederationConfig:
     server_optimizer: str = key("mean", "how the mean change is applied (FedOpt)", choices=("mean", "momentum", "adam"))
     server_lr: float = key(1.0, "server learning rate", above=0.0)
     server_momentum: float = key(0.9, "server momentum, Adam's beta 1", at_least=0.0, below=1.0)
+    vanishing: float = key(
+        0.0,
+        "share of a cohort that vanishes in the midst of every round, to see what becomes of it",
+        at_least=0.0,
+        below=1.0,
+    )
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,10 @@ class MethodConfig:
     double_rank: bool = key(False, "twice the rank, since only half the factors train (FFA)")
     switch_round: int = key(5, "rounds of FRA before FFA (fra_then_ffa)", at_least=1)
     denoise: str = key("shrink", "what FRA does to the noise in a private mean", choices=("truncate", "shrink", "none"))
+    transport_form: str = key(
+        "dense", "FRA's mean of whole matrices, or of sketches in two passes", choices=("dense", "sketch")
+    )
+    sketch: int | None = key(None, "columns of the sketch (4 x rank)", at_least=1, optional=32)
 
 
 @dataclass(frozen=True)
@@ -140,7 +150,12 @@ class PrivacyConfig:
         optional=0.5,
     )
     noise: str = key(
-        "central", "who adds the noise: the server to the sum, or each client", choices=("central", "local")
+        "central",
+        "who adds the noise: the server to the sum, each client its share of it inside the secure sum, or each client",
+        choices=("central", "distributed", "local"),
+    )
+    hidden_cohort: bool = key(
+        False, "every client takes part in every round and tosses for itself whether to train (distributed)"
     )
     group_column: str = key("", "column that says whose an example is (patient), for unit = group")
     group_examples: int = key(8, "examples of one person that count (group)", at_least=1)
@@ -157,6 +172,30 @@ class PrivacyConfig:
         "refuse",
         "rounds that do not fit the budget: refuse the run, or stop when it is spent",
         choices=("refuse", "stop"),
+    )
+
+
+@dataclass(frozen=True)
+class SecureAggregationConfig:
+    enabled: bool = key(False, "pairwise masks: the server learns sums of contributions, and no single one")
+    corrupt: float = key(0.1, "share of a round's clients assumed to collude with the server", at_least=0.0, below=0.5)
+    dropout: float = key(
+        0.1,
+        "share of a round's clients that may vanish; with more of them gone there is no sum",
+        at_least=0.0,
+        below=0.5,
+    )
+    active: bool = key(False, "also against a server that lies: signed keys, and one more message")
+    neighbours: int | None = key(
+        None, "clients that each client shares masks with (chosen; all, where there are few)", at_least=2, optional=64
+    )
+    threshold: int | None = key(None, "shares that open a client's masks (chosen)", at_least=2, optional=33)
+    bits: int = key(32, "of a coordinate in the masked sum", choices=(32, 64))
+    range: float = key(
+        8.0, "largest coordinate of a contribution, where no clip norm bounds it", at_least=1e-6, at_most=1e6
+    )
+    most_examples: int = key(
+        1000, "a client with more examples counts as one with so many (federation.weighting = examples)", at_least=1
     )
 
 

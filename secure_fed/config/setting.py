@@ -58,7 +58,7 @@ def fitted(name: str, setting: Setting, value: Any) -> Any:
         raise ConfigError(f"{name} is {fits}, but it must be a finite number")
     limits = setting.metadata
     if "choices" in limits and fits not in limits["choices"]:
-        raise ConfigError(f"{name} is {fits!r:.80}, but it must be one of {', '.join(limits['choices'])}")
+        raise ConfigError(f"{name} is {fits!r:.80}, but it must be one of {', '.join(map(str, limits['choices']))}")
     for word, holds in _HOLDS.items():
         if word in limits and not holds(fits, limits[word]):
             raise ConfigError(f"{name} is {fits}, but it must be {word.replace('_', ' ')} {limits[word]}")
@@ -68,7 +68,7 @@ def fitted(name: str, setting: Setting, value: Any) -> Any:
 def limits_in_words(setting: Setting) -> str:
     """ "(at least 1)", "(mean | adam)" or nothing, to stand behind the explanation."""
     if "choices" in setting.metadata:
-        return f" ({' | '.join(setting.metadata['choices'])})"
+        return f" ({' | '.join(map(str, setting.metadata['choices']))})"
     words = [f"{word.replace('_', ' ')} {setting.metadata[word]}" for word in _HOLDS if word in setting.metadata]
     return f" ({', '.join(words)})" if words else ""
 

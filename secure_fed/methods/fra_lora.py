@@ -19,6 +19,18 @@ Under client-level privacy the mean of D_i carries noise on each of its m n entr
 D is denoised first, by `privacy/denoise.py`: "shrink" takes each of its singular values for what it most likely was before
 noise of that public level, and keeps at most r; "truncate" keeps the first r as they are; "none" leaves all of D to eq. (5).
 This is ours, not the paper's. D has been released by then, so it costs no privacy. Where nothing of D survives, B A stays.
+
+Where a sum has to be taken coordinate by coordinate (behind masks, or of contributions with noise on them), mean(D_i) costs
+m n numbers a matrix. With `sketch` = p columns it is taken in two passes (`secure_fed/sketch.py`) of p (m + n) numbers and a
+few more:
+
+    sketch    D_i [Omega, Omega_t]                         its mean gives Q (m, p)
+    change    Q^T D_i, and the head's change               mean(D_i) is about Q mean(Q^T D_i)
+
+This is exact where mean(D_i) has rank p at most, as it has for up to p / r - 1 clients; `reported` says how much was missed.
+Omega is made from a digest of A and B as the round finds them: public, free of the round's data, and new in every round. Under
+privacy each pass is a release of its own, clipped and noised by itself, and what is denoised is Q^T D, in whose p rows there is
+less noise than in the m of D. Where contributions travel unmasked and in factors, a sketch is no smaller than these.
 """
 
 from __future__ import annotations
@@ -29,7 +41,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from secure_fed.adapters.lora import LoraAdapter, pairs, read
+from secure_fed import sketch as sketches
+from secure_fed.adapters.lora import LoraAdapter, Pair, pairs, read
 from secure_fed.config import MethodConfig
 from secure_fed.errors import MethodError
 from secure_fed.low_rank import Svd, balanced, denoised, truncated
@@ -42,22 +55,33 @@ CARD = Card(
     paper="Trautmann et al., 2025, section IV",
     travels="change of B A as factors of twice the rank, head; down A, B, head",
     mean_exact=True,
-    options=("denoise",),
+    options=("denoise", "transport_form", "sketch"),
 )
 
+SKETCH = "sketch"
+_DELTA = ".delta"
 Split = Callable[[Svd], tuple[Tensor, Tensor]]
 
 
 def build(config: MethodConfig) -> FraLora:
-    return FraLora(LoraAdapter.of(config), config.denoise)
+    return FraLora(LoraAdapter.of(config), config.denoise, sketch_of(config))
+
+
+def sketch_of(config: MethodConfig) -> int | None:
+    """The columns of the sketch, four times the rank unless it is said; None where the whole change travels."""
+    return (config.sketch or 4 * config.rank) if config.transport_form == "sketch" else None
 
 
 @dataclass(frozen=True)
 class FraLora:
-    """Averages the products B A and the head; `denoise` is what happens to a noised mean."""
+    """Averages the products B A and the head.
+
+    denoise: what happens to a noised mean. sketch: columns of the sketch that the mean is taken by, None for taking it whole.
+    """
 
     adapter: LoraAdapter
     denoise: str = "shrink"
+    sketch: int | None = None
 
     @property
     def card(self) -> Card:
@@ -65,38 +89,73 @@ class FraLora:
 
     def prepare(self, model: nn.Module, head: Sequence[str], seed: int) -> Tensors:
         found = self.adapter.inject(model, head, seed)
-        return read(model, [name for pair in found for name in (pair.a, pair.b)] + list(head))
+        tensors = read(model, [name for pair in found for name in (pair.a, pair.b)] + list(head))
+        if self.sketch is not None:
+            _require_smaller(self.sketch, {pair.module: _shape(tensors, pair) for pair in found})
+        return tensors
 
     def plan(self, state: State) -> RoundPlan:
-        return RoundPlan(trainable=tuple(state.tensors), down=tuple(state.tensors))
+        passes = (CHANGE,) if self.sketch is None else (SKETCH, CHANGE)
+        return RoundPlan(trainable=tuple(state.tensors), down=tuple(state.tensors), passes=passes)
 
     def layout(self, state: State, pass_name: str) -> Layout:
-        return Layout.of(self._contribution(state.tensors, state.tensors))
+        found = pairs(state.tensors)
+        head = state.tensors.without(name for pair in found for name in (pair.a, pair.b))
+        entries = [] if pass_name == SKETCH else list(Layout.of(head).entries)
+        for pair in found:
+            m, n = _shape(state.tensors, pair)
+            if self.sketch is not None:
+                m, n = (m, self.sketch + sketches.CHECKS) if pass_name == SKETCH else (self.sketch, n)
+            entries.append((delta(pair.module), (m, n)))
+        return Layout(tuple(sorted(entries)))
 
     def contribute(self, pass_name: str, before: Tensors, after: Tensors, means: Mapping[str, Tensors]) -> Tensors:
-        return self._contribution(before, after)
+        products = self._products(before, after)
+        if self.sketch is not None and pass_name == SKETCH:
+            return _sketched(before, products, self.sketch)
+        head = change(before, after.without(name for pair in pairs(before) for name in (pair.a, pair.b)))
+        if self.sketch is None:
+            return head | products
+        bases = {name: sketches.basis(means[SKETCH].tensor(name)) for name in products}
+        return head | {name: sketches.projected(product, bases[name]) for name, product in products.items()}
 
     def apply(self, state: State, means: Mapping[str, Tensors], noise_std: float = 0.0) -> State:
-        return next_state(state, self.merged(state.tensors, means[CHANGE], balanced, noise_std))
+        return next_state(state, self.merged(state.tensors, means, balanced, noise_std))
 
-    def merged(self, tensors: Tensors, mean: Tensors, split: Split, noise_std: float = 0.0) -> Tensors:
+    def reported(self, means: Mapping[str, Tensors]) -> dict[str, float]:
+        """How much of the mean change lay outside the sketch, as a share of its norm; nothing where there was none.
+
+        It is computed of what was released, so it costs no privacy, but where that is noised it measures the noise with it.
+        """
+        if SKETCH not in means:
+            return {}
+        seen = means[SKETCH]
+        return {"sketch_residual": sketches.residual(seen.tensor(name) for name in seen if name.endswith(_DELTA))}
+
+    def merged(self, tensors: Tensors, means: Mapping[str, Tensors], split: Split, noise_std: float = 0.0) -> Tensors:
         """`tensors` with the mean change of every product and of the head put in, the products split by `split`."""
         factors: dict[str, Tensor] = {}
         for pair in pairs(tensors):
             a, b = tensors.tensor(pair.a), tensors.tensor(pair.b)
-            step = self._denoised(mean[delta(pair.module)], noise_std) * (1 / self.adapter.scaling)
+            step = self._step(delta(pair.module), means, noise_std) * (1 / self.adapter.scaling)
             product = _sum(LowRank(b, a), step)
             new_b, new_a = split(truncated(product, a.shape[0]))
             factors |= {pair.a: new_a.to(a.dtype).contiguous(), pair.b: new_b.to(b.dtype).contiguous()}
-        head = mean.without(delta(pair.module) for pair in pairs(tensors))
+        head = means[CHANGE].without(delta(pair.module) for pair in pairs(tensors))
         return moved(tensors, head) | factors
+
+    def _step(self, name: str, means: Mapping[str, Tensors], noise_std: float) -> Member:
+        """The mean change of that matrix, (m, n)."""
+        mean = self._denoised(means[CHANGE][name], noise_std)
+        return mean if self.sketch is None else sketches.lifted(sketches.basis(means[SKETCH].tensor(name)), mean)
 
     def _denoised(self, mean: Member, noise_std: float) -> Member:
         if noise_std == 0 or self.denoise == "none":
             return mean
-        return denoised(mean, self.adapter.rank, noise_std, shrink=self.denoise == "shrink")
+        return denoised(mean, min(self.adapter.rank, *mean.shape), noise_std, shrink=self.denoise == "shrink")
 
-    def _contribution(self, before: Tensors, after: Tensors) -> Tensors:
+    def _products(self, before: Tensors, after: Tensors) -> dict[str, LowRank]:
+        """The change of every adapted matrix, in factors, under the name it travels by."""
         found, scale = pairs(before), self.adapter.scaling
         factors = {name for pair in found for name in (pair.a, pair.b)}
         if missing := sorted(factors - set(after)):
@@ -108,12 +167,40 @@ class FraLora:
         for pair in found:
             (a, b), (a_i, b_i) = ((side.tensor(pair.a), side.tensor(pair.b)) for side in (before, after))
             products[delta(pair.module)] = LowRank(torch.cat([b_i - b, b], 1) * scale, torch.cat([a_i, a_i - a], 0))
-        return change(before, after.without(factors)) | products
+        return products
 
 
 def delta(module: str) -> str:
     """The name under which the change of that module's matrix travels."""
-    return f"{module}.delta"
+    return module + _DELTA
+
+
+def _shape(tensors: Tensors, pair: Pair) -> tuple[int, int]:
+    """(m, n) of the adapted matrix."""
+    return tensors[pair.b].shape[0], tensors[pair.a].shape[1]
+
+
+def _require_smaller(columns: int, shapes: Mapping[str, tuple[int, int]]) -> None:
+    """Refuse a sketch of as many numbers as one of the matrices has."""
+    module = min(shapes, key=lambda module: sketches.most_columns(shapes[module]))
+    shape, most = shapes[module], sketches.most_columns(shapes[module])
+    if columns <= most:
+        return
+    remedy = f"set method.sketch to {most} or less, or" if most else "leave it out of method.target_modules, or set"
+    raise MethodError(
+        f"method.sketch = {columns} (4 x method.rank if not set) makes {sketches.size(shape, columns)} numbers of "
+        f"{module}, {shape[0]} x {shape[1]}, which has {shape[0] * shape[1]}: {remedy} method.transport_form = 'dense'"
+    )
+
+
+def _sketched(before: Tensors, products: Mapping[str, LowRank], columns: int) -> Tensors:
+    """What a client sends first; the seeds are made of what everybody started from."""
+    sent = {}
+    for pair in pairs(before):
+        name = delta(pair.module)
+        seed = sketches.seed_of(name, before.tensor(pair.a), before.tensor(pair.b))
+        sent[name] = sketches.sketched(products[name], columns, seed)
+    return Tensors(sent)
 
 
 def _sum(product: LowRank, mean: Member) -> Member:

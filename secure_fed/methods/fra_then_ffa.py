@@ -8,6 +8,8 @@ FRA reached, with an A as well conditioned as its own orthonormal one.
 A travels down in the FFA rounds too: it is not made from the seed, and a client may be drawn for the first time after the
 switch. Up go B and the head alone.
 
+With `sketch` its FRA rounds have the two passes that `fra_lora` has then, and its FFA rounds one as ever.
+
 Deviation: the paper proposes the combination and leaves the round of the switch and the split open.
 """
 
@@ -23,7 +25,7 @@ from secure_fed.config import MethodConfig
 from secure_fed.low_rank import balanced, right_orthonormal
 from secure_fed.methods.averaging import change, moved, next_state
 from secure_fed.methods.ffa_lora import without_a
-from secure_fed.methods.fra_lora import FraLora
+from secure_fed.methods.fra_lora import FraLora, sketch_of
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
 from secure_fed.tensors import Layout, Tensors
 
@@ -32,12 +34,12 @@ CARD = Card(
     paper="Trautmann et al., 2025, section VI",
     travels="as fra_lora, then up B, head and down A, B, head",
     mean_exact=True,
-    options=("switch_round", "denoise"),
+    options=("switch_round", "denoise", "transport_form", "sketch"),
 )
 
 
 def build(config: MethodConfig) -> FraThenFfa:
-    return FraThenFfa(LoraAdapter.of(config), config.switch_round, config.denoise)
+    return FraThenFfa(LoraAdapter.of(config), config.switch_round, config.denoise, sketch_of(config))
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class FraThenFfa:
     adapter: LoraAdapter
     switch_round: int = 5
     denoise: str = "shrink"
+    sketch: int | None = None
 
     @property
     def card(self) -> Card:
@@ -54,7 +57,7 @@ class FraThenFfa:
 
     @property
     def _fra(self) -> FraLora:
-        return FraLora(self.adapter, self.denoise)
+        return FraLora(self.adapter, self.denoise, self.sketch)
 
     def prepare(self, model: nn.Module, head: Sequence[str], seed: int) -> Tensors:
         return self._fra.prepare(model, head, seed)
@@ -78,4 +81,8 @@ class FraThenFfa:
             return next_state(state, moved(state.tensors, means[CHANGE]))
         last = state.round == self.switch_round - 1
         split = right_orthonormal if last else balanced
-        return next_state(state, self._fra.merged(state.tensors, means[CHANGE], split, noise_std))
+        return next_state(state, self._fra.merged(state.tensors, means, split, noise_std))
+
+    def reported(self, means: Mapping[str, Tensors]) -> dict[str, float]:
+        """As `FraLora` says, in its rounds."""
+        return self._fra.reported(means)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import nn
 
@@ -101,3 +101,11 @@ class Method(Protocol):
 
         noise_std: the standard deviation of the noise that every coordinate of these means carries, independently; 0 is none.
         """
+
+
+@runtime_checkable
+class Reporting(Protocol):
+    """A method that has something to say of a round's means, such as what it could not keep of them."""
+
+    def reported(self, means: Mapping[str, Tensors]) -> dict[str, float]:
+        """Numbers by name, for the round's record. Of means alone, so that under privacy nothing leaves that had not."""

@@ -2,6 +2,8 @@
 
 record               what the run directory says, as one frozen value
 guarantee            what the run says of its privacy, read with suspicion
+sight                what the server sees of the clients, with masks and without
+masks                secure aggregation: whether there was any, its parameters, and what it took
 overview, privacy,   the sections of the page, one function each: RunRecord -> HTML,
 curves, details      or "" where the section does not apply to the run
 plots                numbers -> inline SVG in the page's colours (the only importer of matplotlib)

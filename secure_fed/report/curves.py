@@ -7,7 +7,8 @@ from collections.abc import Callable
 from itertools import accumulate
 
 from secure_fed.report import plots
-from secure_fed.report.markup import figure, figures, section
+from secure_fed.report.markup import figure, figures, paragraph, section
+from secure_fed.report.masks import masked
 from secure_fed.report.plots import Series
 from secure_fed.report.record import Points, RunRecord
 from secure_fed.report.words import byte_unit, listed, number, percent, size
@@ -21,10 +22,12 @@ def learning(record: RunRecord) -> str:
 def traffic(record: RunRecord) -> str:
     """Bytes of the serialised tensors each way, for every round and in all."""
     up, down = record.series("bytes_up"), record.series("bytes_down")
+    measured = _MASKED if masked(record) else _MEASURED
     return section(
         "What travelled",
+        _sketch(record),
         figures(
-            _bytes("Sent in each round", up, down, _EXPECTED if record.hides_cohort else _MEASURED),
+            _bytes("Sent in each round", up, down, _EXPECTED if record.hides_cohort else measured),
             _bytes(
                 "Sent in all",
                 _running(up),
@@ -76,6 +79,23 @@ def _bytes(title: str, up: Points, down: Points, caption: str) -> str:
     return figure(title, plots.lines(f"{title.lower()}, by round", series, y_label=unit), caption)
 
 
+def _sketch(record: RunRecord) -> str:
+    """How much of the mean change its sketch missed, where there was one."""
+    lost = record.series("sketch_residual")
+    if not lost:
+        return ""
+    worst, most = max(lost, key=lambda point: point[1])
+    noised = (
+        ""
+        if record.config.privacy.unit != "client"
+        else " It is measured with the noise in both, which counts as lost."
+    )
+    return paragraph(
+        "Not the mean change itself was put together, but sketches of it. Of its size, at most"
+        f" {percent(most)} was lost by that (round {worst}).{noised}"
+    )
+
+
 def _running(points: Points) -> Points:
     return tuple(zip((number for number, _ in points), accumulate(value for _, value in points), strict=True))
 
@@ -93,5 +113,8 @@ def _course(name: str, points: Points, words: Callable[[float | None], str]) -> 
 
 
 _MEASURED = "The serialised tensors of all clients of the round."
-_EXPECTED = "The serialised tensors of a cohort of the expected size: how many clients really took part stays secret."
+_MASKED = (
+    "Everything that secure aggregation sent: keys, shares, masked numbers, and the model on its way to the clients."
+)
+_EXPECTED = "What a cohort of the expected size sends and is sent: how many clients really took part stays secret."
 _NO_TRAIN_LOSS = " There is no train loss: clients do not send what no noise covers."

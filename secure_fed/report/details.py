@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
 
 from secure_fed.report import plots
 from secure_fed.report.markup import figure, figures, folded, paragraph, section, table
+from secure_fed.report.masks import masked
 from secure_fed.report.record import RunRecord
 from secure_fed.report.words import counted, duration, listed, number, percent, rate, size
 
@@ -33,10 +34,7 @@ def rejected(record: RunRecord) -> str:
         return ""
     return section(
         "Updates left out",
-        paragraph(
-            "These updates held numbers that are not finite. The round went on with the other clients;"
-            " nothing of these updates is in the model."
-        ),
+        paragraph(f"{_REFUSED if masked(record) else _NOT_FINITE} {_WENT_ON}"),
         table(("round", "clients"), ((round_number, listed(names)) for round_number, names in record.rejected)),
     )
 
@@ -45,7 +43,8 @@ def rounds(record: RunRecord) -> str:
     """Everything that was measured, as numbers: the plots for those who do not see them."""
     expected = ("clients (expected)", "up (expected)", "down (expected)")
     sent = expected if record.hides_cohort else ("clients", "up", "down")
-    head = ("round", "accuracy", "macro-F1", "test loss", "train loss", *sent, "time", "lr")
+    more = _more(record)
+    head = ("round", "accuracy", "macro-F1", "test loss", "train loss", *sent, *more, "lr")
     rows = (
         (
             row["round"],
@@ -56,12 +55,24 @@ def rounds(record: RunRecord) -> str:
             number(row.get("cohort")),
             size(row.get("bytes_up")),
             size(row.get("bytes_down")),
-            duration(row.get("seconds")),
+            *(say(row) for say in more.values()),
             rate(row.get("lr")),
         )
         for row in record.rounds
     )
     return section("Every round", folded("All rounds as a table", table(head, rows))) if record.rounds else ""
+
+
+def _more(record: RunRecord) -> dict[str, Callable[[Mapping[str, Any]], str]]:
+    """What else there is to say of a round. How long it took tells how many trained, and is left out where that is secret."""
+    columns: dict[str, Callable[[Mapping[str, Any]], str]] = {}
+    if masked(record) and not record.hides_cohort:
+        columns["in the sum"] = lambda row: number(row["masked"]["survivors"])
+    if record.series("sketch_residual"):
+        columns["lost by the sketch"] = lambda row: percent(row.get("sketch_residual"))
+    if not (record.hides_cohort or record.hides_training):
+        columns["time"] = lambda row: duration(row.get("seconds"))
+    return columns
 
 
 def configuration(record: RunRecord) -> str:
@@ -111,6 +122,11 @@ def _label_skew(record: RunRecord) -> str:
         f"Jensen-Shannon divergence between clients: {number(float(divergence))}"
         f" (split of the data: {divided.get('kind', record.config.data.partition)}).",
     )
+
+
+_NOT_FINITE = "These updates held numbers that are not finite."
+_REFUSED = "What these clients sent was no answer of secure aggregation's protocol."
+_WENT_ON = "The round went on with the other clients; nothing of these updates is in the model."
 
 
 def _setting(value: object) -> str:

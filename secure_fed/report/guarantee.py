@@ -7,16 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from secure_fed.report.masks import missing
 from secure_fed.report.record import RunRecord
 
-Place = Literal["server", "contribution", "gradients"]
+Place = Literal["server", "shares", "contribution", "gradients"]
 
 
 @dataclass(frozen=True)
 class Guarantee:
     """The recorded guarantee of one run.
 
-    place: who adds noise, and to what: the server to sums, or each client to its contribution or its gradients. replaced:
+    place: who adds noise, and to what: the server to sums, each client its share of it inside a masked sum, or each client to
+    its contribution or its gradients. replaced:
     whether neighbours differ in one client's data being others, rather than being there. terms: the recorded fields, from the
     result or, while there is none, from the plan. secret: whether noise and coins came from the operating system and nowhere
     else.
@@ -45,12 +47,17 @@ class Guarantee:
 
 
 def stated(record: RunRecord) -> Guarantee | None:
-    """The guarantee that `record` states; None where its configuration asks for none or its files state none."""
+    """The guarantee that `record` states; None where its configuration asks for none or its files state none.
+
+    Shares of noise are a guarantee inside masked sums alone: where the files do not show any, nothing is guaranteed.
+    """
     settings = record.config.privacy
     terms = (record.result if record.result is not None else record.facts).get("privacy")
     if settings.unit == "none" or not terms:
         return None
     place = place_of(record)
+    if place == "shares" and missing(record):
+        return None
     return Guarantee(
         unit=settings.unit,
         place=place,
@@ -69,4 +76,7 @@ def place_of(record: RunRecord) -> Place:
     settings = record.config.privacy
     if settings.unit != "client":
         return "gradients"
-    return "server" if settings.noise == "central" else "contribution"
+    return _PLACES[settings.noise]
+
+
+_PLACES: dict[str, Place] = {"central": "server", "distributed": "shares", "local": "contribution"}

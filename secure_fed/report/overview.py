@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from secure_fed.report import privacy
 from secure_fed.report.markup import facts, paragraph, section, text
+from secure_fed.report.masks import masked
 from secure_fed.report.record import RunRecord
 from secure_fed.report.words import MISSING, counted, duration, number, percent, rate, size
 
@@ -42,7 +43,7 @@ def results(record: RunRecord) -> str:
         ("data", _data(record)),
         ("task", str(record.facts.get("task", MISSING))),
         ("clients", number(len(record.client_names))),
-        ("clients a round", _cohort(record)),
+        ("clients that train in a round" if record.hides_training else "clients a round", _cohort(record)),
         ("rounds", f"{number(len(record.rounds))} of {number(record.planned)}"),
         ("accuracy", percent(record.last("accuracy"))),
         ("macro-F1", number(record.last("macro_f1"))),
@@ -79,7 +80,7 @@ def _who_trained_what(record: RunRecord) -> str:
     return (
         f"{counted(len(record.client_names), 'client')} fine-tuned the model {_model(record)} together on"
         f" {_data(record)}, using the method {record.config.method.name}: {counted(record.planned, 'round')}{so_far},"
-        f" with {_cohort(record)} of the clients in each."
+        f" with {_those_in(record)} in each."
     )
 
 
@@ -109,7 +110,8 @@ def _what_travelled(record: RunRecord) -> str:
 
 def _how_long(record: RunRecord) -> str:
     left_out = sum(len(names) for _, names in record.rejected)
-    updates = f" The server left out {counted(left_out, 'update')} that held numbers that are not finite."
+    why = "came as no answer of the protocol" if masked(record) else "held numbers that are not finite"
+    updates = f" The server left out {counted(left_out, 'update')} that {why}."
     took = "It took" if record.result else "So far it took"
     return f"{took} {duration(_seconds(record))}.{updates if left_out else ''}"
 
@@ -117,7 +119,13 @@ def _how_long(record: RunRecord) -> str:
 def _own_metrics(record: RunRecord) -> list[tuple[str, str]]:
     """What else the task or the user measured, where it is one number."""
     measured = (record.result or {}).get("metrics") or {}
-    return [(str(name), number(value)) for name, value in measured.items() if isinstance(value, int | float)]
+    lost = (
+        [("lost by the sketch, last round", percent(measured["sketch_residual"]))]
+        if "sketch_residual" in measured
+        else []
+    )
+    own = {name: value for name, value in measured.items() if name != "sketch_residual"}
+    return lost + [(str(name), number(value)) for name, value in own.items() if isinstance(value, int | float)]
 
 
 def _model(record: RunRecord) -> str:
@@ -133,9 +141,19 @@ def _data(record: RunRecord) -> str:
 
 def _cohort(record: RunRecord) -> str:
     federation, drawn = record.config.federation, record.last("cohort")
-    coins = federation.sampling == "poisson" or (federation.sampling == "auto" and record.hides_cohort)
+    by_itself = record.hides_cohort or record.hides_training
+    coins = federation.sampling == "poisson" or (federation.sampling == "auto" and by_itself)
     about = "about " if coins else ""
     return about + number(federation.cohort or (None if drawn is None else round(drawn)))
+
+
+def _those_in(record: RunRecord) -> str:
+    """Who is in a round, in the midst of a sentence."""
+    return (
+        f"all of the clients, of whom {_cohort(record)} train,"
+        if record.hides_training
+        else f"{_cohort(record)} of the clients"
+    )
 
 
 def _sent(record: RunRecord, name: str) -> str:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from secure_fed.report.guarantee import Guarantee, stated
 from secure_fed.report.markup import bullets, facts, folded, paragraph, section, subsection
+from secure_fed.report.masks import masked
 from secure_fed.report.record import RunRecord
-from secure_fed.report.words import MISSING, at_most, listed, number
+from secure_fed.report.sight import sight
+from secure_fed.report.words import MISSING, at_most, listed, number, rate
 
 _WEAK = 10.0  # e^10 is above 20,000
 
@@ -40,17 +44,13 @@ def _unprotected(record: RunRecord) -> str:
     return section(
         "Privacy: NOT PRIVATE" if void(record) else "Privacy: this run is not protected",
         paragraph(asked, "verdict") if void(record) else "",
-        paragraph("No differential privacy and no secure aggregation protect this run.", "verdict"),
-        paragraph(
-            "Each client's contribution is visible to the server: whoever runs the server, or can read what"
-            " reaches it, sees what every single client sent, and may infer from it which texts that client"
-            " holds."
-        ),
+        paragraph(_ONLY_MASKS if masked(record) else _NOTHING, "verdict"),
         paragraph(
             "Nothing limits what the trained model reveals about one client or one text, so there is no"
             " epsilon to state. If the training texts are personal data, treat the model and the"
             " contributions as personal data too."
         ),
+        sight(record, None),
         paragraph(f"Recorded with the result: “{recorded}”", "recorded") if recorded else "",
         css_class="privacy warning",
     )
@@ -91,9 +91,7 @@ def _guaranteed(record: RunRecord, guarantee: Guarantee) -> str:
         _weakness(guarantee),
         subsection("What that means", paragraph(_meaning(guarantee))),
         subsection("What it does not mean", paragraph(f"{_LIMITS[guarantee.unit]} {_THIS_PAGE}"), _personal(record)),
-        subsection(
-            "What the server sees", paragraph(f"{_SERVER[guarantee.place]} {_participants(guarantee)} {_SIMULATED}")
-        ),
+        sight(record, guarantee),
         subsection("In detail", _terms(record, guarantee)),
         folded("The statement as it was recorded", paragraph(guarantee.text, "recorded")),
         css_class="privacy",
@@ -114,16 +112,6 @@ def _change(guarantee: Guarantee) -> str:
     if guarantee.unit == "client" and guarantee.replaced:
         return "a client held its own data or any others"
     return _CHANGES[guarantee.unit]
-
-
-def _participants(guarantee: Guarantee) -> str:
-    """Against whom the other epsilon is, where it is another."""
-    if guarantee.place != "server":
-        return ""
-    return (
-        f"Against clients of the same round, or anybody else who sees who takes part, epsilon is"
-        f" {at_most(guarantee.epsilon_participants)}."
-    )
 
 
 def _personal(record: RunRecord) -> str:
@@ -165,6 +153,7 @@ def _terms(record: RunRecord, guarantee: Guarantee) -> str:
         ("mechanism", terms["mechanism"]),
         ("clip norm", f"{terms['clip_norm']:g}"),
         ("noise is added", terms["noise"]),
+        *_realised(terms),
         ("sampling", terms["sampling"]),
         ("accountant", terms["accountant"]),
         ("trusted", terms["trust"]),
@@ -173,6 +162,18 @@ def _terms(record: RunRecord, guarantee: Guarantee) -> str:
     ]
     missing = bullets(terms["not_covered"])
     return facts(rows, "terms") + (subsection("Not covered", missing) if missing else "")
+
+
+def _realised(terms: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What the noise of those who stayed came to, where clients bring it; the guarantee stays what it is."""
+    found = terms.get("realised")
+    if not found:
+        return []
+    came_to = (
+        f"multiplier {rate(found['noise_multiplier'])} in the smallest sum, of {number(found['survivors'])} clients"
+    )
+    would_be = f"which would be epsilon {at_most(found['epsilon'])}; the guarantee does not count on it"
+    return [("noise that there was", f"{came_to}, {would_be}")]
 
 
 def _spending(record: RunRecord, guarantee: Guarantee) -> list[tuple[str, str]]:
@@ -214,21 +215,10 @@ _LIMITS = {
         " A person with examples at several clients is protected less than at one."
     ),
 }
-_SERVER = {
-    "server": (
-        "The server sees every client's contribution before the noise: against whoever runs it, or reads what reaches it,"
-        " there is no guarantee, and it has to be trusted with what the contributions tell. There is no secure aggregation."
-    ),
-    "contribution": (
-        "The server sees every client's contribution with that client's noise in it, and who takes part when. The guarantee"
-        " holds against the server too: nobody but the client's own machine has to be trusted."
-    ),
-    "gradients": (
-        "The server sees what every client's noised training came to, and who takes part when. The guarantee holds against"
-        " the server too: nobody but the client's own machine has to be trusted."
-    ),
-}
-_SIMULATED = "This run was a simulation: one process held the data of all clients and played the server."
+_NOTHING = "No differential privacy and no secure aggregation protect this run."
+_ONLY_MASKS = (
+    "No differential privacy protects this run. All that secure aggregation does is hide single contributions."
+)
 _THIS_PAGE = (
     "And it is a guarantee of the model: this page and the run directory name the clients, which no noise covers."
 )

@@ -72,6 +72,19 @@ class RunRecord:
         """Whether the files say how many clients are expected in a round, and never how many there were."""
         return self.config.privacy.unit == "client" and self.config.privacy.noise == "central"
 
+    @property
+    def draws_by_coins(self) -> bool:
+        """Whether a coin for every client draws a cohort, so that there may be few in it."""
+        federation = self.config.federation
+        drawn = federation.cohort or self.last("cohort") or 0
+        coins = federation.sampling == "poisson" or (federation.sampling == "auto" and self.hides_cohort)
+        return coins and drawn < len(self.client_names)
+
+    @property
+    def hides_training(self) -> bool:
+        """Whether all clients take part in every round, and each keeps to itself whether it trained."""
+        return self.config.privacy.unit == "client" and self.config.privacy.hidden_cohort
+
 
 def read(run_dir: Path) -> RunRecord:
     """The record of `run_dir`; a result of fewer rounds than asked for counts as none, unless the run ended early with it."""

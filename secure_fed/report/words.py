@@ -76,6 +76,18 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 3600:,} h {whole % 3600 // 60} min"
 
 
+def time(seconds: float | None) -> str:
+    """As `duration`, with what is left below ten seconds: `0.65` -> "0.65 s", `0.0096` -> "9.6 ms"."""
+    if seconds is None or not math.isfinite(seconds) or seconds >= 9.95:
+        return duration(seconds)
+    return f"{seconds:.2g} s" if seconds >= 0.995 or not seconds else f"{1000 * seconds:.3g} ms"
+
+
+def power_of_two(bound: float) -> str:
+    """A small probability, rounded up: `7e-13` -> "2^-40.3"."""
+    return f"2^{-math.floor(-10 * math.log2(bound)) / 10:g}"
+
+
 def counted(count: int | None, singular: str, plural: str = "") -> str:
     """`1, "client"` -> "1 client"; `8, "client"` -> "8 clients"."""
     return f"{number(count)} {singular if count == 1 else plural or singular + 's'}"

@@ -74,6 +74,7 @@ def result_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "privacy": None,
         "bytes_up": sum(row["bytes_up"] for row in rows),
         "bytes_down": sum(row["bytes_down"] for row in rows),
+        "secure_aggregation": None,
         "trainable": 18_436,
         "seconds": 4.5 * len(rows),
         "seed": 7,
@@ -117,6 +118,9 @@ def make_private(run: dict[str, Any], **terms: Any) -> None:
         ledger = {
             "planned_releases": run["config"]["federation"]["rounds"],
             "participations": None,
+            "place": "sum",
+            "hidden_cohort": False,
+            "realised": None,
             "ledger": "runs/hand-made/budget.sqlite",
             "data_set": "wards",
             "budget_epsilon": 3.0,

@@ -74,22 +74,29 @@ def test_the_commented_file_is_the_defaults_and_explains_every_key(tmp_path: Pat
 def test_every_line_of_the_commented_file_that_is_commented_out_can_be_put_in(tmp_path: Path) -> None:
     text = commented_toml()
     unset = [name for (_, name), value in zip(KEYS, values(RunConfig()), strict=True) if value is None]
-    training = ["clients", "cohort", "steps", "microbatch"]
+    training = ["clients", "cohort", "sketch", "steps", "microbatch"]
     privacy = [
         *("epsilon", "noise_multiplier", "clip_quantile"),
         *("participations", "budget_epsilon", "budget_delta"),
     ]
-    assert unset == training + privacy
+    assert unset == [*training, *privacy, "neighbours", "threshold"]
     for name in unset:
         text = text.replace(f"# {name} = ", f"{name} = ")
     with pytest.raises(ConfigError, match="has no effect here"):
         loaded(tmp_path, text)
     text = text.replace('unit = "none"', 'unit = "client"').replace('ledger = ""', 'ledger = "budget.sqlite"')
+    text = text.replace('transport_form = "dense"', 'transport_form = "sketch"')
+    text = text.replace("enabled = false", "enabled = true")
     for name in ("microbatch", "participations"):
         text = text.replace(f"\n{name} = ", f"\n# {name} = ")
     filled = loaded(tmp_path, text)
     assert (filled.federation.clients, filled.federation.cohort, filled.training.steps) == (200, 10, 10)
     assert (filled.privacy.epsilon, filled.privacy.budget_delta, filled.privacy.clip_quantile) == (8.0, 1e-4, 0.5)
+    assert (filled.method.sketch, filled.secure_aggregation.neighbours, filled.secure_aggregation.threshold) == (
+        32,
+        64,
+        33,
+    )
 
 
 def values(config: RunConfig) -> list[Any]:
@@ -211,3 +218,38 @@ def test_what_is_not_a_table_is_refused(tmp_path: Path) -> None:
 
 def test_the_commented_file_is_valid_toml_by_itself() -> None:
     assert list(tomllib.loads(commented_toml())) == list(RunConfig().to_dict())
+
+
+@pytest.mark.parametrize(
+    ("override", "needs"),
+    [
+        ("secure_aggregation.corrupt=0.2", "secure_aggregation.enabled = true"),
+        ("secure_aggregation.dropout=0.2", "secure_aggregation.enabled = true"),
+        ("secure_aggregation.active=true", "secure_aggregation.enabled = true"),
+        ("secure_aggregation.neighbours=8", "secure_aggregation.enabled = true"),
+        ("secure_aggregation.threshold=5", "secure_aggregation.enabled = true"),
+        ("secure_aggregation.bits=64", "secure_aggregation.enabled = true"),
+        ("secure_aggregation.range=2", "secure_aggregation.enabled = true, and no clip norm"),
+        (
+            "secure_aggregation.most_examples=9",
+            "secure_aggregation.enabled = true and federation.weighting = 'examples'",
+        ),
+        ("method.sketch=16", "method.transport_form = 'sketch'"),
+        ("privacy.hidden_cohort=true", "privacy.unit = 'client' and privacy.noise = 'distributed'"),
+    ],
+)
+def test_settings_of_masks_without_masks_are_refused(override: str, needs: str) -> None:
+    with pytest.raises(ConfigError, match=f"has no effect here: it needs {needs}"):
+        RunConfig.load(None, [override])
+
+
+def test_a_range_has_no_effect_beside_a_clip_norm() -> None:
+    masks = ["secure_aggregation.enabled=true", "secure_aggregation.range=2"]
+    assert RunConfig.load(None, masks).secure_aggregation.range == 2.0
+    with pytest.raises(ConfigError, match=r"secure_aggregation\.range = 2\.0 has no effect here"):
+        RunConfig.load(None, [*masks, "privacy.unit=client", "privacy.epsilon=8"])
+
+
+def test_sketches_of_several_rounds_do_not_add_up() -> None:
+    with pytest.raises(ConfigError, match=r"federation\.server_optimizer = 'momentum' adds up means.*sketches"):
+        RunConfig.load(None, ["method.transport_form=sketch", "federation.server_optimizer=momentum"])

@@ -59,7 +59,8 @@ PLACES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 def stated(built: Federation) -> Statement:
     plan = built.protection.plan
     assert plan is not None
-    return guarantee.of(built.protection, plan.releases, built.sampler.rate, personal=bool(built.server.personal))
+    personal = bool(built.server.personal)
+    return guarantee.of(built.protection, plan.releases, built.sampler.rate, personal=personal, masks=built.masks)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -73,6 +74,153 @@ def test_a_statement_says_what_a_reader_needs_to_doubt_it(place: str) -> None:
     assert statement.epsilon_participants <= beside < 1.01 * statement.epsilon_participants
     assert statement.private
     assert stated(federation(settings, 1)).text == f"{_VOID}{statement.text}"
+
+
+MASKED = {"secure_aggregation.enabled": True, "secure_aggregation.dropout": 0.2, "secure_aggregation.corrupt": 0.2}
+SHARES = {**NOISE, **MASKED, "privacy.noise": "distributed", "federation.cohort": 5}
+ACTIVE = {"secure_aggregation.active": True}
+HIDDEN = {**SHARES, "privacy.hidden_cohort": True, "federation.cohort": 2}
+COUNTED = (
+    "in league with at most 1 of the 5 clients invited to a sum, learns noised sums alone, for which the guarantee counts on 3 "
+    "shares of noise; no sum of fewer than 4 clients is unmasked; "
+)
+LIES = "one that lies could read a client with no noise but that client's share"
+KEYS = "whoever hands out the clients' signing keys is trusted to hand out the right ones"
+DRAWN = "the server sees sums of contributions before the noise, of those that its coins drew, be it one alone, and is trusted"
+COHORT = "the server sees sums of contributions before the noise, of a round's clients, and is trusted with them"
+LEAGUE = "with at most 20 % of a round's clients, rounded down, in league with it"
+OWN = "nobody but the client's own machine"
+TRUST: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "central": (POISSON, ("the server sees every contribution before the noise and is trusted",)),
+    "central behind masks": (
+        {**POISSON, **MASKED, "federation.cohort": 3},
+        (DRAWN, "as long as it keeps to the protocol", LEAGUE),
+    ),
+    "central behind masks, active": (
+        {**POISSON, **MASKED, **ACTIVE, "federation.cohort": 3},
+        (DRAWN, "even if it lies about keys or about who is there", LEAGUE),
+    ),
+    "fixed cohorts behind masks": (
+        {**POISSON, **MASKED, "federation.cohort": 3, "federation.sampling": "fixed"},
+        (COHORT, "as long as it keeps to the protocol", LEAGUE),
+    ),
+    "all clients behind masks": ({**POISSON, **MASKED, "federation.cohort": 5}, (COHORT,)),
+    "distributed": (SHARES, ("no single party: a server that keeps to the protocol, " + COUNTED + LIES,)),
+    "distributed, active": (SHARES | ACTIVE, ("no single party: a server, whatever it does, " + COUNTED + KEYS,)),
+    "hidden": (HIDDEN, ("no single party: a server that keeps to the protocol, " + COUNTED + LIES,)),
+    "local behind masks": ({**LOCAL, **MASKED}, (f"{OWN}, with masks or without",)),
+    "example behind masks": ({**EXAMPLE, **Z, **MASKED}, (f"{OWN}, with masks or without",)),
+    "local": (LOCAL, (OWN,)),
+}
+
+
+@pytest.mark.parametrize("case", TRUST)
+def test_who_is_trusted(case: str) -> None:
+    settings, words = TRUST[case]
+    said = stated(federation(settings, sizes=[4] * 5)).trust
+    for phrase in words:
+        assert phrase in said
+    others = (DRAWN, COHORT, LIES, KEYS, "with masks or without")
+    assert [one for one in others if one in said] == [one for one in others if any(one in phrase for phrase in words)]
+
+
+def test_nobody_may_collude_where_so_few_take_part() -> None:
+    said = stated(federation({**SHARES, "secure_aggregation.corrupt": 0.1}, sizes=[4] * 5)).trust
+    assert "in league with none of the 5 clients invited to a sum" in said
+    assert "counts on 4 shares of noise" in said
+    central = {**NOISE, **MASKED, "federation.cohort": 5, "secure_aggregation.corrupt": 0.0}
+    assert "with no client in league with it" in stated(federation(central, sizes=[4] * 5)).trust
+
+
+def test_what_chance_leaves_to_a_ring_is_said() -> None:
+    settings = {**SHARES, "federation.cohort": 1000, "secure_aggregation.corrupt": 0.1, "privacy.delta": 1e-5}
+    built = federation(settings, sizes=[1] * 1000)
+    assert built.masks is not None
+    chance = built.masks.sums.terms.choice(1000).failure
+    assert 0 < chance <= 2.0**-40
+    said = re.search(
+        r"is unmasked, except with a probability of at most 2\^(-[\d.]+) for each sum; ", stated(built).trust
+    )
+    assert said is not None
+    assert chance <= 2.0 ** float(said[1]) < 1.1 * chance
+
+
+def test_shares_of_noise_have_a_statement_of_their_own() -> None:
+    seen, hidden = (stated(federation(settings, sizes=[4] * 5)) for settings in (SHARES, HIDDEN))
+    for statement in (seen, hidden):
+        assert statement.mechanism.startswith("distributed discrete Gaussian with noise multiplier 1,")
+        assert statement.noise == "by the clients, each its share, to its own contribution before that is masked"
+        assert (
+            statement.adjacency
+            == "one client's data there or not; without them it sends zeros and its share of the noise"
+        )
+        assert statement.epsilon == statement.epsilon_participants
+        assert statement.released.startswith("3 noised sums")
+    assert seen.sampling.startswith("none is counted on: who takes part in a round is seen")
+    assert "whether and when a client takes part" in seen.not_covered
+    assert "by a secret coin of its own trains or not, rate 0.4" in hidden.sampling
+    assert not any("whether and when" in one for one in hidden.not_covered)
+    assert any("how long it takes to answer, which may tell whether it trained" in one for one in hidden.not_covered)
+    assert hidden.epsilon < seen.epsilon
+
+
+@pytest.mark.parametrize(
+    ("settings", "words", "never"),
+    [
+        ({}, "no secure aggregation: the server sees every client's contribution", "sums"),
+        (MASKED, "from a server that keeps to the protocol, with at most 20 %", "even one that lies"),
+        (
+            MASKED | ACTIVE,
+            "from the server, even one that lies about keys, or about who is there, with at most 20 %",
+            "may read",
+        ),
+        (
+            {**MASKED, **ACTIVE, "federation.sampling": "poisson", "federation.cohort": 3},
+            "A server that lies could have one client alone contribute.",
+            "may read",
+        ),
+        (MASKED | ACTIVE, "It learns sums over a round's clients. Nothing bounds", "A server that lies"),
+        (
+            {**MASKED, "federation.sampling": "poisson", "federation.cohort": 3},
+            "It learns sums over those that its coins draw, be it one alone.",
+            "over a round",
+        ),
+        (
+            MASKED | {"secure_aggregation.corrupt": 0.0},
+            "a server that keeps to the protocol, with no client in league",
+            "%",
+        ),
+    ],
+    ids=["nothing", "passive", "active", "active asks", "active, all", "coins", "nobody colludes"],
+)
+def test_a_run_without_privacy_says_what_masks_do_and_no_more(
+    settings: dict[str, Any], words: str, never: str, tmp_path: Path
+) -> None:
+    built = federation({**settings, "federation.rounds": 1}, sizes=[4] * 5)
+    before = (built.export(built.initial, tmp_path / "before") / "README.md").read_text()
+    said = built.run().summary["privacy_statement"]
+    assert said in before
+    assert words in said
+    assert never not in said
+    assert said.startswith("No differential privacy")
+    assert "the training data" in said or "its training data" in said
+
+
+@pytest.mark.parametrize(
+    ("settings", "place", "hidden"),
+    [
+        (NOISE, "sum", False),
+        (SHARES, "shares", False),
+        (HIDDEN, "shares", True),
+        (LOCAL, "contribution", False),
+        ({**EXAMPLE, **Z}, "gradients", False),
+    ],
+    ids=["sum", "shares", "hidden", "contribution", "gradients"],
+)
+def test_a_program_can_tell_where_the_noise_is(settings: dict[str, Any], place: str, hidden: bool) -> None:
+    terms = federation({**settings, "federation.rounds": 1}, sizes=[4] * 5).run().summary["privacy"]
+    assert (terms["place"], terms["hidden_cohort"]) == (place, hidden)
+    assert (terms["realised"] is not None) == (place == "shares")
 
 
 def told(text: str) -> tuple[float, float]:

@@ -21,6 +21,9 @@ from tests.secure_fed.private_toys import CLIENT, EXAMPLE, NOISE, federation
 
 GROUP = {**EXAMPLE, "privacy.unit": "group", "privacy.group_column": "patient"}
 Z = {"privacy.noise_multiplier": 1.0}
+MASKS = {"secure_aggregation.enabled": True, "secure_aggregation.corrupt": 0.2, "secure_aggregation.dropout": 0.3}
+SHARES = {**CLIENT, **Z, **MASKS, "privacy.noise": "distributed"}
+HIDDEN = {**SHARES, "privacy.hidden_cohort": True}
 
 
 def protection(settings: dict[str, Any], card: Card | None = None, clients: int = 4, units: int = 50) -> Protection:
@@ -57,6 +60,28 @@ def test_a_unit_has_its_place_and_its_sampling(
         assert (drawn.expected, drawn.rate) == (2.0, 0.5)
 
 
+@pytest.mark.parametrize(
+    ("settings", "sampler", "contributors"), [(SHARES, FixedSize, 5), (HIDDEN, Poisson, 10)], ids=["seen", "hidden"]
+)
+def test_shares_of_noise_are_those_of_whoever_stays_and_does_not_collude(
+    settings: dict[str, Any], sampler: type, contributors: int
+) -> None:
+    """Of five, one may vanish and one collude; of ten, three and two. Who takes part is no secret of the server's."""
+    settings = {**settings, "federation.cohort": 5}
+    found = protection(settings, clients=10)
+    assert (found.place, found.hides_cohort, found.hidden) == (
+        "shares",
+        False,
+        settings.get("privacy.hidden_cohort", False),
+    )
+    assert isinstance(cohort_sampler(toys.config(settings), 10), sampler)
+    assert found.shares is not None
+    assert (found.shares.contributors, found.shares.shares) == (contributors, {5: 3, 10: 5}[contributors])
+    least = found.shares.std(0.1, 7, found.shares.shares)
+    assert least == pytest.approx(0.1, rel=1e-3), "the noise of those counted on is what was asked for"
+    assert found.mean_noise_std(0.1, 5.0, 7) == found.shares.std(0.1, 7, contributors) / 5 > least / 5
+
+
 def test_what_happens_in_travel() -> None:
     """Noise in the gradients leaves contributions as they are; elsewhere they are clipped."""
     assert isinstance(protection({}).in_travel, NoMechanism)
@@ -69,11 +94,11 @@ def test_what_happens_in_travel() -> None:
 
 
 def test_the_noise_on_a_mean() -> None:
-    assert protection({}).mean_noise_std(math.inf, 4.0) == 0.0
-    assert protection(EXAMPLE | Z).mean_noise_std(0.1, 4.0) == 0.0
-    assert protection(CLIENT | Z).mean_noise_std(0.1, 4.0) == pytest.approx(0.1 / 4)
+    assert protection({}).mean_noise_std(math.inf, 4.0, 5) == 0.0
+    assert protection(EXAMPLE | Z).mean_noise_std(0.1, 4.0, 5) == 0.0
+    assert protection(CLIENT | Z).mean_noise_std(0.1, 4.0, 5) == pytest.approx(0.1 / 4)
     local = protection({**CLIENT, "privacy.noise_multiplier": 3.0, "privacy.noise": "local"})
-    assert local.mean_noise_std(0.1, 4.0) == pytest.approx(3 * 0.1 / 2), "four noises added, and divided by four"
+    assert local.mean_noise_std(0.1, 4.0, 5) == pytest.approx(3 * 0.1 / 2), "four noises added, and divided by four"
 
 
 def test_without_privacy_nothing_is_clipped() -> None:
@@ -102,6 +127,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "shrinking under momentum": (
         {**NOISE, "method.name": "fra_lora", "federation.server_optimizer": "momentum"},
         r"method\.denoise = 'shrink'.*federation\.server_optimizer = 'momentum'.*'truncate'",
+    ),
+    "shares of noise in the clear": (
+        {**CLIENT, **Z, "privacy.noise": "distributed"},
+        r"privacy\.noise = 'distributed'.*protects their sum alone: set secure_aggregation\.enabled = true",
+    ),
+    "coins that the server sees": (
+        {**SHARES, "federation.sampling": "poisson"},
+        r"federation\.sampling = 'poisson' is refused.*the coins protect nobody; set privacy\.hidden_cohort = true",
+    ),
+    "a hidden cohort of fixed size": (
+        {**HIDDEN, "federation.sampling": "fixed"},
+        r"federation\.sampling = 'fixed' contradicts privacy\.hidden_cohort = true",
     ),
     "groups of no column": (
         {**EXAMPLE, **Z, "privacy.unit": "group"},
@@ -143,6 +180,12 @@ NO_EFFECT: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         CLIENT | Z | {"privacy.noise": "local"},
         {"privacy.clip_quantile": 0.5},
         r"privacy\.noise = 'central'",
+    ),
+    "a quantile of shares": (SHARES, {"privacy.clip_quantile": 0.5}, r"privacy\.noise = 'central'"),
+    "a hidden cohort of the server's noise": (
+        NOISE,
+        {"privacy.hidden_cohort": True},
+        r"privacy\.noise = 'distributed'",
     ),
     "a group column of clients": (NOISE, {"privacy.group_column": "patient"}, r"privacy\.unit = 'group'"),
     "a group's examples of examples": (EXAMPLE | Z, {"privacy.group_examples": 3}, r"privacy\.unit = 'group'"),

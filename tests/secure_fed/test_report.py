@@ -101,7 +101,7 @@ def test_no_file_of_a_run_talks_the_report_out_of_its_warning(run_folder: RunFol
 
 
 @pytest.mark.parametrize(
-    ("section", "key", "value"), [("privacy", "unit", "client"), ("secure_aggregation", "enabled", True)]
+    ("section", "key", "value"), [("privacy", "unit", "client"), ("secure_aggregation", "corrupt", 0.2)]
 )
 def test_a_configuration_that_no_run_can_have_is_refused(
     run_folder: RunFolder, section: str, key: str, value: object

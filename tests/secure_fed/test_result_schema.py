@@ -12,11 +12,15 @@ import pytest
 
 from privacy.entropy import SeededEntropy
 from tests.secure_fed import toys
+from tests.secure_fed.masked_edit import masked
 
 RunFolder = Callable[..., Path]
 PrivateEdit = Callable[..., Callable[[dict[str, Any]], None]]
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+MASKED = {"secure_aggregation.enabled": True, "privacy.unit": "client", "privacy.epsilon": 8.0}
 
 
 def schema() -> dict[str, Any]:
@@ -103,6 +107,12 @@ def test_the_schema_asks_for_every_term_of_a_guarantee(run_folder: RunFolder, pr
         {"privacy.unit": "client", "privacy.epsilon": 8.0, "privacy.noise": "local"},
         {"privacy.unit": "client", "privacy.noise_multiplier": 1.0, "federation.sampling": "fixed"},
         {"privacy.unit": "example", "privacy.epsilon": 8.0, "federation.cohort": 2},
+        {"secure_aggregation.enabled": True},
+        {**MASKED, "federation.cohort": 3},
+        {**MASKED, "privacy.noise": "distributed", "secure_aggregation.active": True},
+        {**MASKED, "privacy.noise": "distributed", "privacy.hidden_cohort": True, "federation.cohort": 2},
+        {**MASKED, "privacy.noise": "local"},
+        {**MASKED, "privacy.unit": "example"},
     ],
 )
 def test_the_schema_accepts_what_runs_write(settings: dict[str, Any], tmp_path: Path) -> None:
@@ -110,6 +120,31 @@ def test_the_schema_accepts_what_runs_write(settings: dict[str, Any], tmp_path: 
     result = result_in(tmp_path / "run")
     jsonschema.validate(result, schema(), cls=jsonschema.Draft202012Validator)
     assert result["unit"] == settings.get("privacy.unit", "none")
+    assert (result["secure_aggregation"] is not None) == settings.get("secure_aggregation.enabled", False)
+
+
+@pytest.mark.parametrize("part", ["secure_aggregation", "realised"])
+def test_the_schema_asks_for_every_fact_of_masks_and_their_noise(run_folder: RunFolder, part: str) -> None:
+    result = result_in(run_folder(edit=masked("distributed")))
+    jsonschema.validate(result, schema())
+    holder = result["privacy"] if part == "realised" else result
+    whole = holder[part]
+    for changed in [{**whole, "surprise": 1}, *({n: v for n, v in whole.items() if n != name} for name in whole)]:
+        holder[part] = changed
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(result, schema())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("bits", 16), ("clients", 2), ("failure", 1.5), ("survivors", 0), ("active", None), ("threshold", None)],
+)
+def test_the_schema_refuses_masks_that_no_run_has(run_folder: RunFolder, name: str, value: object) -> None:
+    result = result_in(run_folder(edit=masked("nothing")))
+    jsonschema.validate(result, schema())
+    result["secure_aggregation"][name] = value
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(result, schema())
 
 
 def test_the_schema_accepts_a_run_whose_noise_was_injected(tmp_path: Path) -> None:

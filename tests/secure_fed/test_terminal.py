@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from secure_fed.terminal import show_methods, show_result
+from tests.secure_fed.masked_edit import masked
 
 PrivateEdit = Callable[..., Callable[[dict[str, Any]], None]]
 RunFolder = Callable[..., Path]
@@ -69,6 +70,40 @@ def test_a_run_that_ended_early_says_why(
     printed = shown(run_folder(edit=early))
     assert "ended early" in printed
     assert "the budget is spent" in printed
+
+
+@pytest.mark.parametrize(
+    ("case", "learns"),
+    [
+        ("nothing", "sums over at least 3 of 4 clients, without noise, and nothing else of a client,"),
+        ("coins", "sums over those that coins draw, be it one, without noise, and nothing else of a client,"),
+        ("central", "sums over those that coins draw, be it one, before it adds the noise, and nothing else"),
+        ("central fixed", "sums over at least 3 of 4 clients, before it adds the noise, and nothing else"),
+        ("distributed", "sums over at least 3 of 4 clients, with the clients' noise in them, and nothing"),
+        ("hidden", "sums over at least 3 of 4 clients, with the clients' noise in them, and nothing"),
+        ("local", "sums over at least 3 of 4 clients, with the clients' noise in them, and nothing"),
+        ("example", "sums over at least 3 of 4 clients, made by noised training, and nothing else"),
+    ],
+)
+@pytest.mark.parametrize("active", [False, True])
+def test_masks_say_what_the_server_learns_and_what_they_took(
+    shown: Callable[[Path], str], run_folder: RunFolder, case: str, learns: str, active: bool
+) -> None:
+    words = " ".join(shown(run_folder(edit=masked(case, active=active))).replace("│", " ").split())
+    assert f"secure aggregation the server learns {learns}" in words
+    assert ("even if it lies about keys or who is there" in words, "if it keeps to the protocol" in words) == (
+        active,
+        not active,
+    )
+    assert "took 14.8 MB up, 20.8 MB down, the model with it" in words
+    hides = case.startswith("central")
+    assert ("time for masks 4.8 s of the clients, 114 ms of the server" in words) is not hides
+    assert ("expected" in words) is hides
+    assert ("each with all 8 clients, about 4 of whom train" in words) == (case == "hidden")
+
+
+def test_where_nobody_may_vanish_all_are_in_the_sum(shown: Callable[[Path], str], run_folder: RunFolder) -> None:
+    assert "sums over all 4 clients" in shown(run_folder(edit=masked("nothing", least=4)))
 
 
 def test_methods_say_whom_they_can_protect(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,198 @@
+"""What `secure_aggregation.py` times: sessions of ours, and the raw cost of masks that nobody can go below.
+
+All clients of a session hold the same vector, so its sum is known without adding up; every finished session is checked against
+it. What is timed runs on one thread.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+from numpy.typing import NDArray
+
+from protocols import roster
+from protocols.choice import Choice, choose
+from protocols.client import Client
+from protocols.codec import FixedPoint
+from protocols.keys import Secret
+from protocols.masking import add_masks
+from protocols.parameters import Parameters, Policy
+from protocols.server import Server
+
+CORRUPT, DROPOUT = 0.1, 0.2  # shares of the clients that parameters are chosen for
+COMPLETE = 50  # up to so many clients everybody is a neighbour of everybody
+BOUND = 8.0  # of a coordinate, as Flower's default
+BLOCK = 1 << 16  # words: blocks that stay in cache; fastest of 2^12 to 2^17 and of whole vectors, by up to a quarter
+
+Timed = Callable[[], float]  # does something once; the seconds that it took
+
+
+def chosen(clients: int) -> Choice:
+    """Up to COMPLETE clients: shares rebuilt by two thirds, as active sessions need. Beyond: what is least and safe."""
+    neighbours, threshold = (clients - 1, 2 * clients // 3 + 1) if clients <= COMPLETE else (None, None)
+    return choose(clients, corrupt=CORRUPT, dropout=DROPOUT, active=False, neighbours=neighbours, threshold=threshold)
+
+
+def timed(action: Callable[[], object]) -> Timed:
+    def once() -> float:
+        started = time.perf_counter()
+        action()
+        return time.perf_counter() - started
+
+    return once
+
+
+def dropouts(clients: int, share: float) -> int:
+    return math.ceil(round(share * clients, 9))
+
+
+def update(dim: int) -> NDArray[np.float32]:
+    return np.random.default_rng(0).uniform(-1, 1, dim).astype(np.float32)
+
+
+def aes() -> CipherContext:
+    return Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
+
+
+def chacha() -> CipherContext:
+    return Cipher(algorithms.ChaCha20(os.urandom(32), bytes(16)), None).encryptor()
+
+
+def keystreams(stream: Callable[[], CipherContext], dim: int, count: int) -> Timed:
+    """`count` keystreams of `dim` words, each added in place to one vector."""
+    block = min(dim, BLOCK)
+    zeros, made = memoryview(bytes(4 * block)), bytearray(4 * block + 16)
+    words, total = np.frombuffer(made, np.uint32, block), np.zeros(dim, np.uint32)
+
+    def add() -> None:
+        streams = [stream() for _ in range(count)]
+        for start in range(0, dim, block):
+            part = total[start : start + block]
+            for one in streams:
+                one.update_into(zeros[: part.nbytes], made)
+                np.add(part, words[: len(part)], out=part)
+
+    return timed(add)
+
+
+def expanded(dim: int, count: int) -> Timed:
+    """The same by our own code, its keys being secret and used once: no message, no agreement."""
+    total = np.zeros(dim, np.uint32)
+    return timed(lambda: add_masks(total, [(Secret(os.urandom(32)), 1) for _ in range(count)], threads=1))
+
+
+def forget() -> None:
+    """What one client learnt of the roster, the next would find in this process's caches. It is to read it itself."""
+    for function in vars(roster).values():
+        if hasattr(function, "cache_clear"):
+            function.cache_clear()
+
+
+@dataclass(frozen=True)
+class Served:
+    """Seconds of the server alone: adding up masked vectors, then unmasking their sum. Bytes one client sent in all stages."""
+
+    collect: float
+    unmask: float
+    uploaded: int
+
+
+class Session:
+    """A session of `members` clients, at most as many as the choice is for: fewer keep its neighbours and threshold.
+
+    `sent`: bytes of the last message made by `share_one` or `mask_one`.
+    """
+
+    def __init__(self, choice: Choice, members: int, dim: int, drops: int = 0, threads: int | None = 1) -> None:
+        self.drops, self.uploaded, self.sent = drops, 0, 0
+        self.codec = FixedPoint(bits=32, bound=BOUND, clients=members)
+        self.update = update(dim)
+        self.words = self.encode()
+        survivors = min(choice.survivors, members - drops)
+        self.parameters = Parameters(
+            run="benchmark",
+            round=0,
+            layout=bytes(32),
+            length=dim,
+            bits=32,
+            clients=tuple(range(members)),
+            neighbours=choice.neighbours,
+            threshold=choice.threshold,
+            survivors=survivors,
+            active=False,
+            bound=self.codec.largest,
+        )
+        policy = Policy(choice.threshold, survivors, choice.corrupt, choice.window)
+        self.clients = [Client(self.parameters, me, policy, threads=threads) for me in range(members)]
+        self.server = Server(self.parameters, threads=1)
+        for me, client in enumerate(self.clients):
+            self.receive(me, client.advertise())
+        self.inbox = self.server.close()
+        self.next = 0
+
+    def encode(self) -> Any:
+        return self.codec.encode(self.update.astype(np.float64))
+
+    def receive(self, sender: int, message: bytes | bytearray) -> float:
+        """Seconds of the server. What client 0 sends is counted: it never drops."""
+        if sender == 0:
+            self.uploaded += len(message)
+        started = time.perf_counter()
+        self.server.receive(sender, message)
+        return time.perf_counter() - started
+
+    def close(self) -> float:
+        started = time.perf_counter()
+        self.inbox = self.server.close()
+        return time.perf_counter() - started
+
+    def share_one(self) -> float:
+        """Seconds of the next client's share stage; its shares go to the server."""
+        me, self.next = self.next, self.next + 1
+        forget()
+        started = time.perf_counter()
+        message = self.clients[me].share(self.inbox[me])
+        seconds, self.sent = time.perf_counter() - started, len(message)
+        self.receive(me, message)
+        return seconds
+
+    def share_all(self) -> None:
+        for me, client in enumerate(self.clients):
+            self.receive(me, client.share(self.inbox[me]))
+        self.close()
+
+    def mask_one(self) -> float:
+        """Seconds of the next client's masking, whose message is then thrown away."""
+        me, self.next = self.next, self.next + 1
+        started = time.perf_counter()
+        message = self.clients[me].mask(self.inbox[me], self.words)
+        seconds, self.sent = time.perf_counter() - started, len(message)
+        return seconds
+
+    def serve(self) -> Served:
+        """The rest of the session, and whether its sum is right."""
+        gone = set(random.Random(0).sample(range(1, len(self.clients)), self.drops))
+        staying = [me for me in range(len(self.clients)) if me not in gone]
+        collect = (
+            sum(self.receive(me, self.clients[me].mask(self.inbox[me], self.words)) for me in staying) + self.close()
+        )
+        opened = {me: self.clients[me].unmask(self.inbox[me]) for me in staying}
+        unmask = sum(self.receive(me, message) for me, message in opened.items()) + self.close()
+        if not np.array_equal(self.server.total(), self.words * self.words.dtype.type(len(staying))):
+            raise RuntimeError("The sum of a session is not the sum of its survivors' vectors.")
+        return Served(collect, unmask, self.uploaded)
+
+
+def served(choice: Choice, members: int, dim: int, drops: int) -> Served:
+    """A whole session. Its clients, whom nobody times here, may use all cores; the server uses one."""
+    session = Session(choice, members, dim, drops, threads=None)
+    session.share_all()
+    return session.serve()

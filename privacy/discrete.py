@@ -1,0 +1,128 @@
+"""The discrete Gaussian N_Z(0, sigma^2), exactly: P(x) is proportional to exp(-x^2 / (2 sigma^2)) on the integers.
+
+For sigma = 2^m, Karney's rejection ("Sampling exactly from the normal distribution", 2016) takes nothing but fair bits and
+comparisons of integers; no number of the sampler is ever rounded. With x a multiple of 2^-m in [0, 1), the value
+s (k + x) sigma is proposed with weight exp(-k^2 / 2), every x and both signs s alike, and accepted with probability
+
+    exp(-k x) exp(-x^2 / 2),       which leaves it the weight       exp(-(k + x)^2 / 2).
+
+Zero has two signs: one of them is refused.
+
+A coin of probability exp(-g), 0 <= g <= 1, is von Neumann's alternating series: let N count the successes, before the first
+failure, of coins of probability g / 1, g / 2, g / 3, ... Then P(N >= n) = g^n / n!, and N is even with probability
+1 - g + g^2 / 2! - ... = exp(-g). All g here are x^p / c of whole c, and such a coin of probability g / n is p coins of
+probability x and one of probability 1 / (c n), all of them exact: a word of 64 uniform bits is below the 64-bit fraction x
+with probability x, and a whole number is uniform below c n once the words beyond a multiple of c n are refused.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privacy.entropy import Stream, Words
+from privacy.errors import PlanError
+
+Integers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+LARGEST_EXPONENT = 40
+
+
+def discrete_gaussian(sigma: int, count: int, stream: Stream) -> Integers:
+    """(count,) independent samples of N_Z(0, sigma^2), sigma a power of two up to 2^40.
+
+    Proposals are independent of each other and are taken in order, so that the law of those accepted first is exact. The
+    number of words drawn tells of the samples to whoever can measure time, as any rejection does.
+    """
+    exponent = sigma.bit_length() - 1
+    if sigma < 1 or sigma != 1 << exponent or exponent > LARGEST_EXPONENT:
+        raise PlanError(
+            f"discrete noise of standard deviation {sigma} cannot be drawn; sigma must be a power of two up to "
+            f"2^{LARGEST_EXPONENT}"
+        )
+    out = np.empty(count, np.int64)
+    filled = 0
+    while filled < count:
+        wanted = count - filled
+        found = _accepted(exponent, min(_AT_ONCE, 2 * wanted + wanted // 8 + 16), stream)[:wanted]
+        out[filled : filled + len(found)] = found
+        filled += len(found)
+    return out
+
+
+def _accepted(exponent: int, proposals: int, stream: Stream) -> Integers:
+    """Those that are accepted of so many proposals."""
+    whole = _wholes(proposals, stream)
+    bits = stream.words(len(whole))
+    x = bits & _top(exponent)  # the first bits of a word are x, as a fraction of 2^64; its last bit is the sign
+    negative = (bits & np.uint64(1)).astype(np.bool_)
+    kept = np.flatnonzero((whole > 0) | (x > 0) | ~negative)
+    kept = kept[_survives(x[kept], 2, 2, stream)]
+    kept = kept[_survives_each(x[kept], whole[kept], stream)]
+    magnitude = (whole[kept] << exponent) + (x[kept] >> np.uint64(63 - exponent) >> np.uint64(1)).astype(np.int64)
+    return np.where(negative[kept], -magnitude, magnitude)
+
+
+def _wholes(proposals: int, stream: Stream) -> Integers:
+    """k >= 0 of weight exp(-k^2 / 2): geometric, exp(-k / 2), and kept with exp(-k (k - 1) / 2), k (k - 1) coins more."""
+    whole = _geometric(proposals, stream)
+    kept = whole < 2
+    unsure = np.flatnonzero(~kept)
+    more = whole[unsure]
+    kept[unsure] = _geometric(len(more), stream) >= more * (more - 1)
+    return whole[kept]
+
+
+def _geometric(count: int, stream: Stream) -> Integers:
+    """(count,) numbers of coins of probability exp(-1/2) that succeed in a row."""
+    successes = np.zeros(count, np.int64)
+    going = np.arange(count)
+    while len(going):
+        going = going[_survives(going, 0, 2, stream)]
+        successes[going] += 1
+    return successes
+
+
+def _survives_each(x: Words, times: Integers, stream: Stream) -> Flags:
+    """(n,) coins of probability exp(-times x): as many coins of probability exp(-x), none of which may fail."""
+    owner = np.repeat(np.arange(len(x)), times)
+    survives = np.ones(len(x), np.bool_)
+    survives[owner[~_survives(x[owner], 1, 1, stream)]] = False
+    return survives
+
+
+def _survives(x: NDArray[np.uint64] | NDArray[np.int64], power: int, divisor: int, stream: Stream) -> Flags:
+    """(n,) independent coins of probability exp(-x^power / divisor), x in units of 2^-64; power 0 leaves x unread."""
+    even = np.ones(len(x), np.bool_)
+    going = np.arange(len(x))
+    step = 1
+    while len(going):
+        if divisor * step > 1:
+            going = going[_one_in(divisor * step, len(going), stream)]
+        for _ in range(power):
+            going = going[stream.words(len(going)) < x[going]]
+        even[going] ^= True
+        step += 1
+    return even
+
+
+def _one_in(sides: int, count: int, stream: Stream) -> Flags:
+    """(count,) coins of probability 1 / sides, from half words: those beyond the last multiple of `sides` are drawn again."""
+    share = (1 << 32) // sides
+    halves = _halves(count, stream)
+    while len(beyond := np.flatnonzero(halves > sides * share - 1)):
+        halves[beyond] = _halves(len(beyond), stream)
+    return halves < share
+
+
+def _halves(count: int, stream: Stream) -> NDArray[np.uint32]:
+    return stream.words((count + 1) // 2).view("<u4")[:count].copy()
+
+
+def _top(bits: int) -> np.uint64:
+    """The mask of a word's first bits."""
+    return np.uint64((1 << 64) - (1 << (64 - bits)))
+
+
+_AT_ONCE = 1 << 16  # proposals made in one go: bounds the memory, and stays within a processor's cache

@@ -1,0 +1,233 @@
+"""How many neighbours and which threshold: from the shares of clients that may be corrupt, and that may drop out.
+
+Let n clients be invited, C = floor(corrupt n) of them be corrupt, D = floor(dropout n) go missing, and S = n - D be the least
+number whose sum is released.
+
+Complete graph. Each client's shares are held by all others, c = C of them corrupt: nothing is left to chance, and `failure`
+is 0. S - 1 holders are left for each, so with t <= S - 1 `abort` is 0.
+
+Ring in random order, k neighbours. H(N, K, m) counts the marked ones among m drawn without replacement from N with K marked.
+
+    failure   n P[H(S - 1, C, k) > c] + n P[H(S, C, k / 2) > window]
+              Some client has more than c corrupt neighbours, or some k / 2 consecutive places have more than `window`. One term
+              for each client and each place (union bound). S - 1 and not n - 1: all who are missing may be honest, and missing
+              before the ring is drawn, and fewer honest ones leave a larger share of corrupt.
+    abort     n P[H(n - 1, D, k) > k - t] + n P[H(n, n - D, k / 2) <= window]
+              D clients chosen at random are missing at the end. Some client has fewer than t holders left, or the ring is not
+              certain to hold together. Were some missing before the ring is drawn, it would be less.
+
+Both bounds are for one session. c and `window` are the least that keep each term of `failure` to half of 2^-security.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocols.errors import ParameterError
+
+ABORT = 1e-6  # a round of the foreseen dropouts should abort no more often
+RING_FROM = 100  # clients: with fewer, a complete graph is cheap, and leaves nothing to chance
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A graph and a threshold for `clients` invited ones, and what they are good for."""
+
+    clients: int
+    neighbours: int  # clients - 1: a complete graph
+    threshold: int
+    survivors: int  # the least number whose sum is released
+    corrupt: int  # most among the holders of one client's shares
+    window: int  # most in k / 2 consecutive places of the ring; 0 on a complete graph, which has no need of it
+    failure: float  # probability, at most, that chance puts more there
+    abort: float  # probability, at most, that a round aborts from which the foreseen share of clients drops out
+
+
+def choose(
+    clients: int,
+    *,
+    corrupt: float,
+    dropout: float,
+    active: bool,
+    neighbours: int | None = None,
+    threshold: int | None = None,
+    security: int = 40,
+) -> Choice:
+    """A ring with the least even number of neighbours that has `failure` <= 2^-security and `abort` <= 1e-6, or a complete
+    graph: for fewer than 100 clients, and where the ring would save less than half of the neighbours.
+
+    `corrupt` and `dropout` are shares of the clients, taken as the decimals they are written as. On a ring the threshold is the
+    least that is safe, since a higher one only aborts more. On a complete graph it is halfway between the least that is safe
+    and the most that the foreseen survivors can reach: half the room for more corrupt ones than foreseen, half for more missing
+    once the vectors are in.
+
+    `neighbours` and `threshold`, where given, are kept to: ParameterError if they are not safe; if they are, the `abort` that
+    they lead to is reported, however large. ParameterError too where no graph is safe, saying which share to lower.
+    """
+    case = _case(clients, corrupt, dropout, active, security)
+    case.check()
+    if neighbours is not None and neighbours < 1:
+        raise ParameterError(f"neighbours is {neighbours}: choose an even number from 2 on, or clients - 1 for all")
+    if neighbours is not None and neighbours < clients - 1:
+        return _given_ring(case, neighbours, threshold)
+    if neighbours is None:
+        for k in range(2, _most_neighbours(case) + 1, 2):
+            if (found := _ring(case, k, threshold)) is not None and found.abort <= ABORT:
+                return found
+    return _complete(case, threshold)
+
+
+@dataclass(frozen=True)
+class _Case:
+    """n, C, D and what is asked for."""
+
+    clients: int
+    corrupt: int
+    missing: int
+    active: bool
+    security: int
+
+    @property
+    def survivors(self) -> int:
+        return self.clients - self.missing
+
+    def least_threshold(self, holders: int, corrupt: int) -> int:
+        """Active: 2 t > h + c; passive: t > c."""
+        return (holders + corrupt) // 2 + 1 if self.active else corrupt + 1
+
+    def check(self) -> None:
+        """ParameterError if not even a complete graph is safe and finishes. On a ring chance only adds to what it needs."""
+        if self.survivors < self.corrupt + 2:
+            raise ParameterError(
+                f"{self.survivors} of {self.clients} clients would be left and {self.corrupt} of them may be corrupt, so fewer "
+                "than two would be honest: lower corrupt or dropout"
+            )
+        least = self.least_threshold(self.clients - 1, self.corrupt)
+        if least > self.survivors - 1:
+            raise ParameterError(  # in an active session: a passive one has just been found to finish
+                f"with {self.corrupt} of {self.clients} clients corrupt an active session needs a threshold of {least}, and "
+                f"with {self.missing} missing only {self.survivors - 1} others are left: {self._remedy(least)}"
+            )
+
+    def _remedy(self, least: int) -> str:
+        others = self.clients - 1
+        remedies = []
+        if (missing := others - least) >= 0:
+            remedies.append(f"lower dropout to at most {_share(missing, self.clients)}")
+        if (
+            corrupt := 2 * self.survivors - 3 - others
+        ) >= 0:  # the most with (others + corrupt) // 2 + 1 <= survivors - 1
+            remedies.append(f"lower corrupt to at most {_share(corrupt, self.clients)}")
+        return ", or ".join(remedies) or "lower both corrupt and dropout"
+
+
+def _case(clients: int, corrupt: float, dropout: float, active: bool, security: int) -> _Case:
+    if clients < 2:
+        raise ParameterError(f"{clients} clients are no sum: invite at least two")
+    for name, share in (("corrupt", corrupt), ("dropout", dropout)):
+        if not 0 <= share < 1:
+            raise ParameterError(f"{name} is {share}: give a share of the clients from 0 to below 1")
+    if not 1 <= security <= 256:
+        raise ParameterError(f"security is {security}: give a number of bits from 1 to 256, 40 being usual")
+    return _Case(clients, _count(corrupt, clients), _count(dropout, clients), active, security)
+
+
+def _count(share: float, clients: int) -> int:
+    """floor(share clients), where 0.29 is 29 / 100 and no binary fraction just below it."""
+    return math.floor(Fraction(str(share)) * clients)
+
+
+def _most_neighbours(case: _Case) -> int:
+    """On a ring worth drawing; 0 if none is."""
+    return min((case.clients - 1) // 2, case.survivors - 2) if case.clients >= RING_FROM else 0
+
+
+def _complete(case: _Case, threshold: int | None) -> Choice:
+    least, most = case.least_threshold(case.clients - 1, case.corrupt), case.survivors - 1
+    chosen = (least + most + 1) // 2 if threshold is None else threshold
+    if not least <= chosen <= most:
+        raise ParameterError(
+            f"threshold is {chosen}, and on a complete graph of {case.clients} clients with {case.corrupt} corrupt and "
+            f"{case.missing} missing it has to be from {least} to {most}: choose one of these"
+        )
+    return Choice(case.clients, case.clients - 1, chosen, case.survivors, case.corrupt, 0, 0.0, 0.0)
+
+
+def _given_ring(case: _Case, k: int, threshold: int | None) -> Choice:
+    if k % 2:
+        raise ParameterError(
+            f"neighbours is {k} on a ring: choose an even number, or {case.clients - 1} for a complete graph"
+        )
+    found = _ring(case, k, threshold)
+    if found is not None:
+        return found
+    corrupt, _ = _most_corrupt(case, k)
+    least = case.least_threshold(k, corrupt)
+    if threshold is not None and least <= k and not least <= threshold <= k:
+        raise ParameterError(
+            f"threshold is {threshold}, and chance may put {corrupt} corrupt among {k} holders: choose from {least} to {k}"
+        )
+    raise ParameterError(
+        f"neighbours is {k}, and chance may put {corrupt} corrupt among as many, or fill {k // 2} consecutive places with "
+        "corrupt ones: raise neighbours"
+    )
+
+
+def _ring(case: _Case, k: int, threshold: int | None) -> Choice | None:
+    """None if k neighbours with that threshold are not safe."""
+    corrupt, surrounded = _most_corrupt(case, k)
+    least = case.least_threshold(k, corrupt)
+    chosen = max(least, 2) if threshold is None else threshold  # of a threshold of 1 every share is the secret
+    if not least <= chosen <= k:
+        return None
+    n, half = case.clients, k // 2
+    short = n * float(_at_least(n - 1, case.missing, k)[k - chosen + 1])
+    window, cut = _exceeded(case, case.survivors, half)
+    if window >= half:
+        return None
+    torn = n * float(_at_least(n, case.missing, half)[half - window])
+    return Choice(n, k, chosen, case.survivors, corrupt, window, failure=surrounded + cut, abort=min(1.0, short + torn))
+
+
+def _most_corrupt(case: _Case, k: int) -> tuple[int, float]:
+    """c, and its term of `failure`."""
+    others = case.survivors - 1
+    return _exceeded(case, others, min(k, others))
+
+
+def _exceeded(case: _Case, population: int, drawn: int) -> tuple[int, float]:
+    """The least number that n draws exceed with a probability of at most half of 2^-security, and that probability."""
+    tails = case.clients * _at_least(population, case.corrupt, drawn)
+    most = int(np.argmax(tails <= 2.0 ** -(case.security + 1))) - 1
+    return most, float(tails[most + 1])
+
+
+def _at_least(population: int, marked: int, drawn: int) -> NDArray[np.float64]:
+    """(drawn + 2,) P[H(population, marked, drawn) >= x] for x = 0 .. drawn + 1, to about ten digits."""
+    low, high = max(0, drawn - (population - marked)), min(marked, drawn)
+    x = np.arange(low, high + 1)
+    logs = _log_factorials(population)
+    rest = population - marked
+    terms = logs[marked] - logs[x] - logs[marked - x] + logs[rest] - logs[drawn - x] - logs[rest - drawn + x]
+    terms -= logs[population] - logs[drawn] - logs[population - drawn]
+    tails = np.zeros(drawn + 2)
+    tails[low : high + 1] = np.minimum(np.cumsum(np.exp(terms)[::-1])[::-1], 1.0)  # the small ones are added first
+    tails[:low] = 1.0
+    return tails
+
+
+@lru_cache(maxsize=4)
+def _log_factorials(most: int) -> NDArray[np.float64]:
+    """(most + 1,)"""
+    return np.array([math.lgamma(number + 1) for number in range(most + 1)])
+
+
+def _share(count: int, clients: int) -> str:
+    """The largest share of three digits that stands for no more than `count` clients."""
+    return f"{math.floor(1000 * count / clients) / 1000:g}"

@@ -1,0 +1,55 @@
+"""What can go wrong, by whose doing. No message ever holds a secret.
+
+ProtocolError
+    ParameterError     parameters that no session can be made of, or that are weaker than somebody allows
+        RangeError     a value that the codec cannot carry
+    MessageError       bytes that are no message of this session, this stage and this sender
+    Tampering          somebody lied and was caught
+    Aborted            too few are left, and no sum is released
+    Spent              the session has been unmasked already
+"""
+
+from __future__ import annotations
+
+
+class ProtocolError(Exception):
+    """what: the sentence. who: the party it happened to. stage: when. protected: what stayed secret all the same."""
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, who: str = "", stage: str = "", protected: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.who = who
+        self.stage = stage
+        self.protected = protected
+
+    def __str__(self) -> str:
+        place = ", ".join(part for part in (self.who, f"stage {self.stage}" if self.stage else "") if part)
+        return self.what + (f" [{place}]" if place else "") + (f": {self.protected}" if self.protected else "")
+
+
+class ParameterError(ProtocolError):
+    """Parameters that are unusable, or weaker than somebody allows."""
+
+    exit_code = 2
+
+
+class RangeError(ParameterError):
+    """A value that the codec cannot carry."""
+
+
+class MessageError(ProtocolError):
+    """Bytes that are no message of this session, this stage and this sender."""
+
+
+class Tampering(ProtocolError):  # noqa: N818 - what was found, and how everybody calls it
+    """Somebody lied and was caught."""
+
+
+class Aborted(ProtocolError):  # noqa: N818 - how a session ended
+    """Too few are left: no sum is released."""
+
+
+class Spent(ProtocolError):  # noqa: N818 - a state of the session
+    """The session has been unmasked already."""

@@ -1,0 +1,116 @@
+"""Who shares secrets with whom: everybody with everybody, or a ring in random order on which one knows the nearest places.
+
+The ring is a Harary graph: on a random permutation of the members, two are neighbours if their places differ by at most k / 2
+around the ring. The permutation is a pure function of the members and a seed of 32 bytes, the same on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+from protocols.errors import ParameterError
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Members in ring order, and how many neighbours each has. Made by `complete` and `ring`."""
+
+    order: tuple[int, ...]
+    k: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether all are neighbours of all."""
+        return self.k >= len(self.order) - 1
+
+    def neighbours(self, member: int) -> tuple[int, ...]:
+        """Those of that member, ascending, itself not among them."""
+        place = self._places.get(member)
+        if place is None:
+            raise ParameterError(f"{member} is not a member of the graph: ask for one of its {len(self.order)} members")
+        if self.complete:
+            return tuple(other for other in self._ascending if other != member)
+        half, count = self.k // 2, len(self.order)
+        steps = (*range(-half, 0), *range(1, half + 1))
+        return tuple(sorted(self.order[(place + step) % count] for step in steps))
+
+    def holds_together(self, alive: Collection[int], window: int) -> bool:
+        """Whether the honest ones of `alive` are certainly connected through each other, wherever the corrupt ones are.
+
+        Corrupt members may be anywhere, at most `window` in any k / 2 consecutive places of the ring. On a ring True is said
+        if every k / 2 consecutive places hold more than `window` alive ones, whoever chose those who are gone.
+
+        Proof that True is right. Every k / 2 consecutive places then hold an honest alive member. Go around the ring from one
+        honest alive member to the next, at places p < q. None of the places between is honest and alive; had they been k / 2
+        or more, the first k / 2 of them would hold none, so q - p <= k / 2 and the two are neighbours. Each is a neighbour of
+        the next all around the ring, so all are in one piece. And it is more than one: after a lone one all other places of the
+        ring would follow, which are more than k / 2.
+
+        On a complete graph any two honest ones are neighbours, so True is right however few are alive. That a sum has at least
+        two honest members is not a matter of connection: the least number of survivors has to exceed the corrupt by two there.
+        """
+        if self.complete:
+            return True
+        present = set(alive)
+        row = np.fromiter((member in present for member in self.order), dtype=np.int64, count=len(self.order))
+        half = self.k // 2
+        upto = np.concatenate(([0], np.cumsum(np.concatenate((row, row[: half - 1])))))  # around the ring's end
+        return bool((upto[half:] - upto[:-half]).min() > window)
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        return {member: place for place, member in enumerate(self.order)}
+
+    @cached_property
+    def _ascending(self) -> tuple[int, ...]:
+        return tuple(sorted(self.order))
+
+
+def complete(members: Collection[int]) -> Graph:
+    """All are neighbours of all; the order is ascending."""
+    return Graph(_distinct(members), max(len(members) - 1, 0))
+
+
+def ring(members: Collection[int], k: int, seed: bytes) -> Graph:
+    """k neighbours each, an even number, on the ring that `seed` (32 bytes) draws; complete where there are at most k others.
+
+    Given a uniform seed every order of the ring is equally likely, save for what a keystream differs from true randomness.
+    """
+    ascending = _distinct(members)
+    if k >= len(ascending) - 1:
+        return complete(ascending)
+    if k < 2 or k % 2:
+        raise ParameterError(f"neighbours is {k} on a ring of {len(ascending)}: choose an even number from 2 on")
+    if len(seed) != 32:
+        raise ParameterError(f"the seed of a graph has {len(seed)} bytes: give 32")
+    order = list(ascending)
+    words = _words(seed)
+    for last in range(len(order) - 1, 0, -1):  # Fisher and Yates
+        other = _below(last + 1, words)
+        order[last], order[other] = order[other], order[last]
+    return Graph(tuple(order), k)
+
+
+def _distinct(members: Collection[int]) -> tuple[int, ...]:
+    ascending = tuple(sorted(set(members)))
+    if len(ascending) != len(members):
+        raise ParameterError("a member of the graph is given twice: give each once")
+    return ascending
+
+
+def _words(seed: bytes) -> Iterator[int]:
+    """The ChaCha20 keystream of that key, nonce and counter zero, as little-endian words of 32 bits."""
+    keystream = Cipher(algorithms.ChaCha20(seed, bytes(16)), mode=None).encryptor()
+    while True:
+        yield from np.frombuffer(keystream.update(bytes(4096)), dtype="<u4").tolist()
+
+
+def _below(limit: int, words: Iterator[int]) -> int:
+    """Exactly uniform in 0 .. limit - 1: words beyond the last multiple of `limit` are passed over."""
+    multiple = 2**32 - 2**32 % limit
+    return next(word for word in words if word < multiple) % limit

@@ -1,0 +1,204 @@
+"""Keys: agreed, derived, signed with; every use is bound to the protocol's version, the session and the parties.
+
+agreement     X25519, fresh for every session
+identity      Ed25519, registered out of band
+derivation    HKDF-SHA256, salted with the session
+channel       ChaCha20-Poly1305; every key is derived for one message, so the nonce is zero
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import struct
+from functools import cached_property
+from typing import NoReturn
+
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from protocols.errors import Tampering
+
+_VERSION = b"secure-fed/1"
+_NONCE = bytes(12)
+_FIELD = 2**255 - 19
+_EIGHTH = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826  # y of a point of order 8
+_SMALL_ORDER = frozenset({0, 1, _FIELD - 1, _EIGHTH, _FIELD - _EIGHTH})  # y of the points whose order divides 8
+
+
+class Secret:
+    """Bytes that show themselves to nobody who does not ask: not printed, not formatted, not pickled, not hashed."""
+
+    __slots__ = ("_bytes",)
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, value: bytes) -> None:
+        self._bytes = bytes(memoryview(value))  # of a number, `bytes` would make that many zeros
+
+    @classmethod
+    def new(cls) -> Secret:
+        """32 bytes of the operating system's entropy."""
+        return cls(os.urandom(32))
+
+    def reveal(self) -> bytes:
+        return self._bytes
+
+    def __eq__(self, other: object) -> bool:
+        """In constant time."""
+        return isinstance(other, Secret) and hmac.compare_digest(self._bytes, other._bytes)
+
+    def __repr__(self) -> str:
+        return "Secret(redacted)"
+
+    def __format__(self, spec: str) -> str:
+        return repr(self)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Secret is not pickled")
+
+
+class AgreementKey:
+    """One party's half of X25519 agreements."""
+
+    __slots__ = ("__dict__", "_key")
+
+    def __init__(self, key: X25519PrivateKey) -> None:
+        self._key = key
+
+    @classmethod
+    def new(cls) -> AgreementKey:
+        return cls.from_secret(Secret.new())
+
+    @classmethod
+    def from_secret(cls, secret: Secret) -> AgreementKey:
+        """Of 32 bytes, of which X25519 sets five bits: `private` has them set."""
+        return cls(X25519PrivateKey.from_private_bytes(_clamped(secret).reveal()))
+
+    @cached_property
+    def public(self) -> bytes:
+        """(32,)"""
+        return self._key.public_key().public_bytes_raw()
+
+    @property
+    def private(self) -> Secret:
+        return Secret(self._key.private_bytes_raw())
+
+    def agree(self, public: bytes) -> Secret:
+        """(32,) what only the two can compute. A key of small order, with which anybody could, is refused."""
+        try:
+            return Secret(self._key.exchange(X25519PublicKey.from_public_bytes(public)))
+        except ValueError:
+            raise Tampering("a public key is of small order or no key at all: what it agrees on is no secret") from None
+
+    def __repr__(self) -> str:
+        return f"AgreementKey(public {self.public.hex()[:12]}...)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an AgreementKey is not pickled")
+
+
+def belongs(secret: Secret, public: bytes) -> bool:
+    """Whether that is the private key of `public`, bit for bit as `AgreementKey` has it.
+
+    X25519 ignores five bits of a private key, so 32 secrets have the same public key and one of them is made. To take another
+    for it would let a wrong share of it pass, and put the blame on the right ones.
+    """
+    return secret == _clamped(secret) and AgreementKey.from_secret(secret).public == public
+
+
+class Identity:
+    """A party's signing key, the same for all sessions."""
+
+    __slots__ = ("_key",)
+
+    def __init__(self, key: Ed25519PrivateKey) -> None:
+        self._key = key
+
+    @classmethod
+    def new(cls) -> Identity:
+        return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
+    def from_secret(cls, secret: Secret) -> Identity:
+        return cls(Ed25519PrivateKey.from_private_bytes(secret.reveal()))
+
+    @property
+    def public(self) -> bytes:
+        """(32,)"""
+        return self._key.public_key().public_bytes_raw()
+
+    @property
+    def private(self) -> Secret:
+        return Secret(self._key.private_bytes_raw())
+
+    def sign(self, purpose: str, session: bytes, body: bytes) -> bytes:
+        """(64,)"""
+        return self._key.sign(_encoded(purpose, session, body))
+
+    def __repr__(self) -> str:
+        return f"Identity(public {self.public.hex()[:12]}...)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an Identity is not pickled")
+
+
+def verify(public: bytes, signature: bytes, purpose: str, session: bytes, body: bytes) -> bool:
+    """Whether the holder of that identity signed this, for this purpose, in this session.
+
+    An identity of small order has no holder: anybody can sign for it, and 32 zeros, where one was forgotten, are of order 4.
+    """
+    if (int.from_bytes(public, "little") & (2**255 - 1)) % _FIELD in _SMALL_ORDER:
+        return False
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, _encoded(purpose, session, body))
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def derive(secret: Secret, session: bytes, purpose: str, *ids: int) -> Secret:
+    """(32,) a key for one purpose between these parties, in this order, in this session of 32 bytes."""
+    info = _encoded(purpose, struct.pack(f"<{len(ids)}I", *ids), b"")
+    return Secret(HKDF(algorithm=SHA256(), length=32, salt=session, info=info).derive(secret.reveal()))
+
+
+def seal(key: Secret, plaintext: bytes, session: bytes, sender: int, receiver: int) -> bytes:
+    """Encrypted and authenticated, 16 bytes longer; to be done once with a key."""
+    return ChaCha20Poly1305(key.reveal()).encrypt(_NONCE, plaintext, _between(session, sender, receiver))
+
+
+def unseal(key: Secret, sealed: bytes, session: bytes, sender: int, receiver: int) -> bytes:
+    """What was sealed with that key, in that session, between these two."""
+    try:
+        return ChaCha20Poly1305(key.reveal()).decrypt(_NONCE, sealed, _between(session, sender, receiver))
+    except InvalidTag:
+        what = f"what client {sender} sealed for client {receiver} does not open: it was altered or moved"
+        raise Tampering(what) from None
+
+
+def commitment(secret: Secret, session: bytes, purpose: str, owner: int) -> bytes:
+    """(32,) by which the secret can be known again, and which tells nothing of 32 random bytes."""
+    return hashlib.sha256(_encoded(purpose, session + struct.pack("<I", owner), secret.reveal())).digest()
+
+
+def _clamped(secret: Secret) -> Secret:
+    """The five bits that X25519 ignores, as RFC 7748 sets them."""
+    scalar = bytearray(secret.reveal())
+    scalar[0] &= 0b11111000
+    scalar[31] = scalar[31] & 0b01111111 | 0b01000000
+    return Secret(bytes(scalar))
+
+
+def _encoded(purpose: str, context: bytes, body: bytes) -> bytes:
+    """Injective: every part but the last is preceded by its length."""
+    parts = (_VERSION, purpose.encode(), context)
+    return b"".join(struct.pack("<I", len(part)) + part for part in parts) + body
+
+
+def _between(session: bytes, sender: int, receiver: int) -> bytes:
+    return session + struct.pack("<II", sender, receiver)

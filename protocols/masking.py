@@ -1,0 +1,101 @@
+"""Masks: keystreams added to a vector of words, or taken off it, modulo 2^bits.
+
+A mask is the AES-256-CTR keystream of a full 256-bit secret, from counter zero, read as little-endian words. Each secret is
+derived for one mask, so no counter is used twice under a key.
+
+Cost of m masks on d words: m d words of keystream and m additions, each made on a piece that stays in the processor's cache, so
+that it takes little more than the cipher. Memory beside the vector: two pieces a thread, and what AES keeps of 256 keys. Cipher
+and addition both let go of the interpreter's lock, so threads work on as many cores.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
+
+from protocols.errors import ParameterError
+from protocols.keys import Secret
+
+Words = NDArray[Any]  # uint32 or uint64
+Mask = tuple[Secret, int]  # a secret, and +1 or -1
+
+_PIECE = 1 << 17  # bytes: two of them fit a second-level cache
+_BLOCK = 16  # bytes of AES
+_KEY = 32  # bytes of AES-256
+_WORTH_THREADS = 1 << 22  # bytes of keystream
+_WORDS = tuple(np.dtype(order + kind) for kind in ("u4", "u8") for order in "=<")  # the machine's, and a message's
+_OPEN = 256  # streams at once: each takes about a kilobyte, and a server takes off as many masks as there are pairs
+
+
+def add_masks(accumulator: Words, masks: Sequence[Mask], *, threads: int | None = None) -> None:
+    """accumulator += sum of sign * PRG(secret), in place, modulo 2^32 or 2^64, by the accumulator's words.
+
+    threads: as many as there are cores if None and there is enough to do.
+    """
+    _check(accumulator, masks, threads)
+    size = accumulator.nbytes
+    if threads is None:
+        threads = _cores() if size * len(masks) >= _WORTH_THREADS else 1
+    share = -(-size // threads // _PIECE) * _PIECE if threads > 1 else size
+    starts = range(0, size, max(share, _PIECE))
+    words = accumulator.itemsize
+    parts = [(start, accumulator[start // words : (start + share) // words]) for start in starts]
+    if len(parts) <= 1:
+        _add(accumulator, masks, 0)
+        return
+    with ThreadPoolExecutor(len(parts)) as pool:
+        for done in [pool.submit(_add, part, masks, start) for start, part in parts]:
+            done.result()
+
+
+def _check(accumulator: Words, masks: Sequence[Mask], threads: int | None) -> None:
+    """ParameterError before the first word has changed."""
+    if accumulator.dtype not in _WORDS or accumulator.ndim != 1:
+        raise ParameterError(
+            f"masks are added to vectors of uint32 or uint64, not to {accumulator.dtype} of {accumulator.ndim} axes"
+        )
+    if not accumulator.flags.writeable:
+        raise ParameterError("masks are added in place, and this vector is read-only: give a copy")
+    if any(sign not in (1, -1) for _, sign in masks):
+        raise ParameterError("a mask is added (+1) or taken off (-1)")
+    if any(len(secret.reveal()) != _KEY for secret, _ in masks):
+        raise ParameterError(f"a mask is the stream of a secret of {_KEY} bytes, and one here is longer or shorter")
+    if threads is not None and threads < 1:
+        raise ParameterError(f"threads is {threads}: one at least does the work")
+
+
+def _add(part: Words, masks: Sequence[Mask], start: int) -> None:
+    """The same for the words from byte `start` on, a multiple of a block."""
+    piece = min(_PIECE, part.nbytes)
+    zeros, room = bytes(piece), bytearray(piece)
+    for first in range(0, len(masks), _OPEN):
+        _add_some(part, masks[first : first + _OPEN], start, zeros, room)
+
+
+def _add_some(part: Words, masks: Sequence[Mask], start: int, zeros: bytes, room: bytearray) -> None:
+    """Pieces are the outer loop and masks the inner one, so that a piece stays in the cache until it is done."""
+    streams = [(_keystream(secret, start), np.add if sign > 0 else np.subtract) for secret, sign in masks]
+    stream = np.frombuffer(room, f"<u{part.itemsize}")  # explicitly: a machine may have the other order
+    length = len(stream)
+    for begin in range(0, len(part), max(length, 1)):
+        here = part[begin : begin + length]
+        source, target = memoryview(zeros)[: here.nbytes], stream[: len(here)]
+        for keystream, combine in streams:
+            keystream.update_into(source, room)
+            combine(here, target, out=here)
+
+
+def _keystream(secret: Secret, start: int) -> Any:
+    counter = (start // _BLOCK).to_bytes(_BLOCK, "big")
+    return Cipher(algorithms.AES256(secret.reveal()), modes.CTR(counter)).encryptor()
+
+
+def _cores() -> int:
+    """Those that this process may use, where the system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

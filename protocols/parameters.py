@@ -1,0 +1,256 @@
+"""What a session is, and what a client of its own accord asks of one before it takes part.
+
+`Parameters` come from the server, or from whoever sets up the run; every side checks that they are usable, and every message is
+bound to their digest. `Policy` is a client's own: no server can lower it.
+
+With h holders of each client's shares, c of them corrupt, and t shares to rebuild a secret:
+
+    passive    c < t           the corrupt holders alone rebuild nothing
+    active     2 t > h + c     two different lists of survivors would need t answers each. Every corrupt holder can give two, an
+                               honest one gives one: h + c in all. So never both secrets of one client are rebuilt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeGuard
+
+from protocols.errors import ParameterError
+from protocols.registry import registry_digest
+
+__all__ = ["PROTOCOL", "SERVER", "Parameters", "Policy", "registry_digest", "stages"]
+
+PROTOCOL = 1
+SERVER = 2**32 - 1  # the server's number; clients have smaller ones
+WORDS = (32, 64)
+_SMALL, _LARGE = 2**32 - 1, 2**64 - 1  # the largest numbers that the session's encoding has room for
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """All that both sides must agree on. ParameterError, in one sentence, for what no session can be made of.
+
+    `clients` are those invited; fewer may come. The shares of each are held by its neighbours in the graph on those who came:
+    `neighbours` of them, or all others where there are no more. No sum of fewer than `survivors` is released.
+    """
+
+    run: str
+    round: int
+    layout: bytes  # 32: digest of what the coordinates mean
+    length: int  # coordinates of a vector
+    bits: int  # of one coordinate
+    clients: tuple[int, ...]  # ascending
+    neighbours: int
+    threshold: int
+    survivors: int
+    active: bool
+    bound: int = 0  # largest magnitude of one encoded coordinate; 0: the size of the sum is not checked
+    registry: bytes = bytes(32)  # digest of the identities of the invited; zeros in a passive session
+
+    def __post_init__(self) -> None:
+        for sentence in self._violations():
+            raise ParameterError(sentence)
+
+    @cached_property
+    def session(self) -> bytes:
+        """(32,) digest of everything: SHA-256 of `to_bytes`."""
+        return hashlib.sha256(self.to_bytes()).digest()
+
+    def to_bytes(self) -> bytes:
+        """The protocol's version and every field, numbers little-endian:
+
+            "secure-fed/session" | version u32 | bytes of run u32 | run | round u64 | layout 32 | length u32 | bits u32
+                | number of clients u32 | clients u32 each | neighbours u32 | threshold u32 | survivors u32
+                | active u32 | bound u64 | registry 32
+
+        Every part is of fixed size or preceded by its size, so no two different sessions encode alike.
+        """
+        run = self.run.encode()
+        numbers = (self.neighbours, self.threshold, self.survivors, int(self.active))
+        parts = (
+            b"secure-fed/session",
+            struct.pack("<II", PROTOCOL, len(run)) + run,
+            struct.pack("<Q", self.round) + self.layout + struct.pack("<II", self.length, self.bits),
+            struct.pack(f"<I{len(self.clients)}I", len(self.clients), *self.clients),
+            struct.pack("<4IQ", *numbers, self.bound) + self.registry,
+        )
+        return b"".join(parts)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every client is a neighbour of every other, however many come."""
+        return self.neighbours >= len(self.clients) - 1
+
+    @property
+    def holders(self) -> int:
+        """h: at most so many hold shares of one client."""
+        return min(self.neighbours, len(self.clients) - 1)
+
+    @property
+    def draws(self) -> bool:
+        """Whether the graph is drawn from randomness of all clients, in a stage of its own: a server that actively lies
+        could otherwise choose who surrounds whom."""
+        return self.active and not self.complete
+
+    def _violations(self) -> Iterator[str]:
+        yield from self._of_the_vector()
+        yield from self._of_the_clients()
+        yield from self._of_the_numbers()
+
+    def _of_the_vector(self) -> Iterator[str]:
+        if not isinstance(self.run, str) or not self.run or not _fits_utf8(self.run):
+            yield f"run is {self.run!r:.80}: name the run in text of 1 to {_SMALL} bytes of UTF-8"
+        if not _whole(self.round, 0, _LARGE):
+            yield f"round is {self.round!r:.40}: number rounds from 0 to 2^64 - 1"
+        if not _digest(self.layout):
+            yield "layout is not 32 bytes: give the SHA-256 of what the coordinates mean"
+        if not _whole(self.length, 1, _SMALL):
+            yield f"length is {self.length!r:.40}: a vector has 1 to 2^32 - 1 coordinates"
+        if not _whole(self.bits, 0, _SMALL) or self.bits not in WORDS:
+            yield f"bits is {self.bits!r:.40}: a coordinate has 32 or 64"
+
+    def _of_the_clients(self) -> Iterator[str]:
+        if not isinstance(self.clients, tuple) or not 2 <= len(self.clients) < SERVER:
+            yield "clients is not a tuple of at least two: a sum over fewer hides nobody"
+        for client in self.clients:
+            if not _whole(client, 0, SERVER - 1):
+                yield f"clients holds {client!r:.40}: number clients from 0 to 2^32 - 2"
+        for before, after in zip(self.clients, self.clients[1:], strict=False):
+            if before >= after:
+                yield f"clients holds {after} after {before}: list each once, in ascending order"
+        if not isinstance(self.active, bool):
+            yield f"active is {self.active!r:.40}: say True or False"
+        if not _digest(self.registry):
+            yield "registry is not 32 bytes: give the digest of the identities"
+        if self.active != any(self.registry):
+            yield "an active session has the digest of its identities in registry, and a passive one has zeros there"
+
+    def _of_the_numbers(self) -> Iterator[str]:
+        if not _whole(self.neighbours, 1, _SMALL):
+            yield f"neighbours is {self.neighbours!r:.40}: it is a whole number from 1 on"
+        if not self.complete and self.neighbours % 2:
+            yield f"neighbours is {self.neighbours} on a ring: it is even, as many on either side, or at least clients - 1"
+        if not _whole(self.threshold, 1, self.holders):
+            yield (
+                f"threshold is {self.threshold!r:.40} and {self.holders} hold shares of a client: "
+                f"choose a threshold from 1 to {self.holders}"
+            )
+        if self.active and 2 * self.threshold <= self.holders:
+            yield (
+                f"threshold is {self.threshold}, and two lists of survivors could each find as many among {self.holders} "
+                f"holders: an active session needs a threshold of at least {self.holders // 2 + 1}"
+            )
+        if not _whole(self.survivors, 2, len(self.clients)):
+            yield f"survivors is {self.survivors!r:.40}: choose the least size of a sum from 2 to {len(self.clients)}"
+        most = (2 ** (self.bits - 1) - 1) // len(self.clients)
+        if not _whole(self.bound, 0, most):
+            yield f"bound is {self.bound!r:.40}: {self.bits} bits hold sums of {len(self.clients)} up to a bound of {most}"
+
+
+def stages(parameters: Parameters) -> tuple[str, ...]:
+    """The names of a session's stages, in order."""
+    drawn = ("reveal",) if parameters.draws else ()
+    agreed = ("consistency",) if parameters.active else ()
+    return ("advertise", *drawn, "share", "mask", *agreed, "unmask")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a client asks of a session, whatever the server says: minima, and how many it believes corrupt at the most.
+
+    `corrupt` counts among the holders of one client's shares (on a complete graph, among all clients), `window` among any k / 2
+    consecutive places of a ring.
+    """
+
+    threshold: int
+    survivors: int
+    corrupt: int = 0
+    window: int = 0
+    active: bool = False  # True: passive sessions are refused
+    identities: Mapping[int, bytes] = field(default_factory=dict)  # registered out of band
+    clients: int = 2  # least number invited
+    neighbours: int | None = None  # exactly so many, where corrupt and window were worked out for these
+
+    def __post_init__(self) -> None:
+        least = {"threshold": 1, "survivors": 2, "corrupt": 0, "window": 0, "clients": 2}
+        for name, value in least.items():
+            if not _whole(getattr(self, name), value, _SMALL):
+                raise ParameterError(f"{name} of the policy is {getattr(self, name)!r:.40}: it is {value} or more")
+
+    def check(self, parameters: Parameters) -> None:
+        """ParameterError unless this client may take part in such a session."""
+        for sentence in self._violations(parameters):
+            raise ParameterError(sentence, protected="nothing was sent")
+
+    def _violations(self, parameters: Parameters) -> Iterator[str]:
+        given = {
+            "clients": len(parameters.clients),
+            "threshold": parameters.threshold,
+            "survivors": parameters.survivors,
+        }
+        for name, value in given.items():
+            if value < getattr(self, name):
+                yield f"the session's {name} is {value}, and this client's policy asks for at least {getattr(self, name)}"
+        if parameters.survivors < self.corrupt + 2:
+            yield (
+                f"the session releases sums of {parameters.survivors}, and with {self.corrupt} corrupt among them fewer than "
+                f"two would be honest: raise survivors to at least {self.corrupt + 2}"
+            )
+        yield from self._of_the_holders(parameters)
+        yield from self._of_the_identities(parameters)
+
+    def _of_the_holders(self, parameters: Parameters) -> Iterator[str]:
+        threshold, holders = parameters.threshold, parameters.holders
+        if parameters.active and self.corrupt and self.neighbours is None:
+            yield (
+                "the policy expects corrupt clients and does not say among how many neighbours: set neighbours, or a server "
+                "could choose a graph with more of them"
+            )
+        if self.neighbours not in (None, parameters.neighbours):
+            yield f"the session has {parameters.neighbours} neighbours, and this client's policy is for {self.neighbours}"
+        least = (holders + self.corrupt) // 2 + 1 if parameters.active else self.corrupt + 1
+        if threshold < least:
+            kind = "an active" if parameters.active else "a passive"
+            yield (
+                f"the session's threshold is {threshold}; with {self.corrupt} corrupt among {holders} holders {kind} session "
+                f"needs at least {least}: raise threshold"
+            )
+        if parameters.complete:
+            return
+        if self.corrupt and not self.window:
+            yield (
+                f"the policy expects {self.corrupt} corrupt holders and none in a window of the ring: set window, "
+                f"to {self.corrupt} if in doubt"
+            )
+        if self.window >= parameters.neighbours // 2:
+            yield (
+                f"the policy allows {self.window} corrupt in {parameters.neighbours // 2} consecutive places of the ring, "
+                "which could cut it anywhere: raise neighbours"
+            )
+
+    def _of_the_identities(self, parameters: Parameters) -> Iterator[str]:
+        if not parameters.active:
+            if self.active:
+                yield "the session is passive, and this client's policy asks for an active one"
+            return
+        if registry_digest(self.identities, parameters.clients) != parameters.registry:
+            yield "the session's identities are not those that this client has registered"
+
+
+def _whole(value: object, least: int, most: int) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _digest(value: object) -> bool:
+    return isinstance(value, bytes) and len(value) == 32
+
+
+def _fits_utf8(text: str) -> bool:
+    try:
+        return len(text.encode()) <= _SMALL
+    except UnicodeEncodeError:
+        return False

@@ -1,0 +1,131 @@
+"""What the server rebuilds from opened shares, and the masks that it takes off the sum with it.
+
+The sum of the masked vectors of the survivors S holds, beside the plain sum, the self mask of every s in S, and for every
+client d that dealt shares and dropped the masks that its neighbours in S added on its account. So of each client one secret is
+rebuilt: the seed of a survivor, judged by its commitment; the mask key of one that dropped, judged by its public key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from protocols.errors import Aborted, ProtocolError, Tampering
+from protocols.graph import Graph
+from protocols.keys import AgreementKey, Secret, belongs, commitment
+from protocols.messages import Opened
+from protocols.pairs import Mask, pair_mask
+from protocols.parameters import Parameters
+from protocols.roster import Agreed
+from protocols.shamir import Rebuilder
+
+
+@dataclass(frozen=True)
+class Ballot:
+    """Which secret of which client is to be rebuilt, and the shares of it that have come so far."""
+
+    graph: Graph
+    survivors: frozenset[int]
+    dropped: frozenset[int]  # dealt shares, and sent no vector
+    shares: dict[int, dict[int, bytes]] = field(default_factory=dict, repr=False)  # by owner, by holder
+
+    def asked(self, holder: int) -> tuple[frozenset[int], frozenset[int]]:
+        """Whose seeds and whose mask keys a holder is to open shares of."""
+        neighbours = frozenset(self.graph.neighbours(holder))
+        return neighbours & self.survivors, neighbours & self.dropped
+
+    def add(self, holder: int, opened: Opened) -> None:
+        for shares in (opened.seeds, opened.keys):
+            for owner, share in shares.items():
+                self.shares.setdefault(owner, {})[holder] = share
+
+    def enough(self, holders: Collection[int], threshold: int) -> None:
+        """Aborted if these holders cannot rebuild some secret that is needed."""
+        present = frozenset(holders)
+        for owner in sorted(self.survivors | self.dropped):
+            neighbours = self.graph.neighbours(owner)
+            left = len(present.intersection(neighbours))
+            if left < threshold and (owner in self.survivors or not self.survivors.isdisjoint(neighbours)):
+                raise Aborted(f"{left} holders of the shares of client {owner} are left, fewer than {threshold}")
+
+
+def core(graph: Graph, members: Collection[int], threshold: int) -> frozenset[int]:
+    """The largest set of `members` of whom each has at least `threshold` neighbours in the set.
+
+    A client outside would find too few holders of its shares and give up, after its neighbours had counted on it.
+    """
+    left = set(members)
+    degree = {member: len(left.intersection(graph.neighbours(member))) for member in left}
+    leaving = [member for member in left if degree[member] < threshold]
+    left.difference_update(leaving)
+    while leaving:
+        for other in graph.neighbours(leaving.pop()):
+            if other in left:
+                degree[other] -= 1
+                if degree[other] < threshold:
+                    left.remove(other)
+                    leaving.append(other)
+    return frozenset(left)
+
+
+def masks_left(
+    parameters: Parameters, agreed: Agreed, commitments: Mapping[int, bytes], ballot: Ballot
+) -> tuple[list[Mask], frozenset[int]]:
+    """What to add to the sum so that no mask is left in it, and the clients that opened wrong shares.
+
+    Aborted if too few shares of some secret have come, Tampering if no `threshold` of them agree with what its owner published.
+    """
+    session, rebuild = parameters.session, _Rebuilding(parameters.threshold, ballot)
+    masks: list[Mask] = []
+    try:
+        for owner in sorted(ballot.survivors):
+            masks.append((rebuild(owner, _committed(commitments[owner], session, owner)), -1))
+        for owner in sorted(ballot.dropped):
+            others = ballot.survivors.intersection(ballot.graph.neighbours(owner))
+            if others:
+                secret = rebuild(owner, _public(agreed.adverts[owner].mask))
+                masks.extend(_of_a_pair(secret, agreed, session, owner, other) for other in sorted(others))
+                del secret
+    except ProtocolError:
+        masks.clear()  # the error keeps this frame alive, and with it what had been rebuilt
+        raise
+    return masks, frozenset(rebuild.suspects)
+
+
+def _of_a_pair(secret: Secret, agreed: Agreed, session: bytes, owner: int, other: int) -> Mask:
+    """What `owner`, whose mask key is known, would have added for `other`."""
+    return pair_mask(AgreementKey.from_secret(secret), agreed.adverts[other].mask, session, owner, other)
+
+
+class _Rebuilding:
+    """Rebuilds one secret after the other, and does without the shares of those whose share was wrong before."""
+
+    def __init__(self, threshold: int, ballot: Ballot) -> None:
+        self._threshold, self._shares = threshold, ballot.shares
+        self._rebuilder = Rebuilder()
+        self.suspects: set[int] = set()
+
+    def __call__(self, owner: int, fits: Callable[[Secret], bool]) -> Secret:
+        shares = self._shares.get(owner, {})
+        trusted = {holder: share for holder, share in shares.items() if holder not in self.suspects}
+        if self._threshold <= len(trusted) < len(shares):
+            with suppress(Tampering):  # whoever dealt bad shares has made suspects of honest holders
+                return self._rebuild(owner, trusted, fits)
+        return self._rebuild(owner, shares, fits)
+
+    def _rebuild(self, owner: int, shares: Mapping[int, bytes], fits: Callable[[Secret], bool]) -> Secret:
+        try:
+            secret, wrong = self._rebuilder.rebuild(shares, self._threshold, fits)
+        except ProtocolError as error:
+            raise type(error)(error.what, who=f"the shares of client {owner}") from error
+        self.suspects.update(wrong)
+        return secret
+
+
+def _committed(published: bytes, session: bytes, owner: int) -> Callable[[Secret], bool]:
+    return lambda secret: commitment(secret, session, "seed", owner) == published
+
+
+def _public(published: bytes) -> Callable[[Secret], bool]:
+    return lambda secret: belongs(secret, published)

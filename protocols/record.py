@@ -1,0 +1,154 @@
+"""Which sessions a client has unmasked: each once, ever.
+
+Whoever answers a second time for one session, on another list of survivors, hands out both secrets of somebody. So a client
+claims the session first, durably, and opens its shares after.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+
+from protocols.errors import ParameterError, ProtocolError, Spent
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+SIZE = 32  # of one entry
+HEADER = b"secure-fed sessions, version 1\n".ljust(SIZE)
+WAIT_SECONDS = 30.0  # for another process's lock file
+
+
+class Sessions(Protocol):
+    """What remembers sessions."""
+
+    def claim(self, session: bytes) -> None:
+        """Remember it from now on; Spent if that was done before. Of any number of claims at once, one succeeds."""
+
+
+class InMemory:
+    """Remembers as long as the process lives: for simulations, and for clients whose keys die with the process."""
+
+    def __init__(self) -> None:
+        self._claimed: set[bytes] = set()
+        self._lock = threading.Lock()
+
+    def claim(self, session: bytes) -> None:
+        with self._lock:
+            _check(session, session in self._claimed)
+            self._claimed.add(session)
+
+
+class OnDisk:
+    """A file that only grows: a header, then 32 bytes a session. Threads and processes on one machine may share it.
+
+    When `claim` returns, the entry has been handed to the disk, name of the file included. A kill or power cut before that may
+    leave part of an entry; it belongs to a claim that never returned, so nothing was opened under it, and the next claim cuts
+    it off. Every entry before it stays. A file that is deleted or put back from a copy forgets: keep it where the keys are.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).absolute()
+
+    def claim(self, session: bytes) -> None:
+        try:
+            with _locked(self.path) as file:
+                claimed = self._read(file)
+                _check(session, session in claimed)
+                os.ftruncate(file, SIZE * (1 + len(claimed)) if claimed else 0)
+                os.lseek(file, 0, os.SEEK_END)
+                _write(file, session if claimed else HEADER + session)
+                os.fsync(file)
+                _sync_folder(self.path.parent)
+        except OSError as error:
+            raise ProtocolError(
+                f"{self.path} cannot keep the record of sessions ({error}): make it and its folder writable",
+                protected="nothing was opened",
+            ) from error
+
+    def _read(self, file: int) -> list[bytes]:
+        """The whole entries; ParameterError if the file is something else."""
+        content = _content(file)
+        if content[:SIZE] != HEADER[: len(content)]:
+            raise ParameterError(
+                f"{self.path} is not a record of sessions: name another file, or one that is not there yet"
+            )
+        return [content[at : at + SIZE] for at in range(SIZE, len(content) - SIZE + 1, SIZE)]
+
+
+def _check(session: bytes, claimed: bool) -> None:
+    if len(session) != SIZE:
+        raise ParameterError(
+            f"a session's number has {SIZE} bytes, and this one {len(session)}: give Parameters.session"
+        )
+    if claimed:
+        raise Spent("this session has been unmasked already", protected="nothing was opened a second time")
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    """The file open for reading and writing, made if need be, and nobody else inside at the same time."""
+    with _lock_file(path) if fcntl is None else _nothing():
+        file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX)  # of the open file and not of the process: excludes threads too
+            yield file
+        finally:
+            os.close(file)  # and with it the lock
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def _lock_file(path: Path) -> Iterator[None]:
+    """Mutual exclusion by a file that only one can create. A kill leaves it behind, and then all claims are refused."""
+    lock = path.with_name(path.name + ".lock")
+    until = time.monotonic() + WAIT_SECONDS
+    while True:
+        try:
+            os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            break
+        except FileExistsError as error:
+            if time.monotonic() > until:
+                raise ProtocolError(
+                    f"{lock} has been there for more than {WAIT_SECONDS:g} s: remove it if no other process uses {path}",
+                    protected="nothing was opened",
+                ) from error
+            time.sleep(0.01)
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+
+
+def _content(file: int) -> bytes:
+    os.lseek(file, 0, os.SEEK_SET)
+    parts = []
+    while part := os.read(file, 1 << 20):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _write(file: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(file, data) :]
+
+
+def _sync_folder(folder: Path) -> None:
+    with suppress(OSError):  # not every system can open a folder, and none that cannot needs it
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

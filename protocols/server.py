@@ -1,0 +1,237 @@
+"""The server of one session: bytes in, bytes out, no input or output of its own.
+
+It takes one message of each client in each stage, in any order, and whoever runs it decides when a stage ends. Masked vectors
+go into one accumulator as they come and are not kept. What it holds at any time is what the honest-but-curious server of the
+threat model sees; the sum of the survivors is the one thing that it can compute, and only after `threshold` of each one's
+neighbours have opened their shares.
+
+An error in `receive` leaves the session as it was. An error in `close` ends it: the accumulator is wiped, no sum is released.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from protocols.announcements import Confirmations, Delivery, Reveals, Roster, Survivors
+from protocols.errors import Aborted, MessageError, ParameterError, ProtocolError, Tampering
+from protocols.graph import Graph, complete
+from protocols.masking import add_masks
+from protocols.messages import Advertise, Confirm, Masked, Opened, Reveal, Shares, Words, word
+from protocols.opening import quorum, signs
+from protocols.parameters import Parameters, registry_digest, stages
+from protocols.rebuilding import Ballot, core, masks_left
+from protocols.roster import Agreed, Identities, authentic, drawn, judged, revealed, topology, usable
+from protocols.wire import Buffer
+
+
+class Server:
+    """The server's side of one session. `identities` are those of the registry, needed in an active session."""
+
+    def __init__(
+        self, parameters: Parameters, *, identities: Mapping[int, bytes] | None = None, threads: int | None = None
+    ) -> None:
+        self.parameters = parameters
+        self._identities = _registered(parameters, {} if identities is None else identities)
+        self._known = dict(self._identities)
+        self._threads = threads
+        self._stages = stages(parameters)
+        self.stage = self._stages[0]  # one of `stages`, then "done", or "aborted"
+        self.survivors: tuple[int, ...] = ()  # whose vectors are in the sum: known when "mask" is closed
+        self.suspects: frozenset[int] = frozenset()  # opened a share that was wrong, or were dealt one
+        self._waiting = set(parameters.clients)  # may still send in this stage
+        self._heard: set[int] = set()  # have sent
+        self._points: set[int] = set()
+        self._adverts: dict[int, Advertise] = {}
+        self._reveals: dict[int, Reveal] = {}
+        self._commitments: dict[int, bytes] = {}
+        self._mail: dict[int, dict[int, bytes]] = {}  # by receiver, by sender
+        self._signatures: dict[int, bytes] = {}
+        self._ballot = Ballot(complete(()), frozenset(), frozenset())
+        self._accumulator: Words = np.zeros(0, dtype=word(parameters))
+
+    @property
+    def waiting(self) -> frozenset[int]:
+        """Who may still send in this stage."""
+        return frozenset(self._waiting)
+
+    def receive(self, sender: int, message: Buffer) -> None:
+        """Take one client's message of this stage. MessageError if it is none, or not its turn; Tampering if it lies."""
+        take = self._takes().get(self.stage)
+        if take is None:
+            raise MessageError(f"the session is {self.stage}: nothing more is taken", who=f"client {sender}")
+        if sender not in self._waiting:
+            repeated = "has spoken already" if sender in self._heard else "takes no part"
+            raise MessageError(f"client {sender} {repeated} in this stage", who=f"client {sender}", stage=self.stage)
+        try:
+            take(sender, message)  # changes nothing until all is checked
+        except ProtocolError as error:
+            raise type(error)(error.what, who=f"client {sender}", stage=self.stage, protected="left out") from error
+        self._waiting.discard(sender)
+        self._heard.add(sender)
+
+    def close(self) -> dict[int, bytes]:
+        """End this stage. What to send to whom for the next one; after the last one, nothing: the sum is there."""
+        end = self._ends().get(self.stage)
+        if end is None:
+            raise MessageError(f"the session is {self.stage}: there is no stage to close")
+        stage = self.stage
+        try:
+            sent = end()
+        except BaseException as error:
+            self._abort()
+            if isinstance(error, ProtocolError):
+                raise type(error)(error.what, who=error.who, stage=stage, protected=_PROTECTED) from error
+            raise
+        following = (*self._stages, "done")
+        self.stage = following[following.index(stage) + 1]
+        self._waiting, self._heard = set(sent), set()
+        return sent
+
+    def total(self) -> Words:
+        """(length,) the sum of the survivors' vectors modulo 2^bits; read-only. MessageError unless the session is done."""
+        if self.stage != "done":
+            raise MessageError(f"there is no sum: the session is at {self.stage!r}", protected=_PROTECTED)
+        return self._accumulator
+
+    def _takes(self) -> dict[str, Callable[[int, Buffer], None]]:
+        return {
+            "advertise": self._take_advert,
+            "reveal": self._take_reveal,
+            "share": self._take_shares,
+            "mask": self._take_vector,
+            "consistency": self._take_signature,
+            "unmask": self._take_opened,
+        }
+
+    def _ends(self) -> dict[str, Callable[[], dict[int, bytes]]]:
+        return {
+            "advertise": self._show_roster,
+            "reveal": self._show_reveals,
+            "share": self._deliver,
+            "mask": self._list_survivors,
+            "consistency": self._show_signatures,
+            "unmask": self._unmask,
+        }
+
+    def _take_advert(self, sender: int, message: Buffer) -> None:
+        advert = Advertise.from_bytes(message, self.parameters, sender)
+        points = usable(sender, advert)
+        if not self._points.isdisjoint(points):
+            raise Tampering(f"client {sender} advertises a key of another client")
+        authentic(sender, advert, self.parameters, self._known)
+        self._points.update(points)
+        self._adverts[sender] = advert
+
+    def _show_roster(self) -> dict[int, bytes]:
+        self._roster = Roster(self._adverts).to_bytes(self.parameters)
+        self._agreed: Agreed = judged(self._roster, self.parameters, self._identities)
+        if not self.parameters.draws:
+            self._graph: Graph = topology(self.parameters, self._agreed)
+        return dict.fromkeys(self._agreed.members, self._roster)
+
+    def _take_reveal(self, sender: int, message: Buffer) -> None:
+        reveal = Reveal.from_bytes(message, self.parameters, sender)
+        revealed(sender, reveal, self._agreed, self.parameters, self._known[sender])
+        self._reveals[sender] = reveal
+
+    def _show_reveals(self) -> dict[int, bytes]:
+        message = Reveals(self._reveals).to_bytes(self.parameters)
+        seed = drawn(message, self.parameters, self._identities, self._roster)
+        self._graph = topology(self.parameters, self._agreed, seed)
+        return dict.fromkeys(self._agreed.members, message)
+
+    def _take_shares(self, sender: int, message: Buffer) -> None:
+        shares = Shares.from_bytes(message, self.parameters, sender)
+        if tuple(shares.sealed) != self._graph.neighbours(sender):
+            raise MessageError(f"client {sender} does not share its secrets with its neighbours, and with them alone")
+        self._commitments[sender] = shares.commitment
+        for receiver, sealed in shares.sealed.items():
+            self._mail.setdefault(receiver, {})[sender] = sealed
+
+    def _deliver(self) -> dict[int, bytes]:
+        self._dealt = core(self._graph, self._heard, self.parameters.threshold)
+        self._enough(len(self._dealt), "have dealt shares to enough others")
+        self._accumulator = np.zeros(self.parameters.length, dtype=word(self.parameters))
+        mail, self._mail = self._mail, {}
+        return {
+            receiver: Delivery({k: v for k, v in mail[receiver].items() if k in self._dealt}).to_bytes(self.parameters)
+            for receiver in sorted(self._dealt)
+        }
+
+    def _take_vector(self, sender: int, message: Buffer) -> None:
+        vector = Masked.from_bytes(message, self.parameters, sender).vector
+        np.add(self._accumulator, vector, out=self._accumulator)
+
+    def _list_survivors(self) -> dict[int, bytes]:
+        self._enough(len(self._heard), "have sent their vectors")
+        survivors = frozenset(self._heard)
+        self._ballot = Ballot(self._graph, survivors, self._dealt - survivors)
+        self._ballot.enough(survivors, self.parameters.threshold)
+        self.survivors = tuple(sorted(survivors))
+        message = Survivors(self.survivors).to_bytes(self.parameters)
+        self._list = hashlib.sha256(message).digest()
+        return dict.fromkeys(self.survivors, message)
+
+    def _take_signature(self, sender: int, message: Buffer) -> None:
+        signature = Confirm.from_bytes(message, self.parameters, sender).signature
+        if not signs(sender, signature, self.parameters, self._known[sender], self._agreed.digest, self._list):
+            raise Tampering(f"client {sender} signed something else than the list of survivors")
+        self._signatures[sender] = signature
+
+    def _show_signatures(self) -> dict[int, bytes]:
+        threshold, members = self.parameters.threshold, len(self._agreed.members)
+        needed = 1 + quorum(threshold, min(self.parameters.neighbours, members - 1), members)
+        if len(self._heard) < needed:
+            raise Aborted(f"{len(self._heard)} clients signed the list of survivors, fewer than the {needed} it takes")
+        self._ballot.enough(self._heard, threshold)
+        message = Confirmations(self._signatures).to_bytes(self.parameters)
+        return dict.fromkeys(sorted(self._heard), message)
+
+    def _take_opened(self, sender: int, message: Buffer) -> None:
+        opened = Opened.from_bytes(message, self.parameters, sender)
+        if (frozenset(opened.seeds), frozenset(opened.keys)) != self._ballot.asked(sender):
+            raise MessageError(f"client {sender} opens other shares than the list of survivors calls for")
+        self._ballot.add(sender, opened)
+
+    def _unmask(self) -> dict[int, bytes]:
+        self._ballot.enough(self._heard, self.parameters.threshold)
+        masks, self.suspects = masks_left(self.parameters, self._agreed, self._commitments, self._ballot)
+        add_masks(self._accumulator, masks, threads=self._threads)
+        del masks  # an error below would keep this frame alive, and the secrets in it
+        self._check_size()
+        self._ballot.shares.clear()
+        self._accumulator.flags.writeable = False
+        return {}
+
+    def _check_size(self) -> None:
+        """Vectors within the bound cannot add up to more than so many times the bound."""
+        most = len(self.survivors) * self.parameters.bound
+        signed = self._accumulator.view(f"i{self.parameters.bits // 8}")
+        if most and not -most <= signed.min() <= signed.max() <= most:
+            raise Tampering(f"a coordinate of the sum is beyond {most}, so some vector was beyond the session's bound")
+
+    def _enough(self, count: int, done: str) -> None:
+        least = max(self.parameters.survivors, self.parameters.threshold + 1)
+        if count < least:
+            raise Aborted(f"{count} clients {done}, fewer than the {least} that a sum needs")
+
+    def _abort(self) -> None:
+        """Wipe what a sum could be made of."""
+        self.stage = "aborted"
+        self._accumulator[:] = 0
+        self._waiting, self._mail, self._commitments = set(), {}, {}
+        self._ballot.shares.clear()
+
+
+_PROTECTED = "no sum was released, and every vector stays under its masks"
+
+
+def _registered(parameters: Parameters, identities: Mapping[int, bytes]) -> Identities:
+    if not parameters.active:
+        return ()
+    if registry_digest(identities, parameters.clients) != parameters.registry:
+        raise ParameterError("the identities given to the server are not those of the session's registry")
+    return tuple((client, identities[client]) for client in parameters.clients)

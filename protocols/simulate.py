@@ -1,0 +1,243 @@
+"""A whole session of many clients in one process: the real protocol over random vectors, what it costs, and what it notices.
+
+    report = simulate(Simulation(clients=100, dim=10_000, dropout=0.1))
+    report.exact, report.stages[2].client_seconds
+
+The clients are not the machines that they stand for: they take turns on this one, and what all of them compute alike from one
+message (the roster, the signatures) is computed by the first of a stage and remembered for the others. So `client_seconds` is
+what a client costs this process on average, and `client_seconds_most` what one on its own spends.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from protocols.attack import HONEST, Attack
+from protocols.choice import Choice, choose
+from protocols.errors import ParameterError
+from protocols.keys import Identity
+from protocols.parameters import Parameters, Policy, registry_digest, stages
+from protocols.staging import Progress, Scene, Tally
+from protocols.tampering import attack_of
+from protocols.tampering.verdict import Verdict, verdict
+
+FORESEEN = 10  # a session is chosen for at least one in so many missing
+_MOST_CLIENTS, _MOST_DIM = 100_000, 100_000_000  # what one process can be asked for
+_ROOM = 8  # bits: vectors fill no more than 2^-8 of what a sum may be, so that garbage is seen to be no sum
+_ROLES = 3  # clients that an attack needs to stay
+_RANDOM = secrets.SystemRandom()
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What to simulate. ParameterError, in one sentence, for what cannot be.
+
+    round(dropout clients) of the clients vanish, spread over the stages, and one more may be lost to `tamper`. Neighbours and
+    threshold are chosen so that the rest can finish (see `choice`), or taken as given if they are safe against the share
+    `corrupt` of the clients. `survivors` of the choice is the least number whose sum is released.
+    """
+
+    clients: int
+    dim: int
+    dropout: float = 0.0
+    neighbours: int | None = None
+    threshold: int | None = None
+    active: bool = False
+    bits: int = 32
+    corrupt: float = 0.1
+    tamper: str = ""
+
+    def __post_init__(self) -> None:
+        for name, most, least in (("clients", _MOST_CLIENTS, 2), ("dim", _MOST_DIM, 1)):
+            if not least <= getattr(self, name) <= most:
+                raise ParameterError(f"{name} is {getattr(self, name)}: choose from {least} to {most}")
+        if not 0 <= self.dropout < 1:
+            raise ParameterError(f"dropout is {self.dropout}: give a share of the clients from 0 to below 1")
+        if self.bits not in (32, 64):
+            raise ParameterError(f"bits is {self.bits}: a word has 32 or 64")
+        self._check_attack()
+        _ = self.choice
+
+    def _check_attack(self) -> None:
+        attack = self.attack
+        if attack.active and not self.active:
+            raise ParameterError(f"tamper is {attack.kind}: only an active session can notice it: set active")
+        if attack is not HONEST and self.clients - self.dropped < _ROLES + 2:
+            raise ParameterError(
+                f"{self.clients - self.dropped} clients stay, and with tamper there have to be {_ROLES + 2}: "
+                "raise clients or lower dropout"
+            )
+        if attack.ring and self.parameters(()).complete:
+            raise ParameterError(f"tamper is {attack.kind}: it takes a ring: lower neighbours, or raise clients to 200")
+
+    @property
+    def attack(self) -> Attack:
+        return attack_of(self.tamper) if self.tamper else HONEST
+
+    @property
+    def dropped(self) -> int:
+        return round(self.dropout * self.clients)
+
+    @cached_property
+    def choice(self) -> Choice:
+        """The graph and the threshold, foreseeing those that drop out, or a tenth of all where that is more."""
+        missing = max(self.dropped + bool(self.tamper), self.clients // FORESEEN)
+        return choose(
+            self.clients,
+            corrupt=self.corrupt,
+            dropout=min(
+                (missing + 0.5) / self.clients, 0.999999
+            ),  # of which `choose` takes the whole clients: `missing`
+            active=self.active,
+            neighbours=self.neighbours,
+            threshold=self.threshold,
+        )
+
+    def parameters(self, identities: tuple[tuple[int, bytes], ...]) -> Parameters:
+        """Of the session; `identities` are the public ones, and may be left out of one that nobody will play."""
+        choice, invited = self.choice, tuple(range(self.clients))
+        digest = registry_digest(dict(identities), invited) if identities else bytes([self.active]) * 32
+        return Parameters(
+            run="simulation",
+            round=1,
+            layout=bytes(32),
+            length=self.dim,
+            bits=self.bits,
+            clients=invited,
+            neighbours=choice.neighbours,
+            threshold=choice.threshold,
+            survivors=choice.survivors,
+            active=self.active,
+            bound=max(1, 2 ** (self.bits - 1 - _ROOM) // self.clients),
+            registry=digest,
+        )
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a stage cost: bytes and seconds of one client, on average, and at most where it says so."""
+
+    name: str
+    bytes_up: float
+    bytes_down: float
+    client_seconds: float
+    client_seconds_most: float
+    server_seconds: float
+    answered: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """What happened. `exact`: whether the sum was, bit for bit, the plain one of the survivors; None if there was none."""
+
+    simulation: Simulation
+    dropped: int
+    survivors: int
+    exact: bool | None
+    aborted: str | None
+    stages: tuple[Stage, ...]
+    bytes_total: int
+    tamper: Verdict | None
+
+    @property
+    def well(self) -> bool:
+        """Whether all is as it should be: the sum is exact, or whoever should notice the lie has noticed it."""
+        return bool(self.exact) if self.tamper is None else self.tamper.caught
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        asked, choice = self.simulation, self.simulation.choice
+        return {
+            "clients": asked.clients,
+            "dim": asked.dim,
+            "bits": asked.bits,
+            "active": asked.active,
+            "neighbours": choice.neighbours,
+            "threshold": choice.threshold,
+            "survivors_least": choice.survivors,
+            "failure": choice.failure,
+            "abort_probability": choice.abort,
+            "dropped": self.dropped,
+            "survivors": self.survivors,
+            "exact": self.exact,
+            "aborted": self.aborted,
+            "bytes_total": self.bytes_total,
+            "stages": [vars(stage) for stage in self.stages],
+            "tamper": None if self.tamper is None else vars(self.tamper),
+        }
+
+
+def simulate(simulation: Simulation, *, progress: Progress | None = None) -> Report:
+    """Play one session. `progress(stage, done, clients)` is told whenever a client has had its turn."""
+    scene = _scene(simulation, progress)
+    scene.play()
+    total = None if scene.aborted else scene.server.total()
+    exact = None if total is None else np.array_equal(total, scene.plain) and scene.summed == {*scene.server.survivors}
+    return Report(
+        simulation=simulation,
+        dropped=simulation.dropped,
+        survivors=len(scene.server.survivors),
+        exact=exact,
+        aborted=scene.aborted or None,
+        stages=tuple(_stage(tally) for tally in scene.tallies),
+        bytes_total=sum(sum(tally.up) + sum(tally.down) for tally in scene.tallies),
+        tamper=verdict(scene, exact) if simulation.tamper else None,
+    )
+
+
+def _scene(simulation: Simulation, progress: Progress | None) -> Scene:
+    invited = range(simulation.clients)
+    identities = {client: Identity.new() for client in invited} if simulation.active else {}
+    public = {client: identity.public for client, identity in identities.items()}
+    parameters, choice = simulation.parameters(tuple(public.items())), simulation.choice
+    policy = Policy(
+        threshold=choice.threshold,
+        survivors=choice.survivors,
+        corrupt=choice.corrupt,
+        window=choice.window,
+        active=simulation.active,
+        identities=public,
+        clients=simulation.clients,
+        neighbours=choice.neighbours,
+    )
+    leaving = departures(parameters, simulation.dropped)
+    gone = set().union(*leaving.values())
+    staying = [client for client in invited if client not in gone]
+    peer, victim, liar = sorted(_RANDOM.sample(staying, _ROLES)) if simulation.tamper else (-1, -1, -1)
+    attack = simulation.attack
+    return Scene(parameters, policy, identities, leaving, attack, peer, victim, liar, progress)
+
+
+def departures(parameters: Parameters, count: int) -> Mapping[str, list[int]]:
+    """Who vanishes before which stage: as many before each, drawn by the operating system.
+
+    Nobody does before "reveal", where one who is missing ends the session: the graph is to depend on everybody's part.
+    """
+    where = [stage for stage in stages(parameters) if stage != "reveal"]
+    _RANDOM.shuffle(where)  # which of them get one more
+    leaving: dict[str, list[int]] = {stage: [] for stage in where}
+    for turn, client in enumerate(_RANDOM.sample(parameters.clients, count)):
+        leaving[where[turn % len(where)]].append(client)
+    return leaving
+
+
+def _stage(tally: Tally) -> Stage:
+    return Stage(
+        name=tally.name,
+        bytes_up=_mean(tally.up),
+        bytes_down=_mean(tally.down),
+        client_seconds=_mean(tally.client_seconds),
+        client_seconds_most=max(tally.client_seconds, default=0.0),
+        server_seconds=tally.server_seconds,
+        answered=tally.answered,
+    )
+
+
+def _mean(numbers: list[int] | list[float]) -> float:
+    return sum(numbers) / len(numbers) if numbers else 0.0

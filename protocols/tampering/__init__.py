@@ -1,0 +1,23 @@
+"""Every lie that a simulation can try, by kind."""
+
+from __future__ import annotations
+
+from protocols.attack import Attack
+from protocols.errors import ParameterError
+from protocols.tampering.answers import ANSWERS
+from protocols.tampering.clients import CLIENTS
+from protocols.tampering.lists import LISTS
+from protocols.tampering.proposals import PROPOSALS
+from protocols.tampering.rosters import ROSTERS
+from protocols.tampering.vectors import VECTORS
+
+ATTACKS: dict[str, Attack] = {
+    attack.kind: attack for attack in (*VECTORS, *CLIENTS, *PROPOSALS, *ROSTERS, *LISTS, *ANSWERS)
+}
+
+
+def attack_of(kind: str) -> Attack:
+    """ParameterError if there is none of that name."""
+    if kind not in ATTACKS:
+        raise ParameterError(f"tamper is {kind!r:.80}: choose one of {', '.join(ATTACKS)}")
+    return ATTACKS[kind]

@@ -1,0 +1,130 @@
+"""Two lists where there should be one, to have both secrets of a client opened."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+
+from protocols.announcements import Confirmations
+from protocols.attack import Attack, Inbox
+from protocols.errors import Aborted, MessageError, Spent, Tampering
+from protocols.keys import Identity
+from protocols.messages import Confirm
+from protocols.staging import Scene
+from protocols.tampering.means import listing
+
+
+def _ask_again(scene: Scene, stage: str) -> None:
+    if stage != "unmask":
+        return
+    lie = listing(scene, set(scene.server.survivors) - {scene.peer})
+    for client, machine in scene.clients.items():
+        if client in scene.inbox and client not in {*scene.gone, scene.peer}:
+            scene.lie(machine, "unmask", lie)
+
+
+def _keep_copy(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
+    if stage == "unmask":
+        scene.kept = copy.copy(scene.clients[scene.victim])
+    return inbox
+
+
+def _ask_copy(scene: Scene, stage: str) -> None:
+    if stage == "unmask":
+        scene.lie(scene.kept, "unmask", scene.told["unmask", scene.victim])
+
+
+def _split(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
+    """Half of them, the peer not among these, are shown a list without the peer."""
+    if stage != "consistency":
+        return inbox
+    survivors = set(scene.server.survivors)
+    one, other = listing(scene, survivors), listing(scene, survivors - {scene.peer})
+    scene.kept = {one: {}, other: {}}  # whose signature over which list
+    ordered = sorted(inbox, key=lambda client: client != scene.peer)
+    half = (len(ordered) + 1) // 2
+    return dict.fromkeys(ordered[:half], one) | dict.fromkeys(ordered[half:], other)
+
+
+def _keep_signatures(scene: Scene, stage: str, client: int, answer: bytes) -> None:
+    """Signatures over two lists are of use to a server that lies, and an honest one would end the session here."""
+    if stage != "consistency":
+        scene.hear(client, answer)
+        return
+    shown = scene.clients[client]._list
+    scene.kept[shown][client] = Confirm.from_bytes(answer, scene.parameters, client).signature
+
+
+def _show_sides(scene: Scene, stage: str) -> None:
+    """Each side is handed the signatures over its own list, all of them genuine."""
+    if stage != "consistency":
+        return
+    for signatures in scene.kept.values():
+        message = Confirmations(signatures).to_bytes(scene.parameters)
+        for client in signatures:
+            scene.lie(scene.clients[client], "unmask", message)
+
+
+def _forge(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
+    """The victim alone is shown a list without the peer, and then signatures over it that the server has made itself."""
+    lie = listing(scene, set(scene.server.survivors) - {scene.peer})
+    if stage == "consistency":
+        return {**inbox, scene.victim: lie}
+    if stage != "unmask":
+        return inbox
+    session, roster = scene.parameters.session, scene.clients[scene.victim]._agreed.digest
+    signatures = {
+        client: Identity.new().sign("survivors", session, Confirm.signed(client, roster, hashlib.sha256(lie).digest()))
+        for client in scene.server.survivors
+        if client != scene.peer
+    }
+    return {**inbox, scene.victim: Confirmations(signatures).to_bytes(scene.parameters)}
+
+
+def _all_but_victims(scene: Scene, stage: str, client: int, answer: bytes) -> None:
+    if (stage, client) != ("consistency", scene.victim):
+        scene.hear(client, answer)
+
+
+ANSWERS = (
+    Attack(
+        "both-shares",
+        "The server asks all once more, with a list on which one survivor is missing, to have both its secrets opened.",
+        "clients",
+        "unmask",
+        MessageError,
+        exact=True,
+        closing=_ask_again,
+    ),
+    Attack(
+        "second-unmask",
+        "The server asks a client once more that was put back to the state before it answered.",
+        "clients",
+        "unmask",
+        Spent,
+        exact=True,
+        tell=_keep_copy,
+        closing=_ask_copy,
+    ),
+    Attack(
+        "split-survivors",
+        "The server shows two lists of survivors, each to half of the clients, to have both secrets of one of them opened.",
+        "clients",
+        "unmask",
+        Aborted,
+        active=True,
+        tell=_split,
+        send=_keep_signatures,
+        closing=_show_sides,
+    ),
+    Attack(
+        "forged-signatures",
+        "The server shows one client another list than the rest, and signs that list in the others' names.",
+        "clients",
+        "unmask",
+        Tampering,
+        active=True,
+        tell=_forge,
+        send=_all_but_victims,
+    ),
+)

@@ -1,0 +1,88 @@
+"""What liars need: to send one thing in the place of another, advertisements of their own making, an earlier session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+from protocols.announcements import Survivors
+from protocols.attack import SERVER, Inbox
+from protocols.keys import AgreementKey, Identity
+from protocols.messages import Advertise
+from protocols.parameters import Policy, registry_digest
+from protocols.staging import Scene
+
+Change = Callable[[Scene, bytes], bytes]
+Tell = Callable[[Scene, str, Inbox], Inbox]
+Send = Callable[[Scene, str, int, bytes], None]
+
+_BYSTANDERS = 2  # clients in an earlier session beside the three that have roles
+
+
+def refused(stage: str, change: Change) -> Send:
+    """In that stage the liar sends something else, which the server is not to take."""
+
+    def send(scene: Scene, now: str, client: int, answer: bytes) -> None:
+        lies = (now, client) == (stage, scene.liar)
+        scene.hear(client, change(scene, answer) if lies else answer, lie=lies)
+
+    return send
+
+
+def found_out(stage: str, change: Change) -> Send:
+    """In that stage the liar sends something else, which the server cannot tell from the truth before the session ends."""
+
+    def send(scene: Scene, now: str, client: int, answer: bytes) -> None:
+        lies = (now, client) == (stage, scene.liar)
+        if lies:
+            scene.expect(SERVER)
+        scene.hear(client, change(scene, answer) if lies else answer)
+
+    return send
+
+
+def forged(scene: Scene) -> Advertise:
+    """Keys that somebody makes to stand for another's."""
+    commitment = bytes(32) if scene.parameters.draws else b""
+    return Advertise(AgreementKey.new().public, AgreementKey.new().public, commitment)
+
+
+def signed(scene: Scene, advert: Advertise, owner: int, identity: Identity | None) -> Advertise:
+    """The advertisement, signed by that identity in the owner's name, if the session is active."""
+    if not scene.parameters.active or identity is None:
+        return advert
+    return replace(advert, signature=identity.sign("advertise", scene.parameters.session, advert.signed(owner)))
+
+
+def earlier(scene: Scene) -> Scene:
+    """A session of the round before, with the same stages and the same identities, in which the three took part and nobody
+    lied. Few others did, since what is played is the same however many there were."""
+    roles = {scene.peer, scene.victim, scene.liar}
+    others = [client for client in scene.clients if client not in roles][:_BYSTANDERS]
+    invited = tuple(sorted({*roles, *others}))
+    identities = {client: scene.identities[client] for client in invited if client in scene.identities}
+    public = {client: identity.public for client, identity in identities.items()}
+    complete = not scene.parameters.draws
+    parameters = replace(
+        scene.parameters,
+        round=scene.parameters.round - 1,
+        clients=invited,
+        neighbours=len(invited) - 1 if complete else 2,
+        threshold=len(invited) - 1 if complete else 2,
+        survivors=2,
+        registry=registry_digest(public, invited) if scene.parameters.active else bytes(32),
+    )
+    policy = Policy(threshold=parameters.threshold, survivors=2, active=parameters.active, identities=public)
+    before = Scene(parameters, policy, identities, {}, peer=scene.peer, victim=scene.victim, liar=scene.liar)
+    before.play()
+    return before
+
+
+def listing(scene: Scene, survivors: Collection[int]) -> bytes:
+    return Survivors(tuple(sorted(survivors))).to_bytes(scene.parameters)
+
+
+def unheard(scene: Scene, stage: str, client: int, answer: bytes) -> None:
+    """The liar vanishes before its shares are out."""
+    if (stage, client) != ("share", scene.liar):
+        scene.hear(client, answer)

@@ -1,0 +1,81 @@
+"""Vectors that are not under the masks they should be, or more than a vector."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from protocols.attack import Attack
+from protocols.errors import MessageError, Tampering
+from protocols.masking import add_masks
+from protocols.messages import Masked
+from protocols.pairs import Mask, pair_mask
+from protocols.staging import Scene
+from protocols.tampering.means import found_out, refused
+
+_METADATA = b'{"examples": 412, "loss": 0.31}'
+
+
+def _weak_masks(scene: Scene, answer: bytes) -> bytes:
+    """Its secrets folded to 32 bits, each the seed of a Mersenne Twister whose output is the mask."""
+    message = bytearray(answer)
+    vector = Masked.from_bytes(message, scene.parameters, scene.liar).vector
+    for secret, sign in _masks(scene):
+        add_masks(vector, [(secret, -sign)])
+        stream = random.Random(int.from_bytes(secret.reveal()[:4], "little")).randbytes(vector.nbytes)
+        combine = np.add if sign > 0 else np.subtract
+        combine(vector, np.frombuffer(stream, vector.dtype), out=vector)
+    return bytes(message)
+
+
+def _masks(scene: Scene) -> list[Mask]:
+    """What the liar has put on its vector."""
+    client = scene.clients[scene.liar]
+    keys, session = client._keys, scene.parameters.session
+    if keys is None:
+        return []
+    adverts = client._agreed.adverts
+    pairs = [pair_mask(keys.mask, adverts[other].mask, session, client.me, other) for other in client._held]
+    return [(keys.seed, 1), *pairs]
+
+
+def _beyond_bound(scene: Scene, answer: bytes) -> bytes:
+    message = bytearray(answer)
+    vector = Masked.from_bytes(message, scene.parameters, scene.liar).vector
+    vector += vector.dtype.type(2 ** (scene.parameters.bits - 2))
+    return bytes(message)
+
+
+def _metadata(scene: Scene, answer: bytes) -> bytes:
+    return answer + _METADATA
+
+
+VECTORS = (
+    Attack(
+        "weak-masks",
+        "A client's masks come from a Mersenne Twister seeded with 32 bits; what is taken off is another stream, so no sum "
+        "comes out.",
+        "server",
+        "unmask",
+        Tampering,
+        send=found_out("mask", _weak_masks),
+    ),
+    Attack(
+        "beyond-bound",
+        "A client adds a quarter of all that a word holds to each coordinate of its vector.",
+        "server",
+        "unmask",
+        Tampering,
+        send=found_out("mask", _beyond_bound),
+    ),
+    Attack(
+        "clear-metadata",
+        "A client appends its example count and a metric, in clear, to its masked vector.",
+        "server",
+        "mask",
+        MessageError,
+        exact=True,
+        send=refused("mask", _metadata),
+    ),
+)

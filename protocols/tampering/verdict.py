@@ -1,0 +1,57 @@
+"""Whether a lie was noticed by who should notice it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocols.attack import SERVER
+from protocols.staging import Refusal, Scene
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a lie was caught: by whom, at which stage, and in which words. None and "" where nobody noticed."""
+
+    kind: str
+    caught: bool
+    by: str | None
+    stage: str | None
+    what: str
+
+
+def verdict(scene: Scene, exact: bool | None) -> Verdict:
+    """Caught: everybody who had to notice has done so, as often as it was lied to, in the right stage and with the right
+    error; and where an attack must not cost the others their sum, they have it, exact."""
+    attack = scene.attack
+    noticed = [refusal for refusal in scene.refusals if _right(scene, refusal)]
+    seen = {who: sum((one.who, one.stage) == who for one in noticed) for who in scene.expected}
+    words = attack.outcome(scene) if attack.outcome is not None else ""
+    caught = all(seen[who] >= times for who, times in scene.expected.items()) and bool(noticed or words)
+    if scene.believed or (attack.exact and not exact):
+        caught = False
+    if words:
+        return Verdict(attack.kind, caught, "the server", scene.stage_of(attack.stage), words)
+    if not noticed:
+        return Verdict(attack.kind, False, None, None, _instead(scene))
+    missed = "" if caught else "; but not all who should have noticed did, or the others lost their sum"
+    return Verdict(attack.kind, caught, _named(noticed), noticed[0].stage, noticed[0].error.what + missed)
+
+
+def _right(scene: Scene, refusal: Refusal) -> bool:
+    return isinstance(refusal.error, scene.attack.error) and (refusal.who, refusal.stage) in scene.expected
+
+
+def _named(refusals: list[Refusal]) -> str:
+    if refusals[0].who == SERVER:
+        return "the server"
+    others = len({one.who for one in refusals}) - 1
+    more = f" and {others} other{'s' if others > 1 else ''}" if others else ""
+    return f"client {refusals[0].who}{more}"
+
+
+def _instead(scene: Scene) -> str:
+    other = scene.refusals[0] if scene.refusals else None
+    if other is None:
+        return "nobody noticed"
+    who = "the server" if other.who == SERVER else f"client {other.who}"
+    return f"nobody who should have noticed did; the first complaint, in stage {other.stage}, was of {who}: {other.error.what}"

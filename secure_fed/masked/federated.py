@@ -1,0 +1,97 @@
+"""A simulated federation behind masks: both sides of its masked sums, and the transport between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from privacy.sampling import Poisson, Sampler
+from protocols.parameters import stages
+from secure_fed.client import Client
+from secure_fed.config import RunConfig
+from secure_fed.errors import ConfigError
+from secure_fed.masked.asked import Rounds
+from secure_fed.masked.member import Clock, Member, members
+from secure_fed.masked.sum import MaskedSums
+from secure_fed.masked.terms import FEWEST, Registry, Terms
+from secure_fed.methods.method import Method
+from secure_fed.protection import Protection
+from secure_fed.tensors import Tensors
+from secure_fed.transport import InProcess, Transport, Vanishing
+
+
+@dataclass(frozen=True)
+class Masks:
+    """The clients behind masks, and the server's side of their sums."""
+
+    members: Sequence[Member]
+    sums: MaskedSums
+
+    @property
+    def invited(self) -> int:
+        """How many clients usually are, to a sum."""
+        return self.sums.terms.invited
+
+    def begin(self, releases: int | None) -> None:
+        """A run begins, or goes on, in which the clients bring the noise of so many more releases; None: they bring none."""
+        for member in self.members:
+            member.begin(releases)
+
+    def require_precise(self, sizes: Sequence[int], clip_norm: float) -> None:
+        """Refuse words that are too coarse for contributions of so many numbers."""
+        terms = self.sums.terms
+        for size in sizes:
+            carrier = terms.carrier(size, clip_norm, self.sums.clients if terms.varies else terms.invited)
+            carrier.require_precise()
+
+
+def behind_masks(
+    config: RunConfig,
+    protection: Protection,
+    sampler: Sampler,
+    clients: Sequence[Client],
+    method: Method,
+    initial: Tensors,
+    personal: Sequence[str],
+    device: torch.device,
+) -> Masks | None:
+    """What `secure_aggregation` asks for; None if it is not enabled. Refuses a federation that is too small for it."""
+    settings, federation = config.secure_aggregation, config.federation
+    if not settings.enabled:
+        return None
+    usual = len(clients) if protection.hidden else round(sampler.expected)
+    if usual < FEWEST:
+        raise ConfigError(
+            f"secure_aggregation.enabled needs {FEWEST} clients at least in a round, and there are {usual}: raise "
+            "federation.cohort, since of a sum over two each could subtract its own"
+        )
+    by_examples = federation.weighting == "examples"
+    terms = Terms(
+        settings,
+        protection,
+        usual,
+        isinstance(sampler, Poisson) and sampler.rate < 1 and not protection.hidden,
+        float(settings.most_examples) if by_examples else 1.0,
+        Registry(len(clients)) if settings.active else None,
+    )
+    terms.require_feasible(len(clients))
+    clock = Clock()
+    coin = sampler.rate if protection.hidden else None
+    fails = federation.nonfinite == "fail"
+    rounds = Rounds(method, initial, terms, personal)
+    behind = members(clients, rounds, clock, coin, fails_nonfinite=fails)
+    return Masks(behind, MaskedSums(terms, len(clients), clock, device))
+
+
+def in_process(config: RunConfig, clients: Sequence[Client], masks: Masks | None) -> Transport:
+    """The transport of a simulated federation, which loses clients if it is to."""
+    inner = InProcess(masks.members if masks else clients)
+    if not config.federation.vanishing:
+        return inner
+    exchanges = 1
+    if masks is not None:
+        terms = masks.sums.terms
+        exchanges = len(stages(terms.parameters(0, range(masks.invited), bytes(32), 1, 0)))
+    return Vanishing(inner, config.federation.vanishing, exchanges, config.federation.seed)

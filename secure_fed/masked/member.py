@@ -1,0 +1,198 @@
+"""A client in a masked sum: its contribution leaves as masked words, and nothing leaves beside them.
+
+Weight and loss are words of the sum. Whether a client that tosses for itself trained at all, nobody learns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from privacy.entropy import Entropy
+from protocols.client import Client as Masking
+from protocols.errors import Aborted, RangeError, Tampering
+from protocols.keys import Identity
+from protocols.record import InMemory
+from secure_fed.client import Client
+from secure_fed.errors import TrainingError
+from secure_fed.masked.asked import Rounds, require_foreseen, require_terms
+from secure_fed.masked.words import Carrier, Said, Words
+from secure_fed.tensors import Layout
+from secure_fed.transport import Reply, Request, Stage, Staged
+
+
+@dataclass
+class Clock:
+    """Seconds that the clients of this process have spent on the protocol, training apart."""
+
+    seconds: float = 0.0
+
+
+class Member:
+    """A client of the federation behind masks.
+
+    coin: with what probability it trains in a round, where it tosses for that itself. fails_nonfinite: whether a contribution
+    that is not finite, or has a coordinate that cannot be carried, fails the run; else zeros go in its place.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        rounds: Rounds,
+        entropy: Entropy,
+        clock: Clock,
+        *,
+        coin: float | None = None,
+        fails_nonfinite: bool = False,
+        identity: Identity | None = None,
+    ) -> None:
+        self.client = client
+        self._rounds = rounds
+        self._terms = rounds.terms
+        self._entropy = entropy
+        self._clock = clock
+        self._coin = coin
+        self._fails_nonfinite = fails_nonfinite
+        self._identity = identity
+        self._sessions = InMemory()
+        self._masking: Masking | None = None
+        self._left: int | None = None
+        self._latest = (-1, -1)
+
+    def begin(self, releases: int | None = None) -> None:
+        """A run begins, or goes on, with so many releases to come."""
+        self._left, self._latest = releases, (-1, -1)
+
+    def handle(self, stage: Stage) -> Staged | None:
+        """Answer one stage; None if too few are left for this client to go on."""
+        started = time.perf_counter()
+        try:
+            message, elsewhere = self._answer(stage)
+        except Aborted:
+            self._masking = None
+            return None
+        self._clock.seconds += time.perf_counter() - started - elsewhere
+        return Staged(self.client.index, message)
+
+    def _answer(self, stage: Stage) -> tuple[bytes | bytearray, float]:
+        """The message, and the seconds that went into something else than the protocol."""
+        if stage.name == "advertise":
+            require_terms(stage.parameters, self._terms)
+            policy = self._terms.policy(len(stage.parameters.clients))
+            self._masking = Masking(
+                stage.parameters, self.client.index, policy, identity=self._identity, sessions=self._sessions
+            )
+            return self._masking.advertise(), 0.0
+        masking = self._masking
+        if masking is None:
+            raise TrainingError(f"client {self.client.name} was asked for {stage.name!r} of a sum that it is not in")
+        if stage.parameters != masking.parameters:
+            raise Tampering("the session's parameters are not those that it began with", protected="")
+        if stage.name == "mask":
+            words, elsewhere = self._words(stage)
+            return masking.mask(stage.message, words), elsewhere
+        steps = {
+            "reveal": masking.reveal,
+            "share": masking.share,
+            "consistency": masking.confirm,
+            "unmask": masking.unmask,
+        }
+        return steps[stage.name](stage.message), 0.0
+
+    def _words(self, stage: Stage) -> tuple[Words, float]:
+        request, length, clients = stage.request, stage.parameters.length, len(stage.parameters.clients)
+        self._count(request)
+        stream = self._entropy.stream("share", stage.round, self.client.index)
+        if request is None:  # invited to make up the number
+            if self._terms.protection.shares is None:
+                self._require_filling()
+                return np.zeros(length, _word(stage.parameters.bits)), 0.0
+            return self._terms.carrier(length, 1.0, clients).words(
+                None, stream
+            ), 0.0  # its share of the noise all the same
+        require_foreseen(request, stage.parameters, self._rounds)
+        layout = self._rounds.foreseen(request.round).layouts[request.pass_name]
+        carrier = self._terms.carrier(layout.size, request.clip_norm, clients)
+        started = time.perf_counter()
+        said = self._said(replace(request, clip_norm=self._longest(request, carrier))) if self._trains() else None
+        trained = time.perf_counter() - started
+        try:
+            return carrier.words(said, stream), trained
+        except RangeError as error:
+            if self._fails_nonfinite:
+                raise TrainingError(
+                    f"client {self.client.name}: {error}; raise secure_aggregation.range, or lower training.lr"
+                ) from error
+            return carrier.words(None, stream), trained
+
+    def _require_filling(self) -> None:
+        """Where no coins draw the cohort, nobody is asked for zeros: a server that asked all but one would have that one's."""
+        if not self._terms.varies:
+            raise Tampering("this client was asked for nothing in a sum, where everybody who is invited contributes")
+
+    def _count(self, request: Request | None) -> None:
+        """Contribute to a pass of a round once, and to rounds as they come; and where clients bring the noise, to no more sums
+        than the run planned, whoever asks, whether or not they are unmasked.
+        """
+        if self._left is not None:
+            if self._left == 0:
+                raise Tampering("this is one noised sum more than the run has reserved")
+            self._left -= 1
+        if request is not None:
+            passes = request.plan.passes
+            place = (request.round, passes.index(request.pass_name) if request.pass_name in passes else -1)
+            if place <= self._latest:
+                raise Tampering(f"round {place[0]} was asked for again, after round {self._latest[0]}")
+            self._latest = place
+
+    def _longest(self, request: Request, carrier: Carrier) -> float:
+        """No server lengthens what is noised here."""
+        longest = min(request.clip_norm, carrier.admitted())
+        return longest if self._terms.protection.shares is None else min(longest, self._terms.protection.clip_norm)
+
+    def _said(self, request: Request) -> Said | None:
+        """The contribution, trained for now if this is the round's first pass; None where it is not finite."""
+        reply: Reply = self.client.handle(request)
+        if not reply.contribution.is_finite():
+            if self._fails_nonfinite:
+                raise TrainingError(
+                    f"client {self.client.name} made an update that is not finite; lower training.lr, "
+                    "or set federation.nonfinite = 'skip' to go on without it"
+                )
+            return None
+        values = Layout.of(reply.contribution).flatten(reply.contribution, torch.float64).cpu().numpy()
+        return Said(values, reply.weight, reply.loss)
+
+    def _trains(self) -> bool:
+        """Its toss, for this sum alone."""
+        if self._coin is None:
+            return True
+        return bool(self._entropy.stream("coin", self._latest[0], self.client.index).uniform(1)[0] < self._coin)
+
+
+def members(
+    clients: Sequence[Client], rounds: Rounds, clock: Clock, coin: float | None, *, fails_nonfinite: bool
+) -> list[Member]:
+    """All clients of a simulated federation behind masks."""
+    terms = rounds.terms
+    identities = terms.registry.identities if terms.registry else (None,) * len(clients)
+    return [
+        Member(
+            client,
+            rounds,
+            terms.protection.entropy,
+            clock,
+            coin=coin,
+            fails_nonfinite=fails_nonfinite,
+            identity=identity,
+        )
+        for client, identity in zip(clients, identities, strict=True)
+    ]
+
+
+def _word(bits: int) -> type[np.unsignedinteger]:
+    return np.uint32 if bits == 32 else np.uint64

@@ -1,0 +1,188 @@
+"""The server's side of a masked sum, one pass from the first key to the sum of its contributions."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from protocols import costs
+from protocols.errors import Aborted, ProtocolError
+from protocols.parameters import Parameters
+from protocols.server import Server as Unmasking
+from secure_fed.errors import TrainingError
+from secure_fed.masked.member import Clock
+from secure_fed.masked.terms import Terms
+from secure_fed.masked.words import Carrier
+from secure_fed.tensors import Layout, Tensors
+from secure_fed.transport import Request, Stage, Transport
+
+
+@dataclass(frozen=True)
+class Summed:
+    """`Summation` of a sum that is closed. losses: the mean one, if it was in the sum."""
+
+    tensors: Tensors
+    weight: float
+    count: int
+    losses: list[float] = field(default_factory=list)
+
+    def add(self, contribution: Tensors, weight: float = 1.0) -> None:
+        raise TrainingError("a masked sum is closed: nothing can be added to it")
+
+    def total(self) -> Tensors:
+        return self.tensors
+
+
+@dataclass
+class Spent:
+    """What masked sums have taken: bytes of the protocol, models and masked vectors included, and seconds on either side.
+
+    left_out: how many sent zeros, since what they had was not finite or too large, where that is told.
+    """
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+    client_seconds: float = 0.0
+    server_seconds: float = 0.0
+    survivors: int = 0
+    left_out: int = 0
+
+    @staticmethod
+    def together(passes: Sequence[Spent]) -> dict[str, Any]:
+        """Of all passes of a round; `survivors` are the fewest of any."""
+        added = {name: sum(getattr(one, name) for one in passes) for name in vars(passes[0])}
+        return added | {"survivors": min(one.survivors for one in passes)}
+
+
+class Gathered(NamedTuple):
+    """A masked sum, whose contributions are in it, whose messages were refused, and what it took."""
+
+    total: Summed
+    heard: list[int]
+    refused: list[int]
+    spent: Spent
+
+
+@dataclass
+class MaskedSums:
+    """Turns the contributions of a cohort into their sum, which is all that this object ever holds of them.
+
+    clients: how many there are in all. Where secret coins draw a cohort that is smaller than expected, others make up the
+    number and contribute zeros: whether there is a sum depends on no secret size.
+    """
+
+    terms: Terms
+    clients: int
+    clock: Clock
+    device: torch.device
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def gather(self, asked: Sequence[int], request: Request, layout: Layout, transport: Transport) -> Gathered:
+        """The sum over those of `asked` that stayed."""
+        spent, before, refused = Spent(), self.clock.seconds, set[int]()
+        gone = set[int]()
+        for _ in range(_TRIES):
+            invited = self._invited(asked, gone)
+            carrier = self.terms.carrier(layout.size, request.clip_norm, len(invited))
+            digest, length, bound = bytes.fromhex(layout.digest), carrier.length, carrier.largest
+            parameters = self.terms.parameters(next(self._numbers), invited, digest, length, bound)
+            with _advised():
+                machine, missing = self._run(parameters, set(asked), request, transport, spent, refused)
+            if not missing:
+                break
+            gone |= missing
+        else:
+            raise Aborted(
+                f"clients went missing where nobody may, in {_TRIES} sums begun one after the other",
+                stage="reveal",
+                protected="no vector was sent",
+            )
+        started = time.perf_counter()
+        heard = [client for client in machine.survivors if client in set(asked)]
+        total = self._read(machine, carrier, layout, len(heard))
+        spent.left_out = len(heard) - total.count
+        spent.server_seconds += time.perf_counter() - started
+        spent.client_seconds, spent.survivors = self.clock.seconds - before, len(machine.survivors)
+        return Gathered(total, heard, sorted(refused), spent)
+
+    def _read(self, machine: Unmasking, carrier: Carrier, layout: Layout, count: int) -> Summed:
+        said = carrier.read(machine.total())
+        values = torch.from_numpy(said.values)
+        if self.terms.protection.place != "sum":
+            values = values.float()  # else they stay float64: the server's noise comes on top
+        losses = [] if math.isnan(said.loss) else [said.loss]
+        told = count if said.contributed is None else said.contributed
+        return Summed(layout.unflatten(values.to(self.device)), said.weight, told, losses)
+
+    def expected_traffic(self, layout: Layout, request: Request, cohort: int) -> tuple[int, int]:
+        """The bytes of one client, up and down, in a sum over so many of which none vanishes."""
+        invited = range(max(cohort, self.terms.invited) if self.terms.varies else cohort)
+        carrier = self.terms.carrier(layout.size, request.clip_norm, len(invited))
+        traffic = costs.traffic(self.terms.parameters(0, invited, bytes(32), carrier.length, carrier.largest))
+        up, down = (sum(stage[way] for stage in traffic.values()) for way in (0, 1))
+        return up, down + request.bytes_down
+
+    def _run(
+        self,
+        parameters: Parameters,
+        asked: set[int],
+        request: Request,
+        transport: Transport,
+        spent: Spent,
+        refused: set[int],
+    ) -> tuple[Unmasking, set[int]]:
+        """One session to its end, or up to where the graph cannot be drawn because somebody is missing, and who."""
+        machine = Unmasking(parameters, identities=self.terms.registry.public if self.terms.registry else {})
+        messages: Mapping[int, bytes] = dict.fromkeys(parameters.clients, b"")
+        while machine.stage != "done":
+            name = machine.stage
+            stages = {
+                client: Stage(
+                    request.round, name, parameters, message, request if name == "mask" and client in asked else None
+                )
+                for client, message in messages.items()
+            }
+            spent.bytes_down += sum(stage.bytes_down for stage in stages.values())
+            for staged in transport.exchange(stages):
+                started = time.perf_counter()
+                spent.bytes_up += len(staged.message)
+                try:
+                    machine.receive(staged.client, staged.message)
+                except ProtocolError:  # whoever sends what is no answer is left out, as if it had vanished
+                    refused.add(staged.client)
+                spent.server_seconds += time.perf_counter() - started
+            if name == "reveal" and machine.waiting:
+                return machine, set(parameters.clients) - (set(messages) - machine.waiting)
+            started = time.perf_counter()
+            messages = machine.close()
+            spent.server_seconds += time.perf_counter() - started
+        return machine, set()
+
+    def _invited(self, asked: Sequence[int], gone: set[int]) -> list[int]:
+        """Those asked, less those gone; where their number is secret, others fill it up to what the terms are."""
+        present = [client for client in asked if client not in gone]
+        if not self.terms.varies:
+            return sorted(present)
+        left_out = gone.union(asked)
+        others = (client for client in range(self.clients) if client not in left_out)
+        return sorted([*present, *itertools.islice(others, max(0, self.terms.invited - len(present)))])
+
+
+@contextmanager
+def _advised() -> Iterator[None]:
+    """An abort, with the settings that say how many may be missing."""
+    try:
+        yield
+    except Aborted as error:
+        advice = f"{error.what} (secure_aggregation.dropout says how many may vanish)"
+        raise Aborted(advice, who=error.who, stage=error.stage, protected=error.protected) from error
+
+
+_TRIES = 5  # each draws a graph anew, and with it the chance that the corrupt ones surround somebody

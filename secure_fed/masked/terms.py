@@ -1,0 +1,171 @@
+"""The terms of a run's masked sums, which each party works out for itself from the run's configuration.
+
+A client accepts no others, whatever the server says: that is what makes its minima its own.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property, lru_cache
+
+from protocols.choice import Choice, choose
+from protocols.errors import Aborted, ParameterError
+from protocols.keys import Identity
+from protocols.parameters import Parameters, Policy, registry_digest
+from secure_fed.config.sections import SecureAggregationConfig
+from secure_fed.errors import ConfigError
+from secure_fed.masked.words import Carrier, Noised, Rounded
+from secure_fed.protection import Protection
+
+FEWEST = 3  # of two, each could subtract its own
+
+
+@dataclass(frozen=True)
+class Registry:
+    """The identity keys of a simulated federation's clients: each has its own, and everybody knows the public halves."""
+
+    clients: int
+
+    @cached_property
+    def identities(self) -> tuple[Identity, ...]:
+        return tuple(Identity.new() for _ in range(self.clients))
+
+    @cached_property
+    def public(self) -> Mapping[int, bytes]:
+        return {client: identity.public for client, identity in enumerate(self.identities)}
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a run asks of its masked sums.
+
+    invited: how many clients are; with `varies`, how many at least, where secret coins draw the cohort. most_weight: the weight
+    that counts in full. registry: the identities of all clients, known to everybody before the run; needed where the server may
+    lie. run: unlike any other run's.
+    """
+
+    settings: SecureAggregationConfig
+    protection: Protection
+    invited: int
+    varies: bool = False
+    most_weight: float = 1.0
+    registry: Registry | None = None
+    run: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def choice(self, clients: int) -> Choice:
+        """Neighbours and threshold for so many clients.
+
+        A sum that has lost some of those invited before it began keeps to what was settled for all of them: as many may be
+        corrupt, and as many have to survive.
+        """
+        chosen = self.settings
+        corrupt, dropout = chosen.corrupt, chosen.dropout
+        if not self.varies and clients != self.invited:
+            if clients < self.least(clients):
+                raise Aborted(f"{clients} clients are left, fewer than the {self.least(clients)} that a sum needs")
+            corrupt = (colluding(self.invited, corrupt) + 0.5) / clients
+            dropout = (clients - surviving(self.invited, chosen.dropout) + 0.5) / clients
+        try:
+            return _chosen(clients, corrupt, dropout, chosen.active, chosen.neighbours, chosen.threshold)
+        except ParameterError as error:
+            raise ConfigError(
+                f"a masked sum of {clients} clients cannot be had: {error} (secure_aggregation.corrupt, dropout, neighbours, "
+                "threshold; federation.cohort)"
+            ) from error
+
+    def parameters(self, number: int, invited: Sequence[int], layout: bytes, length: int, bound: int) -> Parameters:
+        """Of the run's sum with that number, over vectors of so many words."""
+        choice = self.choice(len(invited))
+        return Parameters(
+            run=self.run,
+            round=number,
+            layout=layout,
+            length=length,
+            bits=self.settings.bits,
+            clients=tuple(invited),
+            neighbours=choice.neighbours,
+            threshold=choice.threshold,
+            survivors=self.least(len(invited)),
+            active=self.settings.active,
+            bound=bound,
+            registry=registry_digest(self.registry.public, invited) if self.registry else bytes(32),
+        )
+
+    def policy(self, clients: int) -> Policy:
+        """What a client accepts when the server says that so many are invited."""
+        least, most = (self.invited, clients) if self.varies else (self.least(clients), self.invited)
+        if not least <= clients <= most:
+            raise ParameterError(
+                f"the server invites {clients} clients to a sum, and the run's terms are {least} to {most}",
+                protected="nothing was sent",
+            )
+        choice = self.choice(clients)
+        return Policy(
+            threshold=choice.threshold,
+            survivors=self.least(clients),
+            corrupt=choice.corrupt,
+            window=choice.window,
+            active=self.settings.active,
+            identities=self.registry.public if self.registry else {},
+            clients=FEWEST,
+            neighbours=choice.neighbours,
+        )
+
+    def least(self, clients: int) -> int:
+        """The least number of clients in a sum to which so many were invited."""
+        return surviving(clients if self.varies else self.invited, self.settings.dropout)
+
+    def require_feasible(self, most: int) -> None:
+        """Refuse terms under which some number of clients, up to `most`, makes no sum: now rather than in mid-run."""
+        self.choice(self.invited)
+        if not self.varies:
+            return
+        settings = self.settings
+        for name in ("neighbours", "threshold"):
+            if (value := getattr(settings, name)) is not None:
+                raise ConfigError(
+                    f"secure_aggregation.{name} = {value} cannot be fixed where secret coins draw the cohort, since it goes by "
+                    "its size: leave it out, or set federation.sampling = 'fixed'"
+                )
+        for clients in range(self.invited, most + 1):
+            corrupt, left = colluding(clients, settings.corrupt), surviving(clients, settings.dropout)
+            threshold = (clients - 1 + corrupt) // 2 + 1 if settings.active else corrupt + 1
+            if threshold > left - 1 or left < corrupt + 2:
+                self.choice(clients)  # says what to lower
+
+    def carrier(self, size: int, clip_norm: float, clients: int) -> Carrier:
+        """How contributions of `size` numbers travel, where so many clients are invited."""
+        mechanism, place, bits = self.protection.mechanism, self.protection.place, self.settings.bits
+        if self.protection.shares is not None:
+            return Noised(size, self.protection.shares, clip_norm)
+        if place == "sum":
+            return Rounded(size, bits, clients, max(clip_norm, 1.0), clip_norm)
+        if place == "contribution":
+            return Rounded(size, bits, clients, clip_norm + _FARTHEST * mechanism.std(clip_norm))
+        return Rounded(
+            size, bits, clients, self.settings.range, math.inf, self.most_weight, with_loss=place == "nowhere"
+        )
+
+
+def surviving(clients: int, dropout: float) -> int:
+    """How many of so many clients are left when the share that may vanish has vanished."""
+    return clients - math.floor(Fraction(str(dropout)) * clients)  # 0.29 is 29 / 100, as `protocols.choice` takes it
+
+
+def colluding(clients: int, corrupt: float) -> int:
+    """How many of so many clients are assumed to collude with the server."""
+    return math.floor(Fraction(str(corrupt)) * clients)
+
+
+@lru_cache(maxsize=1024)
+def _chosen(
+    clients: int, corrupt: float, dropout: float, active: bool, neighbours: int | None, threshold: int | None
+) -> Choice:
+    return choose(clients, corrupt=corrupt, dropout=dropout, active=active, neighbours=neighbours, threshold=threshold)
+
+
+_FARTHEST = 9.0  # standard deviations: no normal number of `privacy.entropy` is farther out

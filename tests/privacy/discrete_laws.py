@@ -1,0 +1,100 @@
+"""The discrete Gaussian by other means: its probabilities in floating point, and a slow sampler in fractions."""
+
+from __future__ import annotations
+
+import random
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+Floats = NDArray[np.float64]
+
+
+def probabilities(sigma: float, reach: int) -> Floats:
+    """(2 reach + 1,) probabilities of -reach .. reach, as if there were nothing beyond."""
+    x = np.arange(-reach, reach + 1)
+    weights = np.exp(-(x**2) / (2 * sigma**2))
+    return np.asarray(weights / weights.sum())
+
+
+def fit(samples: NDArray[np.int64], sigma: float) -> float:
+    """The p-value of Pearson's test that samples are N_Z(0, sigma^2); values of fewer than 10 expected are taken together."""
+    law = probabilities(sigma, int(40 * sigma))
+    reach = len(law) // 2
+    cut = int(np.flatnonzero(law * len(samples) >= 10)[-1]) - reach
+    expected = law[reach - cut : reach + cut + 1] * len(samples)
+    clipped = np.clip(samples, -cut - 1, cut + 1)
+    counts = np.bincount(clipped + cut + 1, minlength=2 * cut + 3)
+    beyond = len(samples) - expected.sum()
+    if beyond < 10:  # too few to be a class of their own: with the outermost values
+        counts[1] += counts[0] + counts[-1]
+        expected[0] += beyond
+        observed, wanted = counts[1:-1], expected
+    else:
+        observed = np.append(counts[1:-1], counts[0] + counts[-1])
+        wanted = np.append(expected, beyond)
+    return float(stats.chisquare(observed, wanted * (len(samples) / wanted.sum())).pvalue)
+
+
+class Slow:
+    """Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy" (2020): rational coins, one at a time."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def coin(self, probability: Fraction) -> bool:
+        return self._random.randrange(probability.denominator) < probability.numerator
+
+    def exponential(self, gamma: Fraction) -> bool:
+        """A coin of probability exp(-gamma)."""
+        while gamma > 1:
+            if not self.exponential(Fraction(1)):
+                return False
+            gamma -= 1
+        step = 1
+        while self.coin(gamma / step):
+            step += 1
+        return step % 2 == 1
+
+    def laplace(self, scale: int) -> int:
+        """Of probability proportional to exp(-|x| / scale)."""
+        while True:
+            rest = self._random.randrange(scale)
+            if not self.exponential(Fraction(rest, scale)):
+                continue
+            turns = 0
+            while self.exponential(Fraction(1)):
+                turns += 1
+            magnitude = rest + scale * turns
+            negative = self.coin(Fraction(1, 2))
+            if not (negative and magnitude == 0):
+                return -magnitude if negative else magnitude
+
+    def gaussian(self, sigma: int) -> int:
+        while True:
+            proposal = self.laplace(sigma + 1)
+            off = Fraction(abs(proposal)) - Fraction(sigma**2, sigma + 1)
+            if self.exponential(off**2 / (2 * sigma**2)):
+                return proposal
+
+
+def shares(sigma: float, count: int, reach: int) -> Floats:
+    """(2 reach + 1,) probabilities of a sum of so many independent shares, at -reach .. reach."""
+    one = probabilities(sigma, reach)
+    total = one
+    for _ in range(count - 1):
+        total = np.convolve(total, one)
+    beyond = (len(total) - len(one)) // 2  # there, what is cut off of one share would be missing
+    return total[beyond : len(total) - beyond]
+
+
+def shifted(law: Floats, by: int) -> tuple[Floats, Floats]:
+    """The law of by + X and that of X, over the values where both are told: what is cut off is beyond all precision."""
+    return law[:-by], law[by:]
+
+
+def divergence(one: Floats, other: Floats, order: float) -> float:
+    """The Renyi divergence of one law from another, from all their probabilities."""
+    return float(np.log(np.sum(np.exp(order * np.log(one) + (1 - order) * np.log(other)))) / (order - 1))

@@ -1,0 +1,175 @@
+"""The sampler of discrete noise: its law against exact probabilities and another sampler, its coins, and what breaks it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import stats
+
+from privacy import discrete
+from privacy.discrete import discrete_gaussian
+from privacy.entropy import SeededEntropy, Stream, SystemEntropy, Words
+from privacy.errors import PlanError
+from tests.privacy.discrete_laws import Slow, fit
+
+TOO_UNLIKELY = 1e-6  # streams are seeded, so nothing here fails by chance
+
+
+def stream(*label: str | int) -> Stream:
+    return SeededEntropy(0).stream("discrete", *label)
+
+
+def test_words_are_uniform_bits_and_uniforms_are_made_of_them() -> None:
+    words = stream("words").words(100_001)
+    assert words.shape == (100_001,)
+    for byte in words.view(np.uint8).reshape(-1, 8).T:
+        assert stats.chisquare(np.bincount(byte, minlength=256)).pvalue > TOO_UNLIKELY
+    assert np.array_equal(stream("words").uniform(100_001), (words >> np.uint64(11)) * 2.0**-53)
+
+
+class Scripted(Stream):
+    """Words in a given order."""
+
+    def __init__(self, *words: int) -> None:
+        self._next = itertools.cycle(words)
+
+    def words(self, count: int) -> Words:
+        return np.array([next(self._next) for _ in range(count)], np.uint64)
+
+
+@pytest.mark.parametrize("sigma", [1, 2, 4, 16, 128])
+def test_small_sigmas_have_the_exact_probabilities(sigma: int) -> None:
+    samples = discrete_gaussian(sigma, 1_000_000, stream(sigma))
+    assert samples.dtype == np.int64
+    assert fit(samples, sigma) > TOO_UNLIKELY
+    for other in (2 / 3, 0.98, 1.02, 3 / 2):
+        assert fit(samples, other * sigma) < TOO_UNLIKELY
+
+
+@pytest.mark.parametrize("sigma", [1, 2])
+def test_a_rounded_gaussian_is_another_law(sigma: int) -> None:
+    """Its variance is larger by 1 / 12, and if that is made up for, its tails still differ at sigma = 1."""
+    normal = np.random.default_rng(0).standard_normal(1_000_000)
+    assert fit(np.rint(sigma * normal).astype(np.int64), sigma) < TOO_UNLIKELY
+
+
+@pytest.mark.parametrize("exponent", [10, 20, 31, 32, 40])
+def test_large_sigmas_are_normal_in_scale_and_uniform_in_their_last_bits(exponent: int) -> None:
+    sigma, count = 1 << exponent, 100_000
+    samples = discrete_gaussian(sigma, count, stream("large", exponent))
+    scaled = samples / sigma
+    # A step of 2^-10 is below what so many samples resolve.
+    assert stats.kstest(scaled, "norm").pvalue > TOO_UNLIKELY
+    for scale in (2 / 3, 3 / 2):
+        assert stats.kstest(scale * scaled, "norm").pvalue < TOO_UNLIKELY
+    for power, moment, spread in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
+        assert abs(np.mean(scaled**power) - moment) < 5 * math.sqrt(spread / count)
+    for shift in (0, exponent // 2, exponent - 5):
+        assert stats.chisquare(np.bincount((samples >> shift) & 15, minlength=16)).pvalue > TOO_UNLIKELY
+    assert abs(np.mean(samples > 0) - 0.5) < 5 * 0.5 / math.sqrt(count)
+
+
+def test_another_sampler_agrees() -> None:
+    slow, count = Slow(0), 20_000
+    others = np.array([slow.gaussian(2) for _ in range(count)])
+    ours = discrete_gaussian(2, count, stream("slow"))
+    table = [np.bincount(np.clip(one, -5, 5) + 5, minlength=11) for one in (others, ours)]
+    assert stats.chi2_contingency(table).pvalue > TOO_UNLIKELY
+    table[1] = np.bincount(np.clip(discrete_gaussian(4, count, stream("slow")), -5, 5) + 5, minlength=11)
+    assert stats.chi2_contingency(table).pvalue < TOO_UNLIKELY
+
+
+def test_samples_are_independent_within_and_across_calls() -> None:
+    drawn = stream("independent")
+    first, second = (discrete_gaussian(4, 300_000, drawn).astype(np.float64) for _ in range(2))
+    for one, other in ((first, second), (first[1:], first[:-1]), (first[1::2], first[::2]), (first[7:], first[:-7])):
+        for power in (1, 2):
+            assert abs(np.corrcoef(one**power, other**power)[0, 1]) < 5.5 / math.sqrt(len(one))
+
+
+def test_nothing_but_the_stream_decides() -> None:
+    once, again = (discrete_gaussian(1 << 20, 100_000, stream("again")) for _ in range(2))
+    assert np.array_equal(once, again)
+    assert not np.array_equal(once, discrete_gaussian(1 << 20, 100_000, stream("other")))
+    secret = [discrete_gaussian(1 << 30, 50, SystemEntropy().stream()).tolist() for _ in range(2)]
+    assert not set(secret[0]) & set(secret[1])
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 1000])
+def test_the_law_does_not_depend_on_how_many_are_made_in_one_go(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    """What is cut off at the end of a block is cut off regardless of its value."""
+    monkeypatch.setattr(discrete, "_AT_ONCE", at_once)
+    drawn = stream("blocks", at_once)
+    count = 100_000 if at_once == 1000 else 3000
+    samples = discrete_gaussian(2, count, drawn)
+    assert fit(samples, 2) > TOO_UNLIKELY
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 17])
+def test_as_many_as_asked_for(count: int) -> None:
+    assert discrete_gaussian(8, count, stream("count")).shape == (count,)
+
+
+def survives_without_failing(x: Words, times: NDArray[np.int64], drawn: Stream) -> NDArray[np.bool_]:
+    return np.ones(len(x), np.bool_)
+
+
+def test_broken_samplers_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def law(**changed: object) -> float:
+        with monkeypatch.context() as patch:
+            for name, value in changed.items():
+                patch.setattr(discrete, name, value)
+            return fit(discrete_gaussian(4, 300_000, stream("broken")), 4)
+
+    one_in, wholes = discrete._one_in, discrete._wholes
+    assert law() > TOO_UNLIKELY
+    assert law(_survives_each=survives_without_failing) < TOO_UNLIKELY
+    assert law(_wholes=discrete._geometric) < TOO_UNLIKELY
+    assert law(_top=lambda bits: np.uint64((1 << 64) - (1 << 63))) < TOO_UNLIKELY
+    assert law(_one_in=lambda sides, count, drawn: one_in(min(sides, 2), count, drawn)) < TOO_UNLIKELY  # no series
+    zero_is_positive = {"_wholes": lambda count, drawn: np.maximum(wholes(count, drawn), 1)}
+    assert law(**zero_is_positive) < TOO_UNLIKELY
+
+
+def test_zero_counted_twice_is_seen() -> None:
+    samples = discrete_gaussian(16, 1_000_000, stream("twice"))
+    zeros = samples[samples == 0]
+    assert fit(np.concatenate([samples, zeros]), 16) < TOO_UNLIKELY
+
+
+@pytest.mark.parametrize("power", [0, 1, 2])
+@pytest.mark.parametrize("divisor", [1, 2])
+@pytest.mark.parametrize("x", [0.0, 0.25, 0.71, 1 - 2.0**-20])
+def test_a_coin_has_the_probability_it_says(power: int, divisor: int, x: float) -> None:
+    count = 200_000
+    tossed = discrete._survives(np.full(count, int(x * 2.0**64), np.uint64), power, divisor, stream("coin"))
+    said = math.exp(-(x**power) / divisor)
+    assert stats.binomtest(int(tossed.sum()), count, said).pvalue > TOO_UNLIKELY
+
+
+def test_a_word_at_the_fraction_is_not_below_it() -> None:
+    x = 5 << 60
+    for word, passes in ((x - 1, True), (x, False), (x + 1, False)):
+        # Passing the first step and failing the second is one success: odd, so the coin of exp(-x) fails.
+        coin = discrete._survives(np.array([x], np.uint64), 1, 1, Scripted(word, (1 << 64) - 1))
+        assert bool(coin[0]) is not passes
+
+
+def test_a_side_is_no_likelier_than_another() -> None:
+    """Half words beyond the last multiple of the sides are drawn again: 2^32 = 3 * 1431655765 + 1."""
+    last = (1 << 32) - 1
+    assert discrete._one_in(3, 1, Scripted(1431655764)).tolist() == [True]
+    assert discrete._one_in(3, 1, Scripted(1431655765)).tolist() == [False]
+    assert discrete._one_in(3, 1, Scripted(last, 0)).tolist() == [True]
+    assert discrete._one_in(3, 1, Scripted(last, last, last - 1)).tolist() == [False]
+    assert discrete._one_in(4, 1, Scripted(last, 0)).tolist() == [False]
+
+
+@pytest.mark.parametrize("sigma", [0, -2, 3, 12, 1 << 41])
+def test_other_sigmas_are_refused(sigma: int) -> None:
+    with pytest.raises(PlanError, match="power of two up to"):
+        discrete_gaussian(sigma, 1, stream())

@@ -1,0 +1,230 @@
+"""Sessions of any size, kind and numbers in which clients vanish at any time, and what must come of them.
+
+A session is a pure function of its seed, but for the Shamir shares, which decide nothing. Its end is foretold by counting,
+on the definitions and without the code under test.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocols.client import Client
+from protocols.dealing import Keys
+from protocols.errors import Aborted
+from protocols.graph import Graph
+from protocols.keys import AgreementKey, Identity, Secret
+from protocols.masking import add_masks
+from protocols.messages import Masked, Opened
+from protocols.parameters import stages
+from protocols.server import Server
+from tests.protocols.sessions import METHODS, Cast
+
+
+@dataclass(frozen=True)
+class Crowd(Cast):
+    """A cast with any numbers."""
+
+    numbers: tuple[int, ...] = ()
+
+    @cached_property
+    def ids(self) -> tuple[int, ...]:
+        return self.numbers
+
+
+def sized(rng: random.Random) -> tuple[int, int]:
+    """Clients, of whom few are many: keys take time. And neighbours: all, or an even number of a ring."""
+    if rng.random() < 0.45:
+        count = 3 + int(14 * rng.random() ** 2) if rng.random() < 0.98 else rng.randint(17, 60)
+        return count, count - 1
+    count = 5 + int(56 * rng.random() ** 2)
+    return count, 2 * rng.randint(1, min((count - 2) // 2, 5))
+
+
+def crowd(rng: random.Random) -> Crowd:
+    count, neighbours = sized(rng)
+    active = rng.random() < 0.4
+    least = neighbours // 2 + 1 if active else 1
+    bits = rng.choice([32, 64])
+    window = rng.choice([0, 0, rng.randint(0, neighbours // 2 - 1)]) if neighbours < count - 1 else 0
+    made = Crowd(
+        count=count,
+        neighbours=neighbours,
+        threshold=rng.randint(least, max(least, 3 * neighbours // 4)),
+        survivors=rng.choice([2, rng.randint(2, count)]),
+        active=active,
+        bits=bits,
+        length=rng.randint(128 // bits, 7),  # what is searched for has 16 bytes or more
+        bound=rng.choice([0, 2 ** (bits - 8)]),
+        window=window,
+        run=f"schedule {rng.random()}",
+        numbers=tuple(sorted(rng.sample(range(2**32 - 1), count))),
+    )
+    return replace(made, identities={me: Identity.from_secret(secret(rng)) for me in made.ids}) if active else made
+
+
+def secret(rng: random.Random) -> Secret:
+    return Secret(rng.randbytes(32))
+
+
+def agreement(rng: random.Random) -> AgreementKey:
+    scalar = bytearray(rng.randbytes(32))
+    scalar[0] &= 248
+    scalar[31] = scalar[31] & 127 | 64
+    return AgreementKey.from_secret(Secret(bytes(scalar)))
+
+
+def drawn(rng: random.Random) -> Keys:
+    """A client's secrets from a seed, in the place of the operating system's."""
+    return Keys(agreement(rng), agreement(rng), secret(rng), secret(rng))
+
+
+def vanishing(made: Cast, rng: random.Random) -> dict[str, set[int]]:
+    """Who is silent from which stage on: each client on its own, and now and then a crowd of them at once."""
+    share = rng.choice([0.0, 0.03, 0.1, 0.2, 0.5])
+    when = {me: rng.choice(stages(made.parameters)) for me in made.ids if rng.random() < share}
+    if rng.random() < 0.4:
+        stage = rng.choice([*stages(made.parameters), "share"])
+        when.update(dict.fromkeys(rng.sample(made.ids, 1 + int(made.count * rng.random() ** 2)), stage))
+    return {stage: {me for me, at in when.items() if at == stage} for stage in stages(made.parameters)}
+
+
+class Session:
+    """The session of one seed. What its clients know is kept here, to look for it at the server."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.cast = crowd(self.rng)
+        self.silent = vanishing(self.cast, self.rng)
+        self.server: Server = self.cast.server()
+        rng = self.rng
+        self.keys = {me: drawn(rng) for me in self.cast.ids}
+        self.vectors = {me: self._vector() for me in self.cast.ids}
+        self.masked: dict[int, NDArray[Any]] = {}
+        self.opened: list[bytes] = []  # shares
+        self.stage = ""
+        self.error: Aborted | None = None
+
+    def _vector(self) -> NDArray[Any]:
+        bits, most = self.cast.bits, self.cast.bound or 2 ** (self.cast.bits - 1) - 1
+        drawn = [self.rng.randint(-most, most) for _ in range(self.cast.length)]
+        return np.array(drawn, dtype=f"i{bits // 8}").view(f"u{bits // 8}")
+
+    def run(self) -> bool:
+        """Whether there is a sum. Whoever raises anything but `Aborted` fails the test."""
+        clients = {me: self.cast.client(me, _keys=self.keys[me]) for me in self.cast.ids}
+        inbox, gone = dict.fromkeys(self.cast.ids, b""), set[int]()
+        for stage in stages(self.cast.parameters):
+            self.stage = stage
+            gone |= self.silent[stage]
+            for me in self.rng.sample(list(inbox), len(inbox)):
+                if me in gone:
+                    continue
+                try:
+                    answer = self._answer(clients[me], inbox[me])
+                except Aborted:
+                    gone.add(me)
+                    continue
+                self.server.receive(me, answer)
+            try:
+                inbox = self.server.close()
+            except Aborted as error:
+                self.error = error
+                return False
+        return True
+
+    def _answer(self, client: Client, message: bytes) -> bytes:
+        if self.stage == "advertise":
+            return client.advertise()
+        last = (self.vectors[client.me],) if self.stage == "mask" else ()
+        answer = bytes(getattr(client, METHODS[self.stage])(message, *last))
+        if self.stage == "mask":
+            self.masked[client.me] = Masked.from_bytes(answer, self.cast.parameters, client.me).vector
+        if self.stage == "unmask":
+            opened = Opened.from_bytes(answer, self.cast.parameters, client.me)
+            self.opened += [*opened.seeds.values(), *opened.keys.values()]
+        return answer
+
+    def plain(self) -> NDArray[Any]:
+        """The plain sum of the survivors' vectors, in Python's integers."""
+        columns = zip(*(self.vectors[me].tolist() for me in self.server.survivors), strict=True)
+        return np.array([sum(column) % 2**self.cast.bits for column in columns], f"u{self.cast.bits // 8}")
+
+    def secrets(self) -> Iterator[tuple[str, bytes]]:
+        """What no server may hold when the session is over: vectors, masked or not, in part or in sum, and keys to them."""
+        total = np.zeros(self.cast.length, f"u{self.cast.bits // 8}")
+        sums = {form: total.copy() for form in ("plain", "masked", "with pair masks", "with its own mask")}
+        for me, masked in self.masked.items():
+            mask = np.zeros_like(total)
+            add_masks(mask, [(self.keys[me].seed, 1)])
+            vector = self.vectors[me]
+            forms = {
+                "plain": vector,
+                "with its own mask": vector + mask,
+                "with pair masks": masked - mask,
+                "masked": masked,
+            }
+            for form, words in {**forms, "own mask": mask, "pair masks": masked - mask - vector}.items():
+                yield f"{form} vector of {me}", words.tobytes()
+            for form, added in sums.items():
+                added += forms[form]
+                yield f"sum up to {me}, {form}", added.tobytes()
+        for me, keys in self.keys.items():
+            yield from ((f"vector of {me}", self.vectors[me].tobytes()), (f"seed of {me}", keys.seed.reveal()))
+            yield from ((f"key of {me}", key.private.reveal()) for key in (keys.mask, keys.channel))
+        yield from (("a share", share) for share in self.opened)
+
+
+def foretold(session: Session) -> set[int] | None:
+    """The survivors, None if the session must abort: by counting alone, on the graph that the server has drawn."""
+    parameters, silent = session.cast.parameters, session.silent
+    least = max(parameters.survivors, parameters.threshold + 1)
+    left = set(parameters.clients) - silent["advertise"]
+    members = len(left)
+    if members < least or (parameters.draws and left & silent["reveal"]):
+        return None
+    graph = session.server._graph
+    left = dealt = naive_core(graph, left - silent.get("reveal", set()) - silent["share"], parameters.threshold)
+    survivors = dealt - silent["mask"]
+    if min(len(dealt), len(survivors)) < least or short(graph, dealt, survivors, survivors, parameters.threshold):
+        return None
+    if not together(graph, survivors, session.cast.window):
+        return None
+    left = set(survivors)
+    if parameters.active:
+        left -= silent["consistency"]
+        near = min(parameters.neighbours, members - 1)
+        if (len(left) - 1) * near < parameters.threshold * (members - 1):
+            return None
+        if short(graph, dealt, survivors, left, parameters.threshold):
+            return None
+    left -= silent["unmask"]
+    return None if short(graph, dealt, survivors, left, parameters.threshold) else survivors
+
+
+def naive_core(graph: Graph, members: set[int], threshold: int) -> set[int]:
+    """Throw out one at a time until nobody has too few neighbours left."""
+    left = set(members)
+    while lonely := [me for me in left if len(left.intersection(graph.neighbours(me))) < threshold]:
+        left.remove(lonely[0])
+    return left
+
+
+def short(graph: Graph, dealt: set[int], survivors: set[int], present: set[int], threshold: int) -> bool:
+    """Whether a secret that is needed has too few holders present: a survivor's, or of one whose masks are in the sum."""
+    needed = {me for me in dealt if me in survivors or survivors.intersection(graph.neighbours(me))}
+    return any(len(present.intersection(graph.neighbours(me))) < threshold for me in needed)
+
+
+def together(graph: Graph, survivors: set[int], window: int) -> bool:
+    """Whether any k / 2 places in a row have more survivors than the window."""
+    if graph.complete:
+        return True
+    around, half = [*graph.order, *graph.order], graph.k // 2
+    return all(len(survivors.intersection(around[at : at + half])) > window for at in range(len(graph.order)))

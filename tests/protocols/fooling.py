@@ -1,0 +1,165 @@
+"""Sessions in which somebody is told something wrong, by the server or in a client's name."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from protocols.client import Client
+from protocols.dealing import Keys
+from protocols.errors import MessageError, ProtocolError
+from protocols.keys import Identity
+from protocols.parameters import stages
+from tests.fuzz.mutations import Noise, Pick, mutated
+from tests.protocols.crowds import drawn, secret
+from tests.protocols.looking import contents
+from tests.protocols.sessions import METHODS, Cast, Play, play
+
+CASTS: dict[str, dict[str, Any]] = {
+    "complete": {"count": 5, "threshold": 2},
+    "complete, active": {"count": 5, "threshold": 3, "active": True, "bound": 1000},
+    "ring, active, 64 bits": {"count": 7, "neighbours": 4, "threshold": 3, "active": True, "bits": 64, "length": 3},
+    "ring, one word": {"count": 7, "neighbours": 4, "threshold": 2, "length": 1},
+}
+Lie = Callable[[bytes], bytes]
+
+
+def cast_of(options: dict[str, Any]) -> Cast:
+    """With the same identities every time: hypothesis repeats what it does."""
+    made, rng = Cast(**options), random.Random(1)
+    return replace(made, identities={me: Identity.from_secret(secret(rng)) for me in made.ids}) if made.active else made
+
+
+def clients_of(made: Cast) -> dict[int, Client]:
+    """With the same keys every time, and so the same graph."""
+    rng = random.Random(made.parameters.session)
+    return {me: made.client(me, _keys=drawn(rng)) for me in made.ids}
+
+
+@cache
+def recorded(name: str) -> Play:
+    """A session in which one client drops before the masks."""
+    made = cast_of(CASTS[name])
+    return play(made, clients=clients_of(made), silent={"mask": made.ids[-1:]})
+
+
+def messages(scene: Play) -> list[bytes]:
+    return [message for message in (*scene.told.values(), *scene.said.values()) if message]
+
+
+@cache
+def pool() -> tuple[bytes, ...]:
+    """Of all sessions: a piece of one is put into a message of another."""
+    return tuple(dict.fromkeys(message for name in CASTS for message in messages(recorded(name))))
+
+
+def choices(data: st.DataObject) -> tuple[Pick, Noise]:
+    return (
+        lambda least, most: data.draw(st.integers(least, most)),
+        lambda most: data.draw(st.binary(max_size=most)),
+    )
+
+
+@dataclass
+class Outcome:
+    """A session with lies in it: whether one was taken for the truth, and who refused one."""
+
+    scene: Play
+    believed: bool = False
+    refused: set[int] = field(default_factory=set)
+    honestly: list[ProtocolError] = field(default_factory=list)  # raised by the truth
+    finished: bool = True  # everybody who refused
+    done: bool = False
+
+
+def fooled_server(made: Cast, lies: set[tuple[str, int]], lie: Lie) -> Outcome:
+    """Before a client's message comes another one in its name."""
+    result = Outcome(Play(made, made.server(), clients_of(made), made.vectors()))
+    scene, inbox = result.scene, dict.fromkeys(made.ids, b"")
+    for stage in stages(made.parameters):
+        for client, message in inbox.items():
+            try:
+                answer = scene.act(stage, client, message)
+            except ProtocolError:
+                if not result.believed:
+                    raise
+                continue
+            if (stage, client) in lies:
+                try:
+                    scene.server.receive(client, lie(answer))
+                except ProtocolError:
+                    result.refused.add(client)
+                else:
+                    result.believed = True
+                    continue
+            try:
+                scene.server.receive(client, answer)
+            except ProtocolError:  # a lie that was believed may have taken this client's keys
+                if not result.believed:
+                    raise
+        try:
+            inbox = scene.server.close()
+        except ProtocolError:
+            if not result.believed:
+                raise
+            return result
+    result.done = True
+    return result
+
+
+def fooled_clients(made: Cast, lies: set[tuple[str, int]], lie: Lie) -> Outcome:
+    """Some clients are told something else. Whoever refuses it is finished; the others go on."""
+    result = Outcome(Play(made, made.server(), clients_of(made), made.vectors()))
+    scene, inbox = result.scene, dict.fromkeys(made.ids, b"")
+    for stage in stages(made.parameters):
+        for client, message in inbox.items():
+            if client in result.refused:
+                continue
+            told = lie(message) if (stage, client) in lies and message else message
+            keys = scene.clients[client]._keys
+            try:
+                answer = scene.act(stage, client, told)
+            except ProtocolError as error:
+                result.honestly += [error] if told == message else []
+                result.refused.add(client)
+                result.finished &= keys is None or finished(scene.clients[client], keys, stage, message)
+                continue
+            result.believed |= told != message
+            try:
+                scene.server.receive(client, answer)
+            except ProtocolError as error:
+                result.honestly.append(error)
+        try:
+            inbox = scene.server.close()
+        except ProtocolError as error:
+            result.honestly.append(error)
+            return result
+    result.done = True
+    return result
+
+
+def finished(client: Client, keys: Keys, stage: str, message: bytes) -> bool:
+    """Whether it answers nothing more, not even to what would have been right, and has forgotten its secrets."""
+    vector = np.zeros(client.parameters.length, f"u{client.parameters.bits // 8}")
+    arguments = (message, vector) if stage == "mask" else (message,)
+    with pytest.raises(MessageError, match="out of turn: this client is finished"):
+        getattr(client, METHODS[stage])(*arguments)
+    held = contents(client)
+    secrets = (keys.seed, keys.mask.private, keys.channel.private)
+    return not any(secret.reveal() in held for secret in secrets)
+
+
+def changed(data: st.DataObject) -> Lie:
+    pick, noise = choices(data)
+    return lambda message: mutated(message, pool(), pick, noise)
+
+
+def noise_of(rng: random.Random) -> Noise:
+    return lambda most: rng.randbytes(rng.randint(0, most))

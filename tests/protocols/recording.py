@@ -1,0 +1,211 @@
+"""Golden sessions: fixed keys and every message, and what becomes of each message with one byte changed.
+
+`python -m tests.protocols.recording` writes `tests/vectors/secure_aggregation.json` anew; do so only when the protocol's
+version changes.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from protocols.client import Client
+from protocols.dealing import Keys
+from protocols.errors import ProtocolError
+from protocols.keys import AgreementKey, Identity, Secret
+from protocols.parameters import stages
+from protocols.server import Server
+from tests.protocols.sessions import METHODS, Cast
+
+PATH = Path(__file__).resolve().parents[1] / "vectors" / "secure_aggregation.json"
+Session = dict[str, Any]
+
+CASTS: dict[str, dict[str, Any]] = {
+    "passive, complete, 32 bits": {"count": 4, "threshold": 2, "bound": 1000, "length": 5},
+    "active, ring, 64 bits": {"count": 6, "neighbours": 4, "threshold": 3, "active": True, "bits": 64, "bound": 10**6},
+}
+
+
+def cast_of(session: Session) -> Cast:
+    made = Cast(**session["cast"])
+    if not made.active:
+        return made
+    secrets = {me: bytes.fromhex(session["keys"][str(me)]["identity"]) for me in made.ids}
+    return replace(made, identities={me: Identity.from_secret(Secret(secret)) for me, secret in secrets.items()})
+
+
+def clients_of(session: Session, made: Cast) -> dict[int, Client]:
+    """The clients with the keys of the recording."""
+    clients = {}
+    for me in made.ids:
+        channel, mask, seed, draw = (
+            Secret(bytes.fromhex(session["keys"][str(me)][name])) for name in ("channel", "mask", "seed", "draw")
+        )
+        keys = Keys(AgreementKey.from_secret(channel), AgreementKey.from_secret(mask), seed, draw)
+        clients[me] = made.client(me, _keys=keys)
+    return clients
+
+
+class Replay:
+    """A session played again. What is random in it, the shares, is taken from the recording; all else is made anew.
+
+    `change` is what to do to one message: direction ("said" or "told"), stage, client, place, and what to combine the byte
+    there with by exclusive or. Stops at the first refusal, which `outcome` names.
+    """
+
+    def __init__(self, session: Session, change: Mapping[str, Any] | None = None) -> None:
+        self.session, self.change = session, change
+        self.cast = cast_of(session)
+        self.server: Server = self.cast.server()
+        self.clients = clients_of(session, self.cast)
+        self.said: dict[str, str] = {}
+        self.told: dict[str, str] = {}
+        self.outcome = self._play()
+
+    def _play(self) -> str:
+        inbox = dict.fromkeys(self.clients, b"")
+        silent = set[int]()
+        for stage in stages(self.cast.parameters):
+            silent.update(self.session["silent"].get(stage, ()))
+            for client, message in inbox.items():
+                if client in silent:
+                    continue
+                refusal = self._turn(stage, client, message)
+                if refusal:
+                    return refusal
+            try:
+                inbox = self.server.close()
+            except ProtocolError as error:
+                return f"server: {type(error).__name__}"
+        suspects = sorted(self.server.suspects)
+        return f"suspects: {suspects}" if suspects else "done"
+
+    def _turn(self, stage: str, client: int, message: bytes) -> str:
+        message = self._changed("told", stage, client, message)
+        self.told[f"{stage} {client}"] = message.hex()
+        try:
+            answer = self._answer(stage, client, message)
+        except ProtocolError as error:
+            return f"client {client}: {type(error).__name__}"
+        answer = self._changed("said", stage, client, answer)
+        self.said[f"{stage} {client}"] = answer.hex()
+        try:
+            self.server.receive(client, answer)
+        except ProtocolError as error:
+            return f"server: {type(error).__name__}"
+        return ""
+
+    def _answer(self, stage: str, client: int, message: bytes) -> bytes:
+        arguments = () if stage == "advertise" else (message,)
+        last = (self._vector(client),) if stage == "mask" else ()
+        answer = bytes(getattr(self.clients[client], METHODS[stage])(*arguments, *last))
+        recorded = self.session.get("said", {}).get(f"share {client}")
+        return bytes.fromhex(recorded) if stage == "share" and recorded else answer
+
+    def _vector(self, client: int) -> Any:
+        bits = self.cast.bits
+        return np.array(self.session["vectors"][str(client)], dtype=f"i{bits // 8}").view(f"u{bits // 8}")
+
+    def _changed(self, direction: str, stage: str, client: int, message: bytes) -> bytes:
+        change = self.change
+        if change is None or (change["direction"], change["stage"], change["client"]) != (direction, stage, client):
+            return message
+        at = change["at"]
+        return message[:at] + bytes([message[at] ^ change["xor"]]) + message[at + 1 :]
+
+
+HEADER = [
+    ("magic", 4),
+    ("version", 1),
+    ("kind", 1),
+    ("zero", 2),
+    ("session", 32),
+    ("sender", 4),
+    ("zero at the end", 4),
+]
+
+
+def fields(direction: str, stage: str, made: Cast, message: bytes) -> Iterator[tuple[str, int, int]]:
+    """Name, place and size of every field, of a table its count and its first entry; written by hand from the format."""
+    p = made.parameters
+    keys = [
+        ("channel", 32),
+        ("mask", 32),
+        *([("commitment", 32)] if p.draws else []),
+        *([("signature", 64)] if p.active else []),
+    ]
+    reveal = [("secret", 32), ("signature", 64)]
+    sealed = [("count", 4), ("id", 4), ("ciphertext", 82)]
+    signatures = [("count", 4), ("id", 4), ("signature", 64)]
+    survivors = [("count", 4), ("id", 4)]
+    told = {
+        "reveal": [("count", 4), ("id", 4), *keys],
+        "share": [("count", 4), ("id", 4), *(reveal if p.draws else keys)],
+        "mask": sealed,
+        "consistency": survivors,
+        "unmask": signatures if p.active else survivors,
+    }
+    said = {
+        "advertise": keys,
+        "reveal": reveal,
+        "share": [("commitment", 32), *sealed],
+        "mask": [("words", p.bits // 8)],
+        "consistency": [("signature", 64)],
+        "unmask": [("count of seeds", 4), ("owner of a seed", 4), ("share of a seed", 33)],
+    }
+    at = 0
+    for name, size in HEADER + (told if direction == "told" else said)[stage]:
+        yield name, at, size
+        at += size
+    if (direction, stage) == ("said", "unmask"):
+        at = 52 + struct.unpack_from("<I", message, 48)[0] * 37
+        yield "count of keys", at, 4
+        if len(message) > at + 4:  # it has a neighbour that dropped
+            yield from (("owner of a key", at + 4, 4), ("share of a key", at + 8, 33))
+
+
+def changes(session: Session) -> Iterator[dict[str, Any]]:
+    """One bit of every field of the first and the last message of every stage, each way."""
+    made = cast_of(session)
+    for direction in ("said", "told"):
+        for stage in stages(made.parameters):
+            names = [name for name in session[direction] if name.startswith(f"{stage} ") and session[direction][name]]
+            for name in sorted({*names[:1], *names[-1:]}):
+                message, client = bytes.fromhex(session[direction][name]), int(name.split()[1])
+                for field, at, size in fields(direction, stage, made, message):
+                    place = at if "share" in field or (size <= 4 and field != "words") else at + size - 1
+                    yield {
+                        **{"direction": direction, "stage": stage, "client": client, "field": field},
+                        **{"at": place, "xor": 0x40 if field == "words" else 1},
+                    }
+
+
+def record(name: str) -> Session:
+    made = Cast(**CASTS[name])
+    names = ("channel", "mask", "seed", "draw", "identity")
+    session: Session = {
+        "name": name,
+        "cast": CASTS[name],
+        "session": "",
+        "silent": {"mask": [made.ids[-2]]},
+        "keys": {me: {key: Secret.new().reveal().hex() for key in names} for me in map(str, made.ids)},
+        "vectors": {str(me): [(-1) ** at * (me * 10 + at) for at in range(made.length)] for me in made.ids},
+    }
+    session["session"] = cast_of(session).parameters.session.hex()
+    replay = Replay(session)
+    if replay.outcome != "done":
+        raise RuntimeError(replay.outcome)
+    session.update(said=replay.said, told=replay.told, survivors=list(replay.server.survivors))
+    session["total"] = [int(word) for word in replay.server.total()]
+    session["tampered"] = [{**change, "refused": Replay(session, change).outcome} for change in changes(session)]
+    return session
+
+
+if __name__ == "__main__":
+    PATH.write_text(json.dumps([record(name) for name in CASTS], indent=1) + "\n", encoding="utf-8")

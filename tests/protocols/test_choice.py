@@ -1,0 +1,246 @@
+"""The choice of neighbours and threshold, against exact counting and against chance itself."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocols.choice import ABORT, Choice, _at_least, choose
+from protocols.errors import ParameterError
+from protocols.graph import ring
+from protocols.parameters import Parameters, Policy, registry_digest
+
+SIZES = (10, 50, 99, 100, 200, 250, 1000, 5000)
+SHARES = [(corrupt, dropout) for corrupt in (0.0, 0.1, 0.2) for dropout in (0.0, 0.05, 0.1, 0.2)]
+
+
+def exact(population: int, marked: int, drawn: int, least: int) -> Fraction:
+    """P[H >= least], counted in whole numbers."""
+    ways = sum(
+        math.comb(marked, x) * math.comb(population - marked, drawn - x) for x in range(max(least, 0), drawn + 1)
+    )
+    return Fraction(ways, math.comb(population, drawn))
+
+
+@pytest.mark.parametrize(
+    ("population", "marked", "drawn"),
+    [(1, 0, 1), (9, 9, 4), (10, 3, 8), (50, 20, 7), (799, 200, 140), (4999, 1000, 300)],
+)
+def test_tails_are_those_of_exact_counting(population: int, marked: int, drawn: int) -> None:
+    tails = _at_least(population, marked, drawn)
+    assert tails.shape == (drawn + 2,)
+    for least in range(drawn + 2):
+        expected = exact(population, marked, drawn, least)
+        assert tails[least] == pytest.approx(float(expected), rel=1e-8, abs=0)
+
+
+def of_a_ring(choice: Choice, *, corrupt: int, missing: int) -> tuple[Fraction, Fraction]:
+    """`failure` and `abort` by their definitions, counted in whole numbers."""
+    n, k, left = choice.clients, choice.neighbours, choice.survivors
+    failure = exact(left - 1, corrupt, min(k, left - 1), choice.corrupt + 1) + exact(
+        left, corrupt, k // 2, choice.window + 1
+    )
+    abort = exact(n - 1, missing, k, k - choice.threshold + 1) + exact(n, missing, k // 2, k // 2 - choice.window)
+    return n * failure, min(Fraction(1), n * abort)
+
+
+@pytest.mark.parametrize("active", [False, True])
+@pytest.mark.parametrize(("corrupt", "dropout"), SHARES)
+@pytest.mark.parametrize("clients", SIZES)
+def test_every_choice_keeps_its_promises(clients: int, corrupt: float, dropout: float, active: bool) -> None:
+    choice = choose(clients, corrupt=corrupt, dropout=dropout, active=active)
+    bad, missing = round(100 * corrupt) * clients // 100, round(100 * dropout) * clients // 100
+    h, c, t = choice.neighbours, choice.corrupt, choice.threshold
+    assert choice.survivors == clients - missing
+    assert c < t <= h
+    assert 2 * t > h + c or not active
+    if h == clients - 1:
+        assert (c, choice.window, choice.failure, choice.abort) == (bad, 0, 0.0, 0.0)
+        assert t <= choice.survivors - 1
+        return
+    assert h % 2 == 0
+    assert clients >= 100
+    assert h <= (clients - 1) / 2
+    assert choice.window < h // 2
+    failure, abort = of_a_ring(choice, corrupt=bad, missing=missing)
+    assert choice.failure == pytest.approx(float(failure), rel=1e-8, abs=0)
+    assert choice.abort == pytest.approx(float(abort), rel=1e-8, abs=0)
+    assert failure <= Fraction(1, 2**40)
+    assert abort <= ABORT
+
+
+@pytest.mark.parametrize("active", [False, True])
+def test_a_clients_policy_accepts_every_choice(active: bool) -> None:
+    for clients in (2, 10, 100, 250, 1000):
+        for corrupt, dropout in SHARES:
+            choice = choose(clients, corrupt=corrupt, dropout=dropout, active=active)
+            invited = tuple(range(clients))
+            keys = {client: client.to_bytes(32, "little") for client in invited}
+            parameters = Parameters(
+                run="run",
+                round=0,
+                layout=bytes(32),
+                length=1,
+                bits=32,
+                clients=invited,
+                neighbours=choice.neighbours,
+                threshold=choice.threshold,
+                survivors=choice.survivors,
+                active=active,
+                registry=registry_digest(keys, invited) if active else bytes(32),
+            )
+            Policy(
+                choice.threshold,
+                choice.survivors,
+                choice.corrupt,
+                choice.window,
+                active,
+                identities=keys,
+                clients=clients,
+                neighbours=choice.neighbours,
+            ).check(parameters)
+
+
+def test_no_smaller_ring_would_do() -> None:
+    for active in (False, True):
+        found = choose(1000, corrupt=0.1, dropout=0.1, active=active)
+        for k in range(2, found.neighbours, 2):
+            try:
+                smaller = choose(1000, corrupt=0.1, dropout=0.1, active=active, neighbours=k)
+            except ParameterError:
+                continue
+            assert smaller.abort > ABORT
+
+
+def test_the_choice_for_a_thousand_is_this_one() -> None:
+    """Noted when the rules were settled, so that a change of them is seen."""
+    passive = choose(1000, corrupt=0.1, dropout=0.1, active=False)
+    assert (passive.neighbours, passive.threshold, passive.corrupt, passive.window) == (96, 40, 39, 27)
+    active = choose(1000, corrupt=0.1, dropout=0.1, active=True)
+    assert (active.neighbours, active.threshold, active.corrupt, active.window) == (100, 70, 39, 28)
+
+
+@pytest.mark.parametrize("active", [False, True])
+def test_more_to_withstand_takes_more_neighbours(active: bool) -> None:
+    def neighbours(corrupt: float, dropout: float, security: int = 40) -> int:
+        return choose(5000, corrupt=corrupt, dropout=dropout, active=active, security=security).neighbours
+
+    for row in (
+        [neighbours(corrupt, 0.1) for corrupt in (0.02, 0.05, 0.1, 0.15, 0.2)],
+        [neighbours(0.1, dropout) for dropout in (0.02, 0.05, 0.1, 0.15, 0.2)],
+        [neighbours(0.1, 0.1, security) for security in (10, 20, 40, 80, 160)],
+    ):
+        assert row == sorted(row)
+        assert row[-1] > row[0]
+
+
+def most(row: np.ndarray[Any, Any], width: int) -> np.ndarray[Any, Any]:
+    """(trials,) the largest number marked in any `width` consecutive places; row is (trials, places) of 0 and 1."""
+    around = np.concatenate([row, row[:, : width - 1]], axis=1)
+    counts: np.ndarray[Any, Any] = np.lib.stride_tricks.sliding_window_view(around, width, axis=1).sum(-1)
+    largest: np.ndarray[Any, Any] = counts.max(-1)
+    return largest
+
+
+def test_the_corrupt_exceed_c_and_window_as_seldom_as_promised() -> None:
+    """Chance against the bound, where both are large enough to see: on the least roster, all corrupt among those who came."""
+    choice = choose(120, corrupt=0.15, dropout=0.1, active=False, neighbours=30, threshold=17, security=5)
+    source, trials = np.random.default_rng(1), 4000
+    bad, came = 18, choice.survivors
+    assert came == 108
+    row = source.permuted(np.tile(np.arange(came) < bad, (trials, 1)).astype(int), axis=1)
+    half = choice.neighbours // 2
+    around = np.concatenate([row[:, -half:], row, row[:, :half]], axis=1)
+    holders = np.lib.stride_tricks.sliding_window_view(around, 2 * half + 1, axis=1).sum(-1) - row
+    exceeded = ((holders > choice.corrupt) & (row == 0)).any(1) | (most(row, half) > choice.window)
+    share = exceeded.mean()
+    assert 0 < share <= choice.failure <= 2**-5
+    tight = (holders > choice.corrupt - 2).any(1) | (most(row, half) > choice.window - 2)
+    assert tight.mean() > 2**-5  # and c and window are no larger than they have to be
+
+
+def test_rounds_abort_as_seldom_as_promised() -> None:
+    choice = choose(60, corrupt=0.1, dropout=0.2, active=False, neighbours=26, security=5)
+    source, trials, aborted = np.random.default_rng(2), 1500, 0
+    for _ in range(trials):
+        graph = ring(range(60), choice.neighbours, source.bytes(32))
+        alive = set(source.permutation(60)[: choice.survivors].tolist())
+        left = min(len(alive.intersection(graph.neighbours(member))) for member in range(60))
+        aborted += left < choice.threshold or not graph.holds_together(alive, choice.window)
+    assert choice.survivors == 48
+    assert 0 < aborted / trials <= choice.abort + 3 * math.sqrt(choice.abort / trials)
+    assert choice.abort < 60 * aborted / trials  # the union bound is above the truth by no more than what is united
+
+
+def test_given_neighbours_and_threshold_are_kept_to() -> None:
+    choice = choose(1000, corrupt=0.1, dropout=0.1, active=True, neighbours=120, threshold=85)
+    assert (choice.neighbours, choice.threshold) == (120, 85)
+    small = choose(1000, corrupt=0.1, dropout=0.1, active=True, neighbours=50)
+    assert small.neighbours == 50
+    assert small.failure <= 2**-40
+    assert small.abort > ABORT  # said, and left to whoever asked for it
+    assert choose(50, corrupt=0.1, dropout=0.1, active=False, threshold=34).threshold == 34
+    for all_others in (49, 50, 1000):
+        assert choose(50, corrupt=0.1, dropout=0.1, active=False, neighbours=all_others).neighbours == 49
+    assert choose(1000, corrupt=0.1, dropout=0.1, active=True, threshold=120).threshold == 120
+
+
+REFUSED: list[tuple[int, dict[str, Any], str]] = [
+    (1, {}, "1 clients are no sum"),
+    (10, {"corrupt": 1.0}, r"corrupt is 1\.0"),
+    (10, {"dropout": -0.1}, r"dropout is -0\.1"),
+    (10, {"dropout": math.nan}, "dropout is nan"),
+    (10, {"security": 0}, "security is 0"),
+    (10, {"neighbours": 0}, "neighbours is 0"),
+    (100, {"neighbours": 7}, "neighbours is 7 on a ring"),
+    (10, {"corrupt": 0.5, "dropout": 0.4}, "fewer than two would be honest: lower corrupt or dropout"),
+    (100, {"corrupt": 0.3, "dropout": 0.4}, r"lower dropout to at most 0\.34, or lower corrupt to at most 0\.18"),
+    (100, {"corrupt": 0.0, "dropout": 0.6}, r"lower dropout to at most 0\.49$"),
+    (10, {"threshold": 4}, "from 6 to 8"),
+    (10, {"threshold": 9}, "from 6 to 8"),
+    (1000, {"neighbours": 100, "threshold": 69}, "choose from 70 to 100"),
+    (1000, {"neighbours": 100, "threshold": 101}, "choose from 70 to 100"),
+    (1000, {"neighbours": 8}, "8 corrupt among as many"),
+]
+
+
+@pytest.mark.parametrize(("clients", "changes", "says"), REFUSED, ids=[says for _, _, says in REFUSED])
+def test_what_cannot_be_is_refused(clients: int, changes: dict[str, Any], says: str) -> None:
+    given: dict[str, Any] = {"corrupt": 0.1, "dropout": 0.1, "active": True}
+    with pytest.raises(ParameterError, match=says):
+        choose(clients, **(given | changes))
+
+
+@pytest.mark.parametrize("clients", [3, 4, 7, 10, 25, 100, 333])
+def test_the_remedies_are_remedies(clients: int) -> None:
+    """Whatever share is named as low enough is low enough, and two clients more would be too many."""
+    refused = 0
+    for corrupt in (0.0, 0.1, 0.3, 0.5):
+        for dropout in (0.1, 0.4, 0.6, 0.7):
+            try:
+                choose(clients, corrupt=corrupt, dropout=dropout, active=True)
+            except ParameterError as error:
+                text = str(error)
+            else:
+                continue
+            for name in ("dropout", "corrupt"):
+                if f"lower {name} to at most " not in text:
+                    continue
+                refused += 1
+                share = float(text.split(f"lower {name} to at most ")[1].split(",")[0])
+                given: dict[str, Any] = {"corrupt": corrupt, "dropout": dropout, "active": True}
+                choose(clients, **(given | {name: share}))
+                too_much = (share * clients + 2.01) / clients  # the three digits may have cost one client
+                with pytest.raises(ParameterError):
+                    choose(clients, **(given | {name: too_much}))
+    assert refused
+
+
+def test_shares_are_the_decimals_they_are_written_as() -> None:
+    """0.29 in binary is a little less, and 100 times that would be 28 clients."""
+    choice = choose(100, corrupt=0.29, dropout=0.29, active=False, neighbours=99)
+    assert (choice.corrupt, choice.survivors) == (29, 71)

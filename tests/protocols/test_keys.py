@@ -1,0 +1,346 @@
+"""Keys: what they compute, what they are bound to, what they refuse, and that secrets show themselves nowhere."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import hmac
+import itertools
+import logging
+import pickle
+import struct
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocols import keys
+from protocols.errors import Tampering
+from protocols.keys import (
+    AgreementKey,
+    Identity,
+    Secret,
+    belongs,
+    commitment,
+    derive,
+    seal,
+    unseal,
+    verify,
+)
+
+RAW = bytes(range(100, 132))
+SESSION = bytes(range(32))
+OTHER = bytes(range(1, 33))
+P = 2**255 - 19
+
+
+def traces(raw: bytes) -> list[str]:
+    """The forms in which bytes are printed."""
+    return [repr(raw)[2:-1], raw.hex(), str(list(raw))[1:-1], str(int.from_bytes(raw, "little"))]
+
+
+def printed(thing: Any) -> list[str]:
+    """What a program prints of a thing by accident."""
+    with pytest.raises(RuntimeError) as caught:
+        raise RuntimeError(thing)
+    told = traceback.TracebackException.from_exception(caught.value, capture_locals=True)
+    record = logging.LogRecord("x", 0, "", 0, "%s %r", (thing, thing), None)
+    return [
+        *(repr(thing), str(thing), f"{thing}", f"{thing!r}", f"{thing!s}", f"{thing!a}"),
+        *("%s" % thing, "%r" % thing, f"{[thing]}", f"{ {1: thing} }", record.getMessage(), str(caught.value)),  # noqa: UP031
+        "".join(told.format()),
+    ]
+
+
+def test_a_secret_is_shown_to_those_who_ask_and_nobody_else() -> None:
+    secret = Secret(RAW)
+    assert secret.reveal() == RAW
+    assert not [text for text in printed(secret) for trace in traces(RAW) if trace in text]
+    assert all("redacted" in text for text in printed(secret))
+    assert f"{secret:>40}" == repr(secret)
+
+
+def test_the_traces_are_found_where_they_are_not_hidden() -> None:
+    assert [text for text in printed(RAW) for trace in traces(RAW) if trace in text]
+
+
+@pytest.mark.parametrize("make", [AgreementKey.from_secret, Identity.from_secret], ids=["agreement", "identity"])
+def test_keys_print_their_public_half_alone(make: Callable[[Secret], AgreementKey | Identity]) -> None:
+    key = make(Secret(RAW))
+    assert not [text for text in printed(key) for trace in traces(RAW) if trace in text]
+    assert key.public.hex()[:12] in repr(key)
+
+
+@pytest.mark.parametrize(
+    "thing", [Secret(RAW), AgreementKey.new(), Identity.new()], ids=lambda thing: type(thing).__name__
+)
+def test_secrets_do_not_travel(thing: object) -> None:
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        with pytest.raises(TypeError, match="is not pickled"):
+            pickle.dumps(thing, protocol)
+    with pytest.raises(TypeError):
+        copy.deepcopy(thing)
+    with pytest.raises(TypeError):
+        pickle.dumps({"held": [thing]})
+
+
+def test_secrets_are_equal_by_content_and_not_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[bytes] = []
+    compare = hmac.compare_digest
+
+    def noted(one: bytes, other: bytes) -> bool:
+        compared.extend((one, other))
+        return compare(one, other)
+
+    monkeypatch.setattr(hmac, "compare_digest", noted)
+    assert Secret(RAW) == Secret(RAW)
+    assert compared == [RAW, RAW]  # by the comparison that takes the same time wherever they differ
+    assert Secret(RAW) != Secret(RAW[:-1] + b"\0")
+    assert Secret(RAW) != Secret(RAW[:-1])
+    assert Secret(RAW) != RAW
+    with pytest.raises(TypeError):
+        hash(Secret(RAW))
+
+
+def test_a_secret_is_made_of_bytes_and_does_not_follow_them() -> None:
+    with pytest.raises(TypeError):
+        Secret(32)  # type: ignore[arg-type]
+    changing = bytearray(RAW)
+    secret = Secret(changing)  # type: ignore[arg-type]
+    changing[0] ^= 1
+    assert secret.reveal() == RAW
+
+
+def test_new_secrets_and_keys_are_all_different() -> None:
+    assert len({Secret.new().reveal() for _ in range(200)}) == 200
+    assert len({AgreementKey.new().public for _ in range(50)}) == 50
+    assert len({Identity.new().public for _ in range(50)}) == 50
+    assert {len(Secret.new().reveal()) for _ in range(9)} == {32}
+
+
+def ladder(scalar: bytes, u: int) -> bytes:
+    """X25519 as RFC 7748 writes it down, by Montgomery's ladder in Python's integers."""
+    k = (int.from_bytes(scalar, "little") & ~7 & (2**255 - 1)) | 2**254
+    x1, x2, z2, x3, z3 = u % P, 1, 0, u % P, 1
+    for bit in reversed(range(255)):
+        swap = k >> bit & 1
+        if swap:
+            x2, x3, z2, z3 = x3, x2, z3, z2
+        a, b, c, d = x2 + z2, x2 - z2, x3 + z3, x3 - z3
+        da, cb, aa, bb = d * a, c * b, a * a, b * b
+        x3, z3 = (da + cb) ** 2 % P, x1 * (da - cb) ** 2 % P
+        x2, z2 = aa * bb % P, (aa - bb) * (aa + 121665 * (aa - bb)) % P
+        if swap:
+            x2, x3, z2, z3 = x3, x2, z3, z2
+    return (x2 * pow(z2, P - 2, P) % P).to_bytes(32, "little")
+
+
+def test_agreement_is_x25519() -> None:
+    one, other = AgreementKey.new(), AgreementKey.new()
+    assert one.public == ladder(one.private.reveal(), 9)
+    expected = ladder(one.private.reveal(), int.from_bytes(other.public, "little"))
+    assert one.agree(other.public).reveal() == other.agree(one.public).reveal() == expected
+    assert AgreementKey.from_secret(one.private).public == one.public
+
+
+# The curve's points are a cyclic group of 8 times a prime and its twist's one of 4 times a prime: so the u of a point whose
+# order divides 8 is 0, 1, -1 or one of two more. Each has two encodings of 256 bits, of which the highest is ignored, or four.
+LOW_ORDER = (
+    0,
+    1,
+    P - 1,
+    325606250916557431795983626356110631294008115727848805560023387167927233504,
+    39382357235489614581723060781553021112529911719440698176882885853963445705823,
+)
+ENCODINGS = sorted({u + p + high for u in LOW_ORDER for p in (0, P) for high in (0, 2**255) if u + p < 2**255})
+
+
+def test_the_list_of_low_orders_is_right() -> None:
+    """A scalar of zeros is 2^254 after clamping: it takes no other points to the one at infinity."""
+    assert len(set(LOW_ORDER)) == 5
+    assert len(ENCODINGS) == 14
+    assert [u for u in (*LOW_ORDER, 2, 9, P - 2) if ladder(bytes(32), u) == bytes(32)] == list(LOW_ORDER)
+
+
+@pytest.mark.parametrize("u", ENCODINGS, ids=hex)
+def test_keys_of_small_order_are_refused(u: int) -> None:
+    with pytest.raises(Tampering, match="small order") as caught:
+        AgreementKey.new().agree(u.to_bytes(32, "little"))
+    assert caught.value.__suppress_context__
+
+
+def test_a_key_in_another_encoding_is_the_same_key() -> None:
+    """As RFC 7748 has it. Whoever asks that keys be different compares points, not bytes."""
+    mine, other = AgreementKey.new(), AgreementKey.new()
+    again = bytes([*other.public[:31], other.public[31] | 128])
+    assert again != other.public
+    assert mine.agree(again) == mine.agree(other.public)
+    for u in (2, 9, 18):
+        assert mine.agree((u + P).to_bytes(32, "little")) == mine.agree(u.to_bytes(32, "little"))
+
+
+@pytest.mark.parametrize("length", [0, 1, 31, 33, 64])
+def test_what_is_no_public_key_is_refused(length: int) -> None:
+    with pytest.raises(Tampering):
+        AgreementKey.new().agree(b"\x09" * length)
+
+
+def test_a_private_key_is_known_by_every_one_of_its_bits() -> None:
+    """X25519 ignores five of them: whoever accepts the public key alone accepts 32 private ones."""
+    for _ in range(20):
+        key = AgreementKey.new()
+        assert belongs(key.private, key.public)
+        passing = []
+        for bit in range(256):
+            flipped = bytearray(key.private.reveal())
+            flipped[bit // 8] ^= 1 << bit % 8
+            secret = Secret(bytes(flipped))
+            if bit in (0, 1, 2, 254, 255):
+                passing.append(AgreementKey.from_secret(secret).public == key.public)
+            assert not belongs(secret, key.public)
+        assert passing == [True] * 5
+        assert not belongs(key.private, AgreementKey.new().public)
+
+
+def length_prefixed(*parts: bytes) -> bytes:
+    return b"".join(struct.pack("<I", len(part)) + part for part in parts)
+
+
+def hkdf(secret: bytes, salt: bytes, info: bytes) -> bytes:
+    """RFC 5869, for one block."""
+    extracted = hmac.digest(salt, secret, "sha256")
+    return hmac.digest(extracted, info + b"\x01", "sha256")
+
+
+@pytest.mark.parametrize(("purpose", "ids"), [("mask", (3, 9)), ("share", (2**32 - 2, 0)), ("", ()), ("ü", (1,))])
+def test_derivation_is_hkdf_over_an_encoding_with_lengths(purpose: str, ids: tuple[int, ...]) -> None:
+    info = length_prefixed(b"secure-fed/1", purpose.encode(), b"".join(one.to_bytes(4, "little") for one in ids))
+    assert derive(Secret(RAW), SESSION, purpose, *ids).reveal() == hkdf(RAW, SESSION, info)
+
+
+USES: list[tuple[bytes, str, tuple[int, ...]]] = [
+    (session, purpose, ids)
+    for session, purpose, ids in itertools.product(
+        (SESSION, OTHER),
+        ("mask", "share", "", "mas", "k", "mask\0", "mask\1\0\0\0", "\0\0\0\0", "4\0\0\0mask"),
+        ((), (0,), (0, 0), (1, 2), (2, 1), (12,), (1, 2, 0), (0x6B73616D,), (256, 0), (0, 256), (2**32 - 1,)),
+    )
+]
+
+
+def test_no_two_uses_have_a_key_in_common() -> None:
+    assert len({derive(Secret(RAW), *use[:2], *use[2]).reveal() for use in USES}) == len(USES)
+    joined = {session + f"{purpose}{''.join(map(str, ids))}".encode() for session, purpose, ids in USES}
+    assert len(joined) < len(USES)  # a derivation that strings its parts together confuses some of them
+    assert derive(Secret(RAW), SESSION, "mask", 1, 2) != derive(Secret(RAW[::-1]), SESSION, "mask", 1, 2)
+
+
+def test_identities_sign_for_one_purpose_and_session() -> None:
+    identity, stranger = Identity.new(), Identity.new()
+    signature = identity.sign("roster", SESSION, b"body")
+    assert len(signature) == 64
+    assert verify(identity.public, signature, "roster", SESSION, b"body")
+    assert Identity.from_secret(identity.private).sign("roster", SESSION, b"body") == signature
+    for public, purpose, session, body in (
+        (stranger.public, "roster", SESSION, b"body"),
+        (identity.public, "survivors", SESSION, b"body"),
+        (identity.public, "roster", OTHER, b"body"),
+        (identity.public, "roster", SESSION, b"bodY"),
+        (identity.public, "roster", SESSION, b""),
+        (identity.public, "roste", b"r" + SESSION, b"body"),
+        (identity.public, "roster", SESSION + b"b", b"ody"),
+        (identity.public, "roster", SESSION[:-1], SESSION[-1:] + b"body"),
+    ):
+        assert not verify(public, signature, purpose, session, body)
+
+
+def test_a_signature_with_any_bit_changed_is_none() -> None:
+    identity = Identity.new()
+    signature = identity.sign("roster", SESSION, b"body")
+    for bit in range(512):
+        changed = bytearray(signature)
+        changed[bit // 8] ^= 1 << bit % 8
+        assert not verify(identity.public, bytes(changed), "roster", SESSION, b"body")
+
+
+def doubled(y: int) -> int:
+    """y of twice a point of the curve -x^2 + y^2 = 1 + d x^2 y^2, by its addition law."""
+    d = -121665 * pow(121666, -1, P)
+    squared = (y * y - 1) * pow(d * y * y + 1, -1, P)  # of x
+    return (y * y + squared) * pow(1 - d * squared * y * y, -1, P) % P
+
+
+def test_the_identities_without_a_holder_are_those_whose_order_divides_eight() -> None:
+    """(0, 1) is the curve's neutral element, so y = 1 after three doublings; there are eight such points, of five y."""
+    assert len(keys._SMALL_ORDER) == 5
+    assert {doubled(doubled(doubled(y))) for y in keys._SMALL_ORDER} == {1}
+    ours = int.from_bytes(Identity.new().public, "little") % 2**255
+    assert doubled(doubled(doubled(ours))) != 1
+
+
+@pytest.mark.parametrize("top", [0, 2**255])
+@pytest.mark.parametrize("y", sorted({y + p for y in keys._SMALL_ORDER for p in (0, P) if y + p < 2**255}))
+def test_nobody_signs_for_an_identity_of_small_order(y: int, top: int) -> None:
+    """The signature of nothing by nobody, R = neutral and S = 0, is one whenever 8 divides the hash."""
+    public, forged = (y + top).to_bytes(32, "little"), (1).to_bytes(64, "little")
+    taken = False
+    for number in range(100):
+        body = b"%d" % number
+        try:
+            Ed25519PublicKey.from_public_bytes(public).verify(forged, keys._encoded("roster", SESSION, body))
+            taken = True
+        except (InvalidSignature, ValueError):
+            pass
+        assert not verify(public, forged, "roster", SESSION, body)
+    assert taken  # by whoever does not ask
+
+
+@given(st.binary(max_size=80), st.binary(max_size=80), st.binary(max_size=40))
+def test_verification_answers_whatever_it_is_given(public: bytes, signature: bytes, body: bytes) -> None:
+    assert not verify(public, signature, "roster", SESSION, body)
+
+
+@given(st.binary(max_size=300), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
+def test_what_is_sealed_is_opened(plaintext: bytes, sender: int, receiver: int) -> None:
+    sealed = seal(Secret(RAW), plaintext, SESSION, sender, receiver)
+    assert len(sealed) == len(plaintext) + 16
+    assert unseal(Secret(RAW), sealed, SESSION, sender, receiver) == plaintext
+
+
+def test_what_is_sealed_opens_for_its_key_session_sender_and_receiver_alone() -> None:
+    sealed = seal(Secret(RAW), b"shares", SESSION, 3, 5)
+    for key, session, sender, receiver in (
+        (RAW[::-1], SESSION, 3, 5),
+        (RAW, OTHER, 3, 5),
+        (RAW, SESSION, 5, 3),
+        (RAW, SESSION, 3, 6),
+        (RAW, SESSION, 4, 5),
+        (RAW, SESSION, 3 + 256, 5),
+    ):
+        with pytest.raises(Tampering, match=f"client {sender} sealed for client {receiver}"):
+            unseal(Secret(key), sealed, session, sender, receiver)
+
+
+def test_what_is_sealed_and_then_altered_does_not_open() -> None:
+    sealed = seal(Secret(RAW), b"shares", SESSION, 3, 5)
+    altered = [sealed[:length] for length in range(len(sealed))] + [sealed + b"\0", b"\0" + sealed]
+    for bit in range(8 * len(sealed)):
+        changed = bytearray(sealed)
+        changed[bit // 8] ^= 1 << bit % 8
+        altered.append(bytes(changed))
+    for one in altered:
+        with pytest.raises(Tampering):
+            unseal(Secret(RAW), one, SESSION, 3, 5)
+
+
+def test_commitments_are_bound_to_secret_session_purpose_and_owner() -> None:
+    expected = length_prefixed(b"secure-fed/1", b"seed", SESSION + (7).to_bytes(4, "little")) + RAW
+    assert commitment(Secret(RAW), SESSION, "seed", 7) == hashlib.sha256(expected).digest()
+    uses = itertools.product((RAW, RAW[::-1], RAW[:-1]), (SESSION, OTHER), ("seed", "draw", "see"), (0, 1, 7, 256))
+    found = [commitment(Secret(raw), session, purpose, owner) for raw, session, purpose, owner in uses]
+    assert len(set(found)) == len(found) == 72

@@ -1,0 +1,223 @@
+"""What a session may be, and that its number stands for all of it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocols.errors import ParameterError
+from protocols.parameters import PROTOCOL, Parameters, registry_digest, stages
+
+IDENTITIES = {client: hashlib.sha256(str(client).encode()).digest() for client in range(30)}
+TEN = tuple(range(10))
+GOLDEN = "a1c69bbe8afaacb5a419a04fc03e95ffebaeecc445e2d9f9635ba7c1c9c4ac51"
+
+
+def session_of(**changes: Any) -> Parameters:
+    """A usable session of ten on a complete graph: nine holders, threshold six; whatever is given instead."""
+    given: dict[str, Any] = {
+        "run": "run",
+        "round": 3,
+        "layout": bytes(range(32)),
+        "length": 100,
+        "bits": 32,
+        "clients": TEN,
+        "neighbours": 9,
+        "threshold": 6,
+        "survivors": 7,
+        "active": False,
+    }
+    return Parameters(**(given | changes))
+
+
+def active_of(**changes: Any) -> Parameters:
+    clients = changes.get("clients", TEN)
+    return session_of(**({"active": True, "registry": registry_digest(IDENTITIES, clients)} | changes))
+
+
+def naive_encoding(parameters: Parameters) -> bytes:
+    def number(value: int, size: int = 4) -> bytes:
+        return value.to_bytes(size, "little")
+
+    run = parameters.run.encode("utf-8")
+    encoded = b"secure-fed/session" + number(PROTOCOL) + number(len(run)) + run + number(parameters.round, 8)
+    encoded += parameters.layout + number(parameters.length) + number(parameters.bits) + number(len(parameters.clients))
+    encoded += b"".join(number(client) for client in parameters.clients)
+    for value in (parameters.neighbours, parameters.threshold, parameters.survivors, int(parameters.active)):
+        encoded += number(value)
+    return encoded + number(parameters.bound, 8) + parameters.registry
+
+
+def test_the_session_is_the_digest_of_the_stated_encoding() -> None:
+    for parameters in (session_of(), active_of(run="Zürich", bits=64, round=2**64 - 1, bound=2**40)):
+        assert parameters.session == hashlib.sha256(naive_encoding(parameters)).digest()
+    assert session_of().session.hex() == GOLDEN
+
+
+def test_equal_sessions_have_one_number() -> None:
+    assert session_of() == session_of()
+    assert session_of().session == session_of().session
+    assert hash(session_of()) == hash(session_of())
+
+
+CHANGES: dict[str, tuple[Any, ...]] = {
+    "run": ("ruN", "run ", "run2", "r", "run\0"),
+    "round": (0, 2, 2**32 + 3, 2**64 - 1),
+    "layout": (bytes(32), bytes([1, *range(1, 32)]), bytes([*range(31), 255])),
+    "length": (1, 99, 101, 2**32 - 1),
+    "bits": (64,),
+    "clients": ((*range(9), 10), (*range(9), 2**32 - 2), tuple(range(1, 11)), tuple(range(9))),
+    "neighbours": (8, 10, 11, 4),
+    "threshold": (5, 7, 9),
+    "survivors": (6, 8, 10),
+    "active": (True,),
+    "bound": (1, 1000, 2**27),
+    "registry": (registry_digest(IDENTITIES, TEN), registry_digest(IDENTITIES, range(9))),
+}
+
+
+def varied(name: str, value: Any) -> Parameters:
+    """A session that differs from another in that one field; those that say `active` differ from an active one."""
+    threshold = {"threshold": 4} if name == "neighbours" and value == 4 else {}
+    if name == "active":
+        base = replace(session_of())
+        object.__setattr__(base, "active", value)  # alone: no usable session is active with a registry of zeros
+        return base
+    if name == "registry":
+        return active_of(registry=value)
+    return session_of(**({name: value} | threshold))
+
+
+def test_the_changes_are_of_every_field() -> None:
+    assert set(CHANGES) == {field.name for field in fields(Parameters)}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changing_any_one_field_changes_the_session(name: str) -> None:
+    sessions = {session_of().session, *(varied(name, value).session for value in CHANGES[name])}
+    assert len(sessions) == 1 + len(CHANGES[name])
+
+
+def test_the_session_holds_the_protocols_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = session_of().session
+    monkeypatch.setattr("protocols.parameters.PROTOCOL", PROTOCOL + 1)
+    assert session_of().session != before
+
+
+@given(st.data())
+def test_no_two_different_sessions_have_one_number(data: st.DataObject) -> None:
+    def drawn() -> Parameters:
+        clients = data.draw(st.lists(st.integers(0, 9), min_size=2, max_size=4, unique=True).map(sorted))
+        holders = len(clients) - 1
+        return session_of(
+            run=data.draw(st.text(st.sampled_from("ab\0\1"), min_size=1, max_size=3)),
+            round=data.draw(st.integers(0, 2)),
+            clients=tuple(clients),
+            neighbours=holders + data.draw(st.integers(0, 1)),
+            threshold=data.draw(st.integers(1, holders)),
+            survivors=data.draw(st.integers(2, len(clients))),
+            bound=data.draw(st.integers(0, 2)),
+        )
+
+    one, other = drawn(), drawn()
+    assert (one == other) == (one.session == other.session)
+
+
+VIOLATIONS: list[tuple[dict[str, Any], str]] = [
+    ({"run": ""}, "run is ''"),
+    ({"run": "\udc80"}, "UTF-8"),
+    ({"run": 7}, "run is 7"),
+    ({"round": -1}, "round is -1"),
+    ({"round": 2**64}, "round is 18446744073709551616"),
+    ({"round": True}, "round is True"),
+    ({"layout": bytes(31)}, "layout is not 32 bytes"),
+    ({"layout": "x" * 32}, "layout is not 32 bytes"),
+    ({"length": 0}, "length is 0"),
+    ({"length": 2**32}, "length is 4294967296"),
+    ({"bits": 16}, "bits is 16"),
+    ({"bits": 32.0}, r"bits is 32\.0"),
+    ({"clients": (1,)}, "at least two"),
+    ({"clients": [1, 2, 3]}, "not a tuple"),
+    ({"clients": (*range(9), 2**32 - 1)}, "clients holds 4294967295"),
+    ({"clients": (-1, *range(9))}, "clients holds -1"),
+    ({"clients": (0, 1, 1, *range(3, 10))}, "1 after 1"),
+    ({"clients": (1, 0, *range(2, 10))}, "0 after 1"),
+    ({"clients": (False, *range(1, 10))}, "clients holds False"),
+    ({"active": 1}, "active is 1"),
+    ({"active": True}, "active session has the digest"),
+    ({"registry": bytes([1] * 32)}, "passive one has zeros"),
+    ({"registry": b""}, "registry is not 32 bytes"),
+    ({"neighbours": 0}, "neighbours is 0"),
+    ({"neighbours": 7}, "neighbours is 7 on a ring"),
+    ({"threshold": 0}, "threshold is 0 and 9 hold"),
+    ({"threshold": 10}, "from 1 to 9"),
+    ({"neighbours": 4, "threshold": 5}, "from 1 to 4"),
+    ({"survivors": 1}, "survivors is 1"),
+    ({"survivors": 11}, "from 2 to 10"),
+    ({"bound": -1}, "bound is -1"),
+    ({"bound": (2**31 - 1) // 10 + 1}, "a bound of 214748364"),
+]
+
+
+@pytest.mark.parametrize(("changes", "says"), VIOLATIONS, ids=[says for _, says in VIOLATIONS])
+def test_what_no_session_can_be_made_of_is_refused_in_one_sentence(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ParameterError, match=says) as caught:
+        session_of(**changes)
+    assert "\n" not in str(caught.value)
+    assert ". " not in str(caught.value)
+
+
+def test_an_active_session_needs_more_than_half_of_the_holders() -> None:
+    active_of(threshold=5)
+    with pytest.raises(ParameterError, match="at least 5"):
+        active_of(threshold=4)
+    active_of(neighbours=6, threshold=4)
+    with pytest.raises(ParameterError, match="at least 4"):
+        active_of(neighbours=6, threshold=3)
+
+
+def test_the_largest_values_are_usable() -> None:
+    session_of(bound=(2**31 - 1) // 10, length=2**32 - 1, round=2**64 - 1, clients=(*range(9), 2**32 - 2))
+    session_of(clients=(0, 1), neighbours=1, threshold=1, survivors=2)
+
+
+def test_complete_draws_and_stages() -> None:
+    assert [session_of(neighbours=k).complete for k in (8, 9, 10)] == [False, True, True]
+    assert [session_of(neighbours=k).holders for k in (8, 9, 10)] == [8, 9, 9]
+    assert [active_of(neighbours=k).draws for k in (8, 9, 10)] == [True, False, False]
+    assert not session_of(neighbours=8).draws
+    assert stages(session_of(neighbours=8)) == ("advertise", "share", "mask", "unmask")
+    assert stages(active_of()) == ("advertise", "share", "mask", "consistency", "unmask")
+    assert stages(active_of(neighbours=8)) == ("advertise", "reveal", "share", "mask", "consistency", "unmask")
+
+
+def test_the_registry_is_the_digest_of_numbers_and_keys() -> None:
+    expected = b"secure-fed/registry" + (2).to_bytes(4, "little")
+    expected += (3).to_bytes(4, "little") + IDENTITIES[3] + (7).to_bytes(4, "little") + IDENTITIES[7]
+    assert (
+        registry_digest(IDENTITIES, (3, 7)) == registry_digest(IDENTITIES, [7, 3]) == hashlib.sha256(expected).digest()
+    )
+
+
+def test_a_registry_of_other_clients_or_keys_is_another() -> None:
+    swapped = IDENTITIES | {0: IDENTITIES[1], 1: IDENTITIES[0]}
+    digests = {registry_digest(IDENTITIES, TEN), registry_digest(swapped, TEN), registry_digest(IDENTITIES, range(9))}
+    assert len(digests) == 3
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({0: bytes(32)}, "client 1 has no registered identity"),
+        ({0: bytes(32), 1: bytes(33)}, "client 1 is not 32 bytes"),
+        ({0: bytes(32), 1: bytes(32)}, "clients 0 and 1 have one identity"),
+    ],
+)
+def test_a_registry_has_a_key_for_each(keys: dict[int, bytes], says: str) -> None:
+    with pytest.raises(ParameterError, match=says):
+        registry_digest(keys, (0, 1))

@@ -1,0 +1,132 @@
+"""What a client refuses, whatever the server says."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytest
+
+from protocols.errors import ParameterError
+from protocols.parameters import Parameters, Policy, registry_digest
+
+IDENTITIES = {client: hashlib.sha256(str(client).encode()).digest() for client in range(30)}
+TEN = tuple(range(10))
+
+
+def session_of(**changes: Any) -> Parameters:
+    """A usable session of ten on a complete graph: nine holders, threshold six; whatever is given instead."""
+    given: dict[str, Any] = {
+        "run": "run",
+        "round": 3,
+        "layout": bytes(range(32)),
+        "length": 100,
+        "bits": 32,
+        "clients": TEN,
+        "neighbours": 9,
+        "threshold": 6,
+        "survivors": 7,
+        "active": False,
+    }
+    return Parameters(**(given | changes))
+
+
+def active_of(**changes: Any) -> Parameters:
+    clients = changes.get("clients", TEN)
+    return session_of(**({"active": True, "registry": registry_digest(IDENTITIES, clients)} | changes))
+
+
+def policy_of(**changes: Any) -> Policy:
+    given: dict[str, Any] = {"threshold": 2, "survivors": 2, "identities": IDENTITIES}
+    return Policy(**(given | changes))
+
+
+def accepts(policy: Policy, parameters: Parameters) -> bool:
+    try:
+        policy.check(parameters)
+    except ParameterError:
+        return False
+    return True
+
+
+def test_a_passive_session_needs_more_than_the_corrupt_holders() -> None:
+    for threshold in range(1, 10):
+        for corrupt in range(9):
+            parameters = session_of(threshold=threshold, survivors=10)
+            assert accepts(policy_of(threshold=1, corrupt=corrupt), parameters) == (corrupt < threshold)
+
+
+@pytest.mark.parametrize("neighbours", [4, 6, 8, 9, 10, 50])
+def test_an_active_session_needs_twice_the_threshold_over_holders_and_corrupt(neighbours: int) -> None:
+    """h is the number of holders, of which there are never more than the others, whatever `neighbours` says."""
+    h = min(neighbours, 9)
+    seen = set()
+    for threshold in range(h // 2 + 1, h + 1):
+        for corrupt in range(h):
+            parameters = active_of(neighbours=neighbours, threshold=threshold, survivors=10)
+            safe = 2 * threshold > h + corrupt
+            policy = policy_of(corrupt=corrupt, window=min(corrupt, 1), neighbours=neighbours)
+            assert accepts(policy, parameters) == safe
+            seen.add(safe)
+    assert seen == {True, False}
+
+
+def test_why_the_rule_of_an_active_session_is_that() -> None:
+    """Two lists of survivors: honest holders answer one each, corrupt ones both. Exactly the rule keeps one below t."""
+    for holders in range(1, 12):
+        for corrupt in range(holders + 1):
+            for threshold in range(1, holders + 1):
+                both = any(
+                    first + corrupt >= threshold and (holders - corrupt - first) + corrupt >= threshold
+                    for first in range(holders - corrupt + 1)
+                )
+                assert both == (2 * threshold <= holders + corrupt)
+
+
+@pytest.mark.parametrize("name", ["threshold", "survivors", "clients"])
+def test_the_clients_own_minima_hold(name: str) -> None:
+    value = {"threshold": 6, "survivors": 7, "clients": 10}[name]
+    policy_of(**{name: value}).check(session_of())
+    with pytest.raises(ParameterError, match=f"session's {name} is {value}, and .* at least {value + 1}"):
+        policy_of(**{name: value + 1}).check(session_of())
+
+
+def test_two_of_a_sum_are_honest() -> None:
+    policy_of(corrupt=5).check(session_of(survivors=7))
+    with pytest.raises(ParameterError, match="raise survivors to at least 7"):
+        policy_of(corrupt=5).check(session_of(survivors=6))
+
+
+def test_who_asks_for_an_active_session_refuses_a_passive_one() -> None:
+    policy_of(active=True).check(active_of())
+    policy_of(active=False).check(active_of())
+    with pytest.raises(ParameterError, match="session is passive"):
+        policy_of(active=True).check(session_of())
+
+
+def test_an_active_session_is_of_the_identities_that_the_client_has_registered() -> None:
+    foreign = IDENTITIES | {4: bytes(32)}
+    with pytest.raises(ParameterError, match="not those that this client has registered"):
+        policy_of(identities=foreign).check(active_of())
+    with pytest.raises(ParameterError, match="client 0 has no registered identity"):
+        policy_of(identities={}).check(active_of())
+    policy_of(identities=IDENTITIES | {77: bytes(32)}).check(active_of())  # who is not invited does not matter
+
+
+def test_a_window_that_guards_nothing_is_refused() -> None:
+    ring = session_of(clients=tuple(range(20)), neighbours=8, survivors=15)
+    policy_of(corrupt=3, window=3).check(ring)
+    policy_of().check(ring)
+    policy_of(corrupt=3).check(session_of())  # a complete graph has no need of a window
+    with pytest.raises(ParameterError, match="set window"):
+        policy_of(corrupt=3).check(ring)
+    with pytest.raises(ParameterError, match="4 corrupt in 4 consecutive"):
+        policy_of(corrupt=3, window=4).check(ring)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"threshold": 0}, {"survivors": 1}, {"corrupt": -1}, {"window": -1}, {"clients": 1}, {"corrupt": 0.5}]
+)
+def test_a_policy_is_of_sensible_numbers(changes: dict[str, Any]) -> None:
+    with pytest.raises(ParameterError, match=f"{next(iter(changes))} of the policy"):
+        policy_of(**changes)

@@ -1,0 +1,94 @@
+"""A policy is worked out for one graph: a server that could choose another would choose one with more colluders in it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from protocols.choice import choose
+from protocols.client import Client
+from protocols.errors import ParameterError
+from protocols.keys import Identity
+from protocols.parameters import Parameters, Policy, registry_digest
+from tests.protocols.test_policy import accepts, active_of, policy_of, session_of
+
+
+@pytest.mark.parametrize("named", [4, 6, 8, 9, 10, 50])
+@pytest.mark.parametrize("told", [4, 6, 8, 9, 10, 50])
+def test_a_client_takes_part_on_the_graph_of_its_policy_and_on_no_other(named: int, told: int) -> None:
+    parameters = active_of(neighbours=told, threshold=min(told, 9), survivors=10)
+    policy = policy_of(corrupt=1, window=1, neighbours=named)
+    assert accepts(policy, parameters) == (named == told)
+    if named != told:
+        with pytest.raises(ParameterError, match=f"has {told} neighbours, and this client's policy is for {named}"):
+            policy.check(parameters)
+
+
+@pytest.mark.parametrize("named", [4, 9])
+def test_a_number_that_is_named_holds_in_a_passive_session_too(named: int) -> None:
+    for told in (4, 6, 9):
+        parameters = session_of(neighbours=told, threshold=min(told, 6))
+        assert accepts(policy_of(neighbours=named), parameters) == (named == told)
+
+
+def test_who_expects_corrupt_clients_in_an_active_session_has_to_name_a_number() -> None:
+    for neighbours in (8, 9):
+        parameters = active_of(neighbours=neighbours, threshold=8, survivors=10)
+        for corrupt in range(3):
+            assert accepts(policy_of(corrupt=corrupt, window=corrupt), parameters) == (corrupt == 0)
+            assert accepts(policy_of(corrupt=corrupt, window=corrupt, neighbours=neighbours), parameters)
+    with pytest.raises(ParameterError, match="does not say among how many neighbours: set neighbours"):
+        policy_of(corrupt=1, window=1).check(active_of(threshold=9, survivors=10))
+    policy_of(corrupt=1, window=1).check(session_of())  # the rule of a passive session goes by no number of holders
+
+
+def test_nothing_is_sent_on_another_graph() -> None:
+    """The refusal is where the client's side of a session is made: there are no keys to send yet."""
+    identities = [Identity.new() for _ in range(10)]
+    public = {client: identity.public for client, identity in enumerate(identities)}
+    told = {"neighbours": 9, "threshold": 9, "survivors": 10, "registry": registry_digest(public, tuple(range(10)))}
+    for policy in (
+        policy_of(corrupt=1, window=1, neighbours=6, identities=public),
+        policy_of(corrupt=1, window=1, identities=public),
+    ):
+        with pytest.raises(ParameterError, match="neighbours"):
+            Client(active_of(**told), 0, policy, identity=identities[0])
+    policy = policy_of(corrupt=1, window=1, neighbours=9, identities=public)
+    Client(active_of(**told), 0, policy, identity=identities[0]).advertise()
+
+
+@pytest.mark.parametrize(
+    ("clients", "corrupt", "dropout"), [(170, 0.25, 0.05), (300, 0.1, 0.1), (500, 0.1, 0.1), (1000, 0.1, 0.1)]
+)
+def test_a_graph_on_which_the_colluders_would_read_a_vector_is_refused(
+    clients: int, corrupt: float, dropout: float
+) -> None:
+    """On a ring, c counts colluders among few neighbours. Were everybody a neighbour, all that there are would hold shares: at
+    the threshold that c asks for, half of the honest and all colluders make two lists of survivors."""
+    choice = choose(clients, corrupt=corrupt, dropout=dropout, active=True)
+    identities = {client: client.to_bytes(32) for client in range(clients)}
+    policy = Policy(choice.threshold, 2, choice.corrupt, choice.window, True, identities, neighbours=choice.neighbours)
+    own = _session(clients, choice.neighbours, choice.threshold, identities)
+    policy.check(own)
+    assert 2 * own.threshold > own.holders + choice.corrupt
+    caught = 0
+    for threshold in range(max((clients - 1 + choice.corrupt) // 2 + 1, choice.threshold), clients, 20):
+        told = _session(clients, clients - 1, threshold, identities)
+        assert not accepts(policy, told)
+        assert not accepts(replace(policy, neighbours=None), told)
+        assert accepts(replace(policy, neighbours=clients - 1), told), "nothing else would have refused it"
+        caught += 2 * threshold <= told.holders + int(corrupt * clients)
+    assert caught, "the attack would have succeeded at some of these thresholds"
+
+
+def _session(clients: int, neighbours: int, threshold: int, identities: dict[int, bytes]) -> Parameters:
+    invited = tuple(range(clients))
+    return session_of(
+        clients=invited,
+        neighbours=neighbours,
+        threshold=threshold,
+        survivors=clients,
+        active=True,
+        registry=registry_digest(identities, invited),
+    )

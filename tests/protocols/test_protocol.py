@@ -1,0 +1,369 @@
+"""Whole sessions: the sum is the plain sum bit for bit or there is none, whoever drops out when, and nobody sees more."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import protocols
+from protocols.client import Client
+from protocols.dealing import Keys
+from protocols.errors import Aborted, MessageError, ProtocolError
+from protocols.graph import Graph, complete, ring
+from protocols.keys import Secret
+from protocols.masking import add_masks
+from protocols.messages import Masked, Opened, Shares
+from protocols.pairs import pair_mask
+from protocols.parameters import stages
+from protocols.rebuilding import core
+from protocols.server import Server
+from tests.protocols.sessions import Cast, Play, cast, play
+
+CASTS = {
+    "complete": {},
+    "complete, active": {"active": True},
+    "ring": {"count": 9, "neighbours": 4, "threshold": 3},
+    "ring, active": {"count": 9, "neighbours": 4, "threshold": 3, "active": True},
+    "64 bits": {"bits": 64, "bound": 2**40},
+    "two clients": {"count": 2, "threshold": 1},
+}
+every_cast = pytest.mark.parametrize("options", CASTS.values(), ids=CASTS)
+
+
+def equal(scene: Play) -> bool:
+    return scene.server.total().tolist() == scene.expected().tolist()
+
+
+@every_cast
+def test_the_sum_is_the_plain_sum(options: Mapping[str, Any]) -> None:
+    scene = play(cast(**options))
+    assert scene.server.stage == "done"
+    assert scene.server.survivors == scene.cast.ids
+    assert (scene.errors, scene.server.suspects) == ({}, frozenset())
+    assert equal(scene)
+
+
+def test_the_example_of_the_package_runs() -> None:
+    """The code in the docstring, with its clients and parameters filled in."""
+    made = cast()
+    code = (protocols.__doc__ or "").partition("process:\n\n")[2].partition("\n\nWhoever")[0]
+    names: dict[str, Any] = {**vars(protocols), "parameters": made.parameters, "policy": made.policy}
+    names["vectors"] = made.vectors()
+    exec("\n".join(line.removeprefix("    ") for line in code.splitlines()), names)
+    assert names["total"].tolist() == sum(made.vectors().values()).tolist()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("stage", ["advertise", "share", "mask"])
+def test_who_drops_before_its_vector_is_out_is_left_out_of_the_sum(stage: str) -> None:
+    made = cast(count=6, threshold=3)
+    scene = play(made, silent={stage: made.ids[:2]})
+    assert scene.server.survivors == made.ids[2:]
+    assert equal(scene)
+
+
+@pytest.mark.parametrize(("stage", "active"), [("unmask", False), ("unmask", True), ("consistency", True)])
+def test_who_drops_after_its_vector_is_out_is_in_the_sum(stage: str, active: bool) -> None:
+    made = cast(count=7, threshold=4, active=active)
+    scene = play(made, silent={stage: made.ids[:2]})
+    assert scene.server.survivors == made.ids
+    assert equal(scene)
+
+
+def schedule(made: Cast, rng: random.Random) -> dict[str, set[int]]:
+    """Each client vanishes at some stage with a probability that differs from schedule to schedule."""
+    share = rng.choice([0.05, 0.15, 0.4])
+    silent: dict[str, set[int]] = {}
+    for client in made.ids:
+        if rng.random() < share:
+            silent.setdefault(rng.choice(stages(made.parameters)), set()).add(client)
+    return silent
+
+
+def finishes(made: Cast, silent: Mapping[str, set[int]]) -> set[int] | None:
+    """On a complete graph: who survives, None if the session must abort. Counting alone decides."""
+    left, survivors, least = set(made.ids), set[int](), max(made.survivors, made.parameters.threshold + 1)
+    for stage in stages(made.parameters):
+        left -= silent.get(stage, set())
+        if stage == "mask":
+            survivors = set(left)
+        if len(left) < least and stage not in ("consistency", "unmask"):
+            return None
+        spare = 1 if left & survivors else 0  # one that speaks is no holder of its own shares
+        if stage in ("consistency", "unmask") and len(left) - spare < made.parameters.threshold:
+            return None
+    return survivors
+
+
+def tried(made: Cast, silent: Mapping[str, set[int]], seed: int) -> Play | None:
+    """None if it aborted; then the server must hold nothing."""
+    server = made.server()
+    try:
+        return play(made, silent=silent, seed=seed, server=server)
+    except Aborted as error:
+        protected = error.protected
+    assert protected
+    assert server.stage == "aborted"
+    assert not server._accumulator.any()
+    with pytest.raises(MessageError, match="there is no sum"):
+        server.total()
+    return None
+
+
+def dropouts(name: str, count: int, seed: int) -> tuple[int, int]:
+    """How many random schedules ended with a sum and how many without; each is judged."""
+    made, rng = cast(**CASTS[name], length=3) if "bits" not in name else cast(**CASTS[name]), random.Random(seed)
+    done = aborted = 0
+    for turn in range(count):
+        silent = schedule(made, rng)
+        scene = tried(made, silent, turn)
+        if made.parameters.complete:
+            expected = finishes(made, silent)
+            assert (scene and set(scene.server.survivors)) == expected, silent
+        if scene is None:
+            aborted += 1
+            continue
+        done += 1
+        assert equal(scene), silent
+    return done, aborted
+
+
+@pytest.mark.parametrize("name", CASTS)
+def test_random_dropouts_at_every_stage(name: str) -> None:
+    done, aborted = dropouts(name, 60, seed=1)
+    assert done > 5
+    assert aborted > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASTS)
+def test_thousands_of_random_dropouts_at_every_stage(name: str) -> None:
+    done, aborted = dropouts(name, 600, seed=2)
+    assert done > 100
+    assert aborted > 50
+
+
+def test_a_client_whose_neighbours_are_gone_does_not_take_the_session_with_it() -> None:
+    """On a ring, so many of its neighbours drop before their shares are out that too few are left to hold its own."""
+    made, rng = cast(count=40, neighbours=12, threshold=6), random.Random(4)
+    asked = play(made, until="share")
+    keys = {me: client._keys for me, client in asked.clients.items()}
+    graph = asked.server._graph  # of the roster: the same keys give it again
+    for _ in range(5000):
+        silent = {one for one in made.ids if rng.random() < 0.35}
+        left = core(graph, set(made.ids) - silent, 6)
+        if len(silent) + len(left) < 40 and left and graph.holds_together(left, 0):
+            break
+    scene = play(made, silent={"share": silent}, clients={me: made.client(me, _keys=keys[me]) for me in made.ids})
+    assert set(scene.server.survivors) == naive_core(graph, set(made.ids) - silent, 6)
+    assert len(left) < 40 - len(silent)
+    assert equal(scene)
+
+
+def naive_core(graph: Graph, members: set[int], threshold: int) -> set[int]:
+    """Throw out one at a time until nobody has too few."""
+    left = set(members)
+    while short := [one for one in left if len(left & set(graph.neighbours(one))) < threshold]:
+        left.remove(short[0])
+    return left
+
+
+def test_the_core_is_what_is_left_when_the_lonely_are_taken_out_one_by_one() -> None:
+    rng = random.Random(3)
+    partial = 0
+    for turn in range(200):
+        graph = ring(range(24), 8, bytes([turn] * 32)) if turn % 5 else complete(range(8))
+        members = {one for one in graph.order if rng.random() < 0.75}
+        threshold = rng.choice([2, 4, 5])
+        found = core(graph, members, threshold)
+        assert found == naive_core(graph, members, threshold)
+        partial += 0 < len(found) < len(members)
+    assert partial > 10
+
+
+def uniform(data: bytes) -> bool:
+    """Whether the bytes pass a chi-square test of uniformity: 255 degrees of freedom, four standard deviations either way."""
+    counts = np.bincount(np.frombuffer(data, np.uint8), minlength=256)
+    expected = len(data) / 256
+    return abs(float(((counts - expected) ** 2 / expected).sum()) - 255) < 4 * (2 * 255) ** 0.5
+
+
+def masked(length: int = 20_000) -> tuple[Play, int, NDArray[Any]]:
+    """A session up to the end of the masks, a victim in it, and the victim's masked vector."""
+    made = cast(count=6, threshold=4, length=length)
+    scene = play(made, until="unmask")
+    victim = made.ids[2]
+    return scene, victim, Masked.from_bytes(scene.said["mask", victim], made.parameters, victim).vector.copy()
+
+
+def unmask_with(scene: Play, victim: int, keys: Mapping[int, Keys], vector: NDArray[Any]) -> NDArray[Any]:
+    """The victim's masked vector less the pair masks that these clients know."""
+    session = scene.cast.parameters.session
+    public = scene.clients[victim]._advert.mask
+    masks = [pair_mask(known.mask, public, session, client, victim) for client, known in keys.items()]
+    add_masks(vector, masks)
+    return vector
+
+
+def colluders(scene: Play, victim: int) -> dict[int, Keys]:
+    known = {me: client._keys for me, client in scene.clients.items() if me != victim}
+    return {me: keys for me, keys in known.items() if keys is not None}
+
+
+def test_a_masked_vector_is_uniform() -> None:
+    scene, victim, vector = masked()
+    assert not uniform(scene.vectors[victim].tobytes())
+    assert uniform(vector.tobytes())
+
+
+def test_a_masked_vector_is_uniform_to_a_server_with_the_secrets_of_fewer_than_the_threshold() -> None:
+    scene, victim, vector = masked()
+    everybody = colluders(scene, victim)
+    some = dict(list(everybody.items())[: scene.cast.parameters.threshold - 1])
+    assert uniform(unmask_with(scene, victim, some, vector).tobytes())
+
+
+def test_pair_masks_alone_do_not_hide_what_everybody_else_would_tell() -> None:
+    """That the tests above can fail: with the pair masks gone, the self mask alone hides the vector; then nothing does."""
+    scene, victim, vector = masked()
+    naked = unmask_with(scene, victim, colluders(scene, victim), vector)
+    assert uniform(naked.tobytes())
+    keys = scene.clients[victim]._keys
+    assert keys is not None
+    add_masks(naked, [(keys.seed, -1)])
+    assert naked.tolist() == scene.vectors[victim].tolist()
+
+
+def reachable(thing: object, seen: set[int]) -> Iterator[object]:
+    """Whatever hangs on an object: its attributes, what its containers hold."""
+    if id(thing) in seen:
+        return
+    seen.add(id(thing))
+    yield thing
+    inside: list[object] = list(vars(thing).values()) if hasattr(thing, "__dict__") else []
+    if isinstance(thing, Mapping):
+        inside += [*thing.keys(), *thing.values()]
+    elif isinstance(thing, list | tuple | set | frozenset):
+        inside += list(thing)
+    for part in inside:
+        yield from reachable(part, seen)
+
+
+def large(server: Server, least: int) -> list[object]:
+    """Everything of at least so many bytes that a server holds."""
+    held = reachable(server, set())
+    return [
+        part for part in held if isinstance(part, np.ndarray | bytes | bytearray | memoryview) and _size(part) >= least
+    ]
+
+
+def _size(part: object) -> int:
+    return int(getattr(part, "nbytes", 0)) or len(part)  # type: ignore[arg-type]
+
+
+def test_a_server_holds_one_vector_and_nobodys() -> None:
+    made = cast(count=5, length=5000)
+    server = made.server()
+    scene = play(made, server=server, until="unmask")
+    assert [id(part) for part in large(server, 4 * 5000)] == [id(server._accumulator)]
+    both = [server._accumulator.tobytes(), *(scene.said["mask", me][48:] for me in made.ids)]
+    assert len(set(both)) == 6
+
+
+def test_after_a_session_nobody_holds_secrets() -> None:
+    scene = play(cast(active=True))
+    for machine in (scene.server, *scene.clients.values()):
+        kept = [part for part in reachable(machine, set()) if isinstance(part, Secret)]
+        assert kept == []
+
+
+def test_fresh_keys_for_every_client_and_session() -> None:
+    first, second = play(cast()), play(cast())
+    adverts = [
+        message[48:112]
+        for scene in (first, second)
+        for (stage, _), message in scene.said.items()
+        if stage == "advertise"
+    ]
+    keys = {advert[:32] for advert in adverts} | {advert[32:] for advert in adverts}
+    assert len(keys) == 20
+
+
+def test_the_ring_of_a_drawn_graph_depends_on_everybodys_randomness() -> None:
+    made = cast(count=9, neighbours=4, threshold=3, active=True)
+    keys = {me: Keys.new() for me in made.ids}
+    orders = []
+    for changed in (None, made.ids[0], made.ids[-1]):
+        drawn = {
+            me: Keys(k.channel, k.mask, k.seed, Secret.new() if me == changed else k.draw) for me, k in keys.items()
+        }
+        scene = play(made, clients={me: made.client(me, _keys=drawn[me]) for me in made.ids}, until="mask")
+        orders.append(scene.server._graph.order)
+    assert len(set(orders)) == 3
+
+
+def test_without_a_part_of_the_joint_randomness_there_is_no_session() -> None:
+    made = cast(count=9, neighbours=4, threshold=3, active=True)
+    with pytest.raises(Aborted, match="lacks the part of 1 clients, the first of them 3"):
+        play(made, silent={"reveal": made.ids[:1]})
+
+
+def test_messages_have_the_sizes_that_were_promised() -> None:
+    scene = play(cast(count=5, length=10))
+    sizes = {
+        stage: {len(message) for (at, _), message in scene.said.items() if at == stage}
+        for stage in stages(scene.cast.parameters)
+    }
+    assert sizes == {"advertise": {112}, "share": {48 + 36 + 4 * 86}, "mask": {48 + 40}, "unmask": {48 + 8 + 4 * 37}}
+
+
+def test_shares_hide_in_what_is_delivered_and_opened_ones_are_those_asked_for() -> None:
+    made = cast(count=6, threshold=3)
+    scene = play(made, silent={"mask": made.ids[:1]})
+    for me in made.ids[1:]:
+        opened = Opened.from_bytes(scene.said["unmask", me], made.parameters, me)
+        assert set(opened.keys) == {made.ids[0]}
+        assert set(opened.seeds) == set(made.ids[1:]) - {me}
+        dealt = Shares.from_bytes(scene.said["share", me], made.parameters, me)
+        assert set(dealt.sealed) == set(made.ids) - {me}
+
+
+def test_an_exception_shows_no_secret_and_neither_does_a_machine() -> None:
+    scene = play(cast(), until="unmask")
+    keys = next(iter(scene.clients.values()))._keys
+    assert isinstance(keys, Keys)
+    assert repr(keys).count("redacted") == 2
+    assert keys.seed.reveal().hex() not in repr(vars(scene.clients[3]))
+    assert keys.seed.reveal() != scene.clients[5]._keys.seed.reveal()  # type: ignore[union-attr]
+
+
+def test_a_client_is_neither_copied_nor_stored() -> None:
+    import copy
+    import pickle
+
+    client = cast().client(3)
+    for attempt in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError):
+            attempt(client)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_threads_do_not_change_a_bit(count: int) -> None:
+    made = cast(count=4, threshold=2, length=400_000)
+    keys = {me: Keys.new() for me in made.ids}
+    clients = {me: Client(made.parameters, me, made.policy, threads=count, _keys=keys[me]) for me in made.ids}
+    scene = play(made, clients=clients, silent={"mask": made.ids[:1]})
+    assert equal(scene)
+
+
+def test_an_error_says_whose_it_is_and_what_is_protected() -> None:
+    made = cast(count=5, threshold=3)
+    scene = play(made, tell=lambda stage, client, message: message[:-1] if (stage, client) == ("mask", 3) else message)
+    assert set(scene.errors) == {3}
+    assert isinstance(scene.errors[3], ProtocolError)
+    assert str(scene.errors[3]).endswith("[the server, stage mask]: this client's vector was not sent")
+    assert equal(scene)

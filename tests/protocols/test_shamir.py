@@ -1,0 +1,323 @@
+"""Secret sharing: against Lagrange's formula in fractions, for every subset; what too few shares say; who lied."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import secrets
+from collections import Counter
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocols import interpolation, shamir
+from protocols.errors import Aborted, ParameterError, Tampering
+from protocols.interpolation import PRIME, Interpolation, inverses
+from protocols.keys import Secret
+from protocols.shamir import SHARE, Rebuilder, split
+
+RAW = bytes(range(7, 39))
+
+
+def naive(shares: Mapping[int, bytes], point: int = 0) -> int:
+    """f(point) modulo p, with the weights as fractions and one division each."""
+    total = 0
+    for one, share in shares.items():
+        weight = Fraction(1)
+        for other in shares.keys() - {one}:
+            weight *= Fraction(point - other - 1, one - other)
+        total += int.from_bytes(share, "little") * weight.numerator * pow(weight.denominator, -1, PRIME)
+    return total % PRIME
+
+
+def is_secret(raw: bytes) -> Callable[[Secret], bool]:
+    return lambda secret: secret.reveal() == raw
+
+
+def shifted(share: bytes, by: int) -> bytes:
+    return ((int.from_bytes(share, "little") + by) % PRIME).to_bytes(SHARE, "little")
+
+
+def miller_rabin(number: int, bases: int) -> bool:
+    odd, twos = number - 1, 0
+    while odd % 2 == 0:
+        odd, twos = odd // 2, twos + 1
+    return all(
+        (x := pow(base, odd, number)) in (1, number - 1)
+        or any((x := x * x % number) == number - 1 for _ in range(twos - 1))
+        for base in (2, *(secrets.randbelow(number - 3) + 2 for _ in range(bases)))
+    )
+
+
+def test_the_modulus_is_the_least_prime_above_two_to_the_256() -> None:
+    """By Miller and Rabin's test: a composite number passes it for a random base with a probability of 1/4 at most."""
+    assert PRIME == 2**256 + 297
+    assert miller_rabin(PRIME, 64)
+    assert not any(miller_rabin(2**256 + above, 8) for above in range(1, 297, 2))
+    assert not miller_rabin(561, 2)  # Carmichael's number, which a test of Fermat's would pass
+
+
+def test_any_threshold_of_shares_gives_the_secret() -> None:
+    holders = (0, 1, 4, 9, 2**32 - 2, 77)
+    for threshold in range(1, len(holders) + 1):
+        shares = split(Secret(RAW), threshold, holders)
+        assert shares.keys() == set(holders)
+        assert {len(share) for share in shares.values()} == {SHARE}
+        for count in range(threshold, len(holders) + 1):
+            for chosen in itertools.combinations(holders, count):
+                some = {holder: shares[holder] for holder in chosen}
+                assert naive(some) == int.from_bytes(RAW, "little")
+                assert Rebuilder().rebuild(some, threshold, is_secret(RAW)) == (Secret(RAW), frozenset())
+
+
+def test_the_polynomial_has_the_degree_that_the_threshold_says() -> None:
+    """One share fewer gives another secret, and there are no two polynomials of the same coefficients."""
+    shares = split(Secret(RAW), 4, range(6))
+    for chosen in itertools.combinations(range(6), 3):
+        assert naive({holder: shares[holder] for holder in chosen}) != int.from_bytes(RAW, "little")
+    firsts = {split(Secret(RAW), 2, range(2))[0] for _ in range(200)}
+    assert len(firsts) == 200
+
+
+@pytest.mark.parametrize("raw", [bytes(32), b"\xff" * 32, b"\1" + bytes(31), bytes(31) + b"\1"])
+def test_the_extreme_secrets_come_back(raw: bytes) -> None:
+    shares = split(Secret(raw), 3, range(5))
+    assert Rebuilder().rebuild(shares, 3, is_secret(raw))[0].reveal() == raw
+
+
+def test_fewer_shares_than_the_threshold_are_equally_likely_for_every_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over the integers modulo 7, with every coefficient: behind any t - 1 shares stands each secret, once."""
+    monkeypatch.setattr(interpolation, "PRIME", 7)
+    for holders in itertools.combinations(range(6), 2):
+        seen: Counter[tuple[int, ...]] = Counter()
+        for secret, *coefficients in itertools.product(range(7), repeat=3):
+            drawn = iter(coefficients)
+            monkeypatch.setattr(shamir.secrets, "randbelow", lambda below, drawn=drawn: next(drawn))
+            shares = split(Secret(bytes([secret]) + bytes(31)), 3, range(6))
+            seen[secret, *(shares[holder][0] for holder in holders)] += 1
+        assert set(seen.values()) == {1}  # one polynomial for every secret and every two shares
+        assert len(seen) == 7**3
+
+
+def test_coefficients_are_drawn_from_the_whole_field_by_the_operating_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def largest(below: int) -> int:
+        asked.append(below)
+        return below - 1
+
+    monkeypatch.setattr(shamir.secrets, "randbelow", largest)
+    shares = split(Secret(RAW), 3, (0, 5, 6))
+    assert asked == [PRIME, PRIME]
+    for holder, share in shares.items():
+        x = holder + 1
+        assert int.from_bytes(share, "little") == (int.from_bytes(RAW, "little") - x - x * x) % PRIME
+
+
+@pytest.mark.parametrize(
+    ("threshold", "holders", "match"),
+    [
+        (0, (1, 2), "threshold is 0, for 2 holders"),
+        (3, (1, 2), "threshold is 3, for 2 holders"),
+        (-1, (1, 2), "threshold"),
+        (1, (), "threshold is 1, for 0 holders"),
+        (2, (1, 1), "listed twice"),
+        (2, (-1, 1), "negative"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(threshold: int, holders: tuple[int, ...], match: str) -> None:
+    """Holder -1 would get f(0), the secret itself."""
+    with pytest.raises(ParameterError, match=match):
+        split(Secret(RAW), threshold, holders)
+
+
+@pytest.mark.parametrize("length", [0, 16, 31, 33])
+def test_a_secret_of_another_length_is_refused(length: int) -> None:
+    with pytest.raises(ParameterError, match=f"of {length} bytes"):
+        split(Secret(bytes(length)), 2, (1, 2))
+
+
+@pytest.mark.parametrize("liars", [{0}, {6}, {0, 6}, {1, 2}, {0, 1, 2}, {4, 5, 6}])
+def test_wrong_shares_are_found_and_their_holders_named(liars: set[int]) -> None:
+    shares = split(Secret(RAW), 4, range(7))
+    wrong = shares | {liar: shifted(shares[liar], secrets.randbits(200)) for liar in liars}
+    assert Rebuilder().rebuild(wrong, 4, is_secret(RAW)) == (Secret(RAW), frozenset(liars))
+
+
+@pytest.mark.parametrize("bit", [*range(0, 256, 5), 256, 257, 263])
+def test_every_bit_of_a_share_counts(bit: int) -> None:
+    shares = split(Secret(RAW), 2, range(4))
+    for liar in range(4):
+        flipped = int.from_bytes(shares[liar], "little") ^ 1 << bit
+        wrong = shares | {liar: flipped.to_bytes(SHARE, "little")}
+        assert Rebuilder().rebuild(wrong, 2, is_secret(RAW)) == (Secret(RAW), frozenset({liar}))
+
+
+@pytest.mark.parametrize("liar", [0, 4])
+def test_a_share_has_one_encoding(liar: int) -> None:
+    """Of another length, or p larger, it stands for the same number and is wrong all the same."""
+    shares = split(Secret(RAW), 3, range(5))
+    number = int.from_bytes(shares[liar], "little")
+    for other in (shares[liar] + b"\0", (number + PRIME).to_bytes(34, "little")[:33], b"", shares[liar][:-1]):
+        found, wrong = Rebuilder().rebuild(shares | {liar: other}, 3, is_secret(RAW))
+        assert (found.reveal(), wrong) == (RAW, frozenset({liar}))
+
+
+def test_shares_that_nothing_fits_are_somebodys_lie() -> None:
+    shares = split(Secret(RAW), 3, range(5))
+    for liars in ((0, 1, 2), (2, 3, 4), range(5)):
+        wrong = shares | {liar: shifted(shares[liar], secrets.randbits(200)) for liar in liars}
+        with pytest.raises(Tampering, match="no 3 of 5 shares"):
+            Rebuilder().rebuild(wrong, 3, is_secret(RAW))
+    with pytest.raises(Tampering, match="no 3 of 3"):
+        Rebuilder().rebuild({**dict(itertools.islice(shares.items(), 2)), 4: bytes(SHARE)}, 3, is_secret(RAW))
+
+
+def test_a_seeded_generator_neither_steers_the_attempts_nor_is_moved() -> None:
+    """Else liars could know which sets are tried, and a program's own draws would depend on them."""
+    shares = {holder: secrets.token_bytes(32) + b"\0" for holder in range(10)}  # so that every set gives another secret
+    state, tried = random.getstate(), []
+    try:
+        for _ in range(2):
+            random.seed(0)
+            seeded = random.getstate()
+            with pytest.raises(Tampering):
+                Rebuilder().rebuild(shares, 5, lambda secret: bool(tried.append(secret.reveal())))
+            assert random.getstate() == seeded
+    finally:
+        random.setstate(state)
+    half = len(tried) // 2
+    assert tried[0] == tried[half]  # the first attempt is always the same
+    assert tried[1:half] != tried[half + 1 :]
+
+
+def attempts(shares: Mapping[int, bytes], threshold: int) -> int:
+    """How many secrets are judged before nothing is found to fit."""
+    tried: list[Secret] = []
+    with pytest.raises(Tampering):
+        Rebuilder().rebuild(shares, threshold, lambda secret: bool(tried.append(secret)))
+    return len(tried)
+
+
+def test_attempts_are_bounded() -> None:
+    assert attempts({holder: secrets.token_bytes(32) + b"\0" for holder in range(10)}, 5) == 512
+
+
+def test_attempts_that_cannot_succeed_are_not_made() -> None:
+    """Where all shares agree, every set gives the same; of many holders, hardly any set is without one of that many liars.
+
+    What decoding leaves is one attempt more, if it is another polynomial than that of the holders with the smallest numbers.
+    """
+    assert attempts(split(Secret(RAW), 5, range(10)), 5) == 1
+    assert attempts(split(Secret(RAW), 5, range(5)), 5) == 1
+    assert attempts({holder: secrets.token_bytes(32) + b"\0" for holder in range(98)}, 72) == 1
+    shares = split(Secret(RAW), 72, range(98))
+    assert attempts(shares | {97: shifted(shares[97], 1)}, 72) == 1
+    assert attempts(shares | {0: shifted(shares[0], 1)}, 72) == 2
+
+
+def test_a_number_that_no_secret_is_does_not_reach_the_judge() -> None:
+    """From 2^256 to p - 1: 297 values that a polynomial can have at zero and 32 bytes cannot."""
+    judged: list[Secret] = []
+    shares = {holder: (2**256 + 5).to_bytes(SHARE, "little") for holder in range(3)}
+    with pytest.raises(Tampering):
+        Rebuilder().rebuild(shares, 3, lambda secret: not judged.append(secret))
+    assert judged == []
+
+
+def test_too_few_shares_end_the_session() -> None:
+    shares = split(Secret(RAW), 3, range(5))
+    for count in range(3):
+        with pytest.raises(Aborted, match=f"{count} shares are there, of the 3"):
+            Rebuilder().rebuild(dict(itertools.islice(shares.items(), count)), 3, is_secret(RAW))
+
+
+@pytest.mark.parametrize(("threshold", "more"), [(0, {}), (-1, {}), (2, {-1: bytes(SHARE)})])
+def test_what_cannot_be_rebuilt_is_refused(threshold: int, more: dict[int, bytes]) -> None:
+    with pytest.raises(ParameterError):
+        Rebuilder().rebuild(split(Secret(RAW), 2, range(3)) | more, threshold, lambda secret: True)
+
+
+def test_one_rebuilder_serves_sets_of_holders_and_thresholds_in_any_order() -> None:
+    """What it keeps from one set is not used for another: against fresh ones, over secrets that share some of their holders."""
+    chance, kept = random.Random(5), Rebuilder()
+    for _ in range(150):
+        holders = sorted(chance.sample(range(8), chance.choice((4, 5, 5, 6))))
+        threshold, raw = chance.choice((2, 3)), chance.randbytes(32)
+        shares = split(Secret(raw), threshold, holders)
+        liars = set(chance.sample(holders, chance.choice((0, 0, 1, 1, 2)))) if len(holders) - threshold > 1 else set()
+        wrong = shares | {liar: shifted(shares[liar], chance.getrandbits(200)) for liar in liars}
+        expected = (Secret(raw), frozenset(liars))
+        assert kept.rebuild(wrong, threshold, is_secret(raw)) == expected
+        assert Rebuilder().rebuild(wrong, threshold, is_secret(raw)) == expected
+
+
+def framed(shares: Mapping[int, bytes], liars: tuple[int, int], basis: tuple[int, ...]) -> dict[int, bytes]:
+    """Two lies that leave the secret of the basis as it is, so that whoever believes it blames all others."""
+    ones = {holder: shifted(bytes(SHARE), int(holder == liars[0])) for holder in basis}
+    others = {holder: shifted(bytes(SHARE), int(holder == liars[1])) for holder in basis}
+    lies = {liars[0]: naive(others), liars[1]: -naive(ones)}
+    return {**shares, **{liar: shifted(shares[liar], lie) for liar, lie in lies.items()}}
+
+
+def test_liars_who_agree_on_a_lie_that_fits_cannot_blame_the_others() -> None:
+    shares = split(Secret(RAW), 4, range(8))
+    lies = framed(shares, (1, 2), (0, 1, 2, 3))
+    assert naive({holder: lies[holder] for holder in range(4)}) == int.from_bytes(RAW, "little")
+    assert Rebuilder().rebuild(lies, 4, is_secret(RAW)) == (Secret(RAW), frozenset({1, 2}))
+
+
+def test_where_the_liars_are_too_many_the_secret_is_still_right() -> None:
+    """Five holders at threshold 4, two liars: one share is left over, and who lied cannot be told."""
+    shares = split(Secret(RAW), 4, range(5))
+    found, wrong = Rebuilder().rebuild(framed(shares, (1, 2), (0, 1, 2, 3)), 4, is_secret(RAW))
+    assert found == Secret(RAW)
+    assert wrong == {4}
+
+
+def test_lies_that_cancel_in_a_sum_are_found() -> None:
+    """Whoever adds up the differences, unweighted, sees nothing: what weighs them is drawn at random."""
+    shares = split(Secret(RAW), 3, range(9))
+    wrong = shares | {5: shifted(shares[5], 1), 6: shifted(shares[6], -2), 7: shifted(shares[7], 1)}
+    assert Rebuilder().rebuild(wrong, 3, is_secret(RAW)) == (Secret(RAW), frozenset({5, 6, 7}))
+
+
+def test_shares_of_another_polynomial_with_the_same_secret_are_wrong() -> None:
+    first, second = split(Secret(RAW), 3, range(6)), split(Secret(RAW), 3, range(6))
+    mixed = {holder: first[holder] if holder < 4 else second[holder] for holder in range(6)}
+    assert Rebuilder().rebuild(mixed, 3, is_secret(RAW)) == (Secret(RAW), frozenset({4, 5}))
+
+
+def test_the_audit_is_at_a_point_that_nobody_can_predict(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    draw = interpolation.secrets.randbelow
+
+    def noted(below: int) -> int:
+        asked.append(below)
+        return draw(below)
+
+    shares = split(Secret(RAW), 2, range(4))
+    monkeypatch.setattr(interpolation.secrets, "randbelow", noted)
+    Rebuilder().rebuild(shares, 2, is_secret(RAW))
+    assert asked == [PRIME - 2**64]
+
+
+@given(
+    st.lists(st.integers(1, 2**33), min_size=1, max_size=12, unique=True),
+    st.lists(st.integers(0, PRIME - 1), min_size=12, max_size=12),
+    st.integers(2**64, PRIME - 1),
+)
+def test_interpolation_is_lagranges(places: list[int], numbers: list[int], far: int) -> None:
+    values = {place - 1: number.to_bytes(SHARE, "little") for place, number in zip(places, numbers, strict=False)}
+    for point in (0, far):
+        weights = Interpolation(places).at(point)
+        found = sum(weight * number for weight, number in zip(weights, numbers, strict=False)) % PRIME
+        assert found == naive(values, point)
+
+
+@given(st.lists(st.integers(1, PRIME - 1) | st.integers(-(2**70), -1), max_size=20))
+def test_inverses(numbers: list[int]) -> None:
+    assert inverses(numbers) == [pow(number, -1, PRIME) for number in numbers]

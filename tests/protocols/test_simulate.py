@@ -1,0 +1,185 @@
+"""The simulation: what it reports is what happened."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from protocols import simulate as module
+from protocols.client import Client
+from protocols.costs import traffic
+from protocols.errors import ParameterError
+from protocols.parameters import stages
+from protocols.server import Server
+from protocols.simulate import Simulation, departures, simulate
+
+RING = {"clients": 24, "neighbours": 10, "corrupt": 0.0}
+MODES: dict[str, dict[str, Any]] = {
+    "passive": {"clients": 9},
+    "active": {"clients": 9, "active": True},
+    "ring": RING,
+    "ring, active": {**RING, "active": True},
+    "64 bits": {"clients": 6, "bits": 64},
+    "two": {"clients": 2, "corrupt": 0.0},
+}
+every_mode = pytest.mark.parametrize("options", MODES.values(), ids=MODES)
+
+
+def simulation(**options: Any) -> Simulation:
+    return Simulation(**{"clients": 9, "dim": 30, **options})
+
+
+@every_mode
+def test_everybody_stays_and_the_sum_is_exact_at_the_promised_cost(options: dict[str, Any]) -> None:
+    asked = simulation(**options)
+    report = simulate(asked)
+    assert (report.exact, report.aborted, report.tamper) == (True, None, None)
+    assert (report.survivors, report.dropped, report.well) == (asked.clients, 0, True)
+    promised = traffic(asked.parameters(()))
+    assert {stage.name: (stage.bytes_up, stage.bytes_down) for stage in report.stages} == promised
+    assert [stage.answered for stage in report.stages] == [asked.clients] * len(promised)
+    assert report.bytes_total == asked.clients * sum(up + down for up, down in promised.values())
+    for stage in report.stages:
+        assert 0 < stage.client_seconds <= stage.client_seconds_most
+        assert stage.server_seconds > 0
+
+
+@pytest.mark.parametrize("active", [False, True])
+@pytest.mark.parametrize("dropout", [0.05, 0.2, 0.3])
+def test_with_dropouts_a_complete_graph_always_finishes(dropout: float, active: bool) -> None:
+    for clients in (10, 11, 16):
+        report = simulate(simulation(clients=clients, dropout=dropout, active=active, corrupt=0.05))
+        assert report.dropped == round(dropout * clients)
+        assert report.exact, report.aborted
+        assert clients - report.dropped <= report.survivors <= clients
+        assert [stage.answered for stage in report.stages][-1] == clients - report.dropped
+
+
+def test_the_exact_sum_is_that_of_python_s_integers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clients' vectors and the server's total are read on the way, and compared here."""
+    vectors: dict[int, list[int]] = {}
+    totals: list[tuple[tuple[int, ...], list[int]]] = []
+    mask, total = Client.mask, Server.total
+
+    def watched(self: Client, message: bytes, vector: NDArray[Any]) -> bytearray:
+        vectors[self.me] = vector.tolist()
+        return mask(self, message, vector)
+
+    def told(self: Server) -> NDArray[Any]:
+        totals.append((self.survivors, total(self).tolist()))
+        return total(self)
+
+    monkeypatch.setattr(Client, "mask", watched)
+    monkeypatch.setattr(Server, "total", told)
+    report = simulate(simulation(clients=12, dropout=0.25, dim=7))
+    ((survivors, result),) = totals
+    assert report.exact
+    assert report.survivors == len(survivors) < 12
+    assert result == [sum(column) % 2**32 for column in zip(*(vectors[me] for me in survivors), strict=True)]
+    assert len({tuple(vector) for vector in vectors.values()}) == len(vectors)
+
+
+def test_a_wrong_sum_is_called_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    total = Server.total
+    monkeypatch.setattr(Server, "total", lambda self: total(self) + np.uint32(1))
+    report = simulate(simulation())
+    assert (report.exact, report.well, report.aborted) == (False, False, None)
+
+
+def test_a_sum_over_others_than_the_survivors_is_called_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    total = Server.total
+
+    def told(self: Server) -> NDArray[Any]:
+        self.survivors = self.survivors[1:]
+        return total(self)
+
+    monkeypatch.setattr(Server, "total", told)
+    assert simulate(simulation()).exact is False
+
+
+def test_with_too_many_gone_there_is_no_sum_and_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "departures", lambda parameters, count: {"mask": [0, 1, 2, 3]})
+    report = simulate(simulation(clients=10))
+    assert (report.exact, report.well, report.survivors) == (None, False, 0)
+    assert "6 clients have sent their vectors, fewer than the 9 that a sum needs" in (report.aborted or "")
+    assert [stage.name for stage in report.stages] == ["advertise", "share", "mask"]
+
+
+@pytest.mark.parametrize("options", [MODES["passive"], MODES["ring, active"]], ids=["passive", "drawn"])
+def test_departures_are_spread_over_the_stages_and_differ_from_run_to_run(options: dict[str, Any]) -> None:
+    parameters = simulation(**{**options, "clients": 24}).parameters(())
+    seen = set()
+    for _ in range(20):
+        leaving = departures(parameters, 11)
+        gone = [client for clients in leaving.values() for client in clients]
+        assert len(gone) == len(set(gone)) == 11
+        assert set(gone) <= set(parameters.clients)
+        assert set(leaving) == set(stages(parameters)) - {"reveal"}
+        assert max(map(len, leaving.values())) - min(map(len, leaving.values())) <= 1
+        seen.add(str(sorted(leaving.items())))
+    assert len(seen) > 15
+
+
+def test_what_is_given_is_kept_to_and_the_rest_is_chosen() -> None:
+    asked = simulation(clients=24, neighbours=10, threshold=8, active=True, corrupt=0.0)
+    assert (asked.choice.neighbours, asked.choice.threshold) == (10, 8)
+    parameters = asked.parameters(())
+    assert (parameters.neighbours, parameters.threshold, parameters.survivors) == (10, 8, 22)
+    chosen = simulation(clients=40, dropout=0.2)
+    assert (chosen.choice.survivors, chosen.parameters(()).survivors) == (32, 32)
+    assert simulation(clients=40).choice.survivors == 36  # a tenth is foreseen where nobody drops out
+    assert simulation(clients=40, dropout=0.2, tamper="early-drop").choice.survivors == 31
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"clients": 1}, "clients is 1: choose from 2"),
+        ({"clients": 10**7}, "clients is 10000000: choose from 2 to 100000"),
+        ({"dim": 0}, "dim is 0"),
+        ({"dim": 10**12}, "dim is 1000000000000"),
+        ({"dropout": -0.1}, "dropout is -0.1"),
+        ({"dropout": 1.0}, "dropout is 1.0"),
+        ({"dropout": float("nan")}, "dropout is nan"),
+        ({"dropout": 0.9}, "fewer than two would be honest|lower"),
+        ({"bits": 16}, "bits is 16"),
+        ({"corrupt": 1.0}, "corrupt is 1.0"),
+        ({"corrupt": float("nan")}, "corrupt is nan"),
+        ({"corrupt": 0.95}, "lower corrupt"),
+        ({"neighbours": 0}, "neighbours is 0"),
+        ({"clients": 30, "neighbours": 7}, "neighbours is 7 on a ring: choose an even number"),
+        ({"threshold": 99}, "threshold is 99"),
+        ({"threshold": 0}, "threshold is 0"),
+        ({"tamper": "nonsense"}, "tamper is 'nonsense': choose one of weak-masks"),
+    ],
+)
+def test_what_cannot_be_simulated_is_said_in_a_sentence(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ParameterError, match=says):
+        simulation(**options)
+
+
+def test_progress_is_told_of_every_client() -> None:
+    told: list[tuple[str, int, int]] = []
+    simulate(simulation(clients=4), progress=lambda *now: told.append(now))
+    assert told == [(stage, done, 4) for stage in ("advertise", "share", "mask", "unmask") for done in (1, 2, 3, 4)]
+
+
+def test_a_report_is_json() -> None:
+    report = simulate(simulation(dropout=0.2, active=True))
+    told = report.to_dict()
+    assert json.loads(json.dumps(told)) == told
+    assert (told["clients"], told["dim"], told["bits"], told["active"], told["dropped"]) == (9, 30, 32, True, 2)
+    assert (told["exact"], told["aborted"], told["tamper"]) == (True, None, None)
+    assert told["failure"] == told["abort_probability"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("active", [False, True])
+def test_a_ring_that_was_chosen_finishes(active: bool) -> None:
+    report = simulate(simulation(clients=120, dropout=0.05, active=active))
+    assert report.simulation.choice.neighbours < 119
+    assert report.exact

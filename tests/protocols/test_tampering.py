@@ -1,0 +1,304 @@
+"""Every lie is noticed by who should notice it, when it should be; and by nobody once the check that does it is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+import protocols.client
+import protocols.dealing
+import protocols.opening
+import protocols.rebuilding
+import protocols.roster
+import protocols.server
+from protocols.client import Client
+from protocols.errors import Aborted, ParameterError
+from protocols.graph import Graph
+from protocols.parameters import Parameters, Policy
+from protocols.record import InMemory
+from protocols.server import Server
+from protocols.simulate import Report, Simulation, simulate
+from protocols.tampering import ATTACKS, attack_of
+from protocols.wire import Reader
+
+MODES: dict[str, dict[str, Any]] = {
+    "passive": {"clients": 8},
+    "active": {"clients": 8, "active": True},
+    "ring": {"clients": 24, "neighbours": 10, "corrupt": 0.0},
+    "drawn": {"clients": 24, "neighbours": 10, "corrupt": 0.0, "active": True},
+}
+EVERYWHERE = ("passive", "active", "ring", "drawn")
+SIGNED = ("active", "drawn")
+
+# Kind -> who notices, in which stage, with which words; "roster" and "survivors" are the stages in which these are shown.
+NOTICED: dict[str, tuple[str, str, str]] = {
+    "weak-masks": ("server", "unmask", "a coordinate of the sum is beyond"),
+    "beyond-bound": ("server", "unmask", "a coordinate of the sum is beyond"),
+    "clear-metadata": ("server", "mask", "31 bytes too many at the end"),
+    "small-order": ("server", "advertise", "a key of small order that would hide nothing"),
+    "copied-key": ("server", "advertise", "a key of another client"),
+    "repeated-id": ("server", "advertise", "has spoken already"),
+    "impostor": ("server", "advertise", "do not bear its signature"),
+    "self-share": ("server", "share", "does not share its secrets with its neighbours, and with them alone"),
+    "wrong-commitment": ("server", "unmask", "shares rebuild what was committed to"),
+    "wrong-share": ("server", "unmask", "opened wrong shares"),
+    "early-drop": ("server", "share", "dealt no shares, and the sum is that of the"),
+    "replay": ("server", "advertise", "belongs to another session"),
+    "low-threshold": ("clients", "parameters", "threshold"),
+    "small-sum": ("clients", "parameters", "survivors is 2"),
+    "downgrade": ("clients", "parameters", "asks for an active one"),
+    "foreign-registry": ("clients", "parameters", "not those that this client has registered"),
+    "swapped-key": ("clients", "roster", "do not bear its signature"),
+    "reused-key": ("clients", "roster", "do not bear its signature"),
+    "small-order-roster": ("clients", "roster", "a key of small order that would hide nothing"),
+    "uninvited": ("clients", "roster", "was not invited"),
+    "short-roster": ("clients", "roster", "clients take part, fewer than the"),
+    "surround": ("clients", "share", "reveals something else than it committed itself to"),
+    "withheld-part": ("clients", "share", "lacks the part of 1 clients"),
+    "deserted": ("clients", "mask", "neighbours have dealt shares, fewer than"),
+    "altered-share": ("clients", "mask", "does not open"),
+    "own-share": ("clients", "mask", "which is no neighbour"),
+    "left-out": ("clients", "survivors", "leaves out this client"),
+    "unlisted-survivor": ("clients", "survivors", "is not on the roster"),
+    "undealt-survivor": ("clients", "survivors", "never dealt its shares"),
+    "short-list": ("clients", "survivors", "no sum of fewer than"),
+    "isolated": ("clients", "survivors", "survivors, and no sum of fewer|holders of its shares survive"),
+    "cut-ring": ("clients", "survivors", "survivors, and no sum of fewer"),
+    "listed-twice": ("clients", "survivors", "is repeated"),
+    "stale-list": ("clients", "survivors", "belongs to another session"),
+    "both-shares": ("clients", "unmask", "out of turn"),
+    "second-unmask": ("clients", "unmask", "unmasked already"),
+    "split-survivors": ("clients", "unmask", "the list of survivors is signed by"),
+    "forged-signatures": ("clients", "unmask", "has not signed the list of survivors"),
+}
+SIGNED_ONLY = {
+    *("impostor", "downgrade", "foreign-registry", "swapped-key", "reused-key", "surround", "withheld-part"),
+    *("split-survivors", "forged-signatures"),
+}
+RING_ONLY = {"surround", "withheld-part", "cut-ring"}
+# The others get their sum, or all who are not lied to do.
+EXACT = {
+    *(
+        "clear-metadata",
+        "small-order",
+        "copied-key",
+        "repeated-id",
+        "impostor",
+        "self-share",
+        "wrong-share",
+        "early-drop",
+    ),
+    *("replay", "both-shares", "second-unmask"),
+}
+
+
+def modes(kind: str) -> list[str]:
+    offered = SIGNED if kind in SIGNED_ONLY else EVERYWHERE
+    return [mode for mode in offered if kind not in RING_ONLY or MODES[mode]["clients"] == 24]
+
+
+CASES = [(kind, mode) for kind in NOTICED for mode in modes(kind)]
+
+
+def tampered(kind: str, mode: str, dropout: float = 0.0, **options: Any) -> Report:
+    return simulate(Simulation(**{"dim": 16, "dropout": dropout, "tamper": kind, **MODES[mode], **options}))
+
+
+def stage(name: str, mode: str) -> str:
+    if name == "roster":
+        return "reveal" if mode == "drawn" else "share"
+    if name == "survivors":
+        return "consistency" if mode in SIGNED else "unmask"
+    return name
+
+
+def test_every_kind_is_in_the_table_here() -> None:
+    assert set(ATTACKS) == set(NOTICED)
+    for kind, attack in ATTACKS.items():
+        assert attack.kind == kind
+        assert (attack.active, attack.ring) == (kind in SIGNED_ONLY, kind in RING_ONLY)
+        assert attack.does.endswith(".")
+        assert attack.catcher == NOTICED[kind][0]
+
+
+@pytest.mark.parametrize(("kind", "mode"), CASES)
+@pytest.mark.parametrize("dropout", [0.0, 0.08])
+def test_a_lie_is_noticed_by_who_should_notice_it(kind: str, mode: str, dropout: float) -> None:
+    catcher, when, words = NOTICED[kind]
+    report = tampered(kind, mode, dropout)
+    told = report.tamper
+    assert told is not None
+    assert told.caught, (told, report.aborted)
+    assert report.well
+    assert (told.kind, told.stage) == (kind, stage(when, mode))
+    assert told.by is not None
+    assert told.by.startswith("client " if catcher == "clients" else "the server")
+    assert any(part in told.what for part in words.split("|")), told.what
+    if kind in EXACT:
+        assert report.exact
+    assert report.exact is not False
+
+
+@pytest.mark.parametrize("kind", sorted(SIGNED_ONLY))
+def test_what_only_an_active_session_notices_is_not_tried_in_a_passive_one(kind: str) -> None:
+    with pytest.raises(ParameterError, match=f"tamper is {kind}: only an active session can notice it: set active"):
+        Simulation(clients=24, neighbours=10, dim=4, tamper=kind)
+
+
+@pytest.mark.parametrize("kind", sorted(RING_ONLY))
+def test_what_takes_a_ring_is_not_tried_without_one(kind: str) -> None:
+    with pytest.raises(ParameterError, match=f"tamper is {kind}: it takes a ring: lower neighbours"):
+        Simulation(clients=24, dim=4, active=True, tamper=kind)
+
+
+def test_a_lie_needs_company() -> None:
+    with pytest.raises(ParameterError, match="4 clients stay, and with tamper there have to be 5"):
+        Simulation(clients=4, dim=4, tamper="replay")
+    with pytest.raises(ParameterError, match="choose one of"):
+        attack_of("honesty")
+
+
+LONG: dict[str, Any] = {
+    "clients": 40,
+    "dim": 16,
+    "neighbours": 4,
+    "corrupt": 0.0,
+}  # a ring of which four may go before a sum is too small
+
+
+def test_a_long_list_that_isolates_one_client_or_cuts_the_ring_is_refused_for_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No check but the one of the neighbourhood, or of the ring, stands in the way."""
+    for kind, words in (("isolated", "0 holders of its shares survive"), ("cut-ring", "cut into separate sums")):
+        told = simulate(Simulation(**LONG, tamper=kind)).tamper
+        assert told is not None
+        assert told.caught
+        assert words in told.what
+    monkeypatch.setattr(Graph, "holds_together", lambda graph, alive, window: True)
+    told = simulate(Simulation(**LONG, tamper="cut-ring")).tamper
+    assert told is not None
+    assert not told.caught
+
+
+# --- with the check gone
+
+
+def nothing(*arguments: object, **options: object) -> None:
+    return None
+
+
+def points_alone(owner: int, advert: Any) -> tuple[int, int]:
+    return protocols.roster.point(advert.channel), protocols.roster.point(advert.mask)
+
+
+def trusting(delivery: Any, inbound: Any, session: bytes, me: int) -> Any:
+    """`collect` without a look at whose shares they are."""
+    sealed = {owner: one for owner, one in delivery.sealed.items() if owner in inbound}
+    return protocols.dealing.collect(type(delivery)(sealed), inbound, session, me)
+
+
+def all_or_nothing(graph: Any, members: Any, threshold: int) -> Any:
+    """`core` of a protocol in which whoever drops early takes the session with it."""
+    if len(members) < len(graph.order):
+        raise Aborted("somebody dropped out")
+    return frozenset(members)
+
+
+def nobody_suspected(*arguments: Any) -> Any:
+    return protocols.rebuilding.masks_left(*arguments)[0], frozenset()
+
+
+def believing(*arguments: object) -> bool:
+    return True
+
+
+# Kind, mode, and what of the protocol is replaced by what.
+Patches = Sequence[tuple[Any, str, Any]]
+REMOVED: list[tuple[str, str, Patches]] = [
+    *(
+        (kind, mode, [(Server, "_check_size", nothing)])
+        for kind in ("weak-masks", "beyond-bound")
+        for mode in EVERYWHERE
+    ),
+    ("clear-metadata", "passive", [(Reader, "end", nothing)]),
+    (
+        "small-order",
+        "passive",
+        [(protocols.server, "usable", points_alone), (protocols.roster, "usable", points_alone)],
+    ),
+    ("small-order-roster", "passive", [(protocols.roster, "usable", points_alone)]),
+    ("impostor", "active", [(protocols.server, "authentic", nothing), (protocols.roster, "authentic", nothing)]),
+    ("wrong-commitment", "passive", [(protocols.rebuilding, "_committed", lambda *of: believing)]),
+    ("wrong-share", "passive", [(protocols.server, "masks_left", nobody_suspected)]),
+    ("early-drop", "passive", [(protocols.server, "core", all_or_nothing)]),
+    *((kind, "passive", [(Parameters, "session", bytes(32))]) for kind in ("replay", "stale-list")),
+    ("reused-key", "active", [(Parameters, "session", bytes(32))]),
+    *((kind, "active", [(Policy, "check", nothing)]) for kind in ("low-threshold", "small-sum", "downgrade")),
+    ("small-sum", "passive", [(Policy, "check", nothing)]),
+    *((kind, "drawn", [(protocols.roster, "authentic", nothing)]) for kind in ("swapped-key", "reused-key")),
+    ("surround", "drawn", [(protocols.roster, "revealed", nothing)]),
+    ("altered-share", "passive", [(protocols.dealing, "unseal", lambda *of: bytes(66))]),
+    ("own-share", "ring", [(protocols.client, "collect", trusting)]),
+    *(
+        (kind, mode, [(protocols.client, "check_survivors", nothing)])
+        for kind in ("left-out", "unlisted-survivor", "undealt-survivor", "short-list", "isolated")
+        for mode in ("passive", "drawn")
+    ),
+    ("cut-ring", "ring", [(protocols.client, "check_survivors", nothing)]),
+    ("second-unmask", "active", [(InMemory, "claim", nothing)]),
+    *(("split-survivors", mode, [(protocols.client, "confirmed", nothing)]) for mode in SIGNED),
+    *(("forged-signatures", mode, [(protocols.opening, "signs", believing)]) for mode in SIGNED),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "patches"), REMOVED, ids=[f"{kind}, {mode}, {patches[0][1]}" for kind, mode, patches in REMOVED]
+)
+def test_without_its_check_a_lie_goes_through(
+    kind: str, mode: str, patches: Patches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for where, name, instead in patches:
+        monkeypatch.setattr(where, name, instead)
+    told = tampered(kind, mode).tamper
+    assert told is not None
+    assert not told.caught, told
+
+
+def test_with_the_size_unchecked_weak_masks_leave_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Server, "_check_size", nothing)
+    report = tampered("weak-masks", "passive")
+    assert (report.exact, report.aborted) == (False, None)
+    assert report.tamper is not None
+    assert (report.tamper.by, report.tamper.stage, report.tamper.what) == (None, None, "nobody noticed")
+
+
+def test_one_that_believes_is_enough_for_a_lie_to_have_gone_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    check: Callable[[Policy, Parameters], None] = Policy.check
+    credulous = iter([True])
+
+    def all_but_one(policy: Policy, parameters: Parameters) -> None:
+        if not next(credulous, False):
+            check(policy, parameters)
+
+    monkeypatch.setattr(Policy, "check", all_but_one)
+    told = tampered("small-sum", "passive").tamper
+    assert told is not None
+    assert not told.caught
+    assert "not all who should have noticed did" in told.what
+
+
+def test_the_wrong_one_noticing_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that refuse whatever they are told, with another error, have not caught the lie."""
+
+    def refuses(self: Client, message: bytes) -> bytes:
+        raise Aborted("no reason")
+
+    monkeypatch.setattr(Client, "share", refuses)
+    told = tampered("swapped-key", "active").tamper
+    assert told is not None
+    assert (told.caught, told.by) == (False, None)
+    assert "the first complaint, in stage share, was of client" in told.what
+    assert "no reason" in told.what

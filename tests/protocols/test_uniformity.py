@@ -1,0 +1,201 @@
+"""A masked vector is uniform to whoever lacks one of its masks, and the border is where the threshold says.
+
+What is not uniform fails by far; what is fails by chance in one run of 100,000 (see `randomness`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from protocols.announcements import Survivors
+from protocols.dealing import Keys
+from protocols.keys import AgreementKey, Secret
+from protocols.masking import add_masks
+from protocols.messages import Opened
+from protocols.shamir import split
+from tests.protocols.adversary import View, guessed, session
+from tests.protocols.randomness import CHANCE, SURELY, Words, p_value
+from tests.protocols.sessions import Cast
+
+COUNT, THRESHOLD = 8, 5
+BYTES = 1 << 22
+
+
+@dataclass(frozen=True)
+class Constant(Cast):
+    """Everybody's vector is this number in every coordinate."""
+
+    value: int = 0
+
+    def vectors(self, seed: int = 0) -> dict[int, NDArray[Any]]:
+        return {me: np.full(self.length, self.value, f"u{self.bits // 8}") for me in self.ids}
+
+
+def constant(value: int = 0, bits: int = 32, size: int = BYTES, **options: Any) -> Constant:
+    return Constant(count=COUNT, threshold=THRESHOLD, bits=bits, length=8 * size // bits, value=value, **options)
+
+
+@cache
+def large() -> View:
+    """Zeros under masks; the last client has dealt its shares and sends no vector."""
+    made = constant()
+    return session(made, silent=made.ids[-1:])
+
+
+def added(vectors: Sequence[Words]) -> Words:
+    """Modulo 2^bits."""
+    total: Words = np.sum(vectors, axis=0, dtype=vectors[0].dtype)
+    return total
+
+
+# --- uniform to the server, and to the server with fewer than the threshold
+
+
+@pytest.mark.parametrize(("bits", "value"), [(32, 0), (64, 2**64 - 1)])
+def test_a_masked_vector_is_uniform(bits: int, value: int) -> None:
+    made = constant(value, bits)
+    victim = made.ids[2]
+    view = large() if made == large().scene.cast else session(made)
+    assert p_value(made.vectors()[victim]) < SURELY
+    assert p_value(view.masked(victim)) > CHANCE
+
+
+def test_before_anything_is_opened_fewer_than_the_threshold_cannot_take_the_masks_off() -> None:
+    """Their pair masks are gone; what their shares of the victim's secrets give is nothing, and takes nothing off."""
+    view, victim = large(), large().ids[0]
+    colluders = view.ids[1:THRESHOLD]
+    words = view.masked(victim)
+    view.strip_colluders(words, victim, colluders)
+    assert p_value(words) > CHANCE
+    seed, key = (guessed(view.shares(victim, which, colluders)) for which in (0, 1))
+    add_masks(words, [(seed, -1)])
+    view.strip_all(words, victim, AgreementKey.from_secret(key))
+    assert p_value(words) > CHANCE
+
+
+def test_after_all_is_opened_they_have_the_sum_of_the_honest_and_of_no_part_of_them() -> None:
+    """The server rebuilds all seeds and the mask key of the one that dropped; t - 1 clients give it all of theirs.
+
+    Three honest clients are left, the victim among them. Every sum of one or two of them is uniform still.
+    """
+    view = large()
+    survivors, dropped, colluders = view.ids[:-1], view.ids[-1], view.ids[3 : 2 + THRESHOLD]
+    assert len(colluders) == THRESHOLD - 1
+    key = AgreementKey.from_secret(guessed(view.shares(dropped, 1, survivors[:THRESHOLD])))
+    assert key.public == view.keys[dropped].mask.public
+    stripped = {}
+    for honest in (me for me in survivors if me not in colluders):
+        words = stripped[honest] = view.masked(honest)
+        holders = [me for me in survivors if me != honest][:THRESHOLD]
+        add_masks(words, [(guessed(view.shares(honest, 0, holders)), -1)])
+        view.strip(words, honest, [key], [dropped])
+        view.strip_colluders(words, honest, colluders)
+    assert len(stripped) == 3
+    for some in [*itertools.combinations(stripped, 1), *itertools.combinations(stripped, 2)]:
+        assert p_value(added([stripped[me] for me in some])) > CHANCE
+    assert not added(list(stripped.values())).any()
+
+
+def test_either_of_its_two_secrets_hides_a_vector() -> None:
+    """With its mask key known, its own mask hides it. Of a victim without one the same adversary sees everything."""
+    view, victim = large(), large().ids[0]
+    words = view.masked(victim)
+    view.strip_all(words, victim, view.keys[victim].mask)
+    assert p_value(words) > CHANCE
+    add_masks(words, [(view.keys[victim].seed, -1)])  # as if it had left it out
+    assert p_value(words) < SURELY
+    assert not words.any()
+
+
+def test_shares_below_the_threshold_are_uniform_whatever_they_are_shares_of() -> None:
+    """Each, and what they give at zero. One more, and they are no longer independent of the secret."""
+    secret, holders = Secret(bytes(32)), (3, 8, 20)
+    dealt = [split(secret, 3, holders) for _ in range(16_384)]
+    for holder in holders[:2]:
+        assert p_value(numbers([shares[holder][:32] for shares in dealt])) > CHANCE
+    below = [guessed({me: shares[me] for me in holders[:2]}).reveal() for shares in dealt]
+    assert p_value(numbers(below)) > CHANCE
+    assert p_value(numbers([guessed(shares).reveal() for shares in dealt])) < SURELY
+
+
+def numbers(parts: Sequence[bytes]) -> Words:
+    return np.frombuffer(b"".join(parts), np.uint32)
+
+
+# --- the border
+
+
+def small() -> Cast:
+    return Cast(count=COUNT, threshold=THRESHOLD, length=9)
+
+
+@pytest.mark.parametrize("count", range(1, COUNT))
+def test_colluders_read_a_vector_from_the_threshold_on(count: int) -> None:
+    """Nobody lies: the shares that they hold are of both secrets, and as many as the threshold give both."""
+    view = session(small())
+    victim, colluders = view.ids[0], view.ids[1 : 1 + count]
+    words = view.masked(victim)
+    seed, key = (guessed(view.shares(victim, which, colluders)) for which in (0, 1))
+    add_masks(words, [(seed, -1)])
+    view.strip_all(words, victim, AgreementKey.from_secret(key))
+    assert (words.tolist() == view.scene.vectors[victim].tolist()) == (count >= THRESHOLD)
+
+
+CLAIMS = [(c, lied) for c in range(THRESHOLD) for lied in range(COUNT - c)]
+
+
+@pytest.mark.parametrize(("corrupt", "lied"), CLAIMS)
+def test_a_server_that_lies_in_a_passive_session_needs_the_threshold_twice(corrupt: int, lied: int) -> None:
+    """It tells some honest clients that the victim dropped, the others that it did not, and so gets shares of both secrets.
+
+    c colluders hold both. With c + lied >= t shares of the key and h - lied >= t of the seed it reads the vector, which is why
+    only an honest server is promised anything in a passive session. Where 2 t > h + c it cannot have both, as active sessions
+    require.
+    """
+    view = session(small())
+    victim, colluders, honest = view.ids[0], view.ids[1 : 1 + corrupt], view.ids[1 + corrupt :]
+    seeds, keys = view.shares(victim, 0, colluders), view.shares(victim, 1, colluders)
+    for me in honest:
+        listed = [other for other in view.ids if other != victim or me not in honest[:lied]]
+        parameters = view.scene.cast.parameters
+        answer = view.scene.clients[me].unmask(Survivors(tuple(listed)).to_bytes(parameters))
+        opened = Opened.from_bytes(answer, parameters, me)
+        for shares, of_all in ((seeds, opened.seeds), (keys, opened.keys)):
+            if victim in of_all:
+                shares[me] = of_all[victim]
+    words = view.masked(victim)
+    add_masks(words, [(guessed(seeds), -1)])
+    view.strip_all(words, victim, AgreementKey.from_secret(guessed(keys)))
+    read = words.tolist() == view.scene.vectors[victim].tolist()
+    holders = COUNT - 1
+    assert read == (corrupt + lied >= THRESHOLD and holders - lied >= THRESHOLD)
+    assert not (read and holders + corrupt < 2 * THRESHOLD)
+
+
+def test_the_claims_above_have_all_outcomes() -> None:
+    assert any(c + lied >= THRESHOLD and COUNT - 1 - lied >= THRESHOLD for c, lied in CLAIMS)
+    assert any(c + lied < THRESHOLD for c, lied in CLAIMS)
+    assert any(COUNT - 1 + c < 2 * THRESHOLD for c, _ in CLAIMS)
+
+
+# --- masks used twice
+
+
+def test_masks_used_twice_show_the_difference_of_two_vectors() -> None:
+    """The same keys in the same session again. In another round they give other masks, as does a new session's own keys."""
+    made, later = constant(3, size=1 << 20), constant(5, size=1 << 20)
+    keys = {me: Keys.new() for me in made.ids}
+    victim = made.ids[1]
+    first, again = session(made, keys).masked(victim), session(later, keys).masked(victim)
+    assert p_value(again - first) < SURELY
+    assert set((again - first).tolist()) == {2}
+    assert p_value(session(replace(later, run="the next round"), keys).masked(victim) - first) > CHANCE
+    assert p_value(session(later).masked(victim) - first) > CHANCE

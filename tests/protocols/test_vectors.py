@@ -1,0 +1,210 @@
+"""Golden sessions: judged by a verifier that shares no code with the package, played again by it, and tampered with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from functools import cached_property
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from tests.protocols import slow
+from tests.protocols.recording import PATH, Replay, Session, changes
+
+RECORDED: list[Session] = json.loads(PATH.read_text(encoding="utf-8"))
+every_session = pytest.mark.parametrize("session", RECORDED, ids=lambda session: session["name"])
+
+
+class Reading:
+    """One recorded session, read with the slow verifier's own eyes."""
+
+    def __init__(self, recorded: Session) -> None:
+        self.recorded, self.cast = recorded, recorded["cast"]
+        self.active, self.threshold = bool(self.cast.get("active")), self.cast["threshold"]
+        self.bits, self.length = self.cast.get("bits", 32), self.cast.get("length", 4)
+        self.ids = [int(me) for me in recorded["keys"]]
+        self.dropped = recorded["silent"]["mask"]
+        self.survivors = recorded["survivors"]
+        self.session = bytes.fromhex(recorded["session"])
+        self.draws = self.active and self.cast["neighbours"] < len(self.ids) - 1
+
+    def key(self, me: int, name: str) -> bytes:
+        return bytes.fromhex(self.recorded["keys"][str(me)][name])
+
+    def said(self, stage: str, me: int) -> bytes:
+        return bytes.fromhex(self.recorded["said"][f"{stage} {me}"])[48:]
+
+    def told(self, stage: str, me: int) -> bytes:
+        return bytes.fromhex(self.recorded["told"][f"{stage} {me}"])
+
+    @cached_property
+    def roster(self) -> bytes:
+        return self.told("reveal" if self.draws else "share", self.ids[0])
+
+    @cached_property
+    def neighbours(self) -> dict[int, list[int]]:
+        if not self.draws:
+            return {me: [other for other in self.ids if other != me] for me in self.ids}
+        secrets = b"".join(self.key(me, "draw") for me in self.ids)
+        digest = hashlib.sha256(self.roster).digest()
+        order = slow.ring(self.ids, hashlib.sha256(b"secure-fed/1 graph" + self.session + digest + secrets).digest())
+        half, count = self.cast["neighbours"] // 2, len(order)
+        near = [step for step in range(-half, half + 1) if step]
+        return {me: sorted(order[(place + step) % count] for step in near) for place, me in enumerate(order)}
+
+    @cached_property
+    def shares(self) -> dict[int, dict[int, bytes]]:
+        """By owner and holder: the share of the seed and that of the mask key."""
+        return {me: {other: self.unsealed(me, other) for other in self.neighbours[me]} for me in self.ids}
+
+    def unsealed(self, sender: int, receiver: int) -> bytes:
+        agreed = slow.x25519(self.key(receiver, "channel"), slow.public(self.key(sender, "channel")))
+        channel = slow.hkdf(agreed, self.session, "share", sender, receiver)
+        sealed, _ = slow.table(self.said("share", sender)[32:], 82)
+        return slow.unsealed(channel, sealed[receiver], self.session + struct.pack("<II", sender, receiver))
+
+    def masked(self, me: int) -> list[int]:
+        """y_i, from everybody's keys."""
+        total = list(self.recorded["vectors"][str(me)])
+        masks = [(1, self.key(me, "seed"))]
+        for other in self.neighbours[me]:
+            agreed = slow.x25519(self.key(me, "mask"), slow.public(self.key(other, "mask")))
+            secret = slow.hkdf(agreed, self.session, "mask", min(me, other), max(me, other))
+            masks.append((1 if other > me else -1, secret))
+        for sign, secret in masks:
+            total = [x + sign * m for x, m in zip(total, slow.mask(secret, self.length, self.bits), strict=True)]
+        return [x % 2**self.bits for x in total]
+
+
+def readings() -> list[Any]:
+    return [pytest.param(Reading(recorded), id=recorded["name"]) for recorded in RECORDED]
+
+
+every_reading = pytest.mark.parametrize("read", readings())
+
+
+def test_the_slow_primitives_are_the_standard_ones() -> None:
+    """X25519 against another implementation; RFC 8439, appendix A.1, first vector, and section 2.5.2."""
+    for secret in (bytes(range(32)), bytes([255] * 32), hashlib.sha256(b"any").digest()):
+        assert slow.public(secret) == X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
+    assert slow.chacha_block(bytes(32), 0, bytes(12))[:8].hex() == "76b8e0ada0f13d90"
+    key = bytes.fromhex("85d6be7857556d337f4452fe42d506a80103808afb0db2fd4abff6af4149f51b")
+    assert slow.poly1305(key, b"Cryptographic Forum Research Group").hex() == "a8061dc1305136c6c22b8baf0c0127a9"
+
+
+@every_reading
+def test_the_session_and_every_header_are_as_described(read: Reading) -> None:
+    identities = {me: slow_identity(read, me) for me in read.ids} if read.active else {}
+    assert slow.session_number(read.cast, read.ids, identities) == read.session
+    kinds = {"advertise": 1, "reveal": 2, "share": 3, "mask": 4, "consistency": 5, "unmask": 6}
+    for name, message in read.recorded["said"].items():
+        stage, me = name.split()
+        header = b"SFSA" + bytes([1, kinds[stage], 0, 0]) + read.session + struct.pack("<II", int(me), 0)
+        assert bytes.fromhex(message)[:48] == header
+
+
+def slow_identity(read: Reading, me: int) -> bytes:
+    return Ed25519PrivateKey.from_private_bytes(read.key(me, "identity")).public_key().public_bytes_raw()
+
+
+@every_reading
+def test_advertisements_are_public_keys_commitments_and_signatures(read: Reading) -> None:
+    adverts = {}
+    for me in read.ids:
+        expected = slow.public(read.key(me, "channel")) + slow.public(read.key(me, "mask"))
+        if read.draws:
+            committed = slow.framed("graph", read.session + struct.pack("<I", me), read.key(me, "draw"))
+            expected += hashlib.sha256(committed).digest()
+        said = adverts[me] = read.said("advertise", me)
+        assert said[: len(expected)] == expected
+        if read.active:
+            body = struct.pack("<I", me) + expected
+            assert slow.signed(read.key(me, "identity"), said[len(expected) :], "advertise", read.session, body)
+    assert slow.table(read.roster[48:], len(adverts[read.ids[0]])) == (adverts, b"")
+
+
+@every_reading
+def test_reveals_open_the_commitments_and_sign_the_roster(read: Reading) -> None:
+    for me in read.ids if read.draws else []:
+        said = read.said("reveal", me)
+        assert said[:32] == read.key(me, "draw")
+        body = struct.pack("<I", me) + hashlib.sha256(read.roster).digest() + said[:32]
+        assert slow.signed(read.key(me, "identity"), said[32:], "reveal", read.session, body)
+
+
+@every_reading
+def test_every_set_of_shares_rebuilds_the_secrets(read: Reading) -> None:
+    for me in read.ids:
+        commitment = slow.framed("seed", read.session + struct.pack("<I", me), read.key(me, "seed"))
+        assert read.said("share", me)[:32] == hashlib.sha256(commitment).digest()
+        seeds = {holder: both[:33] for holder, both in read.shares[me].items()}
+        keys = {holder: both[33:] for holder, both in read.shares[me].items()}
+        assert slow.rebuilt(seeds, read.threshold) == {read.key(me, "seed") + b"\0"}
+        mask = bytearray(read.key(me, "mask"))
+        mask[0], mask[31] = mask[0] & 248, mask[31] & 127 | 64  # the five bits that X25519 sets
+        assert slow.rebuilt(keys, read.threshold) == {bytes(mask) + b"\0"}
+        assert slow.rebuilt(seeds, read.threshold - 1).isdisjoint({read.key(me, "seed") + b"\0"})
+
+
+@every_reading
+def test_masked_vectors_are_the_vectors_and_their_masks(read: Reading) -> None:
+    assert set(read.survivors) == set(read.ids) - set(read.dropped)
+    for me in read.survivors:
+        words = struct.unpack(f"<{read.length}{'I' if read.bits == 32 else 'Q'}", read.said("mask", me))
+        assert list(words) == read.masked(me)
+
+
+@every_reading
+def test_signatures_are_over_the_list_and_the_roster(read: Reading) -> None:
+    for me in read.survivors if read.active else []:
+        survivors = read.told("consistency", me)
+        digests = hashlib.sha256(read.roster).digest() + hashlib.sha256(survivors).digest()
+        body = struct.pack("<I", me) + digests
+        assert slow.signed(read.key(me, "identity"), read.said("consistency", me), "survivors", read.session, body)
+        assert sorted(slow.table(survivors[48:], 0)[0]) == read.survivors
+
+
+@every_reading
+def test_one_share_is_opened_of_each_neighbour(read: Reading) -> None:
+    for me in read.survivors:
+        seeds, rest = slow.table(read.said("unmask", me), 33)
+        keys, rest = slow.table(rest, 33)
+        assert rest == b""
+        near = read.neighbours[me]
+        assert seeds == {other: read.shares[other][me][:33] for other in near if other in read.survivors}
+        assert keys == {other: read.shares[other][me][33:] for other in near if other in read.dropped}
+
+
+@every_reading
+def test_the_total_is_the_plain_sum(read: Reading) -> None:
+    vectors = [read.recorded["vectors"][str(me)] for me in read.survivors]
+    assert read.recorded["total"] == [sum(column) % 2**read.bits for column in zip(*vectors, strict=True)]
+
+
+@every_session
+def test_the_package_plays_the_recording_bit_for_bit(session: Session) -> None:
+    replay = Replay(session)
+    assert replay.outcome == "done"
+    assert replay.said == session["said"]
+    assert replay.told == session["told"]
+    assert list(replay.server.survivors) == session["survivors"]
+    assert replay.server.total().tolist() == session["total"]
+
+
+@every_session
+def test_a_changed_bit_in_any_field_of_any_message_is_refused(session: Session) -> None:
+    for change in session["tampered"]:
+        assert change["refused"] != "done", change
+        assert Replay(session, change).outcome == change["refused"], change
+
+
+@every_session
+def test_every_field_of_every_message_is_among_the_changed(session: Session) -> None:
+    listed = [{name: value for name, value in change.items() if name != "refused"} for change in session["tampered"]]
+    assert listed == list(changes(session))
+    stages = {(change["direction"], change["stage"]) for change in listed}
+    assert len(stages) == (11 if session["cast"].get("active") else 7)

@@ -1,0 +1,127 @@
+"""A server that says what it likes to clients behind masks, one session at a time, and what they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from privacy.entropy import Stream, SystemEntropy
+from protocols.errors import ParameterError
+from protocols.parameters import Parameters
+from protocols.server import Server
+from secure_fed.federation import Federation
+from secure_fed.transport import Request, Stage
+from tests.secure_fed.masked.wide_toys import LR
+
+Lie = Callable[[Parameters], Parameters]
+
+
+@dataclass
+class Noting:
+    """The operating system's entropy, and what it was asked for."""
+
+    labels: list[tuple[str | int, ...]] = field(default_factory=list)
+
+    @property
+    def private(self) -> bool:
+        return True
+
+    def stream(self, *label: str | int) -> Stream:
+        self.labels.append(label)
+        return SystemEntropy().stream(*label)
+
+    def drawn(self, what: str) -> int:
+        return sum(label[0] == what for label in self.labels)
+
+
+@dataclass
+class Watched:
+    """What the clients of a federation did: who was made to train, and what was drawn."""
+
+    entropy: Noting = field(default_factory=Noting)
+    trained: list[tuple[int, int]] = field(default_factory=list)  # (round, client)
+
+
+def watch(built: Federation) -> Watched:
+    seen = Watched()
+    for member in built.masks.members:  # type: ignore[union-attr]
+        member._entropy = seen.entropy
+        handle = member.client.handle
+
+        def handled(request: Any, handle: Any = handle, index: int = member.client.index) -> Any:
+            seen.trained.append((request.round, index))
+            return handle(request)
+
+        member.client.handle = handled  # type: ignore[method-assign]
+    return seen
+
+
+@dataclass
+class Heard:
+    """refused: at which stage, which client, with what error. stage: where the session ended."""
+
+    refused: dict[int, tuple[str, type[Exception], str]] = field(default_factory=dict)
+    stage: str = ""
+    machine: Any = None
+
+    @property
+    def alike(self) -> bool:
+        """Whether all clients refused, at one stage and in one sentence."""
+        return len(set(self.refused.values())) == 1
+
+
+def request_of(built: Federation, round_: int = 0, which: int = 0) -> Request:
+    """What an honest server asks in that pass of that round."""
+    state = replace(built.initial, round=round_)
+    plan = built.server.plan(state)
+    return built.server.request(state, plan, plan.passes[which], LR, {})
+
+
+def session(
+    built: Federation,
+    request: Request,
+    *,
+    number: int = 0,
+    lie: Lie = lambda parameters: parameters,
+    lies_at: Callable[[str], bool] = lambda stage: True,
+    asked: Callable[[int], bool] = lambda client: True,
+    upto: str = "done",
+) -> Heard:
+    """One sum with everybody invited, up to that stage included, or to where somebody refuses.
+
+    lie: what becomes of the parameters, in the stages that `lies_at` names; whoever is not `asked` is asked for nothing.
+    """
+    terms, clients = built.masks.sums.terms, len(built.clients)  # type: ignore[union-attr]
+    layout = built.server.layout(replace(built.initial, round=request.round), request_of(built).pass_name)
+    carrier = terms.carrier(layout.size, built.initial.clip_norm, clients)
+    honest = terms.parameters(number, range(clients), bytes.fromhex(layout.digest), carrier.length, carrier.largest)
+    told = {True: lie(honest), False: honest}
+    heard = Heard(machine=_machine(told[lies_at("advertise")], honest, terms.registry.public if terms.registry else {}))
+    messages: Any = dict.fromkeys(range(clients), b"")
+    while heard.machine.stage != "done" and not heard.refused and heard.stage != upto:
+        heard.stage = heard.machine.stage
+        for client, message in messages.items():
+            given = request if heard.stage == "mask" and asked(client) else None
+            stage = Stage(request.round, heard.stage, told[lies_at(heard.stage)], message, given)
+            _ask(built, client, stage, heard)
+        if not heard.refused and heard.stage != upto:
+            messages = heard.machine.close()
+    return heard
+
+
+def _machine(told: Parameters, honest: Parameters, identities: Mapping[int, bytes]) -> Server:
+    """The server's side, of an honest session if it would not itself make the one that is told."""
+    try:
+        return Server(told, identities=identities)
+    except ParameterError:
+        return Server(honest, identities=identities)
+
+
+def _ask(built: Federation, client: int, stage: Stage, heard: Heard) -> None:
+    try:
+        answer = built.masks.members[client].handle(stage)  # type: ignore[union-attr]
+    except Exception as error:  # whatever it is, the server would see it
+        heard.refused[client] = (stage.name, type(error), getattr(error, "what", str(error)))
+        return
+    heard.machine.receive(client, answer.message)  # type: ignore[union-attr]

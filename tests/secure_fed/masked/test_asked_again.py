@@ -1,0 +1,216 @@
+"""Clients behind masks that are asked again, for more than was reserved, or for nothing."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import kstest
+
+from privacy.entropy import SystemEntropy
+from protocols.codec import centred
+from protocols.errors import Tampering
+from secure_fed.masked.member import Member
+from secure_fed.privacy_plan import realised
+from tests.secure_fed.masked.lying import Heard, request_of, session, watch
+from tests.secure_fed.masked.test_masked_training import Interrupting
+from tests.secure_fed.masked.wide_toys import DISTRIBUTED, HIDDEN, MASKED, SKETCH, federation, one_round
+
+EIGHT = [3] * 8
+ACTIVE = {"secure_aggregation.active": True}
+AGAIN, TOO_MANY = r"round \d+ was asked for again", "more than the run has reserved"
+
+
+def refused(heard: Heard, clients: int, sentence: str) -> bool:
+    """By all of so many clients, where the vectors are asked for, in such a sentence."""
+    told = list(heard.refused.values())
+    said = [place == "mask" and error is Tampering and bool(re.search(sentence, what)) for place, error, what in told]
+    return len(said) == clients and all(said)
+
+
+# The same again.
+
+
+@pytest.mark.parametrize("settings", [{**MASKED, **ACTIVE}, MASKED, DISTRIBUTED], ids=["active", "passive", "noised"])
+@pytest.mark.parametrize("again", [3, 2, 0])
+def test_a_round_is_contributed_to_once_and_no_earlier_one_after_it(settings: dict[str, Any], again: int) -> None:
+    """Two sums of one round, over all and over all but one, would differ by that one's contribution."""
+    built = federation(settings)
+    assert not session(built, request_of(built, 3)).refused
+    seen = watch(built)
+    assert refused(session(built, request_of(built, again), number=1), 4, AGAIN)
+    assert not seen.trained
+    assert not session(built, request_of(built, 4), number=2).refused
+
+
+def test_once_counts_where_the_vector_has_left_whether_or_not_the_sum_is_opened() -> None:
+    built = federation({**MASKED, **ACTIVE})
+    assert not session(built, request_of(built), upto="mask").refused
+    assert refused(session(built, request_of(built), number=1), 4, AGAIN)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_pass_is_contributed_to_once_and_in_its_order(which: int) -> None:
+    built = federation({**MASKED, **SKETCH})
+    one_round(built)
+    seen = watch(built)
+    assert refused(session(built, request_of(built, 0, which), number=9), 4, AGAIN)
+    assert not seen.trained
+
+
+def test_without_the_count_a_round_is_contributed_to_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Member, "_count", lambda self, request: None)
+    built = federation(MASKED)
+    sums = [session(built, request_of(built), number=number) for number in (0, 1)]
+    assert not sums[1].refused
+    assert (sums[0].machine.total() == sums[1].machine.total()).all()
+
+
+# More than was reserved.
+
+
+@pytest.mark.parametrize("upto", ["mask", "done"])
+def test_no_more_vectors_leave_than_sums_were_reserved_opened_or_not(upto: str) -> None:
+    """Where not all answers are needed to open a sum, some of the clients never learn that it was."""
+    built = federation({**DISTRIBUTED, **ACTIVE})
+    built.masks.begin(2)  # type: ignore[union-attr]
+    for round_ in range(2):
+        assert not session(built, request_of(built, round_), number=round_, upto=upto).refused
+    seen = watch(built)
+    assert refused(session(built, request_of(built, 2), number=2), 4, TOO_MANY)
+    assert refused(session(built, request_of(built, 3), number=3, asked=lambda client: False), 4, TOO_MANY)
+    assert not seen.trained
+    assert not seen.entropy.labels
+
+
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """What clients are told to be reserved, as it comes."""
+    told: list[int | None] = []
+    begin = Member.begin
+
+    def noting(self: Member, releases: int | None = None) -> None:
+        told.append(releases)
+        begin(self, releases)
+
+    monkeypatch.setattr(Member, "begin", noting)
+    return told
+
+
+def test_what_is_reserved_counts_and_not_what_was_wished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = begun(monkeypatch)
+    ledger = {"privacy.ledger": str(tmp_path / "l.sqlite"), "privacy.budget_epsilon": 7.0, "privacy.budget_delta": 0.01}
+    built = federation({**DISTRIBUTED, **ledger, "federation.rounds": 6, "privacy.on_exhausted": "stop"})
+    said = built.run(tmp_path / "run").summary
+    reserved = said["releases"]
+    assert 0 < reserved < 6
+    assert built.protection.plan.releases == 6  # type: ignore[union-attr]
+    assert set(told) == {reserved}
+    assert refused(session(built, request_of(built, reserved), number=99), 4, TOO_MANY)
+
+
+def test_who_goes_on_brings_noise_only_for_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = begun(monkeypatch)
+    settings = {**DISTRIBUTED, "federation.rounds": 3}
+    stopped = federation(settings, callbacks=[Interrupting(after=1)])
+    with pytest.raises(KeyboardInterrupt):
+        stopped.run(tmp_path / "run")
+    built = federation(settings)
+    built.run(tmp_path / "run", resume=True)
+    assert told == [3] * 4 + [2] * 4
+    assert refused(session(built, request_of(built, 3), number=99), 4, TOO_MANY)
+
+
+# Nothing.
+
+
+@pytest.mark.parametrize("active", [{}, ACTIVE], ids=["passive", "active"])
+def test_nobody_is_asked_for_nothing_where_nobody_fills_up(active: dict[str, Any]) -> None:
+    """A sum over one contribution and zeros of all others would be that contribution."""
+    built = federation({**MASKED, **active})
+    heard = session(built, request_of(built), asked=lambda client: client == 0)
+    assert set(heard.refused) == {1, 2, 3}
+    assert {(place, error) for place, error, _ in heard.refused.values()} == {("mask", Tampering)}
+    assert heard.stage == "mask"
+
+
+@pytest.mark.parametrize("settings", [DISTRIBUTED, HIDDEN], ids=["distributed", "hidden"])
+def test_who_is_asked_for_nothing_brings_its_share_of_the_noise(settings: dict[str, Any]) -> None:
+    built = federation({**settings, "privacy.noise_multiplier": 8.0}, sizes=EIGHT)
+    seen = watch(built)
+    totals = []
+    for round_ in range(8):
+        heard = session(built, request_of(built, round_), number=round_, asked=lambda client: False)
+        assert not heard.refused
+        totals.append(centred(heard.machine.total()))
+    assert not seen.trained
+    sigma = built.protection.shares.grid(len(totals[0])).sigma  # type: ignore[union-attr]
+    noise = np.concatenate(totals) / sigma
+    assert kstest(noise / math.sqrt(8), "norm").pvalue > 1e-6
+    assert kstest(noise / math.sqrt(4), "norm").pvalue < 1e-6, "the shares of half of them would be noticed"
+
+
+# One toss per sum.
+
+
+class Scripted(SystemEntropy):
+    """Coins that land in these rounds."""
+
+    def stream(self, *label: str | int) -> Any:
+        if label[0] != "coin":
+            return super().stream(*label)
+        TOSSES.append(label)
+        return type("Coin", (), {"uniform": lambda self, count: np.array([0.0 if label[1] in LANDING else 0.99])})()
+
+
+LANDING = {0, 3, 4}
+TOSSES: list[tuple[str | int, ...]] = []
+
+
+def test_each_client_tosses_once_for_every_sum_and_anew() -> None:
+    built = federation({**HIDDEN, **ACTIVE}, sizes=EIGHT)
+    seen = watch(built)
+    for member in built.masks.members:  # type: ignore[union-attr]
+        member._entropy = Scripted()
+    TOSSES.clear()
+    for round_ in range(6):
+        assert not session(built, request_of(built, round_), number=round_).refused
+        assert len(TOSSES) == 8 * (round_ + 1)
+        assert refused(session(built, request_of(built, round_), number=100 + round_), 8, AGAIN)
+    assert len(TOSSES) == len(set(TOSSES)) == 8 * 6
+    assert seen.trained == [(round_, client) for round_ in sorted(LANDING) for client in range(8)]
+
+
+# What it came to.
+
+
+def test_what_was_realised_counts_the_rounds_that_were_made_again(tmp_path: Path) -> None:
+    settings = {**DISTRIBUTED, "secure_aggregation.dropout": 0.0, "secure_aggregation.corrupt": 0.0}
+    for _ in range(3):
+        built = federation(settings)
+        built.transport = _Cut(built.transport)
+        with pytest.raises(KeyboardInterrupt):
+            built.run(tmp_path / "run", resume=(tmp_path / "run").exists())
+    built = federation(settings)
+    said = built.run(tmp_path / "run", resume=True).summary
+    assert said["releases"] == 6 > said["privacy"]["planned_releases"] == 3
+    told = said["privacy"]["realised"]
+    assert told["noise_multiplier"] == said["noise_multiplier"], "nobody vanished, and nobody was to"
+    plan: Any = built.protection.plan
+    assert told["epsilon"] == said["epsilon"] == realised(plan, plan.noise_multiplier, 6, hidden=False)
+    assert told["epsilon"] > realised(plan, plan.noise_multiplier, 3, hidden=False) * 1.2
+
+
+class _Cut:
+    """A transport that is cut off before the vectors come in."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def exchange(self, requests: Any) -> Any:
+        if next(iter(requests.values())).name == "mask":
+            raise KeyboardInterrupt
+        return self.inner.exchange(requests)

@@ -1,0 +1,209 @@
+"""Noise that clients bring in shares: its law, how far one client moves the sum, on whom it counts, and what it is charged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import kstest
+
+from privacy import distributed
+from privacy.distributed import DistributedGaussian
+from privacy.entropy import SystemEntropy
+from protocols.errors import Aborted
+from secure_fed.masked.terms import colluding, surviving
+from secure_fed.masked.words import Noised, Said
+from tests.secure_fed import private_toys
+from tests.secure_fed.masked import wide_toys
+from tests.secure_fed.masked.wide_toys import DISTRIBUTED, HIDDEN, SKETCH, Losing, federation, listen, one_round
+
+TEN = [4] * 10
+HALF = {"secure_aggregation.dropout": 0.3, "secure_aggregation.corrupt": 0.2}
+
+
+# The law of the noise.
+
+
+def _residues(
+    settings: dict[str, Any], rounds: int, sizes: Sequence[int] = wide_toys.SIZES
+) -> tuple[np.ndarray, float]:
+    """Released means less the true means of clipped contributions, of several first rounds, and the planned deviation."""
+    built = federation({**settings, "federation.rounds": rounds}, sizes=sizes)
+    heard = listen(built)
+    found = []
+    for round_ in range(rounds):
+        seen = one_round(built, round_)
+        for name, mean in seen.means.items():
+            sent = heard.replies[round_, name]
+            assert all(reply.contribution.norm() <= 0.1 * (1 + 1e-6) for reply in sent.values())
+            total = sum(heard.values(round_, name).values())
+            found.append(mean - total / built.sampler.expected)
+    dim = len(found[-1])
+    return np.concatenate(found), built.protection.mean_noise_std(0.1, built.sampler.expected, dim)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [DISTRIBUTED, {**DISTRIBUTED, "secure_aggregation.bits": 64}, {**HIDDEN, "federation.cohort": 4}],
+    ids=str,
+)
+def test_the_released_mean_is_the_true_one_and_normal_noise_of_the_planned_deviation(settings: dict[str, Any]) -> None:
+    residues, std = _residues(settings, 12)
+    assert len(residues) > 2500
+    assert kstest(residues / std, "norm").pvalue > 1e-6
+    for factor in (2 / 3, 3 / 2):
+        assert kstest(residues / (factor * std), "norm").pvalue < 1e-6
+
+
+def test_the_deviation_is_that_of_the_noise_multiplier_and_of_the_shares_that_count() -> None:
+    """n shares of which m count have sqrt(n / m) times the deviation z C."""
+    built = federation({**DISTRIBUTED, **HALF}, sizes=TEN)
+    shares = built.protection.shares
+    assert shares is not None
+    assert (shares.contributors, shares.shares) == (10, 5)
+    residues, std = _residues({**DISTRIBUTED, **HALF}, 8, TEN)
+    assert std * 10 == pytest.approx(math.sqrt(10 / 5) * 0.1, rel=0.02)
+    assert np.std(residues) == pytest.approx(std, rel=0.08)
+
+
+def test_shares_of_noise_come_from_secret_entropy_and_are_independent(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares: list[np.ndarray] = []
+    drawing = distributed.discrete_gaussian
+
+    def noting(sigma: int, count: int, stream: Any) -> np.ndarray:
+        shares.append(drawing(sigma, count, stream))
+        return shares[-1]
+
+    monkeypatch.setattr(distributed, "discrete_gaussian", noting)
+    built = federation(DISTRIBUTED)
+    assert isinstance(built.protection.entropy, SystemEntropy)
+    assert built.protection.entropy.private
+    one_round(built, 0)
+    one_round(built, 1)
+    assert len(shares) == 8
+    for place, one in enumerate(shares):
+        for other in shares[:place]:
+            correlation = one @ other / np.linalg.norm(one) / np.linalg.norm(other)
+            assert abs(correlation) < 6 / math.sqrt(len(one)), "six standard deviations"
+
+
+def test_seeded_noise_is_said_to_be_not_private() -> None:
+    runs = [federation({**DISTRIBUTED, "federation.rounds": 1}, seed=3).run() for _ in range(2)]
+    assert runs[0].state.tensors.to_bytes() == runs[1].state.tensors.to_bytes()
+    assert runs[0].summary["privacy_statement"].startswith("NOT PRIVATE")
+
+
+# Sensitivity.
+
+
+@dataclass(frozen=True)
+class Zeros:
+    """Noise of nothing, so that what is left of the words are rounded contributions."""
+
+    def __call__(self, sigma: int, count: int, stream: Any) -> np.ndarray:
+        return np.zeros(count, np.int64)
+
+
+@pytest.mark.parametrize("way", [{}, SKETCH], ids=["fedlora", "sketch"])
+def test_no_client_moves_the_integer_sum_by_more_than_the_bound(way: dict[str, Any], monkeypatch: Any) -> None:
+    monkeypatch.setattr(distributed, "discrete_gaussian", Zeros())
+    words: list[np.ndarray] = []
+    carried = Noised.words
+
+    def noting(self: Noised, said: Said | None, stream: Any) -> np.ndarray:
+        words.append(carried(self, said, stream))
+        return words[-1]
+
+    monkeypatch.setattr(Noised, "words", noting)
+    for clip_norm in (1e-4, 0.1, 1e3):
+        words.clear()
+        built = federation({**DISTRIBUTED, **way, "privacy.clip_norm": clip_norm, "training.steps": 3})
+        one_round(built)
+        assert len(words) == (8 if way else 4)
+        longest = 0.0
+        for one in words:
+            integers = one.view(np.int32).astype(object)
+            grid = built.protection.shares.grid(len(one))  # type: ignore[union-attr]
+            moved = math.sqrt(sum(int(x) ** 2 for x in integers))
+            assert moved <= grid.bound
+            longest = max(longest, moved / grid.bound)
+        assert clip_norm > 1 or longest > 0.7, "the bound is reached, nearly"
+
+
+def test_a_contribution_that_was_not_clipped_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DistributedGaussian, "scale", lambda self, norm, clip_norm: 1.0)
+    monkeypatch.setattr("privacy.mechanisms.Gaussian.scale", lambda self, norm, clip_norm: 1.0)
+    with pytest.raises(Exception, match=r"clip it to the norm"):
+        one_round(federation({**DISTRIBUTED, "privacy.clip_norm": 1e-3}))
+
+
+# On whom the guarantee counts.
+
+
+def test_noise_is_counted_of_the_least_number_of_survivors_less_those_who_collude() -> None:
+    for n, dropout, corrupt, counted in ((10, 0.3, 0.2, 5), (10, 0.1, 0.0, 9), (20, 0.25, 0.15, 12), (7, 0.1, 0.1, 7)):
+        settings = {**DISTRIBUTED, "secure_aggregation.dropout": dropout, "secure_aggregation.corrupt": corrupt}
+        built = federation(settings, sizes=[2] * n)
+        least = built.masks.sums.terms.least(n)  # type: ignore[union-attr]
+        assert least == math.floor(n - dropout * n + 1 - 1e-9)
+        assert built.protection.shares.shares == counted  # type: ignore[union-attr]
+        league = f"at most {least - counted}" if least > counted else "none"
+        stated = built._stated()
+        assert f"in league with {league} of the {n} clients invited to a sum" in stated
+        assert f"counts on {counted} shares of noise; no sum of fewer than {least} clients is unmasked" in stated
+
+
+def test_shares_of_a_decimal_are_counted_as_it_is_written() -> None:
+    assert (colluding(100, 0.29), surviving(100, 0.29), colluding(10, 0.3), surviving(10, 0.3)) == (29, 71, 3, 7)
+
+
+@pytest.mark.parametrize("stage", ["advertise", "share", "mask", "unmask"])
+def test_the_sum_of_the_least_number_is_exact_and_of_one_less_there_is_none(stage: str) -> None:
+    built = federation({**DISTRIBUTED, **HALF}, sizes=TEN)
+    heard = listen(built)
+    enough = Losing(built.transport, dict.fromkeys((1, 4, 9), stage))
+    seen = one_round(built, transport=enough)
+    survivors = 10 if stage == "unmask" else 7
+    assert seen.record["masked"]["survivors"] == survivors
+    values = heard.values(0, "change")
+    assert len(values) == survivors
+    std = built.protection.shares.std(0.1, len(seen.means["change"]), survivors) / 10  # type: ignore[union-attr]
+    residue = seen.means["change"] - sum(values.values()) / 10
+    assert kstest(residue / std, "norm").pvalue > 1e-6
+    assert np.std(residue) == pytest.approx(std, rel=6 / math.sqrt(2 * len(residue))), "six standard deviations"
+    heard.replies.clear()
+    short = Losing(built.transport, dict.fromkeys((1, 2, 4, 9) if stage != "unmask" else range(1, 8), stage))
+    with pytest.raises(Aborted):
+        one_round(built, 1, short)
+
+
+def test_a_round_with_too_few_is_charged_all_the_same(tmp_path: Any) -> None:
+    built = federation({**DISTRIBUTED, **HALF}, sizes=TEN)
+    whole = built.transport
+    built.transport = Losing(whole, dict.fromkeys(range(4), "mask"))
+    with pytest.raises(Aborted):
+        built.run(tmp_path / "run")
+    assert private_toys.charged(tmp_path / "run") == 1
+    built.transport = whole
+    result = built.run(tmp_path / "run", resume=True)
+    assert private_toys.charged(tmp_path / "run") == 4
+    assert result.summary["releases"] == 4
+    planned = federation({**DISTRIBUTED, **HALF}, sizes=TEN).run().summary["epsilon"]
+    assert result.summary["epsilon"] > planned, "the round that came to nothing is counted"
+
+
+def test_a_member_adds_its_share_even_where_the_server_asks_it_for_nothing() -> None:
+    built = federation(DISTRIBUTED)
+    lying = wide_toys.Tampered(built.transport, lambda client, stage: replace(stage, request=None) if client else stage)
+    heard = listen(built)
+    seen = one_round(built, transport=lying)
+    values = heard.values(0, "change")
+    assert list(values) == [0]
+    std = built.protection.shares.std(0.1, len(values[0]), 4) / 4  # type: ignore[union-attr]
+    residue = (seen.means["change"] - values[0] / 4) / std
+    assert kstest(residue, "norm").pvalue > 1e-6
+    assert np.std(residue) == pytest.approx(1, rel=6 / math.sqrt(2 * len(residue))), "one share alone would be half"

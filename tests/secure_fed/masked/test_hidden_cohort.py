@@ -1,0 +1,153 @@
+"""A hidden cohort: everybody is in every round, and who trained in it nobody but the client knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest, kstest
+
+from privacy import distributed
+from secure_fed.errors import ConfigError
+from secure_fed.transport import Recording
+from tests.secure_fed.masked import wide_toys
+from tests.secure_fed.masked.wide_toys import HIDDEN, SKETCH, WAYS, federation, listen, one_round
+
+EIGHT = [4] * 8
+
+
+def test_every_client_tosses_a_coin_of_its_own_in_every_round() -> None:
+    built = federation({**HIDDEN, "federation.rounds": 40}, sizes=EIGHT)
+    heard = listen(built)
+    recording = built.transport = Recording(built.transport)
+    result = built.run()
+    trained = np.zeros((40, 8), bool)
+    for (round_, _), replies in heard.replies.items():
+        trained[round_, list(replies)] = True
+    assert binomtest(int(trained.sum()), trained.size, 3 / 8).pvalue > 1e-6
+    for wrong in (0.25, 0.5):
+        assert binomtest(int(trained.sum()), trained.size, wrong).pvalue < 1e-2
+    assert len({row.tobytes() for row in trained}) > 20, "cohorts differ from round to round"
+    assert abs(np.corrcoef(trained[:, 0], trained[:, 1])[0, 1]) < 0.9, "and clients from each other"
+    assert binomtest(int(trained.any(1).sum()), 40, 1 - (5 / 8) ** 8).pvalue > 1e-6
+    asked = {(ask.round, ask.name, reply.client) for ask, reply in recording.exchanges}
+    assert asked == {(r, n, c) for r in range(40) for n in ("advertise", "share", "mask", "unmask") for c in range(8)}
+    assert {record["cohort"] for record in result.records} == {8}
+
+
+def test_coins_are_secret_and_new_in_every_run() -> None:
+    def trained() -> list[tuple[int, ...]]:
+        built = federation({**HIDDEN, "federation.rounds": 10}, sizes=EIGHT)
+        heard = listen(built)
+        built.run()
+        return [tuple(heard.replies.get((round_, "change"), ())) for round_ in range(10)]
+
+    assert trained() != trained()
+
+
+def test_two_passes_over_one_hidden_coin_are_refused() -> None:
+    for settings in (SKETCH, {**SKETCH, "method.name": "fra_then_ffa"}):
+        with pytest.raises(ConfigError, match=r"privacy\.hidden_cohort.*2 passes.*transport_form = 'dense'"):
+            federation({**HIDDEN, **settings}, sizes=EIGHT)
+
+
+def test_who_does_not_train_sends_zeros_and_its_share_of_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    from secure_fed.masked.words import Noised, Said
+
+    made: list[tuple[bool, np.ndarray]] = []
+    carried = Noised.words
+
+    def noting(self: Noised, said: Said | None, stream: Any) -> np.ndarray:
+        words = carried(self, said, stream)
+        made.append((said is not None, words.view(np.int32).astype(float)))
+        return words
+
+    monkeypatch.setattr(Noised, "words", noting)
+    built = federation({**HIDDEN, "federation.rounds": 12, "privacy.noise_multiplier": 8.0}, sizes=EIGHT)
+    built.run()
+    idle = np.concatenate([words for trains, words in made if not trains])
+    busy = np.concatenate([words for trains, words in made if trains])
+    sigma = built.protection.shares.grid(len(made[0][1])).sigma  # type: ignore[union-attr]
+    assert len(made) == 12 * 8
+    assert len(idle) + len(busy) == 12 * 8 * len(made[0][1])
+    assert kstest(idle / sigma, "norm").pvalue > 1e-6
+    for factor in (2 / 3, 3 / 2):
+        assert kstest(idle * factor / sigma, "norm").pvalue < 1e-6
+
+
+def _told(built: Any, trained: set[int]) -> tuple[Any, Any]:
+    """A round in which exactly these train: its record, and the sizes and types of what passed."""
+    for index, member in enumerate(built.masks.members):
+        member._coin = 1.0 if index in trained else 0.0
+    recording = Recording(built.transport)
+    heard = listen(built)
+    seen = one_round(built, transport=recording)
+    assert {client for replies in heard.replies.values() for client in replies} == trained
+    passed = [
+        (ask.round, ask.name, len(ask.message), type(ask.request), reply.client, type(reply), len(reply.message))
+        for ask, reply in recording.exchanges
+    ]
+    return wide_toys.without_time([seen.record]), passed
+
+
+@pytest.mark.parametrize("way", ["fedlora", "ffa_lora", "fra_lora"])
+def test_neither_records_nor_what_passes_tell_who_trained(way: str) -> None:
+    told = [
+        _told(federation({**HIDDEN, **WAYS[way]}, sizes=EIGHT), trained)
+        for trained in ({0, 1, 2}, {5}, set(), set(range(8)))
+    ]
+    assert all(one == told[0] for one in told)
+
+
+def test_the_mean_is_over_the_expected_number_whoever_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "discrete_gaussian", lambda sigma, count, stream: np.zeros(count, np.int64))
+    for trained in ({0}, {0, 1, 2, 3, 4}):
+        built = federation(HIDDEN, sizes=EIGHT)
+        for index, member in enumerate(built.masks.members):  # type: ignore[union-attr]
+            member._coin = 1.0 if index in trained else 0.0
+        heard = listen(built)
+        seen = one_round(built)
+        total = sum(heard.values(0, "change").values())
+        np.testing.assert_allclose(seen.means["change"], total / 3, atol=1e-5)
+
+
+def test_both_epsilons_are_one_and_the_statement_says_why() -> None:
+    said = federation({**HIDDEN, "federation.rounds": 5}, sizes=EIGHT).run().summary
+    assert said["epsilon"] == said["epsilon_participants"]
+    assert said["sampling_rate"] == 3 / 8
+    assert "every client takes part in every round" in said["privacy"]["sampling"]
+    seen = {**HIDDEN, "privacy.hidden_cohort": False, "federation.rounds": 5}
+    assert federation(seen, sizes=EIGHT).run().summary["epsilon"] > 1.5 * said["epsilon"]
+    assert said["cohort"] == 3
+    assert said["secure_aggregation"]["clients"] == 8
+
+
+def test_a_small_expected_cohort_hides_among_all() -> None:
+    said = federation({**HIDDEN, "federation.cohort": 1}, sizes=EIGHT).run().summary
+    assert said["sampling_rate"] == 1 / 8
+    assert said["secure_aggregation"]["clients"] == 8
+
+
+def test_a_run_is_resumed_with_coins_of_its_own(tmp_path: Path) -> None:
+    from tests.secure_fed.masked.test_masked_training import Interrupting
+
+    settings = {**HIDDEN, "federation.rounds": 4}
+    with pytest.raises(KeyboardInterrupt):
+        federation(settings, sizes=EIGHT, callbacks=[Interrupting(2)]).run(tmp_path / "run")
+    result = federation(settings, sizes=EIGHT).run(tmp_path / "run", resume=True)
+    assert result.summary["releases"] == 4
+    assert result.summary["rounds"] == 4
+    whole = federation(settings, sizes=EIGHT).run().summary
+    assert result.summary["epsilon"] == whole["epsilon"]
+
+
+def test_who_vanishes_is_not_who_did_not_train() -> None:
+    """Too few, and the round aborts: that depends on nobody's coin."""
+    for coin in (0.0, 1.0):
+        built = federation({**HIDDEN, "secure_aggregation.dropout": 0.25}, sizes=EIGHT)
+        for member in built.masks.members:  # type: ignore[union-attr]
+            member._coin = coin
+        lost = wide_toys.Losing(built.transport, {0: "mask", 5: "share"})
+        assert one_round(built, transport=lost).record["masked"]["survivors"] == 6

@@ -1,0 +1,234 @@
+"""What a lying server gets of clients behind masks: the same refusal from all, before anybody trains or tosses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from privacy import distributed
+from protocols.errors import ParameterError, Tampering
+from protocols.parameters import Parameters, registry_digest
+from secure_fed.config import RunConfig
+from secure_fed.errors import SecureFedError
+from secure_fed.masked import member as members
+from secure_fed.masked.asked import require_terms
+from secure_fed.masked.terms import Registry, Terms
+from secure_fed.protection import Protection
+from secure_fed.tensors import Tensors
+from secure_fed.transport import Request
+from tests.secure_fed.masked import wide_toys
+from tests.secure_fed.masked.lying import Heard, Watched, request_of, session, watch
+from tests.secure_fed.masked.wide_toys import DISTRIBUTED, HIDDEN, MASKED, federation
+
+EIGHT = [3] * 8
+ACTIVE = {"secure_aggregation.active": True, "secure_aggregation.dropout": 0.125}
+KINDS = {
+    "hidden": {**HIDDEN, **ACTIVE},
+    "hidden ring": {**HIDDEN, **ACTIVE, "secure_aggregation.neighbours": 6, "secure_aggregation.corrupt": 0.0},
+    "masks": {**MASKED, **ACTIVE},
+}
+LANDS = {0, 2, 5}
+
+
+def build(kind: str) -> tuple[Any, Watched]:
+    """Eight clients; where they toss, the coins of `LANDS` would land and the others' would not."""
+    built = federation(KINDS[kind], sizes=EIGHT)
+    if built.protection.hidden:
+        for index, member in enumerate(built.masks.members):  # type: ignore[union-attr]
+            member._coin = 1.0 if index in LANDS else 0.0
+    return built, watch(built)
+
+
+def refused_by_all(heard: Heard, seen: Watched, stage: str) -> bool:
+    """Alike, at that stage, with nothing trained and no coin drawn."""
+    where = {place for place, _, _ in heard.refused.values()}
+    unspoilt = not seen.trained and not seen.entropy.drawn("coin")
+    return len(heard.refused) == len(EIGHT) and heard.alike and where == {stage} and unspoilt
+
+
+def test_an_honest_session_is_answered_and_tosses_once() -> None:
+    """What every test here would not notice if its server were refused for something else."""
+    built, seen = build("hidden")
+    assert not session(built, request_of(built)).refused
+    assert {client for _, client in seen.trained} == LANDS
+    assert seen.entropy.drawn("coin") == 8
+
+
+# Graphs that the terms were not worked out for.
+
+
+def ring_terms() -> tuple[Terms, int]:
+    """170 clients of which a quarter may collude, on a ring."""
+    chosen = {"enabled": True, "active": True, "corrupt": 0.25, "dropout": 0.05}
+    settings = RunConfig().replace({("secure_aggregation", name): value for name, value in chosen.items()})
+    return Terms(settings.secure_aggregation, Protection(), 170, registry=Registry(170)), 170
+
+
+def test_a_server_that_names_more_neighbours_to_read_a_vector_is_refused_at_the_first_step() -> None:
+    """More neighbours at the least threshold that the count of the ring's colluders lets pass: two lists of survivors would
+    both find enough answers, and a client's both secrets with them."""
+    terms, clients = ring_terms()
+    policy = terms.policy(clients)
+    own = terms.parameters(0, range(clients), bytes(32), 5, 0)
+    assert not own.complete
+    require_terms(own, terms)
+    policy.check(own)
+    threshold = max((clients - 1 + policy.corrupt) // 2 + 1, policy.threshold)
+    lied = replace(own, neighbours=clients - 1, threshold=threshold)
+    colluding = clients // 4
+    assert 2 * threshold <= lied.holders + colluding, "the attack would succeed"
+    with pytest.raises(Tampering, match="not those of the run's configuration"):
+        require_terms(lied, terms)
+    with pytest.raises(ParameterError, match=f"has 169 neighbours, and this client's policy is for {own.neighbours}"):
+        policy.check(lied)
+    replace(policy, neighbours=clients - 1).check(lied)  # nothing else would have stopped it
+    with pytest.raises(ParameterError, match="does not say among how many neighbours"):
+        replace(policy, neighbours=None).check(lied)
+
+
+# Parameters.
+
+AT_ADVERTISE: dict[str, dict[str, Callable[[Parameters], Any]]] = {
+    "run": {"run": lambda p: "another"},
+    "bits": {"bits": lambda p: 64},
+    "more neighbours": {"neighbours": lambda p: p.neighbours + 1 + p.neighbours % 2},
+    "fewer neighbours": {"neighbours": lambda p: 4, "threshold": lambda p: 4},
+    "threshold": {"threshold": lambda p: p.threshold - 1 if 2 * (p.threshold - 1) > p.holders else p.threshold + 1},
+    "fewer survivors": {"survivors": lambda p: 2},
+    "more survivors": {"survivors": lambda p: 8},
+    "passive": {"active": lambda p: False, "registry": lambda p: bytes(32)},
+    "registry": {"registry": lambda p: registry_digest(Registry(8).public, p.clients)},
+}
+AT_MASK: dict[str, dict[str, Callable[[Parameters], Any]]] = {
+    "bound": {"bound": lambda p: p.bound + 1},
+    "narrow bound": {"bound": lambda p: 1},
+    "longer": {"length": lambda p: p.length + 1},
+    "shorter": {"length": lambda p: p.length - 1},
+    "layout": {"layout": lambda p: bytes(32)},
+}
+
+
+def lying(changes: dict[str, Callable[[Parameters], Any]]) -> Callable[[Parameters], Parameters]:
+    return lambda honest: replace(honest, **{name: change(honest) for name, change in changes.items()})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("what", AT_ADVERTISE)
+def test_a_session_on_other_terms_is_refused_before_a_key_is_sent(kind: str, what: str) -> None:
+    built, seen = build(kind)
+    heard = session(built, request_of(built), lie=lying(AT_ADVERTISE[what]))
+    assert refused_by_all(heard, seen, "advertise"), heard.refused
+
+
+WHERE: dict[str, Callable[[str], bool]] = {
+    "throughout": lambda stage: True,
+    "before the vectors": lambda stage: stage in ("advertise", "reveal", "share"),
+    "with the vectors": lambda stage: stage == "mask",
+}
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("what", AT_MASK)
+def test_words_of_another_kind_are_refused_before_anybody_trains(kind: str, what: str, where: str) -> None:
+    """The bound is the sharpest: a client that kept to it would tell about itself by the error."""
+    built, seen = build(kind)
+    heard = session(built, request_of(built), lie=lying(AT_MASK[what]), lies_at=WHERE[where])
+    assert refused_by_all(heard, seen, "mask"), heard.refused
+
+
+# Requests.
+
+
+def other_tensors(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Request], Request]:
+    """With the first tensor changed."""
+
+    def changed(request: Request) -> Request:
+        first = next(iter(request.tensors))
+        return replace(request, tensors=request.tensors | {first: change(request.tensors.tensor(first))})
+
+    return changed
+
+
+def other_plan(**changes: Any) -> Callable[[Request], Request]:
+    return lambda request: replace(request, plan=replace(request.plan, **changes))
+
+
+REQUESTS: dict[str, Callable[[Request], Request]] = {
+    "one pass more": other_plan(passes=("change", "x")),
+    "a pass before": other_plan(passes=("x", "change")),
+    "other passes": other_plan(passes=("x", "y")),
+    "no pass": other_plan(passes=()),
+    "nothing trains": other_plan(trainable=()),
+    "less trains": lambda r: replace(r, plan=replace(r.plan, trainable=r.plan.trainable[1:])),
+    "another pass": lambda r: replace(r, pass_name="x"),
+    "another pass and plan": lambda r: replace(r, pass_name="x", plan=replace(r.plan, passes=("x",))),
+    "another layout": lambda r: replace(r, layout="00" * 32),
+    "no tensors": lambda r: replace(r, tensors=Tensors()),
+    "a tensor less": lambda r: replace(r, tensors=r.tensors.without(list(r.tensors)[:1])),
+    "a tensor more": lambda r: replace(r, tensors=r.tensors | {"x": torch.zeros(1)}),
+    "another shape": other_tensors(lambda tensor: tensor[:-1]),
+    "another rank": other_tensors(lambda tensor: tensor[None]),
+    **{str(t): other_tensors(lambda tensor, t=t: tensor.to(t)) for t in (torch.float64, torch.float16, torch.complex64)},
+    **{f"lr {lr}": lambda r, lr=lr: replace(r, lr=lr) for lr in (-1.0, -1e-9, math.nan, math.inf)},
+    **{f"clip {clip}": lambda r, clip=clip: replace(r, clip_norm=clip) for clip in (0.0, -0.1, math.nan)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["hidden", "masks"])
+@pytest.mark.parametrize("what", REQUESTS)
+def test_a_request_that_the_configuration_does_not_call_for_is_refused_by_all_alike(kind: str, what: str) -> None:
+    built, seen = build(kind)
+    heard = session(built, REQUESTS[what](request_of(built)))
+    assert refused_by_all(heard, seen, "mask"), heard.refused
+    assert {error for _, error, _ in heard.refused.values()} == {Tampering}
+
+
+def test_without_the_comparison_exactly_those_who_train_would_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members, "require_foreseen", lambda *given: None)
+    for what in ("another layout", "lr -1.0", "one pass more"):
+        built, _ = build("hidden")
+        assert set(session(built, REQUESTS[what](request_of(built))).refused) == LANDS
+
+
+@pytest.mark.parametrize("clip_norm", [0.2, 10.0, 1e9])
+def test_no_clip_norm_lengthens_what_is_under_the_clients_noise(
+    clip_norm: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read off the sum itself, with the noise taken away: of four clients, no longer than four times the run's."""
+    monkeypatch.setattr(distributed, "discrete_gaussian", lambda sigma, count, stream: np.zeros(count, np.int64))
+    built = federation({**DISTRIBUTED, **ACTIVE, "training.steps": 5})
+    heard = wide_toys.listen(built)
+    result = session(built, replace(request_of(built), clip_norm=clip_norm))
+    assert not result.refused
+    sent = heard.values(0, "change")
+    assert all(0.09 < np.linalg.norm(values) <= 0.1 * (1 + 1e-6) for values in sent.values())
+    carrier = built.masks.sums.terms.carrier(len(sent[0]), clip_norm, 4)  # type: ignore[union-attr]
+    told = carrier.read(result.machine.total()).values
+    np.testing.assert_allclose(told, sum(sent.values()), atol=1e-4 * clip_norm)
+
+
+def test_a_stage_of_no_session_is_refused() -> None:
+    built, seen = build("masks")
+    heard = session(built, request_of(built), upto="share")
+    assert not heard.refused
+    with pytest.raises((Tampering, SecureFedError)):
+        built.masks.members[0].handle(_stage_of(built, number=7))
+    assert not seen.trained
+
+
+def _stage_of(built: Any, number: int) -> Any:
+    """The stage that takes vectors, of a sum with another number."""
+    from secure_fed.transport import Stage
+
+    terms, request = built.masks.sums.terms, request_of(built)
+    layout = built.server.layout(built.initial, request.pass_name)
+    carrier = terms.carrier(layout.size, math.inf, 8)
+    parameters = terms.parameters(number, range(8), bytes.fromhex(layout.digest), carrier.length, carrier.largest)
+    return Stage(0, "mask", parameters, b"", request)

@@ -1,0 +1,132 @@
+"""The terms of masked sums: what is settled for a run, and what each client asks for itself."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from protocols.choice import choose
+from protocols.errors import ParameterError
+from protocols.parameters import Parameters
+from secure_fed.config.sections import SecureAggregationConfig
+from secure_fed.errors import ConfigError
+from secure_fed.masked.terms import Registry, Terms, colluding, surviving
+from secure_fed.protection import Protection
+from tests.secure_fed.masked.wide_toys import DISTRIBUTED, HIDDEN, federation
+
+
+def terms(invited: int, *, varies: bool = False, registry: Registry | None = None, **settings: Any) -> Terms:
+    return Terms(SecureAggregationConfig(enabled=True, **settings), Protection(), invited, varies, 1.0, registry)
+
+
+@pytest.mark.parametrize("share", ["0", "0.1", "0.29", "0.3", "0.07", "0.49", "0.35"])
+@pytest.mark.parametrize("clients", [3, 7, 10, 29, 100, 300])
+def test_shares_are_taken_as_they_are_written(share: str, clients: int) -> None:
+    exact = int(Fraction(share) * clients)
+    assert colluding(clients, float(share)) == exact
+    assert surviving(clients, float(share)) == clients - exact
+
+
+@pytest.mark.parametrize("clients", [3, 5, 10, 40, 150])
+@pytest.mark.parametrize("active", [False, True])
+def test_everybody_settles_on_what_the_protocol_chooses(clients: int, active: bool) -> None:
+    registry = Registry(clients) if active else None
+    mine = terms(clients, active=active, registry=registry)
+    oracle = choose(clients, corrupt=0.1, dropout=0.1, active=active)
+    carrier = mine.carrier(10, math.inf, clients)
+    parameters = mine.parameters(4, range(clients), bytes(32), carrier.length, carrier.largest)
+    assert (parameters.neighbours, parameters.threshold) == (oracle.neighbours, oracle.threshold)
+    assert parameters.survivors == oracle.survivors == mine.least(clients)
+    assert (parameters.round, parameters.length, parameters.bits) == (4, carrier.length, 32)
+    assert parameters.bound == carrier.largest
+    policy = mine.policy(clients)
+    policy.check(parameters)
+    assert (policy.threshold, policy.survivors, policy.corrupt) == (oracle.threshold, oracle.survivors, oracle.corrupt)
+
+
+@pytest.mark.parametrize("worse", [{"threshold": 1}, {"survivors": 2}])
+def test_a_client_s_policy_is_not_lowered_by_parameters(worse: dict[str, int]) -> None:
+    mine = terms(20)
+    parameters = _settled(mine, 20)
+    with pytest.raises(ParameterError):
+        mine.policy(20).check(replace(parameters, **worse))
+
+
+@pytest.mark.parametrize("settings", [{}, {"corrupt": 0.2, "dropout": 0.3}, {"active": True, "corrupt": 0.1}], ids=str)
+def test_a_sum_that_lost_clients_before_it_began_keeps_to_what_was_settled(settings: dict[str, Any]) -> None:
+    """As many corrupt ones are expected, and no fewer survivors are accepted."""
+    registry = Registry(20) if settings.get("active") else None
+    mine = terms(20, registry=registry, **settings)
+    least = mine.least(20)
+    for clients in range(least, 21):
+        parameters = _settled(mine, clients)
+        assert parameters.survivors == least
+        policy = mine.policy(clients)
+        assert policy.corrupt >= colluding(20, mine.settings.corrupt)
+        policy.check(parameters)
+    for clients in (3, least - 1, 21):
+        with pytest.raises(ParameterError):
+            mine.policy(clients)
+
+
+def test_where_clients_bring_the_noise_the_least_number_is_that_of_the_plan() -> None:
+    for settings, n in (({**DISTRIBUTED, "federation.cohort": 8}, 8), ({**HIDDEN, "federation.cohort": 4}, 12)):
+        shares = {"secure_aggregation.dropout": 0.25, "secure_aggregation.corrupt": 0.125}
+        built = federation({**settings, **shares}, sizes=[2] * 12)
+        mine = built.masks.sums.terms  # type: ignore[union-attr]
+        counted = built.protection.shares
+        assert counted is not None
+        assert counted.contributors == n
+        corrupt, gone = int(Fraction("0.125") * n), int(Fraction("0.25") * n)
+        assert counted.shares == n - gone - corrupt
+        for invited in range(n - gone, n + 1):
+            assert mine.least(invited) - counted.shares == corrupt
+
+
+def test_two_are_too_few_and_what_is_unsafe_is_said_with_its_settings() -> None:
+    with pytest.raises(ConfigError, match=r"secure_aggregation\.corrupt, dropout, neighbours, threshold"):
+        terms(7, corrupt=0.45, dropout=0.45).choice(7)
+    with pytest.raises(ConfigError, match=r"threshold is 9"):
+        terms(8, threshold=9).require_feasible(8)
+
+
+@pytest.mark.parametrize("corrupt", [0.0, 0.1, 0.25, 0.34, 0.4])
+@pytest.mark.parametrize("dropout", [0.0, 0.1, 0.25, 0.34, 0.4])
+@pytest.mark.parametrize("active", [False, True])
+def test_what_is_accepted_at_the_start_holds_for_every_size_that_coins_may_draw(
+    corrupt: float, dropout: float, active: bool
+) -> None:
+    registry = Registry(40) if active else None
+    mine = terms(5, varies=True, registry=registry, corrupt=corrupt, dropout=dropout, active=active)
+    try:
+        mine.require_feasible(40)
+    except ConfigError:
+        assert any(_refused(mine, clients) for clients in range(5, 41))
+        return
+    for clients in range(5, 41):
+        parameters = _settled(mine, clients)
+        mine.policy(clients).check(parameters)
+
+
+def test_identities_are_each_client_s_own() -> None:
+    registry = Registry(5)
+    assert len(set(registry.public.values())) == 5
+    assert Registry(5).public != registry.public
+    assert terms(5).run != terms(5).run
+
+
+def _refused(mine: Terms, clients: int) -> bool:
+    try:
+        mine.choice(clients)
+    except ConfigError:
+        return True
+    return False
+
+
+def _settled(mine: Terms, clients: int) -> Parameters:
+    carrier = mine.carrier(10, math.inf, clients)
+    return mine.parameters(0, range(clients), bytes(32), carrier.length, carrier.largest)

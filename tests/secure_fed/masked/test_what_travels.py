@@ -1,0 +1,195 @@
+"""What passes between clients and server: messages of the protocol, the model on its way down, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocols import costs
+from protocols.messages import Masked
+from secure_fed.tensors import Tensors
+from secure_fed.transport import Recording, Staged
+from tests.secure_fed.masked.wide_toys import MASKED, PAIRS, PRIVACY, SIZES, SKETCH, WAYS, federation, listen
+
+
+def recorded(settings: dict[str, Any], **own: Any) -> tuple[Any, Any, list[tuple[Any, Any]], Any]:
+    built = federation({**MASKED, **settings}, **own)
+    heard = listen(built)
+    recording = built.transport = Recording(built.transport)
+    result = built.run()
+    return built, result, recording.exchanges, heard
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("way", "privacy"), [pair for pair in PAIRS if pair[0] in ("fedlora", "fra_lora sketch")])
+def test_nothing_but_messages_of_the_protocol_comes_up(way: str, privacy: str) -> None:
+    _, _, exchanges, heard = recorded({**WAYS[way], **PRIVACY[privacy], "federation.rounds": 1})
+    passes = 2 if "sketch" in way else 1
+    assert {type(reply) for _, reply in exchanges} == {Staged}
+    assert {name for _, reply in exchanges for name in vars(reply)} == {"client", "message"}
+    names = [ask.name for ask, reply in exchanges if reply.client == 0]
+    assert names == ["advertise", "share", "mask", "unmask"] * passes
+    assert all(isinstance(reply.message, (bytes, bytearray)) for _, reply in exchanges)
+    for ask, reply in exchanges:
+        size = costs.traffic(ask.parameters)[ask.name].up
+        assert len(reply.message) == size, "the size of a message tells nothing"
+    contributed = [reply.contribution for replies in heard.replies.values() for reply in replies.values()]
+    texts = [
+        array.tobytes()
+        for one in contributed
+        for member in one.dense().parts().values()
+        for array in [member.detach().numpy().ravel()[:4], member.detach().double().numpy().ravel()[:4]]
+        if np.abs(array).max(initial=0) > 0
+    ]
+    passed = b"".join(bytes(reply.message) for _, reply in exchanges)
+    assert texts
+    assert not [text for text in texts if text in passed]
+
+
+def test_what_a_client_masks_looks_uniform_and_is_another_every_time() -> None:
+    """Chi-square on bytes at 1e-6; the words under the masks fail it."""
+    from scipy.stats import chi2
+
+    built, _, exchanges, _ = recorded({"federation.rounds": 6})
+    vectors = [
+        Masked.from_bytes(reply.message, ask.parameters, reply.client).vector.copy()
+        for ask, reply in exchanges
+        if ask.name == "mask"
+    ]
+
+    def odd(words: np.ndarray) -> float:
+        counts = np.bincount(words.view(np.uint8), minlength=256)
+        expected = counts.sum() / 256
+        return float(((counts - expected) ** 2 / expected).sum())
+
+    limit = chi2.isf(1e-6, 255)
+    assert len(vectors) == 24
+    assert odd(np.concatenate(vectors)) < limit
+    assert len({vector.tobytes() for vector in vectors}) == 24
+    layout = built.server.layout(built.initial, "change")
+    carrier = built.masks.sums.terms.carrier(layout.size, math.inf, 4)
+    from secure_fed.masked.words import Said
+
+    bare = carrier.words(Said(np.random.default_rng(0).normal(size=layout.size) / 50, 1.0, 1.0), None)
+    assert odd(np.concatenate([bare] * 4)) > limit
+
+
+@pytest.mark.parametrize("active", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_bytes_are_those_that_passed(way: str, active: bool) -> None:
+    _, result, exchanges, _ = recorded({**WAYS[way], "secure_aggregation.active": active})
+    up, down = [0] * 3, [0] * 3
+    for ask, reply in exchanges:
+        up[ask.round] += len(reply.message)
+        down[ask.round] += len(ask.message) if ask.name != "advertise" else len(ask.parameters.to_bytes())
+        assert (ask.request is not None) == (ask.name == "mask")
+        if ask.request is not None:
+            sent = [tensors for tensors in (ask.request.tensors, *ask.request.means.values()) if tensors]
+            down[ask.round] += sum(len(tensors.to_bytes()) for tensors in sent)
+    assert [record["bytes_up"] for record in result.records] == up
+    assert [record["bytes_down"] for record in result.records] == down
+    assert [(one["masked"]["bytes_up"], one["masked"]["bytes_down"]) for one in result.records] == list(
+        zip(up, down, strict=True)
+    )
+    said = result.summary["secure_aggregation"]
+    assert (said["bytes_up"], said["bytes_down"]) == (sum(up), sum(down))
+    assert (result.summary["bytes_up"], result.summary["bytes_down"]) == (sum(up), sum(down))
+    assert said["survivors"] == said["clients"] == len(SIZES)
+    assert said["active"] is active
+    for name in ("client_seconds", "server_seconds"):
+        assert said[name] == pytest.approx(sum(record["masked"][name] for record in result.records))
+        assert said[name] > 0
+
+
+@pytest.mark.parametrize("active", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_expected_bytes_are_those_in_closed_form(way: str, active: bool) -> None:
+    """Where the cohort is secret, records hold what a cohort of the expected size sends: here everybody is in it."""
+    settings = {**WAYS[way], **PRIVACY["central"], "secure_aggregation.active": active}
+    built, result, exchanges, _ = recorded(settings)
+    assert built.protection.hides_cohort
+    up, down = [0] * 3, [0] * 3
+    for ask, reply in exchanges:
+        up[ask.round] += len(reply.message)
+        down[ask.round] += ask.bytes_down
+    assert [record["bytes_up"] for record in result.records] == up
+    assert [record["bytes_down"] for record in result.records] == down
+
+
+def test_expected_bytes_count_a_clip_norm_that_adapts() -> None:
+    settings = {**SKETCH, **PRIVACY["central"], "privacy.clip_quantile": 0.5}
+    _, result, exchanges, _ = recorded(settings)
+    for round_, record in enumerate(result.records):
+        passed = [(ask, reply) for ask, reply in exchanges if ask.round == round_]
+        assert record["bytes_up"] == sum(len(reply.message) for _, reply in passed)
+        assert record["bytes_down"] == sum(ask.bytes_down for ask, _ in passed)
+
+
+def test_masked_vectors_cost_one_word_a_number_and_little_beside_them() -> None:
+    built, _, exchanges, _ = recorded({"federation.rounds": 1, "secure_aggregation.bits": 64})
+    size = built.server.layout(built.initial, "change").size
+    lengths = {len(reply.message) for ask, reply in exchanges if ask.name == "mask"}
+    assert lengths == {48 + 8 * (size + 4)}  # weight, loss, that it is one, that there is a contribution
+
+
+def test_no_model_goes_to_a_client_that_makes_up_the_number() -> None:
+    built = federation({**MASKED, **PRIVACY["central"], "federation.cohort": 4}, sizes=[4] * 9, seed=1)
+    from dataclasses import replace
+
+    from tests.secure_fed import private_toys
+
+    recording = built.transport = Recording(built.transport)
+    built.server = replace(built.server, sampler=private_toys.Nobody(9, 4 / 9))
+    heard = listen(built)
+    result = built.run()
+    assert heard.replies == {}
+    assert len(recording.exchanges) == 3 * 4 * 4, "as many as are expected, whoever was drawn"
+    assert all(ask.request is None for ask, _ in recording.exchanges)
+    assert [record["cohort"] for record in result.records] == [4, 4, 4]
+
+
+def test_records_do_not_tell_how_many_took_part() -> None:
+    from privacy.entropy import SeededEntropy
+    from privacy.sampling import Poisson
+
+    sampler, told, drawn = Poisson(8, 0.5), [], []
+    for size in (0, 2, 6):
+        seed = next(s for s in range(500) if len(sampler.draw(SeededEntropy(s).stream("cohort", 0).uniform)) == size)
+        _, result, exchanges, _ = recorded(
+            {**PRIVACY["central"], "federation.cohort": 4, "federation.rounds": 1}, sizes=[4] * 8, seed=seed
+        )
+        drawn.append(sum(ask.request is not None for ask, _ in exchanges))
+        record = {k: v for k, v in result.records[0].items() if k not in ("accuracy", "macro_f1", "loss", "seconds")}
+        times = {"client_seconds", "server_seconds"}  # what a round takes tells its size, and is not to be published
+        told.append(record | {"masked": {k: v for k, v in record["masked"].items() if k not in times}})
+    assert drawn == [0, 2, 6]
+    assert told[0] == told[1] == told[2]
+
+
+def test_the_files_of_a_run_hold_what_its_summary_says(tmp_path: Path) -> None:
+    built = federation({**MASKED, **PRIVACY["distributed"]})
+    result = built.run(tmp_path / "run")
+    said = json.loads((tmp_path / "run" / "result.json").read_text())["secure_aggregation"]
+    assert said == result.summary["secure_aggregation"]
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["masked"] for line in lines] == [record["masked"] for record in result.records]
+    traffic = _traffic_of(built)
+    assert said["bytes_up"] == 3 * 4 * traffic[0]
+    assert said["bytes_down"] == 3 * 4 * traffic[1]
+
+
+def _traffic_of(built: Any) -> tuple[int, int]:
+    """Of one client in one pass, from the closed form."""
+    layout = built.server.layout(built.initial, "change")
+    terms = built.masks.sums.terms
+    carrier = terms.carrier(layout.size, 0.1, 4)
+    parameters = terms.parameters(0, range(4), bytes(32), carrier.length, carrier.largest)
+    stages = costs.traffic(parameters).values()
+    plan = built.server.plan(built.initial)
+    model: Tensors = built.initial.tensors.select(plan.down)
+    return sum(one.up for one in stages), sum(one.down for one in stages) + len(model.to_bytes())

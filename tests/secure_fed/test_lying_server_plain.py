@@ -1,0 +1,206 @@
+"""Noise of the clients' own against a server that lies: whatever it asks, no client lets out more noised contributions than it
+has charged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from privacy.entropy import Stream, SystemEntropy
+from secure_fed.client import Client
+from secure_fed.errors import MethodError, SecureFedError
+from secure_fed.federation import Federation
+from secure_fed.tensors import Tensors
+from secure_fed.transport import Request
+from tests.secure_fed.masked.wide_toys import LR, PRIVACY, SKETCH, federation
+
+ONE = PRIVACY["local"]
+TWO = {**ONE, **SKETCH}
+PASSES = ("sketch", "change")
+
+
+@dataclass
+class Account:
+    """What one client charged and what it noised: (round, releases) and (round, pass)."""
+
+    charged: list[tuple[int, int]] = field(default_factory=list)
+    noised: list[tuple[int, str]] = field(default_factory=list)
+    most: int = 10**9
+    private: bool = True
+
+    def allowance(self, who: str, wanted: int, round_: int) -> int:
+        granted = min(wanted, self.most - self.releases)
+        self.charged += [(round_, granted)] if granted else []
+        return granted
+
+    def stream(self, *label: str | int) -> Stream:
+        if label[0] == "contribution":
+            self.noised.append((int(label[1]), str(label[2])))
+        return SystemEntropy().stream(*label)
+
+    @property
+    def releases(self) -> int:
+        return sum(count for _, count in self.charged)
+
+
+def build(settings: dict[str, Any], most: int = 10**9) -> tuple[Federation, Client, Account]:
+    built = federation(settings)
+    client, account = built.clients[0], Account(most=most)
+    protection = replace(built.protection, entropy=account)
+    client._bench = replace(client._bench, protection=protection, allowance=account.allowance)
+    return built, client, account
+
+
+def ask(built: Federation, round_: int, pass_name: str) -> Request:
+    """What an honest server asks; the mean of the first pass is some mean."""
+    state = replace(built.initial, round=round_)
+    plan = built.server.plan(state)
+    means: dict[str, Tensors] = {}
+    if pass_name != plan.passes[0]:
+        entries = built.server.layout(state, plan.passes[0]).entries
+        means = {plan.passes[0]: Tensors((name, torch.ones(shape)) for name, shape in entries)}
+    request = built.server.request(state, plan, plan.passes[0] if pass_name == "x" else pass_name, LR, means)
+    return replace(request, pass_name=pass_name)
+
+
+def under(*passes: str) -> Callable[[Request], Request]:
+    return lambda request: replace(request, plan=replace(request.plan, passes=passes))
+
+
+@pytest.mark.parametrize("passes", [("change", "x"), ("x", "change"), ("x", "y"), ("change", "change"), ()], ids=str)
+@pytest.mark.parametrize("pass_name", ["change", "x"])
+def test_no_pass_is_answered_under_a_plan_that_is_not_the_method_s(passes: tuple[str, ...], pass_name: str) -> None:
+    """The client would train in what is called the first pass, and forget in what is called the last."""
+    built, client, account = build(ONE)
+    for _ in range(3):
+        with pytest.raises(MethodError, match="another plan than fedlora has"):
+            client.handle(under(*passes)(ask(built, 0, pass_name)))
+    assert account == Account()
+    client.handle(ask(built, 0, "change"))
+    with pytest.raises(MethodError):
+        client.handle(under(*passes)(ask(built, 0, pass_name)))
+    assert account.charged == [(0, 1)]
+    assert account.noised == [(0, "change")]
+
+
+def test_a_plan_that_trains_something_else_is_refused() -> None:
+    built, client, account = build(ONE)
+    request = ask(built, 0, "change")
+    with pytest.raises(MethodError, match="another plan"):
+        client.handle(replace(request, plan=replace(request.plan, trainable=request.plan.trainable[:1])))
+    assert account == Account()
+
+
+def test_without_the_check_one_charge_buys_any_number_of_noises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their mean is the contribution."""
+    monkeypatch.setattr(Client, "_require_due", lambda self, request: None)
+    built, client, account = build(ONE)
+    client.handle(under("change", "x")(ask(built, 0, "change")))
+    for _ in range(20):
+        client.handle(under("x", "y")(ask(built, 0, "change")))
+    assert account.charged == [(0, 2)]
+    assert len(account.noised) == 21
+
+
+@pytest.mark.parametrize(
+    "before",
+    [[], [(0, "sketch"), (0, "change")], [(0, "sketch"), (1, "sketch")], [(1, "sketch"), (1, "change")]],
+    ids=str,
+)
+def test_a_later_pass_is_answered_once_after_the_first_of_its_round(before: list[tuple[int, str]]) -> None:
+    built, client, account = build(TWO)
+    for round_, pass_name in before:
+        client.handle(ask(built, round_, pass_name))
+    charged, noised = list(account.charged), list(account.noised)
+    for _ in range(3):
+        with pytest.raises(MethodError, match="out of turn for pass 'change'"):
+            client.handle(ask(built, 0, "change"))
+    assert (account.charged, account.noised) == (charged, noised)
+
+
+def test_a_first_pass_that_is_asked_again_trains_again_and_is_charged_again() -> None:
+    built, client, account = build(TWO)
+    for again in range(1, 4):
+        client.handle(ask(built, 0, "sketch"))
+        assert account.charged == [(0, 2)] * again
+    client.handle(ask(built, 0, "change"))
+    assert account.charged == [(0, 2)] * 3
+    assert account.noised == [(0, "sketch")] * 3 + [(0, "change")]
+
+
+def test_when_nothing_is_left_zeros_leave_without_noise() -> None:
+    built, client, account = build(TWO, most=2)
+    for round_ in range(3):
+        replies = [client.handle(ask(built, round_, pass_name)) for pass_name in PASSES]
+        assert [reply.weight for reply in replies] == [1.0 if round_ == 0 else 0.0] * 2
+        assert [reply.contribution.norm() > 0 for reply in replies] == [round_ == 0] * 2
+    assert account.noised == [(0, "sketch"), (0, "change")]
+
+
+LIES: list[Callable[[Request], Request]] = [
+    lambda request: request,
+    lambda request: request,
+    lambda request: request,
+    under("change"),
+    under("change", "sketch"),
+    lambda request: replace(request, tensors=request.tensors | {"query.lora_A": torch.ones(1)}),
+    lambda request: replace(request, tensors=None),  # type: ignore[arg-type]
+    lambda request: replace(request, lr=-1.0),
+    lambda request: replace(request, layout="00"),
+    lambda request: replace(request, means={}),
+    lambda request: replace(request, clip_norm=0.05),
+]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("settings", [ONE, TWO], ids=["one pass", "two passes"])
+def test_no_sequence_of_requests_makes_more_noise_than_was_charged(settings: dict[str, Any], seed: int) -> None:
+    """Rounds and passes in any order, some of them such that training or contributing breaks in the middle."""
+    built, client, account = build(settings, most=40)
+    rng = np.random.default_rng(seed)
+    answered = 0
+    for _ in range(120):
+        lie = LIES[rng.integers(len(LIES))]
+        request = lie(ask(built, int(rng.integers(3)), PASSES[rng.integers(2)] if settings is TWO else "change"))
+        try:
+            reply = client.handle(request)
+        except Exception:  # whatever breaks
+            continue
+        finally:
+            assert len(account.noised) <= account.releases <= 40
+        answered += reply.weight > 0
+    assert answered > 10
+    assert len(account.noised) >= answered
+
+
+@pytest.mark.parametrize(
+    ("settings", "releases"),
+    [(ONE, 4), (TWO, 8), ({**TWO, "method.name": "fra_then_ffa", "method.switch_round": 2}, 6)],
+    ids=["one pass", "two passes", "switching"],
+)
+def test_honest_rounds_are_answered_and_charged_once(settings: dict[str, Any], releases: int) -> None:
+    built = federation({**settings, "federation.rounds": 4})
+    trained: list[tuple[int, int]] = []
+    for client in built.clients:
+        train = client._train
+
+        def training(request: Any, train: Any = train, index: int = client.index) -> None:
+            trained.append((request.round, index))
+            train(request)
+
+        client._train = training  # type: ignore[method-assign]
+    said = built.run().summary
+    assert said["rounds"] == 4
+    assert said["releases"] == releases
+    assert trained == [(round_, client) for round_ in range(4) for client in range(4)]
+
+
+def test_errors_are_the_product_s_own() -> None:
+    built, client, _ = build(TWO)
+    with pytest.raises(SecureFedError, match="client-0 was asked out of turn"):
+        client.handle(ask(built, 0, "change"))

@@ -1,0 +1,263 @@
+"""Two sums of sketches against the mean formed in float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from secure_fed import sketch
+from secure_fed.tensors import LowRank
+
+torch.set_num_threads(1)
+
+
+def changes(shape: tuple[int, int], rank: int, clients: int, seed: int = 0) -> list[LowRank]:
+    generator = torch.Generator().manual_seed(seed)
+    m, n = shape
+    return [
+        LowRank(torch.randn(m, rank, generator=generator), torch.randn(rank, n, generator=generator))
+        for _ in range(clients)
+    ]
+
+
+def flat(rank: int, clients: int, shape: tuple[int, int]) -> list[LowRank]:
+    """Changes whose mean has rank x clients singular values, all of them equal."""
+    generator = torch.Generator().manual_seed(5)
+    u, v = (torch.linalg.qr(torch.randn(side, rank * clients, generator=generator))[0] for side in shape)
+    return [LowRank(u[:, k : k + rank], v[:, k : k + rank].T) for k in range(0, rank * clients, rank)]
+
+
+def exact(found: list[LowRank]) -> Tensor:
+    return torch.stack([one.left.double() @ one.right.double() for one in found]).mean(0)
+
+
+def first(found: list[LowRank], columns: int, seed: int = 1) -> Tensor:
+    return torch.stack([sketch.sketched(one, columns, seed) for one in found]).mean(0)
+
+
+def both(found: list[LowRank], columns: int, seed: int = 1) -> tuple[Tensor, Tensor]:
+    """What the two passes make of the mean, and what was sent first."""
+    seen = first(found, columns, seed)
+    second = torch.stack([sketch.projected(one, sketch.basis(seen)) for one in found]).mean(0)
+    product = sketch.lifted(sketch.basis(seen), second)
+    return product.left @ product.right, seen
+
+
+def gram_schmidt(columns: Tensor) -> Tensor:
+    """A basis by another road: every column less its share of those before it, twice, unless nothing is left of it."""
+    kept: list[Tensor] = []
+    largest = 0.0
+    for column in columns.double().T:
+        rest = column.clone()
+        for _ in range(2):
+            for other in kept:
+                rest = rest - (other @ rest) * other
+        largest = max(largest, float(rest.norm()))
+        kept.append(rest / rest.norm() if rest.norm() > 1e-6 * largest else torch.zeros_like(rest))
+    return torch.stack(kept, 1)
+
+
+# The directions.
+
+
+def test_directions_are_a_function_of_their_arguments() -> None:
+    torch.manual_seed(1)
+    one = sketch.directions(30, 6, 7)
+    random_state = torch.random.get_rng_state()
+    torch.manual_seed(2)
+    again = sketch.directions(30, 6, 7)
+    assert torch.equal(one, again)
+    assert one.shape == (30, 6 + sketch.CHECKS)
+    assert not torch.equal(one, sketch.directions(30, 6, 8))
+    torch.random.set_rng_state(random_state)
+
+
+def test_the_first_columns_are_orthogonal_and_of_one_length() -> None:
+    omega = sketch.directions(30, 6, 7)[:, :6]
+    assert torch.allclose(omega.T @ omega, 30 / 10 * torch.eye(6, dtype=torch.float64), atol=1e-12)
+
+
+def test_the_signs_of_the_first_columns_are_those_of_what_was_drawn() -> None:
+    """Not those that a machine's QR happens to choose."""
+    for seed in range(5):
+        omega = sketch.directions(30, 6, seed)[:, :6]
+        drawn = torch.randn(30, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))[:, :6]
+        assert torch.allclose(omega, math.sqrt(3) * gram_schmidt(drawn), atol=1e-10)
+
+
+def test_what_is_sent_first_is_as_long_as_the_change_on_average() -> None:
+    """And its two parts are so in proportion to their columns."""
+    (change,) = changes((12, 20), 3, 1)
+    sent = torch.stack([sketch.sketched(change, 6, seed) for seed in range(400)])
+    whole = change.square_norm()
+    assert float(sent.square().sum((1, 2)).mean()) == pytest.approx(whole, rel=0.05)
+    assert float(sent[:, :, :6].square().sum((1, 2)).mean()) == pytest.approx(whole * 0.6, rel=0.05)
+
+
+def test_a_seed_tells_names_and_tensors_apart() -> None:
+    a, b = torch.ones(2, 3), torch.zeros(4)
+    near = a.clone()
+    near[0, 0] += 1e-7
+    seeds = [
+        sketch.seed_of("x", a, b),
+        sketch.seed_of("y", a, b),
+        sketch.seed_of("x", near, b),
+        sketch.seed_of("x", b, a),
+    ]
+    assert len(set(seeds)) == 4
+    assert seeds[0] == sketch.seed_of("x", a.clone(), b.clone())
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+# The mean.
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    m=st.integers(12, 40),
+    n=st.integers(12, 40),
+    rank=st.integers(1, 3),
+    clients=st.integers(1, 4),
+    seed=st.integers(0, 10_000),
+)
+def test_a_mean_that_fits_is_found_up_to_rounding(m: int, n: int, rank: int, clients: int, seed: int) -> None:
+    found = changes((m, n), rank, clients, seed)
+    made, seen = both(found, columns=12, seed=seed)
+    assert (made - exact(found)).norm() < 1e-5 * exact(found).norm()
+    assert sketch.residual([seen]) < 1e-5
+
+
+def test_one_column_too_few_is_seen() -> None:
+    found = changes((40, 30), 3, 4)
+    made, seen = both(found, columns=11)
+    assert (made - exact(found)).norm() > 1e-2 * exact(found).norm()
+    assert sketch.residual([seen]) > 1e-2
+
+
+def test_changes_that_cancel_leave_nothing() -> None:
+    """Each is long, and lies in no basis that the mean gives."""
+    (one,) = changes((40, 30), 3, 1)
+    made, seen = both([one, one * -1.0], columns=8)
+    assert not seen.any()
+    assert not made.any()
+    assert sketch.residual([seen]) == 0.0
+
+
+def test_changes_that_nearly_cancel_leave_what_is_left() -> None:
+    one, small = changes((40, 30), 3, 2)
+    found = [one, LowRank(one.left * -1.0, one.right) + small * 1e-3]
+    made, _ = both(found, columns=8)
+    assert (made - exact(found)).norm() < 1e-6 * math.sqrt(one.square_norm())
+
+
+def test_of_a_mean_that_does_not_fit_the_best_of_those_columns_is_nearly_found() -> None:
+    """Ten clients of rank 8 and equal singular values, in 16 columns: 64 of 80 directions are lost, whoever chooses."""
+    found = flat(8, 10, (120, 100))
+    made, _ = both(found, columns=16)
+    lost = float((made - exact(found)).norm() / exact(found).norm())
+    assert lost == pytest.approx(math.sqrt(64 / 80), abs=0.01)
+
+
+@pytest.mark.parametrize("columns", [16, 40, 72])
+def test_the_residual_is_about_the_true_one(columns: int) -> None:
+    """A few columns of one matrix guess it roughly; their squares are right on average."""
+    found = flat(8, 10, (120, 100))
+    truth, guessed = [], []
+    for seed in range(40):
+        made, seen = both(found, columns, seed)
+        truth.append(float((made - exact(found)).norm() / exact(found).norm()))
+        guessed.append(sketch.residual([seen]))
+        assert guessed[-1] == pytest.approx(truth[-1], rel=0.35)
+    assert sum(value**2 for value in guessed) == pytest.approx(sum(value**2 for value in truth), rel=0.06)
+
+
+def test_the_residual_is_of_all_matrices_together() -> None:
+    """A long matrix that fits beside a short one that does not."""
+    fits, does_not = changes((40, 30), 2, 2), flat(8, 3, (40, 30))
+    fits = [one * 10.0 for one in fits]
+    short, long_ = first(does_not, 8), first(fits, 8)
+    alone = sketch.residual([short])
+    assert alone > 0.5
+    share = float(short[:, 8:].norm() / torch.cat([short[:, 8:], long_[:, 8:]]).norm())
+    assert sketch.residual([short, long_]) == pytest.approx(alone * share, rel=1e-6)
+    assert sketch.residual([]) == 0.0
+
+
+def test_of_noise_alone_the_residual_is_what_lies_outside_the_basis() -> None:
+    noise = torch.randn(400, 10 + sketch.CHECKS, generator=torch.Generator().manual_seed(0))
+    assert sketch.residual([noise]) == pytest.approx(math.sqrt(1 - 10 / 400), abs=0.01)
+
+
+# The basis.
+
+
+@pytest.mark.parametrize("clients", [1, 2, 4])
+def test_the_basis_is_what_another_algorithm_finds(clients: int) -> None:
+    """Columns that hold nothing of the mean are zero, and so would be found on any machine; the sign is settled too."""
+    seen = first(changes((40, 30), 3, clients), 12)
+    found, want = sketch.basis(seen), gram_schmidt(seen[:, :12])
+    assert (found - want).abs().max() < 1e-9
+    alive = found.norm(dim=0) > 0
+    assert int(alive.sum()) == 3 * clients
+    assert torch.allclose(found.T @ found, torch.diag(alive.double()), atol=1e-12)
+    assert torch.equal(found, sketch.basis(seen.clone()))
+
+
+def test_equal_singular_values_leave_no_choice_either() -> None:
+    seen = first(flat(4, 2, (40, 30)), 8)
+    assert (sketch.basis(seen) - gram_schmidt(seen[:, :8])).abs().max() < 1e-9
+
+
+def test_the_size_of_the_sketch_is_nothing_to_the_basis() -> None:
+    """As a server learning rate would change it, rounding included."""
+    found = changes((40, 30), 3, 4)
+    seen = first(found, 12)
+    made = [sketch.basis(seen * factor) @ sketch.basis(seen).T @ exact(found) * factor for factor in (0.3, 1e-9, 7e8)]
+    for factor, one in zip((0.3, 1e-9, 7e8), made, strict=True):
+        assert (one / factor - exact(found)).norm() < 1e-5 * exact(found).norm()
+
+
+def test_a_basis_of_zeros_is_zero() -> None:
+    assert not sketch.basis(torch.zeros(20, 8 + sketch.CHECKS)).any()
+
+
+def test_the_order_of_clients_is_nothing_to_what_is_found() -> None:
+    found = changes((40, 30), 3, 4)
+    one, two = both(found, 12)[0], both(found[::-1], 12)[0]
+    assert (one - two).norm() < 1e-5 * one.norm()
+
+
+def test_factors_that_cancel_are_multiplied_exactly() -> None:
+    """B R, R^T A is no change; of what float32 keeps of it, the sketch must be that, and not the rounding of two halves."""
+    generator = torch.Generator().manual_seed(0)
+    b, a, r = (torch.randn(shape, generator=generator) for shape in ((40, 4), (4, 30), (4, 4)))
+    r, _ = torch.linalg.qr(r)
+    b_i, a_i = b @ r, r.T @ a
+    change = LowRank(torch.cat([b_i - b, b], 1), torch.cat([a_i, a_i - a], 0))
+    want = (change.left.double() @ change.right.double()) @ sketch.directions(30, 6, 1)
+    assert (sketch.sketched(change, 6, 1) - want).norm() < 1e-6 * want.norm()
+    assert (change.dense() - change.left.double() @ change.right.double()).norm() > 1e-2 * want.norm()
+
+
+# The size.
+
+
+@pytest.mark.parametrize("shape", [(768, 768), (3072, 768), (768, 3072), (40, 17), (17, 40), (9, 9), (8, 6), (5, 900)])
+def test_the_most_columns_are_the_most(shape: tuple[int, int]) -> None:
+    most = sketch.most_columns(shape)
+    smaller = [p for p in range(1, max(shape)) if sketch.size(shape, p) < shape[0] * shape[1]]
+    assert most == max(smaller, default=0)
+    if most:
+        (change,) = changes(shape, 2, 1)
+        seen = sketch.sketched(change, most, 1)
+        assert seen.numel() + sketch.projected(change, sketch.basis(seen)).numel() == sketch.size(shape, most)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (300, 4), (2, 2), (1, 1), (900, 2)])
+def test_of_too_narrow_a_matrix_there_is_no_sketch(shape: tuple[int, int]) -> None:
+    assert sketch.most_columns(shape) == 0
