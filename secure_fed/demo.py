@@ -1,4 +1,4 @@
-"""The run of `secure-fed demo`: private for every client, in a minute or two on two cores.
+"""The run of `secure-fed demo`: private for every client, in two or three minutes on two cores.
 
 Many clients that each hold five notes, since what hides one of them is the number of the others. Each makes one Adam step,
 whose length is lr sqrt(trained numbers) whatever the data: the clip norm is that length, so little is lost to clipping, and

@@ -139,14 +139,6 @@ def test_random_dropouts_at_every_stage(name: str) -> None:
     assert aborted > 5
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASTS)
-def test_thousands_of_random_dropouts_at_every_stage(name: str) -> None:
-    done, aborted = dropouts(name, 600, seed=2)
-    assert done > 100
-    assert aborted > 50
-
-
 def test_a_client_whose_neighbours_are_gone_does_not_take_the_session_with_it() -> None:
     """On a ring, so many of its neighbours drop before their shares are out that too few are left to hold its own."""
     made, rng = cast(count=40, neighbours=12, threshold=6), random.Random(4)
