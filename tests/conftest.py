@@ -21,6 +21,11 @@ os.environ["HF_HOME"] = str(Path(__file__).resolve().parents[1] / ".pytest_cache
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side; threads would only compete
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The examples first: they take longest, and at the end one process would run them while the others wait."""
+    items.sort(key=lambda item: item.path.name != "test_examples.py")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip `gpu` tests where torch sees no CUDA device: the one reason to skip that this suite has."""
     if item.get_closest_marker("gpu") is not None:
