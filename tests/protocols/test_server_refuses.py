@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -182,17 +183,15 @@ def test_other_shares_than_the_list_calls_for() -> None:
 
 
 def spoiled(*liars: int, count: int = 7) -> tuple[Cast, Callable[[str, int, bytes], bytes]]:
-    """Some clients change one share of everybody that they open."""
+    """Some clients open random shares of everybody. (Lies that are alike may cancel where secrets are, at zero.)"""
     made = cast(count=count, threshold=3)
 
     def say(stage: str, client: int, message: bytes) -> bytes:
         if stage != "unmask" or client not in liars:
             return message
         opened = Opened.from_bytes(message, made.parameters, client)
-        wrong = {owner: bytes([share[0] ^ 1]) + share[1:] for owner, share in opened.seeds.items()}
-        return Opened(wrong, {k: bytes([v[0] ^ 1]) + v[1:] for k, v in opened.keys.items()}).to_bytes(
-            made.parameters, client
-        )
+        seeds, keys = ({owner: os.urandom(32) + b"\0" for owner in shares} for shares in (opened.seeds, opened.keys))
+        return Opened(seeds, keys).to_bytes(made.parameters, client)
 
     return made, say
 

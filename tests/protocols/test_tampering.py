@@ -165,6 +165,7 @@ LONG: dict[str, Any] = {
     "dim": 16,
     "neighbours": 4,
     "corrupt": 0.0,
+    "threshold": 1,  # or those cut off with one neighbour would complain of that
 }  # a ring of which four may go before a sum is too small
 
 

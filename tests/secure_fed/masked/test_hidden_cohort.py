@@ -27,7 +27,7 @@ def test_every_client_tosses_a_coin_of_its_own_in_every_round() -> None:
     for (round_, _), replies in heard.replies.items():
         trained[round_, list(replies)] = True
     assert binomtest(int(trained.sum()), trained.size, 3 / 8).pvalue > 1e-6
-    for wrong in (0.25, 0.5):
+    for wrong in (0.15, 0.6):  # so far off that the true rate is taken for them one time in a million
         assert binomtest(int(trained.sum()), trained.size, wrong).pvalue < 1e-2
     assert len({row.tobytes() for row in trained}) > 20, "cohorts differ from round to round"
     assert abs(np.corrcoef(trained[:, 0], trained[:, 1])[0, 1]) < 0.9, "and clients from each other"
