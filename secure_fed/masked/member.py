@@ -111,9 +111,8 @@ class Member:
             if self._terms.protection.shares is None:
                 self._require_filling()
                 return np.zeros(length, _word(stage.parameters.bits)), 0.0
-            return self._terms.carrier(length, 1.0, clients).words(
-                None, stream
-            ), 0.0  # its share of the noise all the same
+            own = self._terms.carrier(length, 1.0, clients)
+            return own.words(None, stream), 0.0  # its share of the noise all the same
         require_foreseen(request, stage.parameters, self._rounds)
         layout = self._rounds.foreseen(request.round).layouts[request.pass_name]
         carrier = self._terms.carrier(layout.size, request.clip_norm, clients)

@@ -86,15 +86,15 @@ class MaskedSums:
 
     def gather(self, asked: Sequence[int], request: Request, layout: Layout, transport: Transport) -> Gathered:
         """The sum over those of `asked` that stayed."""
-        spent, before, refused = Spent(), self.clock.seconds, set[int]()
-        gone = set[int]()
+        spent, before = Spent(), self.clock.seconds
+        wanted, gone, refused = set(asked), set[int](), set[int]()
         for _ in range(_TRIES):
             invited = self._invited(asked, gone)
             carrier = self.terms.carrier(layout.size, request.clip_norm, len(invited))
             digest, length, bound = bytes.fromhex(layout.digest), carrier.length, carrier.largest
             parameters = self.terms.parameters(next(self._numbers), invited, digest, length, bound)
             with _advised():
-                machine, missing = self._run(parameters, set(asked), request, transport, spent, refused)
+                machine, missing = self._run(parameters, wanted, request, transport, spent, refused)
             if not missing:
                 break
             gone |= missing
@@ -105,7 +105,7 @@ class MaskedSums:
                 protected="no vector was sent",
             )
         started = time.perf_counter()
-        heard = [client for client in machine.survivors if client in set(asked)]
+        heard = [client for client in machine.survivors if client in wanted]
         total = self._read(machine, carrier, layout, len(heard))
         spent.left_out = len(heard) - total.count
         spent.server_seconds += time.perf_counter() - started
