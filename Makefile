@@ -8,7 +8,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 # Each worker imports torch: four of them keep a many-core machine from filling its memory.
-PYTEST_ARGS ?= -n auto --maxprocesses 4
+PYTEST_ARGS ?= -n auto --maxprocesses 4 -m "slow or not slow"
 
 ifeq ($(OS),Windows_NT)
 BIN := $(VENV)/Scripts

@@ -3,7 +3,7 @@
     from secure_fed import Federation, RunConfig
     result = Federation(RunConfig.load("run.toml")).run("runs/first")
 
-Importing this package imports nothing heavy; torch comes with the first use of `Federation`.
+Importing this package imports nothing heavy; torch comes with the first use of `Federation` or `load_adapter`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from secure_fed.adapter_folder import load_adapter
     from secure_fed.config import RunConfig
     from secure_fed.errors import SecureFedError
     from secure_fed.federation import Federation, Result
 
-__all__ = ["Federation", "Result", "RunConfig", "SecureFedError", "__version__"]
+__all__ = ["Federation", "Result", "RunConfig", "SecureFedError", "__version__", "load_adapter"]
 
-_HOMES = {"Federation": "federation", "Result": "federation", "RunConfig": "config", "SecureFedError": "errors"}
+_HOMES = {
+    "Federation": "federation",
+    "Result": "federation",
+    "RunConfig": "config",
+    "SecureFedError": "errors",
+    "load_adapter": "adapter_folder",
+}
 
 
 def __getattr__(name: str) -> Any:

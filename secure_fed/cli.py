@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from privacy.errors import PrivacyError
-from secure_fed import __version__, budget_commands, secagg_command
+from secure_fed import __version__, budget_commands, compare_command, secagg_command
 from secure_fed.config import RunConfig, commented_toml
 from secure_fed.errors import ConfigError, RunDirectoryError, SecureFedError, StorageError, plainly
 
@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"secure-fed {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(name: str, run: Callable[[argparse.Namespace], None], does: str) -> argparse.ArgumentParser:
+    def command(name: str, run: Callable[[argparse.Namespace], int | None], does: str) -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=does, description=does)
         made.set_defaults(run=run)
         return made
@@ -100,15 +100,19 @@ def _add_running(command: Callable[..., argparse.ArgumentParser]) -> None:
     for running in (demo, train):
         running.add_argument("--out", metavar="DIR", help="run directory (default: a new one under runs/)")
         running.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    comparing = "run configurations over several seeds, and put them side by side"
+    compare_command.add_arguments(command("compare", compare_command.run, comparing))
     methods = command("methods", _methods, "list the methods: what travels, and how much")
     methods.add_argument("--model", default="builtin/tiny", metavar="NAME_OR_FOLDER", help="count for this model")
+    changes = "count with this setting, where a method reads it"
+    methods.add_argument("--set", action="append", default=[], metavar="method.key=value", help=changes)
     methods.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _add_reading(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Commands that use a run's directory."""
     report = command("report", _report, "write the HTML report of a run again")
-    export = command("export", _export, "write the trained adapter as a PEFT folder")
+    export = command("export", _export, "write the trained adapter as a folder")
     predict = command("predict", _predict, "label texts with a trained run, one JSON object a line")
     for using in (report, export, predict):
         using.add_argument("run_dir", type=Path, metavar="RUN_DIR")
@@ -174,7 +178,7 @@ def _run(config: RunConfig, chosen: argparse.Namespace, name: str, *, resume: bo
 def _methods(chosen: argparse.Namespace) -> None:
     from secure_fed.methods.catalogue import catalogue
 
-    rows = catalogue(chosen.model)
+    rows = catalogue(chosen.model, chosen.set)
     if chosen.json:
         print(json.dumps({"model": chosen.model, "methods": rows}))
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from secure_fed.config import TrainingConfig
 from secure_fed.errors import MethodError
 from secure_fed.low_rank import in_own_factors
-from secure_fed.methods.method import Method, State
+from secure_fed.methods.method import Contextual, Method, State
 from secure_fed.private_training import planned_steps, train_privately
 from secure_fed.protection import Protection
 from secure_fed.tensors import Layout, LayoutError, Tensors
@@ -29,6 +29,8 @@ class Workbench:
     initial: the state that `method.prepare` made, which every party can compute.
     personal: names of trained tensors that never leave their client. allowance: asked by a client's name for so many releases
     in a round, charges durably as many as it may still make, and says how many.
+    watch: told of every training, of what it began with, what it moved and its weight, where nothing protects the client from
+    that; otherwise None.
     """
 
     objective: Objective
@@ -42,6 +44,7 @@ class Workbench:
     seed: int
     group_examples: int
     allowance: Callable[[str, int, int], int]
+    watch: Callable[[Tensors, Tensors, float], None] | None = None
 
 
 class Client:
@@ -70,6 +73,12 @@ class Client:
         """Its personal tensors, those of the initial state until it trains."""
         return self._bench.initial.select(self._bench.personal) if self.kept is None else self.kept
 
+    @cached_property
+    def _context(self) -> Tensors:
+        """What its model has of its own data; this never leaves it."""
+        method = self._bench.method
+        return method.context(self._bench.initial, self.examples) if isinstance(method, Contextual) else Tensors()
+
     def handle(self, request: Request) -> Reply:
         """Answer one linear pass; the first of a round trains, the later ones contribute from what it trained."""
         bench = self._bench
@@ -82,8 +91,12 @@ class Client:
         sent = self._bounded(contribution, request)
         if Layout.of(sent).digest != request.layout:
             raise LayoutError(f"client {self.name} and the server disagree on what pass {request.pass_name!r} carries")
-        weight = float(len(self.examples)) if bench.by_examples else 1.0
-        return Reply(self.index, sent, weight if self._takes_part else 0.0, self._loss)
+        return Reply(self.index, sent, self._weight if self._takes_part else 0.0, self._loss)
+
+    @property
+    def _weight(self) -> float:
+        """How much it counts in a mean."""
+        return float(len(self.examples)) if self._bench.by_examples else 1.0
 
     def _require_due(self, request: Request) -> None:
         """The passes of a round in their order, each once for one training, which is what was charged: a server that could ask
@@ -119,13 +132,15 @@ class Client:
 
     def _train(self, request: Request) -> None:
         bench = self._bench
-        self._before = bench.initial | request.tensors | self.personal
+        self._before = bench.initial | request.tensors | self.personal | self._context
         trained = self._trained(request)
         own = trained.after.select(name for name in bench.personal if name in trained.after)
         if own.is_finite():  # what diverged is not taken into the next round
             self.kept = self.personal | own
         self._after = trained.after.without(bench.personal)
         self._loss = trained.loss if bench.protection.place == "nowhere" else float("nan")
+        if bench.watch is not None:
+            bench.watch(self._before, self._after, self._weight)
 
     def _trained(self, request: Request) -> Trained:
         """Local training, by as many noised steps as are left where the noise is in the steps."""
@@ -176,24 +191,30 @@ def _zeros(like: Tensors) -> Tensors:
     return Tensors((name, torch.zeros(shape)) for name, shape in Layout.of(like).entries)
 
 
-def personal_names(method: Method, state: State, patterns: Sequence[str]) -> tuple[str, ...]:
-    """The trained tensors that some pattern names; refuses a pattern that names none, or a tensor that the method sends only
-    as part of a product."""
-    plan = method.plan(state)
-    sent = {name for pass_name in plan.passes for name, _ in method.layout(state, pass_name).entries}
+def personal_names(method: Method, initial: Tensors, patterns: Sequence[str], rounds: int) -> tuple[str, ...]:
+    """The tensors that some pattern names among those that train in any round.
+
+    Refuses a pattern that names none, or a tensor that the method sends, in some round, only as part of a product.
+    """
+    trained: dict[str, None] = {}
+    for round_ in range(rounds if patterns else 1):
+        state = State(initial, round=round_)
+        plan = method.plan(state)
+        trained |= dict.fromkeys(plan.trainable)
+        sent = {name for pass_name in plan.passes for name, _ in method.layout(state, pass_name).entries}
+        for pattern in patterns:
+            bound = [name for name in plan.trainable if _names(pattern, name) and name not in sent]
+            if bound:
+                raise MethodError(
+                    f"method.personal names {pattern!r}, but {method.card.name} sends {bound[0]} only inside a product"
+                )
     for pattern in patterns:
-        named = [name for name in plan.trainable if _names(pattern, name)]
-        if not named:
-            shown = ", ".join(plan.trainable[:3])
+        if not any(_names(pattern, name) for name in trained):
+            shown = ", ".join(list(trained)[:3])
             raise MethodError(
                 f"method.personal names {pattern!r}, but no trained tensor is called so; there are {shown}, ..."
             )
-        if not sent.issuperset(named):
-            bound = next(name for name in named if name not in sent)
-            raise MethodError(
-                f"method.personal names {pattern!r}, but {method.card.name} sends {bound} only inside a product"
-            )
-    return tuple(name for name in plan.trainable if any(_names(pattern, name) for pattern in patterns))
+    return tuple(name for name in trained if any(_names(pattern, name) for pattern in patterns))
 
 
 def _names(pattern: str, name: str) -> bool:

@@ -1,35 +1,34 @@
-"""A trained model as a folder that others can load: a PEFT adapter, or the whole model with the adapter merged in.
+"""A trained model as a folder that others can load: an adapter, or the whole model with the adapter merged in.
 
-Either is written beside its destination and renamed into place, so that an export which fails or is killed leaves no
-half of one there. It is not waited for the disk, as a checkpoint is: after a power cut, export again.
+An adapter that is a LoRA adapter, however it was trained, is written as PEFT's folder, and any other as a folder of our own,
+which `secure_fed.load_adapter` reads. Each is written beside its destination and renamed into place, so that an export which
+fails or is killed leaves no half of one there. It is not waited for the disk, as a checkpoint is: after a power cut, export
+again.
 """
 
 from __future__ import annotations
 
-import copy
 import os
-import re
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import safetensors.torch
-from peft import LoraConfig
-from peft.tuners.lora import LoraLayer
-from peft.tuners.tuners_utils import check_target_module_exists
-from torch import Tensor, nn
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
 
-from secure_fed.adapters.lora import LoraAdapter, pairs
-from secure_fed.errors import ModelError, UsageError
-from secure_fed.model_card import ModelCard
-from secure_fed.models.loading import locate, quiet
-
-_PEFT_ROOT = "base_model.model."
-# What PEFT's class for sequence classification trains in full without being told.
-_PEFT_HEADS = ("classifier", "score")
+from secure_fed import adapter_folder, peft_folder
+from secure_fed.adapters.lora import LoraForm
+from secure_fed.config import RunConfig
+from secure_fed.errors import MethodError, ModelError, UsageError
+from secure_fed.methods.method import LoraShaped, Method, State
+from secure_fed.model_card import Kind, ModelCard
+from secure_fed.models.loading import quiet
+from secure_fed.tensors import Tensors
 
 
 class Tokenizer(Protocol):
@@ -38,118 +37,94 @@ class Tokenizer(Protocol):
     def save_pretrained(self, save_directory: Any) -> Any: ...
 
 
-def write_adapter(
-    out_dir: Path,
-    model: nn.Module,
-    head: Sequence[str],
-    *,
-    adapter: LoraAdapter,
-    card: ModelCard,
-    tokenizer: Tokenizer | None = None,
-) -> None:
-    """Write the adapter and the head of `model` as a standard PEFT folder.
+@dataclass(frozen=True)
+class Adapted:
+    """A model that a method has adapted and trained, and what an export says of it.
 
-    model: the module that a method's `prepare` adapted, with the trained tensors loaded. `PeftModel.from_pretrained` on a
-    fresh base model of the same kind computes what `model` does.
+    model: as the method's `prepare` left it, with the tensors of `state` loaded. initial: what `prepare` returned.
+    state: complete, where tensors are personal, by those of one client. tokenizer: none where the program has its own.
     """
-    config = _peft_config(model, head, adapter, locate(card.base_model) if card.base_model else None)
-    tensors = _adapter_tensors(model, head, config)
+
+    config: RunConfig
+    method: Method
+    model: nn.Module
+    head: tuple[str, ...]
+    initial: Tensors
+    state: State
+    card: ModelCard
+    tokenizer: Tokenizer | None = None
+
+
+def write_adapter(out_dir: Path, adapted: Adapted) -> None:
+    """Write the adapter and the head, as a folder for PEFT or for `secure_fed.load_adapter`.
+
+    Either, on a fresh base model of the same kind, computes what the model does.
+    """
+    method, model, head, card = adapted.method, adapted.model, adapted.head, adapted.card
     with _appearing(out_dir) as folder:
-        stored = safetensors.torch.save(tensors, {"format": "pt"})
-        (folder / "adapter_model.safetensors").write_bytes(stored)
-        config.save_pretrained(str(folder))
-        (folder / "README.md").write_text(card.text(merged=False), encoding="utf-8")
-        if tokenizer is not None:
-            tokenizer.save_pretrained(folder)
+        if isinstance(method, LoraShaped):
+            form, start = (method.as_lora(adapted.initial, own) for own in (adapted.state.tensors, adapted.initial))
+            peft_folder.fill(folder, model, head, form, start, card.base_model)
+            kind: Kind = "peft"
+        else:
+            given = adapted.tokenizer is None
+            adapter_folder.fill(folder, adapted.config, model, head, adapted.state, card, given=given)
+            kind = "own"
+        _finish(folder, card.text(kind), adapted.tokenizer)
 
 
-def write_merged(out_dir: Path, model: nn.Module, *, card: ModelCard, tokenizer: Tokenizer | None = None) -> None:
-    """Write `model`, its adapters merged into its weights, as a folder for `from_pretrained`; `model` stays merged."""
-    save = getattr(model, "save_pretrained", None)
+def write_merged(out_dir: Path, adapted: Adapted, base: nn.Module) -> None:
+    """Write the whole model as a folder for `from_pretrained`.
+
+    base: the base model as it was before anything was put into it, the head's values aside; what is written is made in it.
+    Refuses a method whose layers are no change of the base model's own weights.
+    """
+    save = getattr(base, "save_pretrained", None)
     if save is None:
         raise ModelError(
-            f"a merged export needs a transformers model, and {type(model).__name__} has no save_pretrained: "
-            "export the adapter, or merge it with PEFT's merge_and_unload"
+            f"a merged export needs a transformers model, and {type(base).__name__} has no save_pretrained: "
+            "export the adapter"
         )
-    for name, module in list(model.named_modules()):
-        if isinstance(module, LoraLayer) and isinstance(module, nn.Module):
-            module.merge(safe_merge=True)
-            model.set_submodule(name, module.get_base_layer())
-    model.__dict__.pop("peft_config", None)
+    method, tensors = adapted.method, adapted.state.tensors
+    if isinstance(method, LoraShaped):
+        _add_products(base, method.as_lora(adapted.initial, tensors))
+        _copy(base, tensors.select(adapted.head))
+    elif _shapes(base) == _shapes(adapted.model):
+        _copy(base, tensors)
+    else:
+        raise MethodError(
+            f"{method.card.name} puts layers into the model that cannot be merged into its weights: export the "
+            "adapter, without --merged, and load it with secure_fed.load_adapter"
+        )
     with _appearing(out_dir) as folder, quiet():
         save(folder)
-        (folder / "README.md").write_text(card.text(merged=True), encoding="utf-8")
-        if tokenizer is not None:
-            tokenizer.save_pretrained(folder)
+        _finish(folder, adapted.card.text("merged"), adapted.tokenizer)
 
 
-def _peft_config(model: nn.Module, head: Sequence[str], adapter: LoraAdapter, base_model: str | None) -> LoraConfig:
-    """The shortest configuration that PEFT's own matching of names reads as it is meant."""
-    adapted = {pair.module for pair in pairs(name for name, _ in model.named_parameters())}
-    names = _names_outside(model, adapted)
-    endings = sorted({name.rpartition(".")[2] for name in adapted})
-    pattern = "|".join(re.escape(name) for name in sorted(adapted))
-    tasks = ("SEQ_CLS", None) if type(model).__name__.endswith("ForSequenceClassification") else (None,)
-    for task in tasks:
-        saved = _head_modules(head, _PEFT_HEADS if task else ())
-        for modules in (saved, []):  # not named, PEFT loads the head's tensors as the base model's own
-            for targets in (endings, pattern):
-                config = adapter.peft_config(targets, modules_to_save=modules, base_model=base_model)
-                config.task_type, config.inference_mode = task, True
-                config.fan_in_fan_out = any(getattr(module, "fan_in_fan_out", False) for module in model.modules())
-                if _matches(config, names) == adapted and _holds_only(saved, _wrapped(config, names)):
-                    return config
-    raise ModelError(f"PEFT cannot name the adapted layers of {type(model).__name__} apart: export it merged")
+@torch.no_grad()
+def _add_products(base: nn.Module, form: LoraForm) -> None:
+    """W + s B A in place of every adapted matrix W."""
+    for name, (a, b) in form.factors.items():
+        layer = base.get_submodule(name)
+        weight = layer.get_parameter("weight")
+        product = form.adapter.scaling * (b.float() @ a.float())
+        weight.add_((product.T if isinstance(layer, Conv1D) else product).to(weight))
 
 
-def _adapter_tensors(model: nn.Module, head: Sequence[str], config: LoraConfig) -> dict[str, Tensor]:
-    """The factors, the head, and whatever else is in a module that PEFT trains in full."""
-    state = model.state_dict()
-    whole = _wrapped(config, [name for name, _ in model.named_modules()])
-    factors = [name for pair in pairs(state) for name in (pair.a, pair.b)]
-    rest = [name for name in state if name in head or any(name.startswith(f"{module}.") for module in whole)]
-    return {
-        _PEFT_ROOT + name.replace(".default.weight", ".weight"): state[name].detach().cpu().contiguous()
-        for name in sorted({*factors, *rest})
-    }
+@torch.no_grad()
+def _copy(base: nn.Module, tensors: Tensors) -> None:
+    for name in tensors:
+        base.get_parameter(name).copy_(tensors.tensor(name))
 
 
-def _names_outside(model: nn.Module, adapted: Set[str]) -> list[str]:
-    """Module names as they were before the adapters went in."""
-    inner = tuple(f"{name}." for name in adapted)
-    return [name for name, _ in model.named_modules() if name and not name.startswith(inner)]
+def _shapes(model: nn.Module) -> dict[str, torch.Size]:
+    return {name: parameter.shape for name, parameter in model.named_parameters()}
 
 
-def _head_modules(head: Sequence[str], roots: Sequence[str]) -> list[str]:
-    """The modules that own the head's parameters, or the part of the model called like one of `roots` they are in."""
-    found = set()
-    for name in head:
-        parts = name.split(".")[:-1]
-        paths = [".".join(parts[: depth + 1]) for depth in range(len(parts))] or [""]
-        found.add(next((path for path in paths if path.endswith(tuple(roots))), paths[-1]))
-    return sorted(found)
-
-
-def _to_save(config: LoraConfig) -> list[str]:
-    return [*(config.modules_to_save or ()), *(_PEFT_HEADS if config.task_type else ())]
-
-
-def _matches(config: LoraConfig, names: Sequence[str]) -> set[str]:
-    """Where PEFT would put adapters."""
-    seen = copy.copy(config)
-    seen.modules_to_save = _to_save(config)
-    return {name for name in names if check_target_module_exists(seen, name)}
-
-
-def _wrapped(config: LoraConfig, names: Sequence[str]) -> list[str]:
-    """The modules that PEFT would train in full: it compares the ends of names."""
-    return [name for name in names if name.endswith(tuple(_to_save(config)))]
-
-
-def _holds_only(saved: Sequence[str], wrapped: Sequence[str]) -> bool:
-    """Whether PEFT would wrap modules of the head alone, and none inside another."""
-    nested = any(inner.startswith(f"{outer}.") for outer in wrapped for inner in wrapped)
-    return not nested and set(wrapped) <= set(saved)
+def _finish(folder: Path, readme: str, tokenizer: Tokenizer | None) -> None:
+    (folder / "README.md").write_text(readme, encoding="utf-8")
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
 
 
 @contextmanager

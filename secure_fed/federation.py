@@ -18,19 +18,21 @@ from torch import nn
 
 from privacy.entropy import Entropy
 from privacy.errors import BudgetExhausted
-from secure_fed import engine, fingerprint, guarantee, outcome
+from secure_fed import engine, fingerprint, guarantee, outcome, tasks
 from secure_fed.budget_terms import Subject
 from secure_fed.client import Client, Workbench, personal_names
 from secure_fed.config import RunConfig
 from secure_fed.config.anchor import anchored
 from secure_fed.data.encode import pad_id
+from secure_fed.diagnostics.targets import require_accuracy
+from secure_fed.diagnostics.watch import watch
 from secure_fed.engine import Keeper, KeepsNothing, Record, Schedule
 from secure_fed.errors import ConfigError, RunDirectoryError
 from secure_fed.evaluation import Metrics, across_clients, evaluate
-from secure_fed.export import write_adapter
+from secure_fed.export import Adapted, write_adapter
 from secure_fed.masked.federated import behind_masks, in_process
 from secure_fed.methods import build
-from secure_fed.methods.method import State
+from secure_fed.methods.method import OwnObjective, State, fits
 from secure_fed.model_card import ModelCard, run_facts
 from secure_fed.parts import configured, given
 from secure_fed.personal import completed
@@ -41,7 +43,7 @@ from secure_fed.run_store import RunStore, require_unused
 from secure_fed.server import Server
 from secure_fed.server_optimizer import ServerOptimizer
 from secure_fed.summation import PlainSum
-from secure_fed.tensors import Layout, Tensors
+from secure_fed.tensors import Tensors
 from secure_fed.training import Collate, Loss, Objective, scheduled_lr
 from secure_fed.transport import Transport
 
@@ -90,15 +92,20 @@ class Federation:
                 f"config is a {type(config).__name__}; make a RunConfig, with RunConfig.from_dict or .load"
             )
         self.config = anchored(config or RunConfig())
-        self.method = build(self.config.method)  # first, so that a wrong name is said before anything is loaded
+        self.method = build(self.config)  # first, so that a wrong name is said before anything is loaded
         own = (model, train, test, collate, loss, metrics)
         self.parts = configured(self.config) if all(part is None for part in own) else given(self.config, *own)
         self.callbacks = list(callbacks)
+        self._base = fingerprint.of_model(
+            self.parts.model, self.parts.head
+        )  # before a method changes or trains any of it
         initial = self.method.prepare(self.parts.model, self.parts.head, self.config.federation.seed)
         self.initial = State(initial)
-        personal = personal_names(self.method, self.initial, self.config.method.personal)
+        personal = personal_names(self.method, initial, self.config.method.personal, self.config.federation.rounds)
         self.device = next(self.parts.model.parameters()).device
-        self.objective = Objective(self.parts.model, self.parts.loss, self.device)
+        method, loss = self.method, self.parts.loss
+        own_loss = method.objective(loss) if isinstance(method, OwnObjective) else loss
+        self.objective = Objective(self.parts.model, own_loss, self.device)
         self.sampler = cohort_sampler(self.config, len(self.parts.names))
         passes = len(self.method.plan(self.initial).passes)
         self.protection = protect(
@@ -106,6 +113,7 @@ class Federation:
         )
         self.initial = replace(self.initial, clip_norm=self.protection.clip_norm)
         require_protectable(self.protection, self.objective, self.parts, self.method.plan(self.initial), initial)
+        self.watch = watch(self.config, self.method, initial, self.parts, self.objective)
         self.purse = Purse()
         self._statement = ""
         self.clients = self._clients(personal)
@@ -140,11 +148,16 @@ class Federation:
             self.purse.budget = budget
             stack.callback(self.purse.close)
             self._begin_masks(state, budget)
+            if self.watch:
+                self.watch.begin()
             keeper: Keeper = Releases(store, self.clients) if store and budget else KeepsNothing()
             rounds = engine.run(state, self.server, self.transport, self._schedule(), self._evaluate, keeper)
             ended_early = ""
             try:
-                for state, record in rounds:
+                for following, record in rounds:
+                    if self.watch:
+                        record |= self.watch.told(state, following, record)
+                    state = following
                     records.append(record)
                     if store:
                         store.save(state, kept_by(self.clients), record)
@@ -170,23 +183,36 @@ class Federation:
         return self.objective.load(state.tensors)
 
     def export(self, state: State, out_dir: str | Path, *, base_model: str = "", client: str | None = None) -> Path:
-        """Write the adapter and the head of this state as a PEFT folder; refuses a folder that is not empty.
+        """Write the adapter and the head of this state, for PEFT where it is a LoRA adapter and else for `load_adapter`.
+
+        Refuses a folder that is not empty.
 
         base_model: where others load the base model of yours from, a Hub id or a folder. client: whose, where tensors are
         personal.
         """
         config, parts, out = self.config, self.parts, Path(out_dir)
         kept = {one.index: one.kept for one in self.clients if one.kept is not None}
-        self.objective.load(completed(state.tensors, config.method.personal, client, parts.names, kept))
-        configured_pad = None if parts.tokenizer is None else pad_id(parts.tokenizer)
+        tensors = completed(state.tensors, config.method.personal, client, parts.names, kept)
+        whole = replace(state, tensors=tensors)
+        self.objective.load(tensors)
+        labels, task, configured = (
+            tuple(parts.facts["label_names"]),
+            tasks.build(config.data),
+            parts.tokenizer is not None,
+        )
         card = ModelCard(
             config.method.name,
-            base_model or ("" if parts.tokenizer is None else config.model.name),
-            tuple(parts.facts["label_names"]),
+            base_model or (config.model.name if configured else ""),
+            labels,
             run_facts(config, self.method.card, state.round, None, client, self._stated()),
-            configured_pad,
+            pad_token_id=pad_id(parts.tokenizer) if configured else None,
+            auto=task.auto,
+            settings=task.model_settings(labels) if configured else None,
         )
-        write_adapter(out, parts.model, parts.head, adapter=self.method.adapter, card=card, tokenizer=parts.tokenizer)
+        adapted = Adapted(
+            config, self.method, parts.model, parts.head, self.initial.tensors, whole, card, parts.tokenizer
+        )
+        write_adapter(out, adapted)
         return out
 
     def _stated(self) -> str:
@@ -203,20 +229,19 @@ class Federation:
             client.kept = None
         if store is None:
             return self.initial, []
-        base = fingerprint.of_model(self.parts.model, self.initial.tensors)
         facts = {
             **self.parts.facts,
             **guarantee.planned(
                 self.protection, self.sampler.rate, personal=bool(self.server.personal), masks=self.masks
             ),
-            "model_digest": base,
+            "model_digest": self._base,
             "versions": outcome.versions(),
         }
         store.begin(self.config, facts)
         checkpoint, records = store.restore()
         if checkpoint is None:
             return self.initial, records
-        if Layout.of(checkpoint.state.tensors) != Layout.of(self.initial.tensors):
+        if not fits(self.method, self.initial.tensors, checkpoint.state):
             raise RunDirectoryError(
                 f"{store.path} holds the state of another model; resume with the model it was begun with"
             )
@@ -238,6 +263,7 @@ class Federation:
             seed=config.federation.seed,
             group_examples=config.privacy.group_examples,
             allowance=self.purse.allowance,
+            watch=self.watch.see if self.watch and self.watch.local else None,
         )
         groups: Sequence[Sequence[str] | None] = self.parts.groups or [None] * len(self.parts.train)
         named = zip(self.parts.names, self.parts.train, groups, strict=True)
@@ -280,6 +306,8 @@ class Federation:
             return evaluate(model, examples, parts.collate, parts.metrics, settings.batch_size, self.device)
 
         record: Record = dict(measure(state.tensors, parts.test))
+        if settings.target_accuracy is not None:
+            require_accuracy(record, settings.target_accuracy)
         if settings.per_client:
             own = [measure(state.tensors | client.personal, client.examples) for client in self.clients]
             record["clients_accuracy"] = across_clients(own, "accuracy")

@@ -22,11 +22,11 @@ def of_rows(*parts: Rows) -> str:
     return digest.hexdigest()
 
 
-def of_model(model: nn.Module, trained: Container[str]) -> str:
-    """SHA-256 over the name, type, shape and bits of every parameter but the trained ones."""
+def of_model(model: nn.Module, but: Container[str]) -> str:
+    """SHA-256 over the name, type, shape and bits of every parameter that `but` does not name."""
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
-        if name in trained:
+        if name in but:
             continue
         digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
         digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())

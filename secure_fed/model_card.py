@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from secure_fed.config import RunConfig
 from secure_fed.methods.method import Card
 from secure_fed.outcome import unprotected
+
+# What the folder is: an adapter for PEFT, one for `secure_fed.load_adapter`, or a whole model.
+Kind = Literal["peft", "own", "merged"]
 
 
 @dataclass(frozen=True)
@@ -16,7 +20,8 @@ class ModelCard:
 
     base_model: the base model as `model.name` calls it, or empty for a module that only a program has.
     facts: rows of a table, in order; `run_facts` makes them. What it says of privacy becomes a section of its own.
-    pad_token_id: given where the base model has none of its own and needs one (decoders).
+    pad_token_id: given where the base model has none of its own and needs one (decoders). auto: the Auto class of transformers
+    that loads the model; settings: what its configuration is told, the names of labels if nothing is said.
     """
 
     title: str
@@ -24,15 +29,17 @@ class ModelCard:
     label_names: tuple[str, ...] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
     pad_token_id: int | None = None
+    auto: str = "AutoModelForSequenceClassification"
+    settings: Mapping[str, Any] | None = None
 
-    def text(self, *, merged: bool) -> str:
+    def text(self, kind: Kind) -> str:
         """Markdown that ends with a newline."""
-        held = "The adapter is merged into the base model." if merged else "The base model is not in this folder."
+        use = self._use_peft() if kind == "peft" else self._use_own() if kind == "own" else self._use_merged()
         lines = [
-            *self._front_matter(merged),
+            *self._front_matter(kind),
             f"# {self.title}",
             "",
-            f"Fine-tuned by secure-fed in a simulated federation: one process held every client's data. {held}",
+            f"Fine-tuned by secure-fed in a simulated federation: one process held every client's data. {_HELD[kind]}",
             "",
             "| | |",
             "|---|---|",
@@ -42,14 +49,16 @@ class ModelCard:
             "## Use",
             "",
             "```python",
-            *(_USE_MERGED if merged else self._use_adapter()),
+            *use,
             "```",
         ]
         return "\n".join(lines) + "\n"
 
-    def _front_matter(self, merged: bool) -> list[str]:
-        task = ["pipeline_tag: text-classification"] if self.label_names else []
-        library, tags = ("transformers", _TAGS) if merged else ("peft", (*_TAGS, "lora"))
+    def _front_matter(self, kind: Kind) -> list[str]:
+        known = self.label_names or self.settings is not None
+        task = [f"pipeline_tag: {_PIPELINES[self.auto]}"] if known and self.auto in _PIPELINES else []
+        library = {"peft": "peft", "own": "secure-fed", "merged": "transformers"}[kind]
+        tags = (*_TAGS, "lora") if kind == "peft" else _TAGS
         base = [f"base_model: {_quoted(self.base_model)}"] if self.base_model else []
         return [
             "---",
@@ -75,20 +84,32 @@ class ModelCard:
             statement = f"**{verdict}.** It would have been: {rest}"
         return ["## Privacy", "", statement, ""] if statement else []
 
-    def _use_adapter(self) -> list[str]:
+    def _use_own(self) -> list[str]:
+        given = "" if self.base_model else ", base"
+        whose = "" if self.base_model else "  # base: the module as it was before"
+        return ["import secure_fed", "", f'model = secure_fed.load_adapter("path/to/this/folder"{given}){whose}']
+
+    def _use_merged(self) -> list[str]:
+        load = f'model = {self.auto}.from_pretrained("path/to/this/folder").eval()'
+        return [f"from transformers import {self.auto}", "", load]
+
+    def _use_peft(self) -> list[str]:
         load = 'model = PeftModel.from_pretrained(base, "path/to/this/folder").eval()'
         if not self.base_model:
             return ["from peft import PeftModel", "", f"{load}  # base: the module as it was before"]
-        settings = [f"id2label={dict(enumerate(self.label_names))!r}"] if self.label_names else []
+        told = {"id2label": dict(enumerate(self.label_names))} if self.label_names else {}
+        if self.settings is not None:
+            told = {name: value for name, value in self.settings.items() if name != "label2id"}
+        settings = [f"{name}={value!r}" for name, value in told.items()]
         settings += [f"pad_token_id={self.pad_token_id}"] if self.pad_token_id is not None else []
         built_in = self.base_model.startswith("builtin/")
         place = f"locate({self.base_model!r})" if built_in else repr(self.base_model)
         return [
             "from peft import PeftModel",
             *(["from secure_fed.models.loading import locate"] if built_in else []),
-            "from transformers import AutoModelForSequenceClassification",
+            f"from transformers import {self.auto}",
             "",
-            "base = AutoModelForSequenceClassification.from_pretrained(",
+            f"base = {self.auto}.from_pretrained(",
             f"    {', '.join([place, *settings])}",
             ")",
             load,
@@ -119,12 +140,18 @@ _BFLOAT16 = (
     "trained beside a base model in bfloat16; beside one in float32 its scores differ from the third digit on "
     "(dtype=torch.bfloat16 loads what it was trained with)"
 )
+_HELD: dict[Kind, str] = {
+    "peft": "The base model is not in this folder.",
+    "own": "The base model is not in this folder. The adapter's layers are secure-fed's, which loads them; PEFT does not.",
+    "merged": "The adapter is merged into the base model.",
+}
+_PIPELINES = {
+    "AutoModelForSequenceClassification": "text-classification",
+    "AutoModelForTokenClassification": "token-classification",
+    "AutoModelForQuestionAnswering": "question-answering",
+    "AutoModelForCausalLM": "text-generation",
+}
 _TAGS = ("federated-learning", "secure-fed")
-_USE_MERGED = (
-    "from transformers import AutoModelForSequenceClassification",
-    "",
-    'model = AutoModelForSequenceClassification.from_pretrained("path/to/this/folder").eval()',
-)
 
 
 def _cell(text: str) -> str:

@@ -8,6 +8,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from secure_fed.config.sections import DIAGNOSTICS
+from secure_fed.diagnostics import targets
 from secure_fed.engine import Record
 from secure_fed.guarantee import guarantee
 from secure_fed.methods.method import State
@@ -71,6 +73,7 @@ def summary(
         "bytes_up": sum(record["bytes_up"] for record in records),
         "bytes_down": sum(record["bytes_down"] for record in records),
         "secure_aggregation": masked_facts(federation, records),
+        "diagnostics": _diagnosed(federation, records),
         "trainable": federation.initial.tensors.select(plan.trainable).numel,
         "seconds": sum(record["seconds"] for record in records),
         "seed": config.federation.seed,
@@ -127,6 +130,17 @@ def masked_facts(federation: Federation, records: Sequence[Record]) -> dict[str,
     }
 
 
+def _diagnosed(federation: Federation, records: Sequence[Record]) -> dict[str, Any] | None:
+    """What was asked for beside accuracy: of the last round, or of the whole run; None where nothing was."""
+    settings, protection = federation.config.evaluation, federation.protection
+    last = records[-1] if records else {}
+    secret = protection.hides_cohort or protection.hidden
+    told = {name: last.get(name) for name in settings.diagnostics} | targets.summary(
+        records, settings, secret_cohort=secret
+    )
+    return told or None
+
+
 def _subject(federation: Federation) -> dict[str, Any]:
     """What was trained on what."""
     config, parts = federation.config, federation.parts
@@ -140,7 +154,11 @@ def _subject(federation: Federation) -> dict[str, Any]:
     }
 
 
-_ALWAYS = ("round", "train_loss", "cohort", "rejected", "bytes_up", "bytes_down", "lr", "seconds", "masked")
+_ALWAYS = (
+    *("round", "train_loss", "cohort", "rejected", "bytes_up", "bytes_down", "lr", "seconds", "masked"),
+    *DIAGNOSTICS,
+    "transfer_seconds",
+)
 
 
 def _data_name(train: str | tuple[str, ...]) -> str:

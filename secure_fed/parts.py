@@ -7,23 +7,25 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from torch import nn
 
-from secure_fed import fingerprint
+from secure_fed import fingerprint, tasks
 from secure_fed.config import RunConfig
 from secure_fed.data import division, partition, sources
 from secure_fed.data.encode import Collate as PadCollate
-from secure_fed.data.encode import Encoded, encode, pad_id
+from secure_fed.data.encode import Encoded
 from secure_fed.errors import ConfigError, DataError
 from secure_fed.evaluation import Metrics
 from secure_fed.models.heads import head_of
-from secure_fed.models.loading import find_device, head_names, load_classifier, pooler_names
+from secure_fed.models.loading import find_device, head_names, load, pooler_names
 from secure_fed.tasks import classification
 from secure_fed.training import Collate, Loss
+
+GIVEN = "given in Python"
 
 
 @dataclass(frozen=True)
@@ -56,28 +58,32 @@ class Parts:
 
 def configured(config: RunConfig) -> Parts:
     """The parts a configuration describes."""
-    seed = config.federation.seed
+    seed, task = config.federation.seed, tasks.build(config.data)
     source = sources.load(config.data, seed=seed, group=config.privacy.group_column)
-    divided = division.divide(config, source)
     labels = source.train.label_names
-    loaded = load_classifier(config.model, labels, seed)
-    encoded = encode(loaded.tokenizer, source.train, config.model.max_length)
+    strata = tuple(task.strata(source.train, seed))
+    divided = division.divide(config, replace(source, train=replace(source.train, label=strata)))
+    loss, metrics = task.loss(labels), task.metrics(labels)
+    loaded = load(config.model, task, labels, seed)
+    encoded = task.encode(loaded.tokenizer, source.train, config.model.max_length)
     return Parts(
         model=loaded.model,
         head=head_of(loaded.model, loaded.head, config.method.modules_to_save),
         train=[encoded.take(part) for part in divided.parts],
         names=divided.names,
-        test=encode(loaded.tokenizer, source.test, config.model.max_length),
-        collate=PadCollate(pad_id(loaded.tokenizer)),
+        test=task.encode(loaded.tokenizer, source.test, config.model.max_length),
+        collate=task.collate(loaded.tokenizer),
+        loss=loss,
+        metrics=metrics,
         tokenizer=loaded.tokenizer,
         groups=division.groups(source, divided) if config.privacy.unit == "group" else None,
         facts=_facts(
-            "classification of text pairs" if config.data.text_b else "text classification",
+            task.title,
             labels,
             divided.names,
             kind=division.kind(config, source),
             assigned=[list(map(int, part)) for part in divided.parts],
-            jensen_shannon=partition.jensen_shannon(source.train.label, divided.parts, len(labels)),
+            jensen_shannon=partition.jensen_shannon(strata, divided.parts, max(strata) + 1),
             sizes=[len(part) for part in divided.parts],
             private=config.privacy.unit != "none",
         )
@@ -131,9 +137,7 @@ def given(
         collate=collate,
         loss=loss or classification.loss,
         metrics=metrics or classification.metrics,
-        facts=_facts(
-            "given in Python", [], names, sizes=[len(own) for own in train], private=config.privacy.unit != "none"
-        ),
+        facts=_facts(GIVEN, [], names, sizes=[len(own) for own in train], private=config.privacy.unit != "none"),
     )
 
 

@@ -6,7 +6,8 @@ Two ways, both functions (objective, collate, placed, items) -> {name: (B, *shap
     by_layer     one forward and one backward pass for the whole batch. For a layer with input x and output y the pass gives
                  dL_i/dy_i of every example i at once, and the layer's rule makes dL_i/dw of x_i and dL_i/dy_i (for a linear
                  layer the product of both, summed over tokens). The rules are Opacus's; the pass is ours, because Opacus's
-                 hooks stay on the model and make the summed gradients too, which nobody needs here.
+                 hooks stay on the model and make the summed gradients too, which nobody needs here. Layers of ours
+                 (`ExampleWise`) need no rule: their backward pass is batched over examples.
 
 `by_layer` is wrong, without a word, for a layer that also works on something the examples share (relative position
 embeddings, as in DeBERTa), for tensors used by more than their layer, and for whatever writes over a layer's output. So it
@@ -22,7 +23,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
 
+from secure_fed.adapters.examplewise import ExampleWise
 from secure_fed.errors import ModelError
 from secure_fed.training import Collate, Objective, Placed, require_one_each, to_device
 
@@ -54,6 +57,7 @@ class _Call(NamedTuple):
     layer: nn.Module
     x: Tensor
     y: Tensor
+    held: Gradients  # the layer's own tensors in this use
 
 
 def by_layer(objective: Objective, collate: Collate, placed: Placed, items: Sequence[Any]) -> Gradients:
@@ -81,10 +85,29 @@ def _by_rule(call: _Call, backprop: Tensor, size: int) -> Gradients:
             "has no gradient of its own for each of them; keep its tensors frozen"
         )
     x, backprop = (part.float() if part.dtype in _HALF else part for part in (call.x, backprop))
+    prefix = f"{call.name}." if call.name else ""
+    if isinstance(call.layer, ExampleWise):
+        return {prefix + name: gradient for name, gradient in _pulled_back(call, x.detach(), backprop).items()}
     gradients = _rules()[type(call.layer)](call.layer, [x.detach()], backprop)
     own = {id(parameter): name for name, parameter in call.layer.named_parameters(recurse=False)}
-    prefix = f"{call.name}." if call.name else ""
     return {prefix + own[id(parameter)]: gradient for parameter, gradient in gradients.items()}
+
+
+def _pulled_back(call: _Call, x: Tensor, backprop: Tensor) -> Gradients:
+    """{name: (B, *shape)} of the layer's own tensors: dL_i/dw by the layer's backward pass from dL_i/dy_i, batched over i."""
+    held = {name: tensor.detach().to(x.dtype) for name, tensor in call.held.items()}
+
+    def of_one(x_i: Tensor, backprop_i: Tensor) -> Gradients:
+        def output(tensors: Gradients) -> Tensor:
+            y: Tensor = functional_call(call.layer, tensors, (x_i.unsqueeze(0),))
+            return y
+
+        pull = vjp(output, held)[1]
+        gradients: Gradients = pull(backprop_i.unsqueeze(0))[0]
+        return gradients
+
+    found: Gradients = vmap(of_one)(x, backprop)
+    return found
 
 
 @contextmanager
@@ -95,7 +118,7 @@ def _noting(model: nn.Module, moving: Mapping[str, Tensor], calls: list[_Call]) 
     try:
         for name in owners:
             layer = model.get_submodule(name)
-            if type(layer) not in _rules():
+            if type(layer) not in _rules() and not isinstance(layer, ExampleWise):
                 raise ModelError(f"layer {name} of the model is {type(layer).__name__}, for which there is no rule")
             hooks.append(layer.register_forward_hook(partial(_note, calls, name), with_kwargs=True))
         yield
@@ -109,7 +132,7 @@ def _note(
 ) -> None:
     if len(args) != 1 or kwargs or not y.requires_grad:
         raise ModelError(f"layer {name} of the model is not called with one input, or does not pass on a gradient")
-    calls.append(_Call(name, layer, args[0], y))
+    calls.append(_Call(name, layer, args[0], y, dict(layer.named_parameters(recurse=False))))
 
 
 def _rules() -> Mapping[type[nn.Module], Callable[[nn.Module, list[Tensor], Tensor], dict[nn.Parameter, Tensor]]]:

@@ -87,13 +87,18 @@ def gradients_of(
 def path_for(objective: Objective, collate: Collate, placed: Placed, examples: Sequence[Any]) -> Path:
     """`by_layer` where it gives what `one_by_one` gives on a probe of `examples`, else `one_by_one`.
 
+    A model that draws random numbers beyond dropout takes `one_by_one`, for it may draw once for all examples of a pass: which
+    of them share a draw would then go by who else is there, and one example more would move the others' gradients.
+
     ModelError if the loss of an example depends on the batch it is in, or if the model keeps statistics of what it has seen.
     The objective is left in training mode, its buffers as they were.
     """
     probe = probe_of(examples, collate)
-    with _still(objective, lambda: losses(objective, collate, placed, probe)):
+    with _still(objective, lambda: losses(objective, collate, placed, probe)) as draws:
         away = _moved_away(placed)
         _require_uncoupled(objective, collate, away, probe)
+        if draws:
+            return one_by_one
         try:
             quick = by_layer(objective, collate, away, probe)
         except (ModelError, RuntimeError, ValueError):
@@ -177,16 +182,20 @@ def _require_uncoupled(objective: Objective, collate: Collate, placed: Placed, p
 
 
 @contextmanager
-def _still(objective: Objective, once: Callable[[], Tensor]) -> Iterator[None]:
-    """In training mode without dropout, and in evaluation mode if the model draws random numbers in another way."""
+def _still(objective: Objective, once: Callable[[], Tensor]) -> Iterator[bool]:
+    """In training mode without dropout; in evaluation mode, and said to draw, if it draws random numbers in another way."""
     objective.begin()
     try:
         with seeded(objective.device, np.random.default_rng(0)), _WithoutDropout():
-            with torch.no_grad():
-                first, second = once(), once()
-            if not torch.equal(first, second):
+            drawn = torch.get_rng_state()
+            first, second = (
+                once().detach(),
+                once().detach(),
+            )  # with gradients, since a model may draw for training alone
+            draws = not torch.equal(first, second) or not torch.equal(torch.get_rng_state(), drawn)
+            if draws:
                 objective.eval()
-            yield
+            yield draws
     finally:
         objective.begin()
 

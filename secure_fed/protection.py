@@ -177,7 +177,7 @@ def _plan(
     if place == "shares" and passes > 1 and privacy.hidden_cohort:
         raise ConfigError(
             f"privacy.hidden_cohort is refused where a round has {passes} passes, over one toss of each client: no bound is "
-            "proven for what the second one adds; set method.transport_form = 'dense'"
+            "proven for what the second one adds; use a method of one pass (FRA is one with method.transport_form = 'dense')"
         )
     if place == "shares":
         return for_shares(wish, cohorts, rounds * passes, passes, hidden=privacy.hidden_cohort)

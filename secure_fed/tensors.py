@@ -13,13 +13,14 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import safetensors.torch
 import torch
 from torch import Tensor
 
 from secure_fed.errors import SecureFedError
+from secure_fed.wire_size import wire_size
 
 _LEFT, _RIGHT = "#left", "#right"
 
@@ -206,17 +207,12 @@ class Tensors(Mapping[str, Member]):
     @property
     def wire_size(self) -> int:
         """`len(self.to_bytes())`, without copying the numbers: it depends on names, shapes and dtypes alone."""
-        return _wire_size(tuple((name, tuple(part.shape), part.dtype) for name, part in self.parts().items()))
+        return wire_size(tuple((name, tuple(part.shape), part.dtype) for name, part in self.parts().items()))
 
     def _require_names(self, other: Tensors) -> None:
         if self._members.keys() != other._members.keys():
             odd = sorted(self._members.keys() ^ other._members.keys())
             raise ValueError(f"tensors of different names cannot be combined; only one side has {odd[:3]}")
-
-
-@lru_cache(maxsize=256)
-def _wire_size(shape_of: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]) -> int:
-    return len(safetensors.torch.save({name: torch.empty(shape, dtype=dtype) for name, shape, dtype in shape_of}))
 
 
 @dataclass(frozen=True)

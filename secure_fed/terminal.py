@@ -6,12 +6,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Column, Table
 
 from secure_fed.report.words import at_most, size, time
 
 _WIDE = 120
+_UNITS = 3  # that there are: a client, an example, a group of examples
 _SUMS = {
     "nowhere": "without noise",
     "sum": "before it adds the noise",
@@ -36,7 +38,11 @@ def show_result(summary: Mapping[str, Any]) -> None:
     title = f"{summary['method']}: {summary['model']} on {summary['data']}"
     table = Table(show_header=False, title=title, title_style="bold")
     table.add_row("accuracy", _percent(summary["accuracy"]))
-    table.add_row("macro-F1", _percent(summary["macro_f1"]))
+    if summary["macro_f1"] is not None:
+        table.add_row("macro-F1", _percent(summary["macro_f1"]))
+    for name, value in summary["metrics"].items():
+        if isinstance(value, float):
+            table.add_row(name.replace("_", " "), f"{value:.4g}")
     expected = " expected" if _hides_cohort(summary) else ""
     table.add_row("rounds", f"{summary['rounds']}, each with {_those_in(summary)}{expected}")
     if summary["ended_early"]:
@@ -53,14 +59,21 @@ def show_methods(model: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """The catalogue of methods, counted for one model; the papers where there is room for them."""
     console = PlainConsole()
     wide = console.width >= _WIDE
-    names = ("travels", "mean exact", "trainable", "up a round", "privacy units", *(("paper",) if wide else ()))
-    table = Table(Column("method", no_wrap=True), *names, title=f"for {model}")
+    numbers = (Column("trainable", justify="right", no_wrap=True), Column("up a round", justify="right", no_wrap=True))
+    names = ("travels", "exact", *numbers, "protects", *(("paper",) if wide else ()))
+    table = Table(Column("method", no_wrap=True), *names, title=f"for {model}", title_justify="left", box=SIMPLE_HEAD)
     for row in rows:
-        exact, up = "yes" if row["mean_exact"] else "no", size(row["bytes_up"])
-        counted = (row["name"], row["travels"], exact, f"{row['trainable']:,}", up)
-        units = ", ".join(unit for unit in row["units"] if unit != "none") or "none"
-        table.add_row(*counted, units, *((row["paper"],) if wide else ()))
+        exact = "yes" if row["mean_exact"] else "no"
+        counted = ("-", "-") if row["trainable"] is None else (f"{row['trainable']:,}", size(row["bytes_up"]))
+        units = [unit for unit in row["units"] if unit != "none"]
+        named = "any unit" if len(units) == _UNITS else ", ".join(units) or "none"
+        table.add_row(row["name"], row["travels"], exact, *counted, named, *((row["paper"],) if wide else ()))
     console.print(table)
+    console.print("exact: whether the mean of what clients send is the mean of what their models became")
+    console.print("protects: whom differential privacy can protect, any unit being client, example or group")
+    for row in rows:
+        if row["trainable"] is None:
+            console.print(f"{row['name']}: {row['not_applicable']}")
 
 
 def _privacy(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

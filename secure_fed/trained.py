@@ -3,35 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from secure_fed import fingerprint
+from secure_fed import fingerprint, tasks
+from secure_fed.adapter_folder import base_model
 from secure_fed.config import RunConfig
-from secure_fed.data.encode import Collate, batches, encode, pad_id
+from secure_fed.data.encode import batches, pad_id
 from secure_fed.data.rows import Rows
-from secure_fed.errors import ModelError, RunDirectoryError
-from secure_fed.export import write_adapter, write_merged
+from secure_fed.errors import ConfigError, RunDirectoryError
+from secure_fed.export import Adapted, write_adapter, write_merged
 from secure_fed.methods import build
-from secure_fed.methods.method import Method, State
+from secure_fed.methods.method import Method, State, fits
 from secure_fed.model_card import ModelCard, run_facts
+from secure_fed.models import loading
 from secure_fed.models.heads import head_of
-from secure_fed.models.loading import load_classifier
+from secure_fed.parts import GIVEN
 from secure_fed.personal import completed
 from secure_fed.run_dir import RESULT, read_config, read_facts, read_object
 from secure_fed.run_store import Checkpoint, read_checkpoint, read_records
 from secure_fed.tasks import classification
-from secure_fed.tensors import Layout
+from secure_fed.tasks.task import Answer
+from secure_fed.tensors import Tensors
 from secure_fed.training import Objective, to_device
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A run's model, of one client where tensors are personal, and what it says about itself."""
+    """A run's model, of one client where tensors are personal, and what it says about itself.
+
+    initial: what the method's `prepare` returned. state: the last, completed by the tensors of that client.
+    """
 
     config: RunConfig
     method: Method
@@ -39,6 +45,7 @@ class Trained:
     tokenizer: Any
     head: tuple[str, ...]
     label_names: tuple[str, ...]
+    initial: Tensors
     state: State
     accuracy: float | None
     client: str | None
@@ -49,35 +56,42 @@ class Trained:
         """The README of an export."""
         facts = run_facts(self.config, self.method.card, self.state.round, self.accuracy, self.client, self.statement)
         pad = pad_id(self.tokenizer)
-        return ModelCard(self.config.method.name, self.config.model.name, self.label_names, facts, pad)
+        task = tasks.build(self.config.data)
+        told = task.model_settings(self.label_names)
+        return ModelCard(self.config.method.name, self.config.model.name, self.label_names, facts, pad, task.auto, told)
 
     @torch.no_grad()
-    def predict(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-        """{"label", "probability"} for each text (or pair), in order."""
-        rows = Rows(tuple(texts), (0,) * len(texts), self.label_names, tuple(pairs) if pairs is not None else None)
-        encoded = encode(self.tokenizer, rows, self.config.model.max_length)
-        device = next(self.model.parameters()).device
-        scores = torch.empty(len(texts), len(self.label_names))
-        self.model.eval()
-        for batch in batches(encoded, self.config.evaluation.batch_size, Collate(pad_id(self.tokenizer)), None):
-            inputs = to_device(batch.inputs, device)
-            scores[torch.as_tensor(batch.indices)] = classification.logits(self.model, inputs).softmax(1).cpu()
-        if not scores.isfinite().all():
-            raise ModelError(
-                "the scores of this run's model are not finite numbers: its training diverged; "
-                "train again with a lower training.lr"
+    def predict(self, texts: Sequence[Any], pairs: Sequence[Any] | None = None) -> Iterator[Answer]:
+        """The task's answer for each text (or pair), in order: for classification {"label", "probability"}."""
+        task, settings = tasks.build(self.config.data), self.config.evaluation
+        if pairs is None and task.columns.text_b:
+            raise ConfigError(
+                f"this run judges {task.columns.text!r} and {task.columns.text_b!r} together, and was given the first alone: "
+                "name a FILE with both columns"
             )
-        for probability, label in zip(*scores.max(1), strict=True):
-            yield {"label": self.label_names[int(label)], "probability": round(float(probability), 6)}
+        lines = tuple(task.line(text) for text in texts)
+        nothing = (task.unlabelled,) * len(lines)
+        rows = Rows(lines, nothing, self.label_names, tuple(pairs) if pairs is not None else None)
+        encoded = task.encode(self.tokenizer, rows, self.config.model.max_length)
+        device = next(self.model.parameters()).device
+        found: dict[int, Answer] = {}
+        self.model.eval()
+        for batch in batches(encoded, settings.batch_size, task.collate(self.tokenizer), None):
+            answers = task.answers(self.model, to_device(batch.inputs, device), self.label_names)
+            found.update(zip(batch.indices.tolist(), answers, strict=True))
+        for index in range(len(lines)):
+            yield found[index]
 
     def export(self, out_dir: Path, *, merged: bool = False) -> Path:
-        """Write the adapter as a PEFT folder, or with `merged` the whole model; refuses a folder that is not empty."""
+        """Write the adapter, or with `merged` the whole model; refuses a folder that is not empty."""
+        adapted = Adapted(
+            self.config, self.method, self.model, self.head, self.initial, self.state, self.card, self.tokenizer
+        )
         if merged:
-            write_merged(out_dir, self.model, card=self.card, tokenizer=self.tokenizer)
+            fresh = base_model(self.config.model, self.config.data, self.label_names, self.config.federation.seed)
+            write_merged(out_dir, adapted, fresh)
         else:
-            write_adapter(
-                out_dir, self.model, self.head, adapter=self.method.adapter, card=self.card, tokenizer=self.tokenizer
-            )
+            write_adapter(out_dir, adapted)
         return out_dir
 
 
@@ -91,11 +105,12 @@ def load(run_dir: Path, client: str | None = None) -> Trained:
     personal, seed = config.method.personal, config.federation.seed
     tensors = completed(checkpoint.state.tensors, personal, client, facts["clients"], checkpoint.personal)
     labels = tuple(facts["label_names"])
-    loaded = load_classifier(config.model, labels, seed)
+    loaded = loading.load(config.model, tasks.build(config.data), labels, seed)
     head = head_of(loaded.model, loaded.head, config.method.modules_to_save)
-    method = build(config.method)
-    same_layout = Layout.of(tensors) == Layout.of(method.prepare(loaded.model, head, seed))
-    if not same_layout or fingerprint.of_model(loaded.model, tensors) != facts["model_digest"]:
+    base, method = fingerprint.of_model(loaded.model, head), build(config)
+    initial = method.prepare(loaded.model, head, seed)
+    state = replace(checkpoint.state, tensors=tensors)
+    if not fits(method, initial, state) or base != facts["model_digest"]:
         raise RunDirectoryError(
             f"{run_dir} holds the state of another model than {config.model.name!r} is now; restore the one it was trained on"
         )
@@ -108,7 +123,8 @@ def load(run_dir: Path, client: str | None = None) -> Trained:
         loaded.tokenizer,
         head,
         labels,
-        checkpoint.state,
+        initial,
+        state,
         accuracy=accuracy,
         client=client,
         statement=stated(run_dir, facts),
@@ -125,7 +141,7 @@ def stated(run_dir: Path, facts: Mapping[str, Any]) -> str:
 
 def _last(run_dir: Path, facts: Mapping[str, Any]) -> Checkpoint:
     """The checkpoint of a run whose model a configuration describes."""
-    if not facts["label_names"]:
+    if facts.get("task") == GIVEN:
         raise RunDirectoryError(
             f"{run_dir} was trained on a model given in Python, which only that program can make: "
             "there, write it with Federation.export"

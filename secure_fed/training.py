@@ -91,7 +91,11 @@ class Objective(nn.Module):
         """Copy these tensors into the model, for evaluation or export, and return it."""
         with torch.no_grad():
             for name in tensors:
-                self._named[name].copy_(tensors.tensor(name))
+                own, given = self._named[name], tensors.tensor(name)
+                if own.shape == given.shape:
+                    own.copy_(given)
+                else:  # of a method whose tensors shrink
+                    own.data = given.to(own)
         self.reset_buffers()
         return self.model
 

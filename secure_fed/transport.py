@@ -7,13 +7,17 @@ stage of the protocol, of a `Stage` for a `Staged`.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from protocols.parameters import Parameters
 from secure_fed.methods.method import RoundPlan
@@ -41,6 +45,17 @@ class Request:
     @property
     def bytes_down(self) -> int:
         return sum(t.wire_size for t in (self.tensors, *self.means.values()) if t)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of all that is asked: equal exactly where two clients are asked for the same, starting from the same."""
+        said = [self.round, self.pass_name, self.layout, float(self.lr).hex(), float(self.clip_norm).hex()]
+        digest = hashlib.sha256(json.dumps(said).encode())
+        for whose, tensors in (("", self.tensors), *sorted(self.means.items())):
+            for name, part in tensors.parts().items():
+                digest.update(json.dumps([whose, name, str(part.dtype), list(part.shape)]).encode())
+                digest.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 An adapted layer computes `W x + s B A x` with W (m, n) frozen, A (r, n), B (m, r) and the scale s = alpha / r,
 or alpha / sqrt(r) with rank-stabilised LoRA (arXiv 2312.03732). PEFT puts the layers in; this module refuses what
-cannot work before the model is touched, and fills A from a seed.
+cannot work before the model is touched, and fills A and B: from a seed, or from W.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, cast
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
@@ -22,7 +23,11 @@ from transformers.pytorch_utils import Conv1D
 from secure_fed.adapters.targets import find_targets, rank_limit
 from secure_fed.config import MethodConfig
 from secure_fed.errors import MethodError
+from secure_fed.low_rank import balanced, truncated
 from secure_fed.tensors import Tensors
+
+# The settings of [method] that every method on LoRA reads.
+LORA_OPTIONS = ("rank", "alpha", "rslora", "dropout", "target_modules")
 
 _A, _B = ".lora_A.default.weight", ".lora_B.default.weight"
 
@@ -50,6 +55,7 @@ class LoraAdapter:
 
     target_modules: as in PEFT, name endings, or one regular expression for whole names, or "all-linear"; empty means
     PEFT's own choice for the architecture, else the attention's query and value layers.
+    start: "zero", with B = 0 and A drawn; or "singular", with A and B from the largest singular values of W (`inject`).
     """
 
     rank: int = 8
@@ -57,6 +63,7 @@ class LoraAdapter:
     rslora: bool = False
     dropout: float = 0.0
     target_modules: tuple[str, ...] | str = ""
+    start: str = "zero"
 
     @classmethod
     def of(cls, config: MethodConfig) -> LoraAdapter:
@@ -94,26 +101,57 @@ class LoraAdapter:
     def inject(self, model: nn.Module, head: Sequence[str], seed: int, draw: Draw = fresh_a) -> list[Pair]:
         """Put adapters into `model` in place, all parameters but theirs and the head's frozen, and return their names.
 
-        Every A is drawn on the CPU from `seed` alone, in name order, and every B is zero, so the model computes what it
-        did before. The process-wide random state is left as it was, on every device. A layer of the head trains in full
-        and gets no adapter.
+        With start "zero" every A is drawn on the CPU from `seed` alone, in name order, and every B is zero, so the model
+        computes what it did before. With "singular" the best approximation of W of the adapter's rank is put into s B A, in
+        balance, and **the base layer's weight is overwritten with what is left**, W - s B A, so that the model computes what
+        it did before but for rounding; `form` speaks of the W there was. On the meta device, where W has no values, the
+        start is "zero". The process-wide random state is left as it was, on every device. A layer of the head trains in
+        full and gets no adapter.
         """
-        if any(isinstance(module, BaseTunerLayer) for module in model.modules()):
-            raise MethodError(f"the {type(model).__name__} already holds PEFT adapters: give a model without any")
-        targets = find_targets(model, self.target_modules, head)
-        self._check_rank(targets)
+        targets = self.targets(model, head)
         config = self.peft_config("|".join(re.escape(name) for name in targets))
         config.fan_in_fan_out = all(isinstance(layer, Conv1D) for layer in targets.values())
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # whatever the default device is
             inject_adapter_in_model(config, model)
             found = pairs(name for name, _ in model.named_parameters())
             _fill(model, found, draw, torch.Generator().manual_seed(seed))
-        _keep_to_modules(model)
+        if self.start == "singular":
+            for pair in found:
+                _split(model, pair, self.scaling)
+        keep_to_modules(model)
         for name in head:
             model.get_parameter(name).requires_grad_(True)
         return found
 
-    def _check_rank(self, targets: Mapping[str, nn.Module]) -> None:
+    def form(self, initial: Tensors, tensors: Tensors) -> LoraForm:
+        """`tensors`, of a run that began with `initial`, as factors of a change of the weights W that the base model came with.
+
+        With start "singular" the change is s (B A - B0 A0): factors [B, -B0] and [A ; A0] of twice the rank, or B - B0 and A
+        where A is still A0. These belong to W; in the adapted model itself, whose weights are W - s B0 A0, it is s B A that
+        is to be merged.
+        """
+        return LoraForm(
+            replace(self, start="zero"), {pair.module: self._factors(initial, tensors, pair) for pair in pairs(tensors)}
+        )
+
+    def _factors(self, initial: Tensors, tensors: Tensors, pair: Pair) -> tuple[Tensor, Tensor]:
+        """(A, B) of the change of W."""
+        a, b = tensors.tensor(pair.a), tensors.tensor(pair.b)
+        if self.start == "zero":
+            return a, b
+        first_a, first_b = initial.tensor(pair.a), initial.tensor(pair.b)
+        if torch.equal(a, first_a):
+            return a, b - first_b
+        return torch.cat([a, first_a]), torch.cat([b, -first_b], 1)
+
+    def targets(self, model: nn.Module, head: Sequence[str]) -> dict[str, nn.Module]:
+        """The layers to adapt by full name, in name order.
+
+        Refuses a model that holds PEFT adapters already, and a rank that one of the layers cannot have.
+        """
+        if any(isinstance(module, BaseTunerLayer) for module in model.modules()):
+            raise MethodError(f"the {type(model).__name__} already holds PEFT adapters: give a model without any")
+        targets = find_targets(model, self.target_modules, head)
         for name, layer in targets.items():
             limit = rank_limit(layer)
             if self.rank > limit:
@@ -121,6 +159,19 @@ class LoraAdapter:
                     f"method.rank = {self.rank} is above {limit}, the smaller side of layer {name}: "
                     f"set method.rank to {limit} or less, or leave the layer out of method.target_modules"
                 )
+        return targets
+
+
+@dataclass(frozen=True)
+class LoraForm:
+    """A state as PEFT's LoRA has it: `W + s B A` for every adapted matrix W of the model as it was before any adapter.
+
+    adapter: rank, alpha and the rest that PEFT is told, s being its `scaling`. factors: A (k, n) and B (m, k) by module; where
+    k is not the adapter's rank, s is the same.
+    """
+
+    adapter: LoraAdapter
+    factors: Mapping[str, tuple[Tensor, Tensor]]
 
 
 def pairs(names: Iterable[str]) -> list[Pair]:
@@ -137,12 +188,23 @@ def _fill(model: nn.Module, found: Sequence[Pair], draw: Draw, generator: torch.
         b.data = torch.zeros(b.shape, device=b.device)
 
 
-def read(model: nn.Module, names: Iterable[str]) -> Tensors:
-    """Copies of the named parameters, float32 on the CPU whatever the model computes in."""
-    return Tensors((name, model.get_parameter(name).detach().to("cpu", torch.float32, copy=True)) for name in names)
+def _split(model: nn.Module, pair: Pair, scale: float) -> None:
+    """Move the best approximation of the layer's matrix, of A's rank, into s B A; what is rounded off stays in the layer."""
+    layer = cast(LoraLayer, model.get_submodule(pair.module)).get_base_layer()
+    a, b, weight = model.get_parameter(pair.a), model.get_parameter(pair.b), layer.get_parameter("weight")
+    if weight.is_meta:
+        return
+    matrix = weight.detach().to("cpu", torch.float64)
+    matrix = matrix.T if isinstance(layer, Conv1D) else matrix
+    left, right = ((factor / math.sqrt(scale)).float() for factor in balanced(truncated(matrix, a.shape[0])))
+    rest = matrix - scale * left.double() @ right.double()
+    with torch.no_grad():
+        weight.copy_(rest.T if isinstance(layer, Conv1D) else rest)
+        a.copy_(right)
+        b.copy_(left)
 
 
-def _keep_to_modules(model: nn.Module) -> None:
+def keep_to_modules(model: nn.Module) -> None:
     """Make `nn.TransformerEncoderLayer` call its layers when it evaluates too: its fused kernel reads frozen weights only."""
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer):

@@ -1,19 +1,20 @@
 """Every setting of a run: frozen, typed, checked on entry, read from TOML and `section.key=value`.
 
 setting    what one setting is: its default, its type, its limits, and the words for them
-sections   the settings themselves, one class for each [section]
-run        all of them together: read, changed, compared, and checked against each other
+sections   the settings themselves, one class for each [section]; `method` has that of [method]
+effects    when a setting has an effect; checks: what settings exclude, or need beside them
+run        all of them together: read, changed, and compared
 template   the TOML file with every key that `secure-fed config init` writes
 
 An unknown key is an error that offers the nearest one; a setting without effect beside the others is an error too.
 """
 
+from secure_fed.config.method import MethodConfig
 from secure_fed.config.run import RunConfig
 from secure_fed.config.sections import (
     DataConfig,
     EvaluationConfig,
     FederationConfig,
-    MethodConfig,
     ModelConfig,
     PrivacyConfig,
     SecureAggregationConfig,

@@ -1,20 +1,22 @@
-"""All settings of one run: read, changed, compared, and checked against each other."""
+"""All settings of one run: read, changed, and compared; `effects` and `checks` hold them against each other."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from secure_fed.config import checks
+from secure_fed.config.effects import EFFECTS
+from secure_fed.config.method import MethodConfig
 from secure_fed.config.sections import (
     DataConfig,
     EvaluationConfig,
     FederationConfig,
-    MethodConfig,
     ModelConfig,
     PrivacyConfig,
     SecureAggregationConfig,
@@ -138,90 +140,8 @@ def _fitted_section(name: str, section: Any) -> Any:
     )
 
 
-def _generated(config: RunConfig) -> bool:
-    return config.data.name == "builtin/notes" and not config.data.train
-
-
-def _own_data(config: RunConfig) -> bool:
-    return not _generated(config)
-
-
-def _dirichlet(config: RunConfig) -> bool:
-    keyed = bool(config.data.client) or isinstance(config.data.train, tuple)
-    return config.data.partition == "dirichlet" or (config.data.partition == "auto" and not keyed)
-
-
-def _private(*units: str) -> Callable[[RunConfig], bool]:
-    return lambda config: config.privacy.unit in units
-
-
-def _counted_by_client(config: RunConfig) -> bool:
-    return config.privacy.unit in ("example", "group") or (
-        config.privacy.unit == "client" and config.privacy.noise == "local"
-    )
-
-
-# A setting, when it has an effect, and what that takes in words.
-_EFFECTS: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
-    ("data.name", lambda c: not c.data.train, "no data.train"),
-    ("data.text", _own_data, "data of your own"),
-    ("data.text_b", _own_data, "data of your own"),
-    ("data.label", _own_data, "data of your own"),
-    ("data.test_fraction", lambda c: _own_data(c) and not c.data.test, "data of your own and no data.test"),
-    ("data.client", lambda c: c.data.partition in ("auto", "natural"), "data.partition = 'natural' or 'auto'"),
-    ("data.examples", _generated, "data.name = 'builtin/notes' and no data.train"),
-    ("data.test_examples", _generated, "data.name = 'builtin/notes' and no data.train"),
-    ("data.alpha", _dirichlet, "data.partition = 'dirichlet'"),
-    (
-        "federation.server_momentum",
-        lambda c: c.federation.server_optimizer != "mean",
-        "federation.server_optimizer = 'momentum' or 'adam'",
-    ),
-    ("method.sketch", lambda c: c.method.transport_form == "sketch", "method.transport_form = 'sketch'"),
-    ("training.epochs", lambda c: c.training.steps is None, "training.steps not to be set"),
-    *(
-        (f"privacy.{name}", _private("client", "example", "group"), "privacy.unit to be set")
-        for name in ("epsilon", "delta", "noise_multiplier", "clip_norm", "ledger", "on_exhausted")
-    ),
-    ("privacy.noise", _private("client"), "privacy.unit = 'client'"),
-    (
-        "privacy.clip_quantile",
-        lambda c: c.privacy.unit == "client" and c.privacy.noise == "central",
-        "privacy.unit = 'client' and privacy.noise = 'central'",
-    ),
-    (
-        "privacy.hidden_cohort",
-        lambda c: c.privacy.unit == "client" and c.privacy.noise == "distributed",
-        "privacy.unit = 'client' and privacy.noise = 'distributed'",
-    ),
-    *(
-        (f"secure_aggregation.{name}", lambda c: c.secure_aggregation.enabled, "secure_aggregation.enabled = true")
-        for name in ("corrupt", "dropout", "active", "neighbours", "threshold", "bits")
-    ),
-    (
-        "secure_aggregation.range",
-        lambda c: c.secure_aggregation.enabled and c.privacy.unit != "client",
-        "secure_aggregation.enabled = true, and no clip norm on contributions (privacy.unit = 'client')",
-    ),
-    (
-        "secure_aggregation.most_examples",
-        lambda c: c.secure_aggregation.enabled and c.federation.weighting == "examples",
-        "secure_aggregation.enabled = true and federation.weighting = 'examples'",
-    ),
-    ("privacy.group_column", _private("group"), "privacy.unit = 'group'"),
-    ("privacy.group_examples", _private("group"), "privacy.unit = 'group'"),
-    ("privacy.participations", _counted_by_client, "privacy.unit = 'example' or 'group', or privacy.noise = 'local'"),
-    *(
-        (f"privacy.{name}", lambda c: bool(c.privacy.ledger), "privacy.ledger")
-        for name in ("data_set", "budget_epsilon", "budget_delta")
-    ),
-    ("training.microbatch", _private("example", "group"), "privacy.unit = 'example' or 'group'"),
-    ("training.momentum", lambda c: c.training.optimizer == "sgd", "training.optimizer = 'sgd'"),
-)
-
-
 def _check_together(config: RunConfig) -> None:
-    for name, effective, needs in _EFFECTS:
+    for name, effective, needs in EFFECTS:
         section, _, setting = name.partition(".")
         value = getattr(getattr(config, section), setting)
         if value != find(section, setting).default and not effective(config):
@@ -236,64 +156,6 @@ def _check_together(config: RunConfig) -> None:
             f"federation.server_optimizer = {federation.server_optimizer!r} adds up means of several rounds, whose sketches "
             "span other columns: use 'mean', or method.transport_form = 'dense'"
         )
-    _check_privacy(config)
-    if config.data.partition == "natural" and not config.data.client and not isinstance(config.data.train, tuple):
-        raise ConfigError("data.partition is 'natural', but data.client names no column that says whose each row is")
-
-
-def _check_privacy(config: RunConfig) -> None:
-    """Refuse what would void the guarantee, or what a guarantee cannot be made of."""
-    privacy, federation = config.privacy, config.federation
-    if privacy.unit == "none":
-        return
-    if privacy.epsilon is None and privacy.noise_multiplier is None:
-        raise ConfigError(
-            f"privacy.unit is {privacy.unit!r} without a guarantee: set privacy.epsilon, or privacy.noise_multiplier"
-        )
-    if privacy.unit == "group" and not privacy.group_column:
-        raise ConfigError(
-            "privacy.unit is 'group', but privacy.group_column names no column that says whose an example is"
-        )
-    if privacy.ledger and (privacy.budget_epsilon is None) != (privacy.budget_delta is None):
-        raise ConfigError(
-            "privacy.budget_epsilon and privacy.budget_delta limit a ledger together: set both or neither"
-        )
-    for name, held, revealed in (
-        ("federation.weighting", federation.weighting == "examples", "the number of a client's examples is private"),
-        ("federation.nonfinite", federation.nonfinite == "fail", "a run that fails tells of one client"),
-        ("evaluation.per_client", config.evaluation.per_client, "accuracy on private data would leave without noise"),
-    ):
-        if held:
-            section, _, setting = name.partition(".")
-            value = getattr(getattr(config, section), setting)
-            raise ConfigError(f"{name} = {value!r} is refused with privacy.unit = {privacy.unit!r}: {revealed}")
-    if privacy.noise == "distributed":
-        _check_distributed(config)
-    if config.method.denoise == "shrink" and config.federation.server_optimizer != "mean" and _noised_sums(config):
-        raise ConfigError(
-            f"method.denoise = 'shrink' needs to know the noise, which federation.server_optimizer = "
-            f"{federation.server_optimizer!r} changes: use 'mean', or method.denoise = 'truncate'"
-        )
-
-
-def _check_distributed(config: RunConfig) -> None:
-    privacy, sampling = config.privacy, config.federation.sampling
-    if not config.secure_aggregation.enabled:
-        raise ConfigError(
-            "privacy.noise = 'distributed' is a share of noise from each client, which protects their sum alone: set "
-            "secure_aggregation.enabled = true, or privacy.noise = 'local'"
-        )
-    if sampling == "poisson" and not privacy.hidden_cohort:
-        raise ConfigError(
-            "federation.sampling = 'poisson' is refused with privacy.noise = 'distributed': the server sees who takes part, so "
-            "the coins protect nobody; set privacy.hidden_cohort = true, where each client tosses for itself"
-        )
-    if sampling == "fixed" and privacy.hidden_cohort:
-        raise ConfigError(
-            "federation.sampling = 'fixed' contradicts privacy.hidden_cohort = true, where each client tosses a coin of its own"
-        )
-
-
-def _noised_sums(config: RunConfig) -> bool:
-    """Whether noise is added to products that FRA averages."""
-    return config.privacy.unit == "client" and config.method.name in ("fra_lora", "fra_then_ffa")
+    checks.privacy(config)
+    checks.partition(config.data)
+    checks.diagnostics(config)

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from secure_fed.config.setting import key
 
+LOCAL_DIAGNOSTICS = ("discrepancy", "drift", "aggregation_error")  # they read each client's trained tensors
+DIAGNOSTICS = ("variation", *LOCAL_DIAGNOSTICS)
+
 _NOTES = 10_000_000  # as many as have a record number of their own
 
 
@@ -26,9 +29,43 @@ class DataConfig:
     test: str | tuple[str, ...] = key(
         "", "test file, folder or list of files; empty: test_fraction of the training rows is held out"
     )
-    text: str = key("text", "column of the text")
-    text_b: str = key("", "column of the second text of a pair")
-    label: str = key("label", "column of the label: integers or names")
+    task: str = key(
+        "classification",
+        "what is learned",
+        choices=(
+            "classification",
+            "multi_label",
+            "regression",
+            "tokens",
+            "question_answering",
+            "causal_lm",
+            "multiple_choice",
+        ),
+    )
+    text: str = key(
+        "", "column of the text; empty: text (tokens: tokens, a list of words; question_answering: question)"
+    )
+    text_b: str = key(
+        "",
+        "column of the second text of a pair, or of what a prompt is followed by (causal_lm); empty: none "
+        "(question_answering: context; multiple_choice: choices)",
+    )
+    label: str = key(
+        "",
+        "column of the label: integers or names, lists of them, or a number; empty: label (tokens: tags; question_answering: "
+        "answers)",
+    )
+    class_priors: tuple[str, ...] | tuple[float, ...] = key(
+        (),
+        "public shares of the classes, in their order or as 'name=share': a class's loss is times 1 / share (classification)",
+    )
+    label_centre: float = key(0.0, "what the model learns as 0; never taken from the data (regression)")
+    label_scale: float = key(1.0, "how much more it learns as 1; never taken from the data (regression)", above=0.0)
+    stride: int = key(
+        32, "tokens that neighbouring windows of a long context have in common (question_answering)", at_least=0
+    )
+    learn_prompt: bool = key(False, "learn the prompt too, not only what follows it (causal_lm with text_b)")
+    likelihood: str = key("mean", "of a choice: mean or sum over its tokens (multiple_choice)", choices=("mean", "sum"))
     client: str = key("", "column that says whose row it is (patient, author, site)")
     examples: int = key(20_000, "training examples to generate (builtin/notes)", at_least=1, at_most=_NOTES)
     test_examples: int = key(2_000, "test examples to generate (builtin/notes)", at_least=1, at_most=_NOTES)
@@ -36,11 +73,17 @@ class DataConfig:
     partition: str = key(
         "auto",
         "how examples go to clients; auto: natural where the data say whose a row is, else dirichlet",
-        choices=("auto", "iid", "dirichlet", "natural"),
+        choices=("auto", "iid", "dirichlet", "label_dirichlet", "language", "pathological", "matrix", "natural"),
     )
     alpha: float = key(
-        10.0, "Dirichlet: concentration alpha times the class share; 1 is strong skew, 1000 is IID", above=0.0
+        10.0,
+        "Dirichlet: concentration, times the class share (dirichlet) or as it is (label_dirichlet, language); 1 is strong "
+        "skew, 1000 is IID",
+        above=0.0,
     )
+    language: str = key("", "column that says what language a row is in: each client gets one (language)")
+    labels_per_client: int = key(2, "labels that each client has examples of (pathological)", at_least=1)
+    matrix: str = key("", "each label's shares for the clients, such as '0.9 0.1; 0.1 0.9' (matrix)")
 
 
 @dataclass(frozen=True)
@@ -81,28 +124,6 @@ class FederationConfig:
         at_least=0.0,
         below=1.0,
     )
-
-
-@dataclass(frozen=True)
-class MethodConfig:
-    name: str = key("fra_lora", "see `secure-fed methods`")
-    rank: int = key(8, "rank of the adapter", at_least=1)
-    alpha: float = key(16.0, "LoRA alpha: the change is scaled by alpha / rank", above=0.0)
-    rslora: bool = key(False, "scale by alpha / sqrt(rank) instead")
-    dropout: float = key(0.0, "dropout before the adapter", at_least=0.0, below=1.0)
-    target_modules: str | tuple[str, ...] = key("", "as in PEFT: names, a pattern or all-linear; empty: PEFT's default")
-    modules_to_save: tuple[str, ...] = key((), "as in PEFT: modules that train in full, beside the task head")
-    personal: tuple[str, ...] = key(
-        (), "names or patterns of trained tensors that stay on the client, such as classifier.*"
-    )
-    freeze_init: str = key("orthonormal", "the frozen A (FFA)", choices=("orthonormal", "gaussian"))
-    double_rank: bool = key(False, "twice the rank, since only half the factors train (FFA)")
-    switch_round: int = key(5, "rounds of FRA before FFA (fra_then_ffa)", at_least=1)
-    denoise: str = key("shrink", "what FRA does to the noise in a private mean", choices=("truncate", "shrink", "none"))
-    transport_form: str = key(
-        "dense", "FRA's mean of whole matrices, or of sketches in two passes", choices=("dense", "sketch")
-    )
-    sketch: int | None = key(None, "columns of the sketch (4 x rank)", at_least=1, optional=32)
 
 
 @dataclass(frozen=True)
@@ -205,3 +226,14 @@ class EvaluationConfig:
     batch_size: int = key(64, "evaluation batch size", at_least=1)
     per_client: bool = key(False, "also the accuracy on each client's own examples: mean and worst decile")
     tensorboard: bool = key(False, "also write TensorBoard events into the run directory")
+    diagnostics: tuple[str, ...] = key(
+        (),
+        "what else to measure in every round: variation of the global weights; discrepancy and drift of clients from them, and "
+        "aggregation_error of products of factors, which need every client's tensors",
+    )
+    target_accuracy: float | None = key(
+        None, "say after how many rounds this was reached", above=0.0, at_most=1.0, optional=0.8
+    )
+    bandwidth: float | None = key(
+        None, "megabytes a second of a client's line: say how long the run would take over it", above=0.0, optional=1.0
+    )

@@ -15,13 +15,14 @@ from secure_fed.errors import ConfigError
 
 Setting = Field[Any]
 
-TEXTS = "tuple[str, ...]"
+TEXTS, NUMBERS = "tuple[str, ...]", "tuple[float, ...]"
 _SPOKEN = {
     "str": "text",
     "int": "a whole number",
     "float": "a number",
     "bool": "true or false",
     TEXTS: "a list of texts",
+    NUMBERS: "a list of numbers",
 }
 _HOLDS: dict[str, Callable[[Any, Any], bool]] = {
     "above": lambda value, limit: value > limit,
@@ -84,6 +85,8 @@ def _of_type(name: str, setting: Setting, value: Any) -> Any:
         return _float(name, typed)
     if isinstance(typed, list | tuple) and TEXTS in kinds and all(isinstance(item, str) for item in typed):
         return tuple(typed)
+    if isinstance(typed, list | tuple) and NUMBERS in kinds and all(type(item) in (int, float) for item in typed):
+        return tuple(_float(name, item) for item in typed)
     if isinstance(value, Typed) and "str" in kinds:
         return str(value)
     if isinstance(typed, str) and kinds == [TEXTS]:
@@ -92,7 +95,7 @@ def _of_type(name: str, setting: Setting, value: Any) -> Any:
     raise ConfigError(f"{name} is {value!r:.80}, but it must be {expected}")
 
 
-def _float(name: str, value: int) -> float:
+def _float(name: str, value: float) -> float:
     try:
         return float(value)
     except OverflowError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,8 @@ import numpy as np
 from secure_fed.config import RunConfig
 from secure_fed.data import sources
 from secure_fed.data.partition import Partition, partition
+from secure_fed.data.skews import matrix_of
+from secure_fed.errors import DataError
 
 
 def kind(config: RunConfig, source: sources.Source) -> str:
@@ -17,33 +20,51 @@ def kind(config: RunConfig, source: sources.Source) -> str:
     return ("natural" if source.keyed else "dirichlet") if asked == "auto" else asked
 
 
-def _rows(config: RunConfig, source: sources.Source) -> Partition:
-    federation, train, how = config.federation, source.train, kind(config, source)
+def _rows(config: RunConfig, source: sources.Source, languages: Sequence[str] | None) -> Partition:
+    federation, data, train, how = config.federation, config.data, source.train, kind(config, source)
     return partition(
         how,
         train.label,
-        clients=federation.clients or (None if how == "natural" else _usual_clients(len(train))),
+        clients=federation.clients or (None if how in ("natural", "matrix") else _usual_clients(len(train))),
         rng=np.random.default_rng([federation.seed, _PARTITION_STREAM]),
-        alpha=config.data.alpha,
+        alpha=data.alpha,
         keys=train.client if source.keyed else None,
+        languages=languages,
+        labels_per_client=data.labels_per_client,
+        matrix=matrix_of(data.matrix) if data.matrix else None,
     )
 
 
 def divide(config: RunConfig, source: sources.Source) -> Partition:
     """The client of every training row. What protects a person keeps all of that person's examples at one client.
 
-    The label of a person is then that of their first example. Data that say themselves whose a row is are divided so.
+    The label and language of a person are then those of their first example. Natural clients are divided as the data say.
     """
-    if config.privacy.unit != "group" or source.keyed:
-        return _rows(config, source)
+    languages = _languages(config)
+    if config.privacy.unit != "group" or kind(config, source) == "natural":
+        return _rows(config, source, languages)
     members: dict[str, list[int]] = {}
     for index, whose in enumerate(source.train.group or ()):
         members.setdefault(whose, []).append(index)
     persons = list(members.values())
-    firsts = replace(source, train=source.train.take([examples[0] for examples in persons]))
-    divided = _rows(config, firsts)
+    first = [examples[0] for examples in persons]
+    firsts = replace(source, train=source.train.take(first))
+    divided = _rows(config, firsts, None if languages is None else [languages[index] for index in first])
     parts = [np.array([index for person in part for index in persons[int(person)]]) for part in divided.parts]
     return Partition(divided.names, parts)
+
+
+def _languages(config: RunConfig) -> list[str] | None:
+    """What language each training row is in, where the division goes by it: the rows are read again for that column, in the
+    same order, since the same settings and seed give the same rows.
+    """
+    if config.data.partition != "language":
+        return None
+    try:
+        again = sources.load(config.data, seed=config.federation.seed, group=config.data.language)
+    except DataError as error:
+        raise DataError(str(error).replace("privacy.group_column", "data.language")) from error
+    return list(again.train.group or ())
 
 
 def _usual_clients(examples: int) -> int:

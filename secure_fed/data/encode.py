@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 Item = Mapping[str, Any]
 
-_TOKENISED_AT_ONCE = 2048
+TOKENISED_AT_ONCE = 2048
+IGNORED = -100  # the label of a token that has none
 _SORTED_BATCHES = 16  # shuffled items are sorted by length within windows of this many batches
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded(Sequence[Item]):
-    """Tokenised examples: item i is {"input_ids": int array, "labels": int}.
+    """Tokenised examples as columns of one length: item i has the i-th entry of each.
 
-    A third key "token_type_ids" is there if the tokenizer gives one, to tell the two texts of a pair apart.
+    Every example has "input_ids", an int array, and "labels". "token_type_ids" is there if the tokenizer gives one, to tell
+    the two texts of a pair apart; a task may add columns of its own.
     """
 
-    input_ids: tuple[NDArray[np.int32], ...]
-    labels: tuple[int, ...]
-    token_type_ids: tuple[NDArray[np.int32], ...] | None = None
+    columns: Mapping[str, tuple[Any, ...]]
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -48,8 +48,11 @@ class Encoded(Sequence[Item]):
     def __getitem__(self, index: int | slice) -> Item | Encoded:
         if isinstance(index, slice):
             return self.take(range(*index.indices(len(self))))
-        item = {"input_ids": self.input_ids[index], "labels": self.labels[index]}
-        return item if self.token_type_ids is None else item | {"token_type_ids": self.token_type_ids[index]}
+        return {name: column[index] for name, column in self.columns.items()}
+
+    @property
+    def input_ids(self) -> tuple[NDArray[np.int32], ...]:
+        return self.columns["input_ids"]
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -58,37 +61,38 @@ class Encoded(Sequence[Item]):
 
     def take(self, indices: Sequence[int] | NDArray[np.int64]) -> Encoded:
         """The examples at `indices`, in that order; token ids are shared, not copied."""
-        types = self.token_type_ids
-        return Encoded(
-            tuple(self.input_ids[i] for i in indices),
-            tuple(self.labels[i] for i in indices),
-            None if types is None else tuple(types[i] for i in indices),
-        )
+        return Encoded({name: tuple(column[i] for i in indices) for name, column in self.columns.items()})
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, rows: Rows, max_length: int) -> Encoded:
-    """Tokenise every example once, cut to at most `max_length` tokens, special tokens included.
+    """Tokenise every example once, cut to at most `max_length` tokens, special tokens included; `rows.label` stays as it is.
 
     Of a pair the longer text is cut first. An example without a single token (a blank text, under a tokenizer
     that adds no special tokens) becomes one padding token, because a model cannot read nothing.
     """
-    special = tokenizer.num_special_tokens_to_add(pair=rows.text_b is not None)
-    if max_length <= special:
-        raise ConfigError(
-            f"model.max_length is {max_length}, and {special} of these tokens are the tokenizer's own; "
-            f"set model.max_length to at least {special + 1}"
-        )
+    require_room(tokenizer, max_length, pair=rows.text_b is not None)
     blank = pad_id(tokenizer)
     columns: dict[str, list[NDArray[np.int32]]] = {"input_ids": [], "token_type_ids": []}
-    for start in range(0, len(rows), _TOKENISED_AT_ONCE):
-        window = slice(start, start + _TOKENISED_AT_ONCE)
+    for start in range(0, len(rows), TOKENISED_AT_ONCE):
+        window = slice(start, start + TOKENISED_AT_ONCE)
         second = None if rows.text_b is None else list(rows.text_b[window])
         tokens = tokenizer(list(rows.text[window]), second, truncation=True, max_length=max_length)
         for name, column in columns.items():
             fill = blank if name == "input_ids" else 0
             column.extend(np.asarray(ids or [fill], dtype=np.int32) for ids in tokens.get(name, ()))
-    types = tuple(columns["token_type_ids"]) or None
-    return Encoded(tuple(columns["input_ids"]), rows.label, types)
+    made = {name: tuple(column) for name, column in columns.items() if column or name == "input_ids"}
+    return Encoded(made | {"labels": rows.label})
+
+
+def require_room(tokenizer: PreTrainedTokenizerBase, max_length: int, *, pair: bool) -> int:
+    """How many of `max_length` tokens are left for text; none is refused."""
+    special = tokenizer.num_special_tokens_to_add(pair=pair)
+    if max_length <= special:
+        raise ConfigError(
+            f"model.max_length is {max_length}, and {special} of these tokens are the tokenizer's own; "
+            f"set model.max_length to at least {special + 1}"
+        )
+    return max_length - special
 
 
 def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -102,16 +106,38 @@ def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
     return found
 
 
+def whole_numbers(items: Sequence[Item], name: str, width: int) -> torch.Tensor:
+    """(batch,) of one whole number an item, such as a class."""
+    del width
+    return torch.from_numpy(np.stack(_column(items, name, [()] * len(items))).astype(np.int64))
+
+
+def numbers(items: Sequence[Item], name: str, width: int) -> torch.Tensor:
+    """float32 of one number an item, or as many in each: (batch,) or (batch, numbers)."""
+    del width
+    return torch.from_numpy(np.stack([np.asarray(item[name], dtype=np.float32) for item in items]))
+
+
+def per_token(items: Sequence[Item], name: str, width: int) -> torch.Tensor:
+    """(batch, width) of one whole number a token, `IGNORED` behind the last."""
+    matrix = np.full((len(items), width), IGNORED, dtype=np.int64)
+    for row, labels in zip(matrix, _column(items, name, [(len(item["input_ids"]),) for item in items]), strict=True):
+        row[: len(labels)] = labels
+    return torch.from_numpy(matrix)
+
+
 @dataclass(frozen=True, slots=True)
 class Collate:
     """Items of `Encoded`, or like them, as tensors.
 
     What has one entry a token is padded on the right to the longest of the batch: (batch, longest), `input_ids` with
     `pad_id` and the rest with 0. Without an `attention_mask` of their own, every token of the items counts. `labels`, or
-    `label`, is one number an item: (batch,). Anything else is refused, since no model would know it.
+    `label`, is what `labels(items, name, longest)` makes of it, usually one whole number an item: (batch,). Anything else is
+    refused, since no model would know it.
     """
 
     pad_id: int
+    labels: Callable[[Sequence[Item], str, int], torch.Tensor] = whole_numbers
 
     def __call__(self, items: Sequence[Item]) -> dict[str, torch.Tensor]:
         lengths = np.array([len(item["input_ids"]) for item in items])
@@ -120,7 +146,7 @@ class Collate:
         label = "labels" if "labels" in names else "label"
         batch = {
             "attention_mask": torch.from_numpy(real.astype(np.int64)),
-            "labels": torch.from_numpy(np.stack(_column(items, label, [()] * len(items))).astype(np.int64)),
+            "labels": self.labels(items, label, real.shape[1]),
         }
         for name in names:
             if name != label:

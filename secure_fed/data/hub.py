@@ -49,9 +49,10 @@ def _load(name: str) -> Any:
 
 
 def _table(name: str, split: str, rows: Any, wanted: Collection[str], label: str) -> Table:
-    """One split, with the class names that its features declare."""
+    """One split, with the class names that its features declare, of a label or of each in a list of them."""
     present = tuple(rows.column_names)
     columns = {column: list(rows[column]) for column in wanted if column in present}
-    classes = getattr(rows.features.get(label), "names", None)
+    feature = rows.features.get(label)
+    classes = getattr(feature, "names", None) or getattr(getattr(feature, "feature", None), "names", None)
     declared = ((label, tuple(classes)),) if classes else ()
     return Table(f"{name} ({split})", columns, present, range(1, len(rows) + 1), "row", declared)

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from secure_fed.data.dealing import Indices, by_chance, require_enough, require_positive
+from secure_fed.data.dealing import parts as parts_of
+from secure_fed.data.gamma import log_shares
+from secure_fed.data.skews import by_language, by_matrix, label_dirichlet, pathological
 from secure_fed.errors import ConfigError, DataError
 
-Indices = NDArray[np.int64]
-
-_SMALLEST_CONCENTRATION = 1e-290  # below this a logarithm of a Gamma draw overflows
 _PAIRED_CLIENTS = 1000
 
 
@@ -30,7 +31,7 @@ class Partition:
 
 def iid(count: int, clients: int, rng: np.random.Generator) -> list[Indices]:
     """A uniformly random division of `count` examples into parts whose sizes differ by at most one."""
-    _check_enough(count, clients)
+    require_enough(count, clients)
     return [np.sort(part) for part in np.array_split(rng.permutation(count), clients)]
 
 
@@ -45,20 +46,12 @@ def dirichlet(labels: Sequence[int], clients: int, alpha: float, rng: np.random.
     coming first. Sizes vary, the more the smaller `alpha`. A client left empty takes one random example from
     the largest, in turn.
     """
-    _check_enough(len(labels), clients)
-    if not (alpha > 0 and np.isfinite(alpha)):
-        raise ConfigError(f"data.alpha is {alpha}; it must be a positive number")
-    classes, class_of = np.unique(np.asarray(labels), return_inverse=True)
-    counts = np.bincount(class_of, minlength=len(classes))
+    require_enough(len(labels), clients)
+    require_positive(alpha)
+    counts = np.unique(np.asarray(labels), return_counts=True)[1]
     shares = log_shares(counts / counts.sum(), clients, alpha, rng)  # (clients, classes)
     chances = np.exp(shares - shares.max(axis=0))
-    chances /= chances.sum(axis=0)
-    owner = np.empty(len(labels), dtype=np.int64)
-    for index, count in enumerate(counts):
-        sizes = rng.multinomial(count, chances[:, index])
-        members = rng.permutation(np.flatnonzero(class_of == index))
-        owner[members] = np.repeat(np.arange(clients), sizes)
-    return _parts(_fill_empty(owner, clients, rng), clients)
+    return by_chance(labels, chances / chances.sum(axis=0), rng)
 
 
 def natural(keys: Sequence[str]) -> tuple[tuple[str, ...], list[Indices]]:
@@ -67,21 +60,7 @@ def natural(keys: Sequence[str]) -> tuple[tuple[str, ...], list[Indices]]:
         raise DataError("there is no example to divide; set data.train to data with at least one")
     names = tuple(sorted(set(keys)))  # not by numpy, whose texts end at a NUL
     number = {name: index for index, name in enumerate(names)}
-    return names, _parts(np.fromiter((number[key] for key in keys), dtype=np.int64, count=len(keys)), len(names))
-
-
-def log_shares(prior: NDArray[np.float64], clients: int, alpha: float, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Logarithms of `clients` draws from Dir(alpha prior), one a row: (clients, classes).
-
-    In logarithms, because at small `alpha` the shares themselves round to zero, and a class in which every
-    client has share zero could not be dealt out. Gamma(a) is drawn as Gamma(a + 1) U^(1/a).
-    """
-    concentration = np.maximum(alpha * prior, _SMALLEST_CONCENTRATION)
-    shape = (clients, len(prior))
-    log_gamma = np.log(rng.standard_gamma(concentration + 1, size=shape))
-    log_gamma += np.log1p(-rng.random(shape)) / concentration
-    log_gamma -= log_gamma.max(axis=1, keepdims=True)
-    return np.asarray(log_gamma - np.log(np.exp(log_gamma).sum(axis=1, keepdims=True)))
+    return names, parts_of(np.fromiter((number[key] for key in keys), dtype=np.int64, count=len(keys)), len(names))
 
 
 def partition(
@@ -92,14 +71,17 @@ def partition(
     rng: np.random.Generator,
     alpha: float = 1.0,
     keys: Sequence[str] | None = None,
+    languages: Sequence[str] | None = None,
+    labels_per_client: int = 2,
+    matrix: Sequence[Sequence[float]] | None = None,
 ) -> Partition:
-    """The examples with these `labels` (and `keys`) divided as `kind` asks, one of `PARTITIONS`.
+    """The examples with these `labels` (and `keys`, or `languages`) divided as `kind` asks, one of `PARTITIONS`.
 
-    `clients` None means one client a key, for natural parts only; given, it must be the number of keys.
+    `clients` None means one client a key, or a column of `matrix`; given, it must be their number.
     """
     if kind not in PARTITIONS:
         raise ConfigError(f"data.partition is {kind!r}; it must be one of {', '.join(PARTITIONS)}")
-    return PARTITIONS[kind](_Pool(labels, keys, clients, alpha), rng)
+    return PARTITIONS[kind](_Pool(labels, keys, clients, alpha, languages, labels_per_client, matrix), rng)
 
 
 def jensen_shannon(labels: Sequence[int], parts: Sequence[Indices], classes: int) -> float:
@@ -132,34 +114,6 @@ def _entropy(shares: NDArray[np.float64]) -> NDArray[np.float64]:
     return entropy
 
 
-def _check_enough(count: int, clients: int) -> None:
-    if clients < 1:
-        raise ConfigError(f"federation.clients is {clients}; it must be at least 1")
-    if count < clients:
-        raise DataError(
-            f"{count} training examples cannot be divided over {clients} clients with one each; "
-            f"set federation.clients to at most {count} or give more data"
-        )
-
-
-def _fill_empty(owner: Indices, clients: int, rng: np.random.Generator) -> Indices:
-    """Give each client without an example a random one of the client that has most at that moment."""
-    sizes = np.bincount(owner, minlength=clients)
-    for empty in np.flatnonzero(sizes == 0):
-        largest = int(sizes.argmax())
-        owner[rng.choice(np.flatnonzero(owner == largest))] = empty
-        sizes[largest] -= 1
-        sizes[empty] = 1
-    return owner
-
-
-def _parts(owner: Indices, clients: int) -> list[Indices]:
-    """`owner[i]` is the client of example i; the examples of each client, in their order."""
-    order = np.argsort(owner, kind="stable")
-    sizes = np.bincount(owner, minlength=clients)
-    return np.split(order, np.cumsum(sizes)[:-1])
-
-
 @dataclass(frozen=True, slots=True)
 class _Pool:
     """What a partition may look at."""
@@ -168,6 +122,9 @@ class _Pool:
     keys: Sequence[str] | None
     clients: int | None
     alpha: float
+    languages: Sequence[str] | None
+    labels_per_client: int
+    matrix: Sequence[Sequence[float]] | None
 
 
 def _numbered(parts: list[Indices]) -> Partition:
@@ -189,6 +146,28 @@ def _dirichlet(pool: _Pool, rng: np.random.Generator) -> Partition:
     return _numbered(dirichlet(pool.labels, _asked(pool), pool.alpha, rng))
 
 
+def _label_dirichlet(pool: _Pool, rng: np.random.Generator) -> Partition:
+    return _numbered(label_dirichlet(pool.labels, _asked(pool), pool.alpha, rng))
+
+
+def _language(pool: _Pool, rng: np.random.Generator) -> Partition:
+    if pool.languages is None:
+        raise DataError(
+            "data.partition 'language' needs a column that says what language a row is in; set data.language"
+        )
+    return _numbered(by_language(pool.labels, pool.languages, _asked(pool), pool.alpha, rng))
+
+
+def _pathological(pool: _Pool, rng: np.random.Generator) -> Partition:
+    return _numbered(pathological(pool.labels, _asked(pool), pool.labels_per_client, rng))
+
+
+def _matrix(pool: _Pool, rng: np.random.Generator) -> Partition:
+    if pool.matrix is None:
+        raise ConfigError("data.partition is 'matrix', but data.matrix says no client's share of any label")
+    return _numbered(by_matrix(pool.labels, pool.matrix, rng, pool.clients))
+
+
 def _natural(pool: _Pool, rng: np.random.Generator) -> Partition:
     del rng  # the keys decide
     if pool.keys is None:
@@ -205,5 +184,9 @@ def _natural(pool: _Pool, rng: np.random.Generator) -> Partition:
 PARTITIONS: dict[str, Callable[[_Pool, np.random.Generator], Partition]] = {
     "iid": _iid,
     "dirichlet": _dirichlet,
+    "label_dirichlet": _label_dirichlet,
+    "language": _language,
+    "pathological": _pathological,
+    "matrix": _matrix,
     "natural": _natural,
 }

@@ -1,27 +1,28 @@
-"""Labelled text as columns: what every source of data returns and every partition divides."""
+"""Labelled examples as columns: what every source of data returns and every partition divides."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Examples as columns of one length.
+    """Examples as columns of one length. What stands in the first two and in `text_b` is the task's to say.
 
-    text:        the (first) text of each example
-    label:       index into `label_names`
-    label_names: the classes, in the order of their index
-    text_b:      the second text of a pair task, or None
+    text:        the (first) text of each example, or its words
+    label:       what is to be learned of each: an index into `label_names`, several, a number, a span ...
+    label_names: the classes, in the order of their index; none where the task has none
+    text_b:      the second text of each, or a list of them, or None
     client:      the name of the client (site, user, file) each example belongs to, or None
     group:       the name of the person each example is about, or None
     """
 
-    text: tuple[str, ...]
-    label: tuple[int, ...]
+    text: tuple[Any, ...]
+    label: tuple[Any, ...]
     label_names: tuple[str, ...]
-    text_b: tuple[str, ...] | None = None
+    text_b: tuple[Any, ...] | None = None
     client: tuple[str, ...] | None = None
     group: tuple[str, ...] | None = None
 
@@ -37,6 +38,11 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.text)
+
+    @property
+    def classes(self) -> tuple[int, ...] | None:
+        """The class of each example, where every example has just one."""
+        return self.label if self.label_names and all(isinstance(label, int) for label in self.label) else None
 
     def take(self, indices: Iterable[int]) -> Rows:
         """The examples at `indices`, in that order."""

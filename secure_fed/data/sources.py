@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from secure_fed.data import files, hub, labels, texts
+from secure_fed import tasks
+from secure_fed.data import files, hub
 from secure_fed.data.files import Table
-from secure_fed.data.labels import Vocabulary
 from secure_fed.data.rows import Rows
+from secure_fed.data.texts import require_some
 from secure_fed.errors import DataError, plainly
 
 if TYPE_CHECKING:
@@ -94,7 +95,8 @@ def _paths(value: str | Sequence[str], setting: str) -> list[Path]:
 
 
 def _wanted(data: DataConfig, group: str) -> Collection[str]:
-    names = (data.text, data.text_b, data.label, f"{data.label}_name", data.client, group)
+    task = tasks.build(data)
+    names = (task.columns.text, task.columns.text_b, task.columns.label, *task.beside, data.client, group)
     return dict.fromkeys(name for name in names if name)
 
 
@@ -129,8 +131,9 @@ def _from_folder(data: DataConfig, folder: Path, group: str) -> _Tables | None:
 
 
 def _from_hub(data: DataConfig, group: str) -> _Tables:
-    train, tests = hub.read(data.name, _wanted(data, group), data.label, _TEST_SPLITS)
-    labelled = [table for table in tests if hub.has_labels(table, data.label)]
+    label = tasks.build(data).columns.label
+    train, tests = hub.read(data.name, _wanted(data, group), label, _TEST_SPLITS)
+    labelled = [table for table in tests if not label or hub.has_labels(table, label)]
     return _Tables([train], labelled[:1])
 
 
@@ -140,42 +143,32 @@ def _test_files(folder: Path) -> list[Path]:
 
 
 def _source(data: DataConfig, tables: _Tables, seed: int, group: str) -> Source:
-    vocabulary = labels.learn(tables.train, data.label)
-    train = _rows(data, tables.train, vocabulary, need_client=True, group=group)
+    task = tasks.build(data)
+    for table in (*tables.train, *tables.test):
+        require_some(table, task.columns.text, "data.text")
+        if task.columns.text_b:
+            require_some(table, task.columns.text_b, "data.text_b")
+    train, test = task.read(tables.train, tables.test)
+    train = _owned(data, train, tables.train, need_client=True, group=group)
     if train.client is None and tables.owners is not None:
         owned = zip(tables.owners, tables.train, strict=True)
         train = replace(train, client=tuple(owner for owner, table in owned for _ in range(len(table))))
     keyed = train.client is not None
     if tables.test:
-        return Source(train, _rows(data, tables.test, vocabulary, need_client=False), keyed)
+        return Source(train, _owned(data, test, tables.test, need_client=False), keyed)
     return Source(*_hold_out(train, data.test_fraction, np.random.default_rng(seed)), keyed)
 
 
-def _rows(
-    data: DataConfig, tables: Sequence[Table], vocabulary: Vocabulary, *, need_client: bool, group: str = ""
-) -> Rows:
-    """The rows of the tables, one after the other; test tables may lack the client column."""
-    text = [text for table in tables for text in _texts(table, data.text, "data.text")]
-    second = [text for table in tables for text in _texts(table, data.text_b, "data.text_b")] if data.text_b else None
+def _owned(data: DataConfig, rows: Rows, tables: Sequence[Table], *, need_client: bool, group: str = "") -> Rows:
+    """The rows with whose they are, as the tables say; test tables may lack the client column."""
     has_client = data.client and (need_client or all(data.client in table.columns for table in tables))
     client = [key for table in tables for key in _keys(table, data.client, "data.client")] if has_client else None
     about = [key for table in tables for key in _keys(table, group, "privacy.group_column")] if group else None
-    return Rows(
-        text=tuple(text),
-        label=vocabulary.encode(tables, data.label),
-        label_names=vocabulary.names,
-        text_b=None if second is None else tuple(second),
+    return replace(
+        rows,
         client=None if client is None else tuple(client),
         group=None if about is None else tuple(about),
     )
-
-
-def _texts(table: Table, name: str, setting: str) -> list[str]:
-    """A column of texts. Some blank texts occur in real data and stay; a table of nothing else is refused."""
-    found = texts.column(table, name, setting)
-    if not any(text.strip() for text in found):
-        raise DataError(f"every {name!r} of {table.source} is empty; set {setting} to a column with text")
-    return found
 
 
 def _keys(table: Table, name: str, setting: str) -> list[str]:
@@ -204,7 +197,7 @@ def _hold_out(rows: Rows, fraction: float, rng: np.random.Generator) -> tuple[Ro
     """A random `fraction` of the rows as test, at least one; each class and client keeps one in training."""
     order = rng.permutation(len(rows))
     kept = np.zeros(len(rows), dtype=bool)
-    for column in (rows.label, rows.client):
+    for column in (rows.classes, rows.client):
         if column is not None:
             kept[np.unique(np.asarray(column)[order], return_index=True)[1]] = True
     free = np.flatnonzero(~kept)

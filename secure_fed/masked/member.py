@@ -114,7 +114,7 @@ class Member:
             own = self._terms.carrier(length, 1.0, clients)
             return own.words(None, stream), 0.0  # its share of the noise all the same
         require_foreseen(request, stage.parameters, self._rounds)
-        layout = self._rounds.foreseen(request.round).layouts[request.pass_name]
+        layout = self._rounds.foreseen(request).layouts[request.pass_name]
         carrier = self._terms.carrier(layout.size, request.clip_norm, clients)
         started = time.perf_counter()
         said = self._said(replace(request, clip_norm=self._longest(request, carrier))) if self._trains() else None

@@ -91,7 +91,7 @@ class MaskedSums:
         for _ in range(_TRIES):
             invited = self._invited(asked, gone)
             carrier = self.terms.carrier(layout.size, request.clip_norm, len(invited))
-            digest, length, bound = bytes.fromhex(layout.digest), carrier.length, carrier.largest
+            digest, length, bound = bytes.fromhex(request.digest), carrier.length, carrier.largest
             parameters = self.terms.parameters(next(self._numbers), invited, digest, length, bound)
             with _advised():
                 machine, missing = self._run(parameters, wanted, request, transport, spent, refused)

@@ -9,32 +9,67 @@ import difflib
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
-from secure_fed.config import MethodConfig
+from secure_fed.config import MethodConfig, RunConfig
 from secure_fed.errors import ConfigError
 
 if TYPE_CHECKING:
     from secure_fed.methods.method import Card, Method
 
 METHODS: dict[str, str] = {
+    "fedft": "secure_fed.methods.fedft",
+    "bitfit": "secure_fed.methods.bitfit",
+    "adapter_houlsby": "secure_fed.methods.adapter_houlsby",
+    "adapter_pfeiffer": "secure_fed.methods.adapter_pfeiffer",
+    "prompt_tuning": "secure_fed.methods.prompt_tuning",
+    "prefix_tuning": "secure_fed.methods.prefix_tuning",
+    "p_tuning": "secure_fed.methods.p_tuning",
+    "ia3": "secure_fed.methods.ia3",
+    "compacter": "secure_fed.methods.compacter",
+    "adamix": "secure_fed.methods.adamix",
     "fedlora": "secure_fed.methods.fedlora",
     "ffa_lora": "secure_fed.methods.ffa_lora",
+    "rolora": "secure_fed.methods.rolora",
     "fra_lora": "secure_fed.methods.fra_lora",
     "fra_then_ffa": "secure_fed.methods.fra_then_ffa",
+    "federa": "secure_fed.methods.federa",
+    "svd_adaptation": "secure_fed.methods.svd_adaptation",
+    "fedara": "secure_fed.methods.fedara",
+    "fedtt": "secure_fed.methods.fedtt",
+    "fedtt_plus": "secure_fed.methods.fedtt_plus",
+    "c2a": "secure_fed.methods.c2a",
+    "fedsvd": "secure_fed.methods.fedsvd",
+    "fedask": "secure_fed.methods.fedask",
+    "fedpower": "secure_fed.methods.fedpower",
 }
 
 
-def build(config: MethodConfig) -> Method:
-    """The method that `config` names; a name that does not exist or a setting that it does not read is refused."""
-    chosen = card(config.name)
+def build(config: RunConfig | MethodConfig) -> Method:
+    """The method of a run; a name that does not exist or a setting that it does not read is refused.
+
+    [method] alone stands for a run whose other settings are the usual ones.
+    """
+    run = RunConfig(method=config) if isinstance(config, MethodConfig) else config
+    chosen = card(run.method.name)
+    _require_read(run.method, chosen)
+    if chosen.memoryless and run.federation.server_optimizer != "mean":
+        raise ConfigError(
+            f"federation.server_optimizer = {run.federation.server_optimizer!r} cannot be used with method.name = "
+            f"{chosen.name!r}: {chosen.memoryless}; use 'mean'"
+        )
+    return cast("Method", import_module(METHODS[chosen.name]).build(run))
+
+
+def _require_read(config: MethodConfig, chosen: Card) -> None:
+    """Refuse a setting of [method] that has been changed and that this method does not read."""
     defaults = MethodConfig()
     for option in sorted({option for other in cards() for option in other.options} - set(chosen.options)):
         if getattr(config, option) != getattr(defaults, option):
-            readers = " and ".join(other.name for other in cards() if option in other.options)
+            readers = [other.name for other in cards() if option in other.options]
+            named = " and ".join(readers) if len(readers) < 4 else f"{', '.join(readers[:4])}, ..."
             raise ConfigError(
                 f"method.{option} = {getattr(config, option)!r} has no effect with method.name = {config.name!r}: "
-                f"leave it out, or use {readers}, which read it"
+                f"leave it out, or use {named}, which read it"
             )
-    return cast("Method", import_module(METHODS[config.name]).build(config))
 
 
 def card(name: str) -> Card:

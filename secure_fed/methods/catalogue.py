@@ -1,45 +1,130 @@
-"""What `secure-fed methods` prints: every method, counted for one model."""
+"""What `secure-fed methods` prints: every method, counted for one model.
+
+Models are counted on the device "meta", which has shapes and no numbers, so a folder that holds a `config.json` is enough.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from secure_fed.config import MethodConfig, ModelConfig
-from secure_fed.methods import METHODS, build
-from secure_fed.methods.method import State
-from secure_fed.models.loading import load_classifier
+import torch
+from torch import nn
+
+from secure_fed.config import ModelConfig, RunConfig
+from secure_fed.errors import ConfigError, MethodError
+from secure_fed.methods import METHODS, build, card
+from secure_fed.methods.method import Card, Method, RoundPlan, State
+from secure_fed.models.heads import head_of
+from secure_fed.models.loading import explained, head_names, load_classifier, locate, pooler_names, quiet
 from secure_fed.tensors import Tensors
+from secure_fed.wire_size import wire_size
 
 _LABELS = ("no", "yes")
+_EVERYWHERE = ("modules_to_save", "personal")  # settings of [method] that are read whatever the method
+_UNCOUNTED = ("trainable", "bytes_per_round", "bytes_up", "bytes_down")
 
 
-def catalogue(model: str) -> list[dict[str, Any]]:
-    """A row for every method at default settings, with a two-class head on the named model.
+def catalogue(model: str, overrides: Iterable[str] = ()) -> list[dict[str, Any]]:
+    """A row for every method, with a two-class head on the named model.
 
-    bytes_per_round is what one client sends and receives in the method's first round.
+    overrides: `method.key=value`; a method that does not read that setting is counted without it. bytes_up and bytes_down are
+    what one client sends and receives in the method's first round, unmasked, and bytes_per_round is both. Of a method that
+    cannot be put into this model, or not with these settings, these are None, and not_applicable says why.
     """
-    return [_row(name, model) for name in METHODS]
+    settings, skeleton = _settings(overrides), _Skeleton.of(model)
+    return [_row(name, settings, skeleton) for name in METHODS]
 
 
-def _row(name: str, model: str) -> dict[str, Any]:
-    method = build(MethodConfig(name=name))
-    loaded = load_classifier(ModelConfig(name=model), _LABELS, seed=0)
-    state = State(method.prepare(loaded.model, loaded.head, seed=0))
+def _settings(overrides: Iterable[str]) -> dict[str, Any]:
+    """What was changed of [method]."""
+    chosen, usual = RunConfig().override(overrides), RunConfig()
+    changed = {
+        (section, name): value
+        for section, table in chosen.to_dict().items()
+        for name, value in table.items()
+        if value != usual.to_dict()[section][name]
+    }
+    for section, name in changed:
+        if section != "method" or name == "name":
+            raise ConfigError(f"--set {section}.{name} changes no count: set keys of [method], and not its name")
+    return {name: value for (_, name), value in changed.items()}
+
+
+@dataclass(frozen=True)
+class _Skeleton:
+    """The shapes of a classifier, and which of its parameters no pre-training has made."""
+
+    config: Any
+    head: tuple[str, ...]
+
+    @classmethod
+    def of(cls, name: str) -> _Skeleton:
+        """Of a folder without weights, the head is what has none in a usual checkpoint."""
+        if _has_weights(locate(name)):
+            loaded = load_classifier(ModelConfig(name=name, max_length=2), _LABELS, seed=0)
+            return cls(loaded.model.config, loaded.head)
+        from transformers import AutoConfig
+
+        with quiet(), explained(name):
+            found = cls(AutoConfig.from_pretrained(locate(name), num_labels=len(_LABELS)), ())
+            model = found.model()
+        return cls(found.config, head_names(model) + pooler_names(model))
+
+    def model(self) -> nn.Module:
+        from transformers import AutoModelForSequenceClassification
+
+        with quiet(), torch.device("meta"):
+            made: nn.Module = AutoModelForSequenceClassification.from_config(self.config, dtype=torch.float32)
+        return made
+
+
+def _has_weights(place: str) -> bool:
+    """Of a folder, whether there are weights in it; a model of the Hub has some."""
+    folder = Path(place)
+    return not folder.is_dir() or any(any(folder.glob(f"*.{ending}")) for ending in ("safetensors", "bin"))
+
+
+def _row(name: str, settings: Mapping[str, Any], skeleton: _Skeleton) -> dict[str, Any]:
+    described = card(name)
+    read = {*described.options, *_EVERYWHERE}
+    own = {("method", key): value for key, value in settings.items() if key in read}
+    row = _said(described)
+    try:
+        run = RunConfig().replace({("method", "name"): name, ("model", "max_length"): 2, **own})
+        return row | _counted(build(run), skeleton, run.method.modules_to_save) | {"not_applicable": None}
+    except (MethodError, ConfigError) as error:
+        return row | dict.fromkeys(_UNCOUNTED) | {"not_applicable": str(error)}
+
+
+def _said(described: Card) -> dict[str, Any]:
+    return {
+        "name": described.name,
+        "paper": described.paper,
+        "travels": described.travels,
+        "mean_exact": described.mean_exact,
+        "units": ["none", *described.units],
+        "refusals": dict(described.refusals),
+    }
+
+
+def _counted(method: Method, skeleton: _Skeleton, saved: Sequence[str]) -> dict[str, int]:
+    model = skeleton.model()
+    state = State(method.prepare(model, head_of(model, skeleton.head, saved), seed=0))
     plan = method.plan(state)
     after = state.tensors.select(plan.trainable)
-    no_means: dict[str, Tensors] = {}
-    up = sum(method.contribute(pass_name, state.tensors, after, no_means).wire_size for pass_name in plan.passes)
+    up = _up(method, state, plan, after)
     down = state.tensors.select(plan.down).wire_size
-    card = method.card
-    return {
-        "name": card.name,
-        "paper": card.paper,
-        "travels": card.travels,
-        "mean_exact": card.mean_exact,
-        "units": ["none", *card.units],
-        "refusals": dict(card.refusals),
-        "trainable": after.numel,
-        "bytes_per_round": up + down,
-        "bytes_up": up,
-        "bytes_down": down,
-    }
+    return {"trainable": after.numel, "bytes_per_round": up + down, "bytes_up": up, "bytes_down": down}
+
+
+def _up(method: Method, state: State, plan: RoundPlan, after: Tensors) -> int:
+    """What a contribution weighs: as the method makes it, in factors where it does; several passes need numbers for that."""
+    if len(plan.passes) == 1:
+        return method.contribute(plan.passes[0], state.tensors, after, {}).wire_size
+    return sum(
+        wire_size(tuple((name, shape, torch.float32) for name, shape in method.layout(state, pass_name).entries))
+        for pass_name in plan.passes
+    )

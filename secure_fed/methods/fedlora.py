@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from secure_fed.adapters.lora import LoraAdapter, read
-from secure_fed.config import MethodConfig
+from secure_fed.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm
+from secure_fed.adapters.parameters import read
+from secure_fed.config import RunConfig
 from secure_fed.methods.averaging import change, moved, next_state
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
 from secure_fed.tensors import Layout, Tensors
@@ -29,11 +30,12 @@ CARD = Card(
     paper="Trautmann et al., 2025, section III.A; FedLR in Yan et al., arXiv 2404.18848",
     travels="A, B, head",
     mean_exact=False,
+    options=LORA_OPTIONS,
 )
 
 
-def build(config: MethodConfig) -> FedLora:
-    return FedLora(LoraAdapter.of(config))
+def build(run: RunConfig) -> FedLora:
+    return FedLora(LoraAdapter.of(run.method))
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,7 @@ class FedLora:
     """Averages A, B and the head."""
 
     adapter: LoraAdapter
-
-    @property
-    def card(self) -> Card:
-        return CARD
+    card: Card = CARD
 
     def prepare(self, model: nn.Module, head: Sequence[str], seed: int) -> Tensors:
         found = self.adapter.inject(model, head, seed)
@@ -61,3 +60,7 @@ class FedLora:
 
     def apply(self, state: State, means: Mapping[str, Tensors], noise_std: float = 0.0) -> State:
         return next_state(state, moved(state.tensors, means[CHANGE]))
+
+    def as_lora(self, initial: Tensors, tensors: Tensors) -> LoraForm:
+        """A and B, or their change where they began as parts of W."""
+        return self.adapter.form(initial, tensors)

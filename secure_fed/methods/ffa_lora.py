@@ -20,8 +20,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from secure_fed.adapters.lora import LoraAdapter, pairs, read
-from secure_fed.config import MethodConfig
+from secure_fed.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm, pairs
+from secure_fed.adapters.parameters import read
+from secure_fed.config import RunConfig
 from secure_fed.methods.averaging import change, moved, next_state
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
 from secure_fed.tensors import Layout, Tensors
@@ -31,13 +32,13 @@ CARD = Card(
     paper="Sun et al., ICLR 2024, arXiv 2403.12313",
     travels="B, head",
     mean_exact=True,
-    options=("freeze_init", "double_rank"),
+    options=(*LORA_OPTIONS, "freeze_init", "double_rank"),
 )
 
 
-def build(config: MethodConfig) -> FfaLora:
-    adapter = LoraAdapter.of(config)
-    return FfaLora(doubled(adapter) if config.double_rank else adapter, config.freeze_init)
+def build(run: RunConfig) -> FfaLora:
+    adapter = LoraAdapter.of(run.method)
+    return FfaLora(doubled(adapter) if run.method.double_rank else adapter, run.method.freeze_init)
 
 
 def doubled(adapter: LoraAdapter) -> LoraAdapter:
@@ -66,10 +67,7 @@ class FfaLora:
 
     adapter: LoraAdapter
     freeze_init: str = "orthonormal"
-
-    @property
-    def card(self) -> Card:
-        return CARD
+    card: Card = CARD
 
     def prepare(self, model: nn.Module, head: Sequence[str], seed: int) -> Tensors:
         found = self.adapter.inject(model, head, seed, FREEZE_INITS[self.freeze_init])
@@ -87,6 +85,10 @@ class FfaLora:
 
     def apply(self, state: State, means: Mapping[str, Tensors], noise_std: float = 0.0) -> State:
         return next_state(state, moved(state.tensors, means[CHANGE]))
+
+    def as_lora(self, initial: Tensors, tensors: Tensors) -> LoraForm:
+        """A and B, or their change where they began as parts of W."""
+        return self.adapter.form(initial, tensors)
 
 
 def without_a(tensors: Tensors) -> Tensors:

@@ -42,8 +42,9 @@ import torch
 from torch import Tensor, nn
 
 from secure_fed import sketch as sketches
-from secure_fed.adapters.lora import LoraAdapter, Pair, pairs, read
-from secure_fed.config import MethodConfig
+from secure_fed.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm, Pair, pairs
+from secure_fed.adapters.parameters import read
+from secure_fed.config import MethodConfig, RunConfig
 from secure_fed.errors import MethodError
 from secure_fed.low_rank import Svd, balanced, denoised, truncated
 from secure_fed.methods.averaging import change, moved, next_state
@@ -55,7 +56,7 @@ CARD = Card(
     paper="Trautmann et al., 2025, section IV",
     travels="change of B A as factors of twice the rank, head; down A, B, head",
     mean_exact=True,
-    options=("denoise", "transport_form", "sketch"),
+    options=(*LORA_OPTIONS, "denoise", "transport_form", "sketch"),
 )
 
 SKETCH = "sketch"
@@ -63,8 +64,8 @@ _DELTA = ".delta"
 Split = Callable[[Svd], tuple[Tensor, Tensor]]
 
 
-def build(config: MethodConfig) -> FraLora:
-    return FraLora(LoraAdapter.of(config), config.denoise, sketch_of(config))
+def build(run: RunConfig) -> FraLora:
+    return FraLora(LoraAdapter.of(run.method), run.method.denoise, sketch_of(run.method))
 
 
 def sketch_of(config: MethodConfig) -> int | None:
@@ -82,10 +83,7 @@ class FraLora:
     adapter: LoraAdapter
     denoise: str = "shrink"
     sketch: int | None = None
-
-    @property
-    def card(self) -> Card:
-        return CARD
+    card: Card = CARD
 
     def prepare(self, model: nn.Module, head: Sequence[str], seed: int) -> Tensors:
         found = self.adapter.inject(model, head, seed)
@@ -121,6 +119,10 @@ class FraLora:
 
     def apply(self, state: State, means: Mapping[str, Tensors], noise_std: float = 0.0) -> State:
         return next_state(state, self.merged(state.tensors, means, balanced, noise_std))
+
+    def as_lora(self, initial: Tensors, tensors: Tensors) -> LoraForm:
+        """A and B, or their change where they began as parts of W."""
+        return self.adapter.form(initial, tensors)
 
     def reported(self, means: Mapping[str, Tensors]) -> dict[str, float]:
         """How much of the mean change lay outside the sketch, as a share of its norm; nothing where there was none.
@@ -160,7 +162,7 @@ class FraLora:
         factors = {name for pair in found for name in (pair.a, pair.b)}
         if missing := sorted(factors - set(after)):
             raise MethodError(
-                f"{CARD.name} sends products of factors, so {missing[0]} cannot stay on the client: "
+                f"{self.card.name} sends products of factors, so {missing[0]} cannot stay on the client: "
                 "name only tensors of the head in method.personal"
             )
         products = {}

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from secure_fed.adapters.lora import LoraAdapter, pairs
-from secure_fed.config import MethodConfig
+from secure_fed.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm, pairs
+from secure_fed.config import RunConfig
 from secure_fed.low_rank import balanced, right_orthonormal
 from secure_fed.methods.averaging import change, moved, next_state
 from secure_fed.methods.ffa_lora import without_a
@@ -34,12 +34,12 @@ CARD = Card(
     paper="Trautmann et al., 2025, section VI",
     travels="as fra_lora, then up B, head and down A, B, head",
     mean_exact=True,
-    options=("switch_round", "denoise", "transport_form", "sketch"),
+    options=(*LORA_OPTIONS, "switch_round", "denoise", "transport_form", "sketch"),
 )
 
 
-def build(config: MethodConfig) -> FraThenFfa:
-    return FraThenFfa(LoraAdapter.of(config), config.switch_round, config.denoise, sketch_of(config))
+def build(run: RunConfig) -> FraThenFfa:
+    return FraThenFfa(LoraAdapter.of(run.method), run.method.switch_round, run.method.denoise, sketch_of(run.method))
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,7 @@ class FraThenFfa:
     switch_round: int = 5
     denoise: str = "shrink"
     sketch: int | None = None
-
-    @property
-    def card(self) -> Card:
-        return CARD
+    card: Card = CARD
 
     @property
     def _fra(self) -> FraLora:
@@ -82,6 +79,10 @@ class FraThenFfa:
         last = state.round == self.switch_round - 1
         split = right_orthonormal if last else balanced
         return next_state(state, self._fra.merged(state.tensors, means, split, noise_std))
+
+    def as_lora(self, initial: Tensors, tensors: Tensors) -> LoraForm:
+        """A and B as they are."""
+        return self.adapter.form(initial, tensors)
 
     def reported(self, means: Mapping[str, Tensors]) -> dict[str, float]:
         """As `FraLora` says, in its rounds."""

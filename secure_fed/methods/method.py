@@ -10,13 +10,13 @@ gets the means of earlier passes when it makes the contribution of a later one.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from torch import nn
+from torch import Tensor, nn
 
-from secure_fed.adapters.lora import LoraAdapter
+from secure_fed.adapters.lora import LoraForm
 from secure_fed.tensors import Layout, Tensors
 
 CHANGE = "change"
@@ -55,8 +55,9 @@ class Card:
     """What `secure-fed methods` says about a method.
 
     mean_exact: whether the mean of the contributions is the mean of what the clients' models became, so that nothing
-    is lost or made up by averaging. options: the keys of [method] that this method reads and others do not. units: whom
-    differential privacy can protect; refusals: for every other unit, why it cannot.
+    is lost or made up by averaging. options: the keys of [method] that this method reads and others may not. units: whom
+    differential privacy can protect; refusals: for every other unit, why it cannot. memoryless: why a server optimiser that
+    adds up the means of several rounds cannot be used; empty where it can.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Card:
     options: tuple[str, ...] = ()
     units: tuple[str, ...] = ("client", "example", "group")
     refusals: Mapping[str, str] = field(default_factory=dict)
+    memoryless: str = ""
 
 
 class Method(Protocol):
@@ -73,9 +75,6 @@ class Method(Protocol):
 
     @property
     def card(self) -> Card: ...
-
-    @property
-    def adapter(self) -> LoraAdapter: ...
 
     def prepare(self, model: nn.Module, head: Sequence[str], seed: int) -> Tensors:
         """Put the adapter into `model` in place and return every tensor of the initial state.
@@ -109,3 +108,45 @@ class Reporting(Protocol):
 
     def reported(self, means: Mapping[str, Tensors]) -> dict[str, float]:
         """Numbers by name, for the round's record. Of means alone, so that under privacy nothing leaves that had not."""
+
+
+@runtime_checkable
+class Shrinking(Protocol):
+    """A method whose state holds tensors of fewer and fewer entries. It has one pass a round, and the same names in all."""
+
+    def admits(self, round_: int, initial: Tensors, tensors: Tensors) -> bool:
+        """Whether `tensors` may be the state after so many rounds, going by names and shapes."""
+
+
+def fits(method: Method, initial: Tensors, state: State) -> bool:
+    """Whether `state` may be one of a run that began with `initial`, going by names and shapes."""
+    if isinstance(method, Shrinking) and Layout.of(state.tensors) != Layout.of(initial):
+        return method.admits(state.round, initial, state.tensors)
+    return Layout.of(state.tensors) == Layout.of(initial)
+
+
+@runtime_checkable
+class Contextual(Protocol):
+    """A method in whose model a client puts something of its own data."""
+
+    def context(self, initial: Tensors, examples: Sequence[Any]) -> Tensors:
+        """What this client's model has, while it trains, in place of the state's tensors of the same names.
+
+        These do not train and never travel: everywhere else the state's own are used.
+        """
+
+
+@runtime_checkable
+class OwnObjective(Protocol):
+    """A method that trains on something else than the task's loss."""
+
+    def objective(self, loss: Callable[[nn.Module, Any], Tensor]) -> Callable[[nn.Module, Any], Tensor]:
+        """The loss (model, batch) -> (B,) to train on, of the task's."""
+
+
+@runtime_checkable
+class LoraShaped(Protocol):
+    """A method whose state is a LoRA adapter, so that an export is a folder that PEFT loads."""
+
+    def as_lora(self, initial: Tensors, tensors: Tensors) -> LoraForm:
+        """`tensors`, of a run that began with `initial`, as factors."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -14,6 +14,9 @@ from torch import nn
 
 from secure_fed.config import ModelConfig
 from secure_fed.errors import ConfigError, ModelError, plainly
+
+if TYPE_CHECKING:
+    from secure_fed.tasks.task import Task
 
 BUILTIN = {"builtin/tiny": Path(__file__).parent / "tiny"}
 
@@ -53,24 +56,58 @@ def locate(name: str) -> str:
 
 def load_classifier(config: ModelConfig, label_names: Sequence[str], seed: int) -> Loaded:
     """The model with a classification head for these labels; what is newly initialised depends on `seed` alone."""
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    from secure_fed.tasks.classification import Classification
+    from secure_fed.tasks.sequences import USUAL
+
+    return load(config, Classification(USUAL), label_names, seed)
+
+
+def load(config: ModelConfig, task: Task, label_names: Sequence[str], seed: int) -> Loaded:
+    """The model with what the task puts on top of it; what is newly initialised depends on `seed` alone.
+
+    Of a head that was pre-trained for the task, such as a language model's, only what is new is head.
+    """
+    import transformers
 
     device = find_device(config.device)
     place = locate(config.name)
-    labels = {"id2label": dict(enumerate(label_names)), "label2id": {name: i for i, name in enumerate(label_names)}}
-    with quiet(), _explained(config.name), torch.random.fork_rng(devices=[]), torch.device("cpu"):
+    with quiet(), explained(config.name), torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)  # the weights are made on the CPU, and no other generator is touched
-        tokenizer = AutoTokenizer.from_pretrained(place)
-        model, info = AutoModelForSequenceClassification.from_pretrained(
-            place, ignore_mismatched_sizes=True, output_loading_info=True, dtype=torch.float32, **labels
+        tokenizer = transformers.AutoTokenizer.from_pretrained(place)
+        model, info = getattr(transformers, task.auto).from_pretrained(
+            place,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            dtype=torch.float32,
+            **task.model_settings(label_names),
         )
-    head = {*head_names(model), *info["missing_keys"], *(key[0] for key in info["mismatched_keys"])}
+    new = {*info["missing_keys"], *(key[0] for key in info["mismatched_keys"])}
+    head = new if task.keeps_head else {*head_names(model), *new}
     names = [name for name, _ in model.named_parameters()]
     _check_weights(config.name, model, head, names)
     _check_positions(config, model)
     _give_padding(model, tokenizer)
+    if task.auto == "AutoModelForCausalLM":
+        _require_causal(config.name, model)
     model.to(device=device, dtype=getattr(torch, config.dtype))
     return Loaded(model, tokenizer, tuple(name for name in names if name in head))
+
+
+@torch.no_grad()
+def _require_causal(name: str, model: Any) -> None:
+    """Refuse an encoder: it reads the very tokens that it is to tell, so its likelihoods would mean nothing."""
+    model.eval()
+    ids = torch.arange(4).view(1, 4) % model.config.vocab_size
+    other = ids.clone()
+    other[0, -1] = (other[0, -1] + 1) % model.config.vocab_size
+    first, second = (
+        model(input_ids=given, attention_mask=torch.ones_like(given)).logits[0, :-1] for given in (ids, other)
+    )
+    if not torch.allclose(first, second, rtol=1e-4, atol=1e-5):
+        raise ModelError(
+            f"model.name is {name!r}, whose {type(model).__name__} reads what comes after a token and so cannot tell it; "
+            "choose a decoder such as GPT-2 or LLaMA"
+        )
 
 
 def head_names(model: nn.Module) -> tuple[str, ...]:
@@ -139,7 +176,7 @@ def _give_padding(model: Any, tokenizer: Any) -> None:
 
 
 @contextmanager
-def _explained(name: str) -> Iterator[None]:
+def explained(name: str) -> Iterator[None]:
     """What transformers raises when a model cannot be had, as one sentence."""
     try:
         yield

@@ -5,7 +5,8 @@ guarantee            what the run says of its privacy, read with suspicion
 sight                what the server sees of the clients, with masks and without
 masks                secure aggregation: whether there was any, its parameters, and what it took
 overview, privacy,   the sections of the page, one function each: RunRecord -> HTML,
-curves, details      or "" where the section does not apply to the run
+curves, diagnostics, or "" where the section does not apply to the run
+details
 plots                numbers -> inline SVG in the page's colours (the only importer of matplotlib)
 markup               the few HTML shapes of the sections, and the one place where text is escaped
 words                numbers as people read them

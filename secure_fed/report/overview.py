@@ -5,6 +5,7 @@ from __future__ import annotations
 from secure_fed.report import privacy
 from secure_fed.report.markup import facts, paragraph, section, text
 from secure_fed.report.masks import masked
+from secure_fed.report.measured import how_good, key_numbers, keys
 from secure_fed.report.record import RunRecord
 from secure_fed.report.words import MISSING, counted, duration, number, percent, rate, size
 
@@ -23,10 +24,9 @@ def heading(record: RunRecord) -> str:
 
 def summary(record: RunRecord) -> str:
     """The run in one paragraph, and the few numbers that everybody asks for."""
-    sentences = (_who_trained_what(record), _how_good(record), _what_travelled(record), _how_long(record))
+    sentences = (_who_trained_what(record), how_good(record), _what_travelled(record), _how_long(record))
     key = (
-        ("accuracy", percent(record.last("accuracy"))),
-        ("macro-F1", number(record.last("macro_f1"))),
+        *key_numbers(record),
         ("epsilon", privacy.short(record)),
         (_sent(record, "sent by clients"), size(record.total("bytes_up"))),
         (_sent(record, "sent to clients"), size(record.total("bytes_down"))),
@@ -45,8 +45,7 @@ def results(record: RunRecord) -> str:
         ("clients", number(len(record.client_names))),
         ("clients that train in a round" if record.hides_training else "clients a round", _cohort(record)),
         ("rounds", f"{number(len(record.rounds))} of {number(record.planned)}"),
-        ("accuracy", percent(record.last("accuracy"))),
-        ("macro-F1", number(record.last("macro_f1"))),
+        *key_numbers(record),
         ("test loss", number(record.last("loss"))),
         *_own_metrics(record),
         ("trained numbers", number(result.get("trainable"))),
@@ -84,20 +83,6 @@ def _who_trained_what(record: RunRecord) -> str:
     )
 
 
-def _how_good(record: RunRecord) -> str:
-    accuracy, loss = record.last("accuracy"), record.last("loss")
-    if accuracy is None and loss is None:
-        return "The shared model has not been evaluated on test examples."
-    if accuracy is None:
-        return f"The loss of the shared model on the test examples is {number(loss)}."
-    labels = len(record.facts["label_names"])
-    label = f"one of {counted(labels, 'class', 'classes')}" if labels else "class"
-    return (
-        f"The shared model finds the right {label} for {percent(accuracy)} of the test examples"
-        f" (macro-F1 {number(record.last('macro_f1'))})."
-    )
-
-
 def _what_travelled(record: RunRecord) -> str:
     trained = (record.result or {}).get("trainable")
     what = f"the {number(trained)} trained numbers" if trained else "the trained numbers"
@@ -124,7 +109,7 @@ def _own_metrics(record: RunRecord) -> list[tuple[str, str]]:
         if "sketch_residual" in measured
         else []
     )
-    own = {name: value for name, value in measured.items() if name != "sketch_residual"}
+    own = {name: value for name, value in measured.items() if name not in ("sketch_residual", *keys(record))}
     return lost + [(str(name), number(value)) for name, value in own.items() if isinstance(value, int | float)]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from secure_fed.durable import atomic_write
 from secure_fed.errors import RunDirectoryError
-from secure_fed.report import curves, details, masks, overview, privacy
+from secure_fed.report import curves, details, diagnostics, masks, overview, privacy
 from secure_fed.report.markup import text
 from secure_fed.report.record import RunRecord, read
 
@@ -23,6 +23,7 @@ SECTIONS: tuple[Section, ...] = (
     overview.results,
     curves.learning,
     curves.traffic,
+    diagnostics.diagnostics,
     details.clients,
     details.rejected,
     details.rounds,

@@ -10,6 +10,10 @@ from torch import nn
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
+    DebertaConfig,
+    DebertaForSequenceClassification,
+    DebertaV2Config,
+    DebertaV2ForSequenceClassification,
     DistilBertConfig,
     DistilBertForSequenceClassification,
     GPT2Config,
@@ -40,6 +44,33 @@ def distilbert() -> nn.Module:
     )
 
 
+def deberta() -> nn.Module:
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    attention = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "max_relative_positions": 8}
+    return DebertaForSequenceClassification(
+        DebertaConfig(**_COMMON, **shape, **attention, max_position_embeddings=16, pooler_hidden_size=16)
+    )
+
+
+def deberta_v3() -> nn.Module:
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    attention = {
+        "relative_attention": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "position_buckets": 8,
+        "share_att_key": True,
+    }
+    more = {
+        "norm_rel_ebd": "layer_norm",
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+        "pooler_hidden_size": 16,
+    }
+    return DebertaV2ForSequenceClassification(
+        DebertaV2Config(**_COMMON, **shape, **attention, **more, max_position_embeddings=16)
+    )
+
+
 def llama() -> nn.Module:
     shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
     return LlamaForSequenceClassification(LlamaConfig(**_COMMON, **shape, num_key_value_heads=2))
@@ -53,6 +84,8 @@ ARCHITECTURES: dict[str, Callable[[], nn.Module]] = {
     "bert": bert,
     "roberta": roberta,
     "distilbert": distilbert,
+    "deberta": deberta,
+    "deberta_v3": deberta_v3,
     "llama": llama,
     "gpt2": gpt2,
 }

@@ -74,12 +74,12 @@ def test_the_commented_file_is_the_defaults_and_explains_every_key(tmp_path: Pat
 def test_every_line_of_the_commented_file_that_is_commented_out_can_be_put_in(tmp_path: Path) -> None:
     text = commented_toml()
     unset = [name for (_, name), value in zip(KEYS, values(RunConfig()), strict=True) if value is None]
-    training = ["clients", "cohort", "sketch", "steps", "microbatch"]
+    training = ["clients", "cohort", "sketch", "bottleneck", "final_rank", "steps", "microbatch"]
     privacy = [
         *("epsilon", "noise_multiplier", "clip_quantile"),
         *("participations", "budget_epsilon", "budget_delta"),
     ]
-    assert unset == [*training, *privacy, "neighbours", "threshold"]
+    assert unset == [*training, *privacy, "neighbours", "threshold", "target_accuracy", "bandwidth"]
     for name in unset:
         text = text.replace(f"# {name} = ", f"{name} = ")
     with pytest.raises(ConfigError, match="has no effect here"):

@@ -18,7 +18,6 @@ from secure_fed import engine
 from secure_fed.client import Client, Workbench
 from secure_fed.engine import Schedule, run_round
 from secure_fed.errors import MethodError, TrainingError
-from secure_fed.methods import METHODS
 from secure_fed.methods.method import State
 from secure_fed.protection import Protection
 from secure_fed.server import Server
@@ -225,7 +224,7 @@ class Nobody(Poisson):
         return []
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", toys.METHODS)
 def test_an_empty_cohort_leaves_the_model_what_it_was(method: str) -> None:
     """FRA may split the same product anew; the product, and so the model, is the same."""
     federation = toys.federation({"method.name": method})
@@ -354,7 +353,7 @@ class Weighing:
 
 
 @pytest.mark.parametrize("personal", [[], ["classifier"]])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", toys.METHODS)
 def test_bytes_are_those_of_what_travelled_and_travel_changes_nothing(method: str, personal: list[str]) -> None:
     settings = {"method.name": method, "method.personal": personal, "federation.cohort": 2}
     if method == "fra_then_ffa":
@@ -427,7 +426,7 @@ def test_a_pattern_that_names_no_trained_tensor_is_refused() -> None:
 # Whole runs.
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", toys.METHODS)
 def test_equal_seeds_give_equal_bits_and_others_others(method: str) -> None:
     settings = {"method.name": method, "federation.cohort": 2}
     runs = [toys.federation({**settings, "federation.seed": seed}).run() for seed in (3, 3, 4)]
@@ -443,7 +442,7 @@ def test_a_federation_run_twice_starts_again() -> None:
     assert toys.without_time(first.records) == toys.without_time(second.records)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", toys.METHODS)
 def test_frozen_tensors_never_move(method: str) -> None:
     federation = toys.federation({"method.name": method})
     base = {name: p.detach().clone() for name, p in federation.parts.model.named_parameters() if not p.requires_grad}

@@ -1,10 +1,13 @@
-"""Exported folders compute what the trained model does, in the hands of PEFT and transformers alone."""
+"""Exported folders compute what the trained model does: in the hands of PEFT and transformers alone, or of `load_adapter`."""
 
 from __future__ import annotations
 
 import errno
+import itertools
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,35 +15,73 @@ from peft import AutoPeftModelForSequenceClassification, PeftModel
 from torch import nn
 from transformers import AutoModel, AutoModelForSequenceClassification
 
-from secure_fed.adapters.lora import LoraAdapter
-from secure_fed.config import MethodConfig
-from secure_fed.errors import ModelError, UsageError
-from secure_fed.export import write_adapter, write_merged
-from secure_fed.methods import METHODS, build
-from secure_fed.methods.method import CHANGE, Method, State
+from secure_fed import load_adapter
+from secure_fed.adapters.lora import LoraAdapter, LoraForm
+from secure_fed.config import RunConfig
+from secure_fed.errors import MethodError, ModelError, UsageError
+from secure_fed.export import Adapted, write_adapter, write_merged
+from secure_fed.methods import METHODS, build, card
+from secure_fed.methods.method import LoraShaped, Method, State
 from secure_fed.model_card import ModelCard
+from secure_fed.peft_folder import fill
+from secure_fed.tasks import classification
 from secure_fed.tensors import Tensors
+from secure_fed.training import Objective
 from tests.secure_fed import small_models
 
+ROUNDS = 3
 
-def train(method: Method, model: nn.Module, head: list[str], rounds: int = 3) -> None:
-    """A few rounds of a federation of one whose training is chance, loaded into the model."""
-    state = State(method.prepare(model, head, seed=0))
+# What makes each method small, and lets it do in three rounds all that it ever does.
+SMALL: dict[str, Any] = {
+    **{"rank": 2, "alpha": 8.0, "switch_round": 2, "oversampling": 2},
+    **{"final_rank": 1, "warmup_rounds": 0, "final_rounds": 1},
+    **{"bottleneck": 8, "prompt_length": 3, "context_dim": 3, "hyper_dim": 4},
+}
+
+
+def config_of(name: str, **settings: Any) -> RunConfig:
+    small = {key: value for key, value in SMALL.items() if key in card(name).options}
+    return RunConfig.from_dict({"method": {"name": name, **small, **settings}, "federation": {"rounds": ROUNDS}})
+
+
+LORA_SHAPED = [name for name in METHODS if isinstance(build(config_of(name)), LoraShaped)]
+OTHERS = [name for name in METHODS if name not in LORA_SHAPED]
+SELECTIVE = ("bitfit", "fedft")  # train parameters that the base model has anyway
+
+# LLaMA has no biases; the others take no keys and values of tokens before the text.
+NOWHERE = {("bitfit", "llama"), *(("prefix_tuning", other) for other in ("distilbert", "deberta", "deberta_v3"))}
+
+
+def fitting(names: Iterable[str], architectures: Iterable[str]) -> list[tuple[str, str]]:
+    """The methods with the architectures that they have a place in."""
+    return [pair for pair in itertools.product(names, architectures) if pair not in NOWHERE]
+
+
+def train(method: Method, initial: Tensors, rounds: int = ROUNDS) -> State:
+    """A few rounds of a federation of one whose training is chance."""
+    state = State(initial)
     generator = torch.Generator().manual_seed(1)
     for _ in range(rounds):
+        plan = method.plan(state)
         after = Tensors(
             (n, state.tensors.tensor(n) + 0.2 * torch.randn(state.tensors[n].shape, generator=generator))
-            for n in method.plan(state).trainable
+            for n in plan.trainable
         )
-        state = method.apply(state, {CHANGE: method.contribute(CHANGE, state.tensors, after, {})})
+        means: dict[str, Tensors] = {}
+        for pass_name in plan.passes:
+            means[pass_name] = method.contribute(pass_name, state.tensors, after, means)
+        state = method.apply(state, means)
+    return state
+
+
+def adapted(config: RunConfig, model: nn.Module, head: list[str], base_model: str = "", **said: Any) -> Adapted:
+    """What an export of a trained model is given."""
+    method = build(config)
+    initial = method.prepare(model, head, seed=config.federation.seed)
+    state = train(method, initial)
     with torch.no_grad():
-        for name in state.tensors:
-            model.get_parameter(name).copy_(state.tensors.tensor(name))
-
-
-def method_of(name: str, target_modules: tuple[str, ...] | str = "") -> Method:
-    switch = {"switch_round": 2} if name == "fra_then_ffa" else {}
-    return build(MethodConfig(name=name, rank=2, alpha=8.0, target_modules=target_modules, **switch))  # type: ignore[arg-type]
+        Objective(model, classification.loss, torch.device("cpu")).load(state.tensors)
+    return Adapted(config, method, model, tuple(head), initial, state, ModelCard("test", base_model, **said))
 
 
 def saved_base(model: nn.Module, folder: Path) -> str:
@@ -54,50 +95,139 @@ def equal(left: torch.Tensor, right: torch.Tensor) -> bool:
     return bool((left - right).abs().max() <= 1e-5 * right.abs().max())
 
 
-@pytest.mark.parametrize("architecture", small_models.ARCHITECTURES)
-@pytest.mark.parametrize("name", METHODS)
-def test_peft_computes_the_same(architecture: str, name: str, tmp_path: Path) -> None:
+def compare_with_peft(config: RunConfig, architecture: str, out: Path) -> PeftModel:
+    """PEFT's model of the export, which must compute what the trained model does."""
     model = small_models.make(architecture)
     untrained = small_models.logits(model)
-    base_folder = saved_base(model, tmp_path / "base")
-    head = small_models.head_of(model)
-    method = method_of(name)
-    train(method, model, head)
+    base_folder = saved_base(model, out / "base")
+    exported = adapted(config, model, small_models.head_of(model), base_folder)
     want = small_models.logits(model)
     assert not equal(untrained, want)
-
-    card = ModelCard("test", base_folder, ("a", "b", "c"))
-    write_adapter(tmp_path / "out", model, head, adapter=method.adapter, card=card)
+    write_adapter(out / "out", exported)
     torch.manual_seed(9)
     base = AutoModelForSequenceClassification.from_pretrained(base_folder, num_labels=3)
     assert not equal(small_models.logits(base), want)
-    loaded = PeftModel.from_pretrained(base, str(tmp_path / "out"))
+    loaded = PeftModel.from_pretrained(base, str(out / "out"))
     assert equal(small_models.logits(loaded), want)
+    return loaded
+
+
+@pytest.mark.parametrize("architecture", small_models.ARCHITECTURES)
+def test_peft_knows_every_architecture(architecture: str, tmp_path: Path) -> None:
+    loaded = compare_with_peft(config_of("fedlora"), architecture, tmp_path)
+    want = small_models.logits(loaded)
     assert equal(small_models.logits(loaded.merge_and_unload()), want)
+
+
+@pytest.mark.parametrize("architecture", ["bert", "llama", "gpt2"])
+@pytest.mark.parametrize("name", LORA_SHAPED)
+def test_peft_computes_the_same(architecture: str, name: str, tmp_path: Path) -> None:
+    compare_with_peft(config_of(name), architecture, tmp_path)
+
+
+@pytest.mark.parametrize("name", [name for name in LORA_SHAPED if "rslora" in card(name).options])
+def test_peft_computes_the_same_at_the_other_scale(name: str, tmp_path: Path) -> None:
+    compare_with_peft(config_of(name, rslora=True), "bert", tmp_path)
+
+
+@pytest.mark.parametrize("rule", ["fedlora", "ffa_lora", "rolora", "fra_lora"])
+def test_peft_computes_the_same_by_every_rule(rule: str, tmp_path: Path) -> None:
+    compare_with_peft(config_of("federa", rule=rule), "bert", tmp_path)
+
+
+def test_ranks_that_are_gone_are_not_exported(tmp_path: Path) -> None:
+    """Three rounds of FedARA halve the ranks, so that its folder holds matrices of several."""
+    compare_with_peft(config_of("fedara", rank=4, target_modules="all-linear"), "bert", tmp_path)
+    config = json.loads((tmp_path / "out" / "adapter_config.json").read_text(encoding="utf-8"))
+    assert len(set(config["rank_pattern"].values()) - {4}) > 1
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+def test_ranks_of_their_own_keep_the_scale(rslora: bool, tmp_path: Path) -> None:
+    """Layers of one, two and five ranks, one left out, and names that end like others'."""
+    model = nested()
+    head = ["head.weight"]
+    method = LoraAdapter(2, 8.0, rslora=rslora, target_modules="all-linear")
+    method.inject(model, head, 0)
+    generator = torch.Generator().manual_seed(3)
+    ranks = {"0": 1, "inner.0": 2, "inner.1": 5}
+    factors = {
+        name: (torch.randn(rank, 6, generator=generator), torch.randn(6, rank, generator=generator))
+        for name, rank in ranks.items()
+    }
+    zero = torch.zeros(2, 6)
+    start = LoraForm(method, dict.fromkeys(("0", "1", "inner.0", "inner.1"), (zero, zero.T)))
+    fill(tmp_path, model, head, LoraForm(method, factors), start, "")
+    loaded = PeftModel.from_pretrained(nested(), str(tmp_path)).merge_and_unload()
+    scale = 8 / 2**0.5 if rslora else 4
+    for name, before in nested().named_parameters():
+        change = scale * factors[name[:-7]][1] @ factors[name[:-7]][0] if name[:-7] in factors else 0
+        assert torch.allclose(loaded.get_parameter(name), before + change, atol=1e-5), name
+
+
+def test_an_adapter_that_has_lost_every_rank_changes_nothing(tmp_path: Path) -> None:
+    model = nested()
+    method = LoraAdapter(2, target_modules="all-linear")
+    method.inject(model, ["head.weight"], 0)
+    start = LoraForm(method, {name: (torch.ones(2, 6), torch.ones(6, 2)) for name in ("0", "inner.0")})
+    fill(tmp_path, model, ["head.weight"], LoraForm(method, {}), start, "")
+    loaded = PeftModel.from_pretrained(nested(), str(tmp_path)).merge_and_unload()
+    for name, before in nested().named_parameters():
+        assert torch.equal(loaded.get_parameter(name), before)
+
+
+def nested() -> nn.Module:
+    """Layers called 0, 1, inner.0 and inner.1, whose names end alike, and a head."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        made = [nn.Linear(6, 6, bias=False) for _ in range(5)]
+    model = nn.ModuleDict({"0": made[0], "1": made[1], "inner": nn.ModuleList(made[2:4]), "head": made[4]})
+    return model
 
 
 @pytest.mark.parametrize("architecture", small_models.ARCHITECTURES)
 def test_targets_among_the_heads_namesakes(architecture: str, tmp_path: Path) -> None:
     """all-linear with heads that hold layers called like the base model's ("dense")."""
+    compare_with_peft(config_of("fedlora", target_modules="all-linear"), architecture, tmp_path)
+
+
+@pytest.mark.parametrize(("name", "architecture"), sorted(NOWHERE))
+def test_where_a_method_has_no_place_it_says_so(name: str, architecture: str) -> None:
     model = small_models.make(architecture)
-    base_folder = saved_base(model, tmp_path / "base")
+    with pytest.raises(MethodError):
+        build(config_of(name)).prepare(model, small_models.head_of(model), 0)
+
+
+@pytest.mark.parametrize(("name", "architecture"), fitting(OTHERS, small_models.ARCHITECTURES))
+def test_load_adapter_computes_the_same(name: str, architecture: str, tmp_path: Path) -> None:
+    model, base = small_models.make(architecture), small_models.make(architecture)
     head = small_models.head_of(model)
-    method = method_of("fedlora", "all-linear")
-    train(method, model, head)
+    with torch.no_grad():
+        for parameter in head:  # as whoever loads a base model has it
+            base.get_parameter(parameter).normal_()
+    exported = adapted(config_of(name), model, head)
     want = small_models.logits(model)
-    write_adapter(tmp_path / "out", model, head, adapter=method.adapter, card=ModelCard("test", base_folder))
-    base = AutoModelForSequenceClassification.from_pretrained(base_folder, num_labels=3)
-    assert equal(small_models.logits(PeftModel.from_pretrained(base, str(tmp_path / "out"))), want)
+    assert not equal(small_models.logits(base), want)
+    write_adapter(tmp_path / "out", exported)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "adapter.safetensors",
+        "secure_fed.json",
+        "README.md",
+    }
+    loaded = load_adapter(tmp_path / "out", base)
+    assert loaded is base
+    assert not loaded.training
+    assert equal(small_models.logits(loaded), want)
 
 
 def test_the_folder_is_a_standard_one(tmp_path: Path) -> None:
     model = small_models.make("bert")
     base_folder = saved_base(model, tmp_path / "base")
-    head = small_models.head_of(model)
-    method = method_of("ffa_lora")
-    train(method, model, head)
-    card = ModelCard("A title", base_folder, ("a", "b | c", "d"), {"rounds": "3"}, pad_token_id=0)
-    write_adapter(tmp_path / "out", model, head, adapter=method.adapter, card=card)
+    said = {"label_names": ("a", "b | c", "d"), "facts": {"rounds": "3"}, "pad_token_id": 0}
+    write_adapter(
+        tmp_path / "out",
+        adapted(config_of("ffa_lora"), model, small_models.head_of(model), base_folder, **said),
+    )
     written = {path.name for path in (tmp_path / "out").iterdir()}
     assert written == {"adapter_config.json", "adapter_model.safetensors", "README.md"}
     config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
@@ -105,8 +235,9 @@ def test_the_folder_is_a_standard_one(tmp_path: Path) -> None:
     assert config["target_modules"] == ["query", "value"]
     assert config["modules_to_save"] == ["bert.pooler.dense", "classifier"]
     assert config["base_model_name_or_path"] == base_folder
+    assert (config["rank_pattern"], config["alpha_pattern"]) == ({}, {})
     readme = (tmp_path / "out" / "README.md").read_text()
-    for fact in ("# A title", f"base_model: '{base_folder}'", "| rounds | 3 |", r"a, b \| c, d", "pad_token_id=0"):
+    for fact in ("# test", f"base_model: '{base_folder}'", "| rounds | 3 |", r"a, b \| c, d", "pad_token_id=0"):
         assert fact in readme
     loaded = AutoPeftModelForSequenceClassification.from_pretrained(str(tmp_path / "out"), num_labels=3)
     assert equal(small_models.logits(loaded), small_models.logits(model))
@@ -115,11 +246,10 @@ def test_the_folder_is_a_standard_one(tmp_path: Path) -> None:
 def test_the_use_shown_in_the_readme_works(tmp_path: Path) -> None:
     model = small_models.make("llama")
     base_folder = saved_base(model, tmp_path / "base")
-    method = method_of("fra_lora")
-    head = small_models.head_of(model)
-    train(method, model, head)
-    card = ModelCard("t", base_folder, ("no", "maybe", "yes"), pad_token_id=0)
-    write_adapter(tmp_path / "out", model, head, adapter=method.adapter, card=card)
+    said = {"label_names": ("no", "maybe", "yes"), "pad_token_id": 0}
+    write_adapter(
+        tmp_path / "out", adapted(config_of("fra_lora"), model, small_models.head_of(model), base_folder, **said)
+    )
     code = (tmp_path / "out" / "README.md").read_text().split("```python\n")[1].split("```")[0]
     scope: dict[str, nn.Module] = {}
     exec(code.replace("path/to/this/folder", str(tmp_path / "out")), scope)
@@ -127,31 +257,38 @@ def test_the_use_shown_in_the_readme_works(tmp_path: Path) -> None:
     assert scope["model"].config.id2label[1] == "maybe"  # type: ignore[union-attr, index]
 
 
-def test_same_run_same_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["fra_lora", "prompt_tuning"])
+def test_same_run_same_bytes(name: str, tmp_path: Path) -> None:
     contents = []
-    for name in ("one", "two"):
+    for folder in ("one", "two"):
         model = small_models.make("bert")
-        head = small_models.head_of(model)
-        method = method_of("fra_lora", ("value", "query", "key"))
-        train(method, model, head)
-        write_adapter(tmp_path / name, model, head, adapter=method.adapter, card=ModelCard("t", "base"))
-        contents.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
+        write_adapter(tmp_path / folder, adapted(config_of(name), model, small_models.head_of(model), "base"))
+        contents.append({path.name: path.read_bytes() for path in (tmp_path / folder).iterdir()})
     assert contents[0] == contents[1]
 
 
-@pytest.mark.parametrize("architecture", ["bert", "llama", "gpt2"])
-def test_merged_needs_no_peft(architecture: str, tmp_path: Path) -> None:
-    model = small_models.make(architecture)
-    method = method_of("fra_lora")
-    train(method, model, small_models.head_of(model))
+@pytest.mark.parametrize(("name", "architecture"), fitting([*LORA_SHAPED, *SELECTIVE], ["bert", "llama", "gpt2"]))
+def test_merged_needs_nothing_of_ours(name: str, architecture: str, tmp_path: Path) -> None:
+    model, base = small_models.make(architecture), small_models.make(architecture)
+    said = {"label_names": ("a", "b", "c")}
+    exported = adapted(config_of(name), model, small_models.head_of(model), "some/base", **said)
     want = small_models.logits(model)
-    write_merged(tmp_path / "out", model, card=ModelCard("t", "some/base", ("a", "b", "c")))
+    write_merged(tmp_path / "out", exported, base)
     loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
     assert equal(small_models.logits(loaded), want)
     assert not any("lora" in name for name, _ in loaded.named_parameters())
     assert not (tmp_path / "out" / "adapter_config.json").exists()
     assert "merged into the base model" in (tmp_path / "out" / "README.md").read_text()
     AutoModel.from_pretrained(tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", [name for name in OTHERS if name not in SELECTIVE])
+def test_what_cannot_be_merged_is_refused(name: str, tmp_path: Path) -> None:
+    model = small_models.make("bert")
+    exported = adapted(config_of(name), model, small_models.head_of(model))
+    with pytest.raises(MethodError, match=rf"{name} puts layers into the model that cannot be merged.*load_adapter"):
+        write_merged(tmp_path / "out", exported, small_models.make("bert"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def numbered(layers: int = 14) -> nn.Sequential:
@@ -163,16 +300,15 @@ def numbered(layers: int = 14) -> nn.Sequential:
 def test_a_plain_module(head_layer: int, tmp_path: Path) -> None:
     """Names that end alike ("3" and "13") are told apart, which PEFT's modules_to_save cannot do."""
     model, head = numbered(), [f"{head_layer}.weight", f"{head_layer}.bias"]
-    method = method_of("fedlora", "all-linear")
-    train(method, model, head)
-    write_adapter(tmp_path / "out", model, head, adapter=method.adapter, card=ModelCard("t", "Sequential"))
+    exported = adapted(config_of("fedlora", target_modules="all-linear"), model, head)
+    write_adapter(tmp_path / "out", exported)
     config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
     assert config["modules_to_save"] == (["13"] if head_layer == 13 else None)
     loaded = PeftModel.from_pretrained(numbered(), str(tmp_path / "out"))
     x = torch.randn(4, 6)
     assert equal(loaded.eval()(x), model.eval()(x))
     with pytest.raises(ModelError, match="Sequential has no save_pretrained"):
-        write_merged(tmp_path / "merged", model, card=ModelCard("t", "Sequential"))
+        write_merged(tmp_path / "merged", exported, numbered())
 
 
 def test_a_head_with_buffers_and_a_parameter_at_the_root(tmp_path: Path) -> None:
@@ -186,15 +322,20 @@ def test_a_head_with_buffers_and_a_parameter_at_the_root(tmp_path: Path) -> None
             out: torch.Tensor = self.norm(self.value(self.query(x))) * self.scale
             return out
 
-    for head in (["norm.weight", "norm.bias"], ["norm.weight", "norm.bias", "scale"]):
+    config = config_of("ffa_lora")
+    method = build(config)
+    for head in (("norm.weight", "norm.bias"), ("norm.weight", "norm.bias", "scale")):
         torch.manual_seed(0)
         model = Net()
-        method = method_of("ffa_lora")
-        train(method, model, head)
+        initial = method.prepare(model, head, seed=0)
+        state = train(method, initial)
+        with torch.no_grad():
+            for name in state.tensors:
+                model.get_parameter(name).copy_(state.tensors.tensor(name))
         out = tmp_path / str(len(head))
         x = torch.randn(8, 5)
         model.train()(x)  # moves the running statistics
-        write_adapter(out, model, head, adapter=method.adapter, card=ModelCard("t", "Net"))
+        write_adapter(out, Adapted(config, method, model, head, initial, state, ModelCard("t", "")))
         torch.manual_seed(0)
         loaded = PeftModel.from_pretrained(Net(), str(out))
         if len(head) == 2:
@@ -204,10 +345,7 @@ def test_a_head_with_buffers_and_a_parameter_at_the_root(tmp_path: Path) -> None
 
 
 def small_export(out: Path) -> None:
-    model = numbered(2)
-    LoraAdapter(2, target_modules=("0",)).inject(model, ["1.weight"], 0)
-    adapter = LoraAdapter(2, target_modules=("0",))
-    write_adapter(out, model, ["1.weight"], adapter=adapter, card=ModelCard("t", "Sequential"))
+    write_adapter(out, adapted(config_of("fedlora", target_modules=("0",)), numbered(2), ["1.weight"]))
 
 
 def test_a_folder_in_use_is_refused_and_kept(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from torch.utils.data import Dataset, TensorDataset
 from secure_fed import Federation, RunConfig
 from secure_fed.errors import ConfigError, DataError, MethodError, ModelError, RunDirectoryError
 from secure_fed.federation import Result
-from secure_fed.methods import METHODS
 from secure_fed.methods.method import State
 from secure_fed.transport import Recording
 from tests.secure_fed import small_models, toys
@@ -193,7 +192,7 @@ def test_comparing_clients_needs_an_accuracy() -> None:
 # What stays at home.
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", toys.METHODS)
 def test_a_personal_head_never_travels_and_differs_between_clients(method: str, tmp_path: Path) -> None:
     settings = {"method.name": method, "method.personal": ["classifier"], "training.steps": 3}
     federation = toys.federation(settings)

@@ -39,7 +39,7 @@ def test_an_export_without_privacy_says_so(tmp_path: Path) -> None:
 
 def test_the_table_holds_the_other_facts_and_no_statement() -> None:
     facts = run_facts(toys.config(), cards()[0], 3, 0.5, None, "A statement | of some length.")
-    text = ModelCard("t", "base", ("a",), facts).text(merged=False)
+    text = ModelCard("t", "base", ("a",), facts).text("peft")
     assert "| rounds | 3 |" in text
     assert "| privacy |" not in text
     assert "\nA statement | of some length.\n" in text

@@ -13,7 +13,6 @@ import torch
 
 from privacy import accounting
 from privacy.clipping import COUNTER
-from secure_fed.methods import METHODS
 from secure_fed.run_store import read_checkpoint
 from secure_fed.tensors import Tensors
 from secure_fed.transport import Recording
@@ -32,7 +31,7 @@ def norm(tensors: dict[str, torch.Tensor]) -> float:
 # Local noise.
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", toys.METHODS)
 def test_what_leaves_a_client_is_noised_and_short_beneath_the_noise(method: str) -> None:
     built = federation({**LOCAL, "method.name": method, "federation.rounds": 1}, 9)
     recording = built.transport = Recording(built.transport)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from privacy.entropy import SeededEntropy
 from privacy.sampling import Poisson
-from secure_fed.methods import METHODS
 from secure_fed.tensors import Tensors
 from secure_fed.transport import Recording
 from tests.secure_fed import private_toys, toys
@@ -35,7 +34,7 @@ def close(left: Dense, right: Dense, atol: float) -> bool:
 # Whole runs.
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", toys.METHODS)
 def test_every_method_keeps_to_its_target(method: str) -> None:
     runs = [federation(of(method, TARGET)).run() for _ in range(2)]
     for result in runs:
@@ -51,7 +50,7 @@ def test_every_method_keeps_to_its_target(method: str) -> None:
     assert not toys.same(runs[0].state.tensors, runs[1].state.tensors), "one seed, and the noise is another"
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", toys.METHODS)
 def test_injected_noise_is_repeatable_and_is_called_what_it_is(method: str) -> None:
     runs = [federation(of(method, TARGET), seed).run() for seed in (5, 5, 6)]
     assert toys.same(runs[0].state.tensors, runs[1].state.tensors)
@@ -118,7 +117,7 @@ def test_a_method_sees_the_noised_sum_over_the_expected_size_of_the_cohort(metho
         assert not close(mean, {name: (total[name] + factor * noise[name]) / 2 for name in total}, rounding)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", toys.METHODS)
 def test_an_empty_cohort_releases_noise_all_the_same(method: str) -> None:
     built = federation(of(method, {**NOISE, "method.denoise": "none"} if "fra" in method else NOISE), 3)
     seen = one_round(built, sampler=private_toys.Nobody(3, 0.5))
@@ -142,7 +141,7 @@ def test_an_empty_cohort_is_charged() -> None:
 # What a client sends.
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", toys.METHODS)
 def test_no_contribution_is_longer_than_the_clip_norm(method: str) -> None:
     def sent(clip_norm: float, **settings: Any) -> list[float]:
         built = federation(of(method, {**NOISE, **settings, "privacy.clip_norm": clip_norm}), 1)
@@ -164,7 +163,7 @@ def _norm(tensors: Tensors) -> float:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", toys.METHODS)
 def test_a_client_that_diverged_sends_zeros_and_nothing_is_told_of_it(method: str, bad: float) -> None:
     poisoned = [toys.examples(1, 5), toys.examples(2, 8), toys.examples(3, 11)]
     for item in poisoned[1]:
@@ -189,7 +188,7 @@ def _public(record: dict[str, Any]) -> dict[str, Any]:
     return {name: record[name] for name in record if name not in ("seconds", "accuracy", "macro_f1", "loss")}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", toys.METHODS)
 def test_records_do_not_tell_how_many_took_part(method: str) -> None:
     records, drawn = [], []
     for size in (0, 1, 3):
@@ -210,7 +209,7 @@ def test_records_do_not_tell_how_many_took_part(method: str) -> None:
 @pytest.mark.parametrize(
     "settings", [{}, {"method.personal": ["classifier"]}, {"privacy.clip_quantile": 0.5}, {"method.rank": 5}], ids=str
 )
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", toys.METHODS)
 def test_where_everybody_takes_part_the_expected_bytes_are_those_that_travelled(
     method: str, settings: dict[str, Any]
 ) -> None:

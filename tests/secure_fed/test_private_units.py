@@ -14,7 +14,6 @@ from privacy import accounting
 from privacy.sampling import Poisson
 from secure_fed.errors import DataError
 from secure_fed.federation import Federation, Result
-from secure_fed.methods import METHODS
 from secure_fed.transport import Recording
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.private_toys import EXAMPLE, federation
@@ -57,7 +56,7 @@ def test_epsilon_is_that_of_the_worst_client_and_just_below_the_target(tmp_path:
     assert said["ended_early"] is None
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", toys.METHODS)
 def test_every_method_trains_privately(method: str) -> None:
     settings = {**Z, "method.name": method, "federation.rounds": 2}
     if method == "fra_then_ffa":

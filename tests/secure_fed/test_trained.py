@@ -51,7 +51,7 @@ def test_a_client_has_its_own_model(personal: tuple[Path, Federation]) -> None:
         assert torch.equal(heads[-1], client.kept.tensor("classifier.weight"))
         assert loaded.accuracy is None  # what was measured is another model
         assert f"| personal tensors | classifier: here those of client '{client.name}' alone |" in loaded.card.text(
-            merged=False
+            "peft"
         )
     assert len(heads) == 2
     assert not torch.equal(*heads)

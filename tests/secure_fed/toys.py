@@ -23,6 +23,8 @@ from secure_fed.transport import Reply, Request
 
 Item = dict[str, Any]
 NAMES = ("anna", "ben", "cleo", "dora")
+# Methods that find their places in the toy; all of them, in a transformer, are in `tests/contracts`.
+METHODS = ("fedlora", "ffa_lora", "fra_lora", "fra_then_ffa")
 
 
 def config(settings: Mapping[str, Any] | None = None) -> RunConfig:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from secure_fed.adapters.lora import LoraAdapter, Pair, pairs, read
+from secure_fed.adapters.lora import LoraAdapter, Pair, pairs
+from secure_fed.adapters.parameters import read
 from secure_fed.errors import ConfigError, MethodError
 from tests.secure_fed import small_models
 

@@ -230,5 +230,5 @@ def _stage_of(built: Any, number: int) -> Any:
     terms, request = built.masks.sums.terms, request_of(built)
     layout = built.server.layout(built.initial, request.pass_name)
     carrier = terms.carrier(layout.size, math.inf, 8)
-    parameters = terms.parameters(number, range(8), bytes.fromhex(layout.digest), carrier.length, carrier.largest)
+    parameters = terms.parameters(number, range(8), bytes.fromhex(request.digest), carrier.length, carrier.largest)
     return Stage(0, "mask", parameters, b"", request)

@@ -10,7 +10,7 @@ from privacy.denoise import shrunk
 from secure_fed.adapters.lora import Pair, pairs
 from secure_fed.config import MethodConfig
 from secure_fed.errors import ConfigError
-from secure_fed.methods import METHODS, build, cards
+from secure_fed.methods import build, cards
 from secure_fed.methods.fra_lora import FraLora
 from secure_fed.methods.fra_then_ffa import FraThenFfa
 from secure_fed.methods.method import CHANGE, Method, State
@@ -175,7 +175,7 @@ def test_a_noised_mean_in_factors_is_formed_first() -> None:
     assert (one - two).norm() < 1e-5 * two.norm()
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", toys.METHODS)
 def test_every_method_applies_a_noised_mean(name: str) -> None:
     method = build(MethodConfig(name=name, rank=RANK))
     state = started(method)

@@ -1,0 +1,192 @@
+"""The claims that `claims.py` tries: what each paper says, and the configurations that show it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large the runs are. train, test: rows, all if None. steps: local steps of a client in a round."""
+
+    train: int | None
+    test: int | None
+    length: int
+    rounds: int
+    steps: int
+    batch: int
+    every: int
+
+    def settings(self) -> Settings:
+        return {
+            "model.max_length": self.length,
+            "federation.rounds": self.rounds,
+            "federation.cohort": 10,
+            "training.steps": self.steps,
+            "training.batch_size": self.batch,
+            "training.lr": 1e-3,
+            "evaluation.every": self.every,
+        }
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is claimed of two configurations: the first is better than the second in `measure`.
+
+    measure: "accuracy", "early" (accuracy at the first evaluation), "bytes" (fewer than `share` of the second's), or the name
+    of a diagnostic, of which less is better.
+    """
+
+    better: str
+    worse: str
+    measure: str = "accuracy"
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
+class Widening:
+    """The lead of the first over the second grows from one setting to the next, harder, one."""
+
+    better: tuple[str, str]
+    worse: tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim: who makes it, in words; the data; the configurations by name; and what of them is claimed."""
+
+    name: str
+    paper: str
+    says: str
+    data: str
+    arms: Mapping[str, Settings]
+    settings: Settings = field(default_factory=dict)
+    orders: tuple[Order, ...] = ()
+    widening: tuple[Widening, ...] = ()
+    adjusted: Callable[[Scale], Settings] = lambda scale: {}
+
+    def configurations(self, scale: Scale) -> dict[str, Settings]:
+        return {name: {**self.settings, **self.adjusted(scale), **arm} for name, arm in self.arms.items()}
+
+
+def _over(methods: Mapping[str, Settings], name: str, key: str, values: Mapping[str, Any]) -> dict[str, Settings]:
+    """Every method at every value of one setting."""
+    return {f"{method}-{name}-{word}": {**own, key: v} for word, v in values.items() for method, own in methods.items()}
+
+
+def _lr(method: str, lr: float, **own: Any) -> Settings:
+    return {"method.name": method, "training.lr": lr, **{f"method.{key}": value for key, value in own.items()}}
+
+
+LOW_RANK = {"rank": 8, "alpha": 16.0}
+FEDERA = {
+    "federa": _lr("federa", 1e-3, rank=8),
+    "fedlr": _lr("fedlora", 1e-3, **LOW_RANK),
+    "fedbf": _lr("bitfit", 3e-3),
+}
+SILOS = {
+    "fedtt_plus": _lr("fedtt_plus", 3e-3, rank=5),
+    "lora": _lr("fedlora", 1e-3, **LOW_RANK),
+    "ffa": _lr("ffa_lora", 2e-3, **LOW_RANK),
+}
+C2A = {
+    "c2a": _lr("c2a", 2e-3),
+    "adapter": _lr("adapter_houlsby", 2e-3, bottleneck=16),
+    "lora": _lr("fedlora", 1e-3, **LOW_RANK),
+}
+CLAIMS = (
+    Claim(
+        "federa",
+        "Yan et al., arXiv 2404.18848, figures 1 and 6, table 2",
+        "FeDeRA is better than FedLR and FedLR than FedBF under strong label skew, the more so the stronger it is.",
+        "newsgroups20",
+        _over(FEDERA, "alpha", "data.alpha", {"10": 10.0, "0.1": 0.1}),
+        {"data.partition": "dirichlet", "federation.clients": 50},
+        (
+            Order("federa-alpha-0.1", "fedlr-alpha-0.1"),
+            Order("fedlr-alpha-0.1", "fedbf-alpha-0.1"),
+            Order("federa-alpha-10", "fedlr-alpha-10"),
+        ),
+        (Widening(("federa-alpha-10", "federa-alpha-0.1"), ("fedlr-alpha-10", "fedlr-alpha-0.1")),),
+    ),
+    Claim(
+        "fedara",
+        "Wu et al. (FedARA), tables 2 and 3",
+        "With two labels a client FedARA is better than FedLoRA, at less than half the bytes.",
+        "newsgroups20",
+        {
+            "fedara": _lr("fedara", 2e-3, rank=8, alpha=16.0, final_rank=2, warmup_rounds=1, final_rounds=4),
+            "svd_adaptation": _lr("svd_adaptation", 2e-3, rank=8, alpha=16.0),
+            "fedlora": _lr("fedlora", 1e-3, **LOW_RANK),
+        },
+        {
+            "data.partition": "pathological",
+            "data.labels_per_client": 2,
+            "federation.clients": 50,
+            "training.lr_schedule": "linear",
+        },
+        (Order("fedara", "fedlora"), Order("fedara", "fedlora", "bytes", 0.5)),
+    ),
+    Claim(
+        "fedtt",
+        "Ghiasvand et al. (FedTT), table 3",
+        "FedTT+ is better than LoRA and FFA as silos go from 3 to 20 and 50.",
+        "ag_news",
+        {
+            f"{name}-silos-{silos}": {**own, "federation.clients": silos, "federation.cohort": min(10, silos)}
+            for silos in (3, 20)
+            for name, own in SILOS.items()
+        },
+        {"data.partition": "dirichlet", "data.alpha": 1.0},
+        (
+            Order("fedtt_plus-silos-3", "lora-silos-3"),
+            Order("fedtt_plus-silos-20", "lora-silos-20"),
+            Order("fedtt_plus-silos-20", "ffa-silos-20"),
+        ),
+        (Widening(("fedtt_plus-silos-3", "fedtt_plus-silos-20"), ("lora-silos-3", "lora-silos-20")),),
+        lambda scale: {"training.steps": 2 * scale.steps},
+    ),
+    Claim(
+        "c2a",
+        "Kim et al. (C2A), table 1",
+        "C2A is better than Adapter and LoRA, the more so the stronger the skew.",
+        "newsgroups20",
+        _over(C2A, "beta", "data.alpha", {"5": 5.0, "0.1": 0.1}),
+        {"data.partition": "label_dirichlet", "federation.clients": 50},
+        (
+            Order("c2a-beta-5", "lora-beta-5"),
+            Order("c2a-beta-0.1", "adapter-beta-0.1"),
+            Order("c2a-beta-0.1", "lora-beta-0.1"),
+        ),
+        (Widening(("c2a-beta-5", "c2a-beta-0.1"), ("lora-beta-5", "lora-beta-0.1")),),
+    ),
+    Claim(
+        "fra",
+        "Trautmann et al., 2025, sections V and VI",
+        "FRA is ahead of FFA early, and its aggregation error is below that of vanilla averaging.",
+        "ag_news",
+        {
+            "fra": _lr("fra_lora", 1e-3, **LOW_RANK),
+            "ffa": _lr("ffa_lora", 1e-3, **LOW_RANK),
+            "fedlora": _lr("fedlora", 1e-3, **LOW_RANK),
+        },
+        {
+            "data.partition": "matrix",
+            "data.matrix": "0.7 0.2 0.1; 0.3 0.4 0.3; 0.2 0.2 0.6; 0.1 0.3 0.6",
+            "federation.clients": 3,
+            "federation.cohort": 3,
+            "evaluation.diagnostics": ["aggregation_error"],
+        },
+        (
+            Order("fra", "ffa", "early"),
+            Order("fra", "fedlora"),
+            Order("error_fra", "error_fedavg", "diagnostic"),
+        ),
+        (),
+        lambda scale: {"training.steps": 5 * scale.steps, "federation.cohort": 3, "evaluation.every": 2},
+    ),
+)

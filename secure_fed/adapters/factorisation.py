@@ -1,0 +1,76 @@
+"""How an m x n matrix is made a tensor of small sides, for a tensor train.
+
+The sides m and n are each written as a product of a few whole numbers: the printed shapes where there is one, else by one rule,
+under which most of the printed ones come out too:
+
+    a side has three factors, or two where it is at most 64 (three there too, beside a side of 4096 or more);
+    they are as equal as can be: of smallest sum, then of smallest spread; factors of 1 are left out;
+    the largest stand in the middle of the train, but in a square matrix at its two ends.
+
+A side with few divisors has fewer and more unequal factors: a prime is a single one. That is right, only less small.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import cache
+from typing import NamedTuple
+
+
+class Factorisation(NamedTuple):
+    """The factors of both sides of a matrix: their products are m and n."""
+
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sides of the tensor, one for each core of the train."""
+        return self.rows + self.columns
+
+    def __str__(self) -> str:
+        return f"{math.prod(self.rows)}x{math.prod(self.columns)} as {list(self.shape)}"
+
+
+# Ghiasvand et al. (2024), Table 6, and the example in section 4.1.
+PRINTED = {
+    (768, 64): Factorisation((8, 8, 12), (8, 8)),
+    (64, 768): Factorisation((8, 8), (12, 8, 8)),
+    (4096, 64): Factorisation((16, 16, 16), (4, 4, 4)),
+    (64, 4096): Factorisation((4, 4, 4), (16, 16, 16)),
+    (768, 768): Factorisation((12, 8, 8), (8, 8, 12)),
+    (16, 768): Factorisation((4, 4), (8, 8, 12)),
+}
+
+
+def factorisation(m: int, n: int) -> Factorisation:
+    """The shape of the train for an m x n matrix; `str` of it can be shown: "768x64 as [8, 8, 12, 8, 8]"."""
+    return PRINTED.get((m, n)) or by_rule(m, n)
+
+
+def by_rule(m: int, n: int) -> Factorisation:
+    """The shape that the rule gives, printed or not."""
+    rows, columns = _factors(m, _parts(m, n)), _factors(n, _parts(n, m))
+    return Factorisation(rows[::-1], columns) if m == n else Factorisation(rows, columns[::-1])
+
+
+def _parts(side: int, other: int) -> int:
+    return 3 if side > _SMALL or other >= _LARGE else 2
+
+
+@cache
+def _factors(side: int, parts: int) -> tuple[int, ...]:
+    """Rising, without ones; (1,) of one."""
+    divisors = [d for d in range(1, math.isqrt(side) + 1) if side % d == 0]
+    divisors += [side // d for d in reversed(divisors) if d * d != side]
+    products = (
+        (*some, side // math.prod(some))
+        for some in itertools.combinations_with_replacement(divisors, parts - 1)
+        if side % math.prod(some) == 0
+    )
+    best = min(map(sorted, products), key=lambda factors: (sum(factors), factors[-1] - factors[0]))
+    return tuple(factor for factor in best if factor > 1) or (1,)
+
+
+_SMALL, _LARGE = 64, 4096

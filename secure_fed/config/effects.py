@@ -1,0 +1,125 @@
+"""When a setting has an effect: one that is changed where it has none is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from secure_fed.config.run import RunConfig
+
+
+def _generated(config: RunConfig) -> bool:
+    return config.data.name == "builtin/notes" and not config.data.train
+
+
+def _own_data(config: RunConfig) -> bool:
+    return not _generated(config)
+
+
+def _dirichlet(config: RunConfig) -> bool:
+    keyed = bool(config.data.client) or isinstance(config.data.train, tuple)
+    drawn = config.data.partition in ("dirichlet", "label_dirichlet", "language")
+    return drawn or (config.data.partition == "auto" and not keyed)
+
+
+def _divided(kind: str) -> Callable[[RunConfig], bool]:
+    return lambda config: config.data.partition == kind
+
+
+def _task(name: str) -> Callable[[RunConfig], bool]:
+    return lambda config: config.data.task == name
+
+
+def _private(*units: str) -> Callable[[RunConfig], bool]:
+    return lambda config: config.privacy.unit in units
+
+
+def _counted_by_client(config: RunConfig) -> bool:
+    return config.privacy.unit in ("example", "group") or (
+        config.privacy.unit == "client" and config.privacy.noise == "local"
+    )
+
+
+# A setting, when it has an effect, and what that takes in words.
+EFFECTS: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
+    ("data.name", lambda c: not c.data.train, "no data.train"),
+    ("data.task", _own_data, "data of your own"),
+    ("data.text", _own_data, "data of your own"),
+    (
+        "data.text_b",
+        lambda c: _own_data(c) and c.data.task != "tokens",
+        "data of your own and another data.task than 'tokens'",
+    ),
+    ("data.label", lambda c: _own_data(c) and c.data.task != "causal_lm", "data of your own with labels"),
+    *(
+        (f"data.{name}", _task(task), f"data.task = {task!r}")
+        for name, task in (
+            ("class_priors", "classification"),
+            ("label_centre", "regression"),
+            ("label_scale", "regression"),
+            ("stride", "question_answering"),
+            ("likelihood", "multiple_choice"),
+        )
+    ),
+    (
+        "data.learn_prompt",
+        lambda c: c.data.task == "causal_lm" and bool(c.data.text_b),
+        "data.task = 'causal_lm' and data.text_b",
+    ),
+    ("evaluation.per_client", lambda c: c.data.task != "regression", "a data.task with an accuracy"),
+    ("evaluation.target_accuracy", lambda c: c.data.task != "regression", "a data.task with an accuracy"),
+    ("data.test_fraction", lambda c: _own_data(c) and not c.data.test, "data of your own and no data.test"),
+    ("data.client", lambda c: c.data.partition in ("auto", "natural"), "data.partition = 'natural' or 'auto'"),
+    ("data.examples", _generated, "data.name = 'builtin/notes' and no data.train"),
+    ("data.test_examples", _generated, "data.name = 'builtin/notes' and no data.train"),
+    ("data.alpha", _dirichlet, "data.partition = 'dirichlet', 'label_dirichlet' or 'language'"),
+    ("data.language", _divided("language"), "data.partition = 'language'"),
+    ("data.labels_per_client", _divided("pathological"), "data.partition = 'pathological'"),
+    ("data.matrix", _divided("matrix"), "data.partition = 'matrix'"),
+    (
+        "federation.server_momentum",
+        lambda c: c.federation.server_optimizer != "mean",
+        "federation.server_optimizer = 'momentum' or 'adam'",
+    ),
+    ("method.sketch", lambda c: c.method.transport_form == "sketch", "method.transport_form = 'sketch'"),
+    ("training.epochs", lambda c: c.training.steps is None, "training.steps not to be set"),
+    *(
+        (f"privacy.{name}", _private("client", "example", "group"), "privacy.unit to be set")
+        for name in ("epsilon", "delta", "noise_multiplier", "clip_norm", "ledger", "on_exhausted")
+    ),
+    ("privacy.noise", _private("client"), "privacy.unit = 'client'"),
+    (
+        "privacy.clip_quantile",
+        lambda c: c.privacy.unit == "client" and c.privacy.noise == "central",
+        "privacy.unit = 'client' and privacy.noise = 'central'",
+    ),
+    (
+        "privacy.hidden_cohort",
+        lambda c: c.privacy.unit == "client" and c.privacy.noise == "distributed",
+        "privacy.unit = 'client' and privacy.noise = 'distributed'",
+    ),
+    *(
+        (f"secure_aggregation.{name}", lambda c: c.secure_aggregation.enabled, "secure_aggregation.enabled = true")
+        for name in ("corrupt", "dropout", "active", "neighbours", "threshold", "bits")
+    ),
+    (
+        "secure_aggregation.range",
+        lambda c: c.secure_aggregation.enabled and c.privacy.unit != "client",
+        "secure_aggregation.enabled = true, and no clip norm on contributions (privacy.unit = 'client')",
+    ),
+    (
+        "secure_aggregation.most_examples",
+        lambda c: c.secure_aggregation.enabled and c.federation.weighting == "examples",
+        "secure_aggregation.enabled = true and federation.weighting = 'examples'",
+    ),
+    ("privacy.group_column", _private("group"), "privacy.unit = 'group'"),
+    ("privacy.group_examples", _private("group"), "privacy.unit = 'group'"),
+    ("privacy.participations", _counted_by_client, "privacy.unit = 'example' or 'group', or privacy.noise = 'local'"),
+    *(
+        (f"privacy.{name}", lambda c: bool(c.privacy.ledger), "privacy.ledger")
+        for name in ("data_set", "budget_epsilon", "budget_delta")
+    ),
+    ("training.microbatch", _private("example", "group"), "privacy.unit = 'example' or 'group'"),
+    ("training.momentum", lambda c: c.training.optimizer == "sgd", "training.optimizer = 'sgd'"),
+)

@@ -1,0 +1,61 @@
+"""The settings of [method]: those of the methods there are, each of which reads some of them (its card says which)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from secure_fed.config.setting import key
+
+
+@dataclass(frozen=True)
+class MethodConfig:
+    name: str = key("fra_lora", "see `secure-fed methods`")
+    rank: int = key(8, "rank of the adapter", at_least=1)
+    alpha: float = key(16.0, "LoRA alpha: the change is scaled by alpha / rank", above=0.0)
+    rslora: bool = key(False, "scale by alpha / sqrt(rank) instead")
+    dropout: float = key(0.0, "dropout before the adapter", at_least=0.0, below=1.0)
+    target_modules: str | tuple[str, ...] = key("", "as in PEFT: names, a pattern or all-linear; empty: PEFT's default")
+    modules_to_save: tuple[str, ...] = key((), "as in PEFT: modules that train in full, beside the task head")
+    personal: tuple[str, ...] = key(
+        (), "names or patterns of trained tensors that stay on the client, such as classifier.*"
+    )
+    freeze_init: str = key("orthonormal", "the frozen A (FFA)", choices=("orthonormal", "gaussian"))
+    double_rank: bool = key(False, "twice the rank, since only half the factors train (FFA)")
+    switch_round: int = key(5, "rounds of FRA before FFA (fra_then_ffa)", at_least=1)
+    denoise: str = key("shrink", "what FRA does to the noise in a private mean", choices=("truncate", "shrink", "none"))
+    transport_form: str = key(
+        "dense", "FRA's mean of whole matrices, or of sketches in two passes", choices=("dense", "sketch")
+    )
+    sketch: int | None = key(None, "columns of the sketch (4 x rank)", at_least=1, optional=32)
+    rule: str = key(
+        "fedlora",
+        "how FeDeRA's factors train and are averaged",
+        choices=("fedlora", "ffa_lora", "rolora", "fra_lora"),
+    )
+    oversampling: int = key(8, "columns of a sketch beyond the rank (FedASK, FedPower)", at_least=0)
+    power_iterations: int = key(2, "noised subspace iterations of a round (FedPower)", at_least=1)
+    bottleneck: int | None = key(
+        None,
+        "width of a bottleneck adapter (Houlsby, Pfeiffer and FedTT 64, Compacter, AdaMix and C2A 16)",
+        at_least=1,
+        optional=64,
+    )
+    kronecker: int = key(4, "Compacter's n: its matrices are sums of n Kronecker products", at_least=1)
+    experts: int = key(4, "adapters of a place, of which each forward pass takes one (AdaMix)", at_least=1)
+    prompt_length: int = key(20, "virtual tokens (prompt, prefix and P-tuning)", at_least=1)
+    context_dim: int = key(8, "numbers of a client's embedding (C2A's t)", at_least=1)
+    hyper_dim: int = key(64, "rank of the hypernetwork's factors (C2A's s)", at_least=1)
+    final_rank: int | None = key(
+        None, "mean rank of an adapted matrix in the end (FedARA; a quarter of rank)", at_least=1, optional=2
+    )
+    warmup_rounds: int = key(2, "rounds at the full rank (FedARA's t_w)", at_least=0)
+    final_rounds: int = key(5, "rounds at the final rank (FedARA's t_f)", at_least=0)
+    vote_threshold: float = key(
+        0.5, "share of clients that must vote for a rank to stay (FedARA's T_h)", at_least=0.0, below=1.0
+    )
+    masks: str = key(
+        "auto",
+        "who chooses the ranks that stay (FedARA): clients by votes, or the server by the mean; auto: votes but for "
+        "privacy.unit = client, where votes would need noise of their own",
+        choices=("auto", "votes", "global"),
+    )

@@ -1,0 +1,73 @@
+"""How examples are dealt to clients once it is decided how much of what each should have.
+
+A part is a sorted array of example indices; `owner[i]` is the client of example i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from secure_fed.errors import ConfigError, DataError
+
+Indices = NDArray[np.int64]
+
+
+def require_enough(count: int, clients: int) -> None:
+    """Refuse to divide fewer examples than there are clients."""
+    if clients < 1:
+        raise ConfigError(f"federation.clients is {clients}; it must be at least 1")
+    if count < clients:
+        raise DataError(
+            f"{count} training examples cannot be divided over {clients} clients with one each; "
+            f"set federation.clients to at most {count} or give more data"
+        )
+
+
+def require_positive(alpha: float) -> None:
+    if not (alpha > 0 and np.isfinite(alpha)):
+        raise ConfigError(f"data.alpha is {alpha}; it must be a positive number")
+
+
+def by_chance(labels: Sequence[int], chances: NDArray[np.float64], rng: np.random.Generator) -> list[Indices]:
+    """Each class dealt out whole by one multinomial draw: `chances` is (clients, classes) for the classes that occur, in order.
+
+    A client left empty takes one random example from the largest, in turn.
+    """
+    class_of = np.unique(np.asarray(labels), return_inverse=True)[1]
+    clients = len(chances)
+    owner = np.empty(len(labels), dtype=np.int64)
+    for index in range(chances.shape[1]):
+        members = np.flatnonzero(class_of == index)
+        sizes = rng.multinomial(len(members), chances[:, index])
+        owner[rng.permutation(members)] = np.repeat(np.arange(clients), sizes)
+    return parts(fill_empty(owner, clients, rng), clients)
+
+
+def by_share(count: int, shares: NDArray[np.float64]) -> Indices:
+    """`count` divided in proportion to `shares`, rounded by largest remainders (of equal ones, the first): exact in sum."""
+    quota = count * shares / shares.sum()
+    sizes: Indices = np.floor(quota).astype(np.int64)
+    largest = np.argsort(sizes - quota, kind="stable")[: count - int(sizes.sum())]
+    sizes[largest] += 1
+    return sizes
+
+
+def fill_empty(owner: Indices, clients: int, rng: np.random.Generator) -> Indices:
+    """Give each client without an example a random one of the client that has most at that moment."""
+    sizes = np.bincount(owner, minlength=clients)
+    for empty in np.flatnonzero(sizes == 0):
+        largest = int(sizes.argmax())
+        owner[rng.choice(np.flatnonzero(owner == largest))] = empty
+        sizes[largest] -= 1
+        sizes[empty] = 1
+    return owner
+
+
+def parts(owner: Indices, clients: int) -> list[Indices]:
+    """The examples of each client, in their order."""
+    order = np.argsort(owner, kind="stable")
+    sizes = np.bincount(owner, minlength=clients)
+    return np.split(order, np.cumsum(sizes)[:-1])

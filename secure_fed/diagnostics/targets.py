@@ -1,0 +1,68 @@
+"""What a run took to get somewhere: of its records alone, so that it is the same however often the run was interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from secure_fed.config import EvaluationConfig
+from secure_fed.errors import ConfigError
+
+Record = Mapping[str, Any]
+_MEGA = 1_000_000
+
+
+def require_accuracy(record: Record, target: float) -> None:
+    """Refuse to wait for what is not measured."""
+    if "accuracy" not in record:
+        raise ConfigError(
+            f"evaluation.target_accuracy = {target} waits for 'accuracy', which metrics does not give; let it, or leave the "
+            "setting out"
+        )
+
+
+def transfer_seconds(record: Record, megabytes_per_second: float) -> float:
+    """How long one client of the round sends and receives: bytes both ways / clients / bandwidth.
+
+    All clients send at the same time over lines of their own, as FedARA (section V) has it; a megabyte is 10^6 bytes.
+    """
+    clients = record["cohort"]
+    moved = record["bytes_up"] + record["bytes_down"]
+    return moved / clients / (megabytes_per_second * _MEGA) if clients else 0.0
+
+
+def summary(records: Sequence[Record], settings: EvaluationConfig, *, secret_cohort: bool) -> dict[str, Any]:
+    """`target` and `bandwidth`, where they were asked for."""
+    told: dict[str, Any] = {}
+    if settings.target_accuracy is not None:
+        told["target"] = _target(records, settings.target_accuracy)
+    if settings.bandwidth is not None:
+        told["bandwidth"] = _time(records, settings.bandwidth, secret_cohort)
+    return told
+
+
+def _target(records: Sequence[Record], accuracy: float) -> dict[str, Any]:
+    """The first evaluated round that was good enough, and what had travelled by then; None where there was none."""
+    reached = next(
+        (place for place, row in enumerate(records) if row.get("accuracy") is not None and row["accuracy"] >= accuracy),
+        None,
+    )
+    upto = [] if reached is None else records[: reached + 1]
+    sent = {name: sum(row[name] for row in upto) if upto else None for name in ("bytes_up", "bytes_down")}
+    return {"accuracy": accuracy, "rounds": len(upto) or None, **sent}
+
+
+def _time(records: Sequence[Record], bandwidth: float, secret_cohort: bool) -> dict[str, Any]:
+    """Seconds that the run would take with clients computing at the same time, at the speed that was measured here.
+
+    Clients train one after the other here, so a round's measured time, evaluation included, is divided by their number. Where
+    that number is secret, so is the time that tells of it.
+    """
+    transfer = sum(row["transfer_seconds"] for row in records)
+    compute = None if secret_cohort else sum(row["seconds"] / max(1, row["cohort"]) for row in records)
+    return {
+        "megabytes_per_second": bandwidth,
+        "transfer_seconds": transfer,
+        "compute_seconds": compute,
+        "seconds": None if compute is None else transfer + compute,
+    }

@@ -1,0 +1,53 @@
+"""AdaMix (Wang et al., 2022, arXiv 2205.12410): several bottlenecks behind every feed-forward, of which each pass of training
+takes one at random, and which are merged into their mean otherwise.
+
+    local loss of an example = task loss of pass a + 1/2 (KL(p_a || p_b) + KL(p_b || p_a))      (`consistency.py`)
+
+with a and b two passes, each with a random choice of experts of its own, and p their predicted distributions. The experts of
+a place share their upper layer, as in the authors' settings, so there are M lower ones. All are averaged, expert by expert.
+
+Guarantee: the mean of the parameters is exact. Experts are drawn for a whole pass and without regard to what is in it. For
+privacy of examples each has a pass of its own (`private_models.path_for`): were a draw shared, who shares it would go by who
+else is there.
+
+Deviations. The upper layers start at zero, so that the model starts at exactly what it was. Clients merge nothing before they
+send: merging is done where the model is used, so that experts stay different over the rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from secure_fed.adapters.mixture import Mixtures
+from secure_fed.config import RunConfig
+from secure_fed.methods.averaging import Averaged
+from secure_fed.methods.consistency import consistent
+from secure_fed.methods.method import Card
+
+BOTTLENECK = 16
+
+CARD = Card(
+    name="adamix",
+    paper="Wang et al., arXiv 2205.12410",
+    travels="the experts' down, shared up, head",
+    mean_exact=True,
+    options=("bottleneck", "experts"),
+)
+
+
+def build(run: RunConfig) -> AdaMix:
+    return AdaMix(CARD, Mixtures(run.method.bottleneck or BOTTLENECK, run.method.experts), run.data.task)
+
+
+@dataclass(frozen=True)
+class AdaMix(Averaged):
+    """Averages the experts and the head, and asks two random passes to agree."""
+
+    task: str = "classification"
+
+    def objective(self, loss: Callable[[nn.Module, Any], Tensor]) -> Callable[[nn.Module, Any], Tensor]:
+        return consistent(loss, self.task)

@@ -1,0 +1,76 @@
+"""C2A: a hypernetwork makes each client's adapters from its class shares and its texts.
+
+Kim, Kim, Mok, Park and Lee, "Client-Customized Adaptation for Parameter-Efficient Federated Learning" (Findings of ACL 2023),
+sections 3.1 to 3.5: adapters by eq. (2), embeddings by eq. (3) and (4), the network by eq. (5) and (6); see
+`adapters/hypernetwork.py`. Clients train and send the network with its embedding layers and layer embeddings, and the head.
+
+A client's class shares are its secret. They stand in its own copy of the model while it trains, and nowhere else: the state has
+uniform shares, with which every model is evaluated. Under differential privacy they are covered like all else that
+the client trains on, since they reach the server by the client's clipped and noised contribution alone.
+
+Deviations: eq. (3) takes the class shares of each batch, here they are those of all the client has, for which batches
+stand in the paper. Where the labels are no class numbers (tags of tokens, texts to go on with) they are uniform. In
+evaluation an example's context is its own, not its batch's. The context of an adapter is taken from what it adapts, and the two
+adapters of a layer share its layer embedding. A model that generates text has no context embedding but its bias.
+
+The context of a batch couples its examples, so neither examples nor groups of them can be protected: only clients.
+
+Counts: on DistilBERT with the 20 classes of 20Newsgroup 63 712 numbers beside the head, 0.097 % of 66M as printed. With the 10
+of XGLUE-NC 63 632, 0.047 % of its 134M, where 0.049 % is printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from secure_fed.adapters.hypernetwork import SHARES, Hypernetworks, shares
+from secure_fed.config import RunConfig
+from secure_fed.methods.averaging import Averaged
+from secure_fed.methods.method import Card, RoundPlan, State
+from secure_fed.tensors import Layout, Tensors
+
+_COUPLED = "batch pooling couples examples: the adapter of each depends on all texts of its batch"
+
+CARD = Card(
+    name="c2a",
+    paper="Kim et al., Findings of ACL 2023",
+    travels="hypernetwork, its embedding layers, layer embeddings, head",
+    mean_exact=False,
+    options=("context_dim", "bottleneck", "hyper_dim"),
+    units=("client",),
+    refusals={"example": _COUPLED, "group": _COUPLED},
+)
+
+
+def build(run: RunConfig) -> C2a:
+    method = run.method
+    return C2a(CARD, Hypernetworks(method.context_dim, method.bottleneck or 16, method.hyper_dim))
+
+
+@dataclass(frozen=True)
+class C2a(Averaged):
+    """Averages the network and the head; class shares stay uniform in the state, and a client's own stay with it."""
+
+    def plan(self, state: State) -> RoundPlan:
+        names = tuple(_trained(state.tensors))
+        return RoundPlan(trainable=names, down=names)
+
+    def layout(self, state: State, pass_name: str) -> Layout:
+        return Layout.of(_trained(state.tensors))
+
+    def context(self, initial: Tensors, examples: Sequence[Any]) -> Tensors:
+        """The client's class shares."""
+        labels = [_label(examples[i]) for i in range(len(examples))]
+        return Tensors({SHARES: shares(labels, len(initial.tensor(SHARES)))})
+
+
+def _label(item: Any) -> Any:
+    if not isinstance(item, Mapping):
+        return None
+    return item.get("labels", item.get("label"))
+
+
+def _trained(tensors: Tensors) -> Tensors:
+    return tensors.without([SHARES])

@@ -1,0 +1,225 @@
+"""FedARA: B E A whose least important ranks are given up as the rounds go by.
+
+Wu, Hu, Min and Wang, "Adaptive Rank Allocation for Federated Parameter-Efficient Fine-Tuning of Language Models"
+(arXiv 2501.14406). The adapter is that of `svd_adaptation`. All adapted modules together have a budget of ranks, with T the
+rounds of the run, t_w `warmup_rounds`, t_f `final_rounds`, b(0) `rank` and b(T) `final_rank` times the number of modules:
+
+    b(t) = b(0) up to t_w,   b(T) + (b(0) - b(T)) (1 - (t - t_w) / (T - t_w - t_f))^3,   b(T) from T - t_f         eq. (7)
+    I_i = |E_i| + mean |B_:i| + mean |A_i:|                                                                        eq. (8)
+    a rank stays if more than T_h (`vote_threshold`) of the clients have it among the b(t) of largest I            eq. (9)
+
+What is gone never comes back. Only live ranks train and travel, both ways: the state's tensors shrink, and a module without
+a rank is passed by.
+
+A vote is 0 or 1 for each live rank, a number of the contribution like any other, so that a masked sum carries it; the method
+sees the share of votes (of weight, with federation.weighting = 'examples'). With masks = 'global' nobody votes: the server
+keeps the b(t) ranks of largest I in the mean, which costs nothing where that is noised already. Under privacy of clients it
+is the only way, for votes would need noise, and room under the clip norm, of their own.
+
+Settled here: the printed (7) has t - t_w - t_f above the fraction bar, which begins far above b(0) and cannot be meant. Masks
+made in round t, counted from 1 as there, are those of b(t), so that the state after t rounds has that budget. b(t) is rounded.
+Equal ranks stay in the order of module and place. Where no rank has votes enough, the one with most stays; where nobody voted
+(an empty cohort), the server decides as with 'global'. The paper's learning rate falls linearly over the rounds, which is
+training.lr_schedule = 'linear'; its budget is warmup_rounds = 5 and final_rounds = 50 of 100.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from secure_fed.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm
+from secure_fed.adapters.parameters import read
+from secure_fed.adapters.triplet import TripletAdapter, importance, kept, triplets
+from secure_fed.config import MethodConfig, RunConfig
+from secure_fed.errors import ConfigError, MethodError
+from secure_fed.methods.averaging import change, moved, next_state
+from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
+from secure_fed.tensors import Layout, Tensors
+
+CARD = Card(
+    name="fedara",
+    paper="Wu et al., arXiv 2501.14406",
+    travels="B, E, A at live ranks, head; up a vote for each rank",
+    mean_exact=False,
+    options=(*LORA_OPTIONS, "final_rank", "warmup_rounds", "final_rounds", "vote_threshold", "masks"),
+    memoryless="its tensors shrink, so the means of two rounds are of other ranks",
+)
+
+# A client is told a pass, not a round, and must know for how many ranks to vote: the name of a pass with votes ends in it.
+_VOTING = f"{CHANGE} and votes for "
+_VOTES = ".votes"
+# Shares of votes that lie no further apart are equal: a mean is rounded, behind masks more than in the open.
+_ROUNDING = 1e-5
+
+
+def build(run: RunConfig) -> FedAra:
+    method = run.method
+    votes = _by_votes(run)
+    last = method.final_rank or -(-method.rank // 4)
+    if last > method.rank:
+        raise ConfigError(f"method.final_rank = {last} is above method.rank = {method.rank}, which ranks start at")
+    rounds = run.federation.rounds
+    if method.warmup_rounds + method.final_rounds >= rounds:
+        raise ConfigError(
+            f"method.warmup_rounds = {method.warmup_rounds} and method.final_rounds = {method.final_rounds} leave none of "
+            f"federation.rounds = {rounds} for giving up ranks: lower them, or raise federation.rounds"
+        )
+    budget = Budget(method.rank, last, method.warmup_rounds, method.final_rounds, rounds)
+    return FedAra(TripletAdapter(LoraAdapter.of(method)), budget, method.vote_threshold if votes else None)
+
+
+def _by_votes(run: RunConfig) -> bool:
+    """Whether clients vote; refuses settings that votes would be falsified by, or that do nothing without them."""
+    method, by_client = run.method, run.privacy.unit == "client"
+    if method.masks == "votes" and by_client:
+        raise ConfigError(
+            "method.masks = 'votes' is refused with privacy.unit = 'client', where votes would need noise of their own: use "
+            "'global', which chooses ranks by what is noised already"
+        )
+    votes = method.masks == "votes" or (method.masks == "auto" and not by_client)
+    if votes and run.federation.server_lr != 1:
+        raise ConfigError(
+            f"federation.server_lr = {run.federation.server_lr:g} would scale the votes of method.name = 'fedara': leave "
+            "it at 1, or set method.masks = 'global'"
+        )
+    if not votes and method.vote_threshold != MethodConfig().vote_threshold:
+        raise ConfigError(
+            f"method.vote_threshold = {method.vote_threshold:g} has no effect where nobody votes (method.masks = 'global', or "
+            "privacy.unit = 'client'): leave it out"
+        )
+    return votes
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How many ranks all modules have together after so many rounds; `first` and `last` are of one module, on average."""
+
+    first: int
+    last: int
+    warmup: int
+    final: int
+    rounds: int
+
+    def ranks(self, finished: int, modules: int) -> int:
+        """b(t), with t = `finished`; it never rises."""
+        whole, least = self.first * modules, self.last * modules
+        if finished <= self.warmup:
+            return whole
+        if finished >= self.rounds - self.final:
+            return least
+        left = 1 - (finished - self.warmup) / (self.rounds - self.warmup - self.final)
+        return least + round((whole - least) * left**3)
+
+
+@dataclass(frozen=True)
+class FedAra:
+    """Averages B, E, A and the head, and takes out ranks. threshold: of the votes; None where the server decides."""
+
+    adapter: TripletAdapter
+    budget: Budget
+    threshold: float | None = 0.5
+    card: Card = CARD
+
+    def prepare(self, model: nn.Module, head: Sequence[str], seed: int) -> Tensors:
+        return read(model, [*self.adapter.inject(model, head, seed), *head])
+
+    def plan(self, state: State) -> RoundPlan:
+        names, stay = tuple(state.tensors), self._to_stay(state)
+        voting = stay is not None and self.threshold is not None
+        return RoundPlan(names, names, (f"{_VOTING}{stay}" if voting else CHANGE,))
+
+    def layout(self, state: State, pass_name: str) -> Layout:
+        votes = ((vote, state.tensors[e].shape) for vote, e in _ballots(state.tensors, pass_name).items())
+        return Layout(tuple(sorted([*Layout.of(state.tensors).entries, *((n, tuple(shape)) for n, shape in votes)])))
+
+    def contribute(self, pass_name: str, before: Tensors, after: Tensors, means: Mapping[str, Tensors]) -> Tensors:
+        for triplet in triplets(before):
+            if missing := sorted({triplet.a, triplet.e, triplet.b} - set(after)):
+                raise MethodError(
+                    f"{CARD.name} takes ranks out of {missing[0]} for everybody, so it cannot stay on the client: "
+                    "name only tensors of the head in method.personal"
+                )
+        sent = change(before, after)
+        if pass_name == CHANGE:
+            return sent
+        chosen = foremost(importance(after), int(pass_name.removeprefix(_VOTING)))
+        ballots = _ballots(before, pass_name)
+        return sent | {module + _VOTES: mask.float() for module, mask in chosen.items() if module + _VOTES in ballots}
+
+    def apply(self, state: State, means: Mapping[str, Tensors], noise_std: float = 0.0) -> State:
+        (mean,) = means.values()
+        votes = {name.removesuffix(_VOTES): mean.tensor(name) for name in mean if name.endswith(_VOTES)}
+        trained = moved(state.tensors, mean.without(module + _VOTES for module in votes))
+        stay = self._to_stay(state)
+        if stay is None:
+            return next_state(state, trained)
+        scores = importance(trained)
+        if self.threshold is None or all(bool((share <= _ROUNDING).all()) for share in votes.values()):
+            return next_state(state, kept(trained, foremost(scores, stay)))
+        shares = {module: votes.get(module, torch.zeros(0)) for module in scores}
+        return next_state(state, kept(trained, elected(shares, self.threshold)))
+
+    def reported(self, means: Mapping[str, Tensors]) -> dict[str, float]:
+        """How many ranks trained in the round."""
+        return {"ranks": float(sum(mean[found.e].shape[0] for mean in means.values() for found in triplets(mean)))}
+
+    def admits(self, round_: int, initial: Tensors, tensors: Tensors) -> bool:
+        """Whether names are the same, each module's ranks are as many in A, E and B and no more than at first, and all
+        together as many as may be left after so many rounds.
+        """
+        if set(tensors) != set(initial):
+            return False
+        found = triplets(initial)
+        expected = {name: tuple(initial[name].shape) for name in initial}
+        for module in found:
+            (_, n), (m, _) = expected[module.a], expected[module.b]
+            rank = min(*tensors[module.e].shape[:1], *expected[module.e]) if len(tensors[module.e].shape) == 1 else 0
+            expected |= {module.a: (rank, n), module.e: (rank,), module.b: (m, rank)}
+        least, most = self._limits(round_, len(found))
+        total = sum(expected[module.e][0] for module in found)
+        return least <= total <= most and all(tuple(tensors[name].shape) == expected[name] for name in tensors)
+
+    def as_lora(self, initial: Tensors, tensors: Tensors) -> LoraForm:
+        """A, and B E for B, at the live ranks; modules without any are left out."""
+        return self.adapter.form(tensors)
+
+    def _to_stay(self, state: State) -> int | None:
+        """The budget after this round; None as long as it is everything."""
+        modules = len(triplets(state.tensors))
+        stay = self.budget.ranks(state.round + 1, modules)
+        return stay if stay < self.budget.first * modules else None
+
+    def _limits(self, finished: int, modules: int) -> tuple[int, int]:
+        """The fewest and the most ranks that may be left, also in a run that has been given more rounds on resuming."""
+        whole, now = self.budget.first * modules, self.budget.ranks(finished, modules)
+        if finished <= self.budget.warmup:
+            return whole, whole
+        if self.threshold is None:
+            return self.budget.last * modules, now
+        # Each client has b(t) votes, so no more than b(t) / T_h ranks can have more than that share of them.
+        return 1, min(whole, int(now / self.threshold)) if self.threshold else whole
+
+
+def foremost(scores: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
+    """Which entries are among the `count` largest of all, the first of equals: (k,) booleans by module."""
+    order = torch.cat(list(scores.values())).argsort(descending=True, stable=True)[:count]
+    chosen = torch.zeros(sum(map(len, scores.values())), dtype=torch.bool)
+    chosen[order] = True
+    return dict(zip(scores, chosen.split([len(score) for score in scores.values()]), strict=True))
+
+
+def elected(shares: Mapping[str, Tensor], threshold: float) -> dict[str, Tensor]:
+    """Which ranks have more than that share of the votes, or the one with most: (k,) booleans by module."""
+    chosen = {module: share > threshold + _ROUNDING for module, share in shares.items()}
+    return chosen if any(bool(mask.any()) for mask in chosen.values()) else foremost(shares, 1)
+
+
+def _ballots(tensors: Tensors, pass_name: str) -> dict[str, str]:
+    """Under which name votes travel in that pass, with the name of the E that they are for."""
+    if pass_name == CHANGE:
+        return {}
+    return {found.module + _VOTES: found.e for found in triplets(tensors) if tensors[found.e].shape[0]}

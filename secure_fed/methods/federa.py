@@ -1,0 +1,79 @@
+"""FeDeRA: A and B start from the largest singular values of the weights they stand beside.
+
+Yan, Tang, Shi and Yang, "FeDeRA: Efficient Fine-tuning of Language Models in Federated Learning Leveraging Weight
+Decomposition" (arXiv 2404.18848). With W = U S V^T of an adapted layer, eq. (16) to (18),
+
+    B0 = U_r sqrt(S_r),   A0 = sqrt(S_r) V_r^T,   W_res = W - B0 A0,
+
+where W_res takes the place of W and is frozen, and the layer computes W_res x + (beta / r) B A x with beta = r. So at first it
+computes what it did. The start is a function of W alone: every party finds it, and it costs no privacy.
+
+A start is not a rule: `method.rule` says what trains, travels and is averaged from there on, and whether that is exact
+(`fedlora` is the paper's; `ffa_lora`, `rolora` and `fra_lora` are as their files say, FFA's frozen A being A0).
+
+Because beta / r = 1, `method.alpha` and `method.rslora` have nothing to scale and are refused. An export is of the change
+B A - B0 A0 beside W, of twice the rank, so that others can load it on the model that they have.
+
+Settled here: signs of singular vectors are fixed by their largest entries (`low_rank`), the decomposition is in float64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from secure_fed.adapters.lora import LoraAdapter
+from secure_fed.config import MethodConfig, RunConfig
+from secure_fed.errors import ConfigError
+from secure_fed.methods import fedlora, ffa_lora, fra_lora, rolora
+from secure_fed.methods.method import Card
+
+_OF_FRA = ("denoise", "transport_form", "sketch")
+
+CARD = Card(
+    name="federa",
+    paper="Yan et al., arXiv 2404.18848",
+    travels="as its rule: A, B, head",
+    mean_exact=False,
+    options=("rank", "dropout", "target_modules", "rule", *_OF_FRA),
+)
+
+_RULES = {"fedlora": fedlora.CARD, "ffa_lora": ffa_lora.CARD, "rolora": rolora.CARD, "fra_lora": fra_lora.CARD}
+
+
+def build(run: RunConfig) -> fedlora.FedLora | ffa_lora.FfaLora | rolora.RoLora | fra_lora.FraLora:
+    """The rule's method, with FeDeRA's start and a card that says so."""
+    method, rule = run.method, _RULES[run.method.rule]
+    _require_fitting(run, rule)
+    adapter = LoraAdapter(
+        method.rank, alpha=method.rank, dropout=method.dropout, target_modules=method.target_modules, start="singular"
+    )
+    card = replace(rule, name=CARD.name, paper=CARD.paper, options=CARD.options)
+    if method.rule == "ffa_lora":
+        return ffa_lora.FfaLora(adapter, card=card)
+    if method.rule == "rolora":
+        return rolora.RoLora(adapter, card)
+    if method.rule == "fra_lora":
+        return fra_lora.FraLora(adapter, method.denoise, fra_lora.sketch_of(method), card)
+    return fedlora.FedLora(adapter, card)
+
+
+def _require_fitting(run: RunConfig, rule: Card) -> None:
+    """Refuse settings that the rule does not read or cannot work with."""
+    method, optimizer, usual = run.method, run.federation.server_optimizer, MethodConfig()
+    if optimizer != "mean" and rule.memoryless:
+        raise ConfigError(
+            f"federation.server_optimizer = {optimizer!r} cannot be used with method.rule = {method.rule!r}: "
+            f"{rule.memoryless}; use 'mean'"
+        )
+    for option in _OF_FRA:
+        if method.rule != "fra_lora" and getattr(method, option) != getattr(usual, option):
+            raise ConfigError(
+                f"method.{option} = {getattr(method, option)!r} has no effect with method.rule = {method.rule!r}: "
+                "leave it out, or set method.rule = 'fra_lora'"
+            )
+    shrinks = method.rule == "fra_lora" and method.denoise == "shrink" and run.privacy.unit == "client"
+    if shrinks and optimizer != "mean":
+        raise ConfigError(
+            f"method.denoise = 'shrink' needs to know the noise, which federation.server_optimizer = {optimizer!r} changes: "
+            "use 'mean', or method.denoise = 'truncate'"
+        )

@@ -1,0 +1,26 @@
+"""FedFT: the whole model trains and travels. Federated averaging as McMahan et al. (2017) have it, the baseline of FeDeRA
+(Yan et al., arXiv 2404.18848, section 5.1) without parameter-efficient tuning.
+
+    w' = w + mean(w_i - w)   over every parameter w of the model.
+
+Guarantee: the mean is exact. With privacy the noise falls on every one of the parameters, so it takes very many clients (or
+examples) until a change stands out of it; a method that trains less is the better choice there.
+"""
+
+from __future__ import annotations
+
+from secure_fed.adapters.full import Everything
+from secure_fed.config import RunConfig
+from secure_fed.methods.averaging import Averaged
+from secure_fed.methods.method import Card
+
+CARD = Card(
+    name="fedft",
+    paper="McMahan et al., arXiv 1602.05629; FedFT in Yan et al., arXiv 2404.18848",
+    travels="the whole model",
+    mean_exact=True,
+)
+
+
+def build(run: RunConfig) -> Averaged:
+    return Averaged(CARD, Everything())

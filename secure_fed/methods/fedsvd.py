@@ -1,0 +1,88 @@
+"""FedSVD: clients train B; the server splits the mean product anew, so that the next A has orthonormal rows.
+
+Lee, Park, Lee, Wagner, Seong, Bocklet, Lee and Hwang, "FedSVD: Adaptive Orthogonalization for Private Federated Learning
+with LoRA" (NeurIPS 2025, arXiv 2505.12805). With A frozen in the round and the same for everybody, the mean is exact, and the
+server's SVD of it turns the coordinates that B is written in without changing the product:
+
+    U S V^T = mean(B_i) A,     A' = V^T,     B' = U S,     B' A' = mean(B_i) A = mean(B_i A)
+
+With orthonormal rows of A the gradient of B is no longer than that of the product, and noise on B is as long in the product.
+Nothing is done to noise itself: the paper does nothing. The scale s of the adapter is the same before and after.
+
+A travels down in every round: after the first it is not made from the seed. Up go B and the head alone.
+
+What the SVD does not do: the rows of mean(B_i) A lie in those of A, so as long as the product has full rank, A keeps its row
+space, and only the basis of it changes. Whatever does not see the basis (plain SGD, clipping by the Frobenius norm, Gaussian
+noise) takes the very steps of FFA-LoRA with an orthonormal A. AdamW, which scales each coordinate by itself, does not.
+
+Deviations, from the program that the authors publish: that starts with LoRA's uniform A, which the first SVD makes
+orthonormal; ours is orthonormal from the start, so that the first round is not another method. Signs are fixed, and where the
+product has rank below r the spare rows of A' are a fixed orthonormal complement beside zeros in B', where the program takes
+what its SVD returns. It freezes the classification head of encoders; here the head trains and travels, as everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from secure_fed.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm, pairs
+from secure_fed.adapters.parameters import read
+from secure_fed.config import RunConfig
+from secure_fed.low_rank import right_orthonormal, truncated
+from secure_fed.methods.averaging import change, moved, next_state
+from secure_fed.methods.ffa_lora import orthonormal, without_a
+from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
+from secure_fed.tensors import Layout, LowRank, Tensors
+
+CARD = Card(
+    name="fedsvd",
+    paper="Lee et al., NeurIPS 2025, arXiv 2505.12805",
+    travels="up B, head; down A, B, head",
+    mean_exact=True,
+    options=LORA_OPTIONS,
+    memoryless="the basis that B is written in is another in every round, and changes in several of them cannot be added up",
+)
+
+
+def build(run: RunConfig) -> FedSvd:
+    return FedSvd(LoraAdapter.of(run.method))
+
+
+@dataclass(frozen=True)
+class FedSvd:
+    """Averages B and the head beside an A that the server makes orthonormal of their product."""
+
+    adapter: LoraAdapter
+
+    @property
+    def card(self) -> Card:
+        return CARD
+
+    def prepare(self, model: nn.Module, head: Sequence[str], seed: int) -> Tensors:
+        found = self.adapter.inject(model, head, seed, orthonormal)
+        return read(model, [name for pair in found for name in (pair.a, pair.b)] + list(head))
+
+    def plan(self, state: State) -> RoundPlan:
+        return RoundPlan(trainable=tuple(without_a(state.tensors)), down=tuple(state.tensors))
+
+    def layout(self, state: State, pass_name: str) -> Layout:
+        return Layout.of(without_a(state.tensors))
+
+    def contribute(self, pass_name: str, before: Tensors, after: Tensors, means: Mapping[str, Tensors]) -> Tensors:
+        return change(before, after)
+
+    def apply(self, state: State, means: Mapping[str, Tensors], noise_std: float = 0.0) -> State:
+        averaged = moved(state.tensors, means[CHANGE])
+        factors: dict[str, Tensor] = {}
+        for pair in pairs(averaged):
+            a, b = averaged.tensor(pair.a), averaged.tensor(pair.b)
+            new_b, new_a = right_orthonormal(truncated(LowRank(b, a), a.shape[0]))
+            factors |= {pair.a: new_a.to(a.dtype).contiguous(), pair.b: new_b.to(b.dtype).contiguous()}
+        return next_state(state, averaged | factors)
+
+    def as_lora(self, initial: Tensors, tensors: Tensors) -> LoraForm:
+        """A and B as they are."""
+        return self.adapter.form(initial, tensors)

@@ -1,0 +1,27 @@
+"""IA3 (Liu et al., 2022, arXiv 2205.05638): vectors that scale keys, values and the inner activations of the feed-forward.
+
+    l' = l + mean(l_i - l)   over every vector l, and the head.
+
+Guarantee: the mean of the vectors is exact.
+
+Deviations. Which layers are scaled is PEFT's table, and DistilBERT's are added to it (`adapters/scaling.py`). The head trains
+too; Liu et al. have none, since their model answers in text.
+"""
+
+from __future__ import annotations
+
+from secure_fed.adapters.scaling import Scales
+from secure_fed.config import RunConfig
+from secure_fed.methods.averaging import Averaged
+from secure_fed.methods.method import Card
+
+CARD = Card(
+    name="ia3",
+    paper="Liu et al., arXiv 2205.05638",
+    travels="scaling vectors, head",
+    mean_exact=True,
+)
+
+
+def build(run: RunConfig) -> Averaged:
+    return Averaged(CARD, Scales())

@@ -1,0 +1,28 @@
+"""Prompt tuning: the embeddings of virtual tokens in front of the text train and are averaged.
+
+Lester, Al-Rfou and Constant, "The Power of Scale for Parameter-Efficient Prompt Tuning" (EMNLP 2021, arXiv 2104.08691),
+section 2: [P ; X] is read in place of X, with P (p, H) trained and X the text's embeddings. P starts as embeddings of tokens
+drawn from the vocabulary (section 3.2), which the paper finds better than random numbers.
+
+Deviations: the head trains too, where the paper has a model that answers in words; tokens are drawn from the whole
+vocabulary, where the paper takes its 5000 commonest, since a tokenizer's order of tokens need not be by frequency.
+"""
+
+from __future__ import annotations
+
+from secure_fed.adapters.prompts import PromptTokens
+from secure_fed.config import RunConfig
+from secure_fed.methods.averaging import Averaged
+from secure_fed.methods.method import Card
+
+CARD = Card(
+    name="prompt_tuning",
+    paper="Lester et al., EMNLP 2021, arXiv 2104.08691",
+    travels="embeddings of virtual tokens, head",
+    mean_exact=True,
+    options=("prompt_length",),
+)
+
+
+def build(run: RunConfig) -> Averaged:
+    return Averaged(CARD, PromptTokens(run.method.prompt_length, run.model.max_length))

@@ -1,0 +1,110 @@
+"""The mean change of every adapted matrix by products with thin matrices, one pass after the other.
+
+With D = mean(D_i), D_i = s (B_i A_i - B A) as in `fra_lora`, (m, n), and k columns, min(m, n) at most:
+
+    first          D_i Omega         (m, k)     Q_0 = an orthonormal basis of the mean's columns
+    second         D_i^T Q_0         (n, k)     Q_1 = ...
+    third          D_i Q_1           (m, k)     and so on
+    last           the next of these products, W, and the head's change
+
+    D is about W Q^T where the last product was with D_i, Q W^T where it was with D_i^T; Q is the last basis
+
+All of it is linear in D_i, so each pass may be masked, clipped and noised as any sum is, and Q is made of what was released.
+What is found is D itself, up to rounding, where that has rank k at most.
+
+Omega is uniform over matrices with orthonormal columns, times sqrt(n / k), so that E |D_i Omega|^2 = |D_i|^2, and of a basis
+|D_i Q| <= |D_i|: one clip norm suits all passes. Omega is made from a digest of A and B as the round finds them: public, free
+of the round's data, and new in every round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from torch import Tensor
+from torch.nn.functional import pad
+
+from secure_fed import sketch
+from secure_fed.adapters.lora import LoraAdapter, Pair, pairs
+from secure_fed.methods.fra_lora import FraLora, Split, delta
+from secure_fed.methods.method import CHANGE, State
+from secure_fed.tensors import Layout, LowRank, Member, Tensors
+
+
+def start(rows: int, columns: int, seed: int) -> Tensor:
+    """Omega, (n, k), float64: a function of its arguments, so that everybody has the same."""
+    drawn = sketch.directions(rows, columns, seed)[:, :columns]  # those of a sketch leave room for its checks
+    return drawn * math.sqrt((columns + sketch.CHECKS) / columns)
+
+
+def basis(mean: Tensor) -> Tensor:
+    """Orthonormal columns that span those of `mean`, or zero, as `sketch.basis` says."""
+    return sketch.basis(pad(mean, (0, sketch.CHECKS)))
+
+
+@dataclass(frozen=True)
+class Subspace:
+    """What a method's passes carry, and the state that their means make.
+
+    columns: k, where the matrix has as many rows and columns. passes: their names in order, two or more, CHANGE the last.
+    """
+
+    adapter: LoraAdapter
+    columns: int
+    passes: tuple[str, ...]
+
+    @property
+    def _whole(self) -> FraLora:
+        return FraLora(adapter=self.adapter, denoise="none")
+
+    def layout(self, state: State, pass_name: str) -> Layout:
+        entries = dict(self._whole.layout(state, CHANGE).entries)
+        deltas = {delta(pair.module): entries.pop(delta(pair.module)) for pair in pairs(state.tensors)}
+        sent = {} if pass_name != CHANGE else entries
+        for name, (m, n) in deltas.items():
+            sent[name] = (n if self._turned(pass_name) else m, min(self.columns, m, n))
+        return Layout(tuple(sorted(sent.items())))
+
+    def contribute(self, pass_name: str, before: Tensors, after: Tensors, means: Mapping[str, Tensors]) -> Tensors:
+        """A client's products in that pass; an A that `after` lacks was frozen."""
+        found = pairs(before)
+        frozen = before.select(pair.a for pair in found)
+        changes = self._whole.contribute(CHANGE, before, frozen | after, {})
+        head = changes.without(delta(pair.module) for pair in found)
+        sent = {}
+        for pair in found:
+            factors = cast(LowRank, changes[delta(pair.module)])
+            sent[delta(pair.module)] = self._product(pass_name, factors, self._by(pass_name, before, pair, means))
+        return head | sent if pass_name == CHANGE else Tensors(sent)
+
+    def merged(self, tensors: Tensors, means: Mapping[str, Tensors], split: Split) -> Tensors:
+        """`tensors` with the mean change of every product and of the head put in, the products split by `split`."""
+        steps: dict[str, Member] = {}
+        for pair in pairs(tensors):
+            name, q = delta(pair.module), self._by(CHANGE, tensors, pair, means)
+            w = means[CHANGE].tensor(name).to(q)
+            steps[name] = LowRank(q, w.T) if self._turned(CHANGE) else LowRank(w, q.T)
+        return self._whole.merged(tensors, {CHANGE: means[CHANGE] | steps}, split)
+
+    def _by(self, pass_name: str, before: Tensors, pair: Pair, means: Mapping[str, Tensors]) -> Tensor:
+        """What that pass multiplies by: Omega in the first, and then the basis of the pass before."""
+        place, name = self.passes.index(pass_name), delta(pair.module)
+        if place:
+            return basis(means[self.passes[place - 1]].tensor(name))
+        a, b = before.tensor(pair.a), before.tensor(pair.b)
+        columns = min(self.columns, b.shape[0], a.shape[1])
+        return start(a.shape[1], columns, sketch.seed_of(name, a, b))
+
+    def _product(self, pass_name: str, change: LowRank, by: Tensor) -> Tensor:
+        """D_i or D_i^T times that, taken in float64 and sent as the change is."""
+        left, right = change.left.double(), change.right.double()
+        by = by.to(left.device)
+        made: Tensor = right.T @ (left.T @ by) if self._turned(pass_name) else left @ (right @ by)
+        return made.to(change.dtype)
+
+    def _turned(self, pass_name: str) -> bool:
+        """Whether that pass multiplies by D_i^T, and not by D_i."""
+        return self.passes.index(pass_name) % 2 == 1

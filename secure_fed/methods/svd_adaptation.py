@@ -1,0 +1,46 @@
+"""SVD adaptation: B, E and A of a change B E A with diagonal E, each averaged.
+
+Wu, Hu, Min and Wang, "Adaptive Rank Allocation for Federated Parameter-Efficient Fine-Tuning of Language Models"
+(arXiv 2501.14406), section IV-A and eq. (2): W = W_pre + B E A. There it is an ablation of FedARA, called FedSVD; it is not the
+FedSVD of arXiv 2505.12805, which is a file of its own here. A and B are Gaussian and E is zero, so that the change starts at
+zero without either factor being zero, and each rank has a size that trains by itself. No orthogonality is asked of A and B.
+
+A mean of each is not the mean of the products: the gap of averaged LoRA (`fedlora`), with three factors.
+
+Settled here: the change is scaled by alpha / rank as in LoRA (the paper fixes alpha = 16, the usual value), and the Gaussians
+have the standard deviation 0.02 of AdaLoRA (Zhang et al., 2023), which the paper extends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from secure_fed.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm
+from secure_fed.adapters.triplet import TripletAdapter
+from secure_fed.config import RunConfig
+from secure_fed.methods.averaging import Averaged
+from secure_fed.methods.method import Card
+from secure_fed.tensors import Tensors
+
+CARD = Card(
+    name="svd_adaptation",
+    paper="Wu et al., arXiv 2501.14406, section IV-A (FedSVD there)",
+    travels="B, E, A, head",
+    mean_exact=False,
+    options=LORA_OPTIONS,
+)
+
+
+def build(run: RunConfig) -> SvdAdaptation:
+    return SvdAdaptation(CARD, TripletAdapter(LoraAdapter.of(run.method)))
+
+
+@dataclass(frozen=True)
+class SvdAdaptation(Averaged):
+    """Averages B, E, A and the head."""
+
+    adapter: TripletAdapter
+
+    def as_lora(self, initial: Tensors, tensors: Tensors) -> LoraForm:
+        """A, and B E for B."""
+        return self.adapter.form(tensors)

@@ -1,0 +1,169 @@
+"""What every method promises in every federation: under each privacy it supports, in the open and behind masks."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from secure_fed import fingerprint
+from secure_fed.errors import ConfigError
+from secure_fed.federation import Federation, Result
+from secure_fed.methods import METHODS, card
+from secure_fed.methods.method import State
+from secure_fed.tensors import Layout, Tensors
+from tests.contracts import runs
+from tests.contracts.runs import CELLS, PRIVACY, ROUNDS, SIZES, SUMS, Events, KilledAfter, KilledError, States
+
+torch.set_num_threads(1)
+
+# Their directions are drawn by a digest of the state, so that from states equal but for rounding they differ, and with them
+# what is left of a noised mean.
+SKETCHING = ("fedask", "fedpower")
+SUPPORTED = [cell for cell in CELLS if runs.supported(*cell[:2])]
+
+
+class Run:
+    """A run of two rounds, seen from everywhere."""
+
+    def __init__(self, name: str, unit: str, how: str) -> None:
+        kept = States()
+        self.built: Federation = runs.federation(runs.settings(name, unit, how), callbacks=[kept])
+        self.base = fingerprint.of_model(self.built.parts.model, self.built.initial.tensors)
+        self.events: Events = runs.watch(self.built)
+        self.result: Result = self.built.run()
+        self.states: list[State] = [self.built.initial, *kept.after]
+
+
+@cache
+def run_of(name: str, unit: str, how: str) -> Run:
+    """Made once for all tests of a cell; they stand together, so the process that has one has all."""
+    return Run(name, unit, how)
+
+
+def flat(tensors: Tensors) -> np.ndarray:
+    vector: np.ndarray = Layout.of(tensors).flatten(tensors, torch.float64).numpy()
+    return vector
+
+
+@pytest.mark.parametrize(("name", "unit", "how"), SUPPORTED)
+class TestContract:
+    def test_what_travels_is_what_was_planned(self, name: str, unit: str, how: str) -> None:
+        run = run_of(name, unit, how)
+        method, protection = run.built.method, run.built.protection
+        for before in run.states[:-1]:
+            plan = method.plan(before)
+            for pass_name in plan.passes:
+                layout = protection.layout(method, before, pass_name, ())
+                place = before.round, pass_name
+                assert len(run.events.replies[place]) == len(SIZES)
+                for reply in run.events.replies[place].values():
+                    assert Layout.of(reply.contribution) == layout
+                for request in run.events.requests[place].values():
+                    down = plan.down if pass_name == plan.passes[0] else ()
+                    assert set(request.tensors) == set(down)
+                    assert Layout.of(request.tensors) == Layout.of(before.tensors.select(down))
+                    assert list(request.means) == list(plan.passes[: plan.passes.index(pass_name)])
+        assert len(run.states) == ROUNDS + 1
+
+    def test_what_neither_trains_nor_comes_down_never_moves(self, name: str, unit: str, how: str) -> None:
+        run = run_of(name, unit, how)
+        method, initial = run.built.method, run.built.initial.tensors
+        moving: set[str] = set()
+        for before, after in zip(run.states[:-1], run.states[1:], strict=True):
+            plan = method.plan(before)
+            moving |= set(plan.trainable) | set(plan.down)
+            for frozen in set(initial) - moving:
+                assert torch.equal(after.tensors.tensor(frozen), initial.tensor(frozen))
+        assert fingerprint.of_model(run.built.parts.model, initial) == run.base, "the base model"
+        last = run.states[-1].tensors
+        moved = [
+            n
+            for n in moving
+            if n in last and last[n].shape == initial[n].shape and not torch.equal(last.tensor(n), initial.tensor(n))
+        ]
+        assert moved
+
+    def test_the_budget_is_charged_once_for_each_release_and_before_it(self, name: str, unit: str, how: str) -> None:
+        run = run_of(name, unit, how)
+        planned = [(before.round, p) for before in run.states[:-1] for p in run.built.method.plan(before).passes]
+        log = run.events.log
+        if unit == "client":
+            assert run.events.of("charge") == planned
+            assert run.result.summary["releases"] == len(planned)
+            for round_, pass_name in planned:
+                asked = [i for i, event in enumerate(log) if event[0] == "ask" and event[2:] == (round_, pass_name)]
+                assert log.index(("charge", round_, pass_name)) < min(asked)
+        if unit == "example":
+            steps = run.built.config.training.steps
+            clients = range(len(SIZES))
+            assert sorted(run.events.of("allow")) == [(c, r, steps) for c in clients for r in range(ROUNDS)]
+        if unit == "none":
+            assert run.events.of("allow") == []
+            assert run.result.summary["epsilon"] is None
+
+    def test_a_run_that_was_killed_goes_on_to_the_same_end(
+        self, name: str, unit: str, how: str, tmp_path: Path
+    ) -> None:
+        config = runs.settings(name, unit, how)
+        with pytest.raises(KilledError):
+            runs.federation(config, callbacks=[KilledAfter(1)]).run(tmp_path / "run")
+        resumed = runs.federation(config).run(tmp_path / "run", resume=True)
+        assert resumed.state.tensors.to_bytes() == run_of(name, unit, how).states[-1].tensors.to_bytes()
+        assert [record["round"] for record in resumed.records] == [1, 2]
+
+
+@pytest.mark.parametrize(("name", "unit", "how"), [cell for cell in SUPPORTED if cell[1] != "client"])
+def test_a_mean_is_that_of_the_contributions(name: str, unit: str, how: str) -> None:
+    """Behind masks up to half a step of the codec's grid, which for four clients within 8 is 2^-25."""
+    run = run_of(name, unit, how)
+    for before, means in zip(run.states[:-1], run.events.means, strict=True):
+        for pass_name, mean in means.items():
+            replies = run.events.replies[before.round, pass_name].values()
+            want = np.mean([flat(reply.contribution) for reply in replies], 0)
+            assert np.abs(want).max() > 1e-6
+            allowed = (0.5 / 2**25 if how == "masked" else 0) + 1e-6 * np.abs(want).max()
+            assert np.abs(flat(mean) - want).max() <= allowed
+
+
+@pytest.mark.parametrize(("name", "unit"), [(name, unit) for name, unit, how in SUPPORTED if how == "plain"])
+def test_behind_masks_a_run_ends_where_it_does_in_the_open(name: str, unit: str) -> None:
+    """With the same noise and coins; by what the models say, since factors may differ and their products agree."""
+    plain, masked = (run_of(name, unit, how) for how in SUMS)
+    rounds = 1 if name in SKETCHING and unit == "client" else ROUNDS
+    start, open_, hidden = (
+        runs.logits(run.built, run.states[after].tensors)
+        for run, after in ((plain, 0), (plain, rounds), (masked, rounds))
+    )
+    moved = float((open_ - start).norm())
+    assert moved > 1e-4
+    assert float((hidden - open_).norm()) < 2e-3 * moved
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_unit_is_supported_or_refused_with_a_reason(name: str) -> None:
+    of = card(name)
+    assert set(of.units) | set(of.refusals) == {"client", "example", "group"}
+    assert not set(of.units) & set(of.refusals)
+    assert all(len(reason.split()) > 3 for reason in of.refusals.values())
+
+
+def test_a_refusal_says_why() -> None:
+    refused = [(name, unit) for name in METHODS for unit in PRIVACY if not runs.supported(name, unit)]
+    for name, unit in refused:
+        with pytest.raises(ConfigError) as said:
+            runs.federation(runs.settings(name, unit))
+        assert card(name).refusals[unit] in str(said.value)
+    assert refused
+
+
+def test_a_server_that_adds_up_means_is_refused_with_the_reason() -> None:
+    refused = [name for name in METHODS if card(name).memoryless]
+    for name in refused:
+        with pytest.raises(ConfigError) as said:
+            runs.federation(runs.settings(name, **{"federation.server_optimizer": "momentum"}))
+        assert card(name).memoryless in str(said.value)
+    assert refused

@@ -1,0 +1,82 @@
+"""What the tests of adapters behind blocks share: models with adapters away from their start, and forwards written out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.secure_fed import small_models
+
+# The last linear layer of each block, by hand.
+BLOCKS = {
+    "bert": {
+        "attention": "bert.encoder.layer.{}.attention.output.dense",
+        "feed_forward": "bert.encoder.layer.{}.output.dense",
+    },
+    "distilbert": {
+        "attention": "distilbert.transformer.layer.{}.attention.out_lin",
+        "feed_forward": "distilbert.transformer.layer.{}.ffn.lin2",
+    },
+    "llama": {
+        "attention": "model.layers.{}.self_attn.o_proj",
+        "feed_forward": "model.layers.{}.mlp.down_proj",
+    },
+    "gpt2": {"attention": "transformer.h.{}.attn.c_proj", "feed_forward": "transformer.h.{}.mlp.c_proj"},
+}
+
+
+def lively(architecture: str) -> nn.Module:
+    """Float64, and weights so large that what becomes of an attention shows in the logits."""
+    model = small_models.make(architecture).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(8)
+    return model
+
+
+def adapted(architecture: str, adapter: Any, seed: int = 0) -> tuple[nn.Module, list[str]]:
+    """A float64 model with the adapter in it, every number of it and of the head away from its start."""
+    model = lively(architecture)
+    head = small_models.head_of(model)
+    names = list(adapter.inject(model, head, seed))
+    model.double()
+    shake(model, [*names, *head])
+    return model, names
+
+
+def shake(model: nn.Module, names: Sequence[str], seed: int = 11) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name in names:
+            parameter = model.get_parameter(name)
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+
+
+def by_hand(adapted_model: nn.Module, architecture: str, change: Callable[[str, Tensor], Tensor]) -> Tensor:
+    """The logits of the model without any adapter where `change(layer, y)` takes the place of each block's last output.
+
+    `change` is asked for every block's layer, by its name.
+    """
+    plain = lively(architecture)
+    with torch.no_grad():
+        for name, parameter in plain.named_parameters():
+            parameter.copy_(adapted_model.get_parameter(name))
+    for layer in (0, 1):
+        for name in BLOCKS[architecture].values():
+            at = name.format(layer)
+            plain.get_submodule(at).register_forward_hook(lambda _, args, y, at=at: change(at, y))
+    return small_models.logits(plain)
+
+
+def each_token(y: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """`change` of every (d,) vector of y (..., d) by itself."""
+    rows = [change(row) for row in y.reshape(-1, y.shape[-1])]
+    return torch.stack(rows).reshape(y.shape)
+
+
+def counted(model: nn.Module, names: Sequence[str]) -> int:
+    return sum(model.get_parameter(name).numel() for name in names)

@@ -1,0 +1,131 @@
+"""What holds of all modules of ours that stand behind, or in front of, layers of a model."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from secure_fed.adapters.bottleneck import Bottlenecks
+from secure_fed.adapters.kronecker import Compacters
+from secure_fed.adapters.mixture import Mixtures
+from secure_fed.adapters.parameters import read
+from secure_fed.adapters.scaling import Scales
+from secure_fed.data.encode import Collate
+from secure_fed.errors import MethodError
+from secure_fed.tasks import classification
+from secure_fed.tensors import Layout
+from secure_fed.training import Objective
+from tests.secure_fed import small_models, toys
+from tests.secure_fed.adapters.behind import adapted, lively, shake
+
+BOTH = ("attention", "feed_forward")
+ADAPTERS: dict[str, Any] = {
+    "houlsby": Bottlenecks(4, BOTH),
+    "pfeiffer": Bottlenecks(4, ("feed_forward",), "relu"),
+    "compacter": Compacters(4, 2),
+    "adamix": Mixtures(4, 3),
+    "ia3": Scales(),
+}
+DRAWN = [name for name in ADAPTERS if name != "ia3"]
+
+
+@pytest.fixture(params=ADAPTERS)
+def adapter(request: pytest.FixtureRequest) -> Any:
+    return ADAPTERS[request.param]
+
+
+@pytest.mark.parametrize("architecture", small_models.ARCHITECTURES)
+def test_only_adapter_and_head_train_and_the_model_computes_what_it_did(adapter: Any, architecture: str) -> None:
+    model = lively(architecture).float()
+    before, kept = small_models.logits(model), [name for name, _ in model.named_parameters()]
+    head = small_models.head_of(model)
+    names = adapter.inject(model, head, 0)
+    assert torch.equal(small_models.logits(model), before)
+    assert [name for name, _ in model.named_parameters() if name not in names] == kept
+    assert {name for name, parameter in model.named_parameters() if parameter.requires_grad} == {*names, *head}
+    shake(model, names)
+    assert not torch.allclose(small_models.logits(model), before, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_a_function_of_the_seed_alone(name: str) -> None:
+    def drawn(global_seed: int, seed: int) -> bytes:
+        model = small_models.make("bert")
+        torch.manual_seed(global_seed)
+        tensors = read(model, ADAPTERS[name].inject(model, small_models.head_of(model), seed))
+        after = torch.rand(1)
+        torch.manual_seed(global_seed)
+        assert torch.equal(after, torch.rand(1)), "the process-wide generator was used"
+        return tensors.to_bytes()
+
+    assert drawn(1, 5) == drawn(2, 5)
+    assert (drawn(1, 5) == drawn(1, 6)) == (name not in DRAWN)
+
+
+def test_the_default_device_draws_nothing_and_models_without_numbers_have_shapes(adapter: Any) -> None:
+    usual, elsewhere = small_models.make("bert"), small_models.make("bert")
+    head = small_models.head_of(usual)
+    expected = read(usual, adapter.inject(usual, head, 5))
+    with torch.device("meta"):
+        found = read(elsewhere, adapter.inject(elsewhere, head, 5))
+        empty = small_models.ARCHITECTURES["bert"]()
+    assert found.to_bytes() == expected.to_bytes()
+    shapes = read(empty, adapter.inject(empty, head, 5))
+    assert Layout.of(shapes) == Layout.of(expected)
+    assert all(parameter.is_meta for parameter in empty.parameters())
+
+
+def test_adapters_of_a_bfloat16_model_are_float32(adapter: Any) -> None:
+    model = small_models.make("bert").to(torch.bfloat16)
+    names = adapter.inject(model, small_models.head_of(model), 0)
+    assert {model.get_parameter(name).dtype for name in names} == {torch.float32}
+    shake(model, names)
+    assert small_models.logits(model).dtype == torch.bfloat16
+
+
+def test_a_copy_of_the_model_uses_its_own_adapters(adapter: Any) -> None:
+    model = small_models.make("bert")
+    names = adapter.inject(model, small_models.head_of(model), 0)
+    shake(model, names)
+    before = small_models.logits(model)
+    for name in names:
+        other = copy.deepcopy(model)
+        assert torch.equal(small_models.logits(other), before)
+        with torch.no_grad():
+            other.get_parameter(name).add_(
+                torch.linspace(0, 9, other.get_parameter(name).numel()).view_as(other.get_parameter(name))
+            )
+        assert torch.equal(small_models.logits(model), before)
+        assert not torch.equal(small_models.logits(other), before), name
+
+
+def test_tensors_given_to_the_objective_take_the_place_of_the_models(adapter: Any) -> None:
+    model, names = adapted("bert", adapter)
+    moved = copy.deepcopy(model)
+    shake(moved, names, seed=12)
+    batch = {**small_models.batch(), "labels": torch.tensor([0, 1, 2, 0])}
+    objective = Objective(model, classification.loss, torch.device("cpu"))
+    objective.eval()
+    found = objective.losses({name: moved.get_parameter(name) for name in names}, batch)
+    torch.testing.assert_close(found, classification.loss(moved.eval(), batch))
+    assert not torch.allclose(found, classification.loss(model.eval(), batch))
+    collated = Collate(0)([{"input_ids": ids.numpy(), "labels": 1} for ids in batch["input_ids"][:2]])
+    assert objective.losses({}, collated).shape == (2,)
+
+
+def test_a_second_adapter_is_refused(adapter: Any) -> None:
+    model = small_models.make("bert")
+    head = small_models.head_of(model)
+    adapter.inject(model, head, 0)
+    with pytest.raises(MethodError, match="already"):
+        adapter.inject(model, head, 0)
+
+
+@pytest.mark.parametrize("model", [toys.model(), nn.Sequential(nn.Linear(4, 4))])
+def test_a_module_without_known_blocks_is_refused(adapter: Any, model: nn.Module) -> None:
+    with pytest.raises(MethodError, match="choose a method on LoRA"):
+        adapter.inject(model, [], 0)

@@ -1,0 +1,281 @@
+"""Tensor trains against matrices made entry by entry, and adapters made of them in every architecture."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from secure_fed.adapters.factorisation import factorisation
+from secure_fed.adapters.parameters import read
+from secure_fed.adapters.places import places
+from secure_fed.adapters.tensor_train import TensorTrainLinear, TensorTrains, core_shapes
+from secure_fed.data.encode import Collate
+from secure_fed.errors import MethodError
+from secure_fed.per_example import by_layer, one_by_one
+from secure_fed.private_models import agree, path_for
+from secure_fed.tasks import classification
+from secure_fed.training import Objective, Placed
+from tests.secure_fed import small_models, toys
+
+CPU = torch.device("cpu")
+SMALL = TensorTrains(rank=3, bottleneck=4)
+# The layer of the head that gets a train.
+SQUARE = {
+    "bert": "bert.pooler.dense",
+    "roberta": "classifier.dense",
+    "distilbert": "pre_classifier",
+    "deberta": "pooler.dense",
+    "deberta_v3": "pooler.dense",
+    "llama": None,
+    "gpt2": None,
+}
+
+
+def layer(m: int, n: int, rank: int, bias: bool = True) -> TensorTrainLinear:
+    """With every number drawn."""
+    made = TensorTrainLinear(m, n, rank, bias=bias, generator=torch.Generator().manual_seed(1))
+    if made.bias is not None:
+        made.bias.data = torch.randn(n, generator=torch.Generator().manual_seed(2))
+    return made
+
+
+def entries(cores: list[Tensor], m: int, n: int) -> Tensor:
+    """(m, n): each entry the product of one slice of every core, eq. (1)."""
+    sides = [range(core.shape[1]) for core in cores]
+    flat = [
+        np.linalg.multi_dot([core[:, i, :].double().numpy() for core, i in zip(cores, index, strict=True)]).item()
+        for index in itertools.product(*sides)
+    ]
+    return torch.tensor(flat, dtype=torch.float64).reshape(m, n)
+
+
+def contracted(cores: list[Tensor], m: int, n: int) -> Tensor:
+    """The same by one einsum over all cores."""
+    letters = "abcdefgh"
+    terms = [f"{letters[j].upper()}{letters[j]}{letters[j + 1].upper()}" for j in range(len(cores))]
+    whole = np.einsum(
+        f"{','.join(terms)}->{letters[: len(cores)]}",
+        *[core.detach().double().numpy() for core in cores],
+        optimize=True,
+    )
+    return torch.from_numpy(whole).reshape(m, n)
+
+
+def cores_of(module: nn.Module) -> list[Tensor]:
+    names = sorted(name for name, _ in module.named_parameters() if name.startswith("core_"))
+    return [module.get_parameter(name).detach() for name in names]
+
+
+def prepared(
+    architecture: str, seed: int = 7, adapter: TensorTrains = SMALL, away: bool = False
+) -> tuple[nn.Module, list[str]]:
+    model = small_models.make(architecture)
+    names = adapter.inject(model, small_models.head_of(model), seed)
+    if away:
+        generator = torch.Generator().manual_seed(3)
+        for name in names:
+            parameter = model.get_parameter(name)
+            parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator)
+    return model, names
+
+
+# One layer.
+
+
+@pytest.mark.parametrize(("m", "n", "rank"), [(12, 4, 3), (4, 12, 2), (16, 16, 5), (7, 6, 4), (5, 1, 2), (8, 4, 1)])
+def test_forward_is_the_product_with_the_matrix_entry_by_entry(m: int, n: int, rank: int) -> None:
+    train = layer(m, n, rank)
+    x = torch.randn(2, 3, m, generator=torch.Generator().manual_seed(4))
+    assert train.bias is not None
+    want = x.double() @ entries(cores_of(train), m, n) + train.bias.double()
+    assert torch.allclose(train(x).double(), want, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("m", "n"), [(768, 64), (64, 768), (768, 768), (4096, 64), (64, 4096)])
+def test_forward_is_the_product_with_the_matrix_at_the_papers_sizes(m: int, n: int) -> None:
+    train = layer(m, n, 5, bias=False)
+    matrix = contracted(cores_of(train), m, n)
+    assert torch.allclose(train(torch.eye(m)[:9]).double(), matrix[:9], atol=1e-6, rtol=1e-4)
+    assert 0.5 < float(matrix.var()) * m < 2, "an entry starts with variance 1 / m"
+
+
+class Largest(TorchDispatchMode):
+    """Notes how many numbers the largest tensor has that any operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for part in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(part, Tensor):
+                self.numel = max(self.numel, part.numel())
+        return out
+
+
+def test_the_matrix_is_never_formed_forward_or_backward() -> None:
+    m, rank, tokens = 4096, 5, 7
+    train, x = layer(m, m, rank), torch.randn(tokens, m)
+    with Largest() as seen:
+        train(x).square().sum().backward()
+    assert seen.numel == tokens * m, "what goes in and comes out is larger than anything between"
+    with Largest() as dense:
+        torch.einsum("ra,ab->rb", x[:, :64], torch.ones(64, m) * torch.ones(m))
+    assert dense.numel == 64 * m, "the count sees what is formed"
+
+
+def test_a_layer_that_starts_at_zero_has_no_zero_but_its_last_core() -> None:
+    train = TensorTrainLinear(12, 4, 3, bias=False, generator=torch.Generator().manual_seed(0), zero=True)
+    assert [bool(core.any()) for core in cores_of(train)] == [True, True, True, False]
+    assert not train(torch.randn(3, 12)).any()
+
+
+# In a model.
+
+
+def by_hand(model: nn.Module, adapted: nn.Module, square: str | None) -> None:
+    """Make `model` compute what `adapted` should, with matrices formed."""
+
+    def matrix(module: nn.Module, m: int, n: int) -> Tensor:
+        return contracted(cores_of(module), m, n).float()
+
+    def adapter(name: str) -> Any:
+        inside = adapted.get_submodule(f"{name}.tensor_train")
+        down, up = matrix(inside.down, 16, 4), matrix(inside.up, 4, 16)  # type: ignore[arg-type]
+        down_b, up_b = inside.get_parameter("down.bias"), inside.get_parameter("up.bias")
+
+        def hook(_: nn.Module, args: Any, y: Tensor) -> Tensor:
+            inner = y @ down + down_b
+            gelu = inner * (1 + torch.erf(inner / math.sqrt(2))) / 2
+            return y + gelu @ up + up_b
+
+        return hook
+
+    for place in places(model):
+        model.get_submodule(place.module).register_forward_hook(adapter(place.module))
+    if square is not None:
+        dense = model.get_submodule(square)
+        dense.weight.data += matrix(adapted.get_submodule(f"{square}.tensor_train"), 16, 16).T  # type: ignore[union-attr, operator]
+
+
+@pytest.mark.parametrize("architecture", small_models.ARCHITECTURES)
+def test_a_model_computes_what_its_adapters_say(architecture: str) -> None:
+    adapted, _ = prepared(architecture, away=True)
+    model = small_models.make(architecture)
+    before = small_models.logits(model)
+    by_hand(model, adapted, SQUARE[architecture])
+    want = small_models.logits(model)
+    assert (want - before).abs().max() > 1e-3
+    assert torch.allclose(small_models.logits(adapted), want, atol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", small_models.ARCHITECTURES)
+def test_numbers_put_in_are_those_counted(architecture: str) -> None:
+    model, names = prepared(architecture)
+    square = [(16, 16)] if SQUARE[architecture] else []
+    found = sum(model.get_parameter(name).numel() for name in names)
+    assert found == SMALL.parameter_count([16] * 4, square)
+    by_formula = 0
+    for m, n, times in [(16, 4, 4), (4, 16, 4), *((m, n, 1) for m, n in square)]:
+        first, *inner, last = factorisation(m, n).shape
+        by_formula += times * (3 * first + 9 * sum(inner) + 3 * last)
+    assert found == by_formula + 4 * (4 + 16)
+
+
+@pytest.mark.parametrize("architecture", small_models.ARCHITECTURES)
+def test_the_start_changes_nothing_and_depends_on_the_seed_alone(architecture: str) -> None:
+    model = small_models.make(architecture)
+    head, before = small_models.head_of(model), small_models.logits(model)
+    frozen = {name: parameter.detach().clone() for name, parameter in model.named_parameters() if name not in head}
+    torch.manual_seed(11)
+    random_state = torch.random.get_rng_state()
+    names = SMALL.inject(model, head, 7)
+    assert torch.equal(torch.random.get_rng_state(), random_state)
+    assert torch.equal(small_models.logits(model), before)
+    free = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    square = SQUARE[architecture]
+    assert free == {*names, *head} - {f"{square}.weight"}
+    assert all(torch.equal(model.get_parameter(name), tensor) for name, tensor in frozen.items())
+    again, other = prepared(architecture, 7)[0], prepared(architecture, 8)[0]
+    assert read(model, names).to_bytes() == read(again, names).to_bytes() != read(other, names).to_bytes()
+
+
+@pytest.mark.parametrize("architecture", small_models.ARCHITECTURES)
+def test_examples_gradients_in_one_pass(architecture: str) -> None:
+    model, names = prepared(architecture, away=True)
+    free = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert set(names) <= set(free)
+    objective = Objective(model, classification.loss, CPU)
+    placed = Placed.of(read(model, free), free, CPU)
+    generator = torch.Generator().manual_seed(9)
+    lengths = (3, 7, 5, 7)
+    items = [{"input_ids": torch.randint(2, 40, (n,), generator=generator).numpy(), "labels": n % 3} for n in lengths]
+    objective.eval()
+    quick, right = (path(objective, Collate(0), placed, items) for path in (by_layer, one_by_one))
+    assert all(gradient.norm() > 0 for name, gradient in right.items() if "tensor_train" in name)
+    assert agree(quick, right, 1e-4)
+    assert path_for(objective, Collate(0), placed, items) is by_layer
+
+
+def test_beside_a_model_in_bfloat16_trains_stay_in_float32() -> None:
+    model = small_models.make("roberta").to(torch.bfloat16)
+    names = SMALL.inject(model, small_models.head_of(model), 0)
+    assert {model.get_parameter(name).dtype for name in names} == {torch.float32}
+    assert small_models.logits(model).dtype == torch.bfloat16
+
+
+def test_a_model_without_numbers_gets_adapters_without_numbers() -> None:
+    with torch.device("meta"):
+        model = small_models.ARCHITECTURES["distilbert"]()
+        names = SMALL.inject(model, small_models.head_of(model), 0)
+    assert read(model, names).numel == SMALL.parameter_count([16] * 4, [(16, 16)])
+    assert all(model.get_parameter(name).is_meta for name in names)
+
+
+def test_a_copy_has_trains_of_its_own() -> None:
+    model, names = prepared("roberta", away=True)
+    before = small_models.logits(model)
+    other = copy.deepcopy(model)
+    assert torch.equal(small_models.logits(other), before)
+    for name in names:
+        other.get_parameter(name).data.zero_()
+    assert not torch.equal(small_models.logits(other), before)
+    assert torch.equal(small_models.logits(model), before)
+
+
+def test_the_shapes_chosen_can_be_shown() -> None:
+    model = small_models.make("distilbert")
+    found = SMALL.shapes(model, small_models.head_of(model))
+    assert found["distilbert.transformer.layer.0.ffn.lin2"] == "16x4 as [4, 4, 2, 2], 4x16 as [2, 2, 4, 4]"
+    assert found["pre_classifier"] == "16x16 as [4, 4, 4, 4]"
+    assert len(found) == 5
+
+
+def test_a_model_of_ones_own_and_a_second_adapter_are_refused() -> None:
+    with pytest.raises(MethodError, match="no attention and feed-forward blocks are known in Toy"):
+        SMALL.inject(toys.model(), [], 0)
+    model, _ = prepared("bert")
+    with pytest.raises(MethodError, match="already has an adapter"):
+        SMALL.inject(model, small_models.head_of(model), 0)
+
+
+def test_a_square_layer_that_does_not_train_gets_no_train() -> None:
+    model = small_models.make("bert")
+    names = SMALL.inject(model, ["classifier.weight", "classifier.bias"], 0)
+    assert not any("pooler" in name for name in names)
+    assert not model.get_parameter("bert.pooler.dense.weight").requires_grad
+
+
+def test_ranks_are_one_at_the_ends() -> None:
+    assert core_shapes((4, 3, 2), 5) == [(1, 4, 5), (5, 3, 5), (5, 2, 1)]
+    assert core_shapes((4, 3), 5) == [(1, 4, 5), (5, 3, 1)]

@@ -1,0 +1,311 @@
+"""`compare`: its rows against the run directories read naively, what it refuses, and what a kill leaves."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from privacy.errors import BudgetExhausted
+from secure_fed.comparison import compare
+from secure_fed.comparison.plan import Job
+from secure_fed.config import RunConfig
+from secure_fed.errors import ConfigError, RunDirectoryError
+from secure_fed.federation import Federation
+
+SEEDS = (0, 1, 4)
+
+
+@pytest.fixture
+def no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports take longer than these runs."""
+    monkeypatch.setattr("secure_fed.report.write", lambda run_dir: run_dir / "report.html")
+
+
+@pytest.fixture(scope="module")
+def base(small_model: Path, small_data: Path) -> RunConfig:
+    settings = {
+        ("model", "name"): str(small_model),
+        ("data", "train"): str(small_data / "train.jsonl"),
+        ("data", "test"): str(small_data / "test.jsonl"),
+        ("federation", "clients"): 4,
+        ("federation", "cohort"): 2,
+        ("federation", "rounds"): 3,
+        ("training", "lr"): 0.02,
+        ("training", "steps"): 2,
+    }
+    return RunConfig().replace(settings)
+
+
+def configs_of(base: RunConfig) -> dict[str, RunConfig]:
+    private = {("privacy", "unit"): "client", ("privacy", "noise_multiplier"): 1.0, ("privacy", "delta"): 1e-3}
+    return {
+        "plain": base.override(["method.name=fedlora", "evaluation.every=2"]),
+        "private $x_1$ |b|": base.override(["method.name=ffa_lora"]).replace(private),
+    }
+
+
+@pytest.fixture(scope="module")
+def compared(base: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    out = tmp_path_factory.mktemp("compared") / "all"
+    return out, compare(configs_of(base), SEEDS, out, target=0.5)
+
+
+def held(out: Path, name: str) -> tuple[list[dict[str, Any]], list[list[dict[str, Any]]]]:
+    """Every seed's result and rounds, read from the files."""
+    folders = [out / name / f"seed-{seed}" for seed in SEEDS]
+    results = [json.loads((folder / "result.json").read_text()) for folder in folders]
+    return results, [[json.loads(line) for line in (f / "metrics.jsonl").read_text().splitlines()] for f in folders]
+
+
+def test_runs_are_ordinary_and_of_their_seeds(base: RunConfig, compared: tuple[Path, list[Any]]) -> None:
+    out, rows = compared
+    assert [row.name for row in rows] == list(configs_of(base))
+    for name, config in configs_of(base).items():
+        for seed in SEEDS:
+            folder = out / name / f"seed-{seed}"
+            written = RunConfig.from_dict(json.loads((folder / "config.json").read_text()))
+            assert written == config.replace({("federation", "seed"): seed})
+            assert "<html" in (folder / "report.html").read_text(encoding="utf-8")
+    alone = Federation(configs_of(base)["plain"].override(["federation.seed=4"])).run()
+    assert alone.summary["accuracy"] == held(out, "plain")[0][2]["accuracy"]
+    assert alone.summary["loss"] == held(out, "plain")[0][2]["loss"]
+
+
+def test_a_row_is_what_the_run_directories_say(compared: tuple[Path, list[Any]]) -> None:
+    out, rows = compared
+    for row in rows:
+        results, rounds = held(out, row.name)
+        accuracies = [result["accuracy"] for result in results]
+        assert row.accuracy.mean == pytest.approx(sum(accuracies) / 3)
+        assert row.accuracy.deviation == pytest.approx(statistics.stdev(accuracies))
+        assert row.seeds == SEEDS
+        assert row.rounds == 3
+        assert row.bytes_up == pytest.approx(sum(result["bytes_up"] for result in results) / 3)
+        assert row.bytes_down_round == pytest.approx(sum(result["bytes_down"] for result in results) / 9)
+        assert row.seconds == pytest.approx(sum(result["seconds"] for result in results) / 3)
+        reached = []
+        for records in rounds:
+            good = [record["round"] for record in records if record.get("accuracy", 0) >= 0.5]
+            reached += good[:1]
+        assert (row.target, row.reached) == (0.5, len(reached))
+        assert row.rounds_to_target == (pytest.approx(statistics.mean(reached)) if reached else None)
+        assert row.membership_auc is None
+        assert row.early == 0
+    assert rows[0].epsilon is None
+    assert rows[1].epsilon == max(result["epsilon"] for result in held(out, rows[1].name)[0])
+    assert rows[1].delta == 1e-3
+
+
+def test_a_curve_holds_the_measured_rounds_and_the_bytes_until_them(compared: tuple[Path, list[Any]]) -> None:
+    out, (plain, private) = compared
+    assert [point.round for point in plain.curve] == [2, 3]
+    assert [point.round for point in private.curve] == [1, 2, 3]
+    _, rounds = held(out, "plain")
+    second = [sum(record["bytes_up"] + record["bytes_down"] for record in records[:2]) for records in rounds]
+    assert plain.curve[0].bytes == pytest.approx(sum(second) / 3)
+    assert plain.curve[0].accuracy.mean == pytest.approx(sum(records[1]["accuracy"] for records in rounds) / 3)
+    assert plain.curve[-1].bytes == pytest.approx(plain.bytes_up + plain.bytes_down)
+    assert plain.curve[-1].accuracy == plain.accuracy
+
+
+def test_the_tables_say_what_the_rows_do(compared: tuple[Path, list[Any]]) -> None:
+    out, rows = compared
+    with (out / "compare.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [line["name"] for line in lines] == [row.name for row in rows]
+    for line, row in zip(lines, rows, strict=True):
+        assert float(line["accuracy_mean"]) == row.accuracy.mean
+        assert float(line["accuracy_std"]) == row.accuracy.deviation
+        assert float(line["bytes_up_round"]) == row.bytes_up_round
+        assert line["seeds"] == "0 1 4"
+        assert line["membership_auc_mean"] == ""
+    assert lines[0]["epsilon"] == ""
+    text = (out / "compare.md").read_text(encoding="utf-8")
+    header, _, plain, private = [line for line in text.splitlines() if line.startswith("|")]
+    assert "rounds to 50.0 %" in header
+    assert f"{100 * rows[0].accuracy.mean:.1f} ± {100 * rows[0].accuracy.deviation:.1f} %" in plain
+    assert f"{rows[0].reached} of 3 reached it" in plain
+    assert plain.endswith("| - | - |")
+    assert r"private \$x\_1\$ \|b\|" in private, "names are read as they are"
+    assert "(delta 0.001)" in private
+    assert "Epsilon is what one run costs" in text
+
+
+def test_the_drawing_has_a_line_for_each_and_the_names_as_they_are(compared: tuple[Path, list[Any]]) -> None:
+    out, rows = compared
+    drawing = (out / "compare.svg").read_text(encoding="utf-8")
+    texts = {element.text for element in ElementTree.fromstring(drawing).iter() if element.text}
+    assert {row.name for row in rows} <= texts
+    assert {"round", "accuracy"} <= texts
+    assert drawing.count('id="FillBetweenPolyCollection') + drawing.count('id="PolyCollection') == 4
+
+
+def test_what_is_finished_is_read_and_not_made_again(base: RunConfig, compared: tuple[Path, list[Any]]) -> None:
+    out, rows = compared
+    before = {file: file.stat().st_mtime_ns for file in out.rglob("*") if file.is_file() and file.parent != out}
+    (out / "compare.md").unlink()
+    (out / "plain" / "seed-0" / "report.html").unlink()
+
+    def never(job: Job) -> Any:
+        raise AssertionError(job)
+
+    assert compare(configs_of(base), SEEDS, out, 0.5, never) == rows
+    assert (out / "compare.md").exists()
+    after = {file: file.stat().st_mtime_ns for file in out.rglob("*") if file.is_file() and file.parent != out}
+    assert [file.name for file in before if before[file] != after[file]] == ["report.html"]
+    fewer = compare(configs_of(base), (4,), out, None, never)
+    assert fewer[0].accuracy.deviation is None
+    assert fewer[0].target is None
+    assert " ± " not in (out / "compare.md").read_text(encoding="utf-8").split("\n- ")[0]
+    compare(configs_of(base), SEEDS, out, 0.5, never)
+
+
+class StoppedError(Exception):
+    pass
+
+
+def two(base: RunConfig) -> dict[str, RunConfig]:
+    """Of three rounds each."""
+    return {name: base.override([f"method.name={name}"]) for name in ("fedlora", "fra_lora")}
+
+
+@pytest.fixture(scope="module")
+def whole(base: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    return compare(two(base), [1], tmp_path_factory.mktemp("whole") / "out")
+
+
+@pytest.mark.parametrize("rounds", [2, 3, 4])
+@pytest.mark.usefixtures("no_pages")
+def test_killed_at_any_round_it_goes_on_to_the_same_numbers(
+    base: RunConfig, rounds: int, whole: list[Any], tmp_path: Path
+) -> None:
+    """Killed in the first run, at its end, and in the second."""
+    configs = two(base)
+    seen: list[tuple[str, int]] = []
+
+    @contextmanager
+    def watched(job: Job) -> Iterator[Any]:
+        class Counting:
+            def on_round_end(self, record: Any, state: Any) -> None:
+                seen.append((job.name, record["round"]))
+                if len(seen) == rounds:
+                    raise StoppedError
+
+        yield Counting()
+
+    with pytest.raises(StoppedError):
+        compare(configs, [1], tmp_path / "killed", progress=watched)
+    assert not (tmp_path / "killed" / "compare.md").exists()
+    found = compare(configs, [1], tmp_path / "killed", progress=watched)
+    assert len(seen) == len(set(seen)) == 6, "no round is made twice"
+    for one, other in zip(found, whole, strict=True):
+        assert (one.accuracy, one.bytes_up, one.curve) == (other.accuracy, other.bytes_up, other.curve)
+
+
+@pytest.mark.usefixtures("no_pages")
+def test_another_configuration_may_join(base: RunConfig, tmp_path: Path) -> None:
+    first, second = base.override(["federation.rounds=1"]), base.override(["federation.rounds=1", "method.rank=2"])
+    compare({"a": first}, [0], tmp_path / "out")
+    assert [row.name for row in compare({"a": first, "b": second}, [0], tmp_path / "out")] == ["a", "b"]
+    with pytest.raises(RunDirectoryError, match="holds 'b', which is not of this comparison"):
+        compare({"a": first}, [0], tmp_path / "out")
+
+
+@pytest.mark.usefixtures("no_pages")
+def test_a_target_of_the_configuration_is_waited_for(base: RunConfig, tmp_path: Path) -> None:
+    config = base.override(["federation.rounds=1", "evaluation.target_accuracy=0.01"])
+    (row,) = compare({"a": config}, [0, 1], tmp_path / "out")
+    assert (row.target, row.reached, row.rounds_to_target) == (0.01, 2, 1.0)
+    (row,) = compare({"a": config}, [0, 1], tmp_path / "out", target=1.0)
+    assert (row.target, row.reached, row.rounds_to_target) == (1.0, 0, None)
+    assert "0 of 2 reached it" in (tmp_path / "out" / "compare.md").read_text()
+
+
+# Refusals: nothing is run, and nothing written.
+
+
+@pytest.mark.usefixtures("no_pages")
+def test_settings_that_changed_since_are_refused_by_name(base: RunConfig, tmp_path: Path) -> None:
+    config = base.override(["federation.rounds=1"])
+    compare({"a": config}, [0], tmp_path / "out")
+    before = sorted(tmp_path.rglob("*"))
+    changed = config.override(["training.lr=0.5", "federation.rounds=2"])
+    with pytest.raises(RunDirectoryError) as said:
+        compare({"new": config, "a": changed}, [0], tmp_path / "out")
+    assert "training.lr: 0.5, not 0.02" in str(said.value)
+    assert "federation.rounds: 2, not 1" in str(said.value)
+    assert sorted(tmp_path.rglob("*")) == before, "the new one was not begun either"
+
+
+@pytest.mark.parametrize(
+    ("configs", "seeds", "target", "said"),
+    [
+        ([], [0], None, "without a configuration"),
+        (["a"], [], None, "a seed"),
+        (["a", "A"], [0], None, "'a' and 'A' would share a folder"),
+        (["a/b"], [0], None, "'a/b' cannot be the name"),
+        ([".."], [0], None, "cannot be the name"),
+        ([""], [0], None, "cannot be the name"),
+        (["compare.md"], [0], None, "cannot be the name"),
+        (["a"], [0, 1, 0], None, "seed 0 is named twice"),
+        (["a"], [-1], None, r"federation\.seed is -1"),
+        (["a"], [0], 0.0, "target accuracy is 0.0"),
+        (["a"], [0], 1.5, "target accuracy is 1.5"),
+        (["a"], [0], math.nan, "target accuracy is nan"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    base: RunConfig, configs: list[str], seeds: list[int], target: float | None, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        compare(dict.fromkeys(configs, base), seeds, tmp_path / "out", target)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bad_last_configuration_stops_the_first(base: RunConfig, tmp_path: Path) -> None:
+    bad = base.override(["method.name=fedlora", "method.denoise=none"])
+    with pytest.raises(ConfigError, match=r"method\.denoise = 'none' has no effect"):
+        compare({"good": base, "bad": bad}, [0], tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("what", ["file", "foreign", "inside"])
+def test_a_place_that_holds_something_else_is_left_alone(base: RunConfig, what: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    foreign = {"file": out, "foreign": out / "thesis.txt", "inside": out / "a" / "seed-0" / "thesis.txt"}[what]
+    foreign.parent.mkdir(parents=True, exist_ok=True)
+    foreign.write_text("years of work")
+    with pytest.raises(RunDirectoryError, match="choose another --out"):
+        compare({"a": base}, [0], out)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [foreign]
+
+
+@pytest.mark.usefixtures("no_pages")
+def test_a_spent_budget_ends_the_comparison_and_leaves_what_finished(base: RunConfig, tmp_path: Path) -> None:
+    """One ledger for all: the second seed does not fit any more."""
+    budget = {
+        ("privacy", "unit"): "client",
+        ("privacy", "epsilon"): 4.0,
+        ("privacy", "delta"): 1e-3,
+        ("privacy", "ledger"): str(tmp_path / "ledger.sqlite"),
+        ("privacy", "data_set"): "wards",
+        ("privacy", "budget_epsilon"): 5.0,
+        ("privacy", "budget_delta"): 1e-2,
+    }
+    config = base.replace(budget)
+    with pytest.raises(BudgetExhausted) as said:
+        compare({"a": config}, [0, 1], tmp_path / "out")
+    assert said.value.exit_code == 3
+    assert (tmp_path / "out" / "a" / "seed-0" / "result.json").exists()
+    assert not (tmp_path / "out" / "a" / "seed-1").exists()
+    assert not (tmp_path / "out" / "compare.md").exists()
+    assert compare({"a": config}, [0], tmp_path / "out")[0].epsilon == pytest.approx(4.0, rel=0.02)

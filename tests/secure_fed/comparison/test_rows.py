@@ -1,0 +1,122 @@
+"""Rows, tables and drawings of runs made by hand, where a run of a test would not have what they show."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+import pytest
+
+from secure_fed.comparison.drawing import drawn
+from secure_fed.comparison.rows import Row, row_of
+from secure_fed.comparison.tables import as_csv, cells, heads, markdown, notes, numbers
+from secure_fed.config import RunConfig
+from secure_fed.report.record import RunRecord
+
+
+def record(accuracies: list[float | None], **result: Any) -> RunRecord:
+    """A finished run that sent 300 bytes up and 100 down in each round."""
+    rounds = [
+        {"round": number, "bytes_up": 300, "bytes_down": 100, **({} if value is None else {"accuracy": value})}
+        for number, value in enumerate(accuracies, 1)
+    ]
+    said = {
+        "rounds": len(rounds),
+        "accuracy": accuracies[-1],
+        "bytes_up": 300 * len(rounds),
+        "bytes_down": 100 * len(rounds),
+        "seconds": 2.0,
+        "epsilon": None,
+        "ended_early": None,
+        "metrics": {},
+        "diagnostics": None,
+        **result,
+    }
+    return RunRecord("seed", RunConfig(), {}, tuple(rounds), said)
+
+
+def row(*runs: RunRecord, name: str = "a", target: float | None = None) -> Row:
+    return row_of(name, dict(enumerate(runs)), target)
+
+
+def test_the_mean_and_the_sample_deviation() -> None:
+    found = row(record([0.5, 0.6]), record([0.5, 0.8]))
+    assert found.accuracy is not None
+    assert found.accuracy.mean == pytest.approx(0.7)
+    assert found.accuracy.deviation == pytest.approx(math.sqrt(0.02))
+    assert "70.0 ± 14.1 %" in cells(found)
+
+
+def test_rounds_to_a_target_are_of_those_that_reached_it() -> None:
+    runs = [record([0.2, 0.5, 0.4]), record([None, 0.6, 0.6]), record([0.1, 0.1, 0.1]), record([0.5, 0.5, 0.5])]
+    found = row(*runs, target=0.5)
+    assert (found.reached, found.rounds_to_target) == (3, pytest.approx(5 / 3))
+    assert "1.66667 (3 of 4 reached it)" in cells(found)
+
+
+def test_what_one_seed_did_not_measure_has_no_mean() -> None:
+    found = row(record([0.5]), record([0.7], accuracy=None))
+    assert found.accuracy is None
+    assert cells(found)[2] == "-"
+    assert numbers(found)["accuracy_mean"] is None
+
+
+def test_the_auc_of_an_attack_is_told() -> None:
+    runs = [record([0.5], membership={"auc": auc, "auc_interval": [0.5, 0.8]}) for auc in (0.6, 0.7)]
+    found = row(*runs)
+    assert found.membership_auc is not None
+    assert found.membership_auc.mean == pytest.approx(0.65)
+    assert cells(found)[-1] == "0.650 ± 0.071"
+    assert row(runs[0], record([0.5])).membership_auc is None
+
+
+def test_a_run_that_ended_early_is_told_of_and_cuts_the_curve() -> None:
+    found = row(record([0.1, 0.2, 0.3]), record([0.2, 0.4], ended_early="the budget was spent"))
+    assert [point.round for point in found.curve] == [1, 2]
+    assert [point.bytes for point in found.curve] == [400, 800]
+    assert found.rounds == 2.5
+    assert found.bytes_up_round == 300
+    assert "a: 1 of 2 runs ended early." in notes([found])
+
+
+def test_epsilon_is_the_largest_and_rounded_up() -> None:
+    found = row(record([0.5], epsilon=2.991), record([0.5], epsilon=2.9))
+    assert found.epsilon == 2.991
+    assert "3 (delta 1e-05)" in cells(found)
+    assert any("add up" in note for note in notes([found]))
+    assert not any("add up" in note for note in notes([row(record([0.5]))]))
+
+
+def test_rows_of_other_targets_share_a_column() -> None:
+    rows = [row(record([0.5]), target=0.5), dataclasses.replace(row(record([0.5])), target=0.6)]
+    assert "rounds to target" in heads(rows)
+    assert "rounds to 50.0 %" in heads(rows[:1])
+    assert len(heads(rows)) == len(cells(rows[0]))
+
+
+def test_numbers_are_json_and_the_same_in_csv() -> None:
+    found = row(record([0.5], epsilon=1.5), record([0.7], epsilon=1.4), target=0.6)
+    flat = json.loads(json.dumps(numbers(found), allow_nan=False))
+    assert flat["accuracy_mean"] == pytest.approx(0.6)
+    assert flat["seeds"] == [0, 1]
+    header, line = as_csv([found]).splitlines()
+    assert dict(zip(header.split(","), line.split(","), strict=True))["epsilon"] == "1.5"
+
+
+def test_names_cannot_break_the_tables() -> None:
+    name = 'a, "b" | <i>$x$</i>\\'
+    found = row(record([0.5]), name=name)
+    (line,) = [line for line in markdown([found]).splitlines() if line.startswith("| a")]
+    unescaped = line.replace("\\\\", "").replace("\\|", "")
+    assert unescaped.count("|") == len(cells(found)) + 1
+    assert as_csv([found]).splitlines()[1].startswith('"a, ""b"" |')
+
+
+def test_a_drawing_of_nothing_measured_and_of_many() -> None:
+    assert "<svg" in drawn([row(record([None, None], accuracy=None))])
+    many = [row(record([0.1 * place / 3, 0.5]), record([0.2, 0.6]), name=f"_run {place}") for place in range(25)]
+    drawing = drawn(many)
+    assert all(f"_run {place}<" in drawing for place in range(25)), "a name that begins with _ is a name"
+    assert drawing == drawn(many)

@@ -1,0 +1,117 @@
+"""The file that docs/adding_a_method.md shows is a method, as it stands there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+
+from secure_fed.errors import ConfigError
+from secure_fed.methods import METHODS
+from secure_fed.methods.method import CHANGE, LoraShaped
+from tests.secure_fed import toys
+
+ROOT = Path(__file__).resolve().parents[3]
+NAME = "stein_ffa"
+
+
+def shown() -> str:
+    text = (ROOT / "docs" / "adding_a_method.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    return str(code)
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The file, imported, and in the table."""
+    made = ModuleType(f"shown_{NAME}")
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    exec(compile(shown(), f"{NAME}.py", "exec"), made.__dict__)
+    monkeypatch.setitem(METHODS, NAME, made.__name__)
+    return made
+
+
+MASKED = {"secure_aggregation.enabled": True}
+PRIVATE = {"privacy.unit": "client", "privacy.epsilon": 200.0, "privacy.clip_norm": 0.5}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, MASKED, PRIVATE, {**MASKED, **PRIVATE, "privacy.noise": "distributed"}],
+    ids=["plain", "masked", "private", "masked and private"],
+)
+def test_it_runs(module: ModuleType, settings: dict[str, Any]) -> None:
+    federation = toys.federation({"method.name": NAME, "federation.rounds": 2, **settings}, sizes=(8,) * 6)
+    result = federation.run()
+    assert result.state.round == 2
+    before, after = federation.initial.tensors, result.state.tensors
+    for name in before:
+        assert torch.equal(before.tensor(name), after.tensor(name)) == (".lora_A." in name)
+
+
+def test_without_noise_it_is_ffa_lora(module: ModuleType) -> None:
+    settings = {"federation.rounds": 2, "training.steps": 3}
+    ours, ffa = (toys.federation({**settings, "method.name": name}).run() for name in (NAME, "ffa_lora"))
+    assert toys.same(ours.state.tensors, ffa.state.tensors)
+
+
+@pytest.mark.parametrize("length", [0.0, 0.1, 1.0, 10.0])
+def test_a_noised_mean_comes_nearer_to_the_truth(module: ModuleType, length: float) -> None:
+    """On average, whatever the truth is: more where it is short beside the noise. A scale too long or too short is noticed."""
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.full((50,), length / 50**0.5)
+    noised = [truth + 0.2 * torch.randn(50, generator=generator) for _ in range(400)]
+    plain = sum(float((y - truth).square().sum()) for y in noised)
+    ours = sum(float((module.stein(y, 0.2) - truth).square().sum()) for y in noised)
+    assert ours < plain
+    assert length > 1 or ours < 0.6 * plain
+
+
+def test_apply_uses_the_noise_that_it_is_told_of(module: ModuleType) -> None:
+    federation = toys.federation({"method.name": NAME})
+    method, state = federation.method, federation.initial
+    layout = method.layout(state, CHANGE)
+    mean = layout.unflatten(torch.full((layout.size,), 0.1))
+    for std, factor in ((0.0, 1.0), (0.05, None), (10.0, 0.0)):
+        after = method.apply(state, {CHANGE: mean}, std)
+        for name in mean:
+            count = mean.tensor(name).numel()
+            kept = factor if factor is not None else 1 - (count - 2) * std**2 / (count * 0.01)
+            kept = 1.0 if count < 3 else kept
+            step = after.tensors.tensor(name) - state.tensors.tensor(name)
+            assert torch.allclose(step, torch.full_like(step, 0.1 * kept), atol=1e-6)
+
+
+def test_an_optimizer_that_adds_up_means_is_refused(module: ModuleType) -> None:
+    """The noise of what it makes of them is not that of a round."""
+    with pytest.raises(ConfigError, match=r"server_optimizer = 'adam' cannot be used.*stein_ffa.*noise of one round"):
+        toys.federation({"method.name": NAME, "federation.server_optimizer": "adam"})
+
+
+def test_it_is_exported_for_peft(module: ModuleType, tmp_path: Path) -> None:
+    federation = toys.federation({"method.name": NAME})
+    assert isinstance(federation.method, LoraShaped)
+    result = federation.run()
+    out = federation.export(result.state, tmp_path / "out")
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    loaded = PeftModel.from_pretrained(toys.model(), str(out)).eval()
+    want = federation.load(result.state).eval()(x)
+    assert torch.allclose(loaded(x), want, atol=1e-6)
+    assert not torch.allclose(toys.model().eval()(x), want, atol=1e-3)
+
+
+def test_it_is_as_short_as_the_page_says_and_passes_the_checks(tmp_path: Path) -> None:
+    code = shown()
+    assert len([line for line in code.splitlines() if line.strip()]) < 60
+    (tmp_path / f"{NAME}.py").write_text(code, encoding="utf-8")
+    for check in (["check"], ["format", "--check"]):
+        command = [sys.executable, "-m", "ruff", *check, "--config", str(ROOT / "pyproject.toml"), str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,203 @@
+"""C2A: what trains and travels, whose class shares stand where, the count that is printed, and runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DistilBertConfig, DistilBertForSequenceClassification
+
+from secure_fed.adapters.hypernetwork import SHARES
+from secure_fed.config import MethodConfig
+from secure_fed.data.encode import Encoded
+from secure_fed.errors import ConfigError
+from secure_fed.federation import Federation
+from secure_fed.methods import build
+from secure_fed.methods.c2a import C2a
+from secure_fed.methods.method import CHANGE, Contextual, State
+from secure_fed.models.loading import head_names
+from secure_fed.tensors import Layout, Tensors
+from tests.contracts import runs
+from tests.secure_fed import small_models
+from tests.secure_fed.methods.rounds import means_of, one_round, trained
+from tests.secure_fed.methods.test_fedtt import meta
+
+# Clients with class shares that no other tensor is likely to hold.
+LABELS = ([0] * 5 + [1], [2] * 7 + [0] * 2, [1] * 7, [0, 1, 1, 2, 2, 2, 2, 2])
+SHARE = [[5 / 6, 1 / 6, 0.0], [2 / 9, 0.0, 7 / 9], [0.0, 1.0, 0.0], [1 / 8, 2 / 8, 5 / 8]]
+
+
+def method() -> C2a:
+    found = build(MethodConfig(name="c2a", context_dim=3, bottleneck=4, hyper_dim=5))
+    assert isinstance(found, C2a)
+    return found
+
+
+def start() -> State:
+    model = small_models.make("bert")
+    return State(method().prepare(model, small_models.head_of(model), 7))
+
+
+def federation(**settings: Any) -> Federation:
+    unit = settings.pop("unit", "none")
+    how = settings.pop("how", "plain")
+    train = []
+    for client, labels in enumerate(LABELS):
+        items = runs.examples(client + 1, len(labels))
+        train.append([{**item, "labels": label} for item, label in zip(items, labels, strict=True)])
+    config = runs.settings("c2a", unit, how, **settings)
+    return Federation(config, model=runs.model(), train=train, test=runs.examples(99, 12))
+
+
+def test_the_shares_are_in_the_state_and_travel_neither_way() -> None:
+    state = start()
+    plan = method().plan(state)
+    assert set(plan.trainable) == set(plan.down) == set(state.tensors) - {SHARES}
+    assert method().layout(state, CHANGE) == Layout.of(state.tensors.without([SHARES]))
+    assert torch.equal(state.tensors.tensor(SHARES), torch.full((3,), 1 / 3))
+    heads = {name for name in plan.trainable if not name.startswith("hypernetwork.")}
+    assert heads == set(small_models.head_of(small_models.make("bert")))
+
+
+def test_a_round_by_hand() -> None:
+    state = one_round(method(), start())
+    afters = [trained(method(), state, seed) for seed in range(3)]
+    after = method().apply(state, means_of(method(), state, afters))
+    assert after.round == 2
+    for name in state.tensors:
+        if name == SHARES:
+            assert torch.equal(after.tensors.tensor(name), state.tensors.tensor(name))
+        else:
+            want = sum(one.tensor(name).double() for one in afters) / 3
+            assert torch.allclose(after.tensors.tensor(name).double(), want, atol=1e-6)
+
+
+def test_the_context_is_the_clients_class_shares() -> None:
+    initial = start().tensors
+    assert isinstance(method(), Contextual)
+    for labels, share in zip(LABELS, SHARE, strict=True):
+        items = [{"input_ids": [1], "labels": label} for label in labels]
+        for named in (items, [{"input_ids": [1], "label": item["labels"]} for item in items]):
+            found = method().context(initial, named)
+            assert list(found) == [SHARES]
+            assert found.tensor(SHARES).tolist() == pytest.approx(share)
+    encoded = Encoded({"input_ids": tuple(torch.ones(2).int().numpy() for _ in LABELS[0]), "labels": tuple(LABELS[0])})
+    assert method().context(initial, encoded).tensor(SHARES).tolist() == pytest.approx(SHARE[0])
+
+
+@pytest.mark.parametrize(
+    "examples", [[], [{"input_ids": [1, 2]}], [{"labels": [0, 1]}, {"labels": [2]}], [(torch.ones(2), 1)]]
+)
+def test_without_class_labels_the_context_is_uniform(examples: list[Any]) -> None:
+    assert torch.equal(method().context(start().tensors, examples).tensor(SHARES), torch.full((3,), 1 / 3))
+
+
+def shares_in(losses: list[Tensor]) -> set[tuple[float, ...]]:
+    return {tuple(round(float(number), 5) for number in one) for one in losses}
+
+
+def test_each_client_trains_with_its_own_shares_and_is_evaluated_with_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = federation()
+    seen: list[Tensor] = []
+    losses = built.objective.losses
+
+    def watched(tensors: Any, batch: Any) -> Tensor:
+        seen.append(tensors[SHARES].clone())
+        return losses(tensors, batch)
+
+    monkeypatch.setattr(built.objective, "losses", watched)
+    evaluated: list[Tensor] = []
+    metrics = built.parts.metrics
+
+    def measured(model: Any, batches: Any) -> dict[str, float]:
+        evaluated.append(model.get_parameter(SHARES).detach().clone())
+        return metrics(model, batches)
+
+    object.__setattr__(built.parts, "metrics", measured)
+    result = built.run()
+    assert shares_in(seen) == shares_in([torch.tensor(share) for share in SHARE])
+    assert shares_in(evaluated) == {(0.33333,) * 3}
+    assert torch.equal(result.state.tensors.tensor(SHARES), torch.full((3,), 1 / 3))
+
+
+def travelling(built: Federation) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor that went up or down in a run, by name."""
+    events = runs.watch(built)
+    built.run()
+    for replies in events.replies.values():
+        for reply in replies.values():
+            yield from reply.contribution.parts().items()
+    for requests in events.requests.values():
+        for request in requests.values():
+            yield from request.tensors.parts().items()
+            for mean in request.means.values():
+                yield from mean.parts().items()
+
+
+@pytest.mark.parametrize("how", ["plain", "masked"])
+@pytest.mark.parametrize("unit", ["none", "client"])
+def test_no_clients_shares_are_in_anything_that_travels(unit: str, how: str) -> None:
+    found = list(travelling(federation(unit=unit, how=how)))
+    assert len(found) > 100
+    known = [torch.tensor(share) for share in SHARE]
+    for name, tensor in found:
+        assert "class_shares" not in name
+        rows = tensor.reshape(-1, 3) if tensor.numel() % 3 == 0 else tensor.new_empty(0, 3)
+        for share in known:
+            for wanted in (share, share - 1 / 3):
+                assert not bool(torch.isclose(rows, wanted, atol=1e-6).all(1).any()), name
+
+
+def test_the_search_would_find_them() -> None:
+    rows = Tensors({"x": torch.cat([torch.zeros(3), torch.tensor(SHARE[0])])}).tensor("x").reshape(-1, 3)
+    assert bool(torch.isclose(rows, torch.tensor(SHARE[0]), atol=1e-6).all(1).any())
+
+
+@pytest.mark.parametrize("unit", ["example", "group"])
+def test_examples_cannot_be_protected(unit: str) -> None:
+    assert "batch pooling couples examples" in method().card.refusals[unit]
+    if unit == "example":  # groups need a file with a column that says whose an example is
+        with pytest.raises(ConfigError, match="batch pooling couples examples"):
+            federation(unit=unit)
+
+
+def test_a_run_learns() -> None:
+    more = {"federation.rounds": 8, "training.steps": 4, "training.optimizer": "adamw", "training.lr": 0.03}
+    records = federation(**more).run().records
+    assert records[-1]["train_loss"] < records[0]["train_loss"] - 0.1
+
+
+def test_clients_can_be_protected() -> None:
+    assert federation(unit="client").run().summary["unit"] == "client"
+
+
+def test_predictions_after_a_run_depend_on_no_batch_mate() -> None:
+    built = federation(**{"evaluation.batch_size": 12})
+    state = built.run().state
+    model = built.load(state).eval()
+    items = runs.examples(99, 12)
+    with torch.no_grad():
+        together = model(**_inputs(built, items)).logits
+        alone = torch.cat([model(**_inputs(built, [item])).logits for item in items])
+    assert torch.allclose(alone, together, atol=1e-6)
+
+
+def _inputs(built: Federation, items: list[Any]) -> dict[str, Tensor]:
+    return {name: value for name, value in built.parts.collate(items).items() if name != "labels"}
+
+
+def test_printed_count_on_distilbert() -> None:
+    """0.097 % of 66M: the network and its embeddings for 20 classes, without the head."""
+    model = meta(DistilBertConfig(num_labels=20), DistilBertForSequenceClassification)
+    head = head_names(model)
+    base = sum(parameter.numel() for name, parameter in model.named_parameters() if name not in head)
+    assert f"{base / 1e6:.0f}M" == "66M"
+    found = build(MethodConfig(name="c2a"))
+    tensors = found.prepare(model, head, 0)
+    own = tensors.select(found.plan(State(tensors)).trainable).without(head)
+    assert own.numel == 64 * (768 + 16 * 8) + (768 + 1) * 8 + (20 + 1) * 8 + 6 * 8 == 63_712
+    assert f"{own.numel / 66e6:.3%}" == "0.097%"
+    assert f"{own.numel / base:.3%}" == "0.096%", "of all of the base model's numbers it is a little less"

@@ -1,0 +1,156 @@
+"""What `secure-fed methods` counts is what methods put into a model, train and send."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from secure_fed.config import ModelConfig, RunConfig
+from secure_fed.errors import ConfigError, ModelError
+from secure_fed.methods import METHODS, build, card
+from secure_fed.methods.catalogue import catalogue
+from secure_fed.methods.method import State
+from secure_fed.models.loading import load_classifier
+from secure_fed.tensors import Tensors
+from secure_fed.terminal import show_methods
+
+LLAMA_7B = {
+    **{"model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32},
+    **{"num_attention_heads": 32, "vocab_size": 32000, "max_position_embeddings": 4096},
+}
+DEBERTA = {
+    **{"model_type": "deberta-v2", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2},
+    **{"num_attention_heads": 2, "vocab_size": 40, "relative_attention": True, "pooler_hidden_size": 16},
+}
+
+
+def described(folder: Path, config: dict[str, Any]) -> str:
+    """A folder with nothing but a configuration."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return str(folder)
+
+
+def by_name(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in rows}
+
+
+def really(name: str, model: Path) -> dict[str, int]:
+    """The same by doing it: a model with its numbers, contributions made, and everything written out."""
+    config = RunConfig.from_dict({"method": {"name": name}, "model": {"max_length": 2}})
+    loaded = load_classifier(ModelConfig(name=str(model), max_length=2), ("no", "yes"), seed=0)
+    method = build(config)
+    state = State(method.prepare(loaded.model, loaded.head, seed=0))
+    plan = method.plan(state)
+    after = Tensors((n, state.tensors.tensor(n) + 0.1) for n in plan.trainable)
+    means: dict[str, Tensors] = {}
+    for pass_name in plan.passes:
+        means[pass_name] = method.contribute(pass_name, state.tensors, after, means)
+    up = sum(len(sent.to_bytes()) for sent in means.values())
+    down = len(state.tensors.select(plan.down).to_bytes())
+    trainable = sum(state.tensors.tensor(n).numel() for n in plan.trainable)
+    return {"trainable": trainable, "bytes_up": up, "bytes_down": down, "bytes_per_round": up + down}
+
+
+def test_counts_are_those_of_a_round_that_is_done(small_model: Path) -> None:
+    rows = by_name(catalogue(str(small_model)))
+    assert list(rows) == list(METHODS)
+    for name, row in rows.items():
+        counted = really(name, small_model)
+        assert {key: row[key] for key in counted} == counted, name
+        assert row["not_applicable"] is None
+
+
+def test_a_row_says_what_the_card_says(small_model: Path) -> None:
+    for name, row in by_name(catalogue(str(small_model))).items():
+        assert (row["paper"], row["travels"], row["mean_exact"]) == (
+            card(name).paper,
+            card(name).travels,
+            card(name).mean_exact,
+        )
+        assert (row["units"], row["refusals"]) == (["none", *card(name).units], dict(card(name).refusals))
+
+
+def test_no_weights_are_needed(small_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "bare").mkdir()
+    shutil.copy(small_model / "config.json", tmp_path / "bare")
+    assert catalogue(str(tmp_path / "bare")) == catalogue(str(small_model))
+
+
+def test_a_model_of_seven_billion_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in set(METHODS) - {"fedft", "bitfit", "fedlora", "ffa_lora"}:
+        monkeypatch.delitem(METHODS, name)
+    rows = by_name(catalogue(described(tmp_path / "llama", LLAMA_7B)))
+    head = 2 * 4096
+    layer = 4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096
+    assert rows["fedft"]["trainable"] == 32 * layer + 32000 * 4096 + 4096 + head == 6_607_351_808
+    assert rows["fedlora"]["trainable"] == 32 * 2 * 8 * (4096 + 4096) + head == 4_194_304 + head
+    assert rows["ffa_lora"]["trainable"] == 32 * 2 * 8 * 4096 + head
+    assert 0 < rows["fedft"]["bytes_up"] - 4 * rows["fedft"]["trainable"] < 100_000
+    assert rows["bitfit"]["trainable"] is None
+
+
+@pytest.mark.parametrize(("config", "name", "reason"), [
+    ({**LLAMA_7B, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_hidden_layers": 1},
+     "bitfit", "has no biases"),
+    (DEBERTA, "prefix_tuning", "takes none"),
+])  # fmt: skip
+def test_a_method_that_has_no_place_in_the_model(
+    config: dict[str, Any],
+    name: str,
+    reason: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listed = catalogue(described(tmp_path / "model", config))
+    rows = by_name(listed)
+    row = rows.pop(name)
+    assert [row[key] for key in ("trainable", "bytes_per_round", "bytes_up", "bytes_down")] == [None] * 4
+    assert reason in row["not_applicable"]
+    assert all(other["not_applicable"] is None and other["trainable"] > 0 for other in rows.values())
+    monkeypatch.setenv("COLUMNS", "100")
+    show_methods("this", listed)
+    printed = capsys.readouterr().out
+    assert f"{name}: {row['not_applicable']}"[:90] in printed
+    assert all(len(line) <= 100 for line in printed.splitlines())
+
+
+def test_a_setting_counts_for_the_methods_that_read_it(small_model: Path) -> None:
+    usual, small = (by_name(catalogue(str(small_model), chosen)) for chosen in ((), ["method.rank=4"]))
+    head = 16 * 16 + 16 + 16 * 2 + 2
+    assert usual["fedlora"]["trainable"] - head == 2 * (small["fedlora"]["trainable"] - head) > 0
+    for name in METHODS:
+        reads = "rank" in card(name).options
+        assert (small[name] == usual[name]) is not reads, name
+
+
+def test_more_of_the_model_may_train_in_full(small_model: Path) -> None:
+    usual, more = (
+        by_name(catalogue(str(small_model), chosen)) for chosen in ((), ["method.modules_to_save=word_embeddings"])
+    )
+    assert more["fedlora"]["trainable"] - usual["fedlora"]["trainable"] == 46 * 16
+    assert more["fedft"] == usual["fedft"]
+
+
+def test_the_passes_of_a_sketch_are_counted(small_model: Path) -> None:
+    rows = by_name(catalogue(str(small_model), ["method.rank=1", "method.transport_form=sketch", "method.sketch=2"]))
+    whole = by_name(catalogue(str(small_model), ["method.rank=1"]))
+    assert rows["fra_lora"]["bytes_up"] != whole["fra_lora"]["bytes_up"]
+    assert rows["fedlora"] == whole["fedlora"]
+    assert "has no effect with method.rule" in rows["federa"]["not_applicable"]
+
+
+@pytest.mark.parametrize("text", ["training.lr=0.1", "method.name=fedlora", "federation.rounds=3"])
+def test_a_setting_that_changes_no_count_is_refused(text: str, small_model: Path) -> None:
+    with pytest.raises(ConfigError, match=f"--set {text.partition('=')[0]} changes no count"):
+        catalogue(str(small_model), [text])
+
+
+def test_a_configuration_that_is_none_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        catalogue(described(tmp_path / "model", {"model_type": "abacus"}))

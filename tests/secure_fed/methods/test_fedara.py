@@ -1,0 +1,202 @@
+"""FedARA's schedule, votes and arbitration, round by round and by hand; whole runs are in `test_fedara_runs.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from secure_fed.adapters.triplet import triplets
+from secure_fed.methods import build
+from secure_fed.methods.fedara import Budget, FedAra, elected, foremost
+from secure_fed.methods.method import CHANGE, Method, State
+from secure_fed.tensors import Layout, Tensors
+from tests.secure_fed import toys
+from tests.secure_fed.methods.rounds import means_of, nothing, start, trained
+
+CLIENT = {"privacy.unit": "client", "privacy.noise_multiplier": 1.0}
+
+
+def settings(**more: Any) -> dict[str, Any]:
+    """Four adapted matrices of a small BERT: a budget of 16, 10, 7, 5, 4, 4 and 4 ranks after each of seven rounds."""
+    usual = {"rank": 4, "alpha": 8.0, "warmup_rounds": 1, "final_rounds": 1}
+    own = {"method.name": "fedara", "federation.rounds": 7, **{f"method.{name}": v for name, v in usual.items()}}
+    return own | more
+
+
+def method_of(**more: Any) -> FedAra:
+    method = build(toys.config(settings(**more)))
+    assert isinstance(method, FedAra)
+    return method
+
+
+def ranks(tensors: Tensors) -> list[int]:
+    return [tensors[triplet.e].shape[0] for triplet in triplets(tensors)]
+
+
+def one_round(method: Method, state: State, clients: int = 4) -> State:
+    afters = [trained(method, state, 100 * state.round + client) for client in range(clients)]
+    return method.apply(state, means_of(method, state, afters))
+
+
+# The schedule.
+
+
+def test_the_papers_budget() -> None:
+    """Rank 12 in 36 matrices down to 3, 100 rounds, 5 of warm-up, decay until the 50th; worked out with fractions."""
+    budget = Budget(first=12, last=3, warmup=5, final=50, rounds=100)
+    wanted = {0: 432, 4: 432, 5: 432, 6: 411, 14: 274, 20: 204, 27: 151, 35: 120, 45: 108, 49: 108, 50: 108, 100: 108}
+    assert {t: budget.ranks(t, 36) for t in wanted} == wanted
+    assert [Budget(4, 1, 1, 1, 7).ranks(t, 4) for t in range(8)] == [16, 16, 10, 7, 5, 4, 4, 4]
+
+
+@given(
+    st.integers(1, 12), st.integers(1, 12), st.integers(0, 6), st.integers(0, 6), st.integers(1, 9), st.integers(1, 20)
+)
+def test_the_budget_falls_from_all_to_the_least(
+    first: int, last: int, warmup: int, final: int, between: int, modules: int
+) -> None:
+    last = min(first, last)
+    rounds = warmup + final + between
+    budget = Budget(first, last, warmup, final, rounds)
+    found = [budget.ranks(t, modules) for t in range(rounds + 1)]
+    assert found == sorted(found, reverse=True)
+    assert found[: warmup + 1] == [first * modules] * (warmup + 1)
+    assert found[rounds - final :] == [last * modules] * (final + 1)
+    for t in range(warmup, rounds - final):
+        cubed = ((rounds - final - t) / between) ** 3
+        assert abs(found[t] - modules * (last + (first - last) * cubed)) <= 0.5 + 1e-9
+
+
+# Arbitration.
+
+
+def test_the_foremost_of_all_modules_together() -> None:
+    scores = {"m": torch.tensor([3.0, 1.0]), "none": torch.zeros(0), "n": torch.tensor([2.0, 3.0, 1.0])}
+    found = {name: mask.tolist() for name, mask in foremost(scores, 2).items()}
+    assert found == {"m": [True, False], "none": [], "n": [False, True, False]}
+    assert foremost(scores, 4)["m"].tolist() == [True, True], "the first of equals"
+    assert foremost(scores, 4)["n"].tolist() == [True, True, False]
+    assert all(mask.all() for mask in foremost(scores, 99).values())
+
+
+def test_more_than_the_threshold_elects() -> None:
+    shares = {"m": torch.tensor([0.5, 0.75]), "n": torch.tensor([0.500001, 0.25, 1.0])}
+    assert [mask.tolist() for mask in elected(shares, 0.5).values()] == [[False, True], [False, False, True]]
+    assert [mask.tolist() for mask in elected(shares, 0.0).values()] == [[True, True], [True, True, True]]
+    torn = {"m": torch.tensor([0.25, 0.5]), "n": torch.tensor([0.5])}
+    assert [mask.tolist() for mask in elected(torn, 0.5).values()] == [[False, True], [False]], "the one with most"
+
+
+def by_hand(state: State, afters: list[Tensors], budget: int, threshold: float) -> Tensors:
+    """The mean of the factors, of which the ranks stay that enough clients would keep; loops alone."""
+    names = triplets(state.tensors)
+    votes: dict[tuple[int, int], int] = {}
+    for after in afters:
+        scores = []
+        for place, t in enumerate(names):
+            a, e, b = (after.tensor(name) for name in (t.a, t.e, t.b))
+            for i in range(len(e)):
+                score = (
+                    abs(float(e[i])) + float(b[:, i].abs().sum()) / b.shape[0] + float(a[i].abs().sum()) / a.shape[1]
+                )
+                scores.append((score, place, i))
+        for _, place, i in sorted(scores, reverse=True)[:budget]:
+            votes[place, i] = votes.get((place, i), 0) + 1
+    found = {name: torch.stack([after.tensor(name) for after in afters]).mean(0) for name in state.tensors}
+    for place, t in enumerate(names):
+        live = [i for i in range(len(found[t.e])) if votes.get((place, i), 0) > threshold * len(afters)]
+        found |= {t.a: found[t.a][live], t.e: found[t.e][live], t.b: found[t.b][:, live]}
+    return Tensors(found)
+
+
+@pytest.mark.parametrize("threshold", [0.25, 0.5, 0.75])
+def test_a_round_by_hand(threshold: float) -> None:
+    method = method_of(**{"method.vote_threshold": threshold})
+    state = one_round(method, start(method))
+    pruned = 0
+    for budget in (10, 7, 5):
+        afters = [trained(method, state, 10 * state.round + client, 0.05) for client in range(4)]
+        want = by_hand(state, afters, budget, threshold)
+        following = method.apply(state, means_of(method, state, afters))
+        assert Layout.of(following.tensors) == Layout.of(want)
+        assert (following.tensors - want).norm() < 1e-5
+        pruned += sum(ranks(state.tensors)) - sum(ranks(following.tensors))
+        state = following
+    assert pruned
+
+
+def test_what_travels_round_by_round() -> None:
+    method = method_of()
+    state = start(method)
+    adapter = {name for triplet in triplets(state.tensors) for name in triplet[1:]}
+    for round_, budget in enumerate([16, 10, 7, 5, 4, 4, 4]):
+        plan = method.plan(state)
+        assert plan.passes == ((f"{CHANGE} and votes for {budget}",) if budget < 16 else (CHANGE,))
+        assert set(plan.trainable) == set(plan.down) == set(state.tensors)
+        before = state.tensors
+        contribution = method.contribute(plan.passes[0], before, trained(method, state, round_), {})
+        assert Layout.of(contribution) == method.layout(state, plan.passes[0])
+        votes = {name for name in contribution if name not in before}
+        assert votes == (
+            {f"{t.module}.votes" for t in triplets(before) if len(before.tensor(t.e))} if budget < 16 else set()
+        )
+        if votes:
+            cast = torch.cat([contribution.tensor(name) for name in votes])
+            assert set(cast.tolist()) <= {0.0, 1.0}
+            assert cast.sum() == min(budget, sum(ranks(before)))
+        state = one_round(method, state)
+        assert Layout.of(state.tensors.without(adapter)) == Layout.of(before.without(adapter))
+        assert all(now <= then for now, then in zip(ranks(state.tensors), ranks(before), strict=True)), "never revived"
+        assert 1 <= sum(ranks(state.tensors)) <= min(16, 2 * budget)
+    assert sum(ranks(state.tensors)) < 16
+
+
+def test_the_plan_needs_no_more_than_the_round() -> None:
+    """A client compares it with its own, of the shapes that it began with."""
+    method = method_of()
+    first = start(method)
+    state = first
+    for _ in range(5):
+        state = one_round(method, state)
+        assert method.plan(State(first.tensors, state.round)) == method.plan(state)
+
+
+def test_with_global_masks_the_server_keeps_the_foremost_of_the_mean() -> None:
+    method = method_of(**{"method.masks": "global"})
+    state = start(method)
+    for budget in (16, 10, 7, 5, 4, 4, 4):
+        afters = [trained(method, state, 10 * state.round + client, 0.05) for client in range(4)]
+        assert method.plan(state).passes == (CHANGE,)
+        assert method.layout(state, CHANGE) == Layout.of(state.tensors)
+        means = means_of(method, state, afters)
+        mean = (afters[0] + afters[1] + afters[2] + afters[3]) * 0.25
+        following = method.apply(state, means)
+        want = by_hand(State(mean), [mean], budget, 0.5)
+        assert (following.tensors - want).norm() < 1e-5
+        assert sum(ranks(following.tensors)) == budget
+        state = following
+
+
+def test_where_nobody_voted_the_server_decides() -> None:
+    """A cohort that coins left empty: all means are zero, and would else elect nobody."""
+    method, other = method_of(), method_of(**{"method.masks": "global"})
+    state = one_round(method, start(method))
+    (pass_name,) = method.plan(state).passes
+    empty = Layout.unflatten(method.layout(state, pass_name), torch.zeros(method.layout(state, pass_name).size))
+    found = method.apply(state, {pass_name: empty}).tensors
+    still = Layout.unflatten(other.layout(state, CHANGE), torch.zeros(other.layout(state, CHANGE).size))
+    assert found.to_bytes() == other.apply(state, {CHANGE: still}).tensors.to_bytes()
+    assert sum(ranks(found)) == 10
+
+
+def test_nothing_is_lost_of_a_rank_that_stays() -> None:
+    method = method_of()
+    state = one_round(method, start(method))
+    found = method.apply(state, nothing(method, state)).tensors
+    for triplet in triplets(found):
+        columns = {tuple(column) for column in state.tensors.tensor(triplet.b).T.tolist()}
+        assert {tuple(column) for column in found.tensor(triplet.b).T.tolist()} <= columns

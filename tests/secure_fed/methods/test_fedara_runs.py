@@ -1,0 +1,213 @@
+"""FedARA in whole runs: what shrinks, and that shrinking changes nothing of what a federation promises."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+
+from privacy.entropy import SeededEntropy
+from secure_fed.adapters.triplet import kept, triplets
+from secure_fed.engine import Record
+from secure_fed.errors import MethodError
+from secure_fed.federation import Federation, Result
+from secure_fed.methods.method import State
+from secure_fed.tensors import Layout, Tensors
+from tests.secure_fed import toys
+from tests.secure_fed.methods.learning import assert_learns
+from tests.secure_fed.methods.test_fedara import ranks
+
+ROUNDS = 6
+MASKED = {"secure_aggregation.enabled": True}
+PRIVACY: dict[str, dict[str, Any]] = {
+    "none": {},
+    "example": {"privacy.unit": "example", "privacy.noise_multiplier": 0.3, "privacy.delta": 1e-3},
+    "client": {"privacy.unit": "client", "privacy.noise_multiplier": 0.02, "privacy.delta": 1e-3},
+    "shares": {
+        "privacy.unit": "client",
+        "privacy.noise": "distributed",
+        "privacy.noise_multiplier": 0.5,
+        "privacy.delta": 1e-3,
+        **MASKED,
+    },
+}
+
+
+def settings(**more: Any) -> dict[str, Any]:
+    """Two matrices of four ranks, of which two are left after four rounds."""
+    own = {"rank": 4, "warmup_rounds": 1, "final_rounds": 2}
+    usual = {"method.name": "fedara", "federation.rounds": ROUNDS, **{f"method.{k}": v for k, v in own.items()}}
+    return {**usual, "training.steps": 3, **more}
+
+
+class States:
+    """Notes the state after every round; ends the run after one of them, if told to."""
+
+    def __init__(self, until: int = ROUNDS) -> None:
+        self.after: list[State] = []
+        self._until = until
+
+    def on_round_end(self, record: Record, state: State) -> None:
+        self.after.append(state)
+        if state.round == self._until < ROUNDS:
+            raise KeyboardInterrupt
+
+
+def federation(seed: int | None = None, callbacks: Any = (), **more: Any) -> Federation:
+    entropy = None if seed is None else SeededEntropy(seed)
+    return toys.federation(settings(**more), callbacks=callbacks, entropy=entropy)
+
+
+def run(**more: Any) -> tuple[Result, list[State]]:
+    kept = States()
+    return federation(3, [kept], **more).run(), kept.after
+
+
+def test_ranks_fall_and_bytes_with_them() -> None:
+    result, states = run()
+    live = [8, *(sum(ranks(state.tensors)) for state in states)]
+    assert live == sorted(live, reverse=True)
+    assert live[0] == live[1] == 8 > live[-1]
+    assert [row["ranks"] for row in result.records] == live[:-1]
+    down = [row["bytes_down"] for row in result.records]
+    for row, before in zip(down, [federation().initial, *states[:-1]], strict=True):
+        assert row == 3 * before.tensors.wire_size
+    up = [row["bytes_up"] for row in result.records]
+    assert (down[-1], up[-1]) < (down[0], up[0])
+    votes = [ballots(before) for before in states[:-1]]
+    assert all(
+        sent == 3 * (before.tensors | cast).wire_size
+        for sent, before, cast in zip(up[1:], states[:-1], votes, strict=True)
+    )
+
+
+def ballots(state: State) -> Tensors:
+    """A vote for every live rank."""
+    found = ((f"{t.module}.votes", state.tensors.tensor(t.e)) for t in triplets(state.tensors))
+    return Tensors((name, cast) for name, cast in found if len(cast))
+
+
+def test_a_rank_less_is_a_rank_less_on_the_wire() -> None:
+    """For each the numbers of a row of A, an entry of E, a column of B, but for the words that describe them."""
+    _, states = run(**{"method.masks": "global"})
+    first, last = federation().initial.tensors, states[-1].tensors
+    gone = [4 - left for left in ranks(last)]
+    assert sum(gone) == 6
+    assert first.numel - last.numel == gone[0] * (6 + 8 + 1) + gone[1] * (8 + 8 + 1)
+    assert abs(first.wire_size - last.wire_size - 4 * (first.numel - last.numel)) < 64
+
+
+@pytest.mark.parametrize("privacy", PRIVACY)
+def test_a_run_learns(privacy: str) -> None:
+    more = {"federation.rounds": 8, "training.lr": 0.05, "training.lr_schedule": "linear", **PRIVACY[privacy]}
+    if privacy == "shares":  # more noise than so few clients can learn under: it is to run
+        assert federation(3, **more).run().state.tensors.is_finite()
+        return
+    result = assert_learns(settings(**more))
+    assert sum(ranks(result.state.tensors)) <= (2 if privacy == "client" else 4)
+
+
+@pytest.mark.parametrize("masks", ["votes", "global"])
+def test_behind_masks_a_run_ends_where_it_does_in_the_open(masks: str) -> None:
+    """Sums of another length in every round, and the votes among them."""
+    (_, plain), (result, masked) = (run(**{"method.masks": masks, **more}) for more in ({}, MASKED))
+    for one, other in zip(plain, masked, strict=True):
+        assert Layout.of(one.tensors) == Layout.of(other.tensors)
+        assert (one.tensors - other.tensors).norm() < 1e-3
+    assert len({state.tensors.numel for state in masked}) > 2
+    up = [row["bytes_up"] for row in result.records]
+    assert up[-1] < up[1]
+
+
+@pytest.mark.parametrize(
+    ("until", "more"),
+    [
+        (1, {}),
+        (3, {}),
+        (5, {}),
+        (3, MASKED),
+        (3, {"method.masks": "global"}),
+        (4, PRIVACY["example"]),
+        (3, PRIVACY["client"]),
+    ],
+)
+def test_a_run_that_was_ended_goes_on_to_the_same_bits(until: int, more: dict[str, Any], tmp_path: Path) -> None:
+    """Shapes in the checkpoint are not those that the model is made with."""
+    whole, _ = run(**more)
+    with pytest.raises(KeyboardInterrupt):
+        federation(3, [States(until)], **more).run(tmp_path / "run")
+    resumed = federation(3, **more).run(tmp_path / "run", resume=True)
+    assert resumed.state.tensors.to_bytes() == whole.state.tensors.to_bytes()
+    assert [row["bytes_up"] for row in resumed.records] == [row["bytes_up"] for row in whole.records]
+
+
+@pytest.mark.parametrize("masks", ["votes", "global"])
+def test_a_finished_run_may_be_given_more_rounds(masks: str, tmp_path: Path) -> None:
+    more = {"method.masks": masks}
+    federation(3, **more).run(tmp_path / "run")
+    longer = federation(3, **more, **{"federation.rounds": 10}).run(tmp_path / "run", resume=True)
+    assert longer.state.round == 10
+
+
+def test_a_federation_runs_again_from_the_whole_after_it_has_shrunk() -> None:
+    built = federation()
+    first = built.run()
+    assert sum(ranks(first.state.tensors)) < 8
+    again = built.run()
+    assert again.state.tensors.to_bytes() == first.state.tensors.to_bytes()
+    assert toys.without_time(again.records) == toys.without_time(first.records)
+
+
+def test_clients_weighed_by_their_examples_have_as_many_votes() -> None:
+    """Eleven of 24 are less than half, and eleven and eight are more."""
+    kept = States(3)
+    built = federation(None, [kept], **{"federation.weighting": "examples"})
+    seen: list[tuple[Tensors, float]] = []
+    for client in built.clients:
+        handle = client.handle
+
+        def handled(request: Any, handle: Any = handle) -> Any:
+            reply = handle(request)
+            if request.round == 1:
+                seen.append((reply.contribution, reply.weight))
+            return reply
+
+        client.handle = handled  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        built.run()
+    assert [weight for _, weight in seen] == [5.0, 8.0, 11.0]
+    for triplet, left in zip(triplets(built.initial.tensors), ranks(kept.after[1].tensors), strict=True):
+        name = f"{triplet.module}.votes"
+        share = torch.stack([sent.tensor(name) * weight for sent, weight in seen]).sum(0) / 24
+        assert left == int((share > 0.5).sum())
+
+
+def test_no_client_has_a_triplet_of_its_own_but_it_may_have_a_head() -> None:
+    with pytest.raises(MethodError, match=r"query\.triplet\.E for everybody"):
+        run(**{"method.personal": ["query.triplet.E"]})
+    result, _ = run(**{"method.personal": ["classifier.*"]})
+    assert result.state.round == ROUNDS
+
+
+def test_an_export_has_the_ranks_that_are_left(tmp_path: Path) -> None:
+    """Three in one matrix, and none in the other."""
+    built = federation()
+    state = built.run().state
+    generator = torch.Generator().manual_seed(0)
+    whole = Tensors((n, torch.randn(m.shape, generator=generator)) for n, m in built.initial.tensors.items())
+    live = {"query": torch.zeros(4, dtype=torch.bool), "value": torch.tensor([True, False, True, True])}
+    state = replace(state, tensors=kept(whole, live))
+    built.export(state, tmp_path / "adapter")
+    x = torch.stack([example["x"] for example in toys.examples(5, 4)])
+    with torch.no_grad():
+        expected = built.load(state).eval()(x)
+        loaded = PeftModel.from_pretrained(toys.model(), tmp_path / "adapter").eval()
+        assert torch.allclose(loaded(x), expected, atol=1e-4)
+        assert not torch.allclose(toys.model()(x), expected, 0.1)
+    assert {n: tuple(p.shape) for n, p in loaded.named_parameters() if "lora_A" in n} == {
+        "base_model.model.value.lora_A.default.weight": (3, 8)
+    }

@@ -1,0 +1,106 @@
+"""What the methods on LoRA promise of the products B A."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from secure_fed.low_rank import truncated
+from secure_fed.methods import METHODS
+from secure_fed.methods.method import CHANGE, Method
+from secure_fed.tensors import Tensors
+from tests.secure_fed.methods.rounds import RANK, means_of, method_of, nothing, one_round, start, trained
+
+ON_LORA = [name for name in METHODS if any(".lora_A." in tensor for tensor in start(method_of(name)).tensors)]
+ONE_PASS = [name for name in ON_LORA if method_of(name).plan(start(method_of(name))).passes == (CHANGE,)]
+
+
+@pytest.fixture
+def method(request: pytest.FixtureRequest) -> Method:
+    return method_of(request.param)
+
+
+on_lora = pytest.mark.parametrize("method", ON_LORA, indirect=True)
+one_pass = pytest.mark.parametrize("method", ONE_PASS, indirect=True)
+
+
+def products(tensors: Tensors) -> dict[str, torch.Tensor]:
+    """B A of every adapted matrix, float64."""
+    return {
+        name.split(".lora_A.")[0]: tensors.tensor(name.replace(".lora_A.", ".lora_B.")).double()
+        @ tensors.tensor(name).double()
+        for name in tensors
+        if ".lora_A." in name
+    }
+
+
+def close(left: torch.Tensor, right: torch.Tensor, tolerance: float = 1e-5) -> bool:
+    return bool((left - right).norm() <= tolerance * right.norm() + 1e-9)
+
+
+@on_lora
+@pytest.mark.parametrize("rounds", [0, 1, 2, 3])
+def test_no_change_changes_no_product(method: Method, rounds: int) -> None:
+    state = start(method)
+    for _ in range(rounds):
+        state = one_round(method, state)
+    after = method.apply(state, nothing(method, state))
+    for module, product in products(after.tensors).items():
+        assert close(product, products(state.tensors)[module])
+
+
+@one_pass
+def test_mean_is_exact_where_the_card_says_so(method: Method) -> None:
+    """Three rounds in (past the switch of fra_then_ffa), against products formed and averaged in float64."""
+    state = start(method)
+    exact = []
+    for _ in range(3):
+        afters = [trained(method, state, seed) for seed in range(4)]
+        found = products(method.apply(state, means_of(method, state, afters)).tensors)
+        clients = [products(state.tensors | after) for after in afters]
+        for module, product in found.items():
+            want = sum(client[module] for client in clients) / len(clients)
+            u, s, vt = torch.linalg.svd(want)
+            exact.append(close(product, u[:, :RANK] * s[:RANK] @ vt[:RANK]))
+        state = one_round(method, state)
+    assert all(exact) == method.card.mean_exact
+
+
+@on_lora
+def test_apply_takes_dense_means_too(method: Method) -> None:
+    """A server optimiser with memory forms what it is given, and so does noise."""
+    state = start(method)
+    means = means_of(method, state, [trained(method, state, seed) for seed in range(2)])
+    formed = {name: mean.dense() for name, mean in means.items()}
+    one, other = (products(method.apply(state, given).tensors) for given in (means, formed))
+    for module in one:
+        assert close(one[module], other[module])
+
+
+@on_lora
+def test_every_adapted_direction_can_still_learn(method: Method) -> None:
+    """No A row and B column are both zero after a round, or neither would ever have a gradient."""
+    state = start(method)
+    state = method.apply(state, nothing(method, state))
+    for name in state.tensors:
+        if ".lora_A." in name:
+            a = state.tensors.tensor(name)
+            b = state.tensors.tensor(name.replace(".lora_A.", ".lora_B."))
+            assert (a.norm(dim=1) + b.norm(dim=0) > 0.1).all()
+
+
+@pytest.mark.parametrize("name", ["fra_lora", "fra_then_ffa"])
+def test_products_are_not_transposed(name: str) -> None:
+    """Square matrices hide a swap of the factors in the shapes; the numbers must not."""
+    method = method_of(name, target_modules=("query", "dense"))
+    state = one_round(method, start(method))
+    found = products(one_round(method, state).tensors)
+    assert {tuple(product.shape) for product in found.values()} == {(16, 16), (24, 16), (16, 24)}
+    afters = [trained(method, state, 100 + client) for client in range(4)]
+    for module, product in found.items():
+        clients = [products(state.tensors | after)[module] for after in afters]
+        want = truncated(sum(clients[1:], clients[0]) / 4, RANK)
+        best = want.u * want.s @ want.vt
+        assert close(product, best)
+        if product.shape[0] == product.shape[1]:
+            assert not close(product.T, best, 0.1)

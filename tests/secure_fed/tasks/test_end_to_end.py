@@ -1,0 +1,188 @@
+"""Every task from a file to a report: it learns, resumes, and answers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from secure_fed import Federation, RunConfig, report, tasks, trained
+from secure_fed.cli import main
+from secure_fed.errors import ConfigError
+from secure_fed.terminal import show_result
+from tests.secure_fed import toys
+from tests.secure_fed.tasks.conftest import Write
+from tests.secure_fed.tasks.toy_tasks import TOYS
+
+SCHEMA = json.loads((Path(__file__).resolve().parents[3] / "docs" / "result.schema.json").read_text(encoding="utf-8"))
+Configured = Callable[..., RunConfig]
+
+
+@pytest.fixture
+def configured(write: Write, small_model: Path, gpt2: Path) -> Configured:
+    """A run of a few rounds of the toy of that name."""
+
+    def config(task: str, **settings: Any) -> RunConfig:
+        toy = TOYS[task]
+        usual = {
+            "model.name": str(gpt2 if toy.decoder else small_model),
+            "model.max_length": 32,
+            "data.task": task,
+            "data.train": str(write("train", toy.rows(40))),
+            "data.test": str(write("test", toy.rows(12))),
+            **{f"data.{name}": value for name, value in toy.settings.items()},
+            "federation.clients": 4,
+            "federation.cohort": 4,
+            "federation.rounds": 6,
+            "method.name": "fedlora",
+            "training.lr": 0.02,
+            "training.batch_size": 4,
+            "training.epochs": 2,
+        }
+        chosen = {**usual, **{name.replace("__", "."): value for name, value in settings.items()}}
+        return RunConfig().replace({tuple(name.split(".", 1)): value for name, value in chosen.items()})  # type: ignore[misc]
+
+    return config
+
+
+def test_every_task_has_a_toy() -> None:
+    assert {*TOYS, "classification"} == set(tasks.TASKS)
+
+
+@pytest.mark.parametrize("task", TOYS)
+def test_a_task_learns_and_is_reported(task: str, configured: Configured, tmp_path: Path) -> None:
+    config = configured(task)
+    federation = Federation(config)
+    before = federation._evaluate(federation.initial)
+    result = federation.run(tmp_path / "run")
+    last = result.records[-1]
+    assert last["loss"] < 0.97 * before["loss"]
+    assert {*TOYS[task].measured, "loss"} <= set(last)
+    assert isinstance(result.summary["accuracy"], float) is TOYS[task].accuracy
+    assert set(TOYS[task].measured) - {"macro_f1"} <= set(result.summary["metrics"])
+    jsonschema.validate(json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8")), SCHEMA)
+    assert report.write(tmp_path / "run").stat().st_size > 1000
+    show_result(result.summary)
+
+
+def answers(run_dir: Path, file: Path, capsys: pytest.CaptureFixture[str]) -> list[Any]:
+    capsys.readouterr()
+    assert main(["predict", str(run_dir), str(file)]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "multi_label": {"labels": list, "probabilities": dict},
+    "regression": {"value": float},
+    "tokens": {"entities": list},
+    "question_answering": {"answer": str, "start": int, "score": float},
+    "causal_lm": {"log_likelihood": float, "tokens": int, "perplexity": float},
+    "multiple_choice": {"label": int, "choice": str, "likelihoods": list},
+}
+
+
+@pytest.mark.parametrize("task", TOYS)
+def test_a_run_answers_in_the_order_of_the_file(
+    task: str, configured: Configured, write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Federation(configured(task, federation__rounds=1, evaluation__batch_size=5)).run(tmp_path / "run")
+    rows = TOYS[task].rows(11)
+    labels = ("label", "tags", "answers")
+    file = write("asked", [{name: cell for name, cell in row.items() if name not in labels} for row in rows])
+    found = answers(tmp_path / "run", file, capsys)
+    assert len(found) == len(rows)
+    for answer in found:
+        assert {name: type(value) for name, value in answer.items()} == SHAPES[task]
+    one = write("alone", [json.loads(file.read_text(encoding="utf-8").splitlines()[7])])
+    (alone,) = answers(tmp_path / "run", one, capsys)
+    numbers = [name for name, kind in SHAPES[task].items() if kind is float]
+    assert {name: found[7][name] for name in numbers} == pytest.approx(
+        {name: alone[name] for name in numbers}, rel=1e-3
+    )
+    assert {name: found[7][name] for name in SHAPES[task] if SHAPES[task][name] in (str, int)} == {
+        name: alone[name] for name in SHAPES[task] if SHAPES[task][name] in (str, int)
+    }
+
+
+def test_a_run_on_entities_goes_on_where_it_was_stopped(configured: Configured, tmp_path: Path) -> None:
+    config = configured("tokens", federation__rounds=4, training__epochs=1)
+    whole = Federation(config).run(tmp_path / "whole")
+    Federation(configured("tokens", federation__rounds=2, training__epochs=1)).run(tmp_path / "halves")
+    resumed = Federation(config).run(tmp_path / "halves", resume=True)
+    assert toys.same(whole.state.tensors, resumed.state.tensors)
+    assert toys.without_time(whole.records) == toys.without_time(resumed.records)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "unit"),
+    [("tokens", "client"), ("tokens", "example"), ("question_answering", "example"), ("multiple_choice", "client")],
+)
+def test_tasks_run_in_private_and_behind_masks(task: str, unit: str, configured: Configured) -> None:
+    config = configured(
+        task,
+        federation__rounds=1,
+        training__epochs=1,
+        training__batch_size=12,
+        privacy__unit=unit,
+        privacy__noise_multiplier=1.0,
+        secure_aggregation__enabled=True,
+        secure_aggregation__corrupt=0.0,
+        secure_aggregation__dropout=0.0,
+        federation__cohort=4,
+        federation__sampling="fixed" if unit == "example" else "auto",
+    )
+    summary = Federation(config).run().summary
+    assert summary["epsilon"] > 0
+    assert math.isfinite(summary["loss"])
+
+
+def test_clients_of_a_task_with_an_accuracy_are_compared(configured: Configured) -> None:
+    record = Federation(configured("question_answering", federation__rounds=1, evaluation__per_client=True)).run()
+    assert set(record.records[-1]["clients_accuracy"]) == {"mean", "worst_decile"}
+    with pytest.raises(
+        ConfigError, match=r"evaluation\.per_client = True has no effect here: it needs a data\.task with"
+    ):
+        configured("regression", evaluation__per_client=True)
+
+
+def test_lines_of_text_are_divided_into_words(
+    configured: Configured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Federation(configured("tokens", training__lr=0.03, federation__rounds=10)).run(tmp_path / "run")
+    (tmp_path / "lines.txt").write_text("calm wild word9 word3\n", encoding="utf-8")
+    (answer,) = answers(tmp_path / "run", tmp_path / "lines.txt", capsys)
+    assert answer == {"entities": [{"text": "calm wild", "type": "mood", "start": 0, "end": 2}]}
+
+
+def test_a_question_without_its_context_is_refused(
+    configured: Configured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Federation(configured("question_answering", federation__rounds=1)).run(tmp_path / "run")
+    (tmp_path / "lines.txt").write_text("what\n", encoding="utf-8")
+    assert main(["predict", str(tmp_path / "run"), str(tmp_path / "lines.txt")]) == 2
+    assert "give columns 'question' and 'context'" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="judges 'question' and 'context' together"):
+        list(trained.load(tmp_path / "run").predict(["what"]))
+
+
+def test_prompts_and_their_targets_are_learned_and_judged(
+    configured: Configured, write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"text": f"word{index % 5} word9", "target": f"word{index % 5} calm"} for index in range(24)]
+    file = write("rows", rows)
+    config = configured("causal_lm", data__text_b="target", data__train=str(file), data__test=str(file))
+    federation = Federation(config)
+    before = federation._evaluate(federation.initial)
+    result = federation.run(tmp_path / "run")
+    assert result.summary["task"] == "language modelling of targets"
+    assert result.records[-1]["loss"] < 0.97 * before["loss"]
+    found = answers(tmp_path / "run", file, capsys)
+    assert [one["tokens"] for one in found] == [2] * 24
+    total = sum(one["log_likelihood"] for one in found)
+    assert result.summary["metrics"]["perplexity"] == pytest.approx(math.exp(-total / 48), rel=1e-3)

@@ -1,0 +1,59 @@
+"""What a run of any task exports is loaded by the lines that its README shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from secure_fed import Federation, RunConfig, tasks, trained
+from tests.secure_fed.tasks.conftest import Write
+from tests.secure_fed.tasks.toy_tasks import TOYS
+
+
+@torch.no_grad()
+def outputs(model: nn.Module) -> torch.Tensor:
+    """All scores of three texts of the small vocabulary."""
+    ids = torch.randint(4, 30, (3, 7), generator=torch.Generator().manual_seed(0))
+    found: Any = model.eval()(input_ids=ids, attention_mask=torch.ones_like(ids), return_dict=True)
+    names = [name for name in ("logits", "start_logits", "end_logits") if name in found]
+    return torch.cat([found[name].flatten() for name in names])
+
+
+@pytest.mark.parametrize("method", ["fedlora", "adapter_pfeiffer"])
+@pytest.mark.parametrize("task", TOYS)
+def test_the_use_shown_in_the_readme_works(
+    task: str, method: str, write: Write, small_model: Path, gpt2: Path, tmp_path: Path
+) -> None:
+    toy = TOYS[task]
+    config = RunConfig.from_dict(
+        {
+            "model": {"name": str(gpt2 if toy.decoder else small_model), "max_length": 32},
+            "data": {
+                "task": task,
+                "train": str(write("train", toy.rows(24))),
+                "test": str(write("test", toy.rows(12))),
+                **toy.settings,
+            },
+            "federation": {"clients": 2, "cohort": 2, "rounds": 1},
+            "method": {"name": method},
+            "training": {"lr": 0.05, "steps": 3, "batch_size": 4},
+        }
+    )
+    Federation(config).run(tmp_path / "run")
+    done = trained.load(tmp_path / "run")
+    want = outputs(done.model)
+    folders = [done.export(tmp_path / "out")]
+    if method == "fedlora":
+        folders.append(done.export(tmp_path / "whole", merged=True))
+    for folder in folders:
+        readme = (folder / "README.md").read_text(encoding="utf-8")
+        scope: dict[str, Any] = {}
+        exec(readme.split("```python\n")[1].split("```")[0].replace("path/to/this/folder", str(folder)), scope)
+        found = outputs(scope["model"])
+        assert (found - want).abs().max() <= 1e-5 * want.abs().max()
+        if method == "fedlora":
+            assert f"import {tasks.build(config.data).auto}\n" in readme

@@ -1,0 +1,61 @@
+"""The losses of all tasks under example-level privacy: their per-example gradients are those of one example at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from secure_fed import Federation, RunConfig
+from secure_fed.per_example import by_layer, one_by_one
+from secure_fed.private_models import agree, path_for
+from secure_fed.training import Placed
+from tests.secure_fed.tasks.conftest import Write
+from tests.secure_fed.tasks.toy_tasks import TOYS
+
+
+def federation(task: str, model: Path, write: Write) -> Federation:
+    toy = TOYS[task]
+    data = {"task": task, "train": str(write("train", toy.rows(24))), "test": str(write("test", toy.rows(4)))}
+    return Federation(
+        RunConfig.from_dict(
+            {
+                "model": {"name": str(model), "max_length": 20},
+                "data": data | toy.settings,
+                "federation": {"clients": 2},
+                "method": {"name": "fedlora", "rank": 2},
+            }
+        )
+    )
+
+
+def away(federation: Federation) -> Placed:
+    generator = torch.Generator().manual_seed(1)
+    plan = federation.method.plan(federation.initial)
+    placed = Placed.of(federation.initial.tensors, plan.trainable, federation.device)
+    with torch.no_grad():
+        for tensor in placed.moving.values():
+            tensor += 0.1 * torch.randn(tensor.shape, generator=generator)
+    return placed
+
+
+def gradients(path: Any, made: Federation, placed: Placed, items: list[Any]) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = path(made.objective, made.parts.collate, placed, items)
+    return found
+
+
+@pytest.mark.parametrize("task", TOYS)
+def test_per_example_gradients_are_taken_in_one_pass_and_right(
+    task: str, small_model: Path, llama: Path, write: Write
+) -> None:
+    made = federation(task, llama if TOYS[task].decoder else small_model, write)
+    placed, items = away(made), [made.parts.train[0][index] for index in range(6)]
+    chosen = path_for(made.objective, made.parts.collate, placed, items)
+    assert chosen is by_layer
+    made.objective.eval()
+    quick, slow = (gradients(path, made, placed, items) for path in (chosen, one_by_one))
+    assert agree(quick, slow, 1e-4)
+    assert all(len(gradient) == 6 for gradient in quick.values())
+    assert any(float(gradient.abs().max()) > 1e-4 for gradient in quick.values())

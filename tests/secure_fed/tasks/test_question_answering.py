@@ -1,0 +1,210 @@
+"""Questions over long contexts: windows, one item a question, the best span anywhere, and SQuAD's scores."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from secure_fed.config import DataConfig
+from secure_fed.data.files import Table
+from secure_fed.data.rows import Rows
+from secure_fed.errors import ConfigError, DataError
+from secure_fed.tasks import build
+from secure_fed.tasks.spans import Answers
+from secure_fed.tasks.windows import answered, best_span, windows
+
+TASK = build(DataConfig(task="question_answering", stride=2))
+CONTEXT = " ".join(f"word{i}" for i in range(14))
+
+
+def rows(context: str = CONTEXT, answer: str = "word7 word8", question: str = "calm wild") -> Rows:
+    start = context.index(answer)
+    return Rows((question,), (Answers((answer,), (start, start + len(answer))),), (), (context,))
+
+
+def text_of(item: Any, window: int, span: tuple[int, int]) -> str:
+    spans, context = item["aside"].spans[window], item["aside"].context
+    return str(context[spans[span[0], 0] : spans[span[1], 1]])
+
+
+def test_windows_hold_all_of_the_context_and_share_the_stride(small_tokenizer: Any) -> None:
+    (found,) = windows(small_tokenizer, ["calm wild"], [CONTEXT], 12, 2)
+    places = [window.spans[window.spans[:, 1] > 0] for window in found]
+    words = [[CONTEXT[start:end] for start, end in place] for place in places]
+    assert [len(window.inputs["input_ids"]) for window in found] == [12, 12, 9]
+    assert words == [
+        [f"word{i}" for i in range(7)],
+        [f"word{i}" for i in range(5, 12)],
+        [f"word{i}" for i in range(10, 14)],
+    ]
+
+
+def test_no_more_windows_than_it_takes(small_tokenizer: Any) -> None:
+    (found,) = windows(small_tokenizer, ["calm"], ["word1 word2"], 12, 2)
+    assert len(found) == 1
+
+
+def test_a_question_is_one_item_however_long_its_context(small_tokenizer: Any) -> None:
+    both = Rows(("calm wild",) * 2, rows().label * 2, (), (CONTEXT, CONTEXT))
+    encoded = TASK.encode(small_tokenizer, both, 12)
+    assert len(encoded) == 2
+    item = encoded[0]
+    assert len(item["parts"]) == 3
+    assert item["input_ids"].tolist() == item["parts"][1]["input_ids"].tolist()
+    assert text_of(item, 1, item["labels"]) == "word7 word8"
+    batch = TASK.collate(small_tokenizer)(list(encoded))
+    assert len(batch["input_ids"]) == len(batch["labels"]) == 2
+    assert len(batch["parts"]["input_ids"]) == 6
+    assert batch["counts"].tolist() == [3, 3]
+
+
+def test_an_answer_that_no_window_holds_is_learned_where_most_of_it_is(small_tokenizer: Any) -> None:
+    answer = " ".join(f"word{i}" for i in range(9))
+    item = TASK.encode(small_tokenizer, rows(answer=answer), 12)[0]
+    assert text_of(item, 0, item["labels"]) == " ".join(f"word{i}" for i in range(7))
+    (found,) = windows(small_tokenizer, ["calm"], [CONTEXT], 12, 2)
+    assert answered(found, len(CONTEXT), len(CONTEXT) + 5) == (0, (0, 0))
+
+
+def test_a_long_question_takes_half_of_the_tokens(small_tokenizer: Any) -> None:
+    question = " ".join(["calm"] * 40)
+    (found,) = windows(small_tokenizer, [question], [CONTEXT], 20, 2)
+    assert int((found[0].inputs["input_ids"] == 4).sum()) == 10
+    with pytest.raises(
+        ConfigError, match=r"data\.stride is 7, but with model\.max_length = 20 .* no more than 7 tokens"
+    ):
+        list(windows(small_tokenizer, [question], [CONTEXT], 20, 7))
+
+
+class Pointing(nn.Module):
+    """Scores every token as a start and as an end by its id."""
+
+    def __init__(self, starts: dict[int, float], ends: dict[int, float]) -> None:
+        super().__init__()
+        self.tables = [starts, ends]
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, **more: Tensor) -> Any:
+        start, end = (
+            torch.tensor([[table.get(int(token), 0.0) for token in row] for row in input_ids]) for table in self.tables
+        )
+        return SimpleNamespace(start_logits=start, end_logits=end)
+
+
+def test_the_answer_may_be_in_any_window_and_is_never_of_the_question(small_tokenizer: Any) -> None:
+    model = Pointing({4: 90.0, 6 + 10: 9.0}, {4: 90.0, 6 + 11: 8.0})  # "calm" of the question, word10, word11
+    item = TASK.encode(small_tokenizer, rows(), 12)[0]
+    batch = TASK.collate(small_tokenizer)([item])
+    (answer,) = TASK.answers(model, batch, ())
+    assert answer["answer"] == "word10 word11"
+    assert CONTEXT[answer["start"] :].startswith("word10")
+    assert 0.9 < answer["score"] < 1
+    scores = TASK.metrics(())(model, [batch])
+    assert (scores["exact_match"], scores["accuracy"], scores["f1"]) == (0, 0, 0)
+    right = Pointing({6 + 7: 9.0}, {6 + 8: 8.0})
+    assert TASK.metrics(())(right, [batch])["exact_match"] == 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_best_span_is_that_of_a_loop_over_all(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    spans = [np.array([(0, 0), *((100 * w + 2 * i, 100 * w + 2 * i + 2) for i in range(6))]) for w in range(3)]
+    scores = [generator.normal(size=(2, 7)) for _ in spans]
+    every = {
+        (int(where[first, 0]), int(where[last, 1])): float(one[0, first] + one[1, last])
+        for one, where in zip(scores, spans, strict=True)
+        for first in range(1, 7)
+        for last in range(first, min(7, first + 3))
+    }
+    normal = [math.log(sum(math.exp(one[side, place]) for one in scores for place in range(1, 7))) for side in (0, 1)]
+    score, start, end = best_span(scores, spans, longest=3)
+    assert every[start, end] == max(every.values())
+    assert score == pytest.approx(max(every.values()) - sum(normal))
+
+
+def test_a_token_that_two_windows_hold_counts_once() -> None:
+    spans = [np.array([(0, 1), (1, 2)]), np.array([(1, 2), (2, 3)])]
+    scores = [np.array([[0.0, 1.0], [0.0, 1.0]]), np.array([[2.0, 0.0], [3.0, 0.0]])]
+    starts, ends = math.log(math.exp(0) + math.exp(2) + math.exp(0)), math.log(math.exp(0) + math.exp(3) + math.exp(0))
+    score, *place = best_span(scores, spans, longest=2)
+    assert place == [1, 2]
+    assert score == pytest.approx(5 - starts - ends)
+
+
+def test_a_context_without_tokens_has_no_answer() -> None:
+    assert best_span([np.zeros((2, 3))], [np.zeros((3, 2), dtype=np.int64)], 5) == (-np.inf, 0, 0)
+
+
+def test_padding_does_not_change_the_loss(small_tokenizer: Any) -> None:
+    model = Pointing({0: 50.0, 6: 1.0}, {0: 50.0, 7: 2.0})  # padding, were it looked at, would win
+    items = [
+        TASK.encode(small_tokenizer, rows(context, "word3"), 32)[0] for context in (CONTEXT, "word3", "calm word3")
+    ]
+    collate, loss = TASK.collate(small_tokenizer), TASK.loss(())
+    together = loss(model, collate(items))
+    assert together.shape == (3,)
+    assert together.tolist() == pytest.approx([float(loss(model, collate([item]))) for item in items], rel=1e-6)
+
+
+def test_an_answer_outside_its_window_is_no_batch(small_tokenizer: Any) -> None:
+    item = dict(TASK.encode(small_tokenizer, rows(), 32)[0])
+    with pytest.raises(DataError, match="an answer ends at token"):
+        TASK.collate(small_tokenizer)([item | {"input_ids": item["input_ids"][:5]}])
+
+
+# Files
+
+
+def table(answers: list[object], **beside: list[object]) -> Table:
+    count = len(answers)
+    columns: dict[str, list[object]] = {
+        "question": ["q"] * count,
+        "context": ["one two one"] * count,
+        "answers": answers,
+        **beside,
+    }
+    return Table("x.jsonl", columns, tuple(columns), range(1, count + 1))
+
+
+def test_answers_are_read_in_all_ways_of_writing_them() -> None:
+    train, _ = TASK.read(
+        [
+            table([{"text": ["two", "one"], "answer_start": [4, 8]}, [{"text": "one", "answer_start": 8}]]),
+            table(["two"], answers_start=[4]),
+            table(["two"], answers_start=["4"]),
+        ],
+        [],
+    )
+    assert train.label == (
+        Answers(("two", "one"), (4, 7)),
+        Answers(("one",), (8, 11)),
+        Answers(("two",), (4, 7)),
+        Answers(("two",), (4, 7)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "fact"),
+    [
+        ({"text": ["one"], "answer_start": [1]}, "the answer 'one' does not stand at character 1 of 'context'"),
+        ({"text": ["one"], "answer_start": [-3]}, "does not stand at character -3"),
+        ({"text": [], "answer_start": []}, "which is not an answer with its place"),
+        ({"text": ["one"], "answer_start": []}, "which is not an answer with its place"),
+        ({"text": ["one"], "answer_start": [True]}, "which is not an answer with its place"),
+        ("one", "give a text with its first character in 'answers_start'"),
+        (["one"], "which is not an answer with its place"),
+        (None, "'answers' is None"),
+        ({"text": [" "], "answer_start": [3]}, "does not stand at character 3"),
+    ],
+)
+def test_answers_that_are_none_are_refused(answer: object, fact: str) -> None:
+    good = {"text": ["one"], "answer_start": [0]}
+    with pytest.raises(DataError) as refused:
+        TASK.read([table([good, answer])], [])
+    assert fact in str(refused.value)
+    assert "x.jsonl, line 2" in str(refused.value)

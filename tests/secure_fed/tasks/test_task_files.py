@@ -1,0 +1,168 @@
+"""Rows of every task from files: which columns, what is held out, whose they are, and how they are divided."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from secure_fed import RunConfig
+from secure_fed.config import DataConfig, ModelConfig
+from secure_fed.data import sources
+from secure_fed.errors import ConfigError, DataError
+from secure_fed.models import loading
+from secure_fed.parts import configured
+from secure_fed.tasks import TASKS, build
+from tests.secure_fed.tasks.conftest import Write
+from tests.secure_fed.tasks.toy_tasks import TOYS
+
+
+def load(task: str, **settings: Any) -> sources.Source:
+    return sources.load(DataConfig(task=task, **{name: str(value) for name, value in settings.items()}), seed=0)
+
+
+@pytest.mark.parametrize("task", TOYS)
+def test_a_fifth_is_held_out_and_clients_are_named_by_a_column(task: str, write: Write) -> None:
+    rows = [{**row, "site": f"s{index % 3}"} for index, row in enumerate(TOYS[task].rows(30))]
+    source = load(task, train=write("rows", rows), client="site")
+    assert (len(source.train), len(source.test)) == (24, 6)
+    assert set(source.train.client or ()) == {"s0", "s1", "s2"}
+    again = load(task, train=write("rows", rows), client="site")
+    assert (again.train, again.test) == (source.train, source.test)
+
+
+def test_parquet_and_csv_hold_what_json_does(tmp_path: Path, write: Write) -> None:
+    rows = TOYS["tokens"].rows(12)
+    as_json = load("tokens", train=write("rows", rows), test=write("rows", rows))
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    lines = ["tokens,tags", *(f"{' '.join(row['tokens'])},{' '.join(row['tags'])}" for row in rows)]
+    (tmp_path / "rows.csv").write_text("\n".join(lines), encoding="utf-8")
+    for name in ("rows.parquet", "rows.csv"):
+        assert load("tokens", train=tmp_path / name, test=tmp_path / name) == as_json
+
+
+def test_numbers_of_tags_are_named_by_the_data_set(tmp_path: Path) -> None:
+    features = datasets.Features(
+        {
+            "tokens": datasets.List(datasets.Value("string")),
+            "tags": datasets.List(datasets.ClassLabel(names=["O", "B-x", "I-x"])),
+        }
+    )
+    rows = {"tokens": [["a", "b", "c"]] * 3, "tags": [[0, 1, 2], [1, 0, 0], [0, 0, 0]]}
+    made = datasets.Dataset.from_dict(rows, features)
+    datasets.DatasetDict({"train": made, "test": made}).save_to_disk(tmp_path / "saved")
+    source = load("tokens", name=tmp_path / "saved")
+    assert source.train.label_names == ("O", "B-x", "I-x")
+    assert source.test.label == ((0, 1, 2), (1, 0, 0), (0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("task", "column", "setting"),
+    [
+        ("tokens", "tags", "data.label"),
+        ("tokens", "tokens", "data.text"),
+        ("question_answering", "context", "data.text_b"),
+        ("question_answering", "answers", "data.label"),
+        ("multiple_choice", "choices", "data.text_b"),
+        ("causal_lm", "text", "data.text"),
+    ],
+)
+def test_a_column_that_is_not_there_is_named_with_its_setting(
+    task: str, column: str, setting: str, write: Write
+) -> None:
+    rows = [{("other" if name == column else name): cell for name, cell in row.items()} for row in TOYS[task].rows(4)]
+    with pytest.raises(DataError, match=rf"has no column '{column}': it has .*'other'.*; set {setting} to one of them"):
+        load(task, train=write("rows", rows))
+    found = load(task, train=write("rows", rows), **{setting.partition(".")[2]: "other"})
+    assert len(found.train) + len(found.test) == 4
+
+
+def test_all_blank_columns_are_refused(write: Write) -> None:
+    rows = [{"tokens": [], "tags": []}] * 3
+    with pytest.raises(DataError, match=r"every 'tokens' of .* is empty; set data\.text"):
+        load("tokens", train=write("rows", rows))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_task_of_your_own_needs_data_of_your_own(task: str) -> None:
+    if task == "classification":
+        assert RunConfig().data.task == task
+        return
+    with pytest.raises(ConfigError, match=rf"data\.task = '{task}' has no effect here: it needs data of your own"):
+        RunConfig.load(None, [f"data.task={task}"])
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["text_b=x", "stride=8", "label_scale=2.0", "likelihood=sum", "learn_prompt=true", 'class_priors=["a=1"]'],
+)
+def test_a_setting_of_another_task_is_refused(setting: str) -> None:
+    name = setting.partition("=")[0]
+    with pytest.raises(ConfigError, match=rf"data\.{name} = .* has no effect here"):
+        RunConfig.load(None, ["data.task=tokens", "data.train=x.jsonl", f"data.{setting}"])
+
+
+def divided(task: str, alpha: float, model: Path, write: Write) -> Any:
+    toy = TOYS[task]
+    data = {"task": task, "train": str(write("rows", toy.rows(120))), "partition": "dirichlet", "alpha": alpha}
+    config = {
+        "model": {"name": str(model), "max_length": 20},
+        "data": data | toy.settings,
+        "federation": {"clients": 4},
+    }
+    return configured(RunConfig.from_dict(config))
+
+
+@pytest.mark.parametrize("task", ["tokens", "multi_label", "regression", "question_answering"])
+def test_clients_differ_by_what_a_task_calls_a_class(task: str, small_model: Path, write: Write) -> None:
+    skewed, alike = (divided(task, alpha, small_model, write).facts["partition"] for alpha in (0.1, 10_000.0))
+    assert skewed["jensen_shannon"] > alike["jensen_shannon"] + 0.1
+
+
+HEADS = {
+    "tokens": ("classifier.weight", "classifier.bias"),
+    "question_answering": ("qa_outputs.weight", "qa_outputs.bias"),
+    "regression": ("bert.pooler.dense.weight", "bert.pooler.dense.bias", "classifier.weight", "classifier.bias"),
+}
+
+
+@pytest.mark.parametrize("task", HEADS)
+def test_what_the_task_puts_on_top_is_head(task: str, small_model: Path) -> None:
+    names = ("O", "B-x", "I-x") if task == "tokens" else ()
+    loaded = loading.load(ModelConfig(name=str(small_model)), build(DataConfig(task=task)), names, 0)
+    assert loaded.head == HEADS[task]
+    outputs = {"tokens": 3, "question_answering": 2, "regression": 1}[task]
+    assert loaded.model.get_parameter(loaded.head[-1]).shape == (outputs,)
+
+
+def test_a_question_counts_as_one_unit_however_many_windows_it_takes(small_model: Path, write: Write) -> None:
+    words = " ".join(f"word{index % 40}" for index in range(200))
+    rows = [
+        {
+            "question": "calm",
+            "context": f"{words} wild {index}",
+            "answers": [{"text": "wild", "answer_start": len(words) + 1}],
+        }
+        for index in range(12)
+    ]
+    config = {
+        "model": {"name": str(small_model), "max_length": 24},
+        "data": {
+            "task": "question_answering",
+            "train": str(write("rows", rows)),
+            "test": str(write("rows", rows)),
+            "stride": 4,
+        },
+        "federation": {"clients": 3},
+        "privacy": {"unit": "example", "noise_multiplier": 1.0},
+    }
+    parts = configured(RunConfig.from_dict(config))
+    assert sum(parts.units) == 12
+    item = parts.train[0][0]
+    assert len(item["parts"]) > 10
+    assert np.ndim(item["input_ids"]) == 1

@@ -1,0 +1,154 @@
+"""`secure-fed compare`: what it prints and writes, what it refuses and with which exit status."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from secure_fed import cli, progress
+
+Told = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Told:
+    """Runs `secure-fed compare`: exit status, standard output, standard error."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        capsys.readouterr()
+        try:
+            status = cli.main(["compare", *map(str, arguments)])
+        except SystemExit as end:
+            status = int(end.code or 0)
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture
+def configs(small_model: Path, small_data: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """Two files, of one round each."""
+    shared = f"""
+        [model]
+        name = {json.dumps(str(small_model))}
+        [data]
+        train = {json.dumps(str(small_data / "train.jsonl"))}
+        test = {json.dumps(str(small_data / "test.jsonl"))}
+        [federation]
+        clients = 4
+        cohort = 2
+        rounds = 1
+        [training]
+        steps = 1
+        [method]
+        name = """
+    files = tmp_path / "ours.toml", tmp_path / "theirs.toml"
+    for file, method in zip(files, ("fra_lora", "fedlora"), strict=True):
+        file.write_text(f'{shared}"{method}"\n')
+    return files
+
+
+def test_a_comparison_is_shown_and_written(told: Told, configs: tuple[Path, Path], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    status, shown, progressed = told(*configs, "--seeds", "3,5", "--out", out, "--target", "0.01")
+    assert status == 0
+    lines = {line.split("│")[1].strip(): line for line in shown.splitlines() if line.startswith("│")}
+    assert {"accuracy", "up a round", "rounds to 1.0 %", "epsilon", "membership AUC"} <= set(lines)
+    assert lines["rounds to 1.0 %"].count("2 of 2 reached it") == 2
+    assert max(len(line) for line in shown.splitlines() if "│" in line) <= 100
+    assert f"table: {out / 'compare.md'}" in shown
+    assert "run 1 of 4: ours (fra_lora), seed 3" in progressed
+    assert "run 4 of 4: theirs (fedlora), seed 5" in progressed
+    assert "round 1/1" in progressed
+    names = {path.relative_to(out).as_posix() for path in out.glob("*/*")}
+    assert names == {f"{name}/seed-{seed}" for name in ("ours", "theirs") for seed in (3, 5)}
+    assert (out / "compare.md").read_text(encoding="utf-8").count("2 of 2 reached it") == 2
+
+    status, again, progressed = told(*configs, "--seeds", "3,5", "--out", out, "--target", "0.01", "--json")
+    facts = json.loads(again)
+    assert (status, progressed, again.count("\n")) == (0, "", 1), "finished runs are read"
+    assert facts["out"] == str(out)
+    assert [row["name"] for row in facts["rows"]] == ["ours", "theirs"]
+    assert facts["rows"][0]["seeds"] == [3, 5]
+    assert facts["rows"][0]["rounds_to_target"] == 1.0
+
+    status, _, error = told(*configs, "--seeds", "3,5", "--out", out, "--set", "training.lr=0.5")
+    assert status == 2
+    assert "training.lr: 0.5, not 0.005" in error
+
+
+def test_a_comparison_that_is_interrupted_says_how_to_go_on(
+    told: Told, configs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, ended = tmp_path / "out", []
+    usual = progress.ConsoleProgress.on_round_end
+
+    def interrupting(self: Any, record: Any, state: Any) -> None:
+        usual(self, record, state)
+        ended.append(record)
+        if len(ended) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(progress.ConsoleProgress, "on_round_end", interrupting)
+    status, _, error = told(*configs, "--seeds", "0", "--out", out)
+    assert status == 130
+    assert f"the same command with --out {out} goes on" in error
+    status, shown, error = told(*configs, "--seeds", "0", "--out", out, "--json")
+    assert (status, len(ended)) == (0, 2), "both rounds had been saved"
+    assert [row["reached"] for row in json.loads(shown)["rows"]] == [0, 0]
+
+
+def test_without_a_place_it_goes_under_runs(
+    told: Told, configs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, shown, _ = told(configs[0], "--seeds", "0", "--json")
+    assert status == 0
+    (made,) = (tmp_path / "runs").iterdir()
+    assert made.name.endswith("-compare")
+    assert json.loads(shown)["out"] == str(Path("runs") / made.name)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--seeds", "0,x"], "--seeds is '0,x'"),
+        (["--seeds", ""], "--seeds is ''"),
+        (["--seeds", "0,0"], "seed 0 is named twice"),
+        (["--seeds", "-1"], "federation.seed is -1"),
+        (["--target", "80"], "target accuracy is 80"),
+        (["--set", "method.rank=x"], "method.rank"),
+        (["--set", "method.sketch=3"], "method.sketch = 3 has no effect"),
+    ],
+)
+def test_refusals(told: Told, configs: tuple[Path, Path], options: list[str], said: str, tmp_path: Path) -> None:
+    status, out, error = told(*configs, *options, "--out", tmp_path / "out")
+    assert (status, out) == (2, "")
+    assert said in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_files_of_one_name_and_one_that_is_none(told: Told, configs: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    twin = tmp_path / "other" / "ours.toml"
+    twin.write_text(configs[1].read_text())
+    status, _, error = told(*configs, twin, "--out", tmp_path / "out")
+    assert (status, "two configurations are called 'ours'" in error) == (2, True)
+    status, _, error = told(configs[0], tmp_path / "none.toml", "--out", tmp_path / "out")
+    assert (status, "none.toml cannot be read" in error) == (2, True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_budget_that_is_spent_ends_with_3(told: Told, configs: tuple[Path, Path], tmp_path: Path) -> None:
+    settings = ["unit=client", "noise_multiplier=0.5", "epsilon=0.5", "delta=1e-3"]
+    options = [part for setting in settings for part in ("--set", f"privacy.{setting}")]
+    status, _, error = told(configs[0], *options, "--seeds", "0", "--out", tmp_path / "out")
+    assert status == 3
+    assert "privacy.epsilon" in error
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,53 @@
+"""What a report says of each task's metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from secure_fed.config import RunConfig
+from secure_fed.report.measured import how_good, key_numbers
+from secure_fed.report.record import RunRecord
+from secure_fed.tasks import TASKS
+
+MEASURED = {
+    "classification": (
+        {"macro_f1": 0.5},
+        "finds the right one of 3 classes for 25.0 % of the test examples (macro-F1 0.500)",
+    ),
+    "multi_label": (
+        {"micro_f1": 0.4},
+        "finds exactly the right labels of 25.0 % of the test examples (micro-F1 0.400)",
+    ),
+    "regression": ({"rmse": 1.5, "pearson": 0.7}, "is off by 1.500 on the test examples (root mean square; Pearson's"),
+    "tokens": ({"f1": 0.3}, "tags 25.0 % of the words of the test texts rightly (F1 of whole entities 0.300)"),
+    "question_answering": ({"f1": 0.3}, "answers 25.0 % of the test questions exactly (F1 of the words 0.300)"),
+    "causal_lm": ({"perplexity": 33.0}, "finds 25.0 % of the next tokens of the test texts (perplexity 33.000)"),
+    "multiple_choice": ({}, "chooses rightly in 25.0 % of the test examples."),
+}
+
+
+def record(task: str, row: dict[str, Any]) -> RunRecord:
+    config = RunConfig().replace({("data", "train"): "rows.jsonl", ("data", "task"): task})
+    return RunRecord("run", config, {"label_names": ["a", "b", "c"], "clients": []}, ({"round": 1, **row},), None)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_is_told_of_in_its_own_words(task: str) -> None:
+    metrics, said = MEASURED[task]
+    measured = metrics | {"loss": 1.0} | ({} if task == "regression" else {"accuracy": 0.25})
+    found = record(task, measured)
+    assert said in how_good(found)
+    names = [name for name, _ in key_numbers(found)]
+    assert ("accuracy" in names) == (task != "regression")
+    assert all(value != "–" for name, value in key_numbers(found) if name != "macro-F1" or "macro_f1" in metrics)
+
+
+def test_what_was_not_measured_is_not_made_up() -> None:
+    assert how_good(record("tokens", {})) == "The shared model has not been evaluated on test examples."
+    assert (
+        how_good(record("classification", {"loss": 0.5}))
+        == "The loss of the shared model on the test examples is 0.500."
+    )
+    assert how_good(record("classification", {"accuracy": 0.5})).endswith("for 50.0 % of the test examples.")

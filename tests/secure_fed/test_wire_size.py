@@ -1,0 +1,52 @@
+"""The computed length of a safetensors file is the length of the file."""
+
+from __future__ import annotations
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from secure_fed.tensors import LowRank, Tensors
+from secure_fed.wire_size import _TYPES, wire_size
+
+Part = tuple[str, tuple[int, ...], torch.dtype]
+
+
+def written(parts: list[Part]) -> int:
+    return len(safetensors.torch.save({name: torch.empty(shape, dtype=dtype) for name, shape, dtype in parts}))
+
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+SHAPES = st.lists(st.integers(0, 12), max_size=4).map(tuple)
+PARTS = st.lists(st.tuples(NAMES, SHAPES, st.sampled_from(list(_TYPES))), max_size=8, unique_by=lambda part: part[0])
+
+
+@given(parts=PARTS)
+def test_any_names_shapes_and_types(parts: list[Part]) -> None:
+    assert wire_size(tuple(parts)) == written(parts)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 9, 10, 11, 99, 100, 101, 400])
+def test_offsets_of_every_length(count: int) -> None:
+    """Places have more digits the further behind they are, so the order by type shows in the length."""
+    types = (torch.float32, torch.bool, torch.float64, torch.bfloat16)
+    parts: list[Part] = [(f"layer.{number}.weight", (number % 5 + 1, 3), types[number % 4]) for number in range(count)]
+    assert wire_size(tuple(parts)) == written(parts)
+
+
+@pytest.mark.parametrize("dtype", _TYPES, ids=str)
+def test_each_type_goes_to_its_place_beside_each_other(dtype: torch.dtype) -> None:
+    """Nine numbers before or behind one make its places one digit or two."""
+    for other in _TYPES:
+        parts: list[Part] = [("a", (9,), dtype), ("b", (1,), other), ("c", (0,), other)]
+        assert wire_size(tuple(parts)) == written(parts)
+
+
+def test_no_number_is_needed() -> None:
+    """Forty times the memory of this machine, and factors counted as such."""
+    large = Tensors({"w": torch.empty(10**7, 10**6, device="meta")})
+    assert 4 * 10**13 < large.wire_size < 4 * 10**13 + 200
+    product = LowRank(torch.empty(10**6, 2, device="meta"), torch.empty(2, 10**6, device="meta"))
+    assert 16 * 10**6 < Tensors({"d": product}).wire_size < 16 * 10**6 + 300
