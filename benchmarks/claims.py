@@ -33,7 +33,7 @@ from claims_report import Outcome, page
 from secure_fed.comparison import compare
 from secure_fed.config import RunConfig
 
-REDUCED = Scale(train=2000, test=300, length=32, rounds=6, steps=2, batch=8, every=2)
+REDUCED = Scale(train=2000, test=300, length=32, rounds=6, steps=3, batch=8, every=2)
 FULL = Scale(train=None, test=None, length=128, rounds=100, steps=10, batch=16, every=10)
 
 

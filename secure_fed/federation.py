@@ -204,7 +204,7 @@ class Federation:
             config.method.name,
             base_model or (config.model.name if configured else ""),
             labels,
-            run_facts(config, self.method.card, state.round, None, client, self._stated()),
+            run_facts(config, self.method.card, state.round, {}, client, self._stated()),
             pad_token_id=pad_id(parts.tokenizer) if configured else None,
             auto=task.auto,
             settings=task.model_settings(labels) if configured else None,

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from secure_fed.config import RunConfig
 from secure_fed.methods.method import Card
 from secure_fed.outcome import unprotected
+from secure_fed.tasks.headline import first_metrics, has_accuracy, spoken
 
 # What the folder is: an adapter for PEFT, one for `secure_fed.load_adapter`, or a whole model.
 Kind = Literal["peft", "own", "merged"]
@@ -117,13 +118,13 @@ class ModelCard:
 
 
 def run_facts(
-    config: RunConfig, method: Card, rounds: int, accuracy: float | None, client: str | None, statement: str = ""
+    config: RunConfig, method: Card, rounds: int, measured: Mapping[str, float], client: str | None, statement: str = ""
 ) -> dict[str, str]:
-    """What the run was, and what protects it: `statement`, if anything."""
+    """What the run was, what was measured of it at the end, and what protects it: `statement`, if anything."""
     facts = {
         "method": f"{method.name} ({method.paper})",
         "rounds": str(rounds),
-        "accuracy on the test set": "not measured" if accuracy is None else f"{accuracy:.4f}",
+        **_measured(config.data.task, measured),
     }
     if config.method.personal:
         facts["personal tensors"] = f"{', '.join(config.method.personal)}: here those of client {client!r} alone"
@@ -132,6 +133,15 @@ def run_facts(
     if config.model.dtype == "bfloat16":
         facts["precision"] = _BFLOAT16
     return facts | {_PRIVACY: statement or unprotected(config)}
+
+
+def _measured(task: str, found: Mapping[str, float]) -> dict[str, str]:
+    """What a task asks for first, on the test set; accuracy where it has one, whether it was measured or not."""
+    rows = {"accuracy on the test set": "not measured"} if has_accuracy(task) or not found else {}
+    for name in ("accuracy", *first_metrics(task)):
+        if isinstance(value := found.get(name), int | float):
+            rows[f"{spoken(name)} on the test set"] = f"{value:.4f}"
+    return rows
 
 
 _PRIVACY = "privacy"

@@ -15,6 +15,7 @@ from secure_fed.engine import Record
 from secure_fed.errors import ConfigError
 from secure_fed.methods.method import State
 from secure_fed.report.words import size
+from secure_fed.tasks.headline import spoken
 from secure_fed.terminal import PlainConsole
 
 
@@ -38,7 +39,7 @@ class ConsoleProgress:
             expand=True,
         )
         self._bytes = 0
-        self._accuracy: object = None
+        self._measured: list[str] = []
         for record in done:
             self._count(record)
         self._task = self._progress.add_task("rounds", total=rounds, completed=len(done), news="")
@@ -63,8 +64,7 @@ class ConsoleProgress:
 
     def _tell(self, record: Record, finished: int) -> None:
         self._count(record)
-        accuracy = f"accuracy {self._accuracy:.1%}, " if isinstance(self._accuracy, float) else ""
-        news = f"{accuracy}{size(self._bytes)} sent"
+        news = f"{''.join(f'{said}, ' for said in self._measured)}{size(self._bytes)} sent"
         self._progress.update(self._task, completed=finished, news=news)
         for name in record["rejected"]:
             self._console.print(f"round {finished}: left out {name}, whose update is not finite", soft_wrap=True)
@@ -75,7 +75,17 @@ class ConsoleProgress:
 
     def _count(self, record: Record) -> None:
         self._bytes += record.get("bytes_up", 0) + record.get("bytes_down", 0)
-        self._accuracy = record.get("accuracy", self._accuracy)
+        self._measured = _spoken(record) or self._measured
+
+
+def _spoken(record: Record) -> list[str]:
+    """What was measured in this round, of the numbers that tasks ask for first; none if nothing was."""
+    found = [f"accuracy {record['accuracy']:.1%}"] if isinstance(record.get("accuracy"), float) else []
+    return found + [f"{spoken(name)} {record[name]:.3g}" for name in _BESIDE if isinstance(record.get(name), float)]
+
+
+# Of tasks in which accuracy is not all.
+_BESIDE = ("f1", "perplexity", "rmse")
 
 
 class TensorBoard:

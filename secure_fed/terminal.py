@@ -37,7 +37,8 @@ def show_result(summary: Mapping[str, Any]) -> None:
     """The result of a run as a table."""
     title = f"{summary['method']}: {summary['model']} on {summary['data']}"
     table = Table(show_header=False, title=title, title_style="bold")
-    table.add_row("accuracy", _percent(summary["accuracy"]))
+    if summary["accuracy"] is not None or not summary["metrics"]:
+        table.add_row("accuracy", _percent(summary["accuracy"]))
     if summary["macro_f1"] is not None:
         table.add_row("macro-F1", _percent(summary["macro_f1"]))
     for name, value in summary["metrics"].items():

@@ -47,14 +47,14 @@ class Trained:
     label_names: tuple[str, ...]
     initial: Tensors
     state: State
-    accuracy: float | None
+    measured: Mapping[str, float]
     client: str | None
     statement: str = ""
 
     @property
     def card(self) -> ModelCard:
         """The README of an export."""
-        facts = run_facts(self.config, self.method.card, self.state.round, self.accuracy, self.client, self.statement)
+        facts = run_facts(self.config, self.method.card, self.state.round, self.measured, self.client, self.statement)
         pad = pad_id(self.tokenizer)
         task = tasks.build(self.config.data)
         told = task.model_settings(self.label_names)
@@ -98,7 +98,7 @@ class Trained:
 def load(run_dir: Path, client: str | None = None) -> Trained:
     """The run in this directory, after its last finished round.
 
-    client: whose model, for a run with personal tensors, and only for one. Its accuracy was not measured on the test set.
+    client: whose model, for a run with personal tensors, and only for one. It was not measured on the test set.
     """
     facts, config = read_facts(run_dir), read_config(run_dir)
     checkpoint = _last(run_dir, facts)
@@ -115,7 +115,7 @@ def load(run_dir: Path, client: str | None = None) -> Trained:
             f"{run_dir} holds the state of another model than {config.model.name!r} is now; restore the one it was trained on"
         )
     Objective(loaded.model, classification.loss, next(loaded.model.parameters()).device).load(tensors)
-    accuracy = None if personal else _accuracy(run_dir, checkpoint.state.round)
+    measured = {} if personal else _measured(run_dir, checkpoint.state.round)
     return Trained(
         config,
         method,
@@ -125,7 +125,7 @@ def load(run_dir: Path, client: str | None = None) -> Trained:
         labels,
         initial,
         state,
-        accuracy=accuracy,
+        measured=measured,
         client=client,
         statement=stated(run_dir, facts),
     )
@@ -154,9 +154,10 @@ def _last(run_dir: Path, facts: Mapping[str, Any]) -> Checkpoint:
     return checkpoint
 
 
-def _accuracy(run_dir: Path, rounds: int) -> float | None:
-    measured = [record["accuracy"] for record in read_records(run_dir, rounds) if "accuracy" in record]
-    return measured[-1] if measured else None
+def _measured(run_dir: Path, rounds: int) -> dict[str, float]:
+    """The last evaluation's record, or nothing."""
+    evaluated = [record for record in read_records(run_dir, rounds) if "loss" in record or "accuracy" in record]
+    return evaluated[-1] if evaluated else {}
 
 
 _UNFINISHED = "Of a run that has not ended, as planned (what an interrupted round made again comes on top)"

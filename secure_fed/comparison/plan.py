@@ -11,6 +11,7 @@ from secure_fed.config import RunConfig
 from secure_fed.config.anchor import anchored
 from secure_fed.errors import ConfigError, RunDirectoryError
 from secure_fed.run_dir import CONFIG, read_config, usable
+from secure_fed.tasks.headline import has_accuracy
 
 TABLE, NUMBERS, DRAWING = "compare.md", "compare.csv", "compare.svg"
 _OURS = {name + end for name in (TABLE, NUMBERS, DRAWING) for end in ("", ".part")}
@@ -36,6 +37,11 @@ def planned(configs: Mapping[str, RunConfig], seeds: Sequence[int], out: Path, t
     jobs: list[Job] = []
     for name, config in configs.items():
         build(config)  # refuses what only a method knows
+        if target is not None and not has_accuracy(config.data.task):
+            raise ConfigError(
+                f"a target accuracy of {target} is asked for, and {name!r} has data.task = {config.data.task!r}, which has no "
+                "accuracy: leave the target out"
+            )
         for seed in seeds:
             seeded = anchored(config.replace({("federation", "seed"): seed}))
             number, place = len(jobs) + 1, out / name / f"seed-{seed}"

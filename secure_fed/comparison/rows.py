@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from secure_fed.report.record import RunRecord
+from secure_fed.tasks.headline import first_metrics, has_accuracy
 
 
 class Spread(NamedTuple):
@@ -30,9 +32,10 @@ class Point(NamedTuple):
 class Row:
     """One configuration over its seeds. Sizes and times are means over the seeds, of all clients and the whole run.
 
-    accuracy, membership_auc: None where a run did not measure it. rounds: finished ones, on average. target: an accuracy, None
-    where none was asked for; reached: how many runs did; rounds_to_target: the mean over those. epsilon: of one run, the
-    largest there is, None without privacy; delta: that of the same. early: how many runs ended before their last round.
+    accuracy, membership_auc: None where a run did not measure it. metrics: what the task asks for first beside accuracy.
+    rounds: finished ones, on average. target: an accuracy, None where none was asked for; reached: how many runs did;
+    rounds_to_target: the mean over those. epsilon: of one run, the largest there is, None without privacy; delta: that of the
+    same. early: how many runs ended before their last round.
     """
 
     name: str
@@ -40,6 +43,7 @@ class Row:
     seeds: tuple[int, ...]
     rounds: float
     accuracy: Spread | None
+    metrics: Mapping[str, Spread | None]
     bytes_up: float
     bytes_down: float
     bytes_up_round: float
@@ -62,6 +66,8 @@ def row_of(name: str, runs: Mapping[int, RunRecord], target: float | None) -> Ro
     settings = records[0].config
     if target is None:
         target = settings.evaluation.target_accuracy
+    if not has_accuracy(settings.data.task):
+        target = None
     waited = [] if target is None else [_first_round(record, target) for record in records]
     reached = [rounds for rounds in waited if rounds is not None]
     epsilons = [float(result["epsilon"]) for result in results if result.get("epsilon") is not None]
@@ -75,6 +81,7 @@ def row_of(name: str, runs: Mapping[int, RunRecord], target: float | None) -> Ro
         seeds=tuple(runs),
         rounds=rounds,
         accuracy=spread_of(results, lambda result: result.get("accuracy")),
+        metrics={name: spread_of(results, partial(_metric, name)) for name in first_metrics(settings.data.task)},
         **per_run,
         bytes_up_round=fmean(result["bytes_up"] / result["rounds"] for result in results),
         bytes_down_round=fmean(result["bytes_down"] / result["rounds"] for result in results),
@@ -103,6 +110,11 @@ def spread_of(results: Iterable[Mapping[str, Any]], read: Callable[[Mapping[str,
 
 def _first_round(record: RunRecord, target: float) -> int | None:
     return next((number for number, accuracy in record.series("accuracy") if accuracy >= target), None)
+
+
+def _metric(name: str, result: Mapping[str, Any]) -> Any:
+    """One that has a place of its own in a result, or is among the others."""
+    return result.get(name, (result.get("metrics") or {}).get(name))
 
 
 def _membership_auc(result: Mapping[str, Any]) -> Any:

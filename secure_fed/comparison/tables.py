@@ -10,8 +10,14 @@ from typing import Any
 
 from secure_fed.comparison.rows import Row, Spread
 from secure_fed.report.words import at_most, counted, duration, number, percent, size
+from secure_fed.tasks.headline import spoken
 
 NOTHING = "-"
+
+
+def measured(rows: Sequence[Row]) -> list[str]:
+    """The metrics beside accuracy that any of the rows' tasks asks for first."""
+    return list(dict.fromkeys(name for row in rows for name in row.metrics))
 
 
 def heads(rows: Sequence[Row]) -> list[str]:
@@ -19,14 +25,17 @@ def heads(rows: Sequence[Row]) -> list[str]:
     targets = {row.target for row in rows}
     target = f"rounds to {percent(targets.pop())}" if len(targets) == 1 and None not in targets else "rounds to target"
     sent = ["up a round", "down a round", "up", "down"]
-    return ["configuration", "method", "accuracy", *sent, target, "time", "epsilon", "membership AUC"]
+    own = [spoken(name) for name in measured(rows)]
+    return ["configuration", "method", "accuracy", *own, *sent, target, "time", "epsilon", "membership AUC"]
 
 
-def cells(row: Row) -> list[str]:
+def cells(row: Row, metrics: Sequence[str]) -> list[str]:
+    """metrics: those of all rows (`measured`)."""
     return [
         row.name,
         row.method,
         _percents(row.accuracy),
+        *(_plain(row.metrics.get(name)) for name in metrics),
         *(size(count) for count in (row.bytes_up_round, row.bytes_down_round, row.bytes_up, row.bytes_down)),
         _reached(row),
         duration(row.seconds),
@@ -39,7 +48,11 @@ def markdown(rows: Sequence[Row]) -> str:
     """A table in Markdown, with what its numbers mean below it."""
     named = heads(rows)
     aligned = ["---", "---", *["---:"] * (len(named) - 2)]
-    lines = [_line(named), _line(aligned), *(_line([_escaped(cell) for cell in cells(row)]) for row in rows)]
+    lines = [
+        _line(named),
+        _line(aligned),
+        *(_line([_escaped(cell) for cell in cells(row, measured(rows))]) for row in rows),
+    ]
     return "\n".join(["# Comparison", "", *lines, "", *(f"- {note}" for note in notes(rows)), ""])
 
 
@@ -65,18 +78,26 @@ def numbers(row: Row) -> dict[str, Any]:
     for field in dataclasses.fields(row):
         value = getattr(row, field.name)
         if field.name in _SPREADS:
-            mean, deviation = value or (None, None)
-            flat |= {f"{field.name}_mean": mean, f"{field.name}_std": deviation}
+            flat |= _flat(field.name, value)
+        elif field.name == "metrics":
+            for name, spread in row.metrics.items():
+                flat |= _flat(name, spread)
         elif field.name != "curve":
             flat[field.name] = list(value) if isinstance(value, tuple) else value
     return flat
+
+
+def _flat(name: str, found: Spread | None) -> dict[str, float | None]:
+    mean, deviation = found or (None, None)
+    return {f"{name}_mean": mean, f"{name}_std": deviation}
 
 
 def as_csv(rows: Sequence[Row]) -> str:
     """A line a configuration; nothing stands where a number is not known, and spaces between seeds."""
     written = io.StringIO()
     flat = [{**numbers(row), "seeds": " ".join(map(str, row.seeds))} for row in rows]
-    writer = csv.DictWriter(written, list(flat[0]), lineterminator="\n")
+    names = dict.fromkeys(name for line in flat for name in line)
+    writer = csv.DictWriter(written, list(names), restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(flat)
     return written.getvalue()

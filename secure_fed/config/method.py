@@ -41,7 +41,7 @@ class MethodConfig:
         optional=64,
     )
     kronecker: int = key(4, "Compacter's n: its matrices are sums of n Kronecker products", at_least=1)
-    experts: int = key(4, "adapters of a place, of which each forward pass takes one (AdaMix)", at_least=1)
+    experts: int = key(4, "adapters of a place, of which each forward pass takes one (AdaMix)", at_least=2)
     prompt_length: int = key(20, "virtual tokens (prompt, prefix and P-tuning)", at_least=1)
     context_dim: int = key(8, "numbers of a client's embedding (C2A's t)", at_least=1)
     hyper_dim: int = key(64, "rank of the hypernetwork's factors (C2A's s)", at_least=1)

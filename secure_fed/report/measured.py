@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from secure_fed.report.record import RunRecord
 from secure_fed.report.words import MISSING, counted, number, percent
+from secure_fed.tasks.headline import first_metrics, has_accuracy, spoken
 
 # By task: what the shared model does, as far as it is told by accuracy and by the metric that is asked for beside it.
 _SENTENCES = {
@@ -14,27 +15,18 @@ _SENTENCES = {
     "causal_lm": "finds {accuracy} of the next tokens of the test texts (perplexity {perplexity})",
     "multiple_choice": "chooses rightly in {accuracy} of the test examples",
 }
-_KEYS = {
-    "multi_label": ("micro_f1", "macro_f1"),
-    "regression": ("rmse", "pearson"),
-    "tokens": ("f1",),
-    "question_answering": ("f1",),
-    "causal_lm": ("perplexity",),
-    "multiple_choice": (),
-}
-_NAMES = {"macro_f1": "macro-F1", "micro_f1": "micro-F1", "f1": "F1", "rmse": "RMSE", "pearson": "Pearson's r"}
 
 
 def keys(record: RunRecord) -> tuple[str, ...]:
     """The metrics that are asked for beside accuracy."""
-    return _KEYS.get(record.config.data.task, ("macro_f1",))
+    return first_metrics(record.config.data.task)
 
 
 def key_numbers(record: RunRecord) -> list[tuple[str, str]]:
     """Accuracy, where the task has one, and what is asked for beside it."""
     task = record.config.data.task
-    accuracy = [] if task == "regression" else [("accuracy", percent(record.last("accuracy")))]
-    return accuracy + [(_NAMES.get(key, key), number(record.last(key))) for key in keys(record)]
+    accuracy = [("accuracy", percent(record.last("accuracy")))] if has_accuracy(task) else []
+    return accuracy + [(spoken(key), number(record.last(key))) for key in keys(record)]
 
 
 def how_good(record: RunRecord) -> str:
@@ -42,8 +34,8 @@ def how_good(record: RunRecord) -> str:
     task, accuracy, loss = record.config.data.task, record.last("accuracy"), record.last("loss")
     if accuracy is None and loss is None:
         return "The shared model has not been evaluated on test examples."
-    if task in _SENTENCES and (accuracy is not None or task == "regression"):
-        told = {key: number(record.last(key)) for key in _KEYS[task]}
+    if task in _SENTENCES and (accuracy is not None or not has_accuracy(task)):
+        told = {key: number(record.last(key)) for key in keys(record)}
         return f"The shared model {_SENTENCES[task].format(accuracy=percent(accuracy), **told)}."
     if accuracy is None:
         return f"The loss of the shared model on the test examples is {number(loss)}."

@@ -38,7 +38,14 @@ def test_an_export_without_privacy_says_so(tmp_path: Path) -> None:
 
 
 def test_the_table_holds_the_other_facts_and_no_statement() -> None:
-    facts = run_facts(toys.config(), cards()[0], 3, 0.5, None, "A statement | of some length.")
+    facts = run_facts(
+        toys.config(),
+        cards()[0],
+        3,
+        {"accuracy": 0.5, "macro_f1": 0.25, "loss": 1.0},
+        None,
+        "A statement | of some length.",
+    )
     text = ModelCard("t", "base", ("a",), facts).text("peft")
     assert "| rounds | 3 |" in text
     assert "| privacy |" not in text
@@ -48,5 +55,5 @@ def test_the_table_holds_the_other_facts_and_no_statement() -> None:
 @pytest.mark.parametrize(("unit", "bare"), [("client", True), ("example", False)])
 def test_personal_tensors_without_noise_are_said_to_be_so(unit: str, bare: bool) -> None:
     config = toys.config({**PRIVATE, "privacy.unit": unit, "method.personal": ["classifier.*"]})
-    facts = run_facts(config, cards()[0], 3, None, "anna", "A statement.")
+    facts = run_facts(config, cards()[0], 3, {}, "anna", "A statement.")
     assert ("WITHOUT NOISE" in facts["personal tensors"]) is bare

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import json
 import math
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 
 from secure_fed.comparison.drawing import drawn
 from secure_fed.comparison.rows import Row, row_of
-from secure_fed.comparison.tables import as_csv, cells, heads, markdown, notes, numbers
+from secure_fed.comparison.tables import as_csv, cells, heads, markdown, measured, notes, numbers
 from secure_fed.config import RunConfig
 from secure_fed.report.record import RunRecord
 
@@ -46,20 +48,39 @@ def test_the_mean_and_the_sample_deviation() -> None:
     assert found.accuracy is not None
     assert found.accuracy.mean == pytest.approx(0.7)
     assert found.accuracy.deviation == pytest.approx(math.sqrt(0.02))
-    assert "70.0 ± 14.1 %" in cells(found)
+    assert "70.0 ± 14.1 %" in cells(found, ())
+
+
+def test_what_a_task_asks_for_first_stands_beside_accuracy() -> None:
+    """In the table, and in the numbers, also beside configurations of another task."""
+    runs = [
+        dataclasses.replace(
+            record([None], metrics={"rmse": rmse, "pearson": 0.5}),
+            config=RunConfig().replace({("data", "train"): "rows.jsonl", ("data", "task"): "regression"}),
+        )
+        for rmse in (1.0, 2.0)
+    ]
+    rows = [row(*runs), row(record([0.5], macro_f1=0.25), name="b")]
+    assert measured(rows) == ["rmse", "pearson", "macro_f1"]
+    assert heads(rows)[2:6] == ["accuracy", "RMSE", "Pearson's r", "macro-F1"]
+    assert cells(rows[0], measured(rows))[2:6] == ["-", "1.500 ± 0.707", "0.500 ± 0.000", "-"]
+    assert cells(rows[1], measured(rows))[2:6] == ["50.0 %", "-", "-", "0.250"]
+    first, second = csv.DictReader(io.StringIO(as_csv(rows)))
+    assert (first["rmse_mean"], first["accuracy_mean"], second["rmse_mean"]) == ("1.5", "", "")
+    assert float(second["macro_f1_mean"]) == 0.25
 
 
 def test_rounds_to_a_target_are_of_those_that_reached_it() -> None:
     runs = [record([0.2, 0.5, 0.4]), record([None, 0.6, 0.6]), record([0.1, 0.1, 0.1]), record([0.5, 0.5, 0.5])]
     found = row(*runs, target=0.5)
     assert (found.reached, found.rounds_to_target) == (3, pytest.approx(5 / 3))
-    assert "1.66667 (3 of 4 reached it)" in cells(found)
+    assert "1.66667 (3 of 4 reached it)" in cells(found, ())
 
 
 def test_what_one_seed_did_not_measure_has_no_mean() -> None:
     found = row(record([0.5]), record([0.7], accuracy=None))
     assert found.accuracy is None
-    assert cells(found)[2] == "-"
+    assert cells(found, ())[2] == "-"
     assert numbers(found)["accuracy_mean"] is None
 
 
@@ -68,7 +89,7 @@ def test_the_auc_of_an_attack_is_told() -> None:
     found = row(*runs)
     assert found.membership_auc is not None
     assert found.membership_auc.mean == pytest.approx(0.65)
-    assert cells(found)[-1] == "0.650 ± 0.071"
+    assert cells(found, ())[-1] == "0.650 ± 0.071"
     assert row(runs[0], record([0.5])).membership_auc is None
 
 
@@ -84,7 +105,7 @@ def test_a_run_that_ended_early_is_told_of_and_cuts_the_curve() -> None:
 def test_epsilon_is_the_largest_and_rounded_up() -> None:
     found = row(record([0.5], epsilon=2.991), record([0.5], epsilon=2.9))
     assert found.epsilon == 2.991
-    assert "3 (delta 1e-05)" in cells(found)
+    assert "3 (delta 1e-05)" in cells(found, ())
     assert any("add up" in note for note in notes([found]))
     assert not any("add up" in note for note in notes([row(record([0.5]))]))
 
@@ -93,7 +114,7 @@ def test_rows_of_other_targets_share_a_column() -> None:
     rows = [row(record([0.5]), target=0.5), dataclasses.replace(row(record([0.5])), target=0.6)]
     assert "rounds to target" in heads(rows)
     assert "rounds to 50.0 %" in heads(rows[:1])
-    assert len(heads(rows)) == len(cells(rows[0]))
+    assert len(heads(rows)) == len(cells(rows[0], measured(rows)))
 
 
 def test_numbers_are_json_and_the_same_in_csv() -> None:
@@ -110,7 +131,7 @@ def test_names_cannot_break_the_tables() -> None:
     found = row(record([0.5]), name=name)
     (line,) = [line for line in markdown([found]).splitlines() if line.startswith("| a")]
     unescaped = line.replace("\\\\", "").replace("\\|", "")
-    assert unescaped.count("|") == len(cells(found)) + 1
+    assert unescaped.count("|") == len(cells(found, measured([found]))) + 1
     assert as_csv([found]).splitlines()[1].startswith('"a, ""b"" |')
 
 

@@ -1,0 +1,27 @@
+"""Which numbers of a task's metrics are asked for first, beside accuracy. Imports nothing: it is wherever results are shown."""
+
+from __future__ import annotations
+
+_FIRST = {
+    "multi_label": ("micro_f1", "macro_f1"),
+    "regression": ("rmse", "pearson"),
+    "tokens": ("f1",),
+    "question_answering": ("f1",),
+    "causal_lm": ("perplexity",),
+    "multiple_choice": (),
+}
+_NAMES = {"macro_f1": "macro-F1", "micro_f1": "micro-F1", "f1": "F1", "rmse": "RMSE", "pearson": "Pearson's r"}
+
+
+def first_metrics(task: str) -> tuple[str, ...]:
+    """Their names in records and results."""
+    return _FIRST.get(task, ("macro_f1",))
+
+
+def has_accuracy(task: str) -> bool:
+    return task != "regression"
+
+
+def spoken(metric: str) -> str:
+    """The metric's name for people."""
+    return _NAMES.get(metric, metric.replace("_", " "))
