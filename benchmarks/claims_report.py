@@ -38,6 +38,9 @@ def page(outcomes: Sequence[Outcome], scale: Scale, seeds: Sequence[int], machin
         "error of their difference; else it is undecided. So few seeds and steps can show a large difference only, and what is "
         "undecided here may hold in the papers' settings, which are longer and of larger models.",
         "",
+        "What privacy costs FedLoRA, FFA and FRA is in [private_utility.md](private_utility.md): that takes thousands of "
+        "clients.",
+        "",
         "| claim | of | seen |",
         "|---|---|---|",
     ]
