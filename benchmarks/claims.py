@@ -92,7 +92,7 @@ class _said:  # noqa: N801 - a context manager, used as a function
 
 
 def machine(device: str) -> str:
-    what = torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} threads, no GPU"
+    what = torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} torch thread(s), no GPU"
     return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {what}, torch {torch.__version__}"
 
 

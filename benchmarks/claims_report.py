@@ -27,16 +27,17 @@ class Outcome:
 
 def page(outcomes: Sequence[Outcome], scale: Scale, seeds: Sequence[int], machine: str, options: str) -> str:
     """Markdown that ends with a newline."""
-    seeded = ",".join(map(str, seeds))
+    command = f"python benchmarks/claims.py DATA --seeds {','.join(map(str, seeds))} {options}".rstrip()
     lines = [
         "# Claims of the papers, tried",
         "",
-        f"Written by `python benchmarks/claims.py DATA --seeds {seeded} {options}`".rstrip() + f" on: {machine}.",
+        f"Written by `{command}` on: {machine}.",
         "",
         f"All-MiniLM-L6-v2, {_size(scale.train)} training texts of at most {scale.length} tokens, {scale.rounds} rounds, "
         f"{len(seeds)} seeds. An order holds, or is contradicted, where the means are apart by more than twice the standard "
         "error of their difference; else it is undecided. So few seeds and steps can show a large difference only, and what is "
-        "undecided here may hold in the papers' settings, which are longer and of larger models.",
+        "undecided here may hold in the papers' settings, which are longer and of larger models. Learning rates are a first "
+        "guess for each method and were not tuned. Times are of comparisons that may have run side by side, and are no measurement.",
         "",
         "What privacy costs FedLoRA, FFA and FRA is in [private_utility.md](private_utility.md): that takes thousands of "
         "clients.",
