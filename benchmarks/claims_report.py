@@ -37,7 +37,8 @@ def page(outcomes: Sequence[Outcome], scale: Scale, seeds: Sequence[int], machin
         f"{len(seeds)} seeds. An order holds, or is contradicted, where the means are apart by more than twice the standard "
         "error of their difference; else it is undecided. So few seeds and steps can show a large difference only, and what is "
         "undecided here may hold in the papers' settings, which are longer and of larger models. Learning rates are a first "
-        "guess for each method and were not tuned. Times are of comparisons that may have run side by side, and are no measurement.",
+        "guess for each method and were not tuned. Times are of comparisons that may have run "
+        "side by side, and are no measurement.",
         "",
         "What privacy costs FedLoRA, FFA and FRA is in [private_utility.md](private_utility.md): that takes thousands of "
         "clients.",
