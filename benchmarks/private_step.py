@@ -33,7 +33,8 @@ from torch import Tensor, nn
 
 from privacy.entropy import SystemEntropy
 from privacy.mechanisms import Gaussian
-from secure_fed.adapters.lora import LoraAdapter, read
+from secure_fed.adapters.lora import LoraAdapter
+from secure_fed.adapters.parameters import read
 from secure_fed.config import TrainingConfig
 from secure_fed.data.encode import Collate
 from secure_fed.per_example import one_by_one

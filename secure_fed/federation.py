@@ -32,7 +32,7 @@ from secure_fed.evaluation import Metrics, across_clients, evaluate
 from secure_fed.export import Adapted, write_adapter
 from secure_fed.masked.federated import behind_masks, in_process
 from secure_fed.methods import build
-from secure_fed.methods.method import OwnObjective, State, fits
+from secure_fed.methods.method import State, fits, loss_of
 from secure_fed.model_card import ModelCard, run_facts
 from secure_fed.parts import configured, given
 from secure_fed.personal import completed
@@ -96,16 +96,13 @@ class Federation:
         own = (model, train, test, collate, loss, metrics)
         self.parts = configured(self.config) if all(part is None for part in own) else given(self.config, *own)
         self.callbacks = list(callbacks)
-        self._base = fingerprint.of_model(
-            self.parts.model, self.parts.head
-        )  # before a method changes or trains any of it
+        # Before a method changes or trains any of it.
+        self._base = fingerprint.of_model(self.parts.model, self.parts.head)
         initial = self.method.prepare(self.parts.model, self.parts.head, self.config.federation.seed)
         self.initial = State(initial)
         personal = personal_names(self.method, initial, self.config.method.personal, self.config.federation.rounds)
         self.device = next(self.parts.model.parameters()).device
-        method, loss = self.method, self.parts.loss
-        own_loss = method.objective(loss) if isinstance(method, OwnObjective) else loss
-        self.objective = Objective(self.parts.model, own_loss, self.device)
+        self.objective = Objective(self.parts.model, loss_of(self.method, self.parts.loss), self.device)
         self.sampler = cohort_sampler(self.config, len(self.parts.names))
         passes = len(self.method.plan(self.initial).passes)
         self.protection = protect(

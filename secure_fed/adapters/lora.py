@@ -20,6 +20,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from secure_fed.adapters.parameters import read
 from secure_fed.adapters.targets import find_targets, rank_limit
 from secure_fed.config import MethodConfig
 from secure_fed.errors import MethodError
@@ -97,6 +98,11 @@ class LoraAdapter:
         # After its constructor, which would make a set of it and write that in another order each time.
         config.target_modules = target_modules if isinstance(target_modules, str) else sorted(target_modules)
         return config
+
+    def prepare(self, model: nn.Module, head: Sequence[str], seed: int, draw: Draw = fresh_a) -> Tensors:
+        """`inject`, and every A and B with the head: the initial state of a method on LoRA."""
+        found = self.inject(model, head, seed, draw)
+        return read(model, [*(name for pair in found for name in (pair.a, pair.b)), *head])
 
     def inject(self, model: nn.Module, head: Sequence[str], seed: int, draw: Draw = fresh_a) -> list[Pair]:
         """Put adapters into `model` in place, all parameters but theirs and the head's frozen, and return their names.

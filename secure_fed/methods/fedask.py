@@ -31,7 +31,6 @@ from dataclasses import dataclass
 from torch import nn
 
 from secure_fed.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm
-from secure_fed.adapters.parameters import read
 from secure_fed.config import RunConfig
 from secure_fed.low_rank import balanced
 from secure_fed.methods.averaging import next_state
@@ -77,8 +76,7 @@ class FedAsk:
         return Subspace(self.adapter, self.adapter.rank + self.oversampling, (SKETCH, CHANGE))
 
     def prepare(self, model: nn.Module, head: Sequence[str], seed: int) -> Tensors:
-        found = self.adapter.inject(model, head, seed)
-        return read(model, [name for pair in found for name in (pair.a, pair.b)] + list(head))
+        return self.adapter.prepare(model, head, seed)
 
     def plan(self, state: State) -> RoundPlan:
         trained = without_a(state.tensors) if self.b_alone else state.tensors

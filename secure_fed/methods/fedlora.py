@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from torch import nn
 
 from secure_fed.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm
-from secure_fed.adapters.parameters import read
 from secure_fed.config import RunConfig
 from secure_fed.methods.averaging import change, moved, next_state
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
@@ -46,8 +45,7 @@ class FedLora:
     card: Card = CARD
 
     def prepare(self, model: nn.Module, head: Sequence[str], seed: int) -> Tensors:
-        found = self.adapter.inject(model, head, seed)
-        return read(model, [name for pair in found for name in (pair.a, pair.b)] + list(head))
+        return self.adapter.prepare(model, head, seed)
 
     def plan(self, state: State) -> RoundPlan:
         return RoundPlan(trainable=tuple(state.tensors), down=tuple(state.tensors))

@@ -29,7 +29,6 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from secure_fed.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm, pairs
-from secure_fed.adapters.parameters import read
 from secure_fed.config import RunConfig
 from secure_fed.low_rank import right_orthonormal, truncated
 from secure_fed.methods.averaging import change, moved, next_state
@@ -62,8 +61,7 @@ class FedSvd:
         return CARD
 
     def prepare(self, model: nn.Module, head: Sequence[str], seed: int) -> Tensors:
-        found = self.adapter.inject(model, head, seed, orthonormal)
-        return read(model, [name for pair in found for name in (pair.a, pair.b)] + list(head))
+        return self.adapter.prepare(model, head, seed, orthonormal)
 
     def plan(self, state: State) -> RoundPlan:
         return RoundPlan(trainable=tuple(without_a(state.tensors)), down=tuple(state.tensors))

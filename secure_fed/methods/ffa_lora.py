@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from secure_fed.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm, pairs
-from secure_fed.adapters.parameters import read
 from secure_fed.config import RunConfig
 from secure_fed.methods.averaging import change, moved, next_state
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
@@ -70,8 +69,7 @@ class FfaLora:
     card: Card = CARD
 
     def prepare(self, model: nn.Module, head: Sequence[str], seed: int) -> Tensors:
-        found = self.adapter.inject(model, head, seed, FREEZE_INITS[self.freeze_init])
-        return read(model, [name for pair in found for name in (pair.a, pair.b)] + list(head))
+        return self.adapter.prepare(model, head, seed, FREEZE_INITS[self.freeze_init])
 
     def plan(self, state: State) -> RoundPlan:
         trained = without_a(state.tensors)

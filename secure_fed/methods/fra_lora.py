@@ -43,7 +43,6 @@ from torch import Tensor, nn
 
 from secure_fed import sketch as sketches
 from secure_fed.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm, Pair, pairs
-from secure_fed.adapters.parameters import read
 from secure_fed.config import MethodConfig, RunConfig
 from secure_fed.errors import MethodError
 from secure_fed.low_rank import Svd, balanced, denoised, truncated
@@ -86,10 +85,9 @@ class FraLora:
     card: Card = CARD
 
     def prepare(self, model: nn.Module, head: Sequence[str], seed: int) -> Tensors:
-        found = self.adapter.inject(model, head, seed)
-        tensors = read(model, [name for pair in found for name in (pair.a, pair.b)] + list(head))
+        tensors = self.adapter.prepare(model, head, seed)
         if self.sketch is not None:
-            _require_smaller(self.sketch, {pair.module: _shape(tensors, pair) for pair in found})
+            _require_smaller(self.sketch, {pair.module: _shape(tensors, pair) for pair in pairs(tensors)})
         return tensors
 
     def plan(self, state: State) -> RoundPlan:

@@ -144,6 +144,11 @@ class OwnObjective(Protocol):
         """The loss (model, batch) -> (B,) to train on, of the task's."""
 
 
+def loss_of(method: Method, loss: Callable[[nn.Module, Any], Tensor]) -> Callable[[nn.Module, Any], Tensor]:
+    """What clients train on, of the task's loss."""
+    return method.objective(loss) if isinstance(method, OwnObjective) else loss
+
+
 @runtime_checkable
 class LoraShaped(Protocol):
     """A method whose state is a LoRA adapter, so that an export is a folder that PEFT loads."""
