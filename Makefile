@@ -8,7 +8,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 # Each worker imports torch: four of them keep a many-core machine from filling its memory.
-PYTEST_ARGS ?= -n auto --maxprocesses 4 -m "slow or not slow"
+PYTEST_ARGS ?= -n auto --maxprocesses 4 -m "not nightly"
 
 ifeq ($(OS),Windows_NT)
 BIN := $(VENV)/Scripts
@@ -22,11 +22,12 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint
 RUN_READY := $(VENV)/run-installed
 DEV_READY := $(VENV)/dev-installed
 
-.PHONY: help demo test lint format clean
+.PHONY: help demo test nightly lint format clean
 
 help:
 	@echo "make demo    fine-tune the built-in model on the built-in data, then print where the report is"
 	@echo "make test    run all tests"
+	@echo "make nightly audits of a size that takes many minutes"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  let ruff rewrite what it can"
 	@echo "make clean   remove .venv, caches and build outputs (never runs/)"
@@ -36,6 +37,9 @@ demo: $(RUN_READY)
 
 test: $(DEV_READY)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+nightly: $(DEV_READY)
+	$(BIN)/python -m pytest -m nightly -s
 
 lint: $(DEV_READY)
 	$(BIN)/ruff check .

@@ -31,8 +31,13 @@ _INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     chosen = _parser().parse_args(arguments)
+    return reported(lambda: chosen.run(chosen))
+
+
+def reported(command: Callable[[], int | None]) -> int:
+    """The exit status of a command, whatever went wrong said in one sentence."""
     try:
-        status: int | None = chosen.run(chosen)
+        status = command()
         sys.stdout.flush()
     except _expected() as error:
         print(f"secure-fed: {error}", file=sys.stderr)
@@ -92,7 +97,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_running(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Commands that run a federation, and the one that says which there are."""
-    demo = command("demo", _demo, "fine-tune the built-in model on the built-in data, privately, and report")
+    demo = command(
+        "demo", _demo, "fine-tune the built-in model on the built-in data, privately; then attack it, and report"
+    )
     train = command("train", _train, "run a federation")
     train.add_argument("config", nargs="?", metavar="CONFIG.toml", help="settings; without it, the defaults")
     train.add_argument("--set", action="append", default=[], metavar="section.key=value", help="change one setting")
@@ -111,6 +118,10 @@ def _add_running(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _add_reading(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Commands that use a run's directory."""
+    from attacks import command as audits
+
+    audit = command("audit", audits.run, "attack a run, and report what it gives away")
+    audits.add_arguments(audit)
     report = command("report", _report, "write the HTML report of a run again")
     export = command("export", _export, "write the trained adapter as a folder")
     predict = command("predict", _predict, "label texts with a trained run, one JSON object a line")
@@ -125,9 +136,17 @@ def _add_reading(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def _demo(chosen: argparse.Namespace) -> None:
-    from secure_fed import demo
+    from attacks import command as audits
+    from secure_fed import demo, report
 
-    _run(demo.config(), chosen, "demo", resume=False)
+    out = _run(demo.config(), chosen, "demo", resume=False)
+    print("secure-fed: the same again without privacy and masks, for comparison", file=sys.stderr)
+    beside = argparse.Namespace(out=str(out / "unprotected"), json=False)
+    _run(demo.unprotected(), beside, "unprotected", resume=False, quiet=True)
+    found = audits.side_by_side(out, out / "unprotected")
+    report.write(out)  # again, since there is an audit now
+    if not chosen.json:
+        print("\n".join(found))
 
 
 def _train(chosen: argparse.Namespace) -> None:
@@ -143,7 +162,8 @@ def _train(chosen: argparse.Namespace) -> None:
     _run(config, chosen, config.method.name, resume=chosen.resume)
 
 
-def _run(config: RunConfig, chosen: argparse.Namespace, name: str, *, resume: bool) -> None:
+def _run(config: RunConfig, chosen: argparse.Namespace, name: str, *, resume: bool, quiet: bool = False) -> Path:
+    """Run, write the report, and say what came of it unless it is for a comparison."""
     from secure_fed import report
     from secure_fed.federation import Federation
     from secure_fed.progress import ConsoleProgress, TensorBoard
@@ -158,21 +178,21 @@ def _run(config: RunConfig, chosen: argparse.Namespace, name: str, *, resume: bo
         out = stack.enter_context(claimed(out, rename=not chosen.out))
         print(f"secure-fed: {config.method.name} of {config.model.name}, run directory {out}", file=sys.stderr)
         federation = Federation(config)
-        if federation.parts.warning:
-            print(f"secure-fed: warning: {federation.parts.warning}", file=sys.stderr)
+        for warning in federation.warnings:
+            print(f"secure-fed: warning: {warning}", file=sys.stderr)
         checkpoint = read_checkpoint(out)
         done = read_records(out, checkpoint.state.round) if checkpoint else []
         if config.evaluation.tensorboard:
             federation.callbacks.append(TensorBoard(out / "tensorboard", len(done)))
         federation.callbacks.append(stack.enter_context(ConsoleProgress(config.federation.rounds, done)))
         result = federation.run(out, resume=resume)
+    page = report.write(out)
     if chosen.json:
         print(json.dumps(result.summary))
-    else:
+    elif not quiet:
         show_result(result.summary)
-    page = report.write(out)
-    if not chosen.json:
         print(f"report: {page}\nadapter: secure-fed export {out} OUT_DIR")
+    return out
 
 
 def _methods(chosen: argparse.Namespace) -> None:

@@ -20,6 +20,7 @@ from privacy.entropy import Entropy
 from privacy.errors import BudgetExhausted
 from secure_fed import engine, fingerprint, guarantee, outcome, tasks
 from secure_fed.budget_terms import Subject
+from secure_fed.canaries import canary_benches
 from secure_fed.client import Client, Workbench, personal_names
 from secure_fed.config import RunConfig
 from secure_fed.config.anchor import anchored
@@ -30,6 +31,7 @@ from secure_fed.engine import Keeper, KeepsNothing, Record, Schedule
 from secure_fed.errors import ConfigError, RunDirectoryError
 from secure_fed.evaluation import Metrics, across_clients, evaluate
 from secure_fed.export import Adapted, write_adapter
+from secure_fed.holding import hold_out
 from secure_fed.masked.federated import behind_masks, in_process
 from secure_fed.methods import build
 from secure_fed.methods.method import State, fits, loss_of
@@ -37,6 +39,7 @@ from secure_fed.model_card import ModelCard, run_facts
 from secure_fed.parts import configured, given
 from secure_fed.personal import completed
 from secure_fed.protection import cohort_sampler, protect, require_protectable
+from secure_fed.recording import Recorder
 from secure_fed.releases import Releases, kept_by
 from secure_fed.run_budget import Purse, RunBudget, charges_nothing, opened, require_room
 from secure_fed.run_store import RunStore, require_unused
@@ -94,7 +97,8 @@ class Federation:
         self.config = anchored(config or RunConfig())
         self.method = build(self.config)  # first, so that a wrong name is said before anything is loaded
         own = (model, train, test, collate, loss, metrics)
-        self.parts = configured(self.config) if all(part is None for part in own) else given(self.config, *own)
+        parts = configured(self.config) if all(part is None for part in own) else given(self.config, *own)
+        self.held, self.parts = hold_out(self.config, parts)
         self.callbacks = list(callbacks)
         # Before a method changes or trains any of it.
         self._base = fingerprint.of_model(self.parts.model, self.parts.head)
@@ -103,7 +107,8 @@ class Federation:
         personal = personal_names(self.method, initial, self.config.method.personal, self.config.federation.rounds)
         self.device = next(self.parts.model.parameters()).device
         self.objective = Objective(self.parts.model, loss_of(self.method, self.parts.loss), self.device)
-        self.sampler = cohort_sampler(self.config, len(self.parts.names))
+        names = self.parts.names
+        self.sampler = cohort_sampler(self.config, len(names), len(parts.names) - len(names))
         passes = len(self.method.plan(self.initial).passes)
         self.protection = protect(
             self.config, self.method.card, self.parts.names, self.parts.units, self.sampler, passes, entropy
@@ -124,12 +129,19 @@ class Federation:
             sizes = [self.server.layout(self.initial, pass_name).size for pass_name in first.passes]
             self.masks.require_precise(sizes, self.initial.clip_norm)
 
+    @property
+    def warnings(self) -> list[str]:
+        """What the user should hear before training starts."""
+        recorded = [_RECORDS_UPDATES] if self.config.evaluation.record == "updates" else []
+        return [*([self.parts.warning] if self.parts.warning else []), *recorded]
+
     def run(self, out: str | Path | None = None, *, resume: bool = False) -> Result:
         """Run all rounds that are left, keeping everything in the directory `out` if one is given.
 
         Killed at any instant and run again with `resume`, it ends in the same tensors as if it had not been.
         """
         run_dir = Path(out) if out is not None else None
+        recorder = self._recorder(run_dir)
         if run_dir is None and resume:
             raise RunDirectoryError("resume needs the run directory to go on with: set out")
         if run_dir is not None and not resume:
@@ -148,7 +160,9 @@ class Federation:
             if self.watch:
                 self.watch.begin()
             keeper: Keeper = Releases(store, self.clients) if store and budget else KeepsNothing()
-            rounds = engine.run(state, self.server, self.transport, self._schedule(), self._evaluate, keeper)
+            recorder.begin(state)
+            server, transport = recorder.beside(self.server), recorder.around(self.transport)
+            rounds = engine.run(state, server, transport, self._schedule(), self._evaluate, keeper)
             ended_early = ""
             try:
                 for following, record in rounds:
@@ -156,6 +170,7 @@ class Federation:
                         record |= self.watch.told(state, following, record)
                     state = following
                     records.append(record)
+                    recorder.end_of_round(state, record["lr"])
                     if store:
                         store.save(state, kept_by(self.clients), record)
                     self._tell("on_round_end", record, state)
@@ -235,6 +250,7 @@ class Federation:
             "versions": outcome.versions(),
         }
         store.begin(self.config, facts)
+        self.held.save(store.path)
         checkpoint, records = store.restore()
         if checkpoint is None:
             return self.initial, records
@@ -264,7 +280,10 @@ class Federation:
         )
         groups: Sequence[Sequence[str] | None] = self.parts.groups or [None] * len(self.parts.train)
         named = zip(self.parts.names, self.parts.train, groups, strict=True)
-        return [Client(index, name, own, bench, group) for index, (name, own, group) in enumerate(named)]
+        benches = canary_benches(config, self.held, bench)
+        return [
+            Client(index, name, own, benches.get(name, bench), group) for index, (name, own, group) in enumerate(named)
+        ]
 
     def _server(self, personal: tuple[str, ...]) -> Server:
         federation = self.config.federation
@@ -281,6 +300,12 @@ class Federation:
             open_sum=partial(PlainSum, precise=self.protection.place == "sum"),
             masked=self.masks.sums if self.masks else None,
         )
+
+    def _recorder(self, run_dir: Path | None) -> Recorder:
+        asked = self.config.evaluation.record
+        if asked != "nothing" and run_dir is None:
+            raise ConfigError(f"evaluation.record = {asked!r} needs a run directory to keep it in: set out")
+        return Recorder(run_dir, self.parts.names, asked)
 
     def _begin_masks(self, state: State, budget: RunBudget | None) -> None:
         """Clients who bring the noise of sums bring it for those that are reserved and still to come."""
@@ -306,7 +331,8 @@ class Federation:
         if settings.target_accuracy is not None:
             require_accuracy(record, settings.target_accuracy)
         if settings.per_client:
-            own = [measure(state.tensors | client.personal, client.examples) for client in self.clients]
+            with_any = [client for client in self.clients if len(client.examples)]  # holding out may leave none
+            own = [measure(state.tensors | client.personal, client.examples) for client in with_any]
             record["clients_accuracy"] = across_clients(own, "accuracy")
         return record
 
@@ -314,3 +340,9 @@ class Federation:
         for callback in self.callbacks:
             if hasattr(callback, event):
                 getattr(callback, event)(*news)
+
+
+_RECORDS_UPDATES = (
+    "evaluation.record = 'updates' keeps what clients send, from which texts can be had and which no guarantee covers: keep "
+    "the run directory as you keep the training texts"
+)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from privacy.clipping import AdaptiveGaussian
 from privacy.statement import NOT_COVERED, Statement
+from secure_fed import membership
 from secure_fed.protection import Protection
 from secure_fed.trust import trusted
 
@@ -109,7 +110,7 @@ def of(
         noise=words["noise"],
         trust=trusted(protection, masks),
         released=f"{_most(protection, releases)} {words['released']}, and every model made of them",
-        not_covered=(*NOT_COVERED, *_uncovered(protection), *kept),
+        not_covered=(*NOT_COVERED, *membership.NOT_COVERED, *_uncovered(protection), *kept),
         private=protection.entropy.private,
     )
 

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from secure_fed import membership
 from secure_fed.config.sections import DIAGNOSTICS
 from secure_fed.diagnostics import targets
 from secure_fed.engine import Record
@@ -63,6 +64,7 @@ def summary(
         "cohort": round(sampler.expected),
         "personal": list(federation.server.personal),
         **{name: last.get(name) for name in _METRICS},
+        "membership": membership.measured(federation, state),
         "metrics": {name: value for name, value in last.items() if name not in _ALWAYS and name not in _METRICS},
         **(
             _unprotected(federation, len(plan.passes) * state.round)
@@ -74,6 +76,7 @@ def summary(
         "bytes_down": sum(record["bytes_down"] for record in records),
         "secure_aggregation": masked_facts(federation, records),
         "diagnostics": _diagnosed(federation, records),
+        "recorded": config.evaluation.record,
         "trainable": federation.initial.tensors.select(plan.trainable).numel,
         "seconds": sum(record["seconds"] for record in records),
         "seed": config.federation.seed,

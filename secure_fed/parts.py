@@ -14,6 +14,7 @@ import numpy as np
 from torch import nn
 
 from secure_fed import fingerprint, tasks
+from secure_fed.confidence import Confidence, confidence
 from secure_fed.config import RunConfig
 from secure_fed.data import division, partition, sources
 from secure_fed.data.encode import Collate as PadCollate
@@ -32,8 +33,8 @@ GIVEN = "given in Python"
 class Parts:
     """Everything a run needs but its settings. `train[i]` belongs to the client called `names[i]`.
 
-    head: names of the parameters that train in full beside the adapter. groups: for every client, whose each example is, if the
-    data say so. facts: what the run directory notes of them.
+    head: names of the parameters that train in full beside the adapter. confidence: how well a model fits an
+    example. groups: for every client, whose each example is, if the data say so. facts: what the run directory notes of them.
     warning: what the user should hear before training starts, if anything.
     """
 
@@ -45,6 +46,7 @@ class Parts:
     collate: Collate
     loss: Loss = classification.loss
     metrics: Metrics = classification.metrics
+    confidence: Confidence = confidence("classification", classification.loss)  # noqa: RUF009 - it has no state
     tokenizer: Any = None
     groups: Sequence[Sequence[str]] | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -75,6 +77,7 @@ def configured(config: RunConfig) -> Parts:
         collate=task.collate(loaded.tokenizer),
         loss=loss,
         metrics=metrics,
+        confidence=confidence(config.data.task, loss),
         tokenizer=loaded.tokenizer,
         groups=division.groups(source, divided) if config.privacy.unit == "group" else None,
         facts=_facts(
@@ -137,6 +140,7 @@ def given(
         collate=collate,
         loss=loss or classification.loss,
         metrics=metrics or classification.metrics,
+        confidence=confidence("", loss or classification.loss),
         facts=_facts(GIVEN, [], names, sizes=[len(own) for own in train], private=config.privacy.unit != "none"),
     )
 

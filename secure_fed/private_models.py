@@ -94,7 +94,7 @@ def path_for(objective: Objective, collate: Collate, placed: Placed, examples: S
     The objective is left in training mode, its buffers as they were.
     """
     probe = probe_of(examples, collate)
-    with _still(objective, lambda: losses(objective, collate, placed, probe)) as draws:
+    with still(objective, lambda: losses(objective, collate, placed, probe)) as draws:
         away = _moved_away(placed)
         _require_uncoupled(objective, collate, away, probe)
         if draws:
@@ -182,7 +182,7 @@ def _require_uncoupled(objective: Objective, collate: Collate, placed: Placed, p
 
 
 @contextmanager
-def _still(objective: Objective, once: Callable[[], Tensor]) -> Iterator[bool]:
+def still(objective: Objective, once: Callable[[], Tensor]) -> Iterator[bool]:
     """In training mode without dropout; in evaluation mode, and said to draw, if it draws random numbers in another way."""
     objective.begin()
     try:

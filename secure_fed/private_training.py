@@ -28,6 +28,7 @@ from privacy.entropy import Stream
 from privacy.mechanisms import Mechanism
 from privacy.sampling import Poisson
 from secure_fed.config import TrainingConfig
+from secure_fed.directions import Plain, pointing
 from secure_fed.errors import ModelError
 from secure_fed.per_example import Gradients
 from secure_fed.private_models import gradients_of, length
@@ -85,14 +86,16 @@ def train_privately(
     groups: for each example, whose it is. group_examples: the most examples of one group that count in a step, drawn anew
     whenever the group is; it bounds the work, while what a group moves is bounded by clipping. settings.microbatch: how many
     examples are worked on at a time, those of like length together; it changes nothing beyond rounding. A client without
-    examples releases nothing.
+    examples releases nothing. An example of a direction (`directions.Pointing`, in an audit) has a gradient along it that is
+    longer than `clip_norm`, and is one like others in all else.
     """
     members = members_of(len(examples), groups)
     sampler = batch_sampler(len(members), settings)
     placed = Placed.of(before, trainable, objective.device)
     # On a CPU a few at a time take as long, and less where lengths differ, since each few are padded to their own longest.
     at_once = settings.microbatch or (_ON_CPU if objective.device.type == "cpu" else None)
-    clipped = ClippedSum(gradients_of(objective, collate, placed, examples), mechanism, clip_norm, at_once)
+    gradients = pointing(gradients_of(objective, collate, placed, Plain(examples)), 2 * clip_norm)
+    clipped = ClippedSum(gradients, mechanism, clip_norm, at_once)
     optimizer = optimizer_of(placed.moving.values(), settings, lr)
     objective.begin()
     with seeded(objective.device, rng):

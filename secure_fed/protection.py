@@ -24,6 +24,7 @@ from privacy.entropy import Entropy, SystemEntropy
 from privacy.mechanisms import Gaussian, Mechanism, NoMechanism
 from privacy.sampling import FixedSize, Poisson, Sampler
 from secure_fed.config import RunConfig
+from secure_fed.directions import Plain
 from secure_fed.errors import ConfigError
 from secure_fed.methods.method import Card, Method, RoundPlan, State
 from secure_fed.parts import Parts
@@ -121,12 +122,18 @@ def protect(
     )
 
 
-def cohort_sampler(config: RunConfig, clients: int) -> Sampler:
-    """How cohorts are drawn: by each client's own coin where the guarantee counts on it, unless the setting says otherwise."""
+def cohort_sampler(config: RunConfig, clients: int, held_out: int = 0) -> Sampler:
+    """How cohorts are drawn: by each client's own coin where the guarantee counts on it, unless the setting says otherwise.
+
+    held_out: clients that are there but do not train; a cohort of more than those that do is of all that do.
+    """
     federation, privacy = config.federation, config.privacy
     cohort = federation.cohort or min(_DEFAULT_COHORT, clients)
-    if cohort > clients:
-        raise ConfigError(f"federation.cohort is {cohort}, more than the {clients} clients there are; lower it")
+    if cohort > clients + held_out:
+        raise ConfigError(
+            f"federation.cohort is {cohort}, more than the {clients + held_out} clients there are; lower it"
+        )
+    cohort = min(cohort, clients)
     counted_on = privacy.unit == "client" and (privacy.noise == "central" or privacy.hidden_cohort)
     kind = federation.sampling if federation.sampling != "auto" else "poisson" if counted_on else "fixed"
     return Poisson(clients, cohort / clients) if kind == "poisson" else FixedSize(clients, cohort)
@@ -143,7 +150,7 @@ def require_protectable(
         return
     require_supported(objective.model, plan.trainable)
     examples = max(parts.train, key=len)
-    gradients_of(objective, parts.collate, Placed.of(initial, plan.trainable, objective.device), examples)
+    gradients_of(objective, parts.collate, Placed.of(initial, plan.trainable, objective.device), Plain(examples))
 
 
 def _shares(config: RunConfig, noise_multiplier: float, contributors: int) -> DistributedGaussian:

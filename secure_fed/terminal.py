@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Column, Table
 
+from secure_fed.report.membership import auc, rates
 from secure_fed.report.words import at_most, size, time
 
 _WIDE = 120
@@ -44,6 +45,8 @@ def show_result(summary: Mapping[str, Any]) -> None:
     for name, value in summary["metrics"].items():
         if isinstance(value, float):
             table.add_row(name.replace("_", " "), f"{value:.4g}")
+    for row in _membership(summary):
+        table.add_row(*row)
     expected = " expected" if _hides_cohort(summary) else ""
     table.add_row("rounds", f"{summary['rounds']}, each with {_those_in(summary)}{expected}")
     if summary["ended_early"]:
@@ -75,6 +78,18 @@ def show_methods(model: str, rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
         if row["trainable"] is None:
             console.print(f"{row['name']}: {row['not_applicable']}")
+
+
+def _membership(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """How well the cheapest attack tells members from others; none where the result is older than that."""
+    found = summary.get("membership")
+    if not found:
+        return []
+    if found.get("auc") is None:
+        return [("membership", f"not measured: {found.get('why') or 'no reason is given'}")]
+    sizes = f"{found['members']:,} in training, {found['non_members']:,} held out"
+    caught = [(f"  caught at {100 * target:g} %", rate) for target, rate in rates(found)]
+    return [("membership AUC", f"{auc(found)} where .5 is a coin; {sizes}"), *caught]
 
 
 def _privacy(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -175,13 +175,13 @@ def train(
     losses: list[Tensor] = []
     objective.begin()
     with seeded(objective.device, rng):
-        for batch in _local_batches(examples, collate, settings, rng):
+        for batch in local_batches(examples, collate, settings, rng):
             optimizer.zero_grad()
             inputs = to_device(batch.inputs, objective.device)
             loss = objective.losses(placed.held | placed.moving, inputs)
             require_one_each(loss, len(batch.indices))
             losses.append(loss.detach())
-            (loss.mean() + _proximity(placed, settings.proximal)).backward()
+            (loss.mean() + proximity(placed, settings.proximal)).backward()
             optimizer.step()
     mean_loss = float(torch.cat(losses).mean()) if losses else math.nan
     return placed.trained(mean_loss)
@@ -213,14 +213,14 @@ def require_one_each(losses: Tensor, examples: int) -> None:
         )
 
 
-def _proximity(placed: Placed, mu: float) -> Tensor | float:
+def proximity(placed: Placed, mu: float) -> Tensor | float:
     if mu == 0:
         return 0.0
     moves = [(tensor - placed.start[name]).square().sum() for name, tensor in placed.moving.items()]
     return mu / 2 * torch.stack(moves).sum()
 
 
-def _local_batches(
+def local_batches(
     examples: Sequence[Any], collate: Collate, settings: TrainingConfig, rng: np.random.Generator
 ) -> Iterator[BatchOfItems]:
     """`epochs` passes over the examples, or exactly `steps` batches of as many passes as that takes."""

@@ -28,6 +28,7 @@ def test_every_example_is_run_here() -> None:
         "compare_methods.py",
         "private_notes.toml",
         "one_budget.py",
+        "audit_a_run.py",
     }
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == tested
 
@@ -52,6 +53,15 @@ def test_one_budget(tmp_path: Path) -> None:
     out = run(EXAMPLES / "one_budget.py", tmp_path)
     assert out.count("spent so far") == 2
     assert "third run refused" in out
+
+
+def test_audit_a_run(tmp_path: Path) -> None:
+    out = run(EXAMPLES / "audit_a_run.py", tmp_path)
+    assert out.startswith("accuracy")
+    assert "lira by outsider" in out
+    assert "update_score by server" in out
+    assert "not proof of privacy" in out
+    assert (tmp_path / "audit.html").stat().st_size > 10_000
 
 
 def test_own_model() -> None:

@@ -71,6 +71,12 @@ EFFECTS: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
     ("evaluation.target_accuracy", lambda c: c.data.task != "regression", "a data.task with an accuracy"),
     ("data.test_fraction", lambda c: _own_data(c) and not c.data.test, "data of your own and no data.test"),
     ("data.client", lambda c: c.data.partition in ("auto", "natural"), "data.partition = 'natural' or 'auto'"),
+    (
+        "evaluation.audit_unit",
+        lambda c: c.evaluation.audit_fraction > 0 and c.privacy.unit == "none",
+        "evaluation.audit_fraction above 0, and privacy.unit = 'none': else it is the unit that privacy protects",
+    ),
+    ("evaluation.canaries", lambda c: c.evaluation.audit_fraction > 0, "evaluation.audit_fraction above 0"),
     ("data.examples", _generated, "data.name = 'builtin/notes' and no data.train"),
     ("data.test_examples", _generated, "data.name = 'builtin/notes' and no data.train"),
     ("data.alpha", _dirichlet, "data.partition = 'dirichlet', 'label_dirichlet' or 'language'"),

@@ -234,6 +234,29 @@ class EvaluationConfig:
     target_accuracy: float | None = key(
         None, "say after how many rounds this was reached", above=0.0, at_most=1.0, optional=0.8
     )
+    audit_fraction: float = key(
+        0.1,
+        "share of the units (examples; groups or clients where privacy protects these) of which a coin decides whether they "
+        "train, so that it can be measured what the model tells of membership; 0 for none",
+        at_least=0.0,
+        at_most=1.0,
+    )
+    audit_unit: str = key(
+        "auto",
+        "what these units are, in a run without privacy: single examples, or clients with all they have; auto: what privacy "
+        "protects, or else examples",
+        choices=("auto", "example", "client"),
+    )
+    canaries: str = key(
+        "none",
+        "make these units conspicuous, for a sharper audit: wrong labels, a rare token, or a random direction as their change",
+        choices=("none", "mislabelled", "rare_token", "direction"),
+    )
+    record: str = key(
+        "nothing",
+        "keep for an audit: the model after every round, or also every client's update (behind masks, every sum), unprotected",
+        choices=("nothing", "models", "updates"),
+    )
     bandwidth: float | None = key(
         None, "megabytes a second of a client's line: say how long the run would take over it", above=0.0, optional=1.0
     )

@@ -4,6 +4,7 @@ record               what the run directory says, as one frozen value
 guarantee            what the run says of its privacy, read with suspicion
 sight                what the server sees of the clients, with masks and without
 masks                secure aggregation: whether there was any, its parameters, and what it took
+membership           what the run measured of membership, and the way to its audit
 overview, privacy,   the sections of the page, one function each: RunRecord -> HTML,
 curves, diagnostics, or "" where the section does not apply to the run
 details

@@ -20,6 +20,11 @@ def paragraph(content: str, css_class: str = "") -> str:
     return f"<p{_class(css_class)}>{text(content)}</p>\n"
 
 
+def link(file: str, content: str) -> str:
+    """A paragraph that leads to a file beside this one, named by us."""
+    return f'<p><a href="{text(file)}">{text(content)}</a></p>\n'
+
+
 def section(title: str, *html: str, css_class: str = "") -> str:
     """A titled section; empty where it has no content."""
     content = "".join(html)

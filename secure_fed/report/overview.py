@@ -6,6 +6,7 @@ from secure_fed.report import privacy
 from secure_fed.report.markup import facts, paragraph, section, text
 from secure_fed.report.masks import masked
 from secure_fed.report.measured import how_good, key_numbers, keys
+from secure_fed.report.membership import auc, measured
 from secure_fed.report.record import RunRecord
 from secure_fed.report.words import MISSING, counted, duration, number, percent, rate, size
 
@@ -27,6 +28,7 @@ def summary(record: RunRecord) -> str:
     sentences = (_who_trained_what(record), how_good(record), _what_travelled(record), _how_long(record))
     key = (
         *key_numbers(record),
+        *_membership(record),
         ("epsilon", privacy.short(record)),
         (_sent(record, "sent by clients"), size(record.total("bytes_up"))),
         (_sent(record, "sent to clients"), size(record.total("bytes_down"))),
@@ -46,6 +48,7 @@ def results(record: RunRecord) -> str:
         ("clients that train in a round" if record.hides_training else "clients a round", _cohort(record)),
         ("rounds", f"{number(len(record.rounds))} of {number(record.planned)}"),
         *key_numbers(record),
+        *_membership(record),
         ("test loss", number(record.last("loss"))),
         *_own_metrics(record),
         ("trained numbers", number(result.get("trainable"))),
@@ -58,6 +61,12 @@ def results(record: RunRecord) -> str:
         ("seed", str(record.config.federation.seed)),
     )
     return section("Result", _notice(record), facts(rows))
+
+
+def _membership(record: RunRecord) -> list[tuple[str, str]]:
+    """How well the model tells members from others, with its interval, where that was measured."""
+    found = measured(record)
+    return [("membership AUC", auc(found))] if found.get("auc") is not None else []
 
 
 def _notice(record: RunRecord) -> str:

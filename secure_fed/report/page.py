@@ -8,7 +8,7 @@ from pathlib import Path
 
 from secure_fed.durable import atomic_write
 from secure_fed.errors import RunDirectoryError
-from secure_fed.report import curves, details, diagnostics, masks, overview, privacy
+from secure_fed.report import curves, details, diagnostics, masks, membership, overview, privacy
 from secure_fed.report.markup import text
 from secure_fed.report.record import RunRecord, read
 
@@ -21,6 +21,7 @@ SECTIONS: tuple[Section, ...] = (
     privacy.privacy,
     masks.secure_aggregation,
     overview.results,
+    membership.membership,
     curves.learning,
     curves.traffic,
     diagnostics.diagnostics,
@@ -52,12 +53,16 @@ def write(run_dir: Path) -> Path:
 
 def page(record: RunRecord) -> str:
     """The whole HTML document."""
-    body = "".join(section(record) for section in SECTIONS)
+    return document(f"{record.name}: federated fine-tuning report", "".join(section(record) for section in SECTIONS))
+
+
+def document(title: str, html: str, style: str = "") -> str:
+    """`html` as a page of its own in the style of the reports; `style` is added to their sheet."""
     sheet = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{text(record.name)}: federated fine-tuning report</title>\n"
-        f"<style>\n{sheet}</style>\n</head>\n<body>\n<main>\n{body}</main>\n</body>\n</html>\n"
+        f"<title>{text(title)}</title>\n"
+        f"<style>\n{sheet}{style}</style>\n</head>\n<body>\n<main>\n{html}</main>\n</body>\n</html>\n"
     )

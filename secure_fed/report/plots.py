@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Colours that no drawing uses otherwise, each standing for a variable of the page's style sheet.
-_INK, _RULE, _FIRST, _SECOND = "#010203", "#010204", "#010205", "#010206"
-_VARIABLES = {_INK: "var(--ink)", _RULE: "var(--rule)", _FIRST: "var(--first)", _SECOND: "var(--second)"}
-_STYLES = ((_FIRST, "-", "o"), (_SECOND, "--", "s"))  # told apart by dash and marker as well as by colour
+INK, RULE, FIRST, SECOND = "#010203", "#010204", "#010205", "#010206"
+_VARIABLES = {INK: "var(--ink)", RULE: "var(--rule)", FIRST: "var(--first)", SECOND: "var(--second)"}
+STYLES = ((FIRST, "-", "o"), (SECOND, "--", "s"))  # told apart by dash and marker as well as by colour
 
-_INCHES = (4.6, 2.7)  # at 72 points an inch about as wide as a phone, so that text keeps its size there
+INCHES = (4.6, 2.7)  # at 72 points an inch about as wide as a phone, so that text keeps its size there
 _MOST_MARKERS = 30
 _MOST_BARS = 60
 
@@ -48,23 +48,23 @@ def lines(title: str, series: Sequence[Series], *, y_label: str, top: float | No
     drawn = [one for one in series if any(math.isfinite(value) for _, value in one.points)]
     if not drawn:
         return ""
-    return _svg(title, lambda axes: _draw_lines(axes, drawn, y_label, top))
+    return drawing(title, lambda axes: _draw_lines(axes, drawn, y_label, top))
 
 
 def bars(title: str, heights: Sequence[int], *, x_label: str, y_label: str) -> str:
     """One bar for each height, in the order given; empty where there are none."""
-    return _svg(title, lambda axes: _draw_bars(axes, heights, x_label, y_label)) if heights else ""
+    return drawing(title, lambda axes: _draw_bars(axes, heights, x_label, y_label)) if heights else ""
 
 
 def scale(title: str, value: float, *, low: str, high: str) -> str:
     """Where `value` lies between 0 and 1, which mean `low` and `high`; empty where it is not finite."""
     if not math.isfinite(value):
         return ""
-    return _svg(title, lambda axes: _draw_scale(axes, value, low, high), inches=(4.6, 0.9))
+    return drawing(title, lambda axes: _draw_scale(axes, value, low, high), inches=(4.6, 0.9))
 
 
 def _draw_lines(axes: Axes, series: Sequence[Series], y_label: str, top: float | None) -> None:
-    for one, (colour, dash, marker) in zip(series, _STYLES, strict=False):
+    for one, (colour, dash, marker) in zip(series, STYLES, strict=False):
         rounds, values = zip(*one.points, strict=True)
         # By the values that are drawn: one alone among gaps has no line and must have its marker.
         shown = marker if sum(map(math.isfinite, values)) <= _MOST_MARKERS else ""
@@ -83,9 +83,9 @@ def _draw_bars(axes: Axes, heights: Sequence[int], x_label: str, y_label: str) -
     from matplotlib.ticker import MaxNLocator
 
     if len(heights) <= _MOST_BARS:
-        axes.bar(range(1, len(heights) + 1), heights, color=_FIRST)
+        axes.bar(range(1, len(heights) + 1), heights, color=FIRST)
     else:  # one outline instead of a thousand rectangles
-        axes.stairs(heights, [place + 0.5 for place in range(len(heights) + 1)], fill=True, color=_FIRST)
+        axes.stairs(heights, [place + 0.5 for place in range(len(heights) + 1)], fill=True, color=FIRST)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
     axes.yaxis.set_major_formatter("{x:,.0f}")
     _lay_out(axes, x_label, y_label)
@@ -101,8 +101,8 @@ def _lay_out(axes: Axes, x_label: str, y_label: str) -> None:
 
 
 def _draw_scale(axes: Axes, value: float, low: str, high: str) -> None:
-    axes.barh(0, 1, color=_RULE)
-    axes.barh(0, value, color=_FIRST)
+    axes.barh(0, 1, color=RULE)
+    axes.barh(0, value, color=FIRST)
     axes.set(xlim=(0, 1), yticks=[])
     axes.set_xticks([0, 1], labels=[low, high])
     left, right = axes.get_xticklabels()
@@ -112,18 +112,19 @@ def _draw_scale(axes: Axes, value: float, low: str, high: str) -> None:
     axes.spines[:].set_visible(False)
 
 
-def _svg(title: str, draw: Callable[[Axes], None], inches: tuple[float, float] = _INCHES) -> str:
+def drawing(title: str, draw: Callable[[Axes], None], inches: tuple[float, float] = INCHES) -> str:
+    """What `draw` draws, as an <svg> element whose accessible name is `title`; titles on one page must differ."""
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rc("svg", fonttype="none", hashsalt=title)
-        matplotlib.rc("axes", labelcolor=_INK, edgecolor=_RULE)
-        matplotlib.rc("xtick", labelcolor=_INK, color=_RULE)
-        matplotlib.rc("ytick", labelcolor=_INK, color=_RULE)
-        matplotlib.rc("text", color=_INK)
-        matplotlib.rc("grid", color=_RULE)
+        matplotlib.rc("axes", labelcolor=INK, edgecolor=RULE)
+        matplotlib.rc("xtick", labelcolor=INK, color=RULE)
+        matplotlib.rc("ytick", labelcolor=INK, color=RULE)
+        matplotlib.rc("text", color=INK)
+        matplotlib.rc("grid", color=RULE)
         figure = Figure(figsize=inches, layout="constrained")
         axes = figure.add_subplot()
         axes.set_axisbelow(True)

@@ -11,18 +11,24 @@ from secure_fed.config import RunConfig
 from secure_fed.errors import RunDirectoryError
 from secure_fed.run_dir import METRICS, RESULT, parsed, read_config, read_facts, read_text
 
+AUDIT_PAGE = "audit.html"  # where an audit of a run is told, in the run's directory
+
 Points = tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run: its finished `rounds` in order; `result` is None until the last planned round is done, or the budget spent."""
+    """One run: its finished `rounds` in order; `result` is None until the last planned round is done, or the budget spent.
+
+    audited: whether a page on an audit of it lies in its directory.
+    """
 
     name: str
     config: RunConfig
     facts: Mapping[str, Any]
     rounds: tuple[Mapping[str, Any], ...]
     result: Mapping[str, Any] | None
+    audited: bool = False
 
     def series(self, metric: str, part: str = "") -> Points:
         """`(round, value)` for every round that measured `metric`, or that `part` of it."""
@@ -95,7 +101,7 @@ def read(run_dir: Path) -> RunRecord:
     if result is not None and result.get("rounds", 0) < config.federation.rounds:
         last_word = result.get("ended_early") and result.get("rounds", 0) >= len(rounds)
         result = result if last_word else None
-    return RunRecord(run_dir.resolve().name, config, facts, rounds, result)
+    return RunRecord(run_dir.resolve().name, config, facts, rounds, result, (run_dir / AUDIT_PAGE).is_file())
 
 
 def _rounds(file: Path) -> tuple[Mapping[str, Any], ...]:

@@ -61,6 +61,8 @@ def result_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "accuracy": rows[-1].get("accuracy"),
         "macro_f1": rows[-1].get("macro_f1"),
         "loss": rows[-1].get("loss"),
+        "membership": None,
+        "recorded": "nothing",
         "metrics": {"clients_accuracy": rows[-1].get("clients_accuracy"), "top_2": 0.953} if rows else {},
         "unit": "none",
         "epsilon": None,

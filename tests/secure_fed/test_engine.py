@@ -398,7 +398,7 @@ def test_a_client_does_not_take_a_diverged_head_into_the_next_round(monkeypatch:
     def diverged(*arguments: Any) -> Trained:
         return Trained(federation.initial.tensors * math.nan, math.nan)
 
-    monkeypatch.setattr("secure_fed.client.train", diverged)
+    monkeypatch.setattr(client, "_bench", replace(client._bench, train=diverged))
     assert not client.handle(request).contribution.is_finite()
     assert client.personal.to_bytes() == start
     monkeypatch.undo()

@@ -134,6 +134,7 @@ def test_nobody_may_collude_where_so_few_take_part() -> None:
 
 def test_what_chance_leaves_to_a_ring_is_said() -> None:
     settings = {**SHARES, "federation.cohort": 1000, "secure_aggregation.corrupt": 0.1, "privacy.delta": 1e-5}
+    settings |= {"evaluation.audit_fraction": 0.0}
     built = federation(settings, sizes=[1] * 1000)
     assert built.masks is not None
     chance = built.masks.sums.terms.choice(1000).failure

@@ -1,0 +1,162 @@
+"""Does a change point where it would if these examples had been trained on?
+
+Local training moves the trained tensors along minus the gradient of the mean loss of what it trains on. So the cosine between a
+unit's own -g and a change of the model says whether the unit was part of it:
+
+    cos(u) = <-g_u, d> / (|g_u| |d|)        g_u: of the unit's mean loss at the state that the change began at
+
+`d` is written in the coordinates of what trains. Where a method sends products of factors, or splits them anew in every
+round, a difference of factors means little, so the change is pulled back through what is sent: of c(w), with Jacobian J at the
+state, d = J^T c, whose inner product with a step v of the factors is that of J v with what was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from secure_fed.adapters.lora import LoraAdapter, pairs
+from secure_fed.federation import Federation
+from secure_fed.methods.method import State
+from secure_fed.private_models import gradients_of, length
+from secure_fed.tensors import LowRank, Member, Tensors, dense
+from secure_fed.training import Placed
+
+Floats = NDArray[np.float64]
+
+_NUMBERS = 2**26  # of per-example gradients at once
+_EXAMPLES = 64
+
+
+def trained_names(federation: Federation, state: Tensors, round_: int) -> tuple[str, ...]:
+    """What local training of that round moves and does not keep to itself."""
+    trainable = federation.method.plan(State(state, round=round_)).trainable
+    return tuple(name for name in trainable if name not in federation.server.personal)
+
+
+def of_contribution(
+    federation: Federation,
+    before: Tensors,
+    round_: int,
+    pass_name: str,
+    contribution: Tensors,
+    means: Mapping[str, Tensors],
+) -> Tensors:
+    """A contribution pulled back to the trained tensors; of changes as they are, it is the contribution.
+
+    before: what the round began with. means: of the round's earlier passes.
+    """
+    names = trained_names(federation, before, round_)
+    leaves = {name: before.tensor(name).detach().clone().requires_grad_() for name in names}
+    sent = federation.method.contribute(pass_name, before, Tensors(leaves), means)
+    products = [_inner(sent[name], contribution[name]) for name in sent if name in contribution]
+    moving = [product for product in products if product.requires_grad]
+    if not moving:
+        return Tensors((name, torch.zeros_like(leaf)) for name, leaf in leaves.items())
+    found = torch.autograd.grad(
+        torch.stack(moving).sum(), list(leaves.values()), allow_unused=True, materialize_grads=True
+    )
+    return Tensors(zip(leaves, found, strict=True))
+
+
+def of_states(federation: Federation, before: Tensors, after: Tensors, round_: int) -> Tensors:
+    """The change of the global state in a round, of those trained tensors that kept their shape.
+
+    Where tensors changed that did not train, or a method sends what is not among its tensors, factors were split anew: then of
+    every adapted matrix the change of s B A counts, pulled back to A and B.
+    """
+    names = [name for name in trained_names(federation, before, round_) if after[name].shape == before[name].shape]
+    plain = {name: after.tensor(name) - before.tensor(name) for name in names}
+    state = State(before, round=round_)
+    layout = federation.method.layout(state, federation.method.plan(state).passes[-1])
+    sends_products = any(name not in before for name, _ in layout.entries)
+    split = any(name not in names and not torch.equal(after.tensor(name), before.tensor(name)) for name in before)
+    if not (sends_products or split):
+        return Tensors(plain)
+    scale = LoraAdapter.of(federation.config.method).scaling ** 2
+    for pair in pairs(before):
+        (a, b), (a_new, b_new) = ((side.tensor(pair.a), side.tensor(pair.b)) for side in (before, after))
+        if pair.a in plain:
+            plain[pair.a] = scale * ((b.T @ b_new) @ a_new - (b.T @ b) @ a)
+        if pair.b in plain:
+            plain[pair.b] = scale * (b_new @ (a_new @ a.T) - b @ (a @ a.T))
+    return Tensors(plain)
+
+
+def cosines(
+    federation: Federation,
+    before: Tensors,
+    round_: int,
+    examples: Sequence[Any],
+    owner: NDArray[np.int64],
+    directions: Sequence[Tensors],
+) -> Floats:
+    """(units, directions) cosines of -g_u at `before` with each direction; 0 where one of them is zero.
+
+    owner: whose each example is, in order: 0, ..., 0, 1, ... . Dropout is off.
+    """
+    shared = [set(direction) for direction in directions]
+    names = [name for name in trained_names(federation, before, round_) if all(name in one for one in shared)]
+    flat = torch.stack([_flat(direction.parts(), names) for direction in directions]).to(federation.device)  # (K, P)
+    norms = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)
+    found = np.zeros((int(owner.max()) + 1 if len(owner) else 0, len(directions)))
+    placed = Placed.of(before, names, federation.device)
+    gradients = gradients_of(federation.objective, federation.parts.collate, placed, examples)
+    federation.objective.eval()
+    for units, at, local in _batches(examples, owner, flat.shape[1]):
+        each = gradients(placed, [examples[i] for i in at])
+        rows = torch.cat([each[name].detach().reshape(len(at), -1) for name in names], 1)
+        together = rows.new_zeros(len(units), rows.shape[1]).index_add_(0, local.to(rows.device), rows)
+        lengths = torch.linalg.vector_norm(together, dim=1, dtype=torch.float64)
+        scale = lengths[:, None] * norms
+        cosine = torch.where(scale > 0, -(together @ flat.T).double() / scale, 0.0)
+        found[units] = cosine.cpu().numpy()
+    return found
+
+
+def _batches(
+    examples: Sequence[Any], owner: NDArray[np.int64], numbers: int
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], Tensor]]:
+    """Units, their examples, and which of these units each is of: whole units, those of like length together."""
+    most = max(1, min(_EXAMPLES, _NUMBERS // max(1, numbers)))
+    lengths = np.array([length(example) for example in examples], dtype=np.int64)
+    counts = np.bincount(owner)
+    longest = np.zeros(len(counts), dtype=np.int64)
+    np.maximum.at(longest, owner, lengths)
+    places = np.split(np.arange(len(owner)), np.cumsum(counts)[:-1])
+    chosen: list[int] = []
+    for unit in [int(unit) for unit in np.argsort(longest, kind="stable") if counts[unit]]:
+        if chosen and counts[chosen].sum() + counts[unit] > most:
+            yield _batch(chosen, places)
+            chosen = []
+        chosen.append(unit)
+    if chosen:
+        yield _batch(chosen, places)
+
+
+def _batch(
+    chosen: Sequence[int], places: Sequence[NDArray[np.int64]]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], Tensor]:
+    at = np.concatenate([places[unit] for unit in chosen])
+    local = torch.from_numpy(np.repeat(np.arange(len(chosen)), [len(places[unit]) for unit in chosen]))
+    return np.array(chosen), at, local
+
+
+def _flat(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
+    return torch.cat([tensors[name].detach().reshape(-1).float() for name in names])
+
+
+def _inner(one: Member, other: Member) -> Tensor:
+    """The inner product of two members, as it can be differentiated in the first; products are not formed."""
+    if isinstance(one, LowRank) and isinstance(other, LowRank):
+        return ((one.left.T @ other.left) * (one.right @ other.right.T)).sum()
+    if isinstance(one, LowRank):
+        return ((one.left.T @ dense(other)) * one.right).sum()
+    if isinstance(other, LowRank):
+        return ((other.left.T @ one) * other.right).sum()
+    return (one * other).sum()

@@ -1,0 +1,201 @@
+"""An audit: every attack that a vantage point allows, made on one run, and held against who was really a member.
+
+Attacks get a `Case`, which holds no truth; `judge` gets their scores and the coins. An attack is made once, from the weakest
+vantage that allows it; whoever sees more can make it too, and its cells there say the same. Intervals are of 95 % each; lower
+bounds, and the intervals called corrected, hold for all attacks on membership together.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attacks import judge
+from attacks.baseline import baseline
+from attacks.case import Case, Finding, Settings, Shadows
+from attacks.catalogue import ATTACKS, Attack
+from attacks.ranking import clients, exposed
+from attacks.vantage import VANTAGES, seen
+from attacks.verdict import verdict
+from secure_fed import recording
+from secure_fed.errors import ConfigError, RunDirectoryError, UsageError
+from secure_fed.federation import Federation
+from secure_fed.methods.method import State, fits
+from secure_fed.parts import GIVEN
+from secure_fed.recording import Recorded
+from secure_fed.run_dir import RESULT, read_config, read_facts, read_object
+from secure_fed.run_store import read_checkpoint
+
+SCHEMA = 1
+AUDIT, PAGE = "audit.json", "audit.html"
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is audited: a federation as it was before its run, the state it ended with, and what was kept of the way there.
+
+    result: the run's own summary.
+    """
+
+    federation: Federation
+    final: State
+    recorded: Recorded | None
+    result: Mapping[str, Any]
+    run_dir: Path | None = None
+
+
+def opened(run_dir: Path) -> Target:
+    """The run in this directory, its data read again, ready to be audited. Nothing is written, and no budget is touched."""
+    facts, config, result = read_facts(run_dir), read_config(run_dir), read_object(run_dir, RESULT)
+    if facts.get("task") == GIVEN:
+        raise RunDirectoryError(
+            f"{run_dir} was trained on objects given in Python: audit it there, with attacks.audit.audited(Target(...))"
+        )
+    checkpoint = read_checkpoint(run_dir)
+    if checkpoint is None:
+        raise RunDirectoryError(f"{run_dir} has no finished round to audit")
+    federation = Federation(config)
+    for name in ("data_digest", "audit"):
+        if federation.parts.facts.get(name) != facts.get(name):
+            raise RunDirectoryError(
+                f"{run_dir} was trained on other data than its settings lead to now, or by another version: {name} in run.json "
+                "differs; an audit needs the very data that it was trained on"
+            )
+    if not fits(federation.method, federation.initial.tensors, checkpoint.state):
+        raise RunDirectoryError(f"{run_dir} holds the state of another model than {config.model.name!r} is now")
+    return Target(federation, checkpoint.state, recording.read(run_dir), result, run_dir)
+
+
+def chosen(names: Iterable[str]) -> list[Attack]:
+    """The attacks of these names; all there are, of none."""
+    names = list(names)
+    for name in names:
+        if name not in ATTACKS:
+            raise ConfigError(f"--attack is {name!r}, but the attacks are {', '.join(ATTACKS)}")
+    return [ATTACKS[name] for name in names or ATTACKS]
+
+
+def audited(
+    target: Target,
+    names: Sequence[str] = (),
+    settings: Settings | None = None,
+    *,
+    show_texts: bool = False,
+    progress: Progress = lambda said: None,
+) -> dict[str, Any]:
+    """The audit as `audit.json` holds it, without a sweep. names: of attacks, all if none. references 0: no shadows."""
+    settings, held = settings or Settings(), target.federation.held
+    attacks = chosen(names)
+    why = held.why or ("" if 0 < held.members.sum() < len(held.members) else "all of the audit pool are on one side")
+    shadows = Shadows(
+        target.federation,
+        settings.seed,
+        lambda done, of: progress(f"round {done} of {of} of the reference adapters"),
+        target.final.round,
+    )
+    membership = [attack for attack in attacks if attack.membership]
+    level = settings.significance / max(1, len(membership))
+    found: dict[str, tuple[judge.Judged, float] | str] = {}
+    for attack in attacks:
+        progress(attack.title)
+        found[attack.name] = (why if attack.membership else "") or _made(target, attack, settings, shadows, level)
+    cells = [_cell(target, attack, vantage, found[attack.name]) for attack in attacks for vantage in VANTAGES]
+    judged = {name: one[0] for name, one in found.items() if not isinstance(one, str) and one[0].ranking}
+    best = max(judged.values(), key=_area, default=None)
+    audit = _header(target, settings) | {
+        "attacks": [{"name": one.name, "title": one.title, "paper": one.paper} for one in attacks],
+        "cells": cells,
+        "roc": {f"{name}/{ATTACKS[name].vantage}": one.curve for name, one in judged.items()},
+        "baseline": _baseline(target, settings, why),
+        "clients": clients(held, best.finding.scores) if best and best.finding.scores is not None else [],
+        "exposed": exposed(target.federation, best.finding.scores, show_texts=show_texts)
+        if best and best.finding.scores is not None
+        else [],
+        "sweep": [],
+    }
+    return audit | {"verdict": verdict(audit)}
+
+
+def _area(one: judge.Judged) -> float:
+    return one.ranking.auc if one.ranking else 0.0
+
+
+def _made(
+    target: Target, attack: Attack, settings: Settings, shadows: Shadows, level: float
+) -> tuple[judge.Judged, float] | str:
+    """The finding of an attack held against the truth, and its seconds; or why it could not be made."""
+    directions = target.federation.config.evaluation.canaries == "direction"
+    if attack.membership and directions and not attack.directions:
+        return "the audited units are canaries of random direction, which learn nothing of their examples"
+    if attack.shadows and settings.references == 0:
+        return "it needs reference adapters, each of which takes as long as the run: ask for them with --references 16"
+    case = Case(target.federation, seen(attack.vantage, target.final.tensors, target.recorded), shadows)
+    started = time.perf_counter()
+    try:
+        finding: Finding = attack.run(case, settings)
+    except UsageError as error:  # Inapplicable, or what the federation cannot do
+        return str(error)
+    delta = float(target.result.get("delta") or 0.0)
+    members = target.federation.held.members
+    held = judge.judged(finding, members, delta=delta, significance=level, seed=settings.seed)
+    return held, time.perf_counter() - started
+
+
+def _cell(target: Target, attack: Attack, vantage: str, found: tuple[judge.Judged, float] | str) -> dict[str, Any]:
+    order = list(VANTAGES)
+    if order.index(vantage) < order.index(attack.vantage):
+        return judge.empty(attack.name, vantage, f"this adversary does not see {VANTAGES[attack.vantage].sees}")
+    if isinstance(found, str):
+        return judge.empty(attack.name, vantage, found)
+    return judge.cell(attack.name, vantage, *found, accounted(target.result, vantage))
+
+
+def accounted(result: Mapping[str, Any], vantage: str) -> float | None:
+    """The epsilon that a run guarantees against this adversary, None if nothing.
+
+    Noise on the sum protects from those who see the models made of it, and not from the server that adds it. Noise that clients
+    add protects from the server too, with what it costs that the server sees who takes part. Replacing a unit is no neighbour
+    that coins of being there or not can tell of.
+    """
+    terms = result.get("privacy")
+    if not terms or not terms.get("private", False) or "replaced" in str(terms.get("adjacency")):
+        return None
+    if vantage in ("outsider", "fellow_client"):
+        return float(result["epsilon"])
+    seen_by = {"sum": (), "shares": ("secure_server",)}.get(str(terms.get("place")), ("secure_server", "server"))
+    return float(result["epsilon_participants"]) if vantage in seen_by else None
+
+
+def _header(target: Target, settings: Settings) -> dict[str, Any]:
+    held, result = target.federation.held, target.result
+    return {
+        "schema": SCHEMA,
+        "run_dir": str(target.run_dir) if target.run_dir else None,
+        **{name: result.get(name) for name in ("method", "model", "data", "unit", "delta", "accuracy")},
+        "audited_unit": held.kind,
+        "canaries": target.federation.config.evaluation.canaries,
+        "recorded": target.federation.config.evaluation.record,
+        "epsilon_accounted": accounted(result, "outsider"),
+        "members": int(held.members.sum()),
+        "non_members": len(held.members) - int(held.members.sum()),
+        "significance": settings.significance,
+        "vantages": [{"name": one.name, "title": one.title, "sees": one.sees} for one in VANTAGES.values()],
+    }
+
+
+def _baseline(target: Target, settings: Settings, why: str) -> dict[str, Any]:
+    """What can be told of membership without any model, which must be nothing."""
+    held = target.federation.held
+    found = why or baseline(held.units, held.members, settings.seed)
+    if isinstance(found, str):
+        return {"auc": None, "auc_interval": None, "at_chance": None, "why": found}
+    return {
+        "auc": found.ranking.auc,
+        "auc_interval": list(found.ranking.auc_interval),
+        "at_chance": found.at_chance,
+        "why": "",
+    }

@@ -1,0 +1,103 @@
+"""What words alone tell of membership, without any model: it must be nothing, or attacks measure how the split was made.
+
+A logistic regression on a bag of words tells members from non-members, trained on some units and tried on others. Under fair
+coins no unit says anything of another's coin, so it cannot do better than chance. If it does (members from an earlier time, of
+other topics, prepared in another way, or several units with one coin), then an attack may be doing the same, and its success
+is none against the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from secure_fed.roc import Ranking, auc, rank
+
+FOLDS = 5
+FEWEST = 2 * FOLDS  # units on either side
+SHUFFLES = 39
+
+
+class Words(Protocol):
+    """A unit, as far as it matters here."""
+
+    @property
+    def examples(self) -> Sequence[Any]: ...
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """at_chance: False if the true coins are told better than each of 39 shufflings of them, which fair coins are with a
+    probability of at most 1/40. The interval of the ranking is narrower than that: it takes the scores as given, though all
+    come of the same coins. An AUC below 1/2 is chance too: what a fold lacks, the others were trained on in excess.
+    """
+
+    ranking: Ranking
+    at_chance: bool
+
+
+def baseline(units: Sequence[Words], members: ArrayLike, seed: int) -> Baseline | str:
+    """The baseline of a split; where there can be none, the reason. Equal arguments give equal results."""
+    truth = np.asarray(members, dtype=np.bool_)
+    if len(truth) != len(units):
+        raise ValueError(f"{len(truth)} coins do not fit {len(units)} units: one for each")
+    fewest = int(min(truth.sum(), (~truth).sum()))
+    if fewest < FEWEST:
+        return f"{fewest} units on one side are too few for a baseline without a model, which takes {FEWEST}"
+    words = [_words(unit) for unit in units]
+    if any(one is None for one in words):
+        return "a baseline without a model counts words, and these examples have no input_ids"
+    features = _counts([one for one in words if one is not None])
+    scores = _tried(features, truth, seed)
+    ranking = rank(scores[truth], scores[~truth], seed=seed)
+    return Baseline(ranking, at_chance=_shuffled_does_as_well(features, truth, ranking.auc, seed))
+
+
+def _shuffled_does_as_well(features: Any, members: NDArray[np.bool_], found: float, seed: int) -> bool:
+    """Whether any of SHUFFLES other deals of the same coins are told as well; under fair coins all are equally likely."""
+    rng = np.random.default_rng(seed)
+    for _ in range(SHUFFLES):
+        dealt = rng.permutation(members)
+        scores = _tried(features, dealt, seed)
+        if auc(scores[dealt], scores[~dealt]) >= found:
+            return True
+    return False
+
+
+def _words(unit: Words) -> NDArray[np.int64] | None:
+    """All words of all examples of a unit; a class counts as one more word, since attacks see it too."""
+    found = [np.zeros(0, dtype=np.int64)]
+    for example in unit.examples:
+        try:
+            found.append(np.asarray(example["input_ids"], dtype=np.int64).ravel())
+        except (KeyError, TypeError, IndexError, ValueError):
+            return None
+        label = example.get("labels")
+        if label is not None and np.ndim(label) == 0:
+            found.append(np.array([-1 - int(label)]))  # token ids are not negative
+    return np.concatenate(found)
+
+
+def _counts(words: Sequence[NDArray[np.int64]]) -> Any:
+    """log(1 + how often each unit has each word), as a sparse (units, words) matrix."""
+    from scipy.sparse import csr_array
+
+    unit = np.repeat(np.arange(len(words), dtype=np.int32), [len(one) for one in words])
+    vocabulary, word = np.unique(np.concatenate(words), return_inverse=True)
+    shape = (len(words), max(1, len(vocabulary)))
+    return csr_array((np.ones(len(word)), (unit, word.astype(np.int32))), shape=shape).log1p()
+
+
+def _tried(features: Any, members: NDArray[np.bool_], seed: int) -> NDArray[np.float64]:
+    """For each unit the log-odds of membership, from a regression that was trained without its fold."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
+
+    folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
+    regression = LogisticRegression(solver="liblinear")
+    scores = cross_val_predict(regression, features, members, cv=folds, method="decision_function")
+    return np.asarray(scores, dtype=np.float64)

@@ -1,0 +1,107 @@
+"""Canaries of random direction (Andrew et al. 2023, arXiv 2302.03098): does what was released point where a canary pulled?
+
+Unit i pulls along a direction u_i of its own (`secure_fed.directions`). Let c_t be what round t released (its sum, where the
+adversary sees sums; of its own client, where it sees those; else the change of the global state; all rounds together, where it
+sees only the last state) and d the number of coordinates. The score is the sum over rounds of normalised cosines,
+
+    score(u) = <u, V> sqrt(d) / |V|,   V = sum_t c_t / |c_t|.
+
+V does not depend on the u of a unit that did not train, so the score of such a unit is sqrt(d) times a coordinate of a uniform
+point on the unit sphere: N(0, 1), up to terms of order 1 / d, whatever the model, the data and the noise are.
+
+The sum over rounds is more powerful than the largest of the rounds' cosines where noise is as large as a canary or larger: over
+20 rounds, each shifted by one standard deviation, it ranks with an AUC of .999 against .911, and where 3 in 10 rounds draw
+the canary, with .82 against .75. The largest is better only for canaries that are seldom drawn and then stand out by two
+deviations or more: .78 against .72 at one round in ten.
+
+Of a method that sends products of factors the cosine is taken of what it would send of u, and N(0, 1) holds only about: the
+scores are divided by the standard deviation over fresh directions, that no unit has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attacks.case import Case, Finding, Inapplicable, Settings
+from attacks.released import Release, evenly, releases, unit_vector
+from secure_fed.canaries import length_beyond_clipping
+from secure_fed.directions import direction, length_of_steps
+from secure_fed.tensors import Layout
+
+Floats = NDArray[np.float64]
+
+
+def run(case: Case, settings: Settings) -> Finding:
+    """(units,) scores, N(0, 1) for units that did not train. measured: the `dimension` d, the `rounds` looked at, and of fresh
+    directions the standard deviation of their scores (`null_std`, before it is divided by where N(0, 1) is not exact,
+    `null_is_exact`) and the p-value of a test of N(0, 1) (`null_p_value`).
+    """
+    if case.federation.config.evaluation.canaries != "direction":
+        raise Inapplicable("no unit pulled along a direction in this run; it takes evaluation.canaries = 'direction'")
+    of_client = lru_cache(1)(lambda client: evenly(releases(case, client), settings.max_rounds))  # units go by client
+    scores = [score(case, of_client(unit.client), unit.name, len(unit.examples)) for unit in case.units]
+    asked = [case.units[i * len(case.units) // _FRESH] for i in range(_FRESH)]
+    fresh = [score(case, of_client(unit.client), f"nobody {i}", len(unit.examples)) for i, unit in enumerate(asked)]
+    some = of_client(case.units[0].client)
+    exact = all(release.linear for release in some)
+    spread = 1.0 if exact else float(np.std(fresh))
+    measured = {
+        "dimension": max((release.layout.size for release in some), default=0),
+        "null_is_exact": exact,
+        "null_std": float(np.std(fresh)),
+        "null_p_value": null_p_value(np.array(fresh) / spread),
+        "rounds": len(some),
+    }
+    return Finding(np.array(scores) / spread, measured)
+
+
+def null_p_value(scores: Floats) -> float:
+    """The p-value of a Kolmogorov-Smirnov test of N(0, 1): for scores of units that did not train."""
+    from scipy.stats import kstest
+
+    return float(kstest(scores, "norm").pvalue)
+
+
+def score(case: Case, seen: Sequence[Release], unit: str, examples: int) -> float:
+    """The score of the direction that a unit of this name has, over these releases."""
+    total = variance = 0.0
+    # Releases of one layout share a direction, so their unit vectors are added up before they are squared.
+    for layout in dict.fromkeys(release.layout.digest for release in seen):
+        alike = [release for release in seen if release.layout.digest == layout]
+        along = np.sum([release.moved for release in alike], axis=0)
+        if alike[0].linear:
+            total += float(along @ sent_of(case, alike[0], unit, examples))
+        else:
+            total += sum(float(release.moved @ sent_of(case, release, unit, examples)) for release in alike)
+        variance += float(along @ along) / alike[0].layout.size
+    return total / math.sqrt(variance) if variance else 0.0
+
+
+def sent_of(case: Case, release: Release, unit: str, examples: int) -> Floats:
+    """The unit vector of what a unit of this name sends, if it ends where its direction leads."""
+    federation = case.federation
+    config, method, seed = federation.config, federation.method, federation.config.federation.seed
+    layout = Layout.of(release.before.select(release.trained))
+    far = release.lr
+    if federation.held.kind == "client":
+        steps = length_of_steps(layout.size, examples, config.training, release.lr)
+        far = length_beyond_clipping(config) or steps
+    pulled = direction(unit, seed, layout).select(release.sent)
+    if release.linear:
+        return unit_vector(pulled, release.layout)
+    after = release.before.select(release.sent).dense() + pulled * far
+    return unit_vector(method.contribute(release.pass_name, release.before, after, {}), release.layout)
+
+
+_FRESH = 200
+
+
+if __name__ == "__main__":
+    from attacks.command import main
+
+    raise SystemExit(main("canary_cosine"))

@@ -1,0 +1,86 @@
+"""Canary clients, with all that is public of them: the likelihood ratio of having been drawn now and then against never.
+
+In round t a canary client that is drawn, which happens with the public probability q, moves the mean by l w along its direction
+u: l is the length that clipping leaves it, or without clipping that of its steps, and w its weight in the mean. Of what the
+round released, c_t, the number x_t = sqrt(d) <u, c_t> / |c_t| is N(0, 1) if it was not drawn, and about N(s_t, 1) with
+s_t = sqrt(d) l w / |c_t| if it was. So the score of a unit is
+
+    sum over t of log(1 - q + q exp(s_t x_t - s_t^2 / 2))
+
+which no sum or largest of the cosines beats where this holds (Neyman and Pearson).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+
+from attacks.canary_cosine import sent_of
+from attacks.case import Case, Finding, Floats, Inapplicable, Settings
+from attacks.released import Release, evenly, releases
+from secure_fed.directions import length_of_steps
+
+
+def likelihood(x: Floats, shift: Floats, rate: float) -> Floats:
+    """(units,) from x (units, rounds), shift (rounds,): the log-likelihood ratio of being drawn at that rate."""
+    with np.errstate(divide="ignore"):
+        drawn = math.log(rate) + shift * x - np.square(shift) / 2
+        score: Floats = np.logaddexp(np.log1p(-rate), drawn).sum(axis=1)
+    return score
+
+
+def run(case: Case, settings: Settings) -> Finding:
+    """measured: the median shift of a drawn canary, in standard deviations of one that is not, and the rate of being drawn."""
+    federation = case.federation
+    if federation.config.evaluation.canaries != "direction" or federation.held.kind != "client":
+        raise Inapplicable(
+            "no clients pulled along directions in this run; it takes evaluation.canaries = 'direction', of clients"
+        )
+    if not (case.seen.states or case.seen.sums):
+        raise Inapplicable("no round was recorded, and this attack goes by rounds; set evaluation.record = 'models'")
+    units = case.units
+    of_client = lru_cache(1)(lambda client: evenly(releases(case, client), settings.max_rounds))
+    found = of_client(units[0].client)
+    _require_linear(case, found)
+    shift = np.array([_shift(case, release, len(units[0].examples)) for release in found])
+    x = np.array(
+        [
+            [float(release.moved @ sent_of(case, release, unit.name, len(unit.examples))) for release in found]
+            for unit in units
+        ]
+    )
+    scale = np.sqrt([release.layout.size for release in found])
+    rate = federation.sampler.rate
+    measured = {"shift": float(np.median(shift)), "rate": rate, "rounds": len(found)}
+    return Finding(likelihood(x * scale, shift, rate), measured)
+
+
+def _require_linear(case: Case, found: list[Release]) -> None:
+    optimizer = case.federation.config.federation.server_optimizer
+    if optimizer == "adam" and not case.seen.sums:
+        raise Inapplicable(
+            "the server's Adam changes lengths, from which this attack knows how far a canary moves a round"
+        )
+    if not found or not all(release.linear for release in found):
+        raise Inapplicable(
+            f"{case.federation.method.card.name} sends products, in which a canary's part is no known share; canary_cosine does"
+        )
+
+
+def _shift(case: Case, release: Release, examples: int) -> float:
+    """s_t: what a drawn canary adds to x_t."""
+    config, expected = case.federation.config, case.federation.sampler.expected
+    size = release.layout.size
+    length = length_of_steps(size, examples, config.training, release.lr)
+    if config.privacy.unit == "client":
+        length = config.privacy.clip_norm
+    weight = 1.0 if case.seen.sums else config.federation.server_lr / expected
+    return math.sqrt(size) * length * weight / release.length
+
+
+if __name__ == "__main__":
+    from attacks.command import main
+
+    raise SystemExit(main("canary_likelihood"))

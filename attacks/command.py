@@ -1,0 +1,120 @@
+"""`secure-fed audit RUN_DIR`, and the script of each attack: arguments in, figures out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from attacks.catalogue import ATTACKS
+
+REFERENCES = 16
+_PATIENCE = 900  # seconds of shadow training that are begun without being asked for
+
+
+def add_arguments(parser: argparse.ArgumentParser, *, whole: bool = True) -> None:
+    """whole: of the command, which writes a report; else of one attack's script."""
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    if whole:
+        names = ", ".join(ATTACKS)
+        parser.add_argument("--attack", action="append", default=[], metavar="NAME", help=f"only this one ({names})")
+        parser.add_argument(
+            "--beside",
+            nargs="+",
+            type=Path,
+            default=[],
+            metavar="RUN_DIR",
+            help="other runs, to stand beside this one in the report",
+        )
+        shown = "put the texts of the most exposed examples into the report, which are left out otherwise"
+        parser.add_argument("--show-texts", action="store_true", help=shown)
+    trained = f"adapters to train for comparison (default: {REFERENCES}, where that takes minutes; 0: none)"
+    parser.add_argument("--references", type=int, metavar="N", help=trained)
+    parser.add_argument("--json", action="store_true", help="print the audit as one JSON object")
+
+
+def run(chosen: argparse.Namespace) -> None:
+    """Make an audit, write audit.json and audit.html beside the run, and show what was found."""
+    audit = _audit(chosen, chosen.attack, show_texts=chosen.show_texts)
+    page = _written(audit, chosen.run_dir, chosen.beside)
+    _show(audit, as_json=chosen.json)
+    if not chosen.json:
+        print(f"report: {page}")
+
+
+def side_by_side(run_dir: Path, other: Path) -> list[str]:
+    """Audit two runs with whatever needs no reference adapters, and write the report of the first with the other beside it.
+
+    What to say of it: a line for each run, and where the report is.
+    """
+    from attacks.audit import audited, opened
+    from attacks.case import Settings
+
+    settings = Settings(references=0)
+    second, first = (audited(opened(one), (), settings) for one in (other, run_dir))
+    _written(second, other, ())
+    page = _written(first, run_dir, (other,))
+    lines = [
+        f"{row['label']}: accuracy {row['accuracy']:.1%}; {ATTACKS[row['attack']].title} find members with an AUC of "
+        f"{row['auc']:.2f} (.5 is a coin), which shows epsilon {row['epsilon_lower']:.2f} at least"
+        for row in first["sweep"]
+    ]
+    return [*lines, f"audit: {page}"]
+
+
+def _written(audit: dict[str, Any], run_dir: Path, beside: Sequence[Path]) -> Path:
+    """audit.json and audit.html, for the owner of the run."""
+    from attacks.audit import AUDIT, PAGE
+    from attacks.report import write
+    from attacks.sweep import swept
+    from secure_fed.durable import atomic_write
+
+    audit["sweep"] = swept(audit, run_dir, beside)
+    path = run_dir / AUDIT
+    atomic_write(path, json.dumps(audit, indent=1) + "\n")
+    path.chmod(0o600)
+    return write(audit, run_dir / PAGE)
+
+
+def main(name: str, arguments: Sequence[str] | None = None) -> int:
+    """The script of one attack: its figures on a run, nothing written."""
+    from secure_fed.cli import reported
+
+    attack = ATTACKS[name]
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {attack.module}", description=f"{attack.title} ({attack.paper}), on a run."
+    )
+    add_arguments(parser, whole=False)
+    chosen = parser.parse_args(arguments)
+    return reported(lambda: _show(_audit(chosen, [name]), as_json=chosen.json))
+
+
+def _audit(chosen: argparse.Namespace, names: Sequence[str], *, show_texts: bool = False) -> dict[str, Any]:
+    from attacks.audit import audited, opened
+    from attacks.case import Settings
+    from secure_fed.errors import ConfigError
+
+    if chosen.references is not None and not (chosen.references == 0 or chosen.references >= 2):
+        raise ConfigError(f"--references is {chosen.references}; it must be 0, for none, or 2 at least")
+    target = opened(chosen.run_dir)
+    references = chosen.references
+    if references is None:
+        asked = any(ATTACKS[name].shadows for name in names if name in ATTACKS)
+        references = REFERENCES if asked or REFERENCES * target.result["seconds"] <= _PATIENCE else 0
+    settings = Settings(references=references)
+    return audited(
+        target,
+        names,
+        settings,
+        show_texts=show_texts,
+        progress=lambda said: print(f"secure-fed: {said}", file=sys.stderr),
+    )
+
+
+def _show(audit: dict[str, Any], *, as_json: bool) -> None:
+    from attacks.terminal import show
+
+    print(json.dumps(audit)) if as_json else show(audit)

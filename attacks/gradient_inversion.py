@@ -1,0 +1,148 @@
+"""Texts out of one client's update: what a server without secure aggregation can read.
+
+The exact test (`span.py`) on some clients' updates, one round at a time and then all rounds of a client together: its
+inputs stay the same from round to round while its gradients differ, so the rows of r rounds span more of them. Small
+ranks do not protect a client that trains on the same few texts again. Where the test does not apply, `guessed` holds
+the candidates nearest to the row space, and where every update is one step of SGD on one text, texts are looked for
+by optimisation too (`matching.py`).
+
+A client's texts are read for scoring alone. They are all that it holds: of a client that trains on a part in a round,
+recall is below 1 even if everything of that part was found. Special and padding tokens do not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attacks.case import Inapplicable
+from attacks.inversion import NO_FACTORS, recover_all
+from attacks.matching import Budget, match
+from attacks.scene import Scene, scene
+from attacks.token_scores import score, texts_of
+
+if TYPE_CHECKING:
+    from attacks.case import Case, Finding, Settings
+    from secure_fed.recording import Update
+
+ROUNDS, CLIENTS, MATCHED = 3, 5, 3
+_MATCHED_TOKENS = 24
+
+
+def run(case: Case, settings: Settings) -> Finding:
+    """Recall and precision over the updates that were looked at."""
+    from attacks.case import Finding
+
+    if not case.seen.updates:
+        raise Inapplicable("inverting updates needs those of single clients: set evaluation.record = 'updates'")
+    at = scene(case)
+    updates = picked(case, settings)
+    found = recover_all([[at.sent(one)] for one in updates], at.first, at.scale, at.known, at.each)
+    if all(one.why == NO_FACTORS for one in found):
+        raise Inapplicable(f"{NO_FACTORS}; there is nothing to test inputs against")
+    rows = [
+        {"round": one.round, "client": one.client, **at.scored(recovery, [one.client])}
+        for one, recovery in zip(updates, found, strict=True)
+    ]
+    measured = {**means(rows), "all_rounds": _together(at, updates), "per_update": rows}
+    failed = [one for one, recovery in zip(updates, found, strict=True) if not recovery.applies]
+    if matched := _matched(at, failed):
+        measured["matching"] = matched
+    return Finding(measured=measured, note="of pairs of position and token, special tokens left out")
+
+
+def picked(case: Case, settings: Settings) -> list[Update]:
+    """A few clients' updates of the first rounds they took part in."""
+    usable = [one for one in case.seen.updates if one.round in case.seen.states]
+    clients = list(dict.fromkeys(one.client for one in usable))[:CLIENTS]
+    most = min(settings.max_rounds or ROUNDS, ROUNDS)
+    chosen: list[Update] = []
+    for client in clients:
+        own = [one for one in usable if one.client == client]
+        rounds = sorted({one.round for one in own})[:most]
+        chosen += [one for one in own if one.round in rounds and one.pass_name == _last_pass(own, one.round)]
+    return chosen
+
+
+def _last_pass(own: Sequence[Update], round_: int) -> str:
+    """The pass that carries changes, after any sketch of them."""
+    return [one.pass_name for one in own if one.round == round_][-1]
+
+
+def means(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Over rows; where nothing was found there is no precision, and an update that the test does not apply to recalls
+    nothing.
+    """
+    told = [row for row in rows if row["exact_applicable"]]
+    return {
+        "updates": len(rows),
+        "exact_applicable": len(told),
+        **{
+            name: _mean([row[name] for row in rows if row[name] is not None])
+            for name in ("recall", "precision", "bag_recall", "bag_precision", "guessed_recall", "guessed_precision")
+        },
+        "why_not": sorted({row["why"] for row in rows if row["why"]}),
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+def _together(at: Scene, updates: Sequence[Update]) -> dict[str, Any] | None:
+    """All rounds of each client at once, where a client was seen in several."""
+    clients = list(dict.fromkeys(one.client for one in updates))
+    groups = {client: [one for one in updates if one.client == client] for client in clients}
+    several = {client: own for client, own in groups.items() if len(own) > 1}
+    if not several:
+        return None
+    found = recover_all(
+        [[at.sent(one) for one in own] for own in several.values()], at.first, at.scale, at.known, at.each
+    )
+    return means([at.scored(one, [client]) for client, one in zip(several, found, strict=True)])
+
+
+def _matched(at: Scene, updates: Sequence[Update]) -> dict[str, Any] | None:
+    """Recall of tokens by optimisation, and that of naming the most frequent tokens of public texts instead."""
+    from secure_fed.tasks import classification
+
+    training, parts = at.case.federation.config.training, at.case.federation.parts
+    plain = training.optimizer == "sgd" and training.batch_size == 1 and training.steps == 1
+    short = at.length <= _MATCHED_TOKENS and parts.loss is classification.loss
+    if not (plain and short and at.case.federation.device.type == "cpu"):
+        return None
+    named = dict(zip(parts.names, parts.train, strict=True))
+    recalls, usual = [], []
+    for one in [one for one in updates if len(named[one.client]) == 1][:MATCHED]:
+        found = _match(at, one)
+        truth = at.truth([one.client])
+        recalls.append(score({(-1, token) for token in found}, truth, at.special).bag_recall)
+        frequent = {(-1, token) for token in _frequent(at, len(set(found)))}
+        usual.append(score(frequent, truth, at.special).bag_recall)
+    return {"updates": len(recalls), "bag_recall": _mean(recalls), "baseline": _mean(usual)} if recalls else None
+
+
+def _match(at: Scene, one: Update) -> list[int]:
+    """The label is the class whose bias the step raised most: its gradient alone is negative."""
+    before = at.before(one.round)
+    model = at.case.federation.objective.load(before).eval()
+    change = {name: one.contribution.tensor(name) for name in one.contribution if name in before}
+    bias = [name for name in at.case.federation.parts.head if name.endswith("bias") and name in change]
+    label = int(change[bias[-1]].argmax()) if bias else 0
+    start = {name: before.tensor(name) for name in before}
+    return match(model, start, change, at.length, label, Budget())
+
+
+def _frequent(at: Scene, count: int) -> list[int]:
+    texts = texts_of(at.case.population) or []
+    tokens = np.array([token for text in texts for token in set(text) - at.special])
+    names, times = np.unique(tokens, return_counts=True)
+    return [int(token) for token in names[np.argsort(-times)][:count]]
+
+
+if __name__ == "__main__":
+    from attacks.command import main
+
+    raise SystemExit(main("gradient_inversion"))

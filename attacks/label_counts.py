@@ -1,0 +1,175 @@
+"""How many examples of each class a client trained on, from what it changed the classifier's bias by.
+
+For softmax and cross-entropy the gradient at the bias is dL/db_c = mean(p_c) - n_c / B over the B examples of a step
+(iDLG and LLG, Wainakh et al. 2022; iLRG, Ma et al. 2023, brings in the mean of p). A client that takes T steps of
+plain SGD sends -lr T mean(dL/db), clipped or not times an unknown factor f <= 1, so
+
+    shares_c = n_c / B = mean(p_c) + change_c / (lr T f),        f = 1 without clipping
+
+with p_c what the model of that round gives to public examples. That is exact but for mean(p_c), which differs between
+the client's examples and public ones, and moves in the course of T steps. AdamW makes every entry of its first steps
+about as long as any other, so that sizes are lost; under it, and under clipping, this is not applicable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attacks.case import Inapplicable
+
+if TYPE_CHECKING:
+    from attacks.case import Case, Finding, Settings
+    from secure_fed.recording import Update
+
+Floats = NDArray[np.float64]
+MOST_UPDATES, MOST_EXAMPLES = 60, 1000
+_NOTE = "distance of label shares from the true ones, 0 to 2; the baseline says the population's shares of every client"
+
+
+def shares(change: Floats, mean_probability: Floats, lr: float, steps: float) -> Floats:
+    """(classes,) each class's share of the batch: at least 0, adding up to 1.
+
+    change: of the bias. mean_probability: of the classes, over examples like the client's, at the model it began with.
+    """
+    raw = mean_probability + change / (lr * steps)
+    positive = np.clip(raw, 0.0, None)
+    total = float(positive.sum())
+    return positive / total if total > 0 else np.full(len(raw), 1 / len(raw))
+
+
+def l1(found: Floats, true: Floats) -> float:
+    """Between 0 and 2: twice the share of labels that would have to be changed."""
+    return float(np.abs(found - true).sum())
+
+
+def run(case: Case, settings: Settings) -> Finding:
+    """Compares with the clients' true labels, to score; the baseline says the population's shares of everybody."""
+    from attacks.case import Finding
+
+    bias = _bias(case)
+    updates = _chosen(case, bias, settings)
+    classes = case.federation.initial.tensors.tensor(bias).shape[0]
+    population = _label_shares(case.population, classes)
+    probabilities = {round_: _mean_probability(case, round_) for round_ in {update.round for update in updates}}
+    named = dict(zip(case.federation.parts.names, case.federation.parts.train, strict=True))
+    errors, usual = [], []
+    for update in updates:
+        own = named[update.client]
+        change = np.asarray(update.contribution.tensor(bias).double())
+        found = shares(change, probabilities[update.round], case.seen.lr[update.round], _steps(case, len(own)))
+        true = _label_shares(own, classes)
+        errors.append(l1(found, true))
+        usual.append(l1(population, true))
+    measured: dict[str, Any] = {
+        "l1_error": float(np.mean(errors)),
+        "baseline_l1": float(np.mean(usual)),
+        "clients": len({update.client for update in updates}),
+        "updates": len(updates),
+    }
+    return Finding(measured=measured, note=_NOTE)
+
+
+def _bias(case: Case) -> str:
+    """The name of the classifier's bias, or why there is none to read."""
+    _require_known_steps(case)
+    initial = case.federation.initial.tensors
+    found = [name for name in case.federation.parts.head if name.endswith("bias") and name in initial]
+    labels = _labels(case.population)
+    if not labels or not found:
+        raise Inapplicable("label counts need a classifier whose bias travels, of one whole-number label an example")
+    scores = _mean_probability(case, 0)
+    if scores.ndim != 1 or len(scores) <= max(labels) or min(labels) < 0:
+        raise Inapplicable(f"label counts need one score of each class, and labels up to {max(labels)} have none")
+    for name in reversed(found):
+        if initial[name].shape == scores.shape:
+            return name
+    raise Inapplicable(f"label counts need a bias of {len(scores)} classes in the head, and there is none")
+
+
+def _require_known_steps(case: Case) -> None:
+    """Refuse updates that are no steps of known length down the plain cross-entropy."""
+    from secure_fed.tasks import classification
+
+    config = case.federation.config
+    training = config.training
+    if training.optimizer != "sgd" or training.momentum or training.weight_decay:
+        raise Inapplicable(
+            "label counts need plain SGD: AdamW, momentum and weight decay make other steps than the gradient's"
+        )
+    if case.federation.protection.place != "nowhere":
+        raise Inapplicable("label counts need updates of known length, and these are clipped to privacy.clip_norm")
+    if config.data.class_priors:
+        raise Inapplicable("label counts need the plain cross-entropy, and data.class_priors weighs it")
+    if case.federation.parts.loss is not classification.loss:
+        raise Inapplicable("label counts need the cross-entropy of a classifier, and the loss here is another")
+
+
+def _chosen(case: Case, bias: str, settings: Settings) -> list[Update]:
+    """Some updates of the first rounds, in the order in which they came; the model is the least sure of itself
+    there.
+    """
+    if not case.seen.updates:
+        raise Inapplicable("label counts need the updates of single clients: set evaluation.record = 'updates'")
+    seen = [one for one in case.seen.updates if bias in one.contribution and one.round in case.seen.states]
+    if not seen:
+        raise Inapplicable(f"label counts need a bias that travels, and {bias} stays on the client")
+    rounds = sorted({one.round for one in seen})[: settings.max_rounds]
+    return [one for one in seen if one.round in rounds][:MOST_UPDATES]
+
+
+def _steps(case: Case, examples: int) -> float:
+    """How many steps the client took; an attacker knows it of its settings, or learns the client's size elsewhere."""
+    training = case.federation.config.training
+    if training.steps is not None:
+        return training.steps
+    return training.epochs * -(-examples // training.batch_size)
+
+
+def _mean_probability(case: Case, round_: int) -> Floats:
+    """(classes,) what the model of that round gives to public examples."""
+    import torch
+
+    from secure_fed.data.encode import batches
+    from secure_fed.tasks.classification import logits
+    from secure_fed.training import to_device
+
+    federation = case.federation
+    model = federation.objective.load(case.seen.states.get(round_, federation.initial.tensors))
+    training, size = model.training, federation.config.evaluation.batch_size
+    model.eval()
+    sums = []
+    with torch.no_grad():
+        for batch in batches(_public(case), size, federation.parts.collate, None):
+            inputs = to_device(batch.inputs, federation.device)
+            sums.append(logits(model, inputs).double().softmax(1).sum(0))
+    model.train(training)
+    return np.asarray((torch.stack(sums).sum(0) / len(_public(case))).cpu())
+
+
+def _public(case: Case) -> list[Any]:
+    """A data set of the user's has a length and items, and no slices."""
+    return [case.population[index] for index in range(min(len(case.population), MOST_EXAMPLES))]
+
+
+def _labels(examples: Sequence[Any]) -> list[int]:
+    """One whole number an example; empty where that is not what labels are."""
+    every = [examples[index] for index in range(len(examples))]
+    found = [np.asarray(one["labels"]) for one in every if isinstance(one, Mapping) and "labels" in one]
+    if len(found) != len(every) or any(label.ndim or label.dtype.kind not in "iu" for label in found):
+        return []
+    return [int(label) for label in found]
+
+
+def _label_shares(examples: Sequence[Any], classes: int) -> Floats:
+    labels = _labels(examples)
+    return np.bincount(labels, minlength=classes) / max(len(labels), 1)
+
+
+if __name__ == "__main__":
+    from attacks.command import main
+
+    raise SystemExit(main("label_counts"))

@@ -1,0 +1,140 @@
+"""Likelihood ratios, LiRA (Carlini et al. 2022): a confidence against those of models trained with the unit and without it.
+
+Of S reference models each trained on about half of the audit pool. For a unit with confidence phi under the target, with mu_in
+and s_in of its confidences under the references it was inside, and mu_out and s_out under the others,
+
+    online    log N(phi; mu_in, s_in^2) - log N(phi; mu_out, s_out^2)
+    offline   log Phi((phi - mu_out) / s_out)
+
+The second needs no model trained on the unit itself: an adversary can have its references before it knows whom to ask about.
+
+With fewer than 64 references a unit's own variance is mostly noise, so variances are pooled over units: the squared residuals
+from each unit's own mean, of all that were inside (or outside), over their number less that of the means taken from them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attacks.case import Case, Finding, Settings
+from secure_fed.errors import UsageError
+from secure_fed.membership import mean_of_units
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+OWN_VARIANCE = 64  # references from which on every unit has variances of its own
+_LEAST_VARIANCE = 1e-12  # of confidences that are all the same
+
+
+def online(phi: Floats, reference_phi: Floats, inside: Bools, pooled: bool | None = None) -> Floats:
+    """(units,) log-likelihood ratios of `phi` (units,), given (S, units) confidences of references and who was inside.
+
+    A unit that was inside of none (or of all) gets the missing mean from the other one and the mean distance of the two over
+    all other units. pooled: whether variances are pooled; None leaves that to the number of references.
+    """
+    require_references(phi, reference_phi, inside)
+    mean_in, mean_out = _completed(_means(reference_phi, inside), _means(reference_phi, ~inside))
+    variance_in = _variances(reference_phi, inside, pooled)
+    variance_out = _variances(reference_phi, ~inside, pooled)
+    return _log_normal(phi, mean_in, variance_in) - _log_normal(phi, mean_out, variance_out)
+
+
+def offline(phi: Floats, reference_phi: Floats, inside: Bools, pooled: bool | None = None) -> Floats:
+    """(units,) log-probabilities that a model without the unit is no surer of it than `phi`; nothing inside is looked at, but
+    for the mean of a unit that is outside of none, which `online` says.
+    """
+    from scipy.special import log_ndtr
+
+    require_references(phi, reference_phi, inside)
+    mean_out = _means(reference_phi, ~inside)
+    if np.isnan(mean_out).any():
+        mean_out = _completed(_means(reference_phi, inside), mean_out)[1]
+    scores: Floats = log_ndtr((phi - mean_out) / np.sqrt(_variances(reference_phi, ~inside, pooled)))
+    return scores
+
+
+def require_references(phi: Floats, reference_phi: Floats, inside: Bools) -> None:
+    """Refuse what no reference can be: shapes that do not fit, numbers that are none, one side empty, or the target itself."""
+    if phi.ndim != 1 or reference_phi.shape != (len(reference_phi), len(phi)) or inside.shape != reference_phi.shape:
+        raise UsageError(
+            f"confidences of shape {phi.shape} need references and coins of shape (references, {len(phi)}), "
+            f"and these have {reference_phi.shape} and {inside.shape}"
+        )
+    if not np.isfinite(phi).all() or not np.isfinite(reference_phi).all():
+        raise UsageError("a confidence is not finite; leave out the references that diverged")
+    itself = np.flatnonzero((reference_phi == phi).all(axis=1))
+    if len(itself):
+        raise UsageError(
+            f"reference {itself[0]} gives every unit the target's own confidence: the target must not be among its references"
+        )
+    both = inside.any(axis=0) & ~inside.all(axis=0)
+    if not both.any():
+        raise UsageError(
+            f"no unit is inside of one and outside of another of the {len(inside)} references; train more of them"
+        )
+
+
+def _means(reference_phi: Floats, chosen: Bools) -> Floats:
+    """(units,) means over the chosen references; NaN where there are none."""
+    count = chosen.sum(axis=0)
+    total = np.where(chosen, reference_phi, 0.0).sum(axis=0)
+    mean: Floats = np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
+    return mean
+
+
+def _completed(mean_in: Floats, mean_out: Floats) -> tuple[Floats, Floats]:
+    distance = float(np.nanmean(mean_in - mean_out))
+    return (
+        np.where(np.isnan(mean_in), mean_out + distance, mean_in),
+        np.where(np.isnan(mean_out), mean_in - distance, mean_out),
+    )
+
+
+def _variances(reference_phi: Floats, chosen: Bools, pooled: bool | None) -> Floats:
+    """(units,) variances over the chosen references: one for all units, or each its own where it has at least two."""
+    count = chosen.sum(axis=0)
+    centred = np.where(chosen, reference_phi - np.nan_to_num(_means(reference_phi, chosen)), 0.0)
+    squares = np.square(centred).sum(axis=0)
+    freedom = count.sum() - np.count_nonzero(count)
+    if freedom < 1:
+        raise UsageError(
+            f"{len(chosen)} references leave no unit with two on the same side, so no variance; train more of them"
+        )
+    common: Floats = np.full(len(count), squares.sum() / freedom)
+    if len(chosen) < OWN_VARIANCE if pooled is None else pooled:
+        return common.clip(min=_LEAST_VARIANCE)
+    own: Floats = np.divide(squares, count - 1, out=common, where=count > 1)
+    return own.clip(min=_LEAST_VARIANCE)
+
+
+def _log_normal(x: Floats, mean: Floats, variance: Floats) -> Floats:
+    """log N(x; mean, variance), less log sqrt(2 pi)."""
+    log_density: Floats = -0.5 * np.log(variance) - np.square(x - mean) / (2 * variance)
+    return log_density
+
+
+def run(case: Case, settings: Settings) -> Finding:
+    """The online score."""
+    return Finding(scores=online(*_confidences(case, settings)), measured={"references": settings.references})
+
+
+def run_offline(case: Case, settings: Settings) -> Finding:
+    """The offline score, from the same references."""
+    return Finding(scores=offline(*_confidences(case, settings)), measured={"references": settings.references})
+
+
+def _confidences(case: Case, settings: Settings) -> tuple[Floats, Floats, Bools]:
+    """Of the target, of the references, and which units these were trained on."""
+    references = case.references(settings.references)
+    _, owner = case.looked_at
+    each = case.reference_confidences(settings.references)
+    reference_phi = np.stack([mean_of_units(phi, owner, len(case.units)) for phi in each])
+    return case.unit_confidences(case.seen.final), reference_phi, references.inside
+
+
+if __name__ == "__main__":
+    from attacks.command import main
+
+    raise SystemExit(main("lira"))

@@ -1,0 +1,21 @@
+"""Loss threshold (Yeom et al. 2018): what the final model fits better was more likely trained on.
+
+score(x) = phi(x), the confidence of the model in x, averaged over the examples of a unit. It needs the final model alone and no
+other training, so it is the least that any adversary can do. It does not know how hard an example is by itself, and that is
+what LiRA and RMIA have over it.
+"""
+
+from __future__ import annotations
+
+from attacks.case import Case, Finding, Settings
+
+
+def run(case: Case, settings: Settings) -> Finding:
+    """(units,) mean confidences of the final state."""
+    return Finding(scores=case.unit_confidences(case.seen.final))
+
+
+if __name__ == "__main__":
+    from attacks.command import main
+
+    raise SystemExit(main("loss"))

@@ -1,0 +1,37 @@
+"""The one-run audit (Steinke, Nasr and Jagielski 2023): one training run, many units, each in or out by a coin of its own.
+
+The run tossed the coins itself, so one run is all it takes: units are ranked by a score, the foremost guessed to be in and the
+last to be out, and more right guesses than any (epsilon, delta)-private training allows are a lower bound on epsilon
+(`attacks.bounds`, from the scores of this attack and the coins). The score of a unit under the final model is
+
+    labels and tokens planted   phi of what was planted, averaged over the unit's examples: a model that never saw the unit
+                                finds no reason to be sure of a wrong label
+    directions                  how far the model has gone since its start along the unit's direction (`canary_cosine`)
+    nothing planted             phi of the unit as it is: sound just the same, but its usual examples are hardly remembered
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from attacks import canary_cosine
+from attacks.case import Case, Finding, Settings
+from attacks.vantage import Seen
+
+
+def run(case: Case, settings: Settings) -> Finding:
+    """(units,) scores of the final state."""
+    planted = case.federation.config.evaluation.canaries
+    if planted == "direction":
+        final = Seen(case.seen.vantage, case.seen.final)
+        return canary_cosine.run(replace(case, seen=final), settings)
+    note = ""
+    if planted == "none":
+        note = "no canaries were planted, so its units are ordinary ones, which tell less; see evaluation.canaries"
+    return Finding(case.unit_confidences(case.seen.final), {"canaries": planted}, note)
+
+
+if __name__ == "__main__":
+    from attacks.command import main
+
+    raise SystemExit(main("one_run"))

@@ -1,0 +1,223 @@
+"""One reference: a federation like the run's over other members, which releases nothing and charges nothing.
+
+It is asked for a round twice. `noted` goes as far as the training of each client and says what they would train on; `round`
+makes the whole round, with what came of that, or with clients training as they are asked. Both draw the same cohort, order and
+coins, since all of these come from seeds; a client that was only asked to note is as if it had not been.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from privacy.distributed import DistributedGaussian
+from privacy.entropy import SeededEntropy, Stream
+from privacy.mechanisms import Gaussian, Named
+from secure_fed.canaries import canary_benches
+from secure_fed.client import Client, Workbench
+from secure_fed.engine import run_round
+from secure_fed.errors import UsageError
+from secure_fed.federation import Federation
+from secure_fed.masked.federated import in_process
+from secure_fed.methods.method import State
+from secure_fed.protection import Protection, cohort_sampler
+from secure_fed.run_budget import charges_nothing
+from secure_fed.server import Server
+from secure_fed.stacked import Job
+from secure_fed.summation import PlainSum
+from secure_fed.training import Trained, train
+from secure_fed.transport import Reply, Request, Transport
+
+
+@dataclass
+class Reference:
+    """A reference adapter in the making: `state` is where it has come to."""
+
+    federation: Federation
+    server: Server
+    clients: list[Client]
+    desk: Desk
+    state: State
+
+    @classmethod
+    def of(cls, federation: Federation, inside: NDArray[np.bool_], seed: int) -> Reference:
+        """Where the units of the pool that are `inside` are members; noise and secret coins come from `seed`."""
+        dealt, desk = federation.held.dealt(inside), Desk()
+        if not dealt.names:
+            raise UsageError("the coins of a reference leave no client to train; lower evaluation.audit_fraction")
+        protection = _protection(federation.protection, seed)
+        bench = _bench(federation, protection, desk)
+        canaries = canary_benches(federation.config, federation.held, bench)
+        benches = {name: replace(own, train=desk.beside(own.train)) for name, own in canaries.items()}
+        groups: Sequence[Sequence[str] | None] = dealt.groups or [None] * len(dealt.names)
+        named = enumerate(zip(dealt.names, dealt.train, groups, strict=True))
+        clients = [Client(index, name, own, benches.get(name, bench), group) for index, (name, own, group) in named]
+        server = replace(
+            federation.server,
+            names=dealt.names,
+            sampler=cohort_sampler(federation.config, len(clients), len(federation.held.names) - len(clients)),
+            protection=protection,
+            charge=charges_nothing,
+            open_sum=partial(PlainSum, precise=protection.place == "sum"),
+            masked=None,
+        )
+        return cls(federation, server, clients, desk, federation.initial)
+
+    def noted(self, lr: float) -> list[Job]:
+        """What the clients of the round to come would train on, in the order they are asked."""
+        self.desk.clear()
+        with suppress(_AskedError):
+            run_round(self.state, self.server, _NoFurther(self._transport()), lr)
+        return list(self.desk.noted)
+
+    def round(self, lr: float, trained: Sequence[Trained] | None = None) -> None:
+        """The round to come; `trained` is what came of the jobs that were noted, without it every client trains when asked."""
+        self.desk.lay_out(trained)
+        self.state, _ = run_round(self.state, self.server, self._transport(), lr)
+
+    def _transport(self) -> Transport:
+        """As the run's, and new for every round: who vanishes goes by seed and round."""
+        config = self.federation.config
+        capped = config.secure_aggregation.enabled and config.federation.weighting == "examples"
+        most = float(config.secure_aggregation.most_examples) if capped else math.inf
+        participants: Any = [_Participant(client, most) for client in self.clients]
+        return in_process(config, participants, None)
+
+
+class Desk:
+    """Stands where clients train: it notes what is to be trained, or gives out what came of it, or has it trained at once."""
+
+    def __init__(self) -> None:
+        self.noted: list[Job] = []
+        self._notes = False
+        self._ready: deque[tuple[Job, Trained]] | None = None
+
+    def clear(self) -> None:
+        """From now on, note."""
+        self.noted, self._notes, self._ready = [], True, None
+
+    def lay_out(self, trained: Sequence[Trained] | None) -> None:
+        """From now on, give out these, of the jobs that were noted; without any, train."""
+        self._notes = False
+        self._ready = None if trained is None else deque(zip(self.noted, trained, strict=True))
+        self.noted = []
+
+    def train(self, objective: Any, before: Any, trainable: Any, examples: Any, *rest: Any) -> Trained:
+        """`training.train`, or its face."""
+        if self._notes:
+            self.noted.append(Job(before, trainable, examples, rest[-1]))
+            raise _NotedError
+        if self._ready is None:
+            return train(objective, before, trainable, examples, *rest)
+        job, trained = self._ready.popleft()
+        if job.examples is not examples:
+            raise RuntimeError(
+                "the second time a round of a reference was computed it asked other clients than the first time"
+            )
+        return trained
+
+    def beside(self, train: Callable[..., Trained]) -> Callable[..., Trained]:
+        """`train` of a client that does not learn from its examples, so that there is nothing to note."""
+
+        def asked(*of: Any) -> Trained:
+            if self._notes:
+                raise _NotedError
+            return train(*of)
+
+        return asked
+
+
+class _NotedError(Exception):
+    """A client was asked to train, and that is noted."""
+
+
+class _AskedError(Exception):
+    """Everybody who takes part in a round was asked to train."""
+
+
+@dataclass(frozen=True)
+class _Participant:
+    """A client that leaves the round where it is only to be noted. most: the largest weight that a masked sum would carry."""
+
+    client: Client
+    most: float
+
+    def handle(self, request: Request) -> Reply | None:
+        try:
+            reply = self.client.handle(request)
+        except _NotedError:
+            return None
+        return replace(reply, weight=min(reply.weight, self.most))
+
+
+@dataclass(frozen=True)
+class _NoFurther:
+    """A transport of a single exchange."""
+
+    inner: Transport
+
+    def exchange(self, requests: Mapping[int, Any]) -> Iterator[Any]:
+        for _ in self.inner.exchange(requests):
+            pass
+        raise _AskedError
+
+
+@dataclass(frozen=True)
+class _AllShares(Gaussian):
+    """To a sum, the noise that all shares of it would have been."""
+
+    shares: DistributedGaussian
+
+    def noised(self, total: Named, clip_norm: float, stream: Stream) -> dict[str, Tensor]:
+        dim = sum(tensor.numel() for tensor in total.values())
+        return Gaussian(self.shares.std(1.0, dim, self.shares.contributors)).noised(total, clip_norm, stream)
+
+
+@dataclass
+class _Allowance:
+    """What is asked for, in as many rounds as a client may take part in; asked again for a round, the same."""
+
+    most: float
+    rounds: dict[str, set[int]] = field(default_factory=dict)
+
+    def __call__(self, who: str, wanted: int, round_: int) -> int:
+        taken = self.rounds.setdefault(who, set())
+        if round_ not in taken and len(taken) >= self.most:
+            return 0
+        taken.add(round_)
+        return wanted
+
+
+def _protection(real: Protection, seed: int) -> Protection:
+    """The run's, from a seed, and with shares of noise put on the sum."""
+    seeded = replace(real, entropy=SeededEntropy(seed))
+    if real.shares is None:
+        return seeded
+    return replace(seeded, place="sum", hidden=False, mechanism=_AllShares(real.shares.noise_multiplier, real.shares))
+
+
+def _bench(federation: Federation, protection: Protection, desk: Desk) -> Workbench:
+    config, plan = federation.config, federation.protection.plan
+    return Workbench(
+        objective=federation.objective,
+        method=federation.method,
+        protection=protection,
+        training=config.training,
+        collate=federation.parts.collate,
+        initial=federation.initial.tensors,
+        personal=federation.server.personal,
+        by_examples=config.federation.weighting == "examples",
+        seed=config.federation.seed,
+        group_examples=config.privacy.group_examples,
+        allowance=_Allowance(math.inf if plan is None or plan.participations is None else plan.participations),
+        train=desk.train,
+    )

@@ -1,0 +1,77 @@
+"""Who is exposed most: the clients, and single units. Texts are shown only where the audit was asked to hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attacks.reading import Audit
+from attacks.values import Row, count, number, words
+from attacks.wording import UNITS
+from secure_fed.report.markup import folded, paragraph, section, table
+from secure_fed.report.words import MISSING, counted, percent
+from secure_fed.report.words import number as shown
+
+_FIRST = 10  # of a long list; the rest opens on a click
+
+
+def clients(audit: Audit) -> str:
+    """Clients by how well their units were told from others."""
+    if not audit.clients:
+        return ""
+    own = any(number(one.get("auc")) is not None for one in audit.clients)
+    head = ("rank", "client", "units", "score", *(("AUC within the client",) if own else ()))
+    rows = [
+        (
+            *(
+                str(rank),
+                words(one.get("client")) or MISSING,
+                shown(count(one.get("units"))),
+                shown(number(one.get("score"))),
+            ),
+            *((shown(number(one.get("auc"))),) if own else ()),
+        )
+        for rank, one in enumerate(audit.clients, start=1)
+    ]
+    return section("Clients, most exposed first", paragraph(_CLIENTS), *_long(head, rows, "client"))
+
+
+def examples(audit: Audit) -> str:
+    """Units by their score. Without texts there is nothing of their content."""
+    if not audit.exposed:
+        return ""
+    ordered = sorted(audit.exposed, key=lambda one: number(one.get("rank")) or float("inf"))
+    texts = any(words(one.get("text")) for one in ordered)
+    head = ("rank", "unit", "score", "above of those held out", "in training", *(("text",) if texts else ()))
+    rows = [(*_unit(one), *((words(one.get("text")) or "not shown",) if texts else ())) for one in ordered]
+    return section(
+        f"The {UNITS.get(audit.audited, 'units')} that stand out most",
+        paragraph(_SHOWN if texts else _REDACTED, "notice" if texts else ""),
+        *_long(head, rows, "unit"),
+    )
+
+
+def _unit(one: Row) -> tuple[str, ...]:
+    member = (
+        {True: "yes", False: "no: a false accusation"}[one["member"]]
+        if isinstance(one.get("member"), bool)
+        else MISSING
+    )
+    rank, share = count(one.get("rank")), number(one.get("share_below"))
+    return shown(rank), words(one.get("unit")) or MISSING, shown(number(one.get("score"))), percent(share), member
+
+
+def _long(head: Sequence[str], rows: Sequence[Sequence[str]], name: str) -> tuple[str, str]:
+    first, rest = rows[:_FIRST], rows[_FIRST:]
+    more = counted(len(rest), f"more {name}", f"more {name}s")
+    return table(head, first), folded(more, table(head, rest)) if rest else ""
+
+
+_CLIENTS = (
+    "The score of a client is the share of those held out that its members stand out from, by the strongest attack; 0.5 is"
+    " chance. With few units it is mostly luck, so it says where to look first, not who was harmed."
+)
+_REDACTED = (
+    "What they hold is not shown, so that this page can be passed on to those who may not read the data. The score is that of"
+    " the strongest attack; how far it can be trusted, its AUC says."
+)
+_SHOWN = "This page holds texts of the training data, as it was asked for: treat it as you treat the data."

@@ -1,0 +1,78 @@
+"""What the findings rest on, and what they do not say."""
+
+from __future__ import annotations
+
+from attacks.evidence import looks
+from attacks.reading import Audit
+from attacks.wording import UNITS, confidence, unit_one
+from secure_fed.report.markup import bullets, facts, folded, paragraph, section, table
+from secure_fed.report.words import MISSING, number
+
+
+def baseline(audit: Audit) -> str:
+    """Whether members and non-members differ without any model; where they do, nothing above holds."""
+    told = audit.baseline
+    about = f"AUC {number(told.auc)}"
+    if told.interval is not None:
+        about += f" ({number(told.interval[0])} to {number(told.interval[1])})"
+    title = "Without any model"
+    if told.at_chance is None:
+        return section(title, paragraph(_UNCHECKED.format(why=f" ({told.why})" if told.why else ""), "notice"))
+    if told.at_chance:
+        return section(title, paragraph(f"{_WHAT} It is at chance: {about}. {_FAIR}"))
+    return section(title, paragraph(f"THIS AUDIT IS VOID. {_WHAT} It is not at chance: {about}. {_UNFAIR}", "loud"))
+
+
+def not_proved(audit: Audit) -> str:
+    """What nobody may conclude from this page."""
+    return section(
+        "What an audit does not prove",
+        bullets(
+            (
+                "That nothing was found does not show that there is nothing: an attack gives a lower end of what can be"
+                " learned, never an upper one. Only a guarantee by calculation gives that.",
+                "An AUC below 0.5, or an attack that is weak on this run, is not privacy.",
+                "A leak that stays below the accounted epsilon does not contradict the guarantee: a guarantee limits what is"
+                " given away, it does not promise that nothing is.",
+                f"It is about {unit_one(audit.audited)}. A person or a client with several may be exposed more.",
+                "It is about this run. Another seed, other data or more rounds may give away more.",
+            )
+        ),
+    )
+
+
+def how(audit: Audit) -> str:
+    """Coins, unit, significance, and whose attacks these are."""
+    units = UNITS.get(audit.audited, "units")
+    rows = (
+        ("unit", unit_one(audit.audited)),
+        ("members and non-members", f"{number(audit.members)} and {number(audit.non_members)}"),
+        ("significance", f"{audit.significance:g}"),
+        ("numbers that could have been called a leak", number(looks(audit))),
+        ("delta of lower bounds", MISSING if audit.delta is None else f"{audit.delta:g}"),
+    )
+    papers = ((attack.title, attack.about or MISSING) for attack in audit.attacks)
+    return section(
+        "How it was measured",
+        paragraph(
+            f"Before training, some {units} were chosen at random, and a fair coin decided for each whether it trained or was"
+            " left out. So members and non-members differ in nothing but that. No attack is told how the coins fell; its scores"
+            f" are compared with them afterwards. Each interval has a confidence of {confidence(audit)}. Because many attacks"
+            " are tried, a number counts as a leak only where luck would give as much in a share of audits below the"
+            " significance divided by how many numbers were looked at."
+        ),
+        facts(rows),
+        folded("Attacks and where they come from", table(("attack", "paper"), papers)) if audit.attacks else "",
+    )
+
+
+_WHAT = "A classifier that never saw the model tried to tell members from non-members by their texts alone."
+_FAIR = "So what an attack finds comes from the model."
+_UNFAIR = (
+    "The two sides differ by themselves, so that no attack above says anything of the model, and no lower bound holds."
+    " Look at how they were divided: by anything else than fair coins, the audit has to be made again."
+)
+_UNCHECKED = (
+    "It was not checked whether members and non-members can be told apart by their texts alone{why}. As long as that is open,"
+    " what an attack found may be a difference of the texts and not a leak of the model."
+)

@@ -1,0 +1,173 @@
+"""Every attack at every vantage point: what it found, or why it could not be tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from attacks import evidence
+from attacks.reading import Audit, Cell, Named
+from attacks.values import count, number, words
+from attacks.wording import at_least, confidence
+from secure_fed.report.markup import bullets, folded, paragraph, section, table, text
+from secure_fed.report.words import MISSING, at_most, duration, listed, percent
+from secure_fed.report.words import number as shown
+
+_SHOWN = 3  # numbers of an attack that is not of membership
+_WORDS = {
+    "leak": "leak",
+    "sign": "weak sign",
+    "inverted": "below chance",
+    "chance": "not told from chance",
+}
+
+
+def matrix(audit: Audit) -> str:
+    """The table, how to read it, and every number behind it."""
+    if not audit.attacks or not audit.vantages:
+        return ""
+    sees = (f"{vantage.title}: sees {vantage.about or 'what is not said'}." for vantage in audit.vantages)
+    return section(
+        "Every attack, by every adversary",
+        paragraph(_READING.format(confidence=confidence(audit))),
+        bullets((*sees, "Each adversary also has what those before it have.")),
+        _table(audit),
+        _left_out(audit),
+        folded("All numbers of every cell", _numbers(audit), _notes(audit)),
+    )
+
+
+def _notes(audit: Audit) -> str:
+    """What the attacks had to say of their own numbers."""
+    return bullets(
+        f"{audit.attack_title(cell.attack)}, {audit.vantage_title(cell.vantage)}: {cell.note}"
+        for cell in audit.cells
+        if cell.note
+    )
+
+
+def measured(cell: Cell) -> list[tuple[str, str]]:
+    """The numbers that an attack has of its own, a recall first, in words."""
+    found = [(name, value) for name, value in cell.measured.items() if number(value) is not None]
+    found.sort(key=lambda entry: "recall" not in entry[0])
+    return [(words(name).replace("_", " "), _own(name, value)) for name, value in found]
+
+
+def _table(audit: Audit) -> str:
+    head = "".join(f'<th scope="col">{text(title)}</th>' for title in ("attack", *(v.title for v in audit.vantages)))
+    body = "".join(_row(audit, attack) for attack in audit.attacks if not _nowhere(audit, attack))
+    if not body:
+        return ""
+    return (
+        f'<div class="scroll"><table class="matrix">\n<thead><tr>{head}</tr></thead>\n'
+        f"<tbody>\n{body}</tbody></table></div>\n"
+    )
+
+
+def _nowhere(audit: Audit, attack: Named) -> bool:
+    """Whether an attack could be made by no adversary at all."""
+    cells = [audit.cell(attack.name, vantage.name) for vantage in audit.vantages]
+    return all(cell is not None and not cell.applicable for cell in cells)
+
+
+def _left_out(audit: Audit) -> str:
+    """The attacks that no adversary could make, with the reason that the one who sees most has."""
+    out = [attack for attack in audit.attacks if _nowhere(audit, attack)]
+    most = audit.vantages[-1].name
+    reasons = [audit.cell(attack.name, most) for attack in out]
+    lines = [
+        f"{attack.title}: {(cell and cell.why) or 'no reason is given'}"
+        for attack, cell in zip(out, reasons, strict=True)
+    ]
+    return paragraph("These attacks do not apply to this run, whoever makes them:") + bullets(lines) if lines else ""
+
+
+def _row(audit: Audit, attack: Named) -> str:
+    paper = f"<small>{text(attack.about)}</small>" if attack.about else ""
+    cells = "".join(_cell(audit, audit.cell(attack.name, vantage.name)) for vantage in audit.vantages)
+    return f'<tr><th scope="row">{text(attack.title)}{paper}</th>{cells}</tr>\n'
+
+
+def _cell(audit: Audit, cell: Cell | None) -> str:
+    if cell is None:
+        return _filled("none", "not tried")
+    if not cell.applicable:
+        return _filled("none", "does not apply", cell.why or "no reason is given")
+    if cell.auc is None:
+        own = [f"{name} {value}" for name, value in measured(cell)[:_SHOWN]]
+        return _filled("own", *(own or ("no number", cell.note or "no reason is given")))
+    mark = evidence.mark(cell, audit)
+    low, high = cell.interval or (None, None)
+    between = f"{shown(low)} to {shown(high)}" if cell.interval else "no interval"
+    word = _WORDS[mark] if mark != "leak" or evidence.ranks_hold_up(cell, audit) else _rarely(audit, cell)
+    return _filled(mark, f"{shown(cell.auc)}", between, word)
+
+
+def _rarely(audit: Audit, cell: Cell) -> str:
+    """Where a leak is that the AUC does not show: among the few that are accused first."""
+    tail = next(tail for tail in cell.tails if evidence.tail_holds_up(tail, cell, audit))
+    return f"leak: {percent(tail.tpr)} caught at {percent(tail.fpr)}"
+
+
+def _filled(mark: str, first: str, *rest: str) -> str:
+    lines = "".join(f"<small>{text(line)}</small>" for line in rest)
+    return f'<td class="{mark}"><b>{text(first)}</b>{lines}</td>'
+
+
+def _numbers(audit: Audit) -> str:
+    head = (
+        "attack",
+        "adversary",
+        "AUC",
+        "members caught at",
+        "lower bound",
+        "accounted",
+        "units",
+        "time",
+        "also measured",
+    )
+    return table(head, (_numbers_of(audit, cell) for cell in audit.cells if cell.applicable))
+
+
+def _numbers_of(audit: Audit, cell: Cell) -> tuple[str, ...]:
+    between = "" if cell.interval is None else f" ({shown(cell.interval[0])} to {shown(cell.interval[1])})"
+    bound = at_least(cell.lower) + (f" ({cell.how})" if cell.how and cell.lower is not None else "")
+    return (
+        audit.attack_title(cell.attack),
+        audit.vantage_title(cell.vantage),
+        f"{shown(cell.auc)}{between}",
+        "; ".join(tails(cell)) or MISSING,
+        bound,
+        at_most(cell.accounted) if audit.comparable else MISSING,
+        f"{shown(cell.members)} in, {shown(cell.non_members)} out",
+        duration(cell.seconds),
+        listed([f"{name} {value}" for name, value in measured(cell)]) or MISSING,
+    )
+
+
+def tails(cell: Cell) -> Iterable[str]:
+    """Each true-positive rate with its interval and that of the false positives it was had at; or that it was refused."""
+    for tail in cell.tails:
+        if tail.tpr is None:
+            yield f"{100 * tail.target:g} % accused falsely: refused, too few were held out"
+            continue
+        accused = f"{percent(tail.fpr)}{_between(tail.fpr_interval)} accused falsely"
+        yield f"{100 * tail.target:g} %: {percent(tail.tpr)}{_between(tail.tpr_interval)}, with {accused}"
+
+
+def _between(interval: tuple[float, float] | None) -> str:
+    return "" if interval is None else f" ({percent(interval[0])} to {percent(interval[1])})"
+
+
+def _own(name: str, value: object) -> str:
+    found = number(value)
+    if found is not None and name.endswith(("recall", "precision")):
+        return percent(found)
+    return shown(count(value)) if isinstance(value, int) else shown(found)
+
+
+_READING = (
+    "Each number is the AUC: of all pairs of one that was trained on and one that was held out, the share in which the attack"
+    " ranks the first higher. 0.5 is a coin, 1 is always right; below it stands its {confidence} interval. “Leak” means that it"
+    " is above 0.5 even after allowing for how many were tried; “weak sign”, that its interval alone is above. Attacks on"
+    " something else than membership show their own numbers."
+)

@@ -1,0 +1,96 @@
+"""Texts out of the secure sum, and how they fade with the size of the cohort.
+
+A sum of updates is a sum of gradients: its rows are in the span of the inputs of all clients together. So the exact
+test holds as it does for one client with all their texts, and ends where these have more distinct inputs than the
+change has rows. Who among the clients a text belongs to, the sum does not tell. Where single updates were recorded,
+sums over 1, 2, 5 and 10 of them are made and looked at: how much a mask hides is how fast this falls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from attacks.case import Inapplicable
+from attacks.factor_changes import Sent
+from attacks.gradient_inversion import ROUNDS, means
+from attacks.inversion import NO_FACTORS, recover_all
+from attacks.scene import Scene, scene
+from attacks.vantage import summed
+
+if TYPE_CHECKING:
+    from attacks.case import Case, Finding, Settings
+    from secure_fed.recording import Summed, Update
+
+COHORTS = (1, 2, 5, 10)
+REPEATS = 3
+
+
+def run(case: Case, settings: Settings) -> Finding:
+    """Recall over sums; truth is what the clients of a sum hold, where it is known who they were."""
+    from attacks.case import Finding
+
+    if not case.seen.sums:
+        raise Inapplicable("inverting sums needs what the server decodes: set evaluation.record = 'updates'")
+    at = scene(case)
+    sums = _picked(case, settings)
+    found = recover_all([[at.summed(one)] for one in sums], at.first, at.scale, at.known, at.each)
+    if all(one.why == NO_FACTORS for one in found):
+        raise Inapplicable(f"{NO_FACTORS}; there is nothing to test inputs against")
+    everybody = case.federation.parts.names
+    rows = [
+        {"round": one.round, "clients": one.clients, **at.scored(recovery, _clients(case, one) or everybody)}
+        for one, recovery in zip(sums, found, strict=True)
+    ]
+    measured: dict[str, Any] = {**means(rows), "sums": len(rows), "per_sum": rows}
+    if case.seen.updates:
+        measured["by_cohort"] = _faded(at, case)
+    note = "of pairs of position and token of all clients of a sum; of everybody, where it is not known who they were"
+    return Finding(measured=measured, note=note)
+
+
+def _picked(case: Case, settings: Settings) -> list[Summed]:
+    """The sums of the first rounds, of the pass that carries changes."""
+    usable = {one.round: one for one in case.seen.sums if one.round in case.seen.states}
+    return [usable[round_] for round_ in sorted(usable)[: min(settings.max_rounds or ROUNDS, ROUNDS)]]
+
+
+def _clients(case: Case, one: Summed) -> list[str]:
+    """Who is in a sum that was made of recorded updates."""
+    return [
+        update.client for update in case.seen.updates if (update.round, update.pass_name) == (one.round, one.pass_name)
+    ]
+
+
+def _faded(at: Scene, case: Case) -> dict[str, float]:
+    """Recall by how many clients are in a sum, at the recorded round in which the change shows most factors: the
+    second.
+    """
+    rounds = sorted({one.round for one in case.seen.updates if one.round in case.seen.states})
+    round_ = rounds[min(1, len(rounds) - 1)]
+    own = [one for one in case.seen.updates if one.round == round_]
+    own = [one for one in own if one.pass_name == own[-1].pass_name]
+    groups = {count: groups_of(own, count) for count in COHORTS if count <= len(own)}
+    out = {}
+    for count, chosen in groups.items():
+        sent = [[_sent(at, group)] for group in chosen]
+        found = recover_all(sent, at.first, at.scale, at.known, at.each * count)
+        rows = [at.scored(one, [update.client for update in group]) for one, group in zip(found, chosen, strict=True)]
+        out[str(count)] = sum(row["recall"] for row in rows) / len(rows)
+    return out
+
+
+def groups_of(updates: Sequence[Update], count: int) -> list[list[Update]]:
+    """At most REPEATS groups of so many, no update in two."""
+    starts = range(0, len(updates) - count + 1, count)
+    return [list(updates[start : start + count]) for start in starts][:REPEATS]
+
+
+def _sent(at: Scene, group: Sequence[Update]) -> Sent:
+    return at.summed(summed(group)) if len(group) > 1 else at.sent(group[0])
+
+
+if __name__ == "__main__":
+    from attacks.command import main
+
+    raise SystemExit(main("sum_inversion"))

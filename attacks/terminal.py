@@ -1,0 +1,73 @@
+"""An audit on a terminal of 80 columns: the verdict in words, then every attack at every vantage point."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Column, Table
+
+from attacks import evidence
+from attacks.reading import Audit, Cell, read
+from attacks.report.matrix import measured
+from attacks.values import words
+from attacks.verdict import verdict
+from attacks.wording import at_least, confidence
+from secure_fed.report.words import at_most, number, percent
+from secure_fed.terminal import PlainConsole
+
+_MARKS = {"leak": "LEAK", "sign": "weak sign", "inverted": "below .5", "chance": "", "none": ""}
+_LEVELS = {
+    "leak": "LEAK",
+    "none_found": "no leak found",
+    "violation": "GUARANTEE CONTRADICTED",
+    "unsupported": "cannot tell",
+}
+
+
+def show(audit: Mapping[str, Any]) -> None:
+    """Print a parsed audit.json."""
+    told = read(audit)
+    found = told.verdict if words(told.verdict.get("level")) in _LEVELS and told.verdict.get("text") else verdict(audit)
+    console = PlainConsole()
+    console.print(f"verdict: {_LEVELS[str(found['level'])]}", style="bold")
+    console.print(words(found["text"]))
+    console.print(_matrix(told))
+    console.print(f"AUC with its {confidence(told)} interval; .5 is a coin. n/a: does not apply, the report says why.")
+    console.print(_numbers(told))
+
+
+def _matrix(audit: Audit) -> Table:
+    vantages = [Column(vantage.title, ratio=3) for vantage in audit.vantages]
+    table = Table(Column("attack", ratio=4), *vantages, box=SIMPLE_HEAD, expand=True)
+    for attack in audit.attacks:
+        table.add_row(attack.title, *(_cell(audit, audit.cell(attack.name, at.name)) for at in audit.vantages))
+    return table
+
+
+def _cell(audit: Audit, cell: Cell | None) -> str:
+    if cell is None:
+        return "not tried"
+    if not cell.applicable:
+        return "n/a"
+    if cell.auc is None:
+        return "\n".join(f"{name} {value}" for name, value in measured(cell)[:2]) or "no number"
+    between = "" if cell.interval is None else f" ({_short(cell.interval[0])}-{_short(cell.interval[1])})"
+    mark = _MARKS[evidence.mark(cell, audit)]
+    return f"{_short(cell.auc)}{between}" + (f"\n{mark}" if mark else "")
+
+
+def _numbers(audit: Audit) -> Table:
+    table = Table(show_header=False)
+    table.add_row("accuracy", percent(audit.accuracy))
+    table.add_row("in training, held out", f"{number(audit.members)}, {number(audit.non_members)}")
+    table.add_row("epsilon promised", at_most(audit.epsilon) if audit.protected else "no guarantee")
+    table.add_row("epsilon shown, at least", at_least(next((cell.lower for cell in audit.bounded), None)))
+    without = {True: "at chance", False: "NOT AT CHANCE: the audit is void", None: "not checked"}
+    table.add_row("without any model", without[audit.baseline.at_chance])
+    return table
+
+
+def _short(value: float) -> str:
+    return f"{value:.2f}".removeprefix("0")

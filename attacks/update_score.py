@@ -1,0 +1,130 @@
+"""Membership from the updates of single clients, FedMIA (Zhu et al. 2024): the others' updates say what chance would look like.
+
+In every round that a unit's own client took part in, its update's cosine with the unit's -g (`attacks.alignment`) is held
+against those of the other clients' updates of that round, which did not train on the unit:
+
+    score(u) = mean over rounds of P[a cosine like the others' is at most the own one]
+
+The others are taken for normal. With mean and variance estimated from k of them, P is Student's law of k - 1 degrees of freedom
+at (own - mean) / (s sqrt(1 + 1/k)), which is the published normal one as k grows. Of a non-member it is uniform, however few
+clients a round has, if the data of clients are alike; where they are not, an update is closer to its own client's non-members
+as well, which costs power and raises no alarm, since those are whom members are ranked against.
+
+A round of fewer than three clients has no spread to go by and is left out. Of a unit without any round nothing is known: 1/2.
+A whole client needs no statistics here: the server sees who sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attacks import alignment
+from attacks.case import Case, Finding, Inapplicable, Settings
+from attacks.round_models import spaced
+from secure_fed.methods.method import State
+from secure_fed.recording import Update
+from secure_fed.tensors import Tensors
+
+Floats = NDArray[np.float64]
+
+_FEWEST = 3  # clients in a round
+
+
+def one_sided(own: Floats, others: Floats) -> Floats:
+    """(units,) P[a draw from the law of `others` (units, k) is at most `own` (units,)]; 1/2 where others do not differ."""
+    from scipy.special import stdtr
+
+    k = others.shape[1]
+    spread = others.std(axis=1, ddof=1) * np.sqrt(1 + 1 / k)
+    standing = np.divide(own - others.mean(axis=1), spread, out=np.zeros(len(own)), where=spread > 0)
+    probability: Floats = stdtr(k - 1, standing)
+    return probability
+
+
+def of_rounds(
+    rounds: Sequence[tuple[Floats, Sequence[str]]], clients: Sequence[str]
+) -> tuple[Floats, NDArray[np.int64]]:
+    """(units,) scores, and in how many rounds each unit's client was there.
+
+    rounds: of each the (units, k) cosines with the updates of k clients, and their names. clients: whose each unit is.
+    """
+    total, count = np.zeros(len(clients)), np.zeros(len(clients), dtype=np.int64)
+    whose = np.array(clients)
+    for cosines, names in rounds:
+        for column, name in enumerate(names if len(names) >= _FEWEST else ()):
+            own = np.flatnonzero(whose == name)
+            if len(own):
+                others = np.delete(cosines[own], column, axis=1)
+                total[own] += one_sided(cosines[own, column], others)
+                count[own] += 1
+    return np.divide(total, count, out=np.full(len(clients), 0.5), where=count > 0), count
+
+
+def run(case: Case, settings: Settings) -> Finding:
+    """Of whole clients, whether they ever sent an update; of anything else, the score above."""
+    if not case.seen.updates:
+        raise Inapplicable(
+            "no updates of single clients were kept: set evaluation.record to 'updates' before a run without masks"
+        )
+    if case.federation.held.kind == "client":
+        return _participation(case)
+    by_round: dict[int, list[Update]] = {}
+    for update in case.seen.updates:
+        if update.weight > 0 and update.round in case.seen.states:
+            by_round.setdefault(update.round, []).append(update)
+    enough = [round_ for round_ in sorted(by_round) if len({one.client for one in by_round[round_]}) >= _FEWEST]
+    if not enough:
+        raise Inapplicable(f"no round has the updates of {_FEWEST} clients, so there is none to compare with")
+    rounds = [_cosines(case, round_, by_round[round_]) for round_ in spaced(enough, settings.max_rounds)]
+    scores, count = of_rounds(rounds, [unit.client for unit in case.units])
+    return Finding(
+        scores=scores,
+        measured={
+            "rounds": len(rounds),
+            "rounds_of_a_unit": float(count.mean()),
+            "units_without": int((count == 0).sum()),
+        },
+    )
+
+
+def _participation(case: Case) -> Finding:
+    sent = {update.client for update in case.seen.updates}
+    return Finding(
+        scores=np.array([float(unit.client in sent) for unit in case.units]),
+        measured={"clients_seen": len(sent)},
+        note="this server sees which clients send updates, so that a whole client's membership is in plain sight of it",
+    )
+
+
+def _cosines(case: Case, round_: int, updates: Sequence[Update]) -> tuple[Floats, list[str]]:
+    """(units, clients) cosines with what each client sent in all passes of the round, and the clients' names."""
+    federation, before = case.federation, case.seen.states[round_]
+    means = _means(updates)
+    order = federation.method.plan(State(before, round=round_)).passes
+    sent: dict[str, Tensors] = {}
+    for update in updates:
+        earlier = {name: means[name] for name in order[: order.index(update.pass_name)]}
+        step = alignment.of_contribution(federation, before, round_, update.pass_name, update.contribution, earlier)
+        sent[update.client] = sent[update.client] + step if update.client in sent else step
+    examples, owner = case.looked_at
+    return alignment.cosines(federation, before, round_, examples, owner, list(sent.values())), list(sent)
+
+
+def _means(updates: Sequence[Update]) -> Mapping[str, Tensors]:
+    """The mean contribution of each pass."""
+    total: dict[str, Tensors] = {}
+    weight: dict[str, float] = {}
+    for update in updates:
+        part, name = update.contribution * update.weight, update.pass_name
+        total[name] = total[name] + part if name in total else part
+        weight[name] = weight.get(name, 0.0) + update.weight
+    return {name: total[name] * (1 / weight[name]) for name in total}
+
+
+if __name__ == "__main__":
+    from attacks.command import main
+
+    raise SystemExit(main("update_score"))

@@ -1,0 +1,77 @@
+"""Four adversaries, by what they saw of a run: each sees what the one before it saw, and more.
+
+    outsider        the final adapter
+    fellow_client   the global state of every round, as a client that took part in all of them
+    secure_server   also what a server behind secure aggregation decodes: the sum of every pass, before any noise of its own
+    server          also what every single client sent
+
+A vantage is a filter over a recording. Of a recording without masks the third is what that server would have seen with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from secure_fed.recording import Recorded, Summed, Update
+from secure_fed.summation import PlainSum
+from secure_fed.tensors import Layout, Tensors
+
+
+@dataclass(frozen=True)
+class Vantage:
+    """title and sees: for a reader of the report."""
+
+    name: str
+    title: str
+    sees: str
+
+
+VANTAGES = {
+    one.name: one
+    for one in (
+        Vantage("outsider", "Outsider", "the final adapter"),
+        Vantage("fellow_client", "Fellow client", "the shared model after every round"),
+        Vantage("secure_server", "Server behind secure aggregation", "the sum of what clients send in every round"),
+        Vantage("server", "Server without secure aggregation", "what every single client sends"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What an adversary has. states: by finished rounds, 0 is the initial one; lr: local learning rates, which are settings."""
+
+    vantage: str
+    final: Tensors
+    states: Mapping[int, Tensors] = field(default_factory=dict)
+    sums: Sequence[Summed] = ()
+    updates: Sequence[Update] = ()
+    lr: Mapping[int, float] = field(default_factory=dict)
+
+
+def seen(vantage: str, final: Tensors, recorded: Recorded | None) -> Seen:
+    """The recording, cut down to what this adversary saw; without one, everybody has the final adapter alone."""
+    rank = list(VANTAGES).index(vantage)
+    if recorded is None or rank == 0:
+        return Seen(vantage, final)
+    sums = (recorded.sums or sums_of(recorded.updates)) if rank >= 2 else ()
+    updates = recorded.updates if rank >= 3 else ()
+    return Seen(vantage, final, recorded.states, sums, updates, recorded.lr)
+
+
+def sums_of(updates: Sequence[Update]) -> list[Summed]:
+    """What masks would have left of these updates."""
+    grouped: dict[tuple[int, str], list[Update]] = {}
+    for update in updates:
+        grouped.setdefault((update.round, update.pass_name), []).append(update)
+    return [summed(together) for together in grouped.values()]
+
+
+def summed(updates: Sequence[Update]) -> Summed:
+    """The sum of updates of one pass of a round."""
+    first = updates[0]
+    total = PlainSum(Layout.of(first.contribution))
+    for update in updates:
+        total.add(update.contribution, update.weight)
+    return Summed(first.round, first.pass_name, total.total(), total.weight, len(updates))

@@ -1,0 +1,111 @@
+"""What a run tells of membership by itself, beside its accuracy: the loss threshold of Yeom et al. (2018, arXiv 1709.01604).
+
+The cheapest attack there is: whoever has the final model calls those units members that it fits best. It needs one forward
+pass over the audit pool. Finding nothing with it says little; finding something says much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from secure_fed import roc
+from secure_fed.data.encode import batches
+from secure_fed.directions import direction, layout_of
+from secure_fed.training import to_device
+
+if TYPE_CHECKING:
+    from secure_fed.confidence import Confidence
+    from secure_fed.federation import Federation
+    from secure_fed.holding import Held, Unit
+    from secure_fed.methods.method import State
+    from secure_fed.training import Collate
+
+EXAMPLES = 32  # of a unit that are looked at
+NOT_COVERED = (
+    "the membership figures of the run, audits of it and recordings for them: they are made of what trained, without noise, "
+    "for those who hold the data",
+)
+
+
+@torch.no_grad()
+def confidences(
+    model: nn.Module,
+    examples: Sequence[Any],
+    collate: Collate,
+    confidence: Confidence,
+    batch_size: int,
+    device: torch.device,
+) -> NDArray[np.float64]:
+    """(examples,) phi, in evaluation mode."""
+    model.eval()
+    found = np.empty(len(examples))
+    for batch in batches(examples, batch_size, collate, None):
+        found[batch.indices] = confidence(model, to_device(batch.inputs, device)).cpu().numpy()
+    return found
+
+
+def looked_at(units: Sequence[Unit]) -> tuple[list[Any], NDArray[np.int64]]:
+    """At most `EXAMPLES` examples of each unit, and whose each is."""
+    few = [[unit.examples[i] for i in range(min(len(unit.examples), EXAMPLES))] for unit in units]
+    owner = np.repeat(np.arange(len(units)), [len(own) for own in few])
+    return [example for own in few for example in own], owner
+
+
+def mean_of_units(values: NDArray[np.float64], owner: NDArray[np.int64], units: int) -> NDArray[np.float64]:
+    """(units,) means of what each unit's examples have; a unit without any has that of all."""
+    counts = np.bincount(owner, minlength=units)
+    sums = np.bincount(owner, values, minlength=units)
+    return np.where(counts > 0, sums / np.maximum(counts, 1), values.mean() if len(values) else 0.0)
+
+
+def fitted(federation: Federation, state: State) -> NDArray[np.float64]:
+    """(units,) how well the model fits each."""
+    units, parts = federation.held.units, federation.parts
+    examples, owner = looked_at(units)
+    model = federation.objective.load(state.tensors)
+    batch_size = federation.config.evaluation.batch_size
+    phi = confidences(model, examples, parts.collate, parts.confidence, batch_size, federation.device)
+    return mean_of_units(phi, owner, len(units))
+
+
+def along(federation: Federation, state: State) -> NDArray[np.float64]:
+    """(units,) how far the trained tensors have gone along each unit's direction, where units are canaries of that kind."""
+    before = federation.initial.tensors
+    trained = federation.method.plan(federation.initial).trainable
+    layout = layout_of(before, trained)
+    after = state.tensors.select(trained)
+    if layout_of(after, trained) != layout:
+        return np.full(len(federation.held.units), np.nan)
+    moved = layout.flatten(after - before.select(trained), torch.float64)
+    seed = federation.config.federation.seed
+    found = [
+        float(layout.flatten(direction(unit.name, seed, layout)).double() @ moved) for unit in federation.held.units
+    ]
+    return np.array(found)
+
+
+def measured(federation: Federation, state: State) -> dict[str, Any]:
+    """The membership part of `result.json`; without numbers, why there are none."""
+    held: Held = federation.held
+    members = int(held.members.sum())
+    told = {"attack": "loss", "unit": held.kind, "members": members, "non_members": len(held.units) - members}
+    nothing = told | {"auc": None, "auc_interval": None, "tpr_at_fpr": None}
+    if held.why:
+        return nothing | {"why": held.why}
+    if not 0 < members < len(held.units):
+        return nothing | {"why": "the coins of all units of the audit pool fell on one side"}
+    if federation.config.evaluation.canaries == "direction":
+        told |= {"attack": "one_run"}
+        scores = along(federation, state)
+    else:
+        scores = fitted(federation, state)
+    if not np.isfinite(scores).all():
+        return nothing | {"why": "the model gives no finite scores"}
+    found = roc.to_dict(roc.rank(scores[held.members], scores[~held.members]))
+    return told | {name: found[name] for name in ("auc", "auc_interval", "tpr_at_fpr")} | {"why": ""}

@@ -1,0 +1,198 @@
+"""What travels in a run, kept for an audit when `evaluation.record` asks for it.
+
+    recording/round-00000.safetensors    the initial state
+    recording/round-00001.safetensors    the state after the first round, and what was sent in it
+
+"models" keeps the global states, which every client of a round is given anyway. "updates" keeps what single clients sent as
+well, or behind masks the sums that the server decoded, before any noise of its own: raw material for whoever wants to know what
+was trained on, which no guarantee covers. Folder and files are readable by their owner alone.
+
+The engine knows nothing of this: replies are overheard on the transport, sums where they are decoded, states at the end of
+rounds. A round that is made again replaces what it left.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import safetensors
+import safetensors.torch
+
+from secure_fed.durable import atomic_write
+from secure_fed.errors import RunDirectoryError, plainly
+from secure_fed.masked.sum import Gathered
+from secure_fed.server import Server
+from secure_fed.tensors import Layout, Tensors
+from secure_fed.transport import Reply, Request, Transport
+
+if TYPE_CHECKING:
+    from secure_fed.masked.sum import MaskedSums
+    from secure_fed.methods.method import State
+
+FOLDER = "recording"
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one client sent in one pass of a round; rounds count from 0."""
+
+    round: int
+    client: str
+    pass_name: str
+    contribution: Tensors
+    weight: float
+
+
+@dataclass(frozen=True)
+class Summed:
+    """What a server behind masks decoded of one pass: the sum over so many clients, and of their weights."""
+
+    round: int
+    pass_name: str
+    total: Tensors
+    weight: float
+    clients: int
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A recording, read back: the global state after so many rounds, and what was sent in them. lr: local, by round."""
+
+    states: Mapping[int, Tensors]
+    updates: Sequence[Update] = ()
+    sums: Sequence[Summed] = ()
+    lr: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass
+class Recorder:
+    """Writes a recording while a run goes on, of as much as was `asked` for (evaluation.record)."""
+
+    run_dir: Path | None
+    names: Sequence[str]
+    asked: str
+    _sent: list[Update | Summed] = field(default_factory=list)
+
+    @property
+    def folder(self) -> Path | None:
+        return self.run_dir / FOLDER if self.run_dir is not None and self.asked != "nothing" else None
+
+    def begin(self, state: State) -> None:
+        """The state that a run begins with; one that goes on has it already."""
+        self._sent = []
+        if self.folder is None:
+            return
+        folder = self.folder
+        with plainly(RunDirectoryError, f"{folder} cannot be made", "choose another --out"):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        if state.round == 0:
+            self._write(state, [])
+
+    def end_of_round(self, state: State, lr: float) -> None:
+        """Keep a finished round; what was overheard of it before a kill stays, where it is gone on with from its release."""
+        sent = [one for one in self._sent if one.round == state.round - 1]
+        self._sent = []
+        if self.folder is not None and (sent or not (self.folder / _name(state.round)).exists()):
+            self._write(state, sent, lr)
+
+    def around(self, transport: Transport) -> Transport:
+        return _Overheard(transport, self._heard) if self.asked == "updates" else transport
+
+    def beside(self, server: Server) -> Server:
+        """The server, what it decodes being noted too."""
+        if self.asked != "updates" or server.masked is None:
+            return server
+        noted: Any = _Decoded(server.masked, lambda summed: self._sent.append(summed))
+        return replace(server, masked=noted)
+
+    def _heard(self, request: Any, reply: Any) -> None:
+        if isinstance(request, Request) and isinstance(reply, Reply):
+            name = self.names[reply.client]
+            self._sent.append(Update(request.round, name, request.pass_name, reply.contribution, reply.weight))
+
+    def _write(self, state: State, sent: Sequence[Update | Summed], lr: float | None = None) -> None:
+        tensors = {f"state/{name}": part for name, part in state.tensors.parts().items()}
+        said: list[dict[str, Any]] = []
+        for number, one in enumerate(sent):
+            content = one.contribution if isinstance(one, Update) else one.total
+            tensors |= {f"{number}/{name}": part for name, part in content.parts().items()}
+            said.append({name: value for name, value in vars(one).items() if not isinstance(value, Tensors)})
+        whole = {name: part.detach().cpu().contiguous() for name, part in tensors.items()}
+        path = (self.folder or Path()) / _name(state.round)
+        noted = {"sent": json.dumps(said), "lr": json.dumps(lr)}
+        atomic_write(path, safetensors.torch.save(whole, {"said": json.dumps(noted)}))
+        path.chmod(0o600)
+
+
+def _name(round_: int) -> str:
+    return f"round-{round_:05d}.safetensors"
+
+
+@dataclass(frozen=True)
+class _Overheard:
+    """A transport whose replies are told to `hear` as they pass."""
+
+    inner: Transport
+    hear: Callable[[Any, Any], None]
+
+    def exchange(self, requests: Mapping[int, Any]) -> Iterator[Any]:
+        for reply in self.inner.exchange(requests):
+            self.hear(requests[reply.client], reply)
+            yield reply
+
+
+@dataclass(frozen=True)
+class _Decoded:
+    """Masked sums that are told to `hear` when they are decoded."""
+
+    inner: MaskedSums
+    hear: Callable[[Summed], None]
+
+    def gather(self, asked: Sequence[int], request: Request, layout: Layout, transport: Transport) -> Gathered:
+        found = self.inner.gather(asked, request, layout, transport)
+        total = found.total
+        self.hear(Summed(request.round, request.pass_name, total.total(), total.weight, len(found.heard)))
+        return found
+
+    def expected_traffic(self, layout: Layout, request: Request, cohort: int) -> tuple[int, int]:
+        return self.inner.expected_traffic(layout, request, cohort)
+
+
+def read(run_dir: Path) -> Recorded | None:
+    """The recording of the run in this directory, if it made one."""
+    files = sorted((run_dir / FOLDER).glob("round-*.safetensors"))
+    states: dict[int, Tensors] = {}
+    lr: dict[int, float] = {}
+    updates: list[Update] = []
+    sums: list[Summed] = []
+    for file in files:
+        number = int(file.stem.rpartition("-")[2])
+        state, sent, rate = _read(file)
+        states[number] = state
+        updates += [one for one in sent if isinstance(one, Update)]
+        sums += [one for one in sent if isinstance(one, Summed)]
+        if rate is not None:
+            lr[number - 1] = rate
+    return Recorded(states, updates, sums, lr) if files else None
+
+
+def _read(file: Path) -> tuple[Tensors, list[Update | Summed], float | None]:
+    groups: dict[str, dict[str, Any]] = {}
+    try:
+        with safetensors.safe_open(file, framework="pt") as opened:
+            noted = json.loads(opened.metadata()["said"])
+            for name in opened.keys():  # noqa: SIM118 - not a mapping
+                group, _, rest = name.partition("/")
+                groups.setdefault(group, {})[rest] = opened.get_tensor(name)
+        sent: list[Update | Summed] = []
+        for number, said in enumerate(json.loads(noted["sent"])):
+            content = Tensors.from_parts(groups.get(str(number), {}))
+            kind = Update(**said, contribution=content) if "client" in said else Summed(**said, total=content)
+            sent.append(kind)
+        return Tensors.from_parts(groups["state"]), sent, json.loads(noted["lr"])
+    except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise RunDirectoryError(f"{file} is damaged ({error}); take the folder {FOLDER} away, or run again") from error

@@ -1,0 +1,114 @@
+"""What the run itself measured of membership, beside accuracy: how well the model tells who was in its training.
+
+One attack, the cheapest there is, on units whose membership was decided by coins. Finding nothing is told as that and never as
+privacy; the audit of the run, where there is one, is a page of its own and linked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from secure_fed.report.markup import facts, link, paragraph, section
+from secure_fed.report.record import AUDIT_PAGE, RunRecord
+from secure_fed.report.words import MISSING, number, percent
+
+_CHANCE = 0.5
+
+
+def membership(record: RunRecord) -> str:
+    """Accuracy, AUC and true-positive rates side by side, and what they mean; empty where nobody looked and nobody audited."""
+    found = measured(record)
+    told = "" if not found else _told(record, found)
+    audit = link(AUDIT_PAGE, _AUDIT) if record.audited else ""
+    return section("Who was in the training, as the model tells it", told, audit)
+
+
+def measured(record: RunRecord) -> Mapping[str, Any]:
+    """The membership part of the result; empty where there is none."""
+    return (record.result or {}).get("membership") or {}
+
+
+def auc(found: Mapping[str, Any]) -> str:
+    """The AUC with its interval: "0.531 (0.501 to 0.560)"."""
+    if found.get("auc") is None:
+        return MISSING
+    between = found.get("auc_interval")
+    return number(float(found["auc"])) + (f" ({_between(between)})" if between else "")
+
+
+def rates(found: Mapping[str, Any]) -> list[tuple[float, str]]:
+    """By false-positive rate, the largest first: the share of members that is caught there, with its interval."""
+    told = [(float(target), rate) for target, rate in (found.get("tpr_at_fpr") or {}).items()]
+    return [(target, _rate(found, target, rate)) for target, rate in sorted(told, key=lambda one: -one[0])]
+
+
+def _told(record: RunRecord, found: Mapping[str, Any]) -> str:
+    if found.get("auc") is None:
+        why = str(found.get("why") or "it was not measured")
+        return paragraph(f"Not measured: {why}.", "notice") + paragraph(_SILENT)
+    key = (
+        ("accuracy", percent(record.last("accuracy"))),
+        ("membership AUC (0.5 is a coin)", auc(found)),
+        ("in training, held out", f"{number(found.get('members'))}, {number(found.get('non_members'))}"),
+    )
+    caught = [(f"members caught, {100 * target:g} % falsely accused", rate) for target, rate in rates(found)]
+    return (
+        paragraph(_meaning(found)) + facts(key, "key") + (facts(caught, "terms") if caught else "") + paragraph(_SILENT)
+    )
+
+
+def _meaning(found: Mapping[str, Any]) -> str:
+    whose = _PAIRS.get(str(found.get("unit")), _PAIRS["example"])
+    right = f"{100 * float(found['auc']):.0f}"
+    return (
+        f"Before training, coins decided which of some {whose[0]} were left out. Shown one that trained and one that was left"
+        f" out, somebody who has the final model and calls the one a member that it fits better is right in {right} of 100"
+        f" cases, where a coin is right in 50. {_judgement(found, whose[1])}"
+    )
+
+
+def _judgement(found: Mapping[str, Any], one: str) -> str:
+    between = found.get("auc_interval")
+    if not between:
+        return ""
+    low, high = map(float, between)
+    told = f"The 95 % interval is {100 * low:.1f} to {100 * high:.1f}"
+    if low > _CHANCE:
+        return f"{told}: the model gives away something of whether {one} was in its training."
+    if high < _CHANCE:
+        return (
+            f"{told}, below a coin. That is not privacy: turned round, the same guess is right more often than a coin."
+        )
+    return f"{told}: this attack found nothing."
+
+
+def _rate(found: Mapping[str, Any], target: float, rate: Mapping[str, Any] | None) -> str:
+    if rate is None:
+        return f"refused: {number(found.get('non_members'))} held out cannot show a rate of {100 * target:g} %"
+    accused = f"{percent(rate.get('fpr'))}{_share(rate.get('fpr_interval'))} accused"
+    return f"{percent(rate['tpr'])}{_share(rate.get('tpr_interval'))}, with {accused}"
+
+
+def _between(interval: Any) -> str:
+    low, high = map(float, interval)
+    return f"{number(low)} to {number(high)}"
+
+
+def _share(interval: Any) -> str:
+    if not interval:
+        return ""
+    low, high = map(float, interval)
+    return f" ({percent(low)} to {percent(high)})"
+
+
+_PAIRS = {
+    "example": ("examples", "an example"),
+    "group": ("groups of examples", "a group"),
+    "client": ("clients", "a client"),
+}
+_SILENT = (
+    "This is the cheapest attack there is, with the final model alone. That it finds nothing is no sign of privacy, and whoever"
+    " sees more than the model may learn more: secure-fed audit tries stronger ones."
+)
+_AUDIT = "The audit of this run: every attack, from every vantage point"

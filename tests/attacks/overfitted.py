@@ -1,0 +1,70 @@
+"""A federation that can only learn by heart: labels are drawn without regard to inputs, and there are few examples a client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from attacks.case import Case, Shadows
+from attacks.vantage import seen
+from secure_fed import recording, roc
+from secure_fed.federation import Federation
+from secure_fed.recording import Recorded
+from secure_fed.tensors import Tensors
+from tests.attacks import canaried
+from tests.secure_fed import toys
+
+USUAL: dict[str, Any] = {
+    "evaluation.audit_fraction": 1.0,
+    "evaluation.record": "updates",
+    "federation.rounds": 6,
+    "method.rank": 4,
+    "training.optimizer": "sgd",
+    "training.lr": 0.5,
+    "training.steps": 4,
+    "training.batch_size": 32,
+}
+
+
+def examples(seed: int, count: int) -> list[toys.Item]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, canaried.INPUTS, generator=generator)
+    labels = torch.randint(3, (count,), generator=generator)
+    return [{"x": row, "labels": int(label)} for row, label in zip(x, labels, strict=True)]
+
+
+def run(
+    run_dir: Path, settings: Mapping[str, Any] | None = None, clients: int = 8, each: int = 30
+) -> tuple[Federation, Tensors, Recorded]:
+    """A finished run with what was kept of it: `clients` clients of so many examples, each a member or not by its coin."""
+    built = Federation(
+        toys.config({**USUAL, **(settings or {})}),
+        model=canaried.wide(),
+        train=[examples(client + 1, each) for client in range(clients)],
+        test=examples(999, 100),
+    )
+    final = built.run(run_dir).state.tensors
+    recorded = recording.read(run_dir)
+    assert recorded is not None
+    return built, final, recorded
+
+
+def case(ran: tuple[Federation, Tensors, Recorded], vantage: str) -> Case:
+    built, final, recorded = ran
+    return Case(built, seen(vantage, final, recorded), Shadows(built))
+
+
+def area(scores: NDArray[np.float64] | None, members: NDArray[np.bool_]) -> float:
+    assert scores is not None
+    return roc.auc(scores[members], scores[~members])
+
+
+def area_of_shuffled(scores: NDArray[np.float64] | None, members: NDArray[np.bool_]) -> float:
+    """The mean area over permutations of the truth, which an attack that knows nothing of it leaves at a half."""
+    rng = np.random.default_rng(0)
+    return float(np.mean([area(scores, rng.permutation(members)) for _ in range(50)]))

@@ -1,0 +1,219 @@
+"""Whole audits: they find a leak that is there, say nothing where nothing is, and flag a guarantee that does not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from attacks.audit import Target, accounted, audited, chosen
+from attacks.case import Settings
+from attacks.catalogue import ATTACKS
+from attacks.vantage import VANTAGES, seen, sums_of
+from privacy.mechanisms import Gaussian
+from secure_fed import recording
+from secure_fed.errors import ConfigError
+from secure_fed.federation import Federation
+from tests.attacks import canaried, overfitted
+from tests.secure_fed import toys
+
+NO_SHADOWS = Settings(references=0)
+MEMBERSHIP = ["loss", "one_run", "round_models", "round_losses", "update_score"]
+
+
+def target(run_dir: Path, settings: Mapping[str, Any], train: Sequence[Sequence[Any]], **own: Any) -> Target:
+    usual = {"model": canaried.wide(), "test": overfitted.examples(999, 100)}
+    built = Federation(toys.config(settings), train=train, **{**usual, **own})
+    result = built.run(run_dir)
+    return Target(built, result.state, recording.read(run_dir), result.summary, run_dir)
+
+
+CLASSES = 12  # so that a label that was not learned is seldom guessed
+
+
+class Wider(canaried.Wide):
+    def __init__(self) -> None:
+        super().__init__()
+        self.config.num_labels = CLASSES
+        self.classifier = nn.Linear(64, CLASSES)
+
+
+def random_labels(seed: int, count: int) -> list[toys.Item]:
+    labels = np.random.default_rng(seed).integers(CLASSES, size=count)
+    return [{**item, "labels": int(label)} for item, label in zip(canaried.examples(seed, count), labels, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def by_heart(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    """Random labels, learned by heart."""
+    settings = {
+        **overfitted.USUAL,
+        "method.modules_to_save": ["query", "classifier"],
+        "method.target_modules": "value",
+        "training.optimizer": "adamw",
+        "training.lr": 0.01,
+        "training.steps": 20,
+        "federation.rounds": 12,
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Wider()
+    train = [random_labels(client + 1, 30) for client in range(8)]
+    test = random_labels(999, 100)
+    return target(tmp_path_factory.mktemp("runs") / "by_heart", settings, train, model=model, test=test)
+
+
+def cell(audit: Mapping[str, Any], attack: str, vantage: str) -> Mapping[str, Any]:
+    found = [one for one in audit["cells"] if (one["attack"], one["vantage"]) == (attack, vantage)]
+    assert len(found) == 1
+    return dict(found[0])
+
+
+def test_what_was_learned_by_heart_is_a_leak(by_heart: Target) -> None:
+    audit = audited(by_heart, MEMBERSHIP, NO_SHADOWS)
+    assert cell(audit, "loss", "outsider")["auc"] > 0.9
+    assert audit["verdict"]["level"] == "leak"
+    assert audit["baseline"]["auc"] is None or audit["baseline"]["at_chance"]
+    strongest = max(one["epsilon_lower"] or 0 for one in audit["cells"] if one["applicable"])
+    assert strongest > 0.5
+    assert audit["epsilon_accounted"] is None
+
+
+def test_the_same_scores_under_other_coins_are_at_chance(by_heart: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    members = by_heart.federation.held.members
+    levels = []
+    for seed in range(5):
+        shuffled = np.random.default_rng(seed).permutation(members)
+        monkeypatch.setattr(by_heart.federation, "held", replace(by_heart.federation.held, members=shuffled))
+        audit = audited(by_heart, ["loss"], NO_SHADOWS)
+        low, high = cell(audit, "loss", "outsider")["auc_interval_corrected"]
+        levels.append(low <= 0.5 <= high)
+    assert sum(levels) >= 4
+
+
+def test_a_model_that_never_trained_tells_nothing(tmp_path: Path) -> None:
+    train = [overfitted.examples(client + 1, 50) for client in range(8)]
+    still = {**overfitted.USUAL, "training.lr": 1e-12}
+    audit = audited(target(tmp_path / "run", still, train), ["loss", "round_losses"], NO_SHADOWS)
+    low, high = cell(audit, "loss", "outsider")["auc_interval"]
+    assert low < 0.5 < high
+    assert audit["verdict"]["level"] == "none_found"
+    assert "not proof of privacy" in audit["verdict"]["text"]
+
+
+def private(run_dir: Path, *, noise: bool) -> Target:
+    train = [canaried.examples(client + 1, 2) for client in range(160)]
+    settings = {**canaried.CLIENTS, "privacy.epsilon": 1.0, "federation.cohort": 80, "evaluation.record": "models"}
+    with (
+        nullcontext() if noise else patch.object(Gaussian, "noised", lambda self, total, clip_norm, stream: dict(total))
+    ):
+        return target(run_dir, settings, train)
+
+
+def test_privacy_that_forgot_its_noise_is_flagged(tmp_path: Path) -> None:
+    audit = audited(private(tmp_path / "run", noise=False), ["canary_cosine"], NO_SHADOWS)
+    found = cell(audit, "canary_cosine", "fellow_client")
+    assert found["auc"] > 0.9
+    assert found["epsilon_lower"] > found["epsilon_accounted"]
+    assert audit["verdict"]["level"] == "violation"
+
+
+def test_privacy_that_holds_is_not(tmp_path: Path) -> None:
+    audit = audited(private(tmp_path / "run", noise=True), ["canary_cosine", "one_run"], NO_SHADOWS)
+    for one in audit["cells"]:
+        if one["applicable"] and one["epsilon_accounted"] is not None:
+            assert one["epsilon_lower"] <= one["epsilon_accounted"]
+    assert audit["verdict"]["level"] != "violation"
+    assert 0.9 < audit["epsilon_accounted"] <= 1
+
+
+def test_an_attack_is_seen_only_by_those_who_see_enough(by_heart: Target) -> None:
+    audit = audited(by_heart, [name for name, one in ATTACKS.items() if not one.shadows], NO_SHADOWS)
+    order = list(VANTAGES)
+    for one in audit["cells"]:
+        weakest = ATTACKS[one["attack"]].vantage
+        if order.index(one["vantage"]) < order.index(weakest):
+            assert not one["applicable"]
+            assert one["why"]
+        if not one["applicable"]:
+            assert one["auc"] is one["auc_interval"] is one["epsilon_lower"] is None
+    assert len(audit["cells"]) == len(order) * sum(not one.shadows for one in ATTACKS.values())
+
+
+def test_shadows_are_left_out_where_none_are_to_be_trained(by_heart: Target) -> None:
+    audit = audited(by_heart, ["lira"], NO_SHADOWS)
+    assert "--references" in cell(audit, "lira", "server")["why"]
+
+
+def test_bounds_hold_for_all_attacks_together(by_heart: Target) -> None:
+    alone = cell(audited(by_heart, ["loss"], NO_SHADOWS), "loss", "outsider")
+    among = cell(audited(by_heart, MEMBERSHIP, NO_SHADOWS), "loss", "outsider")
+    assert among["auc_interval"] == alone["auc_interval"]
+    assert among["auc_interval_corrected"][0] < alone["auc_interval_corrected"][0]
+    assert among["epsilon_lower"] <= alone["epsilon_lower"]
+
+
+def test_only_the_exposed_members_are_named_and_texts_are_withheld(by_heart: Target) -> None:
+    audit = audited(by_heart, ["loss"], NO_SHADOWS)
+    held = by_heart.federation.held
+    truth = {unit.name: bool(member) for unit, member in zip(held.units, held.members, strict=True)}
+    assert audit["exposed"]
+    assert all(truth[one["unit"]] for one in audit["exposed"])
+    assert all(one["text"] is None for one in audit["exposed"])
+    ranks = [one["score"] for one in audit["exposed"]]
+    assert ranks == sorted(ranks, reverse=True)
+    assert audit["clients"][0]["score"] >= audit["clients"][-1]["score"]
+
+
+def test_an_attack_that_is_none_is_named() -> None:
+    with pytest.raises(ConfigError, match="'lyra'"):
+        chosen(["lyra"])
+
+
+@pytest.mark.parametrize(
+    ("place", "vantage", "expected"),
+    [
+        ("sum", "outsider", 3.0),
+        ("sum", "fellow_client", 3.0),
+        ("sum", "secure_server", None),  # it adds the noise itself
+        ("sum", "server", None),
+        ("shares", "secure_server", 7.0),
+        ("shares", "server", None),  # no one sees single contributions of a masked run
+        ("contribution", "server", 7.0),
+        ("gradients", "server", 7.0),
+        ("gradients", "outsider", 3.0),
+    ],
+)
+def test_an_epsilon_is_set_beside_what_it_covers(place: str, vantage: str, expected: float | None) -> None:
+    terms = {"private": True, "adjacency": "one client more or less", "place": place}
+    result = {"epsilon": 3.0, "epsilon_participants": 7.0, "privacy": terms}
+    assert accounted(result, vantage) == expected
+    assert accounted({**result, "privacy": {**terms, "private": False}}, vantage) is None
+    assert accounted({**result, "privacy": {**terms, "adjacency": "one client replaced by another"}}, vantage) is None
+    assert accounted({**result, "privacy": None}, vantage) is None
+
+
+def test_a_vantage_sees_what_weaker_ones_see_and_more(by_heart: Target) -> None:
+    views = [seen(name, by_heart.final.tensors, by_heart.recorded) for name in VANTAGES]
+    assert [bool(view.states) for view in views] == [False, True, True, True]
+    assert [bool(view.sums) for view in views] == [False, False, True, True]
+    assert [bool(view.updates) for view in views] == [False, False, False, True]
+    updates = views[-1].updates
+    first = [one.contribution for one in updates if one.round == 0]
+    total = next(one for one in sums_of(updates) if one.round == 0)
+    assert total.clients == len(first) == 8
+    for name in total.total:
+        expected = sum(one.tensor(name).double() for one in first)
+        np.testing.assert_allclose(total.total.tensor(name), expected, atol=1e-5)
+    nothing = seen("server", by_heart.final.tensors, None)
+    assert not nothing.states
+    assert not nothing.sums
+    assert not nothing.updates

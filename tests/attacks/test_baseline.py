@@ -1,0 +1,163 @@
+"""The baseline without a model: at chance under fair coins, and not at all where members differ by themselves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+
+from attacks.baseline import Baseline, baseline
+
+VOCABULARY = 500
+EVERYDAY = 1.0 / np.arange(1, VOCABULARY + 1)
+EVERYDAY /= EVERYDAY.sum()
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Unit:
+    examples: list[Any]
+
+
+def text(rng: np.random.Generator, law: NDArray[np.float64] = EVERYDAY, length: int = 40) -> list[int]:
+    words: list[int] = rng.choice(VOCABULARY, size=length, p=law).tolist()
+    return words
+
+
+def units(n: int, rng: np.random.Generator, write: Callable[[int], list[int]], **more: Any) -> list[Unit]:
+    return [Unit([{"input_ids": write(i), **more}]) for i in range(n)]
+
+
+def fair(n: int, rng: np.random.Generator) -> Bools:
+    return rng.random(n) < 0.5
+
+
+def judged(of: list[Unit], members: Bools, seed: int = 0) -> Baseline:
+    found = baseline(of, members, seed)
+    assert isinstance(found, Baseline)
+    return found
+
+
+def test_fair_coins_are_at_chance() -> None:
+    """But for one time in forty, whatever the words are."""
+    rng, runs, wrong, areas = np.random.default_rng(0), 25, 0, []
+    for seed in range(runs):
+        found = judged(units(60, rng, lambda _: text(rng)), fair(60, rng), seed)
+        wrong += not found.at_chance
+        areas.append(found.ranking.auc)
+    assert wrong <= stats.binom.isf(1e-3, runs, 1 / 40)
+    assert np.mean(areas) == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [24, 60])
+def test_fair_coins_are_at_chance_as_often_as_said(n: int) -> None:
+    rng, runs = np.random.default_rng(n), 150
+    found = [baseline(units(n, rng, lambda _: text(rng)), fair(n, rng), seed) for seed in range(runs)]
+    wrong = sum(not one.at_chance for one in found if isinstance(one, Baseline))
+    assert wrong <= stats.binom.isf(1e-3, runs, 1 / 40)
+
+
+def test_a_split_by_time_is_caught() -> None:
+    """Words drift: those of the last third were not in use before. Members came first."""
+    rng, n = np.random.default_rng(0), 200
+
+    def written_at(i: int) -> list[int]:
+        return [word if i < n / 2 or rng.random() < 0.85 else 400 + word % 100 for word in text(rng)]
+
+    drifting, truth = units(n, rng, written_at), np.arange(n) < n / 2
+    found = judged(drifting, truth)
+    assert not found.at_chance
+    assert found.ranking.auc_interval[0] > 0.6
+    assert judged(drifting, fair(n, rng)).at_chance  # the same units under fair coins
+
+
+def test_a_split_by_topic_is_caught() -> None:
+    rng, n = np.random.default_rng(1), 200
+    truth, other = fair(n, rng), rng.permutation(EVERYDAY)
+    laws = {True: EVERYDAY, False: 0.8 * EVERYDAY + 0.2 * other}
+    assert not judged(units(n, rng, lambda i: text(rng, laws[bool(truth[i])])), truth).at_chance
+
+
+def test_other_preprocessing_is_caught() -> None:
+    """The same text, but members' are cut at 30 words."""
+    rng, n = np.random.default_rng(2), 200
+    truth = fair(n, rng)
+    assert not judged(units(n, rng, lambda i: text(rng, length=30 if truth[i] else 40)), truth).at_chance
+
+
+def test_a_split_by_class_is_caught() -> None:
+    rng, n = np.random.default_rng(3), 200
+    labels = rng.integers(2, size=n)
+    truth = np.where(rng.random(n) < 0.8, labels == 1, labels == 0)
+    of = [Unit([{"input_ids": text(rng), "labels": int(label)}]) for label in labels]
+    assert not judged(of, truth).at_chance
+    assert judged([Unit([{"input_ids": text(rng), "labels": 0}]) for _ in range(n)], truth).at_chance
+
+
+def test_copies_that_share_a_coin_are_caught() -> None:
+    """They are no units: what one of them tells, the other has learnt."""
+    rng = np.random.default_rng(4)
+    of, truth = units(60, rng, lambda _: text(rng)), fair(60, rng)
+    assert not judged(of * 2, np.tile(truth, 2)).at_chance
+
+
+def test_units_of_many_examples_are_bags_of_all_their_words() -> None:
+    rng = np.random.default_rng(5)
+    texts, truth = [[text(rng) for _ in range(3)] for _ in range(40)], fair(40, rng)
+    apart = [Unit([{"input_ids": one} for one in own]) for own in texts]
+    joined = [Unit([{"input_ids": [word for one in own for word in one]}]) for own in texts]
+    assert judged(apart, truth) == judged(joined, truth)
+
+
+def test_words_may_be_lists_arrays_or_tensors_and_labels_of_every_word_are_left_out() -> None:
+    rng = np.random.default_rng(6)
+    texts, truth = [text(rng) for _ in range(40)], fair(40, rng)
+    kinds: list[Callable[[list[int]], Any]] = [list, np.array, torch.tensor]
+    one, *others = (judged([Unit([{"input_ids": kind(own)}]) for own in texts], truth) for kind in kinds)
+    assert others == [one, one]
+    assert judged([Unit([{"input_ids": own, "labels": own}]) for own in texts], truth) == one
+
+
+def test_equal_arguments_give_equal_baselines() -> None:
+    rng = np.random.default_rng(7)
+    of, truth = units(40, rng, lambda _: text(rng)), fair(40, rng)
+    assert judged(of, truth, 3) == judged(of, truth, 3)
+
+
+def test_units_without_words_have_no_baseline() -> None:
+    truth = np.arange(40) % 2 == 0
+    for example in ({"pixels": [1.0]}, [1.0, 2.0], "a text", {"input_ids": ["a", "b"]}):
+        found = baseline([Unit([example])] * 40, truth, 0)
+        assert isinstance(found, str)
+        assert "no input_ids" in found
+
+
+def test_empty_texts_are_at_chance() -> None:
+    found = judged([Unit([])] * 40, np.arange(40) % 2 == 0)
+    assert (found.ranking.auc, found.at_chance) == (0.5, True)
+
+
+def test_too_few_units_have_no_baseline() -> None:
+    truth = np.arange(40) < 9
+    assert baseline([Unit([])] * 40, truth, 0) == (
+        "9 units on one side are too few for a baseline without a model, which takes 10"
+    )
+    with pytest.raises(ValueError, match="40 coins do not fit 3 units"):
+        baseline([Unit([])] * 3, truth, 0)
+
+
+def test_importing_loads_nothing_heavy() -> None:
+    probe = (
+        "import sys, attacks.baseline, attacks.bounds;"
+        "print([name for name in ('scipy', 'sklearn', 'torch') if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout == "[]\n"

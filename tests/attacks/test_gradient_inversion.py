@@ -1,0 +1,133 @@
+"""Texts out of one update, end to end on the built-in model: what is found, and what is said where nothing can be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attacks import gradient_inversion
+from attacks.case import Case, Inapplicable, Settings
+from attacks.first_layer import ANYWHERE, NoFirstLayerError, first_layer
+from attacks.inversion import recover
+from attacks.scene import scene
+from attacks.token_scores import score, truth_of
+from secure_fed.adapters.lora import LoraAdapter
+from tests.attacks.federations import case
+from tests.secure_fed import small_models
+
+
+@pytest.fixture(scope="module")
+def plain() -> Case:
+    """Three clients of one text, SGD, rank 16."""
+    return case()
+
+
+def test_one_text_is_read_word_for_word(plain: Case) -> None:
+    """In the first round from B alone, in the second from A too."""
+    found = gradient_inversion.run(plain, Settings()).measured
+    assert found["updates"] == found["exact_applicable"] == 6
+    assert found["recall"] == found["precision"] == 1.0
+    assert found["all_rounds"]["recall"] == 1.0
+
+
+def test_a_wrong_text_is_not_what_is_found(plain: Case) -> None:
+    """The score can fail: another client's text is not in the update."""
+    at, one = scene(plain), plain.seen.updates[0]
+    found = recover([at.sent(one)], at.first, at.scale, at.known, 1)
+    assert at.scored(found, [one.client])["recall"] == 1.0
+    other = at.scored(found, [plain.seen.updates[1].client])
+    assert other["recall"] < 1
+    assert other["precision"] < 1
+
+
+def test_ffa_sends_b_and_shows_fewer_inputs_than_its_rank() -> None:
+    found = gradient_inversion.run(case(method__name="ffa_lora"), Settings()).measured
+    assert found["recall"] == found["precision"] == 1.0
+    short = gradient_inversion.run(
+        case(method__name="ffa_lora", method__rank=8, training__steps=2), Settings()
+    ).measured
+    assert short["exact_applicable"] == 0
+    assert short["recall"] == 0
+    assert "every candidate would pass" in short["why_not"][0]
+
+
+def test_fra_shows_its_factors_in_the_clear() -> None:
+    found = gradient_inversion.run(case(method__name="fra_lora"), Settings()).measured
+    assert found["recall"] == found["precision"] == 1.0
+
+
+def test_adamw_is_found_out() -> None:
+    found = gradient_inversion.run(case(training__optimizer="adamw", training__lr=0.005), Settings()).measured
+    assert found["exact_applicable"] == 0
+    assert found["recall"] == 0
+    assert found["precision"] is None
+
+
+def test_several_local_steps_stay_in_the_span() -> None:
+    found = gradient_inversion.run(case(training__steps=3, training__lr=0.3), Settings()).measured
+    assert found["per_update"][0]["recall"] == 1.0
+
+
+def test_clipping_does_not_protect(plain: Case) -> None:
+    at, one = scene(plain), plain.seen.updates[3]
+    clipped = type(at.sent(one))(one.contribution * 0.3, at.before(one.round))
+    found = recover([clipped], at.first, at.scale, at.known, 1)
+    assert at.scored(found, [one.client])["recall"] == 1.0
+
+
+def test_what_is_not_recorded_cannot_be_inverted(plain: Case) -> None:
+    with pytest.raises(Inapplicable, match=r"evaluation\.record = 'updates'"):
+        gradient_inversion.run(case("secure_server", clients=2), Settings())
+
+
+def test_methods_without_factors_are_inapplicable() -> None:
+    with pytest.raises(Inapplicable, match="no factors A and B"):
+        gradient_inversion.run(
+            case(clients=2, method__name="bitfit", method__rank=8, method__target_modules=""), Settings()
+        )
+
+
+@pytest.mark.parametrize("architecture", ["bert", "roberta", "distilbert", "gpt2", "llama"])
+def test_candidates_are_what_the_first_layers_read(architecture: str) -> None:
+    """Every token of a text, looked up by its key, is the input that a hook of the test's own sees."""
+    model = small_models.make(architecture)
+    names = list(LoraAdapter(rank=2).prepare(model, small_models.head_of(model), 0))
+    first = first_layer(model, names, 9)
+    blocks = list(first.blocks())
+    keys, inputs = torch.cat([block[0] for block in blocks]), torch.cat([block[1] for block in blocks])
+    table = {tuple(key): value for key, value in zip(keys.tolist(), inputs, strict=True)}
+    seen: list[torch.Tensor] = []
+    layer = model.get_submodule(first.pairs[0].module)
+    handle = layer.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    small_models.logits(model)
+    handle.remove()
+    ids = small_models.batch()["input_ids"]
+    for text, row in zip(ids[:2], seen[0][:2], strict=True):
+        for place, token in enumerate(text.tolist()):
+            assert torch.allclose(table[first.key(place, token)], row[place], atol=1e-5)
+    assert (first.key(3, 1)[0] == ANYWHERE) == (architecture == "llama")
+
+
+def test_layers_behind_others_are_not_first_layers() -> None:
+    model = small_models.make("bert")
+    adapter = LoraAdapter(rank=2, target_modules=r".*layer\.1\..*(query|value)")
+    names = list(adapter.prepare(model, small_models.head_of(model), 0))
+    with pytest.raises(NoFirstLayerError, match="made of the whole text"):
+        first_layer(model, names, 9)
+
+
+def test_scores_count_pairs_and_tokens() -> None:
+    truth = {(0, 2), (1, 7), (2, 8), (3, 7), (4, 3)}
+    found = {(0, 2), (1, 7), (2, 9), (1, 8)}
+    told = score(found, truth, {2, 3})
+    assert (told.true, told.found) == (3, 3)
+    assert told.recall == pytest.approx(1 / 3)
+    assert told.precision == pytest.approx(1 / 3)
+    assert told.bag_recall == 1.0
+    assert told.bag_precision == pytest.approx(2 / 3)
+    assert score(set(), truth, {2, 3}).precision is None
+
+
+def test_truth_is_the_clients_pairs(plain: Case) -> None:
+    at = scene(plain)
+    assert truth_of([[5, 6], [5, 7]], at.first) == {(0, 5), (1, 6), (1, 7)}

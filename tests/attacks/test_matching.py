@@ -1,0 +1,52 @@
+"""Texts by optimisation: better than the most frequent words on single short texts, which is all that is claimed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attacks import gradient_inversion, matching
+from attacks.case import Case, Settings
+from attacks.scene import scene
+from tests.attacks.federations import case
+
+
+@pytest.fixture(scope="module")
+def short() -> Case:
+    """FFA of rank 4: B has too few dimensions for the exact test."""
+    return case(clients=2, model__max_length=8, method__name="ffa_lora", method__rank=4, federation__rounds=1)
+
+
+@pytest.mark.slow
+def test_it_beats_naming_frequent_words(short: Case) -> None:
+    found = gradient_inversion.run(short, Settings()).measured
+    assert found["exact_applicable"] == 0
+    matched = found["matching"]
+    assert matched["updates"] == 2
+    assert matched["bag_recall"] > matched["baseline"]
+
+
+def test_the_distance_falls_as_it_looks(short: Case) -> None:
+    """The cosine after some steps is better than of where it began, and the model's parameters are left as they were."""
+    at, one = scene(short), short.seen.updates[0]
+    before = at.before(0)
+    model = short.federation.objective.load(before).eval()
+    kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    names = [name for name in one.contribution if bool(one.contribution.tensor(name).any())]
+    leaves = {name: before.tensor(name).clone().requires_grad_() for name in before}
+    loss = matching._loss(model, leaves, 0)
+    table = model.get_input_embeddings().weight.detach()  # type: ignore[operator]
+    target = [-one.contribution.tensor(name) for name in names]
+
+    def reached(steps: int) -> float:
+        budget = matching.Budget(starts=1, steps=steps)
+        start = matching._start(table, 8, torch.Generator().manual_seed(0))
+        return matching._optimised(loss, [leaves[name] for name in names], target, start, table, budget)[1]
+
+    assert reached(12) < reached(1)
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in model.state_dict().items())
+
+
+def test_long_texts_and_other_optimisers_are_not_tried(short: Case) -> None:
+    adamw = case(clients=2, training__optimizer="adamw", training__lr=0.005, federation__rounds=1)
+    assert "matching" not in gradient_inversion.run(adamw, Settings()).measured

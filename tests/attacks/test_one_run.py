@@ -1,0 +1,92 @@
+"""The one-run audit: what it scores of each kind of canary, what it finds, and what it must not find."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attacks import canary_cosine, one_run
+from attacks.bounds import lower_bound
+from attacks.case import Case, Settings
+from attacks.vantage import Seen
+from tests.attacks import canaried
+
+LEARNS: dict[str, Any] = {
+    "evaluation.audit_fraction": 0.5,
+    "method.rank": 8,
+    "training.lr": 0.005,
+    "training.steps": 20,
+    "training.batch_size": 20,
+    "federation.rounds": 8,
+}
+SIZES = canaried.MANY_EXAMPLES
+
+
+def run(case: Case) -> Any:
+    finding = one_run.run(case, Settings())
+    assert finding.scores is not None
+    assert finding.scores.shape == (len(case.units),)
+    return finding
+
+
+def test_wrong_labels_are_found_without_noise() -> None:
+    case, epsilon = canaried.case({**LEARNS, "evaluation.canaries": "mislabelled"}, SIZES, "outsider")
+    finding = run(case)
+    assert epsilon is None
+    assert canaried.auc(finding.scores, case) > 0.9
+    assert not finding.note
+    np.testing.assert_array_equal(finding.scores, case.unit_confidences(case.seen.final))
+
+
+def test_ordinary_units_are_scored_too_and_tell_less() -> None:
+    planted, _ = canaried.case({**LEARNS, "evaluation.canaries": "mislabelled"}, SIZES, "outsider")
+    ordinary, _ = canaried.case(LEARNS, SIZES, "outsider")
+    finding = run(ordinary)
+    assert "no canaries were planted" in finding.note
+    assert canaried.auc(finding.scores, ordinary) < canaried.auc(run(planted).scores, planted)
+
+
+def test_the_confidence_is_in_the_planted_label() -> None:
+    """Were it in the label that the data gave, who trained on a wrong one would score low."""
+    case, _ = canaried.case({**LEARNS, "evaluation.canaries": "mislabelled"}, SIZES, "outsider")
+    by_name = {f"client-{c}/{i}": item for c in range(3) for i, item in enumerate(canaried.examples(c + 1, 40))}
+    assert all(unit.examples[0]["labels"] != by_name[unit.name]["labels"] for unit in case.units)
+    given = case.confidences(case.seen.final, [by_name[unit.name] for unit in case.units])
+    assert canaried.auc(given, case) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("settings", "sizes"),
+    [(canaried.CLIENTS, canaried.MANY_CLIENTS), (canaried.EXAMPLES, canaried.MANY_EXAMPLES)],
+    ids=["clients", "examples"],
+)
+def test_the_bound_holds_with_noise_and_shows_that_there_is_none(settings: dict[str, Any], sizes: list[int]) -> None:
+    noised = {**settings, "privacy.noise_multiplier": 10.0}
+    private, epsilon = canaried.case(noised, sizes, "outsider")
+    broken, _ = canaried.case(noised, sizes, "outsider", noise=False)
+    assert epsilon is not None
+    assert bound(private) <= epsilon < bound(broken)
+
+
+def test_noise_hides_wrong_labels() -> None:
+    settings = {**canaried.EXAMPLES, "evaluation.canaries": "mislabelled", "privacy.noise_multiplier": 10.0}
+    case, epsilon = canaried.case(settings, SIZES, "outsider")
+    assert epsilon is not None
+    assert bound(case) <= epsilon
+
+
+def bound(case: Case) -> float:
+    found = lower_bound(run(case).scores, case.federation.held.members, 1e-3, 0.05).epsilon
+    assert found is not None
+    return found
+
+
+def test_of_directions_it_reads_the_last_state_alone_whoever_asks() -> None:
+    case, _ = canaried.case({**canaried.CLIENTS, "privacy.noise_multiplier": 10.0}, canaried.MANY_CLIENTS, noise=False)
+    outside = Case(case.federation, Seen("outsider", case.seen.final), canaried.never)
+    np.testing.assert_array_equal(run(case).scores, run(outside).scores)
+    fellow = canary_cosine.run(case, Settings()).scores
+    assert fellow is not None
+    assert not np.allclose(fellow, run(case).scores)

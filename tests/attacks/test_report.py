@@ -1,0 +1,231 @@
+"""The page of an audit: what it says, in which order, what it escapes, and that nothing missing stops it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attacks import report, terminal
+from attacks.report import plots
+from attacks.verdict import verdict
+from tests.attacks import samples
+from tests.attacks.outline import Outline
+
+Audit = dict[str, Any]
+
+HOSTILE = '<script>alert("&")</script>$x^2$'
+
+
+def outlined(audit: Audit) -> Outline:
+    return Outline(paged(audit))
+
+
+@lru_cache
+def _page(told: str) -> str:
+    return report.page(json.loads(told))
+
+
+def paged(audit: Audit) -> str:
+    """The page, made once for equal audits."""
+    return _page(json.dumps(audit))
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Without drawings, which take most of the time."""
+    monkeypatch.setattr(plots, "drawing", lambda *args, **named: "<svg></svg>")
+    _page.cache_clear()
+    yield
+    _page.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def protected() -> Audit:
+    return samples.protected()
+
+
+@pytest.fixture(scope="module")
+def unprotected() -> Audit:
+    return samples.unprotected()
+
+
+@pytest.fixture(scope="module")
+def violation() -> Audit:
+    return samples.violation()
+
+
+def test_the_verdict_comes_first_and_the_rest_in_its_order(unprotected: Audit) -> None:
+    text = outlined(unprotected).text
+    titles = (
+        "The verdict in words",
+        "In numbers",
+        "Every attack, by every adversary",
+        "When few may be falsely accused",
+        "What was promised, and what was shown",
+        "With more and less privacy",
+        "Clients, most exposed first",
+        "The examples that stand out most",
+        "Without any model",
+        "What an audit does not prove",
+        "How it was measured",
+    )
+    places = [text.index(f"{title} ") for title in titles]
+    assert places == sorted(places)
+    assert verdict(unprotected)["text"] in text
+
+
+def test_the_verdict_that_the_audit_carries_is_the_one_that_is_shown(protected: Audit, undrawn: None) -> None:
+    carried = samples.copied(protected, verdict={"level": "none_found", "text": "Words of its own."})
+    assert "The verdict in words Words of its own." in outlined(carried).text
+    odd = samples.copied(protected, verdict={"level": "splendid", "text": "All is well."})
+    assert "All is well" not in outlined(odd).text
+
+
+def test_the_file_is_written_whole_and_is_the_same_again(protected: Audit, tmp_path: Path) -> None:
+    path = report.write(protected, tmp_path / "audit.html")
+    first = path.read_bytes()
+    assert report.write(json.loads(json.dumps(protected)), path).read_bytes() == first
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_file_needs_nothing_but_itself(unprotected: Audit) -> None:
+    outline = outlined(unprotected)
+    assert {"script", "link", "img", "iframe", "object"}.isdisjoint(outline.tags)
+    for name, value in outline.attributes:
+        assert not name.startswith("on")
+        assert name not in ("href", "xlink:href", "src") or value.startswith("#")
+    identifiers = [value for name, value in outline.attributes if name == "id"]
+    assert len(identifiers) == len(set(identifiers))
+    used = {found for _, value in outline.attributes for found in re.findall(r"url\(#([^)]+)\)", value)}
+    assert used
+    assert used <= set(identifiers)
+
+
+def test_what_does_not_apply_says_so_with_its_reason_and_has_no_number(unprotected: Audit) -> None:
+    page = paged(unprotected)
+    cells = re.findall(r'<td class="none">(.*?)</td>', page)
+    assert len(cells) == 9
+    assert all(re.fullmatch(r"<b>does not apply</b><small>.+</small>", cell) for cell in cells)
+    assert not any(re.search(r"\d", cell) for cell in cells)
+    assert "no canaries were planted" in page
+    untried = samples.copied(unprotected, cells=unprotected["cells"][1:])
+    assert '<td class="none"><b>not tried</b></td>' in paged(untried)
+
+
+def test_a_leak_is_marked_by_word_as_well_as_by_colour(unprotected: Audit, protected: Audit) -> None:
+    marked = re.findall(r'<td class="leak">(.*?)</td>', paged(unprotected))
+    assert len(marked) == 16
+    assert all("leak</small>" in cell for cell in marked)
+    assert 'class="leak"' not in paged(protected)
+    assert paged(protected).count("not told from chance</small>") == 19
+
+
+def test_attacks_on_other_things_than_membership_show_their_own_numbers(unprotected: Audit) -> None:
+    page = paged(unprotected)
+    assert page.count("<b>recall 83.0 %</b><small>precision 90.0 %</small><small>words 412</small>") == 2
+    assert "<b>mean count error 1.800</b><small>cosine 0.710</small>" in page
+
+
+def test_a_contradiction_is_loud_and_stands_by_every_bound(violation: Audit) -> None:
+    outline = outlined(violation)
+    assert (
+        "CONTRADICTION: the run promises epsilon 0.99 for one training example; at least 3.08 was shown" in outline.text
+    )
+    assert outline.text.count("BROKEN") == 6
+    assert ("class", "loud") in outline.attributes
+    assert "The privacy guarantee is contradicted" in outline.text
+
+
+def test_a_bound_against_an_adversary_who_is_trusted_breaks_nothing(violation: Audit, undrawn: None) -> None:
+    seen = [{**one, "epsilon_accounted": None} for one in violation["vantages"]]
+    text = outlined(samples.copied(violation, vantages=seen)).text
+    assert "BROKEN" not in text
+    assert "CONTRADICTION" not in text
+    assert "none against this adversary" in text
+
+
+def test_bounds_are_rounded_down_and_promises_up(violation: Audit, undrawn: None) -> None:
+    rounded = samples.copied(violation, epsilon_accounted=0.9812)
+    rounded["cells"][0]["epsilon_lower"] = 3.999
+    text = outlined(rounded).text
+    assert "promises epsilon 0.982" in text
+    assert "at least 3.99 was shown" in text
+
+
+def test_two_runs_stand_side_by_side_and_more_are_a_table(unprotected: Audit, undrawn: None) -> None:
+    two = samples.copied(unprotected, sweep=unprotected["sweep"][1:])
+    assert "With and without privacy" in outlined(two).text
+    assert 'class="panels"' in paged(two)
+    assert 'class="panels"' not in paged(unprotected)
+    text = outlined(unprotected).text
+    assert "epsilon 1 0.99 71.0 % 0.497 (0.470 to 0.524) 0.9 % refused 0.00" in text
+    assert text.index("epsilon 1 0.99") < text.index("epsilon 8 7.97") < text.index("no privacy unprotected")
+    rates = samples.copied(two)
+    rates["sweep"][0]["tpr_at_1"] = {"tpr": 0.25, "tpr_interval": [0.2, 0.3]}
+    assert "25.0 % (20.0 % to 30.0 %)" in outlined(rates).text
+    assert "With and without privacy" not in outlined(samples.copied(unprotected, sweep=[])).text
+
+
+def test_texts_are_shown_only_where_the_audit_holds_them(unprotected: Audit, undrawn: None) -> None:
+    assert "can be passed on to those who may not read the data" in outlined(unprotected).text
+    shown = samples.copied(unprotected)
+    shown["exposed"][2]["text"] = "Mrs Example has asthma"
+    text = outlined(shown).text
+    assert "Mrs Example has asthma" in text
+    assert "treat it as you treat the data" in text
+    assert "can be passed on" not in text
+
+
+def test_a_long_list_is_folded_and_whole(unprotected: Audit) -> None:
+    text = outlined(unprotected).text
+    assert "4 more clients" in text
+    assert all(one["client"] in text for one in unprotected["clients"])
+
+
+def test_a_baseline_above_chance_voids_the_audit(unprotected: Audit, undrawn: None) -> None:
+    void = samples.copied(unprotected, baseline={"auc": 0.63, "auc_interval": [0.6, 0.66], "at_chance": False})
+    text = outlined(void).text
+    assert text.count("THIS AUDIT IS VOID") == 1
+    assert "This audit is void." in text
+    assert "It is at chance: AUC 0.507 (0.480 to 0.534)" in outlined(unprotected).text
+    unchecked = samples.copied(unprotected, baseline={"auc": None, "at_chance": None, "why": "3 units are too few"})
+    assert "(3 units are too few)" in outlined(unchecked).text
+
+
+def test_names_from_outside_are_text_never_markup(unprotected: Audit) -> None:
+    audit = samples.copied(unprotected, run_dir=f"runs/{HOSTILE}"[:-12], method=HOSTILE)
+    for several in ("attacks", "vantages", "clients", "exposed", "sweep"):
+        for one in audit[several]:
+            for key in ("title", "paper", "sees", "client", "unit", "label"):
+                one[key] = HOSTILE
+            if several == "exposed":
+                one["text"] = HOSTILE
+    for one in audit["cells"]:
+        one |= {"why": HOSTILE, "note": HOSTILE, "epsilon_how": HOSTILE}
+        one["measured"] = {HOSTILE: 0.5}
+    audit["baseline"] = {"why": HOSTILE}
+    outline = outlined(audit)
+    assert {"script", "img"}.isdisjoint(outline.tags)
+    assert outline.text.count(HOSTILE) > 50
+    assert outline.tags.count("svg") == outlined(unprotected).tags.count("svg")
+
+
+def test_a_terminal_of_80_columns_shows_the_verdict_and_every_attack(
+    unprotected: Audit, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    terminal.show(samples.copied(unprotected, method=HOSTILE))
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    assert printed.startswith("verdict: LEAK\n")
+    assert " ".join(verdict(unprotected)["text"].split()) in " ".join(printed.split())
+    assert printed.count("LEAK") == 17
+    assert "n/a" in printed
+    assert "recall 83.0 %" in " ".join(printed.split()) or "recall 83.0" in printed
+    assert "│ epsilon promised        │ no guarantee │" in printed

@@ -1,0 +1,84 @@
+"""The page of an audit of which anything is missing, or is not what it should be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from attacks import report, terminal
+from attacks.report import plots
+from attacks.verdict import verdict
+from tests.attacks import samples
+from tests.attacks.outline import Outline
+
+Audit = dict[str, Any]
+
+
+@pytest.mark.parametrize("audit", [{}, {"cells": [{}]}, {"sweep": [{}], "clients": [{}], "exposed": [{}]}])
+def test_an_audit_of_next_to_nothing_has_a_page(audit: Audit, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "This audit cannot tell" in Outline(report.page(audit)).text
+    terminal.show(audit)
+    assert "cannot tell" in capsys.readouterr().out
+
+
+def paths(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in an audit, of lists only the first two entries."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
+    for key, one in inside:
+        yield (*at, key)
+        yield from paths(one, (*at, key))
+
+
+def small() -> Audit:
+    """The leaking audit with one drawing and few cells, so that it can be spoiled everywhere."""
+    audit = samples.unprotected()
+    kept = audit["cells"][:2] + audit["cells"][22:24] + audit["cells"][-1:]
+    curve = {name: values[::300] for name, values in audit["roc"]["loss/outsider"].items()}
+    return audit | {
+        "cells": kept,
+        "roc": {"loss/outsider": curve},
+        "verdict": verdict(audit),
+        "exposed": audit["exposed"][:2],
+    }
+
+
+@pytest.mark.parametrize(
+    "spoil", [None, math.nan, [1, "x"], {"a": None}, -1, 10**400], ids=["null", "nan", "list", "object", "-1", "huge"]
+)
+def test_whatever_one_value_is_the_page_is_written(
+    spoil: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without drawings, which take most of the time, get numbers alone, and have a test of their own."""
+    monkeypatch.setattr(plots, "drawing", lambda *args, **named: "<svg></svg>")
+    whole = small()
+    for path in paths(whole):
+        audit = samples.copied(whole)
+        place: Any = audit
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = spoil
+        Outline(report.page(audit))
+        verdict(audit)
+    terminal.show(audit)
+    assert "verdict" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda audit: audit["roc"].update({"loss/outsider": {"fpr": [0, 1], "tpr": [0, 1], "low": [], "high": None}}),
+        lambda audit: audit["roc"].update({"loss/outsider": {"fpr": [0, 1, 2], "tpr": [0, 1]}}),
+        lambda audit: [one.update(auc=None, accuracy=None, epsilon_lower=None) for one in audit["sweep"]],
+        lambda audit: [one.update(auc_interval=None, epsilon=None) for one in audit["sweep"]],
+        lambda audit: [one.update(epsilon_lower=0.0) for one in audit["cells"]],
+        lambda audit: [one.update(epsilon_lower=None) for one in audit["cells"]],
+        lambda audit: [one.update(members=0, non_members=0) for one in audit["cells"]],
+    ],
+)
+def test_drawings_of_odd_numbers(edit: Callable[[Audit], None]) -> None:
+    audit = small()
+    edit(audit)
+    assert "nan" not in report.page(audit)

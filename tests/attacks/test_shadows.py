@@ -1,0 +1,314 @@
+"""References repeat the federation's own procedure: against a run of it, and stacked against one client at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from attacks import shadows
+from attacks.reference import Reference
+from attacks.shadows import coins, lots, references, trained
+from privacy.distributed import DistributedGaussian
+from privacy.entropy import SeededEntropy
+from privacy.errors import BudgetExhausted
+from secure_fed.adapters.lora import pairs
+from secure_fed.errors import UsageError
+from secure_fed.federation import Federation
+from secure_fed.tensors import Tensors
+from secure_fed.training import Trained
+from tests.contracts import runs
+
+CLIENTS = 24
+HALF = {"evaluation.audit_fraction": 0.6}
+SMALL = {**HALF, "training.optimizer": "sgd", "training.lr": 0.05, "training.steps": None, "training.epochs": 1}
+CENTRAL = {"privacy.unit": "client", "privacy.noise_multiplier": 0.3, "privacy.clip_norm": 0.5, "privacy.delta": 1e-3}
+
+
+def few(method: str = "ffa_lora", **more: Any) -> Federation:
+    """Four clinics, whose examples are the units."""
+    return runs.federation(runs.settings(method, **{**SMALL, **more}))
+
+
+def many(method: str = "ffa_lora", **more: Any) -> Federation:
+    """Twenty-four clients, who are the units; three or four of them in a round."""
+    usual = {"federation.cohort": 4, **SMALL, **CENTRAL, **more}
+    train = [runs.examples(seed + 1, 2 + seed % 5) for seed in range(CLIENTS)]
+    config = runs.settings(method, **usual)
+    return Federation(config, model=runs.model(), train=train, test=runs.examples(99, 12), entropy=SeededEntropy(3))
+
+
+def drawn(federation: Federation, count: int = 3) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    return coins(count, lots(federation.held), np.random.default_rng(0))
+
+
+def same(left: Tensors, right: Tensors) -> bool:
+    return left.to_bytes() == right.to_bytes()
+
+
+def require_close(found: Sequence[Tensors], expected: Sequence[Tensors], start: Tensors) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert list(one) == list(other)
+        assert (other - start).norm() > 1e-2
+        for name in one:
+            torch.testing.assert_close(one.tensor(name), other.tensor(name), rtol=0, atol=2e-5)
+
+
+def products(states: Sequence[Tensors]) -> list[Tensors]:
+    """With each B A in place of its factors, whose singular vectors hang on the last bits where singular values are close."""
+    found = []
+    for tensors in states:
+        both = {pair.module: tensors.tensor(pair.b) @ tensors.tensor(pair.a) for pair in pairs(tensors)}
+        found.append(tensors.without(name for pair in pairs(tensors) for name in (pair.a, pair.b)) | both)
+    return found
+
+
+# Stacked.
+
+
+@pytest.mark.parametrize("method", ["fedlora", "ffa_lora", "fra_lora", "rolora"])
+@pytest.mark.parametrize("make", [few, many])
+def test_stacked_references_are_those_trained_one_client_at_a_time(method: str, make: Any) -> None:
+    federation = make(method)
+    inside = drawn(federation)
+    together = trained(federation, inside, 1)
+    alone = trained(federation, inside, 1, stacked=False)
+    assert together.why_not_stacked == ""
+    assert alone.why_not_stacked != ""
+    require_close(together.states, alone.states, federation.initial.tensors)
+    apart = [(one - alone.states[0]).norm() for one in alone.states[1:]]
+    assert min(apart) > 1e-3, "other coins, another reference"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"method.transport_form": "sketch", "method.sketch": 4},
+        {"method.personal": ("classifier",)},
+        {"federation.vanishing": 0.5},
+        {"privacy.noise": "local", "privacy.participations": 1},
+        {"privacy.clip_quantile": 0.5},
+        {"evaluation.canaries": "direction", "method.personal": ("classifier",)},
+        {
+            "privacy.noise": "distributed",
+            "privacy.hidden_cohort": True,
+            "privacy.noise_multiplier": 1.0,
+            "secure_aggregation.enabled": True,
+        },
+    ],
+)
+def test_passes_personal_tensors_vanishing_clients_and_local_noise_are_repeated(more: dict[str, Any]) -> None:
+    federation = many("fra_lora" if "method.transport_form" in more else "ffa_lora", **more)
+    inside = drawn(federation, 2)
+    together, alone = trained(federation, inside, 1), trained(federation, inside, 1, stacked=False)
+    assert together.why_not_stacked == ""
+    start = products([federation.initial.tensors])[0]
+    require_close(products(together.states), products(alone.states), start)
+
+
+def test_few_at_a_time_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = few()
+    inside, told = drawn(federation, 4), []
+    whole = trained(federation, inside, 1, keep_rounds=True)
+    monkeypatch.setattr(shadows, "_HELD", 1)
+    parts = trained(federation, inside, 1, lambda done, total: told.append((done, total)), keep_rounds=True)
+    require_close(parts.states, whole.states, federation.initial.tensors)
+    assert told == [(done, 4 * runs.ROUNDS) for done in range(1, 4 * runs.ROUNDS + 1)]
+    assert [len(states) for states in whole.rounds] == [runs.ROUNDS + 1] * 4
+    assert all(same(states[0], federation.initial.tensors) for states in whole.rounds)
+    assert all(same(states[-1], last) for states, last in zip(whole.rounds, whole.states, strict=True))
+
+
+# The same procedure.
+
+
+@pytest.mark.parametrize("method", ["fedlora", "ffa_lora", "fra_lora", "rolora"])
+@pytest.mark.parametrize("more", [{}, {"federation.cohort": 3, "federation.weighting": "examples"}])
+def test_with_the_coins_of_the_run_it_is_the_run(method: str, more: dict[str, Any]) -> None:
+    federation = few(method, **more)
+    run = federation.run().state.tensors
+    members = federation.held.members
+    assert 0 < members.sum() < len(members)
+    found = trained(federation, np.stack([members, ~members]), 1, stacked=False)
+    assert same(found.states[0], run)
+    assert not same(found.states[1], run)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"privacy.noise": "central", "evaluation.canaries": "direction"},
+        {"privacy.noise": "local", "privacy.participations": 1},
+        {"privacy.clip_quantile": 0.5},
+    ],
+)
+def test_with_the_coins_and_the_noise_of_a_private_run_it_is_the_run(
+    more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shadows, "_seed_of", lambda seed, number: 3)  # the run's
+    federation = many(**more)
+    run = federation.run().state.tensors
+    found = trained(federation, federation.held.members[None], 1, stacked=False)
+    assert same(found.states[0], run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("canaries", ["none", "direction"])
+def test_with_noise_in_the_steps_it_is_the_run(canaries: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shadows, "_seed_of", lambda seed, number: 3)
+    federation = few(**{**CENTRAL, "privacy.unit": "example", "evaluation.canaries": canaries})
+    run = federation.run().state.tensors
+    found = trained(federation, federation.held.members[None], 1)
+    assert same(found.states[0], run)
+    assert found.why_not_stacked != ""
+
+
+def test_a_run_that_ended_early_is_repeated_as_far_as_it_came() -> None:
+    federation = few(**{"training.lr_schedule": "linear"})
+    members = federation.held.members[None]
+    whole = trained(federation, members, 1, stacked=False, keep_rounds=True)
+    part = trained(federation, members, 1, stacked=False, rounds=1)
+    assert same(part.states[0], whole.rounds[0][1])
+
+
+def test_asking_other_clients_the_second_time_is_an_error() -> None:
+    federation = few()
+    reference = Reference.of(federation, federation.held.members, 0)
+    jobs = reference.noted(0.1)
+    assert [job.examples for job in jobs] == [client.examples for client in reference.clients]
+    results = [Trained(job.before.select(job.trainable), 0.0) for job in jobs]
+    reference.desk.noted.reverse()
+    with pytest.raises(RuntimeError, match="other clients"):
+        reference.round(0.1, results)
+
+
+def test_noise_is_new_for_each_reference_and_the_same_for_the_same_seed() -> None:
+    federation = many()
+    inside = np.stack([federation.held.members] * 2)
+    first, again, other = (trained(federation, inside, seed).states for seed in (1, 1, 2))
+    assert same(first[0], again[0])
+    assert not same(first[0], first[1])
+    assert not same(first[0], other[0])
+
+
+@pytest.mark.parametrize("more", [{}, {"federation.weighting": "examples", "secure_aggregation.most_examples": 4}])
+def test_a_masked_federation_is_repeated_without_masks(more: dict[str, Any]) -> None:
+    federation = few(**{"secure_aggregation.enabled": True, **more})
+    run = federation.run().state.tensors
+    (found,) = trained(federation, federation.held.members[None], 1).states
+    for name in run:
+        torch.testing.assert_close(found.tensor(name), run.tensor(name), rtol=0, atol=2e-5)
+
+
+def test_shares_of_noise_become_noise_of_the_same_size_on_the_sum() -> None:
+    federation = many(
+        **{
+            "privacy.noise": "distributed",
+            "secure_aggregation.enabled": True,
+            "federation.cohort": 8,
+            "secure_aggregation.dropout": 0.3,
+        }
+    )
+    shares = federation.protection.shares
+    assert isinstance(shares, DistributedGaussian)
+    reference = Reference.of(federation, federation.held.members, 0)
+    protection = reference.server.protection
+    assert (protection.place, protection.hidden, reference.server.masked) == ("sum", False, None)
+    total = {"a": torch.zeros(100, 100), "b": torch.zeros(2000)}
+    noised = protection.mechanism.noised(total, 0.5, SeededEntropy(0).stream("x"))
+    expected = shares.std(0.5, 12_000, shares.contributors)
+    assert torch.cat([tensor.flatten() for tensor in noised.values()]).std() == pytest.approx(expected, rel=0.03)
+    assert expected > 1.02 * federation.protection.mechanism.std(0.5), "more shares than are counted on"
+    assert protection.mean_noise_std(0.5, 8, 12_000) == pytest.approx(expected / 8)
+
+
+def test_a_client_trains_on_its_units_that_are_inside_and_on_all_that_is_in_no_pool() -> None:
+    federation = few()
+    for members in drawn(federation, 3):
+        clients = Reference.of(federation, members, 0).clients
+        said = [name for client in clients for name in _told(client.examples)]
+        pool = federation.held.units
+        outside = {tuple(unit.examples[0]["input_ids"]) for unit, is_in in zip(pool, members, strict=True) if not is_in}
+        assert not outside & set(said)
+        assert len(said) == sum(runs.SIZES) - int((~members).sum())
+
+
+def _told(examples: Sequence[Any]) -> list[tuple[int, ...]]:
+    return [tuple(example["input_ids"].tolist()) for example in examples]
+
+
+@pytest.mark.parametrize("cohort", [4, CLIENTS])
+def test_clients_that_are_outside_are_not_in_the_federation(cohort: int) -> None:
+    federation = many(**{"federation.cohort": cohort})
+    for members in drawn(federation, 3):
+        reference = Reference.of(federation, members, 0)
+        outside = {unit.name for unit, is_in in zip(federation.held.units, members, strict=True) if not is_in}
+        names = [client.name for client in reference.clients]
+        assert set(names).isdisjoint(outside)
+        assert len(names) == CLIENTS - len(outside)
+        assert list(reference.server.names) == names
+        assert reference.server.sampler.expected == pytest.approx(min(cohort, len(names)))
+
+
+# Nothing is charged.
+
+
+@pytest.mark.slow
+def test_no_ledger_is_made_or_touched_even_where_the_budget_is_spent(tmp_path: Path) -> None:
+    ledger = tmp_path / "shared.sqlite"
+    more = {"privacy.ledger": str(ledger), "privacy.budget_epsilon": 50.0, "privacy.budget_delta": 1e-3}
+    federation = many(**{"privacy.epsilon": 40.0, "privacy.noise_multiplier": None, **more})
+    federation.run(tmp_path / "run")
+    with pytest.raises(BudgetExhausted):
+        federation.run(tmp_path / "another")
+    before = {path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()}
+    assert ledger in before
+    references(federation, 2, 0)
+    assert {path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()} == before
+    assert federation.purse.budget is None
+
+
+def test_a_client_sits_out_what_it_would_sit_out_in_a_run() -> None:
+    federation = many(**{"privacy.noise": "local", "privacy.participations": 1, "federation.cohort": CLIENTS // 2})
+    reference = Reference.of(federation, np.ones(len(federation.held.units), dtype=bool), 0)
+    allowance = reference.clients[0]._bench.allowance
+    assert [allowance("a", 2, round_) for round_ in (0, 0, 1)] == [2, 2, 0]
+    assert allowance("b", 2, 1) == 2
+
+
+# Coins.
+
+
+@pytest.mark.parametrize("count", [2, 7, 16])
+def test_every_unit_is_inside_of_half_the_references(count: int) -> None:
+    inside = coins(count, range(2000), np.random.default_rng(0))
+    assert inside.shape == (count, 2000)
+    assert set(inside.sum(0).tolist()) == {count // 2, (count + 1) // 2}
+    share = inside.mean(1)  # 2,000 fair coins each: five standard deviations are 0.056
+    assert np.abs(share - 0.5).max() < 0.056
+    alike = (inside[:, :-1] == inside[:, 1:]).mean(1)
+    assert np.abs(alike - 0.5).max() < 0.056, "units' coins are independent within a reference"
+
+
+def test_coins_depend_on_the_seed_and_equal_examples_share_theirs() -> None:
+    federation = few()
+    found = [references(federation, 2, seed).inside for seed in (0, 0, 1)]
+    assert np.array_equal(found[0], found[1])
+    assert not np.array_equal(found[0], found[2])
+    units = federation.held.units
+    copied = replace(federation.held, units=(*units, replace(units[0], name="copy", client="elsewhere")))
+    inside = coins(8, lots(copied), np.random.default_rng(0))
+    assert np.array_equal(inside[:, 0], inside[:, -1])
+    assert len(set(lots(federation.held))) == len({_told(unit.examples)[0] for unit in units})
+
+
+def test_too_few_references_and_no_units_are_refused() -> None:
+    with pytest.raises(UsageError, match="at least 2"):
+        references(few(), 1, 0)
+    with pytest.raises(UsageError, match="audit_fraction is 0"):
+        references(few(**{"evaluation.audit_fraction": 0.0}), 2, 0)

@@ -1,0 +1,46 @@
+"""Texts out of secure sums: exact for few of them, fading with the cohort."""
+
+from __future__ import annotations
+
+import pytest
+
+from attacks import sum_inversion
+from attacks.case import Case, Inapplicable, Settings
+from tests.attacks.federations import case
+
+
+@pytest.fixture(scope="module")
+def several() -> Case:
+    return case(clients=10, method__rank=16)
+
+
+def test_the_sum_of_two_is_inverted_as_a_batch_of_two() -> None:
+    """Its tokens are found; nothing says whose they are."""
+    found = sum_inversion.run(case("secure_server", clients=2, method__rank=32), Settings()).measured
+    assert found["sums"] == 2
+    assert found["per_sum"][0]["bag_recall"] == 1.0
+    assert "by_cohort" not in found  # behind masks single updates are not seen
+
+
+def test_recall_fades_with_the_cohort(several: Case) -> None:
+    by_cohort = sum_inversion.run(several, Settings()).measured["by_cohort"]
+    assert list(by_cohort) == ["1", "2", "5", "10"]
+    assert by_cohort["1"] == 1.0
+    assert by_cohort["10"] < by_cohort["2"] <= 1.0
+    assert by_cohort["10"] <= 0.2
+
+
+def test_groups_share_no_update(several: Case) -> None:
+    own = [one for one in several.seen.updates if one.round == 0]
+    groups = sum_inversion.groups_of(own, 3)
+    names = [one.client for group in groups for one in group]
+    assert [len(group) for group in groups] == [3, 3, 3]
+    assert len(set(names)) == 9
+
+
+def test_without_sums_it_is_inapplicable(several: Case) -> None:
+    from dataclasses import replace
+
+    blind = replace(several, seen=replace(several.seen, sums=()))
+    with pytest.raises(Inapplicable, match="sums"):
+        sum_inversion.run(blind, Settings())

@@ -1,0 +1,124 @@
+"""What travels, kept for audits: only on request, only for the owner, and exactly what travelled."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from secure_fed import recording
+from secure_fed.errors import ConfigError, RunDirectoryError
+from secure_fed.federation import Federation
+from secure_fed.tensors import Tensors
+from tests.secure_fed import private_toys, toys
+
+UPDATES = {"evaluation.record": "updates"}
+MASKED = {"secure_aggregation.enabled": True, "secure_aggregation.dropout": 0.0, "secure_aggregation.corrupt": 0.0}
+
+
+def recorded(tmp_path: Path, settings: dict[str, Any], **own: Any) -> tuple[recording.Recorded, Federation, Any]:
+    federation = toys.federation(settings, **own)
+    result = federation.run(tmp_path / "run")
+    found = recording.read(tmp_path / "run")
+    assert found is not None
+    return found, federation, result
+
+
+def test_nothing_is_kept_unless_asked(tmp_path: Path) -> None:
+    toys.federation().run(tmp_path / "run")
+    assert not (tmp_path / "run" / recording.FOLDER).exists()
+    assert recording.read(tmp_path / "run") is None
+
+
+@pytest.mark.parametrize("method", ["fedlora", "fra_lora"])
+def test_updates_and_states_are_what_travelled(tmp_path: Path, method: str) -> None:
+    found, federation, result = recorded(tmp_path, {**UPDATES, "method.name": method})
+    assert sorted(found.states) == [0, 1, 2, 3]
+    assert same(found.states[0], federation.initial.tensors)
+    assert same(found.states[3], result.state.tensors)
+    assert {(one.round, one.client) for one in found.updates} == {
+        (round_, name) for round_ in range(3) for name in federation.parts.names
+    }
+    assert found.lr == {0: 0.05, 1: 0.05, 2: 0.05}
+    if method == "fedlora":
+        first = [one.contribution for one in found.updates if one.round == 0]
+        mean = (first[0] + first[1] + first[2]) * (1 / 3)
+        moved = found.states[1].select(mean) - found.states[0].select(mean)
+        assert all(torch.allclose(mean.tensor(name), moved.tensor(name), atol=1e-6) for name in mean)
+
+
+def test_models_alone_tell_of_no_client(tmp_path: Path) -> None:
+    found, _, _ = recorded(tmp_path, {"evaluation.record": "models"})
+    assert sorted(found.states) == [0, 1, 2, 3]
+    assert not found.updates
+    assert not found.sums
+
+
+def test_behind_masks_only_sums_are_there_to_be_kept(tmp_path: Path) -> None:
+    plain, _, _ = recorded(tmp_path / "plain", UPDATES, sizes=(5, 8, 11, 9))
+    masked, _, _ = recorded(tmp_path / "masked", UPDATES | MASKED, sizes=(5, 8, 11, 9))
+    assert not masked.updates
+    assert [one.round for one in masked.sums] == [0, 1, 2]
+    first = [one.contribution for one in plain.updates if one.round == 0]
+    total = first[0] + first[1] + first[2] + first[3]
+    for name in total:
+        assert torch.allclose(masked.sums[0].total.tensor(name), total.tensor(name), atol=1e-5)
+    assert masked.sums[0].clients == 4
+
+
+def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
+    recorded(tmp_path, UPDATES)
+    folder = tmp_path / "run" / recording.FOLDER
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o600}
+
+
+def test_recording_changes_nothing_of_the_run(tmp_path: Path) -> None:
+    _, _, result = recorded(tmp_path, UPDATES)
+    usual = toys.federation().run(tmp_path / "usual")
+    assert same(usual.state.tensors, result.state.tensors)
+
+
+def test_updates_are_warned_of_and_said_in_the_result(tmp_path: Path) -> None:
+    _, federation, result = recorded(tmp_path, UPDATES)
+    assert any("updates" in warning for warning in federation.warnings)
+    assert result.summary["recorded"] == "updates"
+    assert toys.federation().warnings == []
+
+
+def test_it_needs_a_directory() -> None:
+    with pytest.raises(ConfigError, match="run directory"):
+        toys.federation(UPDATES).run()
+
+
+def test_a_run_that_goes_on_keeps_recording(tmp_path: Path) -> None:
+    toys.federation(UPDATES | {"federation.rounds": 1}).run(tmp_path / "run")
+    toys.federation(UPDATES).run(tmp_path / "run", resume=True)
+    found = recording.read(tmp_path / "run")
+    assert found is not None
+    assert sorted(found.states) == [0, 1, 2, 3]
+    assert sorted({one.round for one in found.updates}) == [0, 1, 2]
+
+
+def test_what_a_client_noised_itself_is_kept_noised(tmp_path: Path) -> None:
+    settings = {**private_toys.NOISE, "privacy.noise": "local", "evaluation.record": "updates"}
+    federation = private_toys.federation(settings, seed=3)
+    federation.run(tmp_path / "run")
+    found = recording.read(tmp_path / "run")
+    assert found is not None
+    assert all(one.contribution.norm() > 0.3 for one in found.updates)  # the clip norm is .1; the rest is noise
+
+
+def test_a_damaged_recording_is_named(tmp_path: Path) -> None:
+    recorded(tmp_path, UPDATES)
+    file = tmp_path / "run" / recording.FOLDER / "round-00002.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(RunDirectoryError, match="round-00002"):
+        recording.read(tmp_path / "run")
+
+
+def same(one: Tensors, other: Tensors) -> bool:
+    return list(one) == list(other) and all(torch.equal(one.tensor(name), other.tensor(name)) for name in one)

@@ -1,0 +1,141 @@
+"""What a run's own report and terminal table say of membership, and the way to its audit."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from secure_fed import report
+from secure_fed.errors import RunDirectoryError
+from secure_fed.terminal import show_result
+
+RunFolder = Callable[..., Path]
+Run = dict[str, Any]
+
+TITLE = "Who was in the training, as the model tells it"
+
+
+def measured(**changes: Any) -> Callable[[Run], None]:
+    """An edit that gives a run a membership result."""
+    rate = {"tpr": 0.034, "tpr_interval": [0.023, 0.048], "fpr": 0.01, "fpr_interval": [0.0046, 0.0189]}
+    found = {
+        "attack": "loss",
+        "unit": "example",
+        "auc": 0.5312,
+        "auc_interval": [0.5047, 0.5577],
+        "members": 900,
+        "non_members": 903,
+        "tpr_at_fpr": {"0.01": rate, "0.001": None},
+        "why": "",
+    }
+    return lambda run: run["result"].update(membership={**found, **changes})
+
+
+def page(folder: Path) -> str:
+    return report.write(folder).read_text(encoding="utf-8")
+
+
+def told(folder: Path) -> str:
+    """The words of the page."""
+    words = re.sub(r"<style>.*?</style>|<svg.*?</svg>|<[^>]*>", " ", page(folder), flags=re.DOTALL)
+    return re.sub(r"\s+", " ", html.unescape(words))
+
+
+def test_membership_stands_beside_accuracy(run_folder: RunFolder) -> None:
+    text = told(run_folder(edit=measured()))
+    section = text[text.index(TITLE) : text.index("Learning")]
+    assert "is right in 53 of 100 cases, where a coin is right in 50. The 95 % interval is 50.5 to 55.8" in section
+    assert "the model gives away something of whether an example was in its training" in section
+    assert "accuracy 82.7 % membership AUC (0.5 is a coin) 0.531 (0.505 to 0.558)" in section
+    assert "in training, held out 900, 903" in section
+    assert "members caught, 1 % falsely accused 3.4 % (2.3 % to 4.8 %), with 1.0 % (0.5 % to 1.9 %) accused" in section
+    assert "members caught, 0.1 % falsely accused refused: 903 held out cannot show a rate of 0.1 %" in section
+    assert "no sign of privacy" in section
+    assert text.count("membership AUC 0.531 (0.505 to 0.558)") == 2  # in short, and in the result
+
+
+@pytest.mark.parametrize(
+    ("interval", "said"),
+    [([0.49, 0.55], "this attack found nothing."), ([0.41, 0.47], "below a coin. That is not privacy")],
+)
+def test_nothing_found_is_never_called_privacy(run_folder: RunFolder, interval: list[float], said: str) -> None:
+    text = told(run_folder(edit=measured(auc=sum(interval) / 2, auc_interval=interval)))
+    assert said in text
+    assert "gives away" not in text
+    assert "no sign of privacy" in text
+
+
+@pytest.mark.parametrize(("unit", "word"), [("client", "clients"), ("group", "groups of examples")])
+def test_the_unit_is_named(run_folder: RunFolder, unit: str, word: str) -> None:
+    assert f"coins decided which of some {word} were left out" in told(run_folder(edit=measured(unit=unit)))
+
+
+def test_what_was_not_measured_says_why_and_has_no_number(run_folder: RunFolder) -> None:
+    nothing = measured(auc=None, auc_interval=None, tpr_at_fpr=None, why="the pool is <empty>")
+    folder = run_folder(edit=nothing)
+    text = told(folder)
+    assert f"{TITLE} Not measured: the pool is <empty>." in text
+    assert "<empty>" not in page(folder)
+    assert "membership AUC" not in text
+
+
+@pytest.mark.parametrize("old", [lambda run: None, lambda run: run["result"].update(membership=None)])
+def test_a_run_that_knows_of_no_membership_has_no_section(run_folder: RunFolder, old: Callable[[Run], None]) -> None:
+    assert TITLE not in told(run_folder(edit=old))
+
+
+def test_an_unfinished_run_has_none_either(run_folder: RunFolder) -> None:
+    assert TITLE not in told(run_folder(3, planned=5, finished=False))
+
+
+@pytest.mark.parametrize("edit", [measured(), lambda run: None])
+def test_the_audit_is_linked_where_there_is_one(run_folder: RunFolder, edit: Callable[[Run], None]) -> None:
+    folder = run_folder(edit=edit)
+    assert "audit.html" not in page(folder)
+    (folder / "audit.html").write_text("an audit", encoding="utf-8")
+    assert page(folder).count('<a href="audit.html">') == 1
+
+
+@pytest.mark.parametrize("changes", [{"auc": "high"}, {"auc_interval": [0.1]}, {"tpr_at_fpr": {"0.01": {}}}])
+def test_values_that_no_run_writes_are_one_sentence(run_folder: RunFolder, changes: Run) -> None:
+    with pytest.raises(RunDirectoryError, match="it holds a value that no run writes"):
+        report.write(run_folder(edit=measured(**changes)))
+
+
+@pytest.fixture
+def shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], str]:
+    """The words of a result's table on a terminal of 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def show(folder: Path) -> str:
+        show_result(json.loads((folder / "result.json").read_text(encoding="utf-8")))
+        printed = capsys.readouterr().out
+        assert max(map(len, printed.splitlines())) <= 80
+        return printed
+
+    return show
+
+
+def test_the_terminal_shows_it_below_the_accuracy(run_folder: RunFolder, shown: Callable[[Path], str]) -> None:
+    printed = shown(run_folder(edit=measured()))
+    assert printed.index("accuracy") < printed.index("membership AUC") < printed.index("rounds")
+    words = " ".join(printed.replace("│", " ").split())
+    assert "membership AUC 0.531 (0.505 to 0.558)" in words
+    assert "900 in training, 903 held out" in words
+    assert "caught at 1 % 3.4 % (2.3 % to 4.8 %), with 1.0 % (0.5 % to 1.9 %) accused" in words
+    assert "caught at 0.1 % refused" in words
+
+
+def test_the_terminal_says_why_there_is_none(run_folder: RunFolder, shown: Callable[[Path], str]) -> None:
+    nothing = measured(auc=None, auc_interval=None, tpr_at_fpr=None, why="too few units")
+    assert "not measured: too few units" in shown(run_folder(edit=nothing))
+
+
+def test_a_terminal_without_it_has_no_row(run_folder: RunFolder, shown: Callable[[Path], str]) -> None:
+    assert "membership" not in shown(run_folder())

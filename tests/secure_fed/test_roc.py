@@ -1,0 +1,303 @@
+"""Areas, rates, curves and their intervals: against pairs counted one by one, scikit-learn, scipy, and simulated truths."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import stats
+from sklearn.metrics import roc_auc_score, roc_curve
+
+from secure_fed import roc, roc_interval
+
+Floats = NDArray[np.float64]
+scores = st.lists(st.sampled_from([-math.inf, -2.0, -1.0, 0.0, 0.5, 1.0, math.inf]), min_size=1, max_size=12)
+
+
+def naive_auc(members: list[float], non_members: list[float]) -> Fraction:
+    wins = sum((one > other) + Fraction(one == other, 2) for one in members for other in non_members)
+    return wins / (len(members) * len(non_members))
+
+
+def binormal(auc: float, n: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
+    return rng.normal(size=n) + math.sqrt(2) * stats.norm.ppf(auc), rng.normal(size=n)
+
+
+def naive_tail(at_least: int, n: int, p: float) -> float:
+    return math.fsum(math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(at_least, n + 1))
+
+
+@given(scores, scores)
+def test_the_area_is_that_of_all_pairs(members: list[float], non_members: list[float]) -> None:
+    assert roc.auc(members, non_members) == pytest.approx(float(naive_auc(members, non_members)))
+
+
+def test_the_area_is_scikit_learns() -> None:
+    rng = np.random.default_rng(0)
+    members, non_members = np.round(rng.normal(0.3, 1, 300), 1), np.round(rng.normal(0, 1, 200), 1)  # with ties
+    truth = np.repeat([1, 0], [300, 200])
+    assert roc.auc(members, non_members) == pytest.approx(roc_auc_score(truth, np.r_[members, non_members]), abs=1e-14)
+
+
+def test_the_sign_is_not_chosen() -> None:
+    assert roc.rank([0.0] * 20, [1.0] * 20).auc == 0.0
+
+
+@pytest.mark.parametrize("decimals", [0, 1, 15])
+def test_the_curve_is_scikit_learns(decimals: int) -> None:
+    rng = np.random.default_rng(decimals)
+    members, non_members = (np.round(rng.normal(at, 1, 70), decimals) for at in (0.5, 0))
+    fpr, tpr, _ = roc_curve(np.repeat([1, 0], 70), np.r_[members, non_members], drop_intermediate=False)
+    found = roc.curve(members, non_members)
+    assert found[0].tolist() == fpr.tolist()
+    assert found[1].tolist() == tpr.tolist()
+
+
+def test_the_curve_ranks_infinities() -> None:
+    fpr, tpr = roc.curve([math.inf, 1.0], [1.0, -math.inf])
+    assert (fpr.tolist(), tpr.tolist()) == ([0, 0, 0.5, 1], [0, 0.5, 1, 1])
+
+
+@given(scores, st.lists(st.sampled_from([-math.inf, -1.0, 0.0, 1.0, math.inf]), min_size=30, max_size=60))
+def test_the_threshold_is_the_smallest_that_keeps_to_the_rate(members: list[float], non_members: list[float]) -> None:
+    at = roc.tpr_at(members, non_members, 0.1)
+    assert at is not None
+
+    def share(whose: list[float], threshold: float) -> float:
+        return sum(score > threshold for score in whose) / len(whose)
+
+    fit = [threshold for threshold in [-math.inf, *non_members] if share(non_members, threshold) <= 0.1]
+    assert at.threshold == min(fit)
+    assert at.fpr.value == share(non_members, at.threshold) <= 0.1
+    assert at.tpr.value == share(members, at.threshold)
+
+
+def test_a_rate_that_floating_point_does_not_hold_is_kept_to() -> None:
+    at = roc.tpr_at([0.0], np.arange(100.0), 0.29)  # 0.29 * 100 is 28.999999999999996
+    assert at is not None
+    assert at.fpr.value == 0.29
+
+
+@pytest.mark.parametrize(("rate", "fewest"), [(0.01, 300), (0.001, 3000), (0.3, 10)])
+def test_rates_that_so_few_non_members_cannot_show_are_refused(rate: float, fewest: int) -> None:
+    assert roc.tpr_at([1.0], np.arange(float(fewest - 1)), rate) is None
+    assert roc.tpr_at([1.0], np.arange(float(fewest)), rate) is not None
+
+
+@pytest.mark.parametrize(("count", "of"), [(0, 1), (1, 1), (0, 40), (7, 40), (39, 40), (40, 40), (3, 300)])
+def test_rates_have_exact_intervals(count: int, of: int) -> None:
+    rate = roc.exact_rate(count, of, 0.95)
+    assert rate.value == count / of
+    assert rate.low == 0 if count == 0 else naive_tail(count, of, rate.low) == pytest.approx(0.025)
+    assert rate.high == 1 if count == of else 1 - naive_tail(count + 1, of, rate.high) == pytest.approx(0.025)
+
+
+def test_no_false_positive_in_a_thousand_shows_three_in_a_thousand() -> None:
+    assert roc.exact_rate(0, 1000, 0.9).high == pytest.approx(0.0030, abs=5e-5)
+
+
+def test_the_interval_of_the_false_positives_holds_though_the_threshold_is_taken_from_them() -> None:
+    rng, missed = np.random.default_rng(0), 0
+    for _ in range(1000):
+        at = roc.tpr_at([0.0], rng.normal(size=300), 0.05)
+        assert at is not None
+        missed += not at.fpr.low <= stats.norm.sf(at.threshold) <= at.fpr.high
+    assert missed <= 70
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("auc", [0.5, 0.65, 0.9])
+@pytest.mark.parametrize("n", [40, 200])
+def test_the_area_is_in_its_interval_as_often_as_said(auc: float, n: int) -> None:
+    rng, covered, runs = np.random.default_rng(n), 0, 800
+    for _ in range(runs):
+        low, high = roc_interval.auc_interval(*binormal(auc, n, rng), 0.95, rng, 400)
+        covered += low <= auc <= high
+    assert 0.92 <= covered / runs <= 0.98
+
+
+@pytest.mark.parametrize(("auc", "n", "decimals"), [(0.6, 40, 12), (0.85, 25, 12), (0.7, 40, 0)])
+def test_the_interval_is_scipys(auc: float, n: int, decimals: int) -> None:
+    members, non_members = (np.round(one, decimals) for one in binormal(auc, n, np.random.default_rng(n)))
+
+    def area(ours: Floats, theirs: Floats, axis: int = -1) -> Floats:
+        above, alike = ours[..., :, None] > theirs[..., None, :], ours[..., :, None] == theirs[..., None, :]
+        return np.mean(above + alike / 2, axis=(-1, -2))
+
+    theirs = stats.bootstrap(
+        (members, non_members), area, n_resamples=40_000, method="BCa", rng=np.random.default_rng(0), batch=500
+    ).confidence_interval
+    found = roc.rank(members, non_members, resamples=40_000).auc_interval
+    assert found == pytest.approx((theirs.low, theirs.high), abs=0.006)  # what chance leaves of 40,000 resamples
+
+
+def test_groups_are_resampled_apart() -> None:
+    """Members with outliers upwards keep their number: the spread is that of each group by itself."""
+    members, non_members = binormal(0.7, 50, np.random.default_rng(3))
+    drawn = roc_interval.resampled(members, non_members, np.random.default_rng(0), 4000)
+    above = members[:, None] > non_members[None, :]
+    placed, passed = above.mean(1), above.mean(0)
+    # by the law of total variance, for independent draws with replacement from either group
+    pairs = above.mean() * (1 - above.mean())
+    variance = (49 * placed.var() + 49 * passed.var() + pairs) / 2500
+    assert drawn.mean() == pytest.approx(above.mean(), abs=0.005)
+    assert drawn.std() == pytest.approx(math.sqrt(variance), rel=0.05)
+
+
+@pytest.mark.parametrize("auc", [0.0, 1.0])
+@pytest.mark.parametrize("n", [1, 5, 40, 1000])
+def test_separate_scores_have_an_exact_interval(auc: float, n: int) -> None:
+    low, high = roc.rank(np.full(n, auc), np.full(n, 1 - auc)).auc_interval
+    edge = 0.0125 ** (1 / n)  # none of n pairs lost, at a quarter of five per cent
+    assert (low, high) == pytest.approx((edge, 1.0) if auc else (0.0, 1 - edge))
+
+
+def test_equal_scores_show_an_area_about_a_half() -> None:
+    low, high = roc.rank(np.zeros(100), np.zeros(200)).auc_interval
+    assert (low, high) == pytest.approx((0.5 - (1 - 0.0125**0.01) / 2, 0.5 + (1 - 0.0125**0.01) / 2))
+
+
+def test_resamples_that_are_all_alike_show_little() -> None:
+    """Half the members below everybody, half above: no resample of non-members changes anything, few of members do."""
+    interval = roc_interval.bca(np.zeros(20), np.zeros(20), 0.95, np.random.default_rng(0), 200)
+    assert interval is None
+
+
+@pytest.mark.parametrize("steps", [2, 3, 100])
+@pytest.mark.parametrize("n", [3, 9])
+def test_few_units_have_an_interval_that_holds(steps: int, n: int) -> None:
+    """Whatever ties there are."""
+    rng, covered = np.random.default_rng(steps), 0
+    values = np.arange(steps)
+    law = (values + 1.0) / (values + 1).sum()
+    truth = sum(law[i] * ((i > values).sum() + 0.5) / steps for i in values)  # against uniform non-members
+    for seed in range(600):
+        members, non_members = rng.choice(values, n, p=law), rng.integers(steps, size=n)
+        low, high = roc.rank(members, non_members, seed=seed).auc_interval
+        covered += low <= truth <= high
+    assert covered >= 0.95 * 600
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [10, 15])
+def test_the_interval_holds_for_few_units_near_one(n: int) -> None:
+    """Where samples fall on either side of what can be resampled."""
+    rng, covered = np.random.default_rng(n), 0
+    for seed in range(400):
+        low, high = roc.rank(*binormal(0.97, n, rng), seed=seed, resamples=300).auc_interval
+        covered += low <= 0.97 <= high
+    assert covered >= 0.92 * 400
+
+
+def test_a_thousand_of_each_are_ranked_with_all_that_is_said() -> None:
+    rng = np.random.default_rng(0)
+    members, non_members = rng.normal(0.5, 1, 1000), rng.normal(0, 1, 1000)
+    found = roc.rank(members, non_members)
+    spread = math.sqrt(roc.shares_below(members, non_members).var() + roc.shares_below(non_members, members).var())
+    half = 1.96 * spread / math.sqrt(1000)  # DeLong's, which is right for as many
+    assert found.auc_interval == pytest.approx((found.auc - half, found.auc + half), abs=0.003)
+    assert (found.members, found.non_members) == (1000, 1000)
+    assert list(found.at) == [0.01, 0.001]
+    assert found.at[0.001] is None
+
+
+def test_equal_arguments_give_equal_rankings_and_the_seed_matters() -> None:
+    members, non_members = binormal(0.6, 50, np.random.default_rng(0))
+    assert roc.rank(members, non_members, seed=1) == roc.rank(members, non_members, seed=1)
+    assert roc.rank(members, non_members, seed=1) != roc.rank(members, non_members, seed=2)
+
+
+def test_only_the_order_of_scores_counts() -> None:
+    members, non_members = binormal(0.6, 50, np.random.default_rng(0))
+    one, other = roc.rank(members, non_members), roc.rank(np.exp(members), np.exp(non_members))
+    assert (one.auc, one.auc_interval) == (other.auc, other.auc_interval)
+    members[0], non_members[0] = members.max() + 1, non_members.min() - 1
+    far, finite = (members.copy(), non_members.copy()), roc.rank(members, non_members)
+    far[0][0], far[1][0] = math.inf, -math.inf
+    assert roc.rank(*far).auc_interval == finite.auc_interval
+
+
+def test_a_ranking_is_json() -> None:
+    told = roc.to_dict(roc.rank(np.full(400, math.inf), np.arange(400.0)))
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    assert told["tpr_at_fpr"]["0.001"] is None
+    assert told["tpr_at_fpr"]["0.01"]["tpr"] == 1.0
+    assert set(told["tpr_at_fpr"]["0.01"]) == {"tpr", "tpr_interval", "fpr", "fpr_interval"}
+    assert set(told) == {"auc", "auc_interval", "members", "non_members", "tpr_at_fpr"}
+
+
+def test_what_cannot_be_ranked_is_refused() -> None:
+    for members, problem in (
+        ([], "at least one"),
+        ([[1.0]], "shape"),
+        ([math.nan, 1.0], "1 of 2 scores of members are NaN"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            roc.rank(members, [1.0])
+        with pytest.raises(ValueError, match="non-members"):
+            roc.rank([1.0], [math.nan])
+    with pytest.raises(ValueError, match="confidence of 1 "):
+        roc.rank([1.0], [1.0], confidence=1.0)
+    with pytest.raises(ValueError, match="rate of 0 "):
+        roc.tpr_at([1.0], [1.0], 0.0)
+
+
+def naive_band(members: Floats, non_members: Floats, at: Floats, tail: float) -> list[tuple[float, float]]:
+    """The limits at some false-positive rates, one threshold after the other."""
+    n, limits = len(non_members), []
+    for k, score in enumerate(sorted(non_members, reverse=True)):
+        strictly, loosely = (
+            roc.exact_rate(int(which.sum()), len(members), 1 - 2 * tail)
+            for which in (members > score, members >= score)
+        )
+        limits.append((*(stats.beta.ppf(p, k + 1, n - k) for p in (1 - tail, tail)), strictly.low, loosely.high))
+    found = []
+    for x in at:
+        low = max([low for at_most, _, low, _ in limits if at_most <= x], default=0.0)
+        high = min([high for _, at_least, _, high in limits if at_least >= x], default=1.0)
+        found.append((1.0 if x == 1 else low, high))
+    return found
+
+
+@pytest.mark.parametrize("decimals", [0, 12])
+def test_the_band_is_what_it_says(decimals: int) -> None:
+    members, non_members = (np.round(one, decimals) for one in binormal(0.7, 60, np.random.default_rng(5)))
+    band = roc.band(members, non_members)
+    fpr, tpr = roc.curve(members, non_members)
+    assert (band.fpr.tolist(), band.tpr.tolist()) == (fpr.tolist(), tpr.tolist())
+    expected = naive_band(members, non_members, fpr, 0.0125)
+    assert np.c_[band.low, band.high] == pytest.approx(np.array(expected))
+    assert (band.low <= tpr).all()
+    assert (tpr <= band.high).all()
+    assert band.low[fpr < 4 / 60].max() == 0  # what so few cannot show
+    assert "95%" in band.meaning
+
+
+def test_the_band_holds_at_every_rate_and_needs_both_groups() -> None:
+    """Binormal, whose true curve is Phi(d + Phi^-1(x)). A band that takes the false positives as they are does not hold."""
+    rng, shift, runs = np.random.default_rng(0), math.sqrt(2) * stats.norm.ppf(0.7), 400
+    at = np.array([0.01, 0.05, 0.2, 0.5, 0.9])
+    truth = stats.norm.cdf(shift + stats.norm.ppf(at))
+    missed, missed_by_naive = np.zeros(len(at)), np.zeros(len(at))
+    for _ in range(runs):
+        members, non_members = binormal(0.7, 100, rng)
+        band = roc.band(members, non_members)
+        where = np.searchsorted(band.fpr, at - 1e-9)  # the first point of that rate, which is a multiple of 1 / 100
+        missed += (truth < band.low[where]) | (truth > band.high[where])
+        taken = [roc.exact_rate(round(100 * tpr), 100) for tpr in band.tpr[where]]
+        missed_by_naive += [not rate.low <= true <= rate.high for rate, true in zip(taken, truth, strict=True)]
+    assert (missed <= 0.05 * runs).all()
+    assert missed_by_naive.max() > 0.08 * runs
+
+
+def test_importing_loads_nothing_heavy() -> None:
+    probe = "import sys, secure_fed.roc; print([name for name in ('scipy', 'sklearn', 'torch') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,0 +1,255 @@
+"""Stacked trainings against the same trainings one after the other, which are the definition."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from secure_fed import stacked
+from secure_fed.adapters.lora import LoraAdapter
+from secure_fed.adapters.parameters import read
+from secure_fed.config import TrainingConfig
+from secure_fed.data.encode import Collate
+from secure_fed.stacked import Job, Ways, train_stacked
+from secure_fed.tasks import classification
+from secure_fed.tensors import Tensors
+from secure_fed.training import Objective, Trained, train
+from tests.secure_fed import small_models, toys
+
+CPU = torch.device("cpu")
+USUAL = TrainingConfig(batch_size=4, lr=0.02, epochs=2)
+SIZES = (9, 4, 1, 0, 14, 6)  # steps of unlike numbers and sizes; one has nothing to train on
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A model, and what trains in it."""
+
+    objective: Objective
+    names: Sequence[str]
+    collate: Callable[[Sequence[Any]], Any] = Collate(0)  # noqa: RUF009 - it has no state
+
+    def jobs(self, sizes: Sequence[int] = SIZES, trainable: Sequence[str] | None = None) -> list[Job]:
+        """The same ones at every call, each from a place of its own, where no gradient vanishes."""
+        start, generator = read(self.objective.model, self.names), torch.Generator().manual_seed(0)
+        return [
+            Job(
+                Tensors(
+                    (name, start.tensor(name) + 0.05 * torch.randn(start[name].shape, generator=generator))
+                    for name in start
+                ),
+                trainable or self.names,
+                texts(number, size),
+                np.random.default_rng(number),
+            )
+            for number, size in enumerate(sizes)
+        ]
+
+    def both(
+        self, settings: TrainingConfig = USUAL, ways: Ways | None = None, **own: Any
+    ) -> tuple[list[Trained], list[Trained]]:
+        """Stacked, and one after the other."""
+        together = train_stacked(self.objective, self.jobs(**own), self.collate, settings, settings.lr, ways)
+        return together, [
+            train(self.objective, job.before, job.trainable, job.examples, self.collate, settings, settings.lr, job.rng)
+            for job in self.jobs(**own)
+        ]
+
+
+def texts(seed: int, count: int) -> list[dict[str, Any]]:
+    """Of 2 to 9 words."""
+    rng = np.random.default_rng([7, seed])
+    return [
+        {"input_ids": rng.integers(2, small_models.VOCABULARY, 2 + (5 * i + seed) % 8), "labels": int(rng.integers(3))}
+        for i in range(count)
+    ]
+
+
+def adapted(architecture: str, loss: Any = classification.loss) -> Setting:
+    model = small_models.make(architecture)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    config: Any = model.config
+    for name in ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop"):
+        if hasattr(config, name):
+            setattr(config, name, 0.0)
+    LoraAdapter(rank=2).inject(model, small_models.head_of(model), 0)
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return Setting(Objective(model, loss, CPU), names)
+
+
+def require_equal(found: Sequence[Trained], expected: Sequence[Trained], tolerance: float = 1e-5) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert list(one.after) == list(other.after)
+        assert one.loss == pytest.approx(other.loss, rel=1e-5, nan_ok=True)
+        for name in one.after:
+            torch.testing.assert_close(one.after.tensor(name), other.after.tensor(name), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("architecture", small_models.ARCHITECTURES)
+def test_what_is_stacked_is_what_each_gives_by_itself(architecture: str) -> None:
+    setting, ways = adapted(architecture), Ways()
+    settings = replace(USUAL, optimizer="sgd", lr=0.1)
+    together, alone = setting.both(settings, ways)
+    assert list(ways.found.values()) == [""], "it was stacked"
+    require_equal(together, alone)
+    moved = [one.after - job.before.select(one.after) for one, job in zip(together, setting.jobs(), strict=True)]
+    assert [change.norm() > 1e-2 for change in moved] == [size > 0 for size in SIZES]
+    assert math.isnan(together[3].loss)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"optimizer": "adamw", "weight_decay": 0.1},
+        {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.1},
+        {"optimizer": "sgd", "proximal": 0.5},
+        {"optimizer": "adamw", "steps": 3},
+    ],
+)
+def test_optimisers_are_each_ones_own(changed: Mapping[str, Any]) -> None:
+    """Those who have run out of steps sit passes out: with momentum or AdamW they would still move."""
+    setting, ways = adapted("bert"), Ways()
+    together, alone = setting.both(replace(USUAL, **changed), ways)
+    assert ways.why_not == ""
+    # AdamW's first steps are nearly the signs of gradients, so where one is next to nothing rounding shows.
+    require_equal(together, alone, 2e-4 if changed["optimizer"] == "adamw" else 1e-5)
+
+
+def test_many_are_begun_a_few_at_a_time_and_come_back_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacked, "_BEGUN", 7)
+    setting = toy()
+    sizes = [3 + number % 11 for number in range(20)]
+    together, alone = setting.both(replace(USUAL, epochs=1), Ways(), sizes=sizes)
+    require_equal(together, alone)
+
+
+def test_kinds_that_train_unlike_tensors_are_stacked_apart() -> None:
+    setting, ways = toy(), Ways()
+    names = [["classifier.weight"], ["classifier.weight", "query.weight"]]
+    jobs = [replace(job, trainable=names[number % 2]) for number, job in enumerate(setting.jobs((8, 8, 8, 8)))]
+    found = train_stacked(setting.objective, jobs, setting.collate, USUAL, 0.1, ways)
+    assert [list(one.after) for one in found] == [names[0], names[1], names[0], names[1]]
+    assert list(ways.found.values()) == ["", ""]
+
+
+def test_a_batch_that_fills_a_pass_is_worked_on_as_by_itself() -> None:
+    setting, ways = toy(), Ways()
+    together, alone = setting.both(replace(USUAL, batch_size=stacked.ON_CPU), ways, sizes=(stacked.ON_CPU, 32, 48))
+    assert [one.after.to_bytes() for one in together] == [one.after.to_bytes() for one in alone]
+
+
+def test_passes_hold_no_more_examples_than_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting, seen = toy(), []
+
+    def noting(items: Sequence[Any]) -> Any:
+        seen.append(len(items))
+        return setting.collate(items)
+
+    counted = replace(setting, collate=noting)
+    ways = Ways({setting.jobs()[0].kind: ""})
+    sizes = [3] * 9
+    train_stacked(counted.objective, counted.jobs(sizes), noting, USUAL, 0.1, ways)
+    assert sorted(seen) == sorted([15, 12] * 2), "five trainings of three examples, and the other four, twice"
+    assert max(seen) <= stacked.ON_CPU
+
+
+def toy(dropout: float = 0.0, loss: Any = None, seen: Callable[[Tensor], Tensor] = lambda x: x) -> Setting:
+    """`toys.Toy` on the counts of words."""
+    model = toys.model(dropout=dropout)
+    forward = model.forward
+
+    def of_words(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        weights = attention_mask.unsqueeze(-1).float()
+        counts = (functional.one_hot(input_ids % 6, 6) * weights).sum(1)
+        return forward(seen(counts))
+
+    model.forward = of_words  # type: ignore[assignment]
+    return Setting(Objective(model, loss or classification.loss, CPU), [name for name, _ in model.named_parameters()])
+
+
+def mean_over_the_batch(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """Examples coupled: what fills a batch up would count."""
+    losses = classification.loss(model, batch)
+    return losses * losses.mean()
+
+
+def by_any(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """Control flow where no is the wrong answer."""
+    losses = classification.loss(model, batch)
+    return losses * 2 if (batch["attention_mask"] == 0).any() else losses
+
+
+def by_number(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    return classification.loss(model, batch) * float(batch["attention_mask"].sum())
+
+
+def drawing(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """A coin for the whole batch."""
+    losses = classification.loss(model, batch)
+    return losses * (2 if torch.rand(()) < 0.5 else 1)
+
+
+@pytest.mark.parametrize(
+    ("loss", "reason"),
+    [
+        (mean_over_the_batch, "not those of one training at a time"),
+        (by_any, "not those of one training at a time"),
+        (by_number, "cannot be mapped"),
+        (drawing, "random numbers beyond dropout"),
+    ],
+)
+def test_what_stacking_would_get_wrong_is_trained_one_after_the_other(loss: Any, reason: str) -> None:
+    setting, ways = toy(loss=loss), Ways()
+    together, alone = setting.both(replace(USUAL, optimizer="sgd", lr=0.01), ways)
+    assert reason in ways.why_not
+    assert [one.after.to_bytes() for one in together] == [one.after.to_bytes() for one in alone]
+
+
+def test_a_collate_without_rows_is_no_error() -> None:
+    setting, ways = toy(), Ways()
+    padded = setting.collate
+    setting = replace(setting, collate=lambda items: {**padded(items), "attention_mask": torch.ones(1, 9).long()})
+    with pytest.raises(RuntimeError):  # as it is by itself, of course
+        setting.both(USUAL, ways)
+
+
+def test_forced_through_a_coupled_loss_would_be_seen() -> None:
+    """The comparison of this file can fail."""
+    setting = toy(loss=mean_over_the_batch)
+    ways = Ways({setting.jobs()[0].kind: ""})
+    together, alone = setting.both(replace(USUAL, optimizer="sgd", lr=0.01), ways)
+    with pytest.raises(AssertionError):
+        require_equal(together, alone)
+
+
+def test_dropout_follows_the_rngs_alone_and_differs_between_trainings() -> None:
+    setting, ways = toy(dropout=0.5), Ways()
+    torch.manual_seed(1)
+    first = setting.both(USUAL, ways)[0]
+    torch.manual_seed(2)
+    state = torch.get_rng_state()
+    again = setting.both(USUAL, ways)[0]
+    assert ways.why_not == ""
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [one.after.to_bytes() for one in first] == [one.after.to_bytes() for one in again]
+    job = setting.jobs()[0]
+    twins = [replace(job, rng=np.random.default_rng(seed)) for seed in (0, 0)]
+    trained = train_stacked(setting.objective, twins, setting.collate, USUAL, 0.1, ways)
+    assert trained[0].after.to_bytes() != trained[1].after.to_bytes(), "the same batches, and each its own dropout"
+
+
+def test_buffers_are_left_as_they_were_and_the_model_in_training_mode() -> None:
+    setting = adapted("bert")
+    setting.both()
+    assert setting.objective.changed_buffers() == []
+    assert setting.objective.model.training
