@@ -18,7 +18,7 @@ from torch import nn
 
 from privacy.entropy import Entropy
 from privacy.errors import BudgetExhausted
-from secure_fed import engine, fingerprint, guarantee, outcome, tasks
+from secure_fed import engine, fingerprint, guarantee, outcome, recording, tasks
 from secure_fed.budget_terms import Subject
 from secure_fed.canaries import canary_benches
 from secure_fed.client import Client, Workbench, personal_names
@@ -132,8 +132,7 @@ class Federation:
     @property
     def warnings(self) -> list[str]:
         """What the user should hear before training starts."""
-        recorded = [_RECORDS_UPDATES] if self.config.evaluation.record == "updates" else []
-        return [*([self.parts.warning] if self.parts.warning else []), *recorded]
+        return [warning for warning in (self.parts.warning, recording.warning(self.config)) if warning]
 
     def run(self, out: str | Path | None = None, *, resume: bool = False) -> Result:
         """Run all rounds that are left, keeping everything in the directory `out` if one is given.
@@ -141,7 +140,7 @@ class Federation:
         Killed at any instant and run again with `resume`, it ends in the same tensors as if it had not been.
         """
         run_dir = Path(out) if out is not None else None
-        recorder = self._recorder(run_dir)
+        recorder = Recorder.of(self.config, run_dir, self.parts.names)
         if run_dir is None and resume:
             raise RunDirectoryError("resume needs the run directory to go on with: set out")
         if run_dir is not None and not resume:
@@ -301,12 +300,6 @@ class Federation:
             masked=self.masks.sums if self.masks else None,
         )
 
-    def _recorder(self, run_dir: Path | None) -> Recorder:
-        asked = self.config.evaluation.record
-        if asked != "nothing" and run_dir is None:
-            raise ConfigError(f"evaluation.record = {asked!r} needs a run directory to keep it in: set out")
-        return Recorder(run_dir, self.parts.names, asked)
-
     def _begin_masks(self, state: State, budget: RunBudget | None) -> None:
         """Clients who bring the noise of sums bring it for those that are reserved and still to come."""
         if self.masks is None:
@@ -340,9 +333,3 @@ class Federation:
         for callback in self.callbacks:
             if hasattr(callback, event):
                 getattr(callback, event)(*news)
-
-
-_RECORDS_UPDATES = (
-    "evaluation.record = 'updates' keeps what clients send, from which texts can be had and which no guarantee covers: keep "
-    "the run directory as you keep the training texts"
-)

@@ -23,13 +23,14 @@ import safetensors
 import safetensors.torch
 
 from secure_fed.durable import atomic_write
-from secure_fed.errors import RunDirectoryError, plainly
+from secure_fed.errors import ConfigError, RunDirectoryError, plainly
 from secure_fed.masked.sum import Gathered
 from secure_fed.server import Server
 from secure_fed.tensors import Layout, Tensors
 from secure_fed.transport import Reply, Request, Transport
 
 if TYPE_CHECKING:
+    from secure_fed.config import RunConfig
     from secure_fed.masked.sum import MaskedSums
     from secure_fed.methods.method import State
 
@@ -76,6 +77,14 @@ class Recorder:
     names: Sequence[str]
     asked: str
     _sent: list[Update | Summed] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, config: RunConfig, run_dir: Path | None, names: Sequence[str]) -> Recorder:
+        """The recorder of a run in that directory; refuses to record nowhere."""
+        asked = config.evaluation.record
+        if asked != "nothing" and run_dir is None:
+            raise ConfigError(f"evaluation.record = {asked!r} needs a run directory to keep it in: set out")
+        return cls(run_dir, names, asked)
 
     @property
     def folder(self) -> Path | None:
@@ -126,6 +135,11 @@ class Recorder:
         noted = {"sent": json.dumps(said), "lr": json.dumps(lr)}
         atomic_write(path, safetensors.torch.save(whole, {"said": json.dumps(noted)}))
         path.chmod(0o600)
+
+
+def warning(config: RunConfig) -> str:
+    """What is to be said before training starts; nothing where no client's update is kept."""
+    return _UPDATES if config.evaluation.record == "updates" else ""
 
 
 def _name(round_: int) -> str:
@@ -196,3 +210,9 @@ def _read(file: Path) -> tuple[Tensors, list[Update | Summed], float | None]:
         return Tensors.from_parts(groups["state"]), sent, json.loads(noted["lr"])
     except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise RunDirectoryError(f"{file} is damaged ({error}); take the folder {FOLDER} away, or run again") from error
+
+
+_UPDATES = (
+    "evaluation.record = 'updates' keeps what clients send, from which texts can be had and which no guarantee covers: keep "
+    "the run directory as you keep the training texts"
+)

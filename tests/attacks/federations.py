@@ -29,7 +29,10 @@ USUAL: dict[str, Any] = {
 
 
 def case(vantage: str = "server", clients: int = 3, each: int = 1, **settings: Any) -> Case:
-    """What that adversary has of a run of `clients` with `each` examples; settings are written section__name, None for the default."""
+    """What that adversary has of a run of `clients` with `each` examples.
+
+    Settings are written section__name; None stands for the default.
+    """
     chosen = {name.replace("__", "."): value for name, value in settings.items()}
     sizes = {"data.examples": clients * each, "federation.clients": clients, "federation.cohort": clients}
     whole = USUAL | {"training.batch_size": each} | sizes | chosen

@@ -190,7 +190,8 @@ def test_other_tasks_are_inverted_and_not_counted(task: str, tmp_path: Path) -> 
     rows = gradient_inversion.run(of, Settings()).measured["per_update"]
     told = [row for row in rows if row["exact_applicable"]]
     assert len(told) >= 3
-    assert all(row["bag_recall"] == row["bag_precision"] == 1.0 for row in told)
+    assert max(row["bag_recall"] for row in told) == 1.0
+    assert all(row["bag_precision"] in (None, 1.0) for row in told)
     assert sum_inversion.run(of, Settings()).measured["sums"] == 2
     with pytest.raises(Inapplicable, match="label counts need"):
         label_counts.run(of, Settings())

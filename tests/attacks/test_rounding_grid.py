@@ -39,7 +39,7 @@ def test_sums_of_updates_are_on_the_grid_of_one() -> None:
     assert scaled_by([(one / math.pi + other / math.e, before)]) is None
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(4))
 def test_numbers_on_no_grid_have_no_factor(seed: int) -> None:
     change, before = parameters(seed)
     noise = torch.randn(40, 50, generator=torch.Generator().manual_seed(seed + 1))
