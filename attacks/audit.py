@@ -15,18 +15,19 @@ from typing import Any
 
 from attacks import judge
 from attacks.baseline import baseline
-from attacks.case import Case, Finding, Settings, Shadows
+from attacks.case import Case, Finding, Inapplicable, Settings, Shadows
 from attacks.catalogue import ATTACKS, Attack
 from attacks.ranking import clients, exposed
 from attacks.vantage import VANTAGES, seen
 from attacks.verdict import verdict
 from secure_fed import recording
+from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError, RunDirectoryError, UsageError
 from secure_fed.federation import Federation
 from secure_fed.methods.method import State, fits
 from secure_fed.parts import GIVEN
 from secure_fed.recording import Recorded
-from secure_fed.run_dir import RESULT, read_config, read_facts, read_object
+from secure_fed.run_dir import CONFIG, RESULT, read_config, read_facts, read_object
 from secure_fed.run_store import read_checkpoint
 
 SCHEMA = 1
@@ -50,14 +51,17 @@ class Target:
 
 def opened(run_dir: Path) -> Target:
     """The run in this directory, its data read again, ready to be audited. Nothing is written, and no budget is touched."""
-    facts, config, result = read_facts(run_dir), read_config(run_dir), read_object(run_dir, RESULT)
+    facts, config = read_facts(run_dir), read_config(run_dir)
+    if not (run_dir / RESULT).exists():
+        raise RunDirectoryError(f"{run_dir} has not ended: go on with `secure-fed train --resume --out {run_dir}`")
+    result = _result(run_dir, config)
     if facts.get("task") == GIVEN:
         raise RunDirectoryError(
             f"{run_dir} was trained on objects given in Python: audit it there, with attacks.audit.audited(Target(...))"
         )
     checkpoint = read_checkpoint(run_dir)
     if checkpoint is None:
-        raise RunDirectoryError(f"{run_dir} has no finished round to audit")
+        raise RunDirectoryError(f"{run_dir} is damaged: it has a result and no checkpoint; restore it")
     federation = Federation(config)
     for name in ("data_digest", "audit"):
         if federation.parts.facts.get(name) != facts.get(name):
@@ -70,9 +74,20 @@ def opened(run_dir: Path) -> Target:
     return Target(federation, checkpoint.state, recording.read(run_dir), result, run_dir)
 
 
+def _result(run_dir: Path, config: RunConfig) -> dict[str, Any]:
+    """The run's result, with all that an audit reads of it."""
+    result = read_object(run_dir, RESULT)
+    private = config.privacy.unit != "none"
+    numbers = ("seconds", *(("epsilon", "epsilon_participants", "delta") if private else ()))
+    whole = all(isinstance(result.get(name), int | float) for name in numbers)
+    if not whole or result.get("unit") != config.privacy.unit or private is not isinstance(result.get("privacy"), dict):
+        raise RunDirectoryError(f"{run_dir / RESULT} is damaged, or of another run than {CONFIG} beside it; restore it")
+    return result
+
+
 def chosen(names: Iterable[str]) -> list[Attack]:
     """The attacks of these names; all there are, of none."""
-    names = list(names)
+    names = list(dict.fromkeys(names))
     for name in names:
         if name not in ATTACKS:
             raise ConfigError(f"--attack is {name!r}, but the attacks are {', '.join(ATTACKS)}")
@@ -102,7 +117,9 @@ def audited(
     found: dict[str, tuple[judge.Judged, float] | str] = {}
     for attack in attacks:
         progress(attack.title)
-        found[attack.name] = (why if attack.membership else "") or _made(target, attack, settings, shadows, level)
+        found[attack.name] = (why if attack.membership else "") or _made(
+            target, attack, settings, shadows, level, asked=bool(names)
+        )
     cells = [_cell(target, attack, vantage, found[attack.name]) for attack in attacks for vantage in VANTAGES]
     judged = {name: one[0] for name, one in found.items() if not isinstance(one, str) and one[0].ranking}
     best = max(judged.values(), key=_area, default=None)
@@ -125,11 +142,10 @@ def _area(one: judge.Judged) -> float:
 
 
 def _made(
-    target: Target, attack: Attack, settings: Settings, shadows: Shadows, level: float
+    target: Target, attack: Attack, settings: Settings, shadows: Shadows, level: float, *, asked: bool
 ) -> tuple[judge.Judged, float] | str:
     """The finding of an attack held against the truth, and its seconds; or why it could not be made."""
-    directions = target.federation.config.evaluation.canaries == "direction"
-    if attack.membership and directions and not attack.directions:
+    if target.federation.config.evaluation.canaries == "direction" and not attack.directions:
         return "the audited units are canaries of random direction, which learn nothing of their examples"
     if attack.shadows and settings.references == 0:
         return "it needs reference adapters, each of which takes as long as the run: ask for them with --references 16"
@@ -137,8 +153,12 @@ def _made(
     started = time.perf_counter()
     try:
         finding: Finding = attack.run(case, settings)
-    except UsageError as error:  # Inapplicable, or what the federation cannot do
+    except Inapplicable as error:
         return str(error)
+    except UsageError as error:
+        if asked:
+            raise
+        return f"it failed: {error}"
     delta = float(target.result.get("delta") or 0.0)
     members = target.federation.held.members
     held = judge.judged(finding, members, delta=delta, significance=level, seed=settings.seed)
@@ -157,17 +177,20 @@ def _cell(target: Target, attack: Attack, vantage: str, found: tuple[judge.Judge
 def accounted(result: Mapping[str, Any], vantage: str) -> float | None:
     """The epsilon that a run guarantees against this adversary, None if nothing.
 
-    Noise on the sum protects from those who see the models made of it, and not from the server that adds it. Noise that clients
-    add protects from the server too, with what it costs that the server sees who takes part. Replacing a unit is no neighbour
-    that coins of being there or not can tell of.
+    Noise on the sum protects from those who see the models made of it, and not from the server that adds it. Noise that each
+    client adds protects from the server too, with what it costs that the server sees who takes part. The fellow client of an
+    audit uses the models of all rounds and nothing else, which is what `epsilon` is about.
+    Coins take a unit away altogether. That is no neighbour of guarantees in which a unit is replaced by another, or (with
+    shares of noise) stays and sends its noise alone.
     """
     terms = result.get("privacy")
     if not terms or not terms.get("private", False) or "replaced" in str(terms.get("adjacency")):
         return None
+    if terms.get("place") == "shares":
+        return None
     if vantage in ("outsider", "fellow_client"):
         return float(result["epsilon"])
-    seen_by = {"sum": (), "shares": ("secure_server",)}.get(str(terms.get("place")), ("secure_server", "server"))
-    return float(result["epsilon_participants"]) if vantage in seen_by else None
+    return None if terms.get("place") == "sum" else float(result["epsilon_participants"])
 
 
 def _header(target: Target, settings: Settings) -> dict[str, Any]:

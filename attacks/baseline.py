@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from secure_fed.directions import plain
 from secure_fed.roc import Ranking, auc, rank
 
 FOLDS = 5
@@ -71,7 +72,7 @@ def _shuffled_does_as_well(features: Any, members: NDArray[np.bool_], found: flo
 def _words(unit: Words) -> NDArray[np.int64] | None:
     """All words of all examples of a unit; a class counts as one more word, since attacks see it too."""
     found = [np.zeros(0, dtype=np.int64)]
-    for example in unit.examples:
+    for example in map(plain, unit.examples):
         try:
             found.append(np.asarray(example["input_ids"], dtype=np.int64).ravel())
         except (KeyError, TypeError, IndexError, ValueError):

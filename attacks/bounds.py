@@ -25,7 +25,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from attacks.guessing import Floats, check_levels
+from attacks.guessing import Floats, check_levels, one_run_p
 from attacks.guessing import gaussian_epsilon as gaussian_epsilon
 from attacks.guessing import one_run_epsilon as one_run_epsilon
 from attacks.guessing import one_run_fdp as one_run_fdp
@@ -40,6 +40,7 @@ class Bound:
 
     mu, gaussian_epsilon: what the same guesses show if the mechanism is Gaussian; gaussian_epsilon is None at a delta of 0.
     guesses, right: of the way of guessing that gave epsilon, or came closest. significance: of epsilon, all corrections made.
+    most: what so many units could have shown with every guess right; a larger epsilon cannot be contradicted by them.
     """
 
     epsilon: float | None
@@ -49,6 +50,7 @@ class Bound:
     gaussian_epsilon: float | None = None
     guesses: int = 0
     right: int = 0
+    most: float = 0.0
 
 
 def violates(bound: Bound, accounted: float | None) -> bool:
@@ -133,16 +135,24 @@ def lower_bound(scores: ArrayLike, members: ArrayLike, delta: float, significanc
     found, truth = _shuffled(scores, members, seed)
     each = significance / len(WAYS)
     ways = [Guesses(*way, delta) for way in WAYS]
-    ways = [way for way in ways if 2.0 ** -sum(way.counts(len(found))) < each]
+    m = len(found)
+    ways = [way for way in ways if _unlikely_at_zero(m, sum(way.counts(m)), delta, each)]
     if not ways:
-        fewest = 2 * (math.floor(math.log2(1 / each)) // 2 + 1)  # half of them are guessed members, half not
-        return Bound(None, f"{len(found)} units cannot show anything: it takes {fewest} at least", significance)
+        return Bound(
+            None, f"{m} units cannot show anything at delta {delta:g}, however right every guess", significance
+        )
     each = significance / len(ways)
+    most = max(one_run_epsilon(m, made, made, delta, each) for made in (sum(way.counts(m)) for way in ways))
     epsilon, best = _best(ways, found, truth, each)
     made = [(sum(way.counts(len(found))), way.right(found, truth)) for way in ways]
     mu, estimate = max(one_run_fdp(len(found), *one, delta, each) for one in made)
     how = _told(ways[best], len(found), made[best][1], len(ways))
-    return Bound(epsilon, how, significance, mu, estimate if delta else None, *made[best])
+    return Bound(epsilon, how, significance, mu, estimate if delta else None, *made[best], most)
+
+
+def _unlikely_at_zero(m: int, r: int, delta: float, significance: float) -> bool:
+    """Whether r right guesses of r could contradict an epsilon of 0."""
+    return r > 0 and one_run_p(m, r, r, 0.0, delta) < significance
 
 
 def _told(way: Guesses, units: int, right: int, ways: int) -> str:

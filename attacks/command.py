@@ -12,7 +12,8 @@ from typing import Any
 from attacks.catalogue import ATTACKS
 
 REFERENCES = 16
-_PATIENCE = 900  # seconds of shadow training that are begun without being asked for
+_FEWEST = 4
+_PATIENCE = 300.0  # seconds of training references that are begun without being asked for
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, whole: bool = True) -> None:
@@ -31,15 +32,20 @@ def add_arguments(parser: argparse.ArgumentParser, *, whole: bool = True) -> Non
         )
         shown = "put the texts of the most exposed examples into the report, which are left out otherwise"
         parser.add_argument("--show-texts", action="store_true", help=shown)
-    trained = f"adapters to train for comparison (default: {REFERENCES}, where that takes minutes; 0: none)"
+    trained = (
+        f"adapters to train for comparison (default: as many as take some five minutes, at most {REFERENCES}; 0: none)"
+    )
     parser.add_argument("--references", type=int, metavar="N", help=trained)
     parser.add_argument("--json", action="store_true", help="print the audit as one JSON object")
 
 
 def run(chosen: argparse.Namespace) -> None:
     """Make an audit, write audit.json and audit.html beside the run, and show what was found."""
+    from attacks.sweep import require_audited
+
+    require_audited(chosen.beside)
     audit = _audit(chosen, chosen.attack, show_texts=chosen.show_texts)
-    page = _written(audit, chosen.run_dir, chosen.beside)
+    page = written(audit, chosen.run_dir, chosen.beside)
     _show(audit, as_json=chosen.json)
     if not chosen.json:
         print(f"report: {page}")
@@ -55,8 +61,8 @@ def side_by_side(run_dir: Path, other: Path) -> list[str]:
 
     settings = Settings(references=0)
     second, first = (audited(opened(one), (), settings) for one in (other, run_dir))
-    _written(second, other, ())
-    page = _written(first, run_dir, (other,))
+    written(second, other, ())
+    page = written(first, run_dir, (other,))
     lines = [
         f"{row['label']}: accuracy {row['accuracy']:.1%}; {ATTACKS[row['attack']].title} find members with an AUC of "
         f"{row['auc']:.2f} (.5 is a coin), which shows epsilon {row['epsilon_lower']:.2f} at least"
@@ -65,7 +71,7 @@ def side_by_side(run_dir: Path, other: Path) -> list[str]:
     return [*lines, f"audit: {page}"]
 
 
-def _written(audit: dict[str, Any], run_dir: Path, beside: Sequence[Path]) -> Path:
+def written(audit: dict[str, Any], run_dir: Path, beside: Sequence[Path]) -> Path:
     """audit.json and audit.html, for the owner of the run."""
     from attacks.audit import AUDIT, PAGE
     from attacks.report import write
@@ -73,9 +79,7 @@ def _written(audit: dict[str, Any], run_dir: Path, beside: Sequence[Path]) -> Pa
     from secure_fed.durable import atomic_write
 
     audit["sweep"] = swept(audit, run_dir, beside)
-    path = run_dir / AUDIT
-    atomic_write(path, json.dumps(audit, indent=1) + "\n")
-    path.chmod(0o600)
+    atomic_write(run_dir / AUDIT, json.dumps(audit, indent=1) + "\n", private=True)
     return write(audit, run_dir / PAGE)
 
 
@@ -92,6 +96,12 @@ def main(name: str, arguments: Sequence[str] | None = None) -> int:
     return reported(lambda: _show(_audit(chosen, [name]), as_json=chosen.json))
 
 
+def affordable(seconds: float) -> int:
+    """How many reference adapters are trained without being asked for, where the run itself took so long."""
+    count = min(REFERENCES, int(_PATIENCE / max(seconds, 1e-3)))
+    return count if count >= _FEWEST else 0
+
+
 def _audit(chosen: argparse.Namespace, names: Sequence[str], *, show_texts: bool = False) -> dict[str, Any]:
     from attacks.audit import audited, opened
     from attacks.case import Settings
@@ -103,7 +113,7 @@ def _audit(chosen: argparse.Namespace, names: Sequence[str], *, show_texts: bool
     references = chosen.references
     if references is None:
         asked = any(ATTACKS[name].shadows for name in names if name in ATTACKS)
-        references = REFERENCES if asked or REFERENCES * target.result["seconds"] <= _PATIENCE else 0
+        references = REFERENCES if asked else affordable(float(target.result["seconds"]))
     settings = Settings(references=references)
     return audited(
         target,

@@ -8,6 +8,7 @@ layers are frozen and public, so anybody can compute the input of every candidat
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,9 +132,8 @@ def first_reads(model: nn.Module, given: Mapping[str, Tensor], modules: Sequence
     handles = [model.get_submodule(name).register_forward_pre_hook(hook(name), with_kwargs=True) for name in modules]
     model.eval()
     try:
-        model(**{name: value.to(device) for name, value in given.items()})
-    except _EnoughError:
-        pass
+        with suppress(_EnoughError):
+            model(**{name: value.to(device) for name, value in given.items()})
     finally:
         for handle in handles:
             handle.remove()

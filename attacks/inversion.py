@@ -81,7 +81,8 @@ def _fitting(family: Family, first: FirstLayer, known: Sequence[Key], count: int
     kept = replace(family, tests=tuple(fit))
     if fit and float(kept.distances(inputs).max()) < kept.tolerance(count):
         return kept, ""
-    return family, NO_FIT.format(rank=family.rank)
+    why = NO_FIT.format(rank=family.rank)
+    return (replace(family, tests=()) if family.name == "B" else family), why  # no guesses are made of B
 
 
 def _joined(found: Sequence[tuple[Found, str]], each: int) -> Recovery:

@@ -67,7 +67,7 @@ def cell(attack: str, vantage: str, one: Judged, seconds: float, accounted: floa
         told |= roc.to_dict(one.ranking)
         told["auc_interval_corrected"] = list(one.corrected or ())
     if one.bound is not None:
-        told |= {"epsilon_lower": one.bound.epsilon, "epsilon_how": one.bound.how}
+        told |= {"epsilon_lower": one.bound.epsilon, "epsilon_how": one.bound.how, "epsilon_showable": one.bound.most}
     return told
 
 
@@ -76,7 +76,7 @@ def empty(attack: str, vantage: str, why: str) -> dict[str, Any]:
     nothing = dict.fromkeys(
         (
             *("auc", "auc_interval", "auc_interval_corrected", "members", "non_members", "tpr_at_fpr"),
-            *("epsilon_lower", "epsilon_accounted", "seconds"),
+            *("epsilon_lower", "epsilon_showable", "epsilon_accounted", "seconds"),
         )
     )
     named = {"attack": attack, "vantage": vantage, "applicable": False, "why": why}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from attacks.case import Floats
 from secure_fed import roc
+from secure_fed.directions import plain
 from secure_fed.federation import Federation
 from secure_fed.holding import Held, Unit
 
@@ -49,4 +51,6 @@ def text(federation: Federation, unit: Unit) -> str | None:
     tokenizer = federation.parts.tokenizer
     if tokenizer is None or not len(unit.examples):
         return None
-    return str(tokenizer.decode(unit.examples[0]["input_ids"], skip_special_tokens=True))
+    example = plain(unit.examples[0])
+    ids = example.get("input_ids") if isinstance(example, Mapping) else None
+    return None if ids is None or np.ndim(ids) != 1 else str(tokenizer.decode(ids, skip_special_tokens=True))

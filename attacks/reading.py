@@ -49,6 +49,7 @@ class Cell:
     measured: Row
     note: str
     seconds: float | None
+    showable: float | None = None
 
     @property
     def of_membership(self) -> bool:
@@ -201,6 +202,7 @@ def _cell(one: Row, told: Row) -> Cell:
         measured=row(one.get("measured")) if applicable else {},
         note=words(one.get("note")),
         seconds=number(one.get("seconds")),
+        showable=number(one.get("epsilon_showable")) if applicable else None,
     )
 
 

@@ -7,20 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from secure_fed.errors import RunDirectoryError
-from secure_fed.run_dir import RESULT, parsed, read_object, read_text
+from secure_fed.run_dir import RESULT, read_object, read_text
 
 
 def swept(audit: Mapping[str, Any], run_dir: Path, beside: Sequence[Path]) -> list[dict[str, Any]]:
     """A row for each run, the strongest guarantee first and those without one last."""
     if not beside:
         return []
-    rows = [_row(run_dir, audit)]
-    for other in beside:
-        said = read_text(other / "audit.json")
-        if said is None:
-            raise RunDirectoryError(f"{other} has not been audited: run `secure-fed audit {other}` first")
-        rows.append(_row(other, parsed(said, str(other / "audit.json"))))
+    rows = [_row(run_dir, audit), *(_row(other, read_object(other, "audit.json")) for other in beside)]
     return sorted(rows, key=lambda row: (row["epsilon"] is None, row["epsilon"] or 0.0))
+
+
+def require_audited(beside: Sequence[Path]) -> None:
+    """Refuse runs that have no audit yet, before one is made that they are to stand beside."""
+    for other in beside:
+        if read_text(other / "audit.json") is None:
+            raise RunDirectoryError(f"{other} has not been audited: run `secure-fed audit {other}` first")
 
 
 def _row(run_dir: Path, audit: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,13 +64,15 @@ def of_rounds(
 
 
 def run(case: Case, settings: Settings) -> Finding:
-    """Of whole clients, whether they ever sent an update; of anything else, the score above."""
+    """The score above. Of whole clients there is nothing to find out: who sends an update takes part."""
     if not case.seen.updates:
         raise Inapplicable(
             "no updates of single clients were kept: set evaluation.record to 'updates' before a run without masks"
         )
     if case.federation.held.kind == "client":
-        return _participation(case)
+        raise Inapplicable(
+            "this server sees which clients send updates: a whole client's membership needs no attack, it is in plain sight"
+        )
     by_round: dict[int, list[Update]] = {}
     for update in case.seen.updates:
         if update.weight > 0 and update.round in case.seen.states:
@@ -87,15 +89,6 @@ def run(case: Case, settings: Settings) -> Finding:
             "rounds_of_a_unit": float(count.mean()),
             "units_without": int((count == 0).sum()),
         },
-    )
-
-
-def _participation(case: Case) -> Finding:
-    sent = {update.client for update in case.seen.updates}
-    return Finding(
-        scores=np.array([float(unit.client in sent) for unit in case.units]),
-        measured={"clients_seen": len(sent)},
-        note="this server sees which clients send updates, so that a whole client's membership is in plain sight of it",
     )
 
 

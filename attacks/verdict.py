@@ -190,12 +190,20 @@ def _guarantee(audit: Audit) -> str:
     most = next(iter(audit.bounded), None)
     if most is None or not audit.covers(most):
         return "No lower bound on epsilon could be set against the guarantee."
+    blunt = _blunt(most)
     if not most.lower:
-        return f"The guarantee, epsilon {at_most(most.accounted)}, is not contradicted: the lower bound that was shown is 0."
+        return f"The guarantee, epsilon {at_most(most.accounted)}, is not contradicted: what was shown at least is 0.{blunt}"
     return (
         f"The guarantee is not contradicted: it allows epsilon {at_most(most.accounted)}, and at least {at_least(most.lower)}"
-        f" was shown, with a confidence of {confidence(audit)}."
+        f" was shown, with a confidence of {confidence(audit)}.{blunt}"
     )
+
+
+def _blunt(cell: Cell) -> str:
+    """That so few units could not have contradicted the guarantee, whatever an attack found."""
+    if cell.showable is None or cell.accounted is None or cell.showable > cell.accounted:
+        return ""
+    return f" With so few units no attack could have shown more than {at_most(cell.showable)}, so it could not be contradicted."
 
 
 def _missed(audit: Audit) -> str:

@@ -13,13 +13,18 @@ def crash_point(name: str) -> None:
     """A named instant between two durable steps. Does nothing; tests put a kill in its place."""
 
 
-def atomic_write(path: Path, data: bytes | str) -> None:
-    """Replace the file by `data` in one step that survives a power cut; a refused write leaves nothing beside it."""
+def atomic_write(path: Path, data: bytes | str, *, private: bool = False) -> None:
+    """Replace the file by `data` in one step that survives a power cut; a refused write leaves nothing beside it.
+
+    private: readable by its owner alone, from the first byte on.
+    """
     content = data.encode() if isinstance(data, str) else data
     part = path.with_name(path.name + ".part")
     with _written(path):
         try:
             with part.open("wb") as file:
+                if private:
+                    part.chmod(0o600)
                 file.write(content)
                 crash_point(f"{path.name}:written")
                 file.flush()

@@ -5,7 +5,8 @@ pool with probability p, and each of the pool is a member or not by a fair coin.
 are as if they had never been there: an example is taken from its client, a client is not in the federation.
 
 Both draws are a keyed hash of the unit itself (of its content, or of its name) under the seed. So
-- a unit more or less changes nobody else's lot, and what is accounted for one unit holds with the holding out as without it;
+- a unit more or less changes nobody else's lot, and what is accounted for one unit holds with the holding out as without it.
+  Only p goes by all units, through their number, which is public (as are the clients' sizes that set sampling rates);
 - equal examples share their lot, at whichever client: no held-out example is a copy of one that trained. They also share a
   coin, so they are not asked about: only an example that there is once is a unit of the pool;
 - a run that goes on, and an audit made years later, find the same members.
@@ -18,7 +19,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,8 +120,8 @@ class Held:
             for unit, member in zip(self.units, self.members, strict=True)
         ]
         path = run_dir / MEMBERSHIP
-        atomic_write(path, json.dumps({"kind": self.kind, "why": self.why, "units": units}, indent=1) + "\n")
-        path.chmod(0o600)
+        said = {"kind": self.kind, "why": self.why, "units": units}
+        atomic_write(path, json.dumps(said, indent=1) + "\n", private=True)
 
 
 def pool(config: RunConfig, parts: Parts) -> Held:
@@ -218,6 +219,8 @@ def _tell(digest: Any, value: Any) -> None:
     elif isinstance(value, np.ndarray) and value.dtype != object:
         digest.update(f"array {value.dtype.str} {value.shape}".encode())
         digest.update(np.ascontiguousarray(value).tobytes())
+    elif is_dataclass(value) and not isinstance(value, type):
+        _tell(digest, {one.name: getattr(value, one.name) for one in fields(value)})
     elif isinstance(value, list | tuple | np.ndarray):
         digest.update(f"list {len(value)}".encode())
         for one in value:

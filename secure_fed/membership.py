@@ -30,6 +30,7 @@ EXAMPLES = 32  # of a unit that are looked at
 NOT_COVERED = (
     "the membership figures of the run, audits of it and recordings for them: they are made of what trained, without noise, "
     "for those who hold the data",
+    "where canaries are planted for an audit (evaluation.canaries), the data as they were before",
 )
 
 

@@ -133,8 +133,7 @@ class Recorder:
         whole = {name: part.detach().cpu().contiguous() for name, part in tensors.items()}
         path = (self.folder or Path()) / _name(state.round)
         noted = {"sent": json.dumps(said), "lr": json.dumps(lr)}
-        atomic_write(path, safetensors.torch.save(whole, {"said": json.dumps(noted)}))
-        path.chmod(0o600)
+        atomic_write(path, safetensors.torch.save(whole, {"said": json.dumps(noted)}), private=True)
 
 
 def warning(config: RunConfig) -> str:
@@ -191,6 +190,11 @@ def read(run_dir: Path) -> Recorded | None:
         sums += [one for one in sent if isinstance(one, Summed)]
         if rate is not None:
             lr[number - 1] = rate
+    if files and sorted(states) != list(range(len(states))):
+        raise RunDirectoryError(
+            f"{run_dir / FOLDER} lacks rounds: it has {len(states)} states, the last after round {max(states)}; take the "
+            "folder away, or run again"
+        )
     return Recorded(states, updates, sums, lr) if files else None
 
 

@@ -32,7 +32,7 @@ SECTIONS: tuple[Section, ...] = (
 
 def write(audit: Mapping[str, Any], path: Path) -> Path:
     """Write the page of a parsed audit.json to `path`, whole or not at all, and return it."""
-    atomic_write(path, page(audit))
+    atomic_write(path, page(audit), private=True)
     return path
 
 

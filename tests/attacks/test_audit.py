@@ -185,8 +185,8 @@ def test_an_attack_that_is_none_is_named() -> None:
         ("sum", "fellow_client", 3.0),
         ("sum", "secure_server", None),  # it adds the noise itself
         ("sum", "server", None),
-        ("shares", "secure_server", 7.0),
-        ("shares", "server", None),  # no one sees single contributions of a masked run
+        ("shares", "outsider", None),  # a neighbour there sends its noise, where the coins take it away
+        ("shares", "secure_server", None),
         ("contribution", "server", 7.0),
         ("gradients", "server", 7.0),
         ("gradients", "outsider", 3.0),
@@ -217,3 +217,24 @@ def test_a_vantage_sees_what_weaker_ones_see_and_more(by_heart: Target) -> None:
     assert not nothing.states
     assert not nothing.sums
     assert not nothing.updates
+
+
+def test_canaries_of_direction_are_asked_about_by_what_can_ask(tmp_path: Path) -> None:
+    train = [canaried.examples(client + 1, 2) for client in range(60)]
+    settings = {
+        **canaried.CLIENTS,
+        "privacy.noise_multiplier": 1.0,
+        "federation.cohort": 20,
+        "evaluation.record": "updates",
+    }
+    audit = audited(target(tmp_path / "run", settings, train), [], NO_SHADOWS, show_texts=True)
+    applied = {one["attack"] for one in audit["cells"] if one["applicable"]}
+    assert applied == {"one_run", "canary_cosine", "canary_likelihood"}
+    assert all(one["text"] is None for one in audit["exposed"])  # no tokenizer, no text
+
+
+def test_gradient_canaries_are_audited_too(tmp_path: Path) -> None:
+    settings = {**canaried.EXAMPLES, "privacy.noise_multiplier": 1.0, "evaluation.record": "models"}
+    train = [canaried.examples(client + 1, 40) for client in range(3)]
+    audit = audited(target(tmp_path / "run", settings, train), [], NO_SHADOWS, show_texts=True)
+    assert {one["attack"] for one in audit["cells"] if one["applicable"]} == {"one_run", "canary_cosine"}

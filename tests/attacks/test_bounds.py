@@ -331,7 +331,7 @@ def test_infinite_scores_are_ranked() -> None:
 @pytest.mark.parametrize("m", [0, 1, 7])
 def test_so_few_units_are_told_to_show_nothing(m: int) -> None:
     found = lower_bound(np.arange(float(m)), np.ones(m, dtype=bool), 0.0, 0.05)
-    assert found == Bound(None, f"{m} units cannot show anything: it takes 8 at least", 0.05)
+    assert found == Bound(None, f"{m} units cannot show anything at delta 0, however right every guess", 0.05)
     assert not violates(found, 0.0)
 
 
@@ -377,3 +377,22 @@ def test_what_is_no_audit_is_refused() -> None:
         bounds.clopper_pearson_epsilon(5, 4, 0, 4, 0.0, 0.05)
     with pytest.raises(ValueError, match="probabilities"):
         bounds.known_null([1.5], 0.0, 0.05)
+
+
+def test_where_delta_is_large_for_so_many_units_nothing_can_be_shown_and_that_is_said() -> None:
+    members = np.random.default_rng(0).random(1000) < 0.5
+    blunt = lower_bound(members * 1.0, members, 1e-3, 0.005)
+    assert blunt.epsilon is None
+    assert "delta 0.001" in blunt.how
+    assert lower_bound(members * 1.0, members, 1e-5, 0.05).epsilon
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-5])
+def test_a_bound_says_what_it_could_have_shown_at_most(delta: float) -> None:
+    members = np.random.default_rng(1).random(1000) < 0.5
+    perfect = lower_bound(members * 1.0, members, delta, 0.05)
+    nothing = lower_bound(np.zeros(1000), members, delta, 0.05)
+    assert perfect.most == nothing.most
+    assert perfect.epsilon is not None
+    # With as many members as not no way to guess is right about all; the most is what one way would show.
+    assert perfect.epsilon <= perfect.most < 6

@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from attacks import gradient_inversion, label_counts, sum_inversion
 from attacks.case import Case, Inapplicable, Settings
 from attacks.vantage import Seen, sums_of
-from secure_fed import Federation
+from secure_fed import Federation, RunConfig
 from secure_fed.recording import Update
 from secure_fed.transport import Recording, Reply, Request
 from tests.attacks import canaried
@@ -177,21 +178,52 @@ def test_other_losses_are_no_cross_entropy() -> None:
         label_counts.run(of, Settings())
 
 
-@pytest.mark.parametrize("task", ["tokens", "multi_label", "regression", "question_answering"])
-def test_other_tasks_are_inverted_and_not_counted(task: str, tmp_path: Path) -> None:
-    """The first layers do not know the task: a text is read out of its update whatever it was trained for."""
+def of_task(task: str, folder: Path, **settings: Any) -> Case:
+    """Three clients of one example of that task."""
     for name, count in (("train", 3), ("test", 12)):
         lines = [json.dumps(row) + "\n" for row in TOYS[task].rows(count)]
-        (tmp_path / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
-    files = {"data__train": str(tmp_path / "train.jsonl"), "data__test": str(tmp_path / "test.jsonl")}
+        (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+    files = {"data__train": str(folder / "train.jsonl"), "data__test": str(folder / "test.jsonl")}
     unused = {"data__examples": None, "data__test_examples": None}
     chosen = {f"data__{name}": value for name, value in TOYS[task].settings.items()}
-    of = case(data__task=task, model__max_length=32, method__rank=48, **files, **unused, **chosen)
+    return case(data__task=task, model__max_length=32, **files, **unused, **chosen, **settings)
+
+
+def read_right(of: Case, most: float = 1.0) -> None:
+    """Whatever is called certain is true, and of some texts so much is read."""
     rows = gradient_inversion.run(of, Settings()).measured["per_update"]
     told = [row for row in rows if row["exact_applicable"]]
     assert len(told) >= 3
-    assert max(row["bag_recall"] for row in told) == 1.0
+    assert max(row["bag_recall"] for row in told) >= most
     assert all(row["bag_precision"] in (None, 1.0) for row in told)
     assert sum_inversion.run(of, Settings()).measured["sums"] == 2
     with pytest.raises(Inapplicable, match="label counts need"):
         label_counts.run(of, Settings())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["tokens", "multi_label", "regression", "question_answering"])
+def test_other_tasks_are_inverted_and_not_counted(task: str, tmp_path: Path) -> None:
+    """The first layers do not know the task: a text is read out of its update whatever it was trained for."""
+    read_right(of_task(task, tmp_path, method__rank=48))
+
+
+def test_language_models_are_inverted_and_not_counted(tmp_path: Path) -> None:
+    tokenizer = Federation(RunConfig()).parts.tokenizer
+    shape: dict[str, Any] = {
+        "n_embd": 64,
+        "n_layer": 2,
+        "n_head": 2,
+        "n_positions": 64,
+        "embd_pdrop": 0,
+        "attn_pdrop": 0,
+    }
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=len(tokenizer), **shape, resid_pdrop=0, bos_token_id=None, eos_token_id=None)
+    )
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    settings = {"model__name": str(tmp_path / "model"), "method__target_modules": ("c_attn",), "method__rank": 24}
+    # Nobody learns what follows the last word, so nothing depends on it: its token is the one in eight that is not told.
+    read_right(of_task("causal_lm", tmp_path, **settings), most=7 / 8)

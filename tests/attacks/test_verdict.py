@@ -218,3 +218,14 @@ def test_repetitions_for_stronger_adversaries_are_no_further_looks() -> None:
     audit = samples.protected()
     assert len(read(audit).of_membership) == 19
     assert evidence.looks(read(audit)) == 12  # six attacks, each an AUC and a rate at 1 %; at 0.1 % all are refused
+
+
+def test_a_bound_that_could_not_have_contradicted_the_guarantee_is_said_to_be_blunt() -> None:
+    audit = samples.protected()
+    for cell in audit["cells"]:
+        cell["epsilon_showable"] = 3.5
+    said = verdict(audit)["text"]
+    assert "could have shown more than 3.5" in said
+    for cell in audit["cells"]:
+        cell["epsilon_showable"] = 30.0
+    assert "could have shown" not in verdict(audit)["text"]

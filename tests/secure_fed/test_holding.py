@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +181,18 @@ def test_examples_without_a_content_are_said_to_have_none() -> None:
 def test_contents_differ_where_examples_do(one: Any, other: Any) -> None:
     assert content(one) != content(other)
     assert content(one) == content(one)
+
+
+@dataclass(frozen=True)
+class Said:
+    text: str
+    spans: tuple[int, ...] = ()
+
+
+def test_what_tasks_keep_beside_a_text_is_content_too() -> None:
+    one = {"input_ids": np.arange(3), "sentence": Said("a", (1, 2))}
+    assert content(one) == content({"input_ids": np.arange(3), "sentence": Said("a", (1, 2))})
+    assert content(one) != content({"input_ids": np.arange(3), "sentence": Said("a", (1, 3))})
 
 
 def test_names_of_columns_may_come_in_any_order() -> None:

@@ -120,5 +120,12 @@ def test_a_damaged_recording_is_named(tmp_path: Path) -> None:
         recording.read(tmp_path / "run")
 
 
+def test_a_recording_with_a_gap_is_no_recording(tmp_path: Path) -> None:
+    recorded(tmp_path, UPDATES)
+    (tmp_path / "run" / recording.FOLDER / "round-00001.safetensors").unlink()
+    with pytest.raises(RunDirectoryError, match="lacks rounds"):
+        recording.read(tmp_path / "run")
+
+
 def same(one: Tensors, other: Tensors) -> bool:
     return list(one) == list(other) and all(torch.equal(one.tensor(name), other.tensor(name)) for name in one)
