@@ -72,16 +72,18 @@ def _last_pass(own: Sequence[Update], round_: int) -> str:
 
 
 def means(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Over rows; where nothing was found there is no precision, and an update that the test does not apply to recalls
-    nothing.
+    """Over rows. An update that the test does not apply to has nothing recalled for certain, and where it applies to none
+    there is no such figure at all; where nothing was found there is no precision.
     """
     told = [row for row in rows if row["exact_applicable"]]
+    certain = ("recall", "precision", "bag_recall", "bag_precision")
     return {
         "updates": len(rows),
         "exact_applicable": len(told),
+        **{name: _mean([row[name] for row in rows if row[name] is not None]) if told else None for name in certain},
         **{
             name: _mean([row[name] for row in rows if row[name] is not None])
-            for name in ("recall", "precision", "bag_recall", "bag_precision", "guessed_recall", "guessed_precision")
+            for name in ("guessed_recall", "guessed_precision")
         },
         "why_not": sorted({row["why"] for row in rows if row["why"]}),
     }
