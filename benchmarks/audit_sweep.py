@@ -3,8 +3,8 @@
     python benchmarks/audit_sweep.py [--epsilons 1,4,8] [--out DIR]
 
 One small run for each epsilon, private for examples, and one without privacy, on the same notes with the same coins, trained
-until the unprotected one knows many notes by heart. Half of all notes are audited; a quarter is held out. Writes the runs and an
-audit.html in which they stand side by side.
+until the unprotected one knows many notes by heart. Half of all notes are audited; a quarter is held out. Writes the runs and
+an audit.html in which they stand side by side.
 """
 
 from __future__ import annotations
