@@ -106,39 +106,51 @@ def audited(
     settings, held = settings or Settings(), target.federation.held
     attacks = chosen(names)
     why = held.why or ("" if 0 < held.members.sum() < len(held.members) else "all of the audit pool are on one side")
+    found = _findings(target, attacks, settings, why, progress, asked=bool(names))
+    judged = {name: one[0] for name, one in found.items() if not isinstance(one, str) and one[0].ranking}
+    audit = _header(target, settings) | {
+        "attacks": [{"name": one.name, "title": one.title, "paper": one.paper} for one in attacks],
+        "cells": [_cell(target, attack, vantage, found[attack.name]) for attack in attacks for vantage in VANTAGES],
+        "roc": {f"{name}/{ATTACKS[name].vantage}": one.curve for name, one in judged.items()},
+        "baseline": _baseline(target, settings, why),
+        **_standing_out(target.federation, list(judged.values()), show_texts=show_texts),
+        "sweep": [],
+    }
+    return audit | {"verdict": verdict(audit)}
+
+
+def _findings(
+    target: Target, attacks: Sequence[Attack], settings: Settings, why: str, progress: Progress, *, asked: bool
+) -> dict[str, tuple[judge.Judged, float] | str]:
+    """What each attack found, held against the truth, and its seconds; or why there is nothing.
+
+    why: there is no truth about membership; asked: the attacks were asked for by name.
+    """
     shadows = Shadows(
         target.federation,
         settings.seed,
         lambda done, of: progress(f"round {done} of {of} of the reference adapters"),
         target.final.round,
     )
-    membership = [attack for attack in attacks if attack.membership]
-    level = settings.significance / max(1, len(membership))
+    level = settings.significance / max(1, sum(attack.membership for attack in attacks))
     found: dict[str, tuple[judge.Judged, float] | str] = {}
     for attack in attacks:
         progress(attack.title)
-        found[attack.name] = (why if attack.membership else "") or _made(
-            target, attack, settings, shadows, level, asked=bool(names)
-        )
-    cells = [_cell(target, attack, vantage, found[attack.name]) for attack in attacks for vantage in VANTAGES]
-    judged = {name: one[0] for name, one in found.items() if not isinstance(one, str) and one[0].ranking}
-    best = max(judged.values(), key=_area, default=None)
-    audit = _header(target, settings) | {
-        "attacks": [{"name": one.name, "title": one.title, "paper": one.paper} for one in attacks],
-        "cells": cells,
-        "roc": {f"{name}/{ATTACKS[name].vantage}": one.curve for name, one in judged.items()},
-        "baseline": _baseline(target, settings, why),
-        "clients": clients(held, best.finding.scores) if best and best.finding.scores is not None else [],
-        "exposed": exposed(target.federation, best.finding.scores, show_texts=show_texts)
-        if best and best.finding.scores is not None
-        else [],
-        "sweep": [],
+        nothing = why if attack.membership else ""
+        found[attack.name] = nothing or _made(target, attack, settings, shadows, level, asked=asked)
+    return found
+
+
+def _standing_out(federation: Federation, judged: Sequence[judge.Judged], *, show_texts: bool) -> dict[str, Any]:
+    """Whom the attack with the largest area exposes most."""
+    best = max(judged, key=lambda one: one.ranking.auc if one.ranking else 0.0, default=None)
+    if best is None or best.finding.scores is None:
+        return {"clients": [], "exposed": []}
+    scores = best.finding.scores
+    return {
+        "clients": clients(federation.held, scores),
+        "exposed": exposed(federation, scores, show_texts=show_texts),
     }
-    return audit | {"verdict": verdict(audit)}
-
-
-def _area(one: judge.Judged) -> float:
-    return one.ranking.auc if one.ranking else 0.0
 
 
 def _made(

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attacks.bounds import Bound, lower_bound
+from attacks.bounds import Bound, known_null, lower_bound
+from attacks.canary_estimate import andrew_epsilon
 from attacks.case import Finding, Floats
 from secure_fed import roc
 
@@ -18,7 +19,7 @@ ROC_POINTS = 200  # that a curve is drawn by
 @dataclass(frozen=True)
 class Judged:
     """A finding held against the truth. ranking and bound: None of an attack on something else than membership, or of scores
-    that are not numbers; why: the reason.
+    that are not numbers; why: the reason. estimates: of epsilon, sharper than the bound under assumptions, and no bounds.
     """
 
     finding: Finding
@@ -26,6 +27,7 @@ class Judged:
     corrected: tuple[float, float] | None = None
     bound: Bound | None = None
     curve: dict[str, list[float]] = field(default_factory=dict)
+    estimates: dict[str, float] = field(default_factory=dict)
     why: str = ""
 
 
@@ -40,7 +42,19 @@ def judged(finding: Finding, members: NDArray[np.bool_], *, delta: float, signif
     ranking = roc.rank(ins, outs, seed=seed)
     corrected = roc.rank(ins, outs, confidence=1 - significance, seed=seed).auc_interval
     bound = lower_bound(scores, members, delta, significance, seed)
-    return Judged(finding, ranking, corrected, bound, _curve(ins, outs))
+    estimates = _estimates(finding, bound, ins, delta)
+    return Judged(finding, ranking, corrected, bound, _curve(ins, outs), estimates)
+
+
+def _estimates(finding: Finding, bound: Bound, ins: Floats, delta: float) -> dict[str, float]:
+    """If the mechanism is Gaussian; of canaries whose null law is known, if their cosines are normal, or independent."""
+    told = {} if bound.gaussian_epsilon is None else {"estimate_if_gaussian": bound.gaussian_epsilon}
+    if finding.measured.get("null_is_exact") and delta and len(ins) > 1:
+        from scipy.stats import norm
+
+        told["estimate_if_normal"] = andrew_epsilon(ins, 1, delta)
+        told["estimate_if_independent"] = known_null(norm.sf(ins), delta, bound.significance).epsilon or 0.0
+    return told
 
 
 def _curve(ins: Floats, outs: Floats) -> dict[str, list[float]]:
@@ -58,7 +72,7 @@ def cell(attack: str, vantage: str, one: Judged, seconds: float, accounted: floa
     """One cell of the matrix as JSON."""
     told = empty(attack, vantage, one.why) | {
         "applicable": not one.why,
-        "measured": dict(one.finding.measured),
+        "measured": {**one.finding.measured, **one.estimates},
         "note": one.finding.note,
         "seconds": round(seconds, 3),
         "epsilon_accounted": accounted,

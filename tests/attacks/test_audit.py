@@ -133,6 +133,9 @@ def test_privacy_that_holds_is_not(tmp_path: Path) -> None:
             assert one["epsilon_lower"] <= one["epsilon_accounted"]
     assert audit["verdict"]["level"] != "violation"
     assert 0.9 < audit["epsilon_accounted"] <= 1
+    told = cell(audit, "canary_cosine", "fellow_client")["measured"]
+    assert {"estimate_if_gaussian", "estimate_if_normal", "estimate_if_independent"} <= set(told)
+    assert 0 <= told["estimate_if_normal"] < 10
 
 
 def test_an_attack_is_seen_only_by_those_who_see_enough(by_heart: Target) -> None:
