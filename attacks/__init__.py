@@ -1,1 +1,1 @@
-"""Attacks that measure what a recording of a run gives away. None yet."""
+"""Audits: what a run gives away, to whom. `catalogue` lists the attacks, `audit` makes them, `docs/audit.md` explains."""
