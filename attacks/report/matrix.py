@@ -73,11 +73,11 @@ def _left_out(audit: Audit) -> str:
     """The attacks that no adversary could make, with the reason that the one who sees most has."""
     out = [attack for attack in audit.attacks if _nowhere(audit, attack)]
     most = audit.vantages[-1].name
-    reasons = [audit.cell(attack.name, most) for attack in out]
-    lines = [
-        f"{attack.title}: {(cell and cell.why) or 'no reason is given'}"
-        for attack, cell in zip(out, reasons, strict=True)
-    ]
+    titles: dict[str, list[str]] = {}
+    for attack in out:
+        cell = audit.cell(attack.name, most)
+        titles.setdefault((cell and cell.why) or "no reason is given", []).append(attack.title)
+    lines = [f"{'; '.join(named)}: {why}" for why, named in titles.items()]
     return paragraph("These attacks do not apply to this run, whoever makes them:") + bullets(lines) if lines else ""
 
 
