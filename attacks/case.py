@@ -118,6 +118,3 @@ class Case:
         """(references, examples) phi of the examples looked at, under so many reference adapters."""
         examples, _ = self.looked_at
         return self.references.confidences(count, lambda state: self.confidences(state, examples))
-
-    def population_confidences(self, tensors: Tensors) -> Floats:
-        return self.confidences(tensors, self.population)
