@@ -124,10 +124,7 @@ class Federation:
         )
         self.transport = in_process(self.config, self.clients, self.masks)
         self.server = self._server(personal)
-        if self.masks:
-            first = self.server.plan(self.initial)
-            sizes = [self.server.layout(self.initial, pass_name).size for pass_name in first.passes]
-            self.masks.require_precise(sizes, self.initial.clip_norm)
+        self._require_precise()
 
     @property
     def warnings(self) -> list[str]:
@@ -181,12 +178,24 @@ class Federation:
                 )
                 if not self._schedule().evaluates(state.round):
                     records[-1] = records[-1] | self._evaluate(state)
-            summary = outcome.summary(self, state, records, run_dir, budget, ended_early)
-            self._statement = summary["privacy_statement"]
-            result = Result(summary, records, state, run_dir)
-            if store:
-                store.finish(result.summary)
-            self._tell("on_end", result)
+            return self._finished(state, records, store, budget, ended_early)
+
+    def _finished(
+        self,
+        state: State,
+        records: list[Record],
+        store: RunStore | None,
+        budget: RunBudget | None,
+        ended_early: str,
+    ) -> Result:
+        """What a run comes to, said and kept."""
+        run_dir = store.path if store else None
+        summary = outcome.summary(self, state, records, run_dir, budget, ended_early)
+        self._statement = summary["privacy_statement"]
+        result = Result(summary, records, state, run_dir)
+        if store:
+            store.finish(result.summary)
+        self._tell("on_end", result)
         return result
 
     def load(self, state: State) -> nn.Module:
@@ -299,6 +308,13 @@ class Federation:
             open_sum=partial(PlainSum, precise=self.protection.place == "sum"),
             masked=self.masks.sums if self.masks else None,
         )
+
+    def _require_precise(self) -> None:
+        """Refuse masks whose words are too coarse for what is summed."""
+        if self.masks:
+            passes = self.server.plan(self.initial).passes
+            sizes = [self.server.layout(self.initial, pass_name).size for pass_name in passes]
+            self.masks.require_precise(sizes, self.initial.clip_norm)
 
     def _begin_masks(self, state: State, budget: RunBudget | None) -> None:
         """Clients who bring the noise of sums bring it for those that are reserved and still to come."""

@@ -396,3 +396,9 @@ def test_a_bound_says_what_it_could_have_shown_at_most(delta: float) -> None:
     assert perfect.epsilon is not None
     # With as many members as not no way to guess is right about all; the most is what one way would show.
     assert perfect.epsilon <= perfect.most < 6
+
+
+@pytest.mark.parametrize(("delta", "most"), [(0.0, 5.5), (1e-5, 4.2), (1e-4, 3.4)])
+def test_what_the_largest_pools_show_at_most_among_ten_attacks(delta: float, most: float) -> None:
+    members = np.arange(1800) % 2 == 0
+    assert lower_bound(np.zeros(1800), members, delta, 0.05 / 10).most == pytest.approx(most, abs=0.05)

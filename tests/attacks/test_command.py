@@ -15,6 +15,7 @@ import pytest
 from attacks.catalogue import ATTACKS
 from attacks.command import REFERENCES, affordable, main
 from secure_fed import cli
+from secure_fed.errors import UsageError
 
 SMALL = [
     *("data.examples=240", "data.test_examples=60", "federation.clients=4", "federation.rounds=2"),
@@ -125,10 +126,19 @@ def test_a_run_that_has_not_ended_is_to_be_ended_first(run_dir: Path, capsys: py
     assert "--resume" in capsys.readouterr().err
 
 
-def test_an_attack_that_was_asked_for_and_fails_is_an_error(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["audit", str(run_dir), "--attack", "lira", "--references", "2"]) in (0, 2)
-    found = capsys.readouterr()
-    assert "failed" not in found.out + found.err
+def test_an_attack_that_fails_is_an_error_if_it_was_asked_for_and_else_a_cell(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(case: Any, settings: Any) -> Any:
+        raise UsageError("the confidences are no numbers")
+
+    monkeypatch.setattr("attacks.loss.run", fails)
+    assert cli.main(["audit", str(run_dir), "--attack", "loss"]) == 2
+    assert "the confidences are no numbers" in capsys.readouterr().err
+    found = audit(run_dir, capsys, "--references", "0")
+    failed = [cell for cell in found["cells"] if cell["attack"] == "loss"]
+    assert {cell["why"] for cell in failed} == {"it failed: the confidences are no numbers"}
+    assert not any(cell["applicable"] for cell in failed)
 
 
 def test_an_attack_asked_for_twice_is_made_once(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
