@@ -7,7 +7,8 @@ last to be out, and more right guesses than any (epsilon, delta)-private trainin
     labels and tokens planted   phi of what was planted, averaged over the unit's examples: a model that never saw the unit
                                 finds no reason to be sure of a wrong label
     directions                  how far the model has gone since its start along the unit's direction (`canary_cosine`)
-    nothing planted             phi of the unit as it is: sound just the same, but its usual examples are hardly remembered
+
+Of ordinary units, with nothing planted, this would be the loss threshold once more, whose lower bound is found in the same way.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from attacks import canary_cosine
-from attacks.case import Case, Finding, Settings
+from attacks.case import Case, Finding, Inapplicable, Settings
 from attacks.vantage import Seen
 
 
@@ -25,10 +26,11 @@ def run(case: Case, settings: Settings) -> Finding:
     if planted == "direction":
         final = Seen(case.seen.vantage, case.seen.final)
         return canary_cosine.run(replace(case, seen=final), settings)
-    note = ""
     if planted == "none":
-        note = "no canaries were planted, so its units are ordinary ones, which tell less; see evaluation.canaries"
-    return Finding(case.unit_confidences(case.seen.final), {"canaries": planted}, note)
+        raise Inapplicable(
+            "no canaries were planted (evaluation.canaries): of ordinary units the loss threshold shows all that it would"
+        )
+    return Finding(case.unit_confidences(case.seen.final), {"canaries": planted})
 
 
 if __name__ == "__main__":

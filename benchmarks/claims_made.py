@@ -30,6 +30,7 @@ class Scale:
             "training.batch_size": self.batch,
             "training.lr": 1e-3,
             "evaluation.every": self.every,
+            "evaluation.audit_fraction": 0.0,  # all of the data trains, as in the papers
         }
 
 

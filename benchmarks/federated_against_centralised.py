@@ -33,7 +33,7 @@ def accuracy(name: str, chosen: argparse.Namespace, clients: int) -> float:
         "federation": {"clients": clients, "cohort": clients, "rounds": chosen.rounds, "seed": chosen.seed},
         "method": {"name": name},
         "training": {"steps": chosen.steps, "batch_size": BATCH * chosen.clients // clients},
-        "evaluation": {"every": chosen.rounds},
+        "evaluation": {"every": chosen.rounds, "audit_fraction": 0.0},
     }
     settings["training"]["lr"] = RATES.get(name, chosen.lr)
     if name == "fedara":

@@ -106,7 +106,7 @@ def settings(method: Method, epsilon: float, seed: int, scale: Scale, given: arg
             "batch_size": scale.each,
             "optimizer": "sgd",
         },
-        "evaluation": {"every": given.rounds},
+        "evaluation": {"every": given.rounds, "audit_fraction": 0.0},
     }
     if private:
         z = noise(epsilon, scale.clients, given.rounds)

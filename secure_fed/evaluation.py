@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from secure_fed.data.encode import batches
+from secure_fed.diagnostics.targets import require_accuracy
 from secure_fed.errors import ConfigError
 from secure_fed.training import Batch, Collate, to_device
+
+if TYPE_CHECKING:
+    from secure_fed.engine import Record
+    from secure_fed.federation import Federation
+    from secure_fed.methods.method import State
+    from secure_fed.tensors import Tensors
 
 Metrics = Callable[[nn.Module, Iterable[Batch]], dict[str, float]]
 
@@ -43,3 +50,21 @@ def across_clients(metrics: Sequence[Mapping[str, float]], name: str) -> dict[st
     ordered = np.sort([own[name] for own in metrics])
     worst = ordered[: max(1, len(ordered) // 10)]
     return {"mean": float(ordered.mean()), "worst_decile": float(worst.mean())}
+
+
+def evaluated(federation: Federation, state: State) -> Record:
+    """What a round says of its state: metrics on the test set and, if asked for, of each client on its own examples."""
+    settings, parts = federation.config.evaluation, federation.parts
+
+    def measure(tensors: Tensors, examples: Sequence[Any]) -> dict[str, float]:
+        model = federation.objective.load(tensors)
+        return evaluate(model, examples, parts.collate, parts.metrics, settings.batch_size, federation.device)
+
+    record: Record = dict(measure(state.tensors, parts.test))
+    if settings.target_accuracy is not None:
+        require_accuracy(record, settings.target_accuracy)
+    if settings.per_client:
+        with_any = [client for client in federation.clients if len(client.examples)]  # holding out may leave none
+        own = [measure(state.tensors | client.personal, client.examples) for client in with_any]
+        record["clients_accuracy"] = across_clients(own, "accuracy")
+    return record

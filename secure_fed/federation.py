@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,16 @@ from torch import nn
 
 from privacy.entropy import Entropy
 from privacy.errors import BudgetExhausted
-from secure_fed import engine, fingerprint, guarantee, outcome, recording, tasks
+from secure_fed import engine, fingerprint, guarantee, outcome, participants, recording, tasks
 from secure_fed.budget_terms import Subject
-from secure_fed.canaries import canary_benches
-from secure_fed.client import Client, Workbench, personal_names
+from secure_fed.client import personal_names
 from secure_fed.config import RunConfig
 from secure_fed.config.anchor import anchored
 from secure_fed.data.encode import pad_id
-from secure_fed.diagnostics.targets import require_accuracy
 from secure_fed.diagnostics.watch import watch
 from secure_fed.engine import Keeper, KeepsNothing, Record, Schedule
 from secure_fed.errors import ConfigError, RunDirectoryError
-from secure_fed.evaluation import Metrics, across_clients, evaluate
+from secure_fed.evaluation import Metrics, evaluated
 from secure_fed.export import Adapted, write_adapter
 from secure_fed.holding import hold_out
 from secure_fed.masked.federated import behind_masks, in_process
@@ -41,12 +38,8 @@ from secure_fed.personal import completed
 from secure_fed.protection import cohort_sampler, protect, require_protectable
 from secure_fed.recording import Recorder
 from secure_fed.releases import Releases, kept_by
-from secure_fed.run_budget import Purse, RunBudget, charges_nothing, opened, require_room
+from secure_fed.run_budget import Purse, RunBudget, opened, require_room
 from secure_fed.run_store import RunStore, require_unused
-from secure_fed.server import Server
-from secure_fed.server_optimizer import ServerOptimizer
-from secure_fed.summation import PlainSum
-from secure_fed.tensors import Tensors
 from secure_fed.training import Collate, Loss, Objective, scheduled_lr
 from secure_fed.transport import Transport
 
@@ -118,12 +111,12 @@ class Federation:
         self.watch = watch(self.config, self.method, initial, self.parts, self.objective)
         self.purse = Purse()
         self._statement = ""
-        self.clients = self._clients(personal)
+        self.clients = participants.clients(self, personal)
         self.masks = behind_masks(
             self.config, self.protection, self.sampler, self.clients, self.method, initial, personal, self.device
         )
         self.transport = in_process(self.config, self.clients, self.masks)
-        self.server = self._server(personal)
+        self.server = participants.server(self, personal)
         self._require_precise()
 
     @property
@@ -270,45 +263,6 @@ class Federation:
             client.kept = checkpoint.personal.get(client.index)
         return checkpoint.state, records
 
-    def _clients(self, personal: tuple[str, ...]) -> list[Client]:
-        config = self.config
-        bench = Workbench(
-            objective=self.objective,
-            method=self.method,
-            protection=self.protection,
-            training=config.training,
-            collate=self.parts.collate,
-            initial=self.initial.tensors,
-            personal=personal,
-            by_examples=config.federation.weighting == "examples",
-            seed=config.federation.seed,
-            group_examples=config.privacy.group_examples,
-            allowance=self.purse.allowance,
-            watch=self.watch.see if self.watch and self.watch.local else None,
-        )
-        groups: Sequence[Sequence[str] | None] = self.parts.groups or [None] * len(self.parts.train)
-        named = zip(self.parts.names, self.parts.train, groups, strict=True)
-        benches = canary_benches(config, self.held, bench)
-        return [
-            Client(index, name, own, benches.get(name, bench), group) for index, (name, own, group) in enumerate(named)
-        ]
-
-    def _server(self, personal: tuple[str, ...]) -> Server:
-        federation = self.config.federation
-        return Server(
-            method=self.method,
-            protection=self.protection,
-            sampler=self.sampler,
-            optimizer=ServerOptimizer.of(federation),
-            names=self.parts.names,
-            personal=personal,
-            skip_nonfinite=federation.nonfinite == "skip",
-            seed=federation.seed,
-            charge=self.purse.charge if self.protection.place in ("sum", "shares") else charges_nothing,
-            open_sum=partial(PlainSum, precise=self.protection.place == "sum"),
-            masked=self.masks.sums if self.masks else None,
-        )
-
     def _require_precise(self) -> None:
         """Refuse masks whose words are too coarse for what is summed."""
         if self.masks:
@@ -330,20 +284,7 @@ class Federation:
         return Schedule(rounds, lambda round_: scheduled_lr(training, round_, rounds), self.config.evaluation.every)
 
     def _evaluate(self, state: State) -> Record:
-        settings, parts = self.config.evaluation, self.parts
-
-        def measure(tensors: Tensors, examples: Sequence[Any]) -> dict[str, float]:
-            model = self.objective.load(tensors)
-            return evaluate(model, examples, parts.collate, parts.metrics, settings.batch_size, self.device)
-
-        record: Record = dict(measure(state.tensors, parts.test))
-        if settings.target_accuracy is not None:
-            require_accuracy(record, settings.target_accuracy)
-        if settings.per_client:
-            with_any = [client for client in self.clients if len(client.examples)]  # holding out may leave none
-            own = [measure(state.tensors | client.personal, client.examples) for client in with_any]
-            record["clients_accuracy"] = across_clients(own, "accuracy")
-        return record
+        return evaluated(self, state)
 
     def _tell(self, event: str, *news: Any) -> None:
         for callback in self.callbacks:

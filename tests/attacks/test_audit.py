@@ -26,7 +26,7 @@ from tests.attacks import canaried, overfitted
 from tests.secure_fed import toys
 
 NO_SHADOWS = Settings(references=0)
-MEMBERSHIP = ["loss", "one_run", "round_models", "round_losses", "update_score"]
+MEMBERSHIP = ["loss", "round_models", "round_losses", "update_score"]
 
 
 def target(run_dir: Path, settings: Mapping[str, Any], train: Sequence[Sequence[Any]], **own: Any) -> Target:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attacks import canary_cosine, one_run
+from attacks import canary_cosine, loss, one_run
 from attacks.bounds import lower_bound
-from attacks.case import Case, Settings
+from attacks.case import Case, Inapplicable, Settings
 from attacks.vantage import Seen
 from tests.attacks import canaried
 
@@ -36,16 +36,17 @@ def test_wrong_labels_are_found_without_noise() -> None:
     finding = run(case)
     assert epsilon is None
     assert canaried.auc(finding.scores, case) > 0.9
-    assert not finding.note
     np.testing.assert_array_equal(finding.scores, case.unit_confidences(case.seen.final))
 
 
-def test_ordinary_units_are_scored_too_and_tell_less() -> None:
+def test_of_ordinary_units_it_is_the_loss_threshold_and_not_made_twice() -> None:
     planted, _ = canaried.case({**LEARNS, "evaluation.canaries": "mislabelled"}, SIZES, "outsider")
     ordinary, _ = canaried.case(LEARNS, SIZES, "outsider")
-    finding = run(ordinary)
-    assert "no canaries were planted" in finding.note
-    assert canaried.auc(finding.scores, ordinary) < canaried.auc(run(planted).scores, planted)
+    with pytest.raises(Inapplicable, match=r"no canaries were planted \(evaluation.canaries\)"):
+        one_run.run(ordinary, Settings())
+    fits = loss.run(ordinary, Settings()).scores
+    assert fits is not None
+    assert canaried.auc(fits, ordinary) < canaried.auc(run(planted).scores, planted)
 
 
 def test_the_confidence_is_in_the_planted_label() -> None:
