@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 def run(*command: str | Path) -> str:
-    done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -13,8 +13,8 @@ from scipy import stats
 
 Words = NDArray[Any]  # uint32 or uint64
 
-# The tests judge about twenty vectors that are uniform, so that one run in 100,000 fails by chance.
-CHANCE, SURELY = 5e-7, 1e-12
+# The tests judge about thirty vectors that are uniform, so that fewer than one run in ten million fails by chance.
+CHANCE, SURELY = 1e-9, 1e-12
 LAGS = (1, 2, 3, 4, 8, 64, 1024, 32768)
 BLOCK = 16  # bytes of the cipher
 

@@ -229,9 +229,7 @@ def test_streams_of_other_keys_sessions_and_pairs_have_nothing_in_common() -> No
     assert len(np.unique(np.concatenate(streams))) == 4096 * len(secrets)
     raw = [stream.tobytes() for stream in streams]
     assert max(alike(one, other) for one, other in itertools.combinations(raw, 2)) < 6
-    assert (
-        alike(raw[0], raw[0][:100] + os.urandom(len(raw[0]) - 100)) < 6 < alike(raw[0], raw[0][:20000] + raw[1][20000:])
-    )
+    assert alike(raw[0], raw[0][:100] + raw[1][100:]) < 6 < alike(raw[0], raw[0][:20000] + raw[1][20000:])
 
 
 def test_all_256_bits_of_a_key_count() -> None:
@@ -251,16 +249,19 @@ def test_a_secret_of_another_length_is_refused(length: int) -> None:
 
 
 def test_a_masked_vector_is_uniform() -> None:
-    """Chi-squared of its bytes, on 255 degrees of freedom, within six standard deviations; that of the vector is not."""
+    """Chi-squared of its bytes, on 255 degrees of freedom, within three standard deviations; that of the vector is not.
+
+    The keys are fixed, so that it holds or it does not.
+    """
 
     def chi_squared(words: NDArray[Any]) -> float:
         counts = np.bincount(words.view(np.uint8), minlength=256)
         return float(((counts - counts.mean()) ** 2 / counts.mean()).sum())
 
     words = np.arange(50_000, dtype=np.uint32)
-    assert chi_squared(words) > 255 + 6 * 510**0.5
-    add_masks(words, [(Secret.new(), 1), (Secret.new(), -1)])
-    assert abs(chi_squared(words) - 255) < 6 * 510**0.5
+    assert chi_squared(words) > 255 + 3 * 510**0.5
+    add_masks(words, [(Secret(KEY), 1), (Secret(KEY[::-1]), -1)])
+    assert abs(chi_squared(words) - 255) < 3 * 510**0.5
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy import stats
 
 import protocols
 from protocols.client import Client
@@ -22,6 +23,7 @@ from protocols.pairs import pair_mask
 from protocols.parameters import stages
 from protocols.rebuilding import core
 from protocols.server import Server
+from tests.protocols.randomness import CHANCE
 from tests.protocols.sessions import Cast, Play, cast, play
 
 CASTS = {
@@ -145,7 +147,9 @@ def test_a_client_whose_neighbours_are_gone_does_not_take_the_session_with_it() 
     asked = play(made, until="share")
     keys = {me: client._keys for me, client in asked.clients.items()}
     graph = asked.server._graph  # of the roster: the same keys give it again
-    for _ in range(5000):  # over places on the ring, whoever the keys have put there: what is found is the same in every run
+    for _ in range(
+        5000
+    ):  # over places on the ring, whoever the keys have put there: what is found is the same in every run
         silent = {one for one in graph.order if rng.random() < 0.35}
         left = core(graph, set(made.ids) - silent, 6)
         if len(silent) + len(left) < 40 and left and graph.holds_together(left, 0):
@@ -178,10 +182,9 @@ def test_the_core_is_what_is_left_when_the_lonely_are_taken_out_one_by_one() -> 
 
 
 def uniform(data: bytes) -> bool:
-    """Whether the bytes pass a chi-square test of uniformity: 255 degrees of freedom, four standard deviations either way."""
+    """Whether the bytes are neither further from equally frequent nor nearer to it than chance would have them."""
     counts = np.bincount(np.frombuffer(data, np.uint8), minlength=256)
-    expected = len(data) / 256
-    return abs(float(((counts - expected) ** 2 / expected).sum()) - 255) < 4 * (2 * 255) ** 0.5
+    return bool(CHANCE < stats.chisquare(counts).pvalue < 1 - CHANCE)
 
 
 def masked(length: int = 20_000) -> tuple[Play, int, NDArray[Any]]:
@@ -209,6 +212,7 @@ def colluders(scene: Play, victim: int) -> dict[int, Keys]:
 def test_a_masked_vector_is_uniform() -> None:
     scene, victim, vector = masked()
     assert not uniform(scene.vectors[victim].tobytes())
+    assert not uniform(bytes(range(256)) * 300)
     assert uniform(vector.tobytes())
 
 
@@ -286,7 +290,7 @@ def test_fresh_keys_for_every_client_and_session() -> None:
 
 
 def test_the_ring_of_a_drawn_graph_depends_on_everybodys_randomness() -> None:
-    made = cast(count=9, neighbours=4, threshold=3, active=True)
+    made = cast(count=15, neighbours=4, threshold=3, active=True)  # of nine, two rings in 9! would be alike
     keys = {me: Keys.new() for me in made.ids}
     orders = []
     for changed in (None, made.ids[0], made.ids[-1]):

@@ -1,6 +1,6 @@
 """A masked vector is uniform to whoever lacks one of its masks, and the border is where the threshold says.
 
-What is not uniform fails by far; what is fails by chance in one run of 100,000 (see `randomness`).
+What is not uniform fails by far; what is hardly ever fails by chance (see `randomness`).
 """
 
 from __future__ import annotations

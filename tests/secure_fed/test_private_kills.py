@@ -272,7 +272,8 @@ def test_real_kills(small_model: Path, small_data: Path, tmp_path: Path) -> None
     rng = random.Random(11)
     victim, ledger = tmp_path / "victim", tmp_path / "sites.sqlite"
     _kill_when(["train", str(settings), "--out", str(victim)], "secure-fed: ", 0.0)
-    for number, round_ in enumerate((2, 9, 17, 26)):
+    for number in range(4):
+        round_ = len(read_records(victim)) + rng.randint(2, 6)  # a loaded machine may have killed late
         command = ["train", str(settings)] if number == 0 else ["train"]
         _kill_when([*command, "--resume", "--out", str(victim)], f"round {round_}/", rng.uniform(0.0, 0.05))
         assert len(private_toys.charges(ledger)) >= len(read_records(victim))

@@ -313,7 +313,8 @@ def test_five_real_kills(small_model: Path, small_data: Path, tmp_path: Path) ->
     rng = random.Random(7)
     victim, untouched = tmp_path / "victim", tmp_path / "untouched"
     _kill_when(["train", str(settings), "--out", str(victim)], "secure-fed: ", 0.0)
-    for number, round_ in enumerate(sorted(rng.sample(range(2, 45), 4))):
+    for number in range(4):
+        round_ = len(read_records(victim)) + rng.randint(2, 9)  # a loaded machine may have killed late
         command = ["train", str(settings)] if number == 0 else ["train"]
         _kill_when([*command, "--resume", "--out", str(victim)], f"round {round_}/", rng.uniform(0.0, 0.05))
     assert 5 <= len(read_records(victim)) < 60

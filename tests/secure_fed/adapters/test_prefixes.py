@@ -137,14 +137,14 @@ def test_the_start_is_a_function_of_the_seed_and_the_base_is_frozen() -> None:
         model = small_models.make("bert")
         return model.get_parameter(Prefix(3).inject(model, [], seed)[0]).detach()
 
-    random_state = torch.random.get_rng_state()
-    first = start(3)
+    assert torch.equal(start(3), start(3))
+    assert not torch.equal(start(3), start(4))
+    model = small_models.make("bert")
     torch.rand(1)
-    assert torch.equal(first, start(3))
-    assert not torch.equal(first, start(4))
-    torch.random.set_rng_state(random_state)
-    start(3)
+    random_state = torch.random.get_rng_state()
+    (name,) = Prefix(3).inject(model, [], 3)
     assert torch.equal(random_state, torch.random.get_rng_state())
+    assert torch.equal(model.get_parameter(name).detach(), start(3))
 
 
 def test_a_model_in_bfloat16_has_a_prefix_in_float32() -> None:

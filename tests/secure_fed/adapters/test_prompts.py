@@ -199,14 +199,14 @@ def test_the_start_is_a_function_of_the_seed(adapter: PromptTokens | EncodedProm
         assert {model.get_parameter(name).dtype for name in names} == {torch.float32}
         return torch.cat([model.get_parameter(name).detach().flatten() for name in names])
 
-    random_state = torch.random.get_rng_state()
     assert torch.equal(start(3), start(3))
     assert not torch.equal(start(3), start(4))
+    model = small_models.make("bert")
     torch.rand(1)
-    assert torch.equal(start(3), start(3))
-    torch.random.set_rng_state(random_state)
-    start(3)
+    random_state = torch.random.get_rng_state()
+    names = adapter.inject(model, [], 3)
     assert torch.equal(random_state, torch.random.get_rng_state())
+    assert torch.equal(torch.cat([model.get_parameter(name).detach().flatten() for name in names]), start(3))
 
 
 def test_a_model_in_bfloat16_has_a_prompt_in_float32() -> None:

@@ -63,11 +63,12 @@ def test_every_sum_on_a_ring_draws_a_graph_of_its_own(monkeypatch: pytest.Monkey
     def noting(self: Any) -> Any:
         sent = closing(self)
         if self.stage == "mask":
-            graphs.append(tuple(tuple(self._graph.neighbours(client)) for client in range(10)))
+            graphs.append(tuple(tuple(self._graph.neighbours(client)) for client in range(16)))
         return sent
 
     monkeypatch.setattr(protocol.Server, "close", noting)
-    federation({**RING, "secure_aggregation.neighbours": 4, "federation.rounds": 5}, sizes=TEN).run()
+    sixteen = [4] * 16  # which have 15! / 2 graphs: of ten, two in a hundred thousand would be one
+    federation({**RING, "secure_aggregation.neighbours": 4, "federation.rounds": 5}, sizes=sixteen).run()
     assert len(graphs) == 5
     assert len(set(graphs)) == 5
     assert all(len(neighbours) == 4 for graph in graphs for neighbours in graph)

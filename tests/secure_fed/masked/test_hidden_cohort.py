@@ -13,7 +13,7 @@ from privacy import distributed
 from secure_fed.errors import ConfigError
 from secure_fed.transport import Recording
 from tests.secure_fed.masked import wide_toys
-from tests.secure_fed.masked.wide_toys import HIDDEN, SKETCH, WAYS, federation, listen, one_round
+from tests.secure_fed.masked.wide_toys import CHANCE, HIDDEN, SKETCH, WAYS, federation, listen, one_round
 
 EIGHT = [4] * 8
 
@@ -26,12 +26,12 @@ def test_every_client_tosses_a_coin_of_its_own_in_every_round() -> None:
     trained = np.zeros((40, 8), bool)
     for (round_, _), replies in heard.replies.items():
         trained[round_, list(replies)] = True
-    assert binomtest(int(trained.sum()), trained.size, 3 / 8).pvalue > 1e-6
-    for wrong in (0.15, 0.6):  # so far off that the true rate is taken for them one time in a million
+    assert binomtest(int(trained.sum()), trained.size, 3 / 8).pvalue > CHANCE
+    for wrong in (0.15, 0.6):  # so far off that the true rate is taken for them one time in ten million
         assert binomtest(int(trained.sum()), trained.size, wrong).pvalue < 1e-2
     assert len({row.tobytes() for row in trained}) > 20, "cohorts differ from round to round"
     assert abs(np.corrcoef(trained[:, 0], trained[:, 1])[0, 1]) < 0.9, "and clients from each other"
-    assert binomtest(int(trained.any(1).sum()), 40, 1 - (5 / 8) ** 8).pvalue > 1e-6
+    assert binomtest(int(trained.any(1).sum()), 40, 1 - (5 / 8) ** 8).pvalue > CHANCE
     asked = {(ask.round, ask.name, reply.client) for ask, reply in recording.exchanges}
     assert asked == {(r, n, c) for r in range(40) for n in ("advertise", "share", "mask", "unmask") for c in range(8)}
     assert {record["cohort"] for record in result.records} == {8}
@@ -72,9 +72,9 @@ def test_who_does_not_train_sends_zeros_and_its_share_of_the_noise(monkeypatch: 
     sigma = built.protection.shares.grid(len(made[0][1])).sigma  # type: ignore[union-attr]
     assert len(made) == 12 * 8
     assert len(idle) + len(busy) == 12 * 8 * len(made[0][1])
-    assert kstest(idle / sigma, "norm").pvalue > 1e-6
+    assert kstest(idle / sigma, "norm").pvalue > CHANCE
     for factor in (2 / 3, 3 / 2):
-        assert kstest(idle * factor / sigma, "norm").pvalue < 1e-6
+        assert kstest(idle * factor / sigma, "norm").pvalue < CHANCE
 
 
 def _told(built: Any, trained: set[int]) -> tuple[Any, Any]:

@@ -14,7 +14,7 @@ from protocols import costs
 from protocols.messages import Masked
 from secure_fed.tensors import Tensors
 from secure_fed.transport import Recording, Staged
-from tests.secure_fed.masked.wide_toys import MASKED, PAIRS, PRIVACY, SIZES, SKETCH, WAYS, federation, listen
+from tests.secure_fed.masked.wide_toys import CHANCE, MASKED, PAIRS, PRIVACY, SIZES, SKETCH, WAYS, federation, listen
 
 
 def recorded(settings: dict[str, Any], **own: Any) -> tuple[Any, Any, list[tuple[Any, Any]], Any]:
@@ -52,7 +52,7 @@ def test_nothing_but_messages_of_the_protocol_comes_up(way: str, privacy: str) -
 
 
 def test_what_a_client_masks_looks_uniform_and_is_another_every_time() -> None:
-    """Chi-square on bytes at 1e-6; the words under the masks fail it."""
+    """Chi-square on bytes; the words under the masks fail it."""
     from scipy.stats import chi2
 
     built, _, exchanges, _ = recorded({"federation.rounds": 6})
@@ -67,7 +67,7 @@ def test_what_a_client_masks_looks_uniform_and_is_another_every_time() -> None:
         expected = counts.sum() / 256
         return float(((counts - expected) ** 2 / expected).sum())
 
-    limit = chi2.isf(1e-6, 255)
+    limit = chi2.isf(CHANCE, 255)
     assert len(vectors) == 24
     assert odd(np.concatenate(vectors)) < limit
     assert len({vector.tobytes() for vector in vectors}) == 24

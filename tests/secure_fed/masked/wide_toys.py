@@ -21,6 +21,7 @@ from tests.secure_fed import private_toys, toys
 torch.set_num_threads(1)
 
 LR = 0.05
+CHANCE = 1e-9  # noise of the operating system that is right is hardly ever less likely, and what is wrong never more
 SIZES = (5, 8, 11, 7)
 MASKED: dict[str, Any] = {"secure_aggregation.enabled": True}
 CLIENT: dict[str, Any] = {"privacy.unit": "client", "privacy.noise_multiplier": 1.0, "privacy.delta": 1e-3}
