@@ -102,21 +102,37 @@ def cosines(
     """
     shared = [set(direction) for direction in directions]
     names = [name for name in trained_names(federation, before, round_) if all(name in one for one in shared)]
-    flat = torch.stack([_flat(direction.parts(), names) for direction in directions]).to(federation.device)  # (K, P)
+    flat = torch.stack([flattened(direction, names) for direction in directions]).to(federation.device)  # (K, P)
     norms = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)
     found = np.zeros((int(owner.max()) + 1 if len(owner) else 0, len(directions)))
-    placed = Placed.of(before, names, federation.device)
-    gradients = gradients_of(federation.objective, federation.parts.collate, placed, examples)
-    federation.objective.eval()
-    for units, at, local in _batches(examples, owner, flat.shape[1]):
-        each = gradients(placed, [examples[i] for i in at])
-        rows = torch.cat([each[name].detach().reshape(len(at), -1) for name in names], 1)
-        together = rows.new_zeros(len(units), rows.shape[1]).index_add_(0, local.to(rows.device), rows)
-        lengths = torch.linalg.vector_norm(together, dim=1, dtype=torch.float64)
-        scale = lengths[:, None] * norms
-        cosine = torch.where(scale > 0, -(together @ flat.T).double() / scale, 0.0)
-        found[units] = cosine.cpu().numpy()
+    for units, rows in gradients(federation, before, names, examples, owner):
+        scale = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)[:, None] * norms
+        found[units] = torch.where(scale > 0, -(rows @ flat.T).double() / scale, 0.0).cpu().numpy()
     return found
+
+
+def gradients(
+    federation: Federation,
+    before: Tensors,
+    names: Sequence[str],
+    examples: Sequence[Any],
+    owner: NDArray[np.int64],
+) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
+    """Some units after others, and the gradients (units, P) of the sum of each one's losses at `before`. Dropout is off."""
+    placed = Placed.of(before, names, federation.device)
+    each = gradients_of(federation.objective, federation.parts.collate, placed, examples)
+    federation.objective.eval()
+    numbers = sum(before.tensor(name).numel() for name in names)
+    for units, at, local in _batches(examples, owner, numbers):
+        found = each(placed, [examples[i] for i in at])
+        rows = torch.cat([found[name].detach().reshape(len(at), -1) for name in names], 1)
+        yield units, rows.new_zeros(len(units), rows.shape[1]).index_add_(0, local.to(rows.device), rows)
+
+
+def flattened(tensors: Tensors, names: Sequence[str]) -> Tensor:
+    """(P,) the coordinates of these, one after the other."""
+    parts = tensors.parts()
+    return torch.cat([parts[name].detach().reshape(-1).float() for name in names])
 
 
 def _batches(
@@ -145,10 +161,6 @@ def _batch(
     at = np.concatenate([places[unit] for unit in chosen])
     local = torch.from_numpy(np.repeat(np.arange(len(chosen)), [len(places[unit]) for unit in chosen]))
     return np.array(chosen), at, local
-
-
-def _flat(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
-    return torch.cat([tensors[name].detach().reshape(-1).float() for name in names])
 
 
 def _inner(one: Member, other: Member) -> Tensor:

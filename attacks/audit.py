@@ -1,28 +1,28 @@
 """An audit: every attack that a vantage point allows, made on one run, and held against who was really a member.
 
-Attacks get a `Case`, which holds no truth; `judge` gets their scores and the coins. An attack is made once, from the weakest
-vantage that allows it; whoever sees more can make it too, and its cells there say the same. Intervals are of 95 % each; lower
-bounds, and the intervals called corrected, hold for all attacks on membership together.
+Attacks get a `Case`; `judge` gets their scores and the coins. An attack is made from the weakest vantage that allows it, and
+again from those at which it has more to go by; in between, whoever sees more can make it too, and its cells there say the same.
+Intervals are of 95 % each; lower bounds, and the intervals called corrected, hold for all findings on membership together.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from attacks import judge
 from attacks.baseline import baseline
-from attacks.case import Case, Finding, Inapplicable, Settings, Shadows
+from attacks.case import Settings
 from attacks.catalogue import ATTACKS, Attack
+from attacks.making import PLAIN_SIGHT, Made, Progress, Where, findings, in_plain_sight
 from attacks.ranking import clients, exposed
-from attacks.vantage import VANTAGES, seen
+from attacks.vantage import VANTAGES
 from attacks.verdict import verdict
 from secure_fed import recording
 from secure_fed.config import RunConfig
-from secure_fed.errors import ConfigError, RunDirectoryError, UsageError
+from secure_fed.errors import ConfigError, RunDirectoryError
 from secure_fed.federation import Federation
 from secure_fed.methods.method import State, fits
 from secure_fed.parts import GIVEN
@@ -32,7 +32,6 @@ from secure_fed.run_store import read_checkpoint
 
 SCHEMA = 1
 AUDIT, PAGE = "audit.json", "audit.html"
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -106,12 +105,12 @@ def audited(
     settings, held = settings or Settings(), target.federation.held
     attacks = chosen(names)
     why = held.why or ("" if 0 < held.members.sum() < len(held.members) else "all of the audit pool are on one side")
-    found = _findings(target, attacks, settings, why, progress, asked=bool(names))
-    judged = {name: one[0] for name, one in found.items() if not isinstance(one, str) and one[0].ranking}
+    made = findings(target, attacks, settings, why, progress, asked=bool(names))
+    judged = _judged(target, made, settings)
     audit = _header(target, settings) | {
         "attacks": [{"name": one.name, "title": one.title, "paper": one.paper} for one in attacks],
-        "cells": [_cell(target, attack, vantage, found[attack.name]) for attack in attacks for vantage in VANTAGES],
-        "roc": {f"{name}/{ATTACKS[name].vantage}": one.curve for name, one in judged.items()},
+        "cells": [_cell(target, attack, vantage, made, judged) for attack in attacks for vantage in VANTAGES],
+        "roc": {f"{name}/{vantage}": one.curve for (name, vantage), one in judged.items() if one.ranking},
         "baseline": _baseline(target, settings, why),
         **_standing_out(target.federation, list(judged.values()), show_texts=show_texts),
         "sweep": [],
@@ -119,31 +118,22 @@ def audited(
     return audit | {"verdict": verdict(audit)}
 
 
-def _findings(
-    target: Target, attacks: Sequence[Attack], settings: Settings, why: str, progress: Progress, *, asked: bool
-) -> dict[str, tuple[judge.Judged, float] | str]:
-    """What each attack found, held against the truth, and its seconds; or why there is nothing.
-
-    why: there is no truth about membership; asked: the attacks were asked for by name.
-    """
-    shadows = Shadows(
-        target.federation,
-        settings.seed,
-        lambda done, of: progress(f"round {done} of {of} of the reference adapters"),
-        target.final.round,
-    )
-    level = settings.significance / max(1, sum(attack.membership for attack in attacks))
-    found: dict[str, tuple[judge.Judged, float] | str] = {}
-    for attack in attacks:
-        progress(attack.title)
-        nothing = why if attack.membership else ""
-        found[attack.name] = nothing or _made(target, attack, settings, shadows, level, asked=asked)
-    return found
+def _judged(target: Target, made: Mapping[Where, Made | str], settings: Settings) -> dict[Where, judge.Judged]:
+    """All findings held against the truth, at a significance that those on membership share."""
+    found = {where: one.finding for where, one in made.items() if isinstance(one, Made)}
+    level = settings.significance / max(1, sum(one.scores is not None for one in found.values()))
+    delta, members = float(target.result.get("delta") or 0.0), target.federation.held.members
+    return {
+        where: judge.judged(one, members, delta=delta, significance=level, seed=settings.seed)
+        for where, one in found.items()
+    }
 
 
 def _standing_out(federation: Federation, judged: Sequence[judge.Judged], *, show_texts: bool) -> dict[str, Any]:
     """Whom the attack with the largest area exposes most."""
-    best = max(judged, key=lambda one: one.ranking.auc if one.ranking else 0.0, default=None)
+    best = max(
+        (one for one in judged if one.ranking), key=lambda one: one.ranking.auc if one.ranking else 0, default=None
+    )
     if best is None or best.finding.scores is None:
         return {"clients": [], "exposed": []}
     scores = best.finding.scores
@@ -153,37 +143,26 @@ def _standing_out(federation: Federation, judged: Sequence[judge.Judged], *, sho
     }
 
 
-def _made(
-    target: Target, attack: Attack, settings: Settings, shadows: Shadows, level: float, *, asked: bool
-) -> tuple[judge.Judged, float] | str:
-    """The finding of an attack held against the truth, and its seconds; or why it could not be made."""
-    if target.federation.config.evaluation.canaries == "direction" and not attack.directions:
-        return "the audited units are canaries of random direction, which learn nothing of their examples"
-    if attack.shadows and settings.references == 0:
-        return "it needs reference adapters, each of which takes as long as the run: ask for them with --references 16"
-    case = Case(target.federation, seen(attack.vantage, target.final.tensors, target.recorded), shadows)
-    started = time.perf_counter()
-    try:
-        finding: Finding = attack.run(case, settings)
-    except Inapplicable as error:
-        return str(error)
-    except UsageError as error:
-        if asked:
-            raise
-        return f"it failed: {error}"
-    delta = float(target.result.get("delta") or 0.0)
-    members = target.federation.held.members
-    held = judge.judged(finding, members, delta=delta, significance=level, seed=settings.seed)
-    return held, time.perf_counter() - started
-
-
-def _cell(target: Target, attack: Attack, vantage: str, found: tuple[judge.Judged, float] | str) -> dict[str, Any]:
+def _cell(
+    target: Target,
+    attack: Attack,
+    vantage: str,
+    made: Mapping[Where, Made | str],
+    judged: Mapping[Where, judge.Judged],
+) -> dict[str, Any]:
+    """What an attack found from there, or what somebody found with it who sees less."""
     order = list(VANTAGES)
     if order.index(vantage) < order.index(attack.vantage):
         return judge.empty(attack.name, vantage, f"this adversary does not see {VANTAGES[attack.vantage].sees}")
+    if in_plain_sight(attack, target.federation, vantage):
+        return judge.empty(attack.name, vantage, PLAIN_SIGHT)
+    at = max(
+        (at for name, at in made if name == attack.name and order.index(at) <= order.index(vantage)), key=order.index
+    )
+    found = made[attack.name, at]
     if isinstance(found, str):
         return judge.empty(attack.name, vantage, found)
-    return judge.cell(attack.name, vantage, *found, accounted(target.result, vantage))
+    return judge.cell(attack.name, vantage, judged[attack.name, at], found.seconds, accounted(target.result, vantage))
 
 
 def accounted(result: Mapping[str, Any], vantage: str) -> float | None:
@@ -207,6 +186,7 @@ def accounted(result: Mapping[str, Any], vantage: str) -> float | None:
 
 def _header(target: Target, settings: Settings) -> dict[str, Any]:
     held, result = target.federation.held, target.result
+    terms = result.get("privacy") or {}
     return {
         "schema": SCHEMA,
         "run_dir": str(target.run_dir) if target.run_dir else None,
@@ -214,6 +194,10 @@ def _header(target: Target, settings: Settings) -> dict[str, Any]:
         "audited_unit": held.kind,
         "canaries": target.federation.config.evaluation.canaries,
         "recorded": target.federation.config.evaluation.record,
+        "rounds": target.final.round,
+        "references": settings.references,
+        "epsilon_promised": result.get("epsilon") if terms.get("private", False) else None,
+        "adjacency": terms.get("adjacency"),
         "epsilon_accounted": accounted(result, "outsider"),
         "members": int(held.members.sum()),
         "non_members": len(held.members) - int(held.members.sum()),

@@ -1,4 +1,4 @@
-"""What an attack is given, and what it gives back. Nothing in a case tells who was a member."""
+"""What an attack is given, and what it gives back. No attack reads the coins: with others, its scores are the same bits."""
 
 from __future__ import annotations
 

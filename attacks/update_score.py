@@ -16,17 +16,15 @@ A whole client needs no statistics here: the server sees who sends.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attacks import alignment
 from attacks.case import Case, Finding, Inapplicable, Settings
-from attacks.round_models import spaced
-from secure_fed.methods.method import State
+from attacks.stepped import of_clients, spaced
 from secure_fed.recording import Update
-from secure_fed.tensors import Tensors
 
 Floats = NDArray[np.float64]
 
@@ -94,27 +92,10 @@ def run(case: Case, settings: Settings) -> Finding:
 
 def _cosines(case: Case, round_: int, updates: Sequence[Update]) -> tuple[Floats, list[str]]:
     """(units, clients) cosines with what each client sent in all passes of the round, and the clients' names."""
-    federation, before = case.federation, case.seen.states[round_]
-    means = _means(updates)
-    order = federation.method.plan(State(before, round=round_)).passes
-    sent: dict[str, Tensors] = {}
-    for update in updates:
-        earlier = {name: means[name] for name in order[: order.index(update.pass_name)]}
-        step = alignment.of_contribution(federation, before, round_, update.pass_name, update.contribution, earlier)
-        sent[update.client] = sent[update.client] + step if update.client in sent else step
+    sent = of_clients(case, round_, updates)
     examples, owner = case.looked_at
-    return alignment.cosines(federation, before, round_, examples, owner, list(sent.values())), list(sent)
-
-
-def _means(updates: Sequence[Update]) -> Mapping[str, Tensors]:
-    """The mean contribution of each pass."""
-    total: dict[str, Tensors] = {}
-    weight: dict[str, float] = {}
-    for update in updates:
-        part, name = update.contribution * update.weight, update.pass_name
-        total[name] = total[name] + part if name in total else part
-        weight[name] = weight.get(name, 0.0) + update.weight
-    return {name: total[name] * (1 / weight[name]) for name in total}
+    before = case.seen.states[round_]
+    return alignment.cosines(case.federation, before, round_, examples, owner, list(sent.values())), list(sent)
 
 
 if __name__ == "__main__":

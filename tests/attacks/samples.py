@@ -18,7 +18,7 @@ ATTACKS = (
     ("loss", "Loss threshold", "Yeom et al. 2018", "outsider"),
     ("lira", "Likelihood ratio, online", "Carlini et al. 2022", "outsider"),
     ("rmia", "Robust membership inference", "Zarifzadeh et al. 2024", "outsider"),
-    ("round_models", "Gradients against the steps of rounds", "this project", "fellow_client"),
+    ("regression", "Steps explained by gradients", "this project", "fellow_client"),
     ("canary_cosine", "Canaries of random direction", "Andrew et al. 2023", "fellow_client"),
     ("sum_inversion", "Texts out of the secure sum", "Petrov et al. 2024", "secure_server"),
     ("update_score", "Gradients against single updates", "Zhu et al. 2024", "server"),
@@ -38,7 +38,7 @@ def protected(seed: int = 3) -> dict[str, Any]:
 
 def unprotected(seed: int = 3) -> dict[str, Any]:
     """No guarantee, and every attack better than the one before it; one of them reads texts."""
-    shifts = {"loss": 0.35, "lira": 1.1, "rmia": 1.0, "round_models": 0.8, "canary_cosine": 0.0, "update_score": 1.7}
+    shifts = {"loss": 0.35, "lira": 1.1, "rmia": 1.0, "regression": 0.8, "canary_cosine": 0.0, "update_score": 1.7}
     audit = _audit("notes-without-privacy", shifts, seed, None, 0.871)
     for cell in audit["cells"]:
         if cell["attack"] == "canary_cosine":

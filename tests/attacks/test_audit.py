@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ import pytest
 import torch
 from torch import nn
 
+from attacks import canary_cosine
 from attacks.audit import Target, accounted, audited, chosen
-from attacks.case import Settings
+from attacks.case import Case, Settings, Shadows
 from attacks.catalogue import ATTACKS
 from attacks.vantage import VANTAGES, seen, sums_of
 from privacy.entropy import SeededEntropy, Stream, SystemEntropy
@@ -27,7 +29,7 @@ from tests.attacks import canaried, overfitted
 from tests.secure_fed import toys
 
 NO_SHADOWS = Settings(references=0)
-MEMBERSHIP = ["loss", "round_models", "round_losses", "update_score"]
+MEMBERSHIP = ["loss", "round_losses", "regression", "update_score"]
 
 
 def target(run_dir: Path, settings: Mapping[str, Any], train: Sequence[Sequence[Any]], **own: Any) -> Target:
@@ -244,8 +246,71 @@ def test_canaries_of_direction_are_asked_about_by_what_can_ask(tmp_path: Path) -
     assert all(one["text"] is None for one in audit["exposed"])  # no tokenizer, no text
 
 
-def test_gradient_canaries_are_audited_too(tmp_path: Path) -> None:
-    settings = {**canaried.EXAMPLES, "privacy.noise_multiplier": 1.0, "evaluation.record": "models"}
+def test_gradient_canaries_are_audited_too_and_again_by_who_sees_more(tmp_path: Path) -> None:
+    """A client's own update has a third of the noise that the step of all three has."""
+    settings = {**canaried.EXAMPLES, "privacy.noise_multiplier": 0.5, "evaluation.record": "updates"}
     train = [canaried.examples(client + 1, 40) for client in range(3)]
-    audit = audited(target(tmp_path / "run", settings, train), [], NO_SHADOWS, show_texts=True)
-    assert {one["attack"] for one in audit["cells"] if one["applicable"]} == {"one_run", "canary_cosine"}
+    ran = target(tmp_path / "run", settings, train, entropy=SeededEntropy(0))
+    audit = audited(ran, [], NO_SHADOWS, show_texts=True)
+    applied = {one["attack"] for one in audit["cells"] if one["applicable"] and one["auc"] is not None}
+    assert applied == {"one_run", "canary_cosine"}
+    fellow, server = (cell(audit, "canary_cosine", vantage) for vantage in ("fellow_client", "server"))
+    assert server["auc"] > fellow["auc"]
+    assert {"canary_cosine/fellow_client", "canary_cosine/server"} <= set(audit["roc"])
+    behind = Case(ran.federation, seen("server", ran.final.tensors, ran.recorded), canaried.never)
+    scores, members = canary_cosine.run(behind, NO_SHADOWS).scores, ran.federation.held.members
+    assert scores is not None
+    assert server["auc"] == overfitted.area(scores, members)
+
+
+@pytest.mark.parametrize("vantage", ["secure_server", "server"])
+def test_who_takes_part_is_in_plain_sight_of_servers(tmp_path: Path, vantage: str) -> None:
+    """What an outsider can find out of them is no measure of what a server knows."""
+    settings = {**canaried.CLIENTS, "privacy.noise_multiplier": 1.0, "evaluation.record": "updates"}
+    ran = target(tmp_path / "run", settings, [canaried.examples(client + 1, 2) for client in range(60)])
+    audit = audited(ran, ["one_run", "canary_cosine"], NO_SHADOWS)
+    for name in ("one_run", "canary_cosine"):
+        assert cell(audit, name, "fellow_client")["applicable"]
+        assert not cell(audit, name, vantage)["applicable"]
+        assert "plain sight" in cell(audit, name, vantage)["why"]
+        assert cell(audit, name, vantage)["auc"] is None
+
+
+def test_where_no_more_was_recorded_nothing_is_made_again(by_heart: Target) -> None:
+    recorded = by_heart.recorded
+    assert recorded is not None
+    models = replace(by_heart, recorded=replace(recorded, updates=[], sums=[]))
+    audit = audited(models, ["regression"], NO_SHADOWS)
+    assert set(audit["roc"]) == {"regression/fellow_client"}
+    again = audited(by_heart, ["regression"], NO_SHADOWS)
+    assert {"regression/fellow_client", "regression/server"} <= set(again["roc"])
+    assert cell(again, "regression", "server")["auc"] > cell(audit, "regression", "server")["auc"]
+
+
+def test_significance_is_shared_by_what_gave_scores_alone(by_heart: Target) -> None:
+    """Attacks that do not apply, which no score decides, cost nothing."""
+    alone = cell(audited(by_heart, ["loss"], NO_SHADOWS), "loss", "outsider")
+    beside = audited(by_heart, ["loss", "lira", "rmia", "canary_cosine", "gradient_inversion"], NO_SHADOWS)
+    assert cell(beside, "loss", "outsider")["auc_interval_corrected"] == alone["auc_interval_corrected"]
+    assert cell(beside, "loss", "outsider")["epsilon_lower"] == alone["epsilon_lower"]
+
+
+@pytest.mark.parametrize("name", sorted(name for name, one in ATTACKS.items() if one.membership))
+def test_no_attack_reads_the_coins(by_heart: Target, tmp_path: Path, name: str) -> None:
+    """With other coins in its place of truth, after the run, every score is the same to the bit."""
+    ran, settings = by_heart, Settings(references=4, seed=3)
+    if ATTACKS[name].directions:
+        train = [canaried.examples(client + 1, 2) for client in range(60)]
+        noised = {**canaried.CLIENTS, "privacy.noise_multiplier": 1.0, "evaluation.record": "models"}
+        ran = target(tmp_path / "run", noised, train)
+    held = ran.federation.held
+    found = []
+    for members in (held.members, ~held.members, np.random.default_rng(0).permutation(held.members)):
+        other = copy(ran.federation)
+        other.held = replace(held, members=members)
+        vantage = ATTACKS[name].vantages[-1] if not ATTACKS[name].directions else ATTACKS[name].vantage
+        case = Case(other, seen(vantage, ran.final.tensors, ran.recorded), Shadows(other, settings.seed))
+        found.append(ATTACKS[name].run(case, settings).scores)
+    for one in found:
+        assert one is not None
+        np.testing.assert_array_equal(one, found[0])

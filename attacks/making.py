@@ -1,0 +1,83 @@
+"""Attacks made on a run, each from the weakest vantage that allows it and again from those at which it has more to go by."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from attacks.case import Case, Finding, Inapplicable, Settings, Shadows
+from attacks.catalogue import Attack
+from attacks.vantage import Seen, seen
+from secure_fed.errors import UsageError
+from secure_fed.federation import Federation
+
+if TYPE_CHECKING:
+    from attacks.audit import Target
+
+PLAIN_SIGHT = "this server sees by name which clients take part: membership of a whole client is in plain sight"
+Progress = Callable[[str], None]
+Where = tuple[str, str]  # an attack and a vantage point
+
+
+@dataclass(frozen=True)
+class Made:
+    """A finding, and how long it took."""
+
+    finding: Finding
+    seconds: float
+
+
+def findings(
+    target: Target, attacks: Sequence[Attack], settings: Settings, why: str, progress: Progress, *, asked: bool
+) -> dict[Where, Made | str]:
+    """What each attack found from each vantage at which it has more to go by than before; or why it found nothing.
+
+    why: there is no truth about membership; asked: the attacks were asked for by name.
+    """
+    shadows = Shadows(
+        target.federation,
+        settings.seed,
+        lambda done, of: progress(f"round {done} of {of} of the reference adapters"),
+        target.final.round,
+    )
+    found: dict[Where, Made | str] = {}
+    for attack in attacks:
+        progress(attack.title)
+        before: Seen | None = None
+        for vantage in attack.vantages:
+            now = seen(vantage, target.final.tensors, target.recorded)
+            if before is not None and (len(now.sums), len(now.updates)) == (len(before.sums), len(before.updates)):
+                continue
+            nothing = why if attack.membership else ""
+            case = Case(target.federation, now, shadows)
+            found[attack.name, vantage] = nothing or _tried(attack, case, settings, asked=asked)
+            before = now
+    return found
+
+
+def _tried(attack: Attack, case: Case, settings: Settings, *, asked: bool) -> Made | str:
+    """What an attack found; or why it could not be made, which goes by no coin and no score."""
+    if in_plain_sight(attack, case.federation, case.seen.vantage):
+        return PLAIN_SIGHT
+    pointing = case.federation.config.evaluation.canaries == "direction"
+    if pointing and attack.membership and not attack.directions:
+        return "the audited units are canaries of random direction, which learn nothing of their examples"
+    if attack.shadows and settings.references == 0:
+        return "it needs reference adapters, each of which takes as long as the run: ask for them with --references 16"
+    started = time.perf_counter()
+    try:
+        finding = attack.run(case, settings)
+    except Inapplicable as error:
+        return str(error)
+    except UsageError as error:
+        if asked:
+            raise
+        return f"it failed: {error}"
+    return Made(finding, time.perf_counter() - started)
+
+
+def in_plain_sight(attack: Attack, federation: Federation, vantage: str) -> bool:
+    """Whether this adversary knows without any attack what the attack is to find out: a server which clients take part."""
+    return attack.membership and federation.held.kind == "client" and vantage in ("secure_server", "server")

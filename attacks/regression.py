@@ -1,0 +1,123 @@
+"""Membership from steps: which examples does it take to explain what training did?
+
+Local training moves a model along minus the gradients of what it trains on. But gradients of different examples agree for the
+most part, since all of a class ask for much the same, so a cosine between an example's gradient and a step tells mostly how
+usual the example is. What it alone contributed shows beside all the others. Let the rows of X be unit vectors along -g of the
+units asked about, and of a population that certainly did not train, all at the state that the step d began at. Then ridge
+regression of the step on them,
+
+    a = (X X^T + RIDGE m I)^-1 X d / |d|,       m the mean of the diagonal of X X^T,
+
+gives each the part of the step that no other accounts for. Every step's coefficients are put into standard deviations from
+their mean over all rows, most of which had no part in it; the score of a unit is the sum of its own over the rounds.
+
+The step is that of the unit's own client, where single updates are seen; else that of the sum; else that of the global state
+from round to round. Of a method that sends products or splits them anew it is pulled back to what trains (`stepped`).
+
+This is what whitening is to a matched filter: the population says in which directions gradients differ anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from attacks import alignment
+from attacks.case import Case, Finding, Inapplicable, Settings
+from attacks.stepped import EVERYBODY, spaced, steps
+from secure_fed.tensors import Tensors
+
+Floats = NDArray[np.float64]
+
+RIDGE = 0.1
+ROUNDS = 12  # that are looked at, unless the settings say how many
+POPULATION = 300
+_NUMBERS = 2**27  # in X: with more coordinates than that allows, X is sketched
+
+
+def needed(rows: Tensor, towards: Tensor, ridge: float = RIDGE) -> Floats:
+    """(rows, steps) coefficients a, from gradients (rows, P) and steps (steps, P); 0 of a gradient that is 0."""
+    x, d = -_units(rows), _units(towards)
+    inner = (x @ x.T).double()
+    inner.diagonal().add_(ridge * inner.diagonal().mean())
+    found: Floats = torch.linalg.solve(inner, (x @ d.T).double()).cpu().numpy()
+    return found
+
+
+def run(case: Case, settings: Settings) -> Finding:
+    """(units,) scores; 0 of a unit whose client was seen in no round."""
+    if case.seen.updates and case.federation.held.kind == "client":
+        raise Inapplicable("of a whole client nothing is to be found out: who sends an update takes part")
+    known = [round_ for round_ in sorted(case.seen.states) if steps(case, round_)]
+    if not known:
+        raise Inapplicable(
+            "the steps of rounds were not kept: set evaluation.record to 'models' before the run, or to 'updates'"
+        )
+    rounds = spaced(known, settings.max_rounds or ROUNDS)
+    clients = np.array([unit.client for unit in case.units])
+    total, seen = np.zeros(len(clients)), np.zeros(len(clients))
+    for round_ in rounds:
+        towards = steps(case, round_)
+        standing = _standing(case, round_, towards)
+        for column, name in enumerate(towards):
+            own = np.flatnonzero((clients == name) | (name == EVERYBODY))
+            total[own] += standing[own, column]
+            seen[own] += 1
+    return Finding(total, {"rounds": len(rounds), "units_without": int((seen == 0).sum())})
+
+
+def _standing(case: Case, round_: int, towards: Mapping[str, Tensors]) -> Floats:
+    """(units, steps) coefficients of a round, in standard deviations from the mean of their step's."""
+    federation, before = case.federation, case.seen.states[round_]
+    shared = [set(step) for step in towards.values()]
+    names = [name for name in alignment.trained_names(federation, before, round_) if all(name in one for one in shared)]
+    steps_ = torch.stack([alignment.flattened(step, names) for step in towards.values()]).to(federation.device)
+    population = [case.population[i] for i in range(min(len(case.population), POPULATION))]
+    asked, owner = case.looked_at
+    count = len(case.units)
+    everybody, whose = [*asked, *population], np.concatenate([owner, count + np.arange(len(population))])
+    sketch = Sketch(steps_.shape[1], _NUMBERS // (count + len(population)))
+    rows = steps_.new_zeros(count + len(population), sketch.width)
+    for units, some in alignment.gradients(federation, before, names, everybody, whose):
+        rows[torch.from_numpy(units).to(rows.device)] = sketch(some)
+    found = needed(rows, sketch(steps_))
+    spread = found.std(axis=0)
+    standing: Floats = np.divide(found - found.mean(axis=0), spread, out=np.zeros(found.shape), where=spread > 0)
+    return standing[:count]
+
+
+class Sketch:
+    """Vectors of P coordinates in at most `width`, inner products as they are or, where P is larger, unbiased: every coordinate
+    is added with a random sign to a random place (Charikar et al. 2002), the same for all vectors.
+    """
+
+    def __init__(self, size: int, width: int) -> None:
+        self.width = min(size, max(1, width))
+        self._size = size
+        generator = torch.Generator().manual_seed(0)
+        if self.width < size:
+            self._place = torch.randint(self.width, (size,), generator=generator)
+            self._sign = torch.randint(2, (size,), generator=generator) * 2.0 - 1.0
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        """(n, P) -> (n, width)."""
+        if self.width == self._size:
+            return vectors
+        place, sign = self._place.to(vectors.device), self._sign.to(vectors.device)
+        added: Tensor = vectors.new_zeros(len(vectors), self.width).index_add_(1, place, vectors * sign)
+        return added
+
+
+def _units(rows: Tensor) -> Tensor:
+    along: Tensor = rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
+    return along
+
+
+if __name__ == "__main__":
+    from attacks.command import main
+
+    raise SystemExit(main("regression"))

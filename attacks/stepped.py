@@ -1,0 +1,77 @@
+"""What an adversary knows of the steps that training made, round by round, in the coordinates of what trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from attacks import alignment
+from attacks.case import Case
+from secure_fed.methods.method import State
+from secure_fed.recording import Summed, Update
+from secure_fed.tensors import Tensors
+
+EVERYBODY = ""  # whose step it is where nobody's own is seen
+
+
+def steps(case: Case, round_: int) -> dict[str, Tensors]:
+    """By whose they are: of every client, where single updates are seen; else of everybody together, from the sum, or from the
+    states before and after. Nothing of a round of which less was seen.
+    """
+    seen = case.seen
+    if round_ not in seen.states:
+        return {}
+    if updates := [one for one in seen.updates if one.round == round_ and one.weight > 0]:
+        return of_clients(case, round_, updates)
+    if sums := [one for one in seen.sums if one.round == round_ and one.weight > 0]:
+        return {EVERYBODY: of_sums(case, round_, sums)}
+    if round_ + 1 in seen.states:
+        return {EVERYBODY: alignment.of_states(case.federation, seen.states[round_], seen.states[round_ + 1], round_)}
+    return {}
+
+
+def of_clients(case: Case, round_: int, updates: Sequence[Update]) -> dict[str, Tensors]:
+    """What each client sent in all passes of a round."""
+    means = _means(updates)
+    sent: dict[str, Tensors] = {}
+    for update in updates:
+        step = _pulled_back(case, round_, update.pass_name, update.contribution, means)
+        sent[update.client] = sent[update.client] + step if update.client in sent else step
+    return sent
+
+
+def of_sums(case: Case, round_: int, sums: Sequence[Summed]) -> Tensors:
+    """The mean over clients of what all passes of a round sent."""
+    means = {one.pass_name: one.total * (1 / one.weight) for one in sums}
+    first, *others = (_pulled_back(case, round_, name, mean, means) for name, mean in means.items())
+    for other in others:
+        first = first + other
+    return first
+
+
+def _pulled_back(
+    case: Case, round_: int, pass_name: str, contribution: Tensors, means: Mapping[str, Tensors]
+) -> Tensors:
+    federation, before = case.federation, case.seen.states[round_]
+    order = federation.method.plan(State(before, round=round_)).passes
+    earlier = {name: means[name] for name in order[: order.index(pass_name)]}
+    return alignment.of_contribution(federation, before, round_, pass_name, contribution, earlier)
+
+
+def _means(updates: Sequence[Update]) -> dict[str, Tensors]:
+    """The mean contribution of each pass."""
+    total: dict[str, Tensors] = {}
+    weight: dict[str, float] = {}
+    for update in updates:
+        part, name = update.contribution * update.weight, update.pass_name
+        total[name] = total[name] + part if name in total else part
+        weight[name] = weight.get(name, 0.0) + update.weight
+    return {name: total[name] * (1 / weight[name]) for name in total}
+
+
+def spaced(rounds: Sequence[int], most: int | None) -> list[int]:
+    """At most so many of the rounds, evenly spaced, the first and the last among them."""
+    if most is None or len(rounds) <= most:
+        return list(rounds)
+    return [rounds[int(i)] for i in np.linspace(0, len(rounds) - 1, max(1, most)).round()]
