@@ -7,6 +7,7 @@ Intervals are of 95 % each; lower bounds, and the intervals called corrected, ho
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,10 +79,14 @@ def _result(run_dir: Path, config: RunConfig) -> dict[str, Any]:
     result = read_object(run_dir, RESULT)
     private = config.privacy.unit != "none"
     numbers = ("seconds", *(("epsilon", "epsilon_participants", "delta") if private else ()))
-    whole = all(isinstance(result.get(name), int | float) for name in numbers)
+    whole = all(_is_number(result.get(name), 1.0 if name == "delta" else math.inf) for name in numbers)
     if not whole or result.get("unit") != config.privacy.unit or private is not isinstance(result.get("privacy"), dict):
         raise RunDirectoryError(f"{run_dir / RESULT} is damaged, or of another run than {CONFIG} beside it; restore it")
     return result
+
+
+def _is_number(value: object, below: float) -> bool:
+    return isinstance(value, int | float) and 0 <= value < below
 
 
 def chosen(names: Iterable[str]) -> list[Attack]:

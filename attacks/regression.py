@@ -19,7 +19,9 @@ This is what whitening is to a matched filter: the population says in which dire
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,13 +30,13 @@ from torch import Tensor
 
 from attacks import alignment
 from attacks.case import Case, Finding, Inapplicable, Settings
-from attacks.stepped import EVERYBODY, spaced, steps
+from attacks.stepped import EVERYBODY, spaced, stepping, steps
 from secure_fed.tensors import Tensors
 
 Floats = NDArray[np.float64]
 
 RIDGE = 0.1
-ROUNDS = 12  # that are looked at, unless the settings say how many
+ROUNDS = 12  # that each unit is looked at in, unless the settings say how many rounds there are to be
 POPULATION = 300
 _NUMBERS = 2**27  # in X: with more coordinates than that allows, X is sketched
 
@@ -52,42 +54,61 @@ def run(case: Case, settings: Settings) -> Finding:
     """(units,) scores; 0 of a unit whose client was seen in no round."""
     if case.seen.updates and case.federation.held.kind == "client":
         raise Inapplicable("of a whole client nothing is to be found out: who sends an update takes part")
-    known = [round_ for round_ in sorted(case.seen.states) if steps(case, round_)]
-    if not known:
+    whose = stepping(case)
+    if not whose:
         raise Inapplicable(
             "the steps of rounds were not kept: set evaluation.record to 'models' before the run, or to 'updates'"
         )
-    rounds = spaced(known, settings.max_rounds or ROUNDS)
     clients = np.array([unit.client for unit in case.units])
+    asked = {round_: _asked(clients, names) for round_, names in whose.items()}
+    asked = {round_: units for round_, units in asked.items() if len(units)}
+    usual = sum(map(len, asked.values())) / max(
+        1, len(asked) * len(clients)
+    )  # share of the units that a round tells of
+    rounds = spaced(list(asked), settings.max_rounds or math.ceil(ROUNDS / max(usual, 1e-9)))
     total, seen = np.zeros(len(clients)), np.zeros(len(clients))
     for round_ in rounds:
-        towards = steps(case, round_)
-        standing = _standing(case, round_, towards)
+        towards, units = steps(case, round_), asked[round_]
+        standing = _standing(case, round_, towards, units)
         for column, name in enumerate(towards):
-            own = np.flatnonzero((clients == name) | (name == EVERYBODY))
-            total[own] += standing[own, column]
-            seen[own] += 1
+            own = (clients[units] == name) | (name == EVERYBODY)
+            total[units[own]] += standing[own, column]
+            seen[units[own]] += 1
     return Finding(total, {"rounds": len(rounds), "units_without": int((seen == 0).sum())})
 
 
-def _standing(case: Case, round_: int, towards: Mapping[str, Tensors]) -> Floats:
+def _asked(clients: NDArray[np.str_], names: Collection[str]) -> NDArray[np.int64]:
+    """The units that steps of these can tell of."""
+    return np.flatnonzero(np.isin(clients, list(names)) | (EVERYBODY in names))
+
+
+def _standing(case: Case, round_: int, towards: Mapping[str, Tensors], units: NDArray[np.int64]) -> Floats:
     """(units, steps) coefficients of a round, in standard deviations from the mean of their step's."""
     federation, before = case.federation, case.seen.states[round_]
     shared = [set(step) for step in towards.values()]
     names = [name for name in alignment.trained_names(federation, before, round_) if all(name in one for one in shared)]
-    steps_ = torch.stack([alignment.flattened(step, names) for step in towards.values()]).to(federation.device)
+    flat = torch.stack([alignment.flattened(step, names) for step in towards.values()]).to(federation.device)
+    examples, owner = _examples(case, units)
+    count = int(owner[-1]) + 1
+    sketch = Sketch(flat.shape[1], _NUMBERS // count)
+    rows = flat.new_zeros(count, sketch.width)
+    for some, found in alignment.gradients(federation, before, names, examples, owner):
+        rows[torch.from_numpy(some).to(rows.device)] = sketch(found)
+    part = needed(rows, sketch(flat))
+    spread = part.std(axis=0)
+    standing: Floats = np.divide(part - part.mean(axis=0), spread, out=np.zeros(part.shape), where=spread > 0)
+    return standing[: len(units)]
+
+
+def _examples(case: Case, units: NDArray[np.int64]) -> tuple[list[Any], NDArray[np.int64]]:
+    """Those of the units and of the population, each of which is a unit of its own; and whose each is."""
+    looked_at, owner = case.looked_at
+    places = np.full(len(case.units), -1)
+    places[units] = np.arange(len(units))
+    at = np.flatnonzero(places[owner] >= 0)
     population = [case.population[i] for i in range(min(len(case.population), POPULATION))]
-    asked, owner = case.looked_at
-    count = len(case.units)
-    everybody, whose = [*asked, *population], np.concatenate([owner, count + np.arange(len(population))])
-    sketch = Sketch(steps_.shape[1], _NUMBERS // (count + len(population)))
-    rows = steps_.new_zeros(count + len(population), sketch.width)
-    for units, some in alignment.gradients(federation, before, names, everybody, whose):
-        rows[torch.from_numpy(units).to(rows.device)] = sketch(some)
-    found = needed(rows, sketch(steps_))
-    spread = found.std(axis=0)
-    standing: Floats = np.divide(found - found.mean(axis=0), spread, out=np.zeros(found.shape), where=spread > 0)
-    return standing[:count]
+    whose = np.concatenate([places[owner[at]], len(units) + np.arange(len(population))])
+    return [*(looked_at[i] for i in at), *population], whose
 
 
 class Sketch:

@@ -15,20 +15,29 @@ from secure_fed.tensors import Tensors
 EVERYBODY = ""  # whose step it is where nobody's own is seen
 
 
+def stepping(case: Case) -> dict[int, frozenset[str]]:
+    """The rounds whose steps are known, and whose those are: single clients', where updates are seen, else `EVERYBODY`'s."""
+    seen = case.seen
+    whose: dict[int, frozenset[str]] = {}
+    for round_ in sorted(seen.states):
+        clients = frozenset(one.client for one in seen.updates if one.round == round_ and one.weight > 0)
+        if clients:
+            whose[round_] = clients
+        elif round_ + 1 in seen.states or any(one.round == round_ and one.weight > 0 for one in seen.sums):
+            whose[round_] = frozenset({EVERYBODY})
+    return whose
+
+
 def steps(case: Case, round_: int) -> dict[str, Tensors]:
-    """By whose they are: of every client, where single updates are seen; else of everybody together, from the sum, or from the
-    states before and after. Nothing of a round of which less was seen.
+    """Of a round whose steps are known, by whose they are: from updates; else of everybody together, from the sum, or else from
+    the states before and after.
     """
     seen = case.seen
-    if round_ not in seen.states:
-        return {}
     if updates := [one for one in seen.updates if one.round == round_ and one.weight > 0]:
         return of_clients(case, round_, updates)
     if sums := [one for one in seen.sums if one.round == round_ and one.weight > 0]:
         return {EVERYBODY: of_sums(case, round_, sums)}
-    if round_ + 1 in seen.states:
-        return {EVERYBODY: alignment.of_states(case.federation, seen.states[round_], seen.states[round_ + 1], round_)}
-    return {}
+    return {EVERYBODY: alignment.of_states(case.federation, seen.states[round_], seen.states[round_ + 1], round_)}
 
 
 def of_clients(case: Case, round_: int, updates: Sequence[Update]) -> dict[str, Tensors]:
