@@ -71,7 +71,10 @@ def opened(run_dir: Path) -> Target:
             )
     if not fits(federation.method, federation.initial.tensors, checkpoint.state):
         raise RunDirectoryError(f"{run_dir} holds the state of another model than {config.model.name!r} is now")
-    return Target(federation, checkpoint.state, recording.read(run_dir), result, run_dir)
+    recorded = recording.read(run_dir)
+    if recorded is not None:
+        recording.require_of_run(recorded, checkpoint.state, federation.parts.names)
+    return Target(federation, checkpoint.state, recorded, result, run_dir)
 
 
 def _result(run_dir: Path, config: RunConfig) -> dict[str, Any]:
@@ -113,6 +116,7 @@ def audited(
     made = findings(target, attacks, settings, why, progress, asked=bool(names))
     judged = _judged(target, made, settings)
     audit = _header(target, settings) | {
+        "asked_for": [one.name for one in attacks] if names else [],
         "attacks": [{"name": one.name, "title": one.title, "paper": one.paper} for one in attacks],
         "cells": [_cell(target, attack, vantage, made, judged) for attack in attacks for vantage in VANTAGES],
         "roc": {f"{name}/{vantage}": one.curve for (name, vantage), one in judged.items() if one.ranking},
@@ -203,6 +207,7 @@ def _header(target: Target, settings: Settings) -> dict[str, Any]:
         "references": settings.references,
         "epsilon_promised": result.get("epsilon") if terms.get("private", False) else None,
         "adjacency": terms.get("adjacency"),
+        "personal": list(target.federation.server.personal),
         "epsilon_accounted": accounted(result, "outsider"),
         "members": int(held.members.sum()),
         "non_members": len(held.members) - int(held.members.sum()),

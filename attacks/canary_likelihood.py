@@ -71,12 +71,15 @@ def _require_linear(case: Case, found: list[Release]) -> None:
 
 def _shift(case: Case, release: Release, examples: int) -> float:
     """s_t: what a drawn canary adds to x_t."""
-    config, expected = case.federation.config, case.federation.sampler.expected
+    config, sampler = case.federation.config, case.federation.sampler
     size = release.layout.size
     length = length_of_steps(size, examples, config.training, release.lr)
     if config.privacy.unit == "client":
         length = config.privacy.clip_norm
-    weight = 1.0 if case.seen.sums else config.federation.server_lr / expected
+    # A guarantee divides by the cohort that was planned; without one the mean is over those who were drawn.
+    planned = case.federation.protection.place in ("sum", "shares")
+    divisor = sampler.expected if planned else len(case.federation.clients) * sampler.rate
+    weight = 1.0 if case.seen.sums else config.federation.server_lr / divisor
     return math.sqrt(size) * length * weight / release.length
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from attacks.catalogue import ATTACKS
@@ -40,12 +42,18 @@ def add_arguments(parser: argparse.ArgumentParser, *, whole: bool = True) -> Non
 
 
 def run(chosen: argparse.Namespace) -> None:
-    """Make an audit, write audit.json and audit.html beside the run, and show what was found."""
-    from attacks.sweep import require_audited
+    """Make an audit, write it beside the run, and show what was found.
 
-    require_audited(chosen.beside)
-    audit = _audit(chosen, chosen.attack, show_texts=chosen.show_texts)
-    page = written(audit, chosen.run_dir, chosen.beside)
+    What could stop it at its end is tried at its beginning: the runs to stand beside it, the lock, and writing.
+    """
+    from attacks.sweep import rows_beside
+    from secure_fed.run_store import locked
+
+    rows_beside(chosen.run_dir, chosen.beside)
+    with locked(chosen.run_dir):
+        _require_writable(chosen.run_dir)
+        audit = _audit(chosen, chosen.attack, show_texts=chosen.show_texts)
+        page = written(audit, chosen.run_dir, chosen.beside)
     _show(audit, as_json=chosen.json)
     if not chosen.json:
         print(f"report: {page}")
@@ -58,29 +66,43 @@ def side_by_side(run_dir: Path, other: Path) -> list[str]:
     """
     from attacks.audit import audited, opened
     from attacks.case import Settings
+    from attacks.sweep import sentence
 
     settings = Settings(references=0)
     second, first = (audited(opened(one), (), settings) for one in (other, run_dir))
     written(second, other, ())
     page = written(first, run_dir, (other,))
-    lines = [
-        f"{row['label']}: accuracy {row['accuracy']:.1%}; {ATTACKS[row['attack']].title} find members with an AUC of "
-        f"{row['auc']:.2f} (.5 is a coin), which shows epsilon {row['epsilon_lower']:.2f} at least"
-        for row in first["sweep"]
-    ]
-    return [*lines, f"audit: {page}"]
+    return [*map(sentence, first["sweep"]), f"audit: {page}"]
 
 
 def written(audit: dict[str, Any], run_dir: Path, beside: Sequence[Path]) -> Path:
-    """audit.json and audit.html, for the owner of the run."""
+    """audit.json and audit.html, for the owner of the run; of some attacks alone audit-NAME.json and audit-NAME.html."""
     from attacks.audit import AUDIT, PAGE
     from attacks.report import write
     from attacks.sweep import swept
     from secure_fed.durable import atomic_write
 
     audit["sweep"] = swept(audit, run_dir, beside)
-    atomic_write(run_dir / AUDIT, json.dumps(audit, indent=1) + "\n", private=True)
-    return write(audit, run_dir / PAGE)
+    some = "-".join(["", *audit.get("asked_for", ())])
+    page = run_dir / PAGE.replace(".", f"{some}.")
+    write(audit, page)
+    atomic_write(run_dir / AUDIT.replace(".", f"{some}."), _as_json(audit, indent=1) + "\n", private=True)
+    return page
+
+
+def _require_writable(run_dir: Path) -> None:
+    """Refuse a folder in which an audit could not be kept, before it is made."""
+    from secure_fed.errors import RunDirectoryError
+
+    if run_dir.is_dir():
+        try:
+            with TemporaryFile(dir=run_dir):
+                pass
+        except OSError as error:
+            raise RunDirectoryError(
+                f"{run_dir} cannot be written ({error.strerror}), and an audit is kept there; make that possible, or print "
+                "single attacks, `python -m attacks.NAME RUN_DIR`"
+            ) from error
 
 
 def main(name: str, arguments: Sequence[str] | None = None) -> int:
@@ -105,7 +127,7 @@ def affordable(seconds: float) -> int:
 def _audit(chosen: argparse.Namespace, names: Sequence[str], *, show_texts: bool = False) -> dict[str, Any]:
     from attacks.audit import audited, opened
     from attacks.case import Settings
-    from secure_fed.errors import ConfigError
+    from secure_fed.errors import ConfigError, UsageError
 
     if chosen.references is not None and not (chosen.references == 0 or chosen.references >= 2):
         raise ConfigError(f"--references is {chosen.references}; it must be 0, for none, or 2 at least")
@@ -115,16 +137,33 @@ def _audit(chosen: argparse.Namespace, names: Sequence[str], *, show_texts: bool
         asked = any(ATTACKS[name].shadows for name in names if name in ATTACKS)
         references = REFERENCES if asked else affordable(float(target.result["seconds"]))
     settings = Settings(references=references)
-    return audited(
+    audit = audited(
         target,
         names,
         settings,
         show_texts=show_texts,
         progress=lambda said: print(f"secure-fed: {said}", file=sys.stderr),
     )
+    if names and not any(cell["applicable"] for cell in audit["cells"]):
+        why = {f"{cell['attack']}: {cell['why']}" for cell in audit["cells"] if cell["vantage"] == "server"}
+        raise UsageError(f"what was asked for does not apply to this run. {'; '.join(sorted(why))}")
+    return audit
 
 
 def _show(audit: dict[str, Any], *, as_json: bool) -> None:
     from attacks.terminal import show
 
-    print(json.dumps(audit)) if as_json else show(audit)
+    print(_as_json(audit)) if as_json else show(audit)
+
+
+def _as_json(audit: dict[str, Any], indent: int | None = None) -> str:
+    """JSON has no word for infinite numbers and for what is none: null stands for them."""
+    return json.dumps(_finite(audit), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -10,7 +10,8 @@ is then equally likely. Under that hypothesis, whatever the scores are,
 
 If a model tells nothing, one of K such numbers has a chance below `significance` / K in at most `significance` of audits
 (Bonferroni). A number with such a chance holds up, an AUC only if its intervals, the corrected one too where there is one, lie
-above 1/2 as well. On no other ground is a leak of membership called found.
+above 1/2 as well. On no other ground is a leak of membership called found. Texts that were read back are a leak by themselves,
+whatever the coins say (`attacks.readback`).
 """
 
 from __future__ import annotations
@@ -20,14 +21,13 @@ from collections.abc import Sequence
 from statistics import NormalDist
 from typing import Literal
 
+from attacks import readback
 from attacks.reading import Audit, Cell, Tail
-from attacks.values import number
 
-Mark = Literal["leak", "sign", "inverted", "chance", "none"]
+Mark = Literal["leak", "part", "sign", "inverted", "chance", "none"]
 
 CHANCE = 0.5
 FEWEST = 5  # on either side: below, no order of so few is unlikely enough to be told from luck
-RECOVERED = 0.5  # share of a text that somebody has back
 ENOUGH = 10  # on either side: below, that nothing was found means nothing
 
 
@@ -77,9 +77,12 @@ def tail_holds_up(tail: Tail, cell: Cell, audit: Audit) -> bool:
 
 
 def mark(cell: Cell, audit: Audit) -> Mark:
-    """What a cell is to be called: "sign" where its interval is above chance and what it shows does not hold up."""
+    """What a cell is to be called: "sign" where its interval is above chance and what it shows does not hold up, "part" where
+    a part of the texts was read back.
+    """
     if not cell.of_membership:
-        return "none"
+        found = readback.grade(cell)
+        return found if found in ("leak", "part") else "none"
     if holds_up(cell, audit):
         return "leak"
     low, high = cell.interval or (CHANCE, CHANCE)
@@ -103,14 +106,18 @@ def unnoticed(audit: Audit) -> float | None:
 
 
 def recovers(cell: Cell) -> bool:
-    """Whether an attack on the texts gave back more than half of them, and not by naming every word there is."""
-    precision = number(cell.measured.get("precision"))
-    return (recall(cell) or 0.0) > RECOVERED and (precision is None or precision > RECOVERED)
+    """Whether an attack on the texts gave back so much that it is a leak (`attacks.readback`)."""
+    return readback.grade(cell) == "leak"
 
 
-def recall(cell: Cell) -> float | None:
-    """The share of the texts that an attack on them gave back."""
-    return None if cell.of_membership else number(cell.measured.get("recall"))
+def partly(audit: Audit) -> bool:
+    """Whether a part of the texts was read back, or all."""
+    return any(readback.grade(cell) in ("leak", "part") for cell in audit.cells)
+
+
+def named(audit: Audit) -> bool:
+    """Whether an attack on texts named more than a little, whether it counts or not."""
+    return any(readback.grade(cell) not in (None, "little") for cell in audit.cells)
 
 
 def enough(audit: Audit) -> bool:

@@ -4,7 +4,8 @@ The exact test (`span.py`) on some clients' updates, one round at a time and the
 inputs stay the same from round to round while its gradients differ, so the rows of r rounds span more of them. Small
 ranks do not protect a client that trains on the same few texts again. Where the test does not apply, `guessed` holds
 the candidates nearest to the row space, and where every update is one step of SGD on one text, texts are looked for
-by optimisation too (`matching.py`).
+by optimisation too (`matching.py`). Beside the means over updates stand the figures of the most exposed one, since a
+mean hides a client that lost all.
 
 A client's texts are read for scoring alone. They are all that it holds: of a client that trains on a part in a round,
 recall is below 1 even if everything of that part was found. Special and padding tokens do not count.
@@ -15,13 +16,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from attacks.case import Inapplicable
 from attacks.inversion import NO_FACTORS, recover_all
 from attacks.matching import Budget, match
 from attacks.scene import Scene, scene
-from attacks.token_scores import score, texts_of
+from attacks.token_scores import mean, means, score
 
 if TYPE_CHECKING:
     from attacks.case import Case, Finding, Settings
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
 ROUNDS, CLIENTS, MATCHED = 3, 5, 3
 _MATCHED_TOKENS = 24
+_NOTE = "words are distinct tokens, places pairs of position and token; special tokens left out"
 
 
 def run(case: Case, settings: Settings) -> Finding:
@@ -50,7 +50,7 @@ def run(case: Case, settings: Settings) -> Finding:
     failed = [one for one, recovery in zip(updates, found, strict=True) if not recovery.applies]
     if matched := _matched(at, failed):
         measured["matching"] = matched
-    return Finding(measured=measured, note="of pairs of position and token, special tokens left out")
+    return Finding(measured=measured, note=_NOTE)
 
 
 def picked(case: Case, settings: Settings) -> list[Update]:
@@ -71,28 +71,6 @@ def _last_pass(own: Sequence[Update], round_: int) -> str:
     return [one.pass_name for one in own if one.round == round_][-1]
 
 
-def means(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Over rows. An update that the test does not apply to has nothing recalled for certain, and where it applies to none
-    there is no such figure at all; where nothing was found there is no precision.
-    """
-    told = [row for row in rows if row["exact_applicable"]]
-    certain = ("recall", "precision", "bag_recall", "bag_precision")
-    return {
-        "updates": len(rows),
-        "exact_applicable": len(told),
-        **{name: _mean([row[name] for row in rows if row[name] is not None]) if told else None for name in certain},
-        **{
-            name: _mean([row[name] for row in rows if row[name] is not None])
-            for name in ("guessed_recall", "guessed_precision")
-        },
-        "why_not": sorted({row["why"] for row in rows if row["why"]}),
-    }
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if values else None
-
-
 def _together(at: Scene, updates: Sequence[Update]) -> dict[str, Any] | None:
     """All rounds of each client at once, where a client was seen in several."""
     clients = list(dict.fromkeys(one.client for one in updates))
@@ -103,11 +81,11 @@ def _together(at: Scene, updates: Sequence[Update]) -> dict[str, Any] | None:
     found = recover_all(
         [[at.sent(one) for one in own] for own in several.values()], at.first, at.scale, at.known, at.each
     )
-    return means([at.scored(one, [client]) for client, one in zip(several, found, strict=True)])
+    return means([{"client": client, **at.scored(one, [client])} for client, one in zip(several, found, strict=True)])
 
 
 def _matched(at: Scene, updates: Sequence[Update]) -> dict[str, Any] | None:
-    """Recall of tokens by optimisation, and that of naming the most frequent tokens of public texts instead."""
+    """Recall of tokens by optimisation, and that of naming as many of the commonest tokens of public texts instead."""
     from secure_fed.tasks import classification
 
     training, parts = at.case.federation.config.training, at.case.federation.parts
@@ -116,14 +94,19 @@ def _matched(at: Scene, updates: Sequence[Update]) -> dict[str, Any] | None:
     if not (plain and short and at.case.federation.device.type == "cpu"):
         return None
     named = dict(zip(parts.names, parts.train, strict=True))
-    recalls, usual = [], []
+    scores, usual = [], []
     for one in [one for one in updates if len(named[one.client]) == 1][:MATCHED]:
-        found = _match(at, one)
-        truth = at.truth([one.client])
-        recalls.append(score({(-1, token) for token in found}, truth, at.special).bag_recall)
-        frequent = {(-1, token) for token in _frequent(at, len(set(found)))}
-        usual.append(score(frequent, truth, at.special).bag_recall)
-    return {"updates": len(recalls), "bag_recall": _mean(recalls), "baseline": _mean(usual)} if recalls else None
+        found, truth = {(-1, token) for token in _match(at, one)}, at.truth([one.client])
+        scores.append(score(found, truth, at.special))
+        usual.append(at.common.beside(found, truth, at.special)[1])
+    if not scores:
+        return None
+    return {
+        "updates": len(scores),
+        "bag_recall": mean([one.bag_recall for one in scores]),
+        "bag_precision": mean([one.bag_precision for one in scores if one.bag_precision is not None]),
+        "baseline": mean(usual),
+    }
 
 
 def _match(at: Scene, one: Update) -> list[int]:
@@ -135,13 +118,6 @@ def _match(at: Scene, one: Update) -> list[int]:
     label = int(change[bias[-1]].argmax()) if bias else 0
     start = {name: before.tensor(name) for name in before}
     return match(model, start, change, at.length, label, Budget())
-
-
-def _frequent(at: Scene, count: int) -> list[int]:
-    texts = texts_of(at.case.population) or []
-    tokens = np.array([token for text in texts for token in set(text) - at.special])
-    names, times = np.unique(tokens, return_counts=True)
-    return [int(token) for token in names[np.argsort(-times)][:count]]
 
 
 if __name__ == "__main__":

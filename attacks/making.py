@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from attacks.case import Case, Finding, Inapplicable, Settings, Shadows
@@ -61,9 +61,10 @@ def _tried(attack: Attack, case: Case, settings: Settings, *, asked: bool) -> Ma
     """What an attack found; or why it could not be made, which goes by no coin and no score."""
     if in_plain_sight(attack, case.federation, case.seen.vantage):
         return PLAIN_SIGHT
-    pointing = case.federation.config.evaluation.canaries == "direction"
-    if pointing and attack.membership and not attack.directions:
-        return "the audited units are canaries of random direction, which learn nothing of their examples"
+    if case.federation.config.evaluation.canaries == "direction" and not attack.directions:
+        if attack.membership or case.federation.held.kind != "client":
+            return "the audited units are canaries of random direction, which learn nothing of their examples"
+        case = _of_those_who_learn(case)
     if attack.shadows and settings.references == 0:
         return "it needs reference adapters, each of which takes as long as the run: ask for them with --references 16"
     started = time.perf_counter()
@@ -76,6 +77,13 @@ def _tried(attack: Attack, case: Case, settings: Settings, *, asked: bool) -> Ma
             raise
         return f"it failed: {error}"
     return Made(finding, time.perf_counter() - started)
+
+
+def _of_those_who_learn(case: Case) -> Case:
+    """Without the updates of clients that pull along a direction, in which there are no texts to be found."""
+    canaries = {unit.client for unit in case.units}
+    updates = [update for update in case.seen.updates if update.client not in canaries]
+    return replace(case, seen=replace(case.seen, updates=updates))
 
 
 def in_plain_sight(attack: Attack, federation: Federation, vantage: str) -> bool:

@@ -82,7 +82,10 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Audit:
-    """One audit. unit: whom the guarantee protects, "none" without one; audited: what was in or out by a coin."""
+    """One audit. unit: whom the guarantee protects, "none" without one; audited: what was in or out by a coin. epsilon: what
+    findings can be set against; promised: that of the run, of an `adjacency` that coins may be unable to ask about. asked_for:
+    attacks by name, empty if all; personal: tensors that stay with clients.
+    """
 
     run: str
     method: str
@@ -104,6 +107,10 @@ class Audit:
     sweep: tuple[Row, ...]
     verdict: Row
     canaries: str = "none"
+    promised: float | None = None
+    adjacency: str = ""
+    asked_for: tuple[str, ...] = ()
+    personal: tuple[str, ...] = ()
 
     @property
     def protected(self) -> bool:
@@ -180,7 +187,15 @@ def read(audit: Mapping[str, Any]) -> Audit:
         sweep=rows(told.get("sweep")),
         verdict=row(told.get("verdict")),
         canaries=words(told.get("canaries")) or "none",
+        promised=number(told.get("epsilon_promised")),
+        adjacency=words(told.get("adjacency")),
+        asked_for=_names(told.get("asked_for")),
+        personal=_names(told.get("personal")),
     )
+
+
+def _names(value: object) -> tuple[str, ...]:
+    return tuple(filter(None, map(words, value))) if isinstance(value, list | tuple) else ()
 
 
 def _cell(one: Row, told: Row) -> Cell:
@@ -207,10 +222,7 @@ def _cell(one: Row, told: Row) -> Cell:
 
 
 def _accounted(one: Row, told: Row) -> float | None:
-    """The epsilon that holds against this cell's adversary: its own, else its vantage point's, else that of the run.
-
-    A guarantee that counts on a trusted server says nothing of the server itself; there the value is null.
-    """
+    """The epsilon that holds against this adversary, null if none: the cell's, else its vantage point's, else the run's."""
     at = next((seen for seen in rows(told.get("vantages")) if seen.get("name") == one.get("vantage")), {})
     for place in (one, at):
         if "epsilon_accounted" in place:
@@ -219,8 +231,7 @@ def _accounted(one: Row, told: Row) -> float | None:
 
 
 def _own(one: Row, told: Row, name: str) -> int | None:
-    found = count(one.get(name))
-    return count(told.get(name)) if found is None else found
+    return next((found for found in (count(at.get(name)) for at in (one, told)) if found is not None), None)
 
 
 def _tails(told: Row) -> tuple[Tail, ...]:
@@ -240,7 +251,7 @@ def _baseline(told: Row) -> Baseline:
     auc, about = number(told.get("auc")), interval(told.get("auc_interval"))
     at_chance = told.get("at_chance")
     if not isinstance(at_chance, bool):
-        at_chance = None if about is None else about[0] <= 0.5 <= about[1]
+        at_chance = None if about is None else about[0] <= 0.5
     return Baseline(auc, about, at_chance, words(told.get("why")))
 
 

@@ -14,7 +14,7 @@ from attacks.factor_changes import Sent
 from attacks.first_layer import FirstLayer, NoFirstLayerError, first_layer
 from attacks.inversion import Recovery
 from attacks.span import Key
-from attacks.token_scores import known_tokens, score, texts_of, truth_of
+from attacks.token_scores import Common, known_tokens, score, texts_of, truth_of
 from secure_fed.adapters.lora import LoraAdapter
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ _SEEN_TEXTS = 500
 class Scene:
     """first: the layers whose inputs are looked for. known: tokens of every batch. special: tokens that do not count.
 
-    scale: s of W + s B A. each: texts of a local batch, at most. length: of a usual public text, in tokens.
+    scale: s of W + s B A. each: texts of a local batch, at most. length: of a usual public text, in tokens. common: what is in
+    public texts, beside which guesses are set.
     """
 
     case: Case
@@ -39,6 +40,7 @@ class Scene:
     scale: float
     each: int
     length: int
+    common: Common
 
     def sent(self, one: Update) -> Sent:
         """An update and the state it began at."""
@@ -63,6 +65,7 @@ class Scene:
         """A recovery against what is true, as JSON."""
         truth = self.truth(clients)
         exact, near = score(found.certain, truth, self.special), score(found.guessed, truth, self.special)
+        pairs, tokens = self.common.beside(found.guessed, truth, self.special)
         return {
             "exact_applicable": found.applies,
             "why": found.why,
@@ -75,6 +78,10 @@ class Scene:
             "bag_precision": exact.bag_precision,
             "guessed_recall": near.recall,
             "guessed_precision": near.precision,
+            "guessed_bag_recall": near.bag_recall,
+            "guessed_bag_precision": near.bag_precision,
+            "baseline_recall": pairs,
+            "baseline_bag_recall": tokens,
         }
 
 
@@ -90,15 +97,16 @@ def scene(case: Case) -> Scene:
         first = first_layer(model, list(federation.initial.tensors), longest, _types(case))
     except NoFirstLayerError as error:
         raise Inapplicable(f"inverting updates is not possible here: {error}") from error
-    special = getattr(federation.parts.tokenizer, "all_special_ids", ())
+    special = frozenset(getattr(federation.parts.tokenizer, "all_special_ids", ()))
     return Scene(
         case,
         first,
         known_tokens(public, first),
-        frozenset(special),
+        special,
         LoraAdapter.of(federation.config.method).scaling,
         federation.config.training.batch_size * (federation.config.training.steps or 1),
         sorted(map(len, public))[len(public) // 2],
+        Common.of(public, first, special),
     )
 
 

@@ -4,6 +4,9 @@ A sum of updates is a sum of gradients: its rows are in the span of the inputs o
 test holds as it does for one client with all their texts, and ends where these have more distinct inputs than the
 change has rows. Who among the clients a text belongs to, the sum does not tell. Where single updates were recorded,
 sums over 1, 2, 5 and 10 of them are made and looked at: how much a mask hides is how fast this falls.
+
+Recall is of the texts of those who are in a sum, as far as that is known: a server knows its cohort, and where the cohort
+is drawn by public coins, so does whoever scores. Else it is of everybody's texts, and no more than those in a sum hold.
 """
 
 from __future__ import annotations
@@ -13,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from attacks.case import Inapplicable
 from attacks.factor_changes import Sent
-from attacks.gradient_inversion import ROUNDS, means
+from attacks.gradient_inversion import ROUNDS
 from attacks.inversion import NO_FACTORS, recover_all
 from attacks.scene import Scene, scene
+from attacks.token_scores import means
 from attacks.vantage import summed
 
 if TYPE_CHECKING:
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
 
 COHORTS = (1, 2, 5, 10)
 REPEATS = 3
+_NOTE = "of the texts of all clients of a sum; words are distinct tokens, places pairs of position and token"
+_OF_MORE = "who was in a sum is not known for certain, so recall is of the texts of more clients, and too low"
 
 
 def run(case: Case, settings: Settings) -> Finding:
@@ -37,16 +43,16 @@ def run(case: Case, settings: Settings) -> Finding:
     found = recover_all([[at.summed(one)] for one in sums], at.first, at.scale, at.known, at.each)
     if all(one.why == NO_FACTORS for one in found):
         raise Inapplicable(f"{NO_FACTORS}; there is nothing to test inputs against")
-    everybody = case.federation.parts.names
+    cohorts = [_clients(case, one) for one in sums]
     rows = [
-        {"round": one.round, "clients": one.clients, **at.scored(recovery, _clients(case, one) or everybody)}
-        for one, recovery in zip(sums, found, strict=True)
+        {"round": one.round, "clients": one.clients, **at.scored(recovery, cohort)}
+        for one, cohort, recovery in zip(sums, cohorts, found, strict=True)
     ]
-    measured: dict[str, Any] = {**means(rows), "sums": len(rows), "per_sum": rows}
+    known = all(len(cohort) == one.clients for one, cohort in zip(sums, cohorts, strict=True))
+    measured: dict[str, Any] = {**means(rows), "sums": len(rows), "cohorts_known": known, "per_sum": rows}
     if case.seen.updates:
         measured["by_cohort"] = _faded(at, case)
-    note = "of pairs of position and token of all clients of a sum; of everybody, where it is not known who they were"
-    return Finding(measured=measured, note=note)
+    return Finding(measured=measured, note=_NOTE if known else f"{_NOTE}; {_OF_MORE}")
 
 
 def _picked(case: Case, settings: Settings) -> list[Summed]:
@@ -56,10 +62,11 @@ def _picked(case: Case, settings: Settings) -> list[Summed]:
 
 
 def _clients(case: Case, one: Summed) -> list[str]:
-    """Who is in a sum that was made of recorded updates."""
-    return [
-        update.client for update in case.seen.updates if (update.round, update.pass_name) == (one.round, one.pass_name)
-    ]
+    """Whose texts may be in a sum, for scoring alone: those who were asked, if they can be drawn again, else everybody."""
+    server = case.federation.server
+    if server.protection.hides_cohort:
+        return list(server.names)
+    return [server.names[index] for index in server.draw(one.round)]
 
 
 def _faded(at: Scene, case: Case) -> dict[str, float]:

@@ -2,50 +2,108 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from attacks import evidence
+from attacks.catalogue import ATTACKS
+from attacks.reading import Cell, read
+from attacks.values import number, words
+from attacks.vantage import VANTAGES
+from attacks.wording import at_least
 from secure_fed.errors import RunDirectoryError
 from secure_fed.run_dir import RESULT, read_object, read_text
 
+Row = dict[str, Any]
 
-def swept(audit: Mapping[str, Any], run_dir: Path, beside: Sequence[Path]) -> list[dict[str, Any]]:
-    """A row for each run, the strongest guarantee first and those without one last."""
-    if not beside:
+
+def swept(audit: Mapping[str, Any], run_dir: Path, beside: Sequence[Path]) -> list[Row]:
+    """A row for each run, the strongest guarantee first and those without one last. The run does not stand beside itself."""
+    others = rows_beside(run_dir, beside)
+    if not others:
         return []
-    rows = [_row(run_dir, audit), *(_row(other, read_object(other, "audit.json")) for other in beside)]
+    rows = [_row(run_dir, audit), *others]
+    labels = Counter(row["label"] for row in rows)
+    for row in rows:
+        if labels[row["label"]] > 1:
+            row["label"] += f", {Path(row['run_dir']).name}"
     return sorted(rows, key=lambda row: (row["epsilon"] is None, row["epsilon"] or 0.0))
 
 
-def require_audited(beside: Sequence[Path]) -> None:
-    """Refuse runs that have no audit yet, before one is made that they are to stand beside."""
-    for other in beside:
-        if read_text(other / "audit.json") is None:
-            raise RunDirectoryError(f"{other} has not been audited: run `secure-fed audit {other}` first")
+def rows_beside(run_dir: Path, beside: Sequence[Path]) -> list[Row]:
+    """Those of other runs, each once; RunDirectoryError of one that was not audited, or not as it is now."""
+    others = {one.resolve(): one for one in beside if one.resolve() != run_dir.resolve()}
+    return [_audited_row(other) for other in others.values()]
 
 
-def _row(run_dir: Path, audit: Mapping[str, Any]) -> dict[str, Any]:
+def _audited_row(run_dir: Path) -> Row:
+    if read_text(run_dir / "audit.json") is None:
+        raise RunDirectoryError(f"{run_dir} has not been audited: run `secure-fed audit {run_dir}` first")
+    audit, result = read_object(run_dir, "audit.json"), read_object(run_dir, RESULT)
+    if audit.get("rounds") != result.get("rounds"):
+        raise RunDirectoryError(
+            f"{run_dir} was audited after {audit.get('rounds')} rounds and has {result.get('rounds')} now: audit it again"
+        )
+    return _row(run_dir, audit)
+
+
+def sentence(row: Mapping[str, Any]) -> str:
+    """A row in words: each number with the attack, and the adversary, that it is of."""
+    accuracy, area, lower = (row[name] for name in ("accuracy", "auc", "epsilon_lower"))
+    said = [] if accuracy is None else [f"accuracy {accuracy:.1%}"]
+    if area is None:
+        said.append("no attack ranked members and others")
+    else:
+        whose = _whose(row["attack"], row["vantage"])
+        said.append(f"members are told from others with an AUC of {area:.2f} (.5 is a coin) by {whose}")
+    if lower is None:
+        said.append("no lower bound on epsilon could be set")
+    else:
+        whose = _whose(row["epsilon_lower_attack"], row["epsilon_lower_vantage"])
+        said.append(f"epsilon {at_least(lower)} at least, at delta {row['delta']:g}, is shown by {whose}")
+    return f"{row['label']}: {'; '.join(said)}"
+
+
+def _row(run_dir: Path, audit: Mapping[str, Any]) -> Row:
     """A run by its attack of the largest area, with an interval that allows for the choice, and the largest lower bound against
-    those whom its guarantee covers.
+    those whom its guarantee covers. The two may be of different attacks and adversaries, and each is named.
+
+    delta: of the bound, that of the guarantee, and 0 of a run without one.
     """
-    result = read_object(run_dir, RESULT)
-    cells = [cell for cell in audit.get("cells", ()) if cell.get("applicable") and cell.get("auc") is not None]
-    best: Mapping[str, Any] = max(cells, key=lambda cell: float(cell["auc"]), default={})
-    at = best.get("tpr_at_fpr") or {}
-    epsilon = result.get("epsilon")
-    covered = cells if epsilon is None else [cell for cell in cells if cell.get("epsilon_accounted") is not None]
-    bounds = [cell["epsilon_lower"] for cell in covered if cell.get("epsilon_lower") is not None]
+    result, told = read_object(run_dir, RESULT), read(audit)
+    best, epsilon = evidence.strongest(told.of_membership), number(result.get("epsilon"))
+    covered = [cell for cell in told.bounded if epsilon is None or cell.accounted is not None]
+    shown = max(covered, key=lambda cell: cell.lower or 0.0, default=None)
     return {
         "run_dir": str(run_dir),
         "label": "without privacy" if epsilon is None else f"epsilon {epsilon:.3g}",
         "epsilon": epsilon,
-        "accuracy": result.get("accuracy"),
-        "attack": best.get("attack"),
-        "vantage": best.get("vantage"),
-        "auc": best.get("auc"),
-        "auc_interval": best.get("auc_interval_corrected") or best.get("auc_interval"),
-        "tpr_at_1": at.get("0.01"),
-        "tpr_at_01": at.get("0.001"),
-        "epsilon_lower": max(bounds, default=None),
+        "delta": number(result.get("delta")) or 0.0,
+        "accuracy": number(result.get("accuracy")),
+        "of": {name: words(audit.get(name)) for name in ("data", "method", "audited_unit", "canaries")},
+        "attack": best and best.attack,
+        "vantage": best and best.vantage,
+        "auc": best and best.auc,
+        "auc_interval": best and (best.corrected or best.interval),
+        "tpr_at_1": _tail(best, 0.01),
+        "tpr_at_01": _tail(best, 0.001),
+        "epsilon_lower": shown and shown.lower,
+        "epsilon_lower_attack": shown and shown.attack,
+        "epsilon_lower_vantage": shown and shown.vantage,
     }
+
+
+def _tail(cell: Cell | None, target: float) -> Row | None:
+    """The true-positive rate there with its intervals, where it was not refused."""
+    tail = cell and cell.tail(target)
+    return asdict(tail) if tail else None
+
+
+def _whose(attack: str, vantage: str) -> str:
+    """An attack and who makes it, as people read them: '"Loss threshold" (outsider)'."""
+    title = ATTACKS[attack].title if attack in ATTACKS else attack
+    who = VANTAGES[vantage].title if vantage in VANTAGES else vantage
+    return f'"{title}" ({who.lower()})'

@@ -13,11 +13,12 @@ from attacks.reading import Audit, Cell, read
 from attacks.report.matrix import measured
 from attacks.values import words
 from attacks.verdict import verdict
-from attacks.wording import at_least, confidence
-from secure_fed.report.words import at_most, number, percent
+from attacks.wording import at_least, confidence, promised
+from secure_fed.report.words import number, percent
 from secure_fed.terminal import PlainConsole
 
-_MARKS = {"leak": "LEAK", "sign": "weak sign", "inverted": "below .5", "chance": "", "none": ""}
+_MARKS = {"leak": "LEAK", "part": "in part", "sign": "weak sign", "inverted": "below .5", "chance": "", "none": ""}
+_PART = "no leak of membership found; part of the texts read back"
 _LEVELS = {
     "leak": "LEAK",
     "none_found": "no leak found",
@@ -31,7 +32,8 @@ def show(audit: Mapping[str, Any]) -> None:
     told = read(audit)
     found = told.verdict if words(told.verdict.get("level")) in _LEVELS and told.verdict.get("text") else verdict(audit)
     console = PlainConsole()
-    console.print(f"verdict: {_LEVELS[str(found['level'])]}", style="bold")
+    part = found["level"] == "none_found" and evidence.partly(told)
+    console.print(f"verdict: {_PART if part else _LEVELS[str(found['level'])]}", style="bold")
     console.print(words(found["text"]))
     console.print(_matrix(told))
     console.print(f"AUC with its {confidence(told)} interval; .5 is a coin. n/a: does not apply, the report says why.")
@@ -51,10 +53,11 @@ def _cell(audit: Audit, cell: Cell | None) -> str:
         return "not tried"
     if not cell.applicable:
         return "n/a"
-    if cell.auc is None:
-        return "\n".join(f"{name} {value}" for name, value in measured(cell)[:2]) or "no number"
-    between = "" if cell.interval is None else f" ({_short(cell.interval[0])}-{_short(cell.interval[1])})"
     mark = _MARKS[evidence.mark(cell, audit)]
+    if cell.auc is None:
+        own = [f"{name} {value}" for name, value in measured(cell)[:2]] or ["no number"]
+        return "\n".join([*own, *([mark] if mark else [])])
+    between = "" if cell.interval is None else f" ({_short(cell.interval[0])}-{_short(cell.interval[1])})"
     return f"{_short(cell.auc)}{between}" + (f"\n{mark}" if mark else "")
 
 
@@ -62,9 +65,9 @@ def _numbers(audit: Audit) -> Table:
     table = Table(show_header=False)
     table.add_row("accuracy", percent(audit.accuracy))
     table.add_row("in training, held out", f"{number(audit.members)}, {number(audit.non_members)}")
-    table.add_row("epsilon promised", at_most(audit.epsilon) if audit.protected else "no guarantee")
+    table.add_row("epsilon promised", promised(audit))
     table.add_row("epsilon shown, at least", at_least(next((cell.lower for cell in audit.bounded), None)))
-    without = {True: "at chance", False: "NOT AT CHANCE: the audit is void", None: "not checked"}
+    without = {True: "at chance", False: "NOT AT CHANCE: AUCs are void", None: "not checked"}
     table.add_row("without any model", without[audit.baseline.at_chance])
     return table
 

@@ -2,18 +2,51 @@
 
 What counts are distinct pairs of position and token, special and padding tokens left out: these are in every text, and
 recovering them tells nothing. In a model whose first inputs have no position, what counts are tokens.
+
+Exact finds are evidence by themselves. Guesses may be right because texts are alike, so beside them stands what as many of
+the commonest pairs, and of the commonest tokens, of public texts would have given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from attacks import readback
 from attacks.first_layer import FirstLayer
 from attacks.span import Key
+
+CERTAIN = ("recall", "precision", "bag_recall", "bag_precision")
+GUESSED = ("guessed_recall", "guessed_precision", "guessed_bag_recall", "guessed_bag_precision")
+USUAL = ("baseline_recall", "baseline_bag_recall")
+_WHICH = ("client", "clients", "round")  # what tells a row from others
+
+
+@dataclass(frozen=True)
+class Common:
+    """What public texts hold, special tokens left out: in the most of them first, of equals the smaller."""
+
+    pairs: Sequence[Key]
+    tokens: Sequence[int]
+
+    @classmethod
+    def of(cls, texts: Sequence[Sequence[int]], first: FirstLayer, special: Collection[int]) -> Common:
+        pairs = Counter(key for text in texts for key in truth_of([text], first) if key[1] not in special)
+        tokens = Counter(token for text in texts for token in set(text) if token not in special)
+        return cls(
+            sorted(pairs, key=lambda one: (-pairs[one], one)), sorted(tokens, key=lambda one: (-tokens[one], one))
+        )
+
+    def beside(self, found: Collection[Key], truth: Collection[Key], special: Collection[int]) -> tuple[float, float]:
+        """The recall of as many of the commonest pairs as were found, and that of as many of the commonest tokens."""
+        claimed = {key for key in found if key[1] not in special}
+        pairs = self.pairs[: len(claimed)]
+        tokens = self.tokens[: len({token for _, token in claimed})]
+        return score(pairs, truth, special).recall, score([(-1, token) for token in tokens], truth, special).bag_recall
 
 
 @dataclass(frozen=True)
@@ -43,6 +76,41 @@ def score(found: Collection[Key], truth: Collection[Key], special: Collection[in
         len(true),
         len(claimed),
     )
+
+
+def means(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Over rows, and beside them the row of which most came back. A row that the exact test does not apply to has nothing
+    recalled for certain, and where it applies to none there is no such figure at all; where nothing was found there is no
+    precision.
+    """
+    told = [row for row in rows if row["exact_applicable"]]
+    return {
+        "updates": len(rows),
+        "exact_applicable": len(told),
+        **{name: mean([row[name] for row in rows if row[name] is not None]) if told else None for name in CERTAIN},
+        **{name: mean([row[name] for row in rows if row[name] is not None]) for name in (*GUESSED, *USUAL)},
+        "why_not": sorted({row["why"] for row in rows if row["why"]}),
+        "most_exposed": _most(told, CERTAIN, readback.exact, "exact"),
+        "most_exposed_guess": _most(rows, (*GUESSED, *USUAL), readback.guessed, "guessed"),
+    }
+
+
+def _most(
+    rows: Sequence[dict[str, Any]],
+    names: Sequence[str],
+    named: Callable[[dict[str, Any]], readback.Named],
+    how: readback.How,
+) -> dict[str, Any] | None:
+    """The figures of the row of which most came back, as the verdict counts it."""
+    found = [(named(row), row) for row in rows]
+    if not found:
+        return None
+    _, best = max(found, key=lambda one: (one[0].share(how), one[0].most or 0.0))
+    return {name: best[name] for name in (*_WHICH, *names) if name in best}
+
+
+def mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
 
 
 def texts_of(examples: Iterable[Any]) -> list[list[int]] | None:

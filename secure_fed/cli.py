@@ -30,8 +30,7 @@ _INTERRUPTED = 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    chosen = _parser().parse_args(arguments)
-    return reported(lambda: chosen.run(chosen))
+    return reported(lambda: (chosen := _parser().parse_args(arguments)).run(chosen))
 
 
 def reported(command: Callable[[], int | None]) -> int:
@@ -39,12 +38,12 @@ def reported(command: Callable[[], int | None]) -> int:
     try:
         status = command()
         sys.stdout.flush()
+    except KeyboardInterrupt as stopped:
+        print("; ".join(["secure-fed: interrupted", *map(str, stopped.args)]), file=sys.stderr)
+        return _INTERRUPTED
     except _expected() as error:
         print(f"secure-fed: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        print("secure-fed: interrupted; a run with --out goes on with --resume", file=sys.stderr)
-        return _INTERRUPTED
     except OSError as error:  # most likely of standard output
         _drop_refused_output()
         if not isinstance(error, BrokenPipeError):  # `| head` has read enough, and is told nothing
@@ -168,7 +167,7 @@ def _run(config: RunConfig, chosen: argparse.Namespace, name: str, *, resume: bo
     from secure_fed.federation import Federation
     from secure_fed.progress import ConsoleProgress, TensorBoard
     from secure_fed.run_dir import claimed
-    from secure_fed.run_store import read_checkpoint, read_records, require_unused
+    from secure_fed.run_store import read_checkpoint, read_records, require_unused, resumable
     from secure_fed.terminal import show_result
 
     out = Path(chosen.out or f"runs/{datetime.now():%Y%m%d-%H%M%S}-{name}")
@@ -176,6 +175,7 @@ def _run(config: RunConfig, chosen: argparse.Namespace, name: str, *, resume: bo
         require_unused(out)
     with ExitStack() as stack:
         out = stack.enter_context(claimed(out, rename=not chosen.out))
+        stack.enter_context(resumable(out))
         print(f"secure-fed: {config.method.name} of {config.model.name}, run directory {out}", file=sys.stderr)
         federation = Federation(config)
         for warning in federation.warnings:

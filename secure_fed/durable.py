@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
+import secrets
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from secure_fed.errors import StorageError, plainly
+
+_PART = re.compile(r"(.+)\.[0-9a-f]{16}\.part", re.DOTALL)
 
 
 def crash_point(name: str) -> None:
@@ -14,29 +18,43 @@ def crash_point(name: str) -> None:
 
 
 def atomic_write(path: Path, data: bytes | str, *, private: bool = False) -> None:
-    """Replace the file by `data` in one step that survives a power cut; a refused write leaves nothing beside it.
+    """Replace the file by `data` in one step that survives a power cut; a write that fails leaves nothing beside it.
 
-    private: readable by its owner alone, from the first byte on.
+    Of several who write at once each has a file of its own until it is whole, and the last to end wins. Only a kill leaves such
+    a file behind: see `part_of`. private: readable by its owner alone, from the first byte on.
     """
     content = data.encode() if isinstance(data, str) else data
-    part = path.with_name(path.name + ".part")
+    part = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
+    mode = 0o600 if private else 0o666  # less what the user's mask takes away
     with _written(path):
         try:
-            with part.open("wb") as file:
-                if private:
-                    part.chmod(0o600)
+            with open(part, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
                 file.write(content)
                 crash_point(f"{path.name}:written")
                 file.flush()
                 os.fsync(file.fileno())
             crash_point(f"{path.name}:synced")
             os.replace(part, path)
-        except OSError:
+        except BaseException:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
             raise
         _sync_folder(path.parent)
     crash_point(f"{path.name}:replaced")
+
+
+def part_of(name: str) -> str:
+    """The name of the file that a file of this name was to become when its writer was killed; empty if it is none such."""
+    found = _PART.fullmatch(name)
+    return found[1] if found else ""
+
+
+def clear_parts(folder: Path) -> None:
+    """Remove what killed writers left in the folder; for whoever holds it, as a writer of this very moment would fail."""
+    with suppress(OSError):  # they are in nobody's way
+        for file in folder.iterdir():
+            if part_of(file.name):
+                file.unlink(missing_ok=True)
 
 
 def append_line(path: Path, line: str) -> None:
@@ -53,7 +71,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def _written(path: Path) -> AbstractContextManager[None]:
-    return plainly(StorageError, f"{path} cannot be written", "make that possible and try again, a run with --resume")
+    return plainly(StorageError, f"{path} cannot be written", "make that possible and try again")
 
 
 def _sync_folder(folder: Path) -> None:

@@ -97,6 +97,7 @@ def of(
     if plan is None:
         raise ValueError("a run without privacy has no guarantee to state")
     words = _WORDS[protection.place]
+    held_out = membership.HELD_OUT if protection.audited else ()
     kept = _PERSONAL if personal and protection.place != "gradients" else ()
     return Statement(
         unit=_UNITS[protection.unit],
@@ -110,7 +111,7 @@ def of(
         noise=words["noise"],
         trust=trusted(protection, masks),
         released=f"{_most(protection, releases)} {words['released']}, and every model made of them",
-        not_covered=(*NOT_COVERED, *membership.NOT_COVERED, *_uncovered(protection), *kept),
+        not_covered=(*NOT_COVERED, *membership.NOT_COVERED, *held_out, *_uncovered(protection), *kept),
         private=protection.entropy.private,
     )
 

@@ -5,12 +5,17 @@ pool with probability p, and each of the pool is a member or not by a fair coin.
 are as if they had never been there: an example is taken from its client, a client is not in the federation.
 
 Both draws are a keyed hash of the unit itself (of its content, or of its name) under the seed. So
-- a unit more or less changes nobody else's lot, and what is accounted for one unit holds with the holding out as without it.
-  Only p goes by all units, through their number, which is public (as are the clients' sizes that set sampling rates);
+- among as many units, which one of them is changes nobody else's lot or coin. p goes by their number: it is
+  `evaluation.audit_fraction`, at most 1,800 of them, and none where that would be fewer than ten. One unit more or less may
+  therefore move a lot that lies between two such shares, or begin or end the holding out altogether. The number of units is
+  taken as public, and the privacy statement says so; given it, what is accounted for one unit holds with the holding out as
+  without it, since whether a unit trains is a function of that unit alone;
 - equal examples share their lot, at whichever client: no held-out example is a copy of one that trained. They also share a
   coin, so they are not asked about: only an example that there is once is a unit of the pool;
 - a run that goes on, and an audit made years later, find the same members.
-Only `secure_fed.membership` and the judge of an audit read `Held.members`.
+The coins are no secret: the seed is public, so whoever knows a unit can work out its coin. That weakens no guarantee, for the
+reason above, and no audit, as long as no score of an attack reads the coins: only `secure_fed.membership` and the judge of an
+audit read `Held.members`. All runs of one seed on the same units share their coins.
 """
 
 from __future__ import annotations
@@ -112,7 +117,7 @@ class Held:
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
     def save(self, run_dir: Path) -> None:
-        """Note with the run who was a member, once; whoever may read it may know."""
+        """Note with the run who was a member, once, for its owner; it follows from the seed and the units."""
         if not self.units or (run_dir / MEMBERSHIP).exists():
             return
         units = [
@@ -251,6 +256,13 @@ def hold_out(config: RunConfig, parts: Parts) -> tuple[Held, Parts]:
     if not (held.units or held.copies):
         return held, parts
     dealt = held.dealt(held.members)
+    if not any(map(len, dealt.train)):
+        whole = f"{len(held.names)} clients" if held.kind == "client" else f"{sum(map(len, held.train))} examples"
+        raise ConfigError(
+            f"evaluation.audit_fraction is {config.evaluation.audit_fraction:g}, and the coins of federation.seed = "
+            f"{config.federation.seed} hold out all {whole} for the audit, so that nothing is left to train on: lower "
+            "evaluation.audit_fraction, or set another federation.seed"
+        )
     facts = {**parts.facts, "clients": dealt.names, "audit": {"units": len(held.units), "digest": held.digest}}
     collate = reading(parts.collate) if config.evaluation.canaries == "direction" else parts.collate
     return held, replace(parts, names=dealt.names, train=dealt.train, groups=dealt.groups, facts=facts, collate=collate)

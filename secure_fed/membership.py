@@ -7,6 +7,7 @@ pass over the audit pool. Finding nothing with it says little; finding something
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from secure_fed.federation import Federation
     from secure_fed.holding import Held, Unit
     from secure_fed.methods.method import State
+    from secure_fed.tensors import Layout, Tensors
     from secure_fed.training import Collate
 
 EXAMPLES = 32  # of a unit that are looked at
@@ -31,6 +33,10 @@ NOT_COVERED = (
     "the membership figures of the run, audits of it and recordings for them: they are made of what trained, without noise, "
     "for those who hold the data",
     "where canaries are planted for an audit (evaluation.canaries), the data as they were before",
+)
+HELD_OUT = (
+    "the number of all units, which is taken as public: it sets what share of them is held out for an audit "
+    "(evaluation.audit_fraction)",
 )
 
 
@@ -75,38 +81,56 @@ def fitted(federation: Federation, state: State) -> NDArray[np.float64]:
     return mean_of_units(phi, owner, len(units))
 
 
-def along(federation: Federation, state: State) -> NDArray[np.float64]:
-    """(units,) how far the trained tensors have gone along each unit's direction, where units are canaries of that kind."""
-    before = federation.initial.tensors
-    trained = federation.method.plan(federation.initial).trainable
-    layout = layout_of(before, trained)
-    after = state.tensors.select(trained)
-    if layout_of(after, trained) != layout:
-        return np.full(len(federation.held.units), np.nan)
-    moved = layout.flatten(after - before.select(trained), torch.float64)
-    seed = federation.config.federation.seed
-    found = [
-        float(layout.flatten(direction(unit.name, seed, layout)).double() @ moved) for unit in federation.held.units
-    ]
-    return np.array(found)
+def along(federation: Federation, state: State) -> NDArray[np.float64] | None:
+    """(units,) <u, V> of each unit's direction u and of how far the global state went, V, over |V|, where units are canaries of
+    that kind: what the attack `one_run` of an audit goes by.
+
+    None unless what is sent is the change of what trains, coordinate by coordinate, and the same trains in every round.
+    """
+    initial, method, config = federation.initial, federation.method, federation.config.federation
+    plan = method.plan(initial)
+    if any(method.plan(replace(initial, round=n)).trainable != plan.trainable for n in range(config.rounds)):
+        return None
+    whole = layout_of(initial.tensors, plan.trainable)
+    sent = [name for name in plan.trainable if name not in federation.server.personal]
+    layout, after = layout_of(initial.tensors, sent), state.tensors.select(sent)
+    if layout_of(after, sent) != layout:
+        return None
+    moved = method.contribute(plan.passes[0], initial.tensors, after, {})
+    if layout_of(moved, list(moved)) != layout:
+        return None
+    pulled = (direction(unit.name, config.seed, whole).select(sent) for unit in federation.held.units)
+    towards = _unit_vector(moved, layout)
+    return np.array([_unit_vector(one, layout) @ towards for one in pulled])
+
+
+def _unit_vector(tensors: Tensors, layout: Layout) -> NDArray[np.float64]:
+    flat: NDArray[np.float64] = layout.flatten(tensors, torch.float64).numpy()
+    return flat / (np.linalg.norm(flat) or 1.0)
 
 
 def measured(federation: Federation, state: State) -> dict[str, Any]:
     """The membership part of `result.json`; without numbers, why there are none."""
     held: Held = federation.held
     members = int(held.members.sum())
-    told = {"attack": "loss", "unit": held.kind, "members": members, "non_members": len(held.units) - members}
+    directions = federation.config.evaluation.canaries == "direction"
+    told: dict[str, Any] = {"attack": "one_run" if directions else "loss", "unit": held.kind}
+    told |= {"members": members, "non_members": len(held.units) - members}
     nothing = told | {"auc": None, "auc_interval": None, "tpr_at_fpr": None}
     if held.why:
         return nothing | {"why": held.why}
     if not 0 < members < len(held.units):
         return nothing | {"why": "the coins of all units of the audit pool fell on one side"}
-    if federation.config.evaluation.canaries == "direction":
-        told |= {"attack": "one_run"}
-        scores = along(federation, state)
-    else:
-        scores = fitted(federation, state)
+    scores = along(federation, state) if directions else fitted(federation, state)
+    if scores is None:
+        return nothing | {"why": _NOT_ALONG.format(federation.method.card.name)}
     if not np.isfinite(scores).all():
         return nothing | {"why": "the model gives no finite scores"}
     found = roc.to_dict(roc.rank(scores[held.members], scores[~held.members]))
     return told | {name: found[name] for name in ("auc", "auc_interval", "tpr_at_fpr")} | {"why": ""}
+
+
+_NOT_ALONG = (
+    "what travels with {} is not the change of the same tensors in every round, so that how far the model went along a "
+    "canary's direction takes `secure-fed audit` to measure"
+)

@@ -98,10 +98,9 @@ def _unprotected(federation: Federation, releases: int) -> dict[str, Any]:
             "privacy",
         )
     )
-    sampler = federation.server.sampler
     return nothing | {
         "unit": "none",
-        "sampling_rate": sampler.expected / len(federation.clients),
+        "sampling_rate": federation.server.sampler.rate,
         "releases": releases,
         "privacy_statement": unprotected(federation.config),
     }

@@ -46,7 +46,8 @@ class Protection:
 
     mechanism: what bounds and noises; with shares of noise, only bounds. shares: that of the shares, if there are any.
     clip_norm: that of the first round. entropy: where noise and secret coins come from. hidden: whether each client tosses for
-    itself whether to train, so that nobody else knows.
+    itself whether to train, so that nobody else knows. audited: whether units are held out for an audit, a share of them that
+    goes by their number.
     """
 
     unit: str = "none"
@@ -57,6 +58,7 @@ class Protection:
     entropy: Entropy = SystemEntropy()  # noqa: RUF009 - it has no state
     plan: Plan | None = None
     hidden: bool = False
+    audited: bool = False
 
     @property
     def in_travel(self) -> Mechanism:
@@ -119,24 +121,41 @@ def protect(
         entropy=entropy or SystemEntropy(),
         plan=plan,
         hidden=privacy.hidden_cohort,
+        audited=config.evaluation.audit_fraction > 0,
     )
+
+
+@dataclass(frozen=True)
+class Places(Poisson):
+    """A coin for each place of a federation, of which `empty` are those of clients that are held out for an audit.
+
+    Both the rate and the number by which a mean is divided go by all places, and so do not depend on who was held out.
+    """
+
+    empty: int = 0
+
+    @property
+    def expected(self) -> float:
+        return (self.population + self.empty) * self.rate
 
 
 def cohort_sampler(config: RunConfig, clients: int, held_out: int = 0) -> Sampler:
     """How cohorts are drawn: by each client's own coin where the guarantee counts on it, unless the setting says otherwise.
 
-    held_out: clients that are there but do not train; a cohort of more than those that do is of all that do.
+    held_out: clients that are there but do not train. Where each client has a coin, their places are empty, and nothing else
+    depends on how many they are. A cohort of fixed size is of those that train, and of all of them if they are fewer: its rate
+    does depend on how many they are, which follows from the names of the clients and the seed, and no private datum.
     """
     federation, privacy = config.federation, config.privacy
-    cohort = federation.cohort or min(_DEFAULT_COHORT, clients)
-    if cohort > clients + held_out:
-        raise ConfigError(
-            f"federation.cohort is {cohort}, more than the {clients + held_out} clients there are; lower it"
-        )
-    cohort = min(cohort, clients)
+    places = clients + held_out
+    cohort = federation.cohort or min(_DEFAULT_COHORT, places)
+    if cohort > places:
+        raise ConfigError(f"federation.cohort is {cohort}, more than the {places} clients there are; lower it")
     counted_on = privacy.unit == "client" and (privacy.noise == "central" or privacy.hidden_cohort)
     kind = federation.sampling if federation.sampling != "auto" else "poisson" if counted_on else "fixed"
-    return Poisson(clients, cohort / clients) if kind == "poisson" else FixedSize(clients, cohort)
+    if kind == "poisson":
+        return Places(clients, cohort / places, held_out)
+    return FixedSize(clients, min(cohort, clients))
 
 
 def require_protectable(

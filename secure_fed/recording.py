@@ -14,24 +14,25 @@ rounds. A round that is made again replaces what it left.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import safetensors
 import safetensors.torch
+import torch
 
-from secure_fed.durable import atomic_write
+from secure_fed.durable import atomic_write, clear_parts
 from secure_fed.errors import ConfigError, RunDirectoryError, plainly
 from secure_fed.masked.sum import Gathered
+from secure_fed.overhearing import Decoded, Overheard
 from secure_fed.server import Server
-from secure_fed.tensors import Layout, Tensors
+from secure_fed.tensors import Tensors
 from secure_fed.transport import Reply, Request, Transport
 
 if TYPE_CHECKING:
     from secure_fed.config import RunConfig
-    from secure_fed.masked.sum import MaskedSums
     from secure_fed.methods.method import State
 
 FOLDER = "recording"
@@ -98,6 +99,7 @@ class Recorder:
         folder = self.folder
         with plainly(RunDirectoryError, f"{folder} cannot be made", "choose another --out"):
             folder.mkdir(mode=0o700, exist_ok=True)
+        clear_parts(folder)
         if state.round == 0:
             self._write(state, [])
 
@@ -109,19 +111,24 @@ class Recorder:
             self._write(state, sent, lr)
 
     def around(self, transport: Transport) -> Transport:
-        return _Overheard(transport, self._heard) if self.asked == "updates" else transport
+        return Overheard(transport, self._heard) if self.asked == "updates" else transport
 
     def beside(self, server: Server) -> Server:
         """The server, what it decodes being noted too."""
         if self.asked != "updates" or server.masked is None:
             return server
-        noted: Any = _Decoded(server.masked, lambda summed: self._sent.append(summed))
+        noted: Any = Decoded(server.masked, self._decoded)
         return replace(server, masked=noted)
 
     def _heard(self, request: Any, reply: Any) -> None:
         if isinstance(request, Request) and isinstance(reply, Reply):
             name = self.names[reply.client]
             self._sent.append(Update(request.round, name, request.pass_name, reply.contribution, reply.weight))
+
+    def _decoded(self, request: Request, found: Gathered) -> None:
+        total = found.total
+        summed = Summed(request.round, request.pass_name, total.total(), total.weight, len(found.heard))
+        self._sent.append(summed)
 
     def _write(self, state: State, sent: Sequence[Update | Summed], lr: float | None = None) -> None:
         tensors = {f"state/{name}": part for name, part in state.tensors.parts().items()}
@@ -145,45 +152,24 @@ def _name(round_: int) -> str:
     return f"round-{round_:05d}.safetensors"
 
 
-@dataclass(frozen=True)
-class _Overheard:
-    """A transport whose replies are told to `hear` as they pass."""
-
-    inner: Transport
-    hear: Callable[[Any, Any], None]
-
-    def exchange(self, requests: Mapping[int, Any]) -> Iterator[Any]:
-        for reply in self.inner.exchange(requests):
-            self.hear(requests[reply.client], reply)
-            yield reply
-
-
-@dataclass(frozen=True)
-class _Decoded:
-    """Masked sums that are told to `hear` when they are decoded."""
-
-    inner: MaskedSums
-    hear: Callable[[Summed], None]
-
-    def gather(self, asked: Sequence[int], request: Request, layout: Layout, transport: Transport) -> Gathered:
-        found = self.inner.gather(asked, request, layout, transport)
-        total = found.total
-        self.hear(Summed(request.round, request.pass_name, total.total(), total.weight, len(found.heard)))
-        return found
-
-    def expected_traffic(self, layout: Layout, request: Request, cohort: int) -> tuple[int, int]:
-        return self.inner.expected_traffic(layout, request, cohort)
+def _round(name: str) -> int | None:
+    """The number of finished rounds in the name of a recording's file; None of any other name."""
+    number = name.removeprefix("round-").removesuffix(".safetensors")
+    digits = number.isascii() and number.isdigit()
+    return int(number) if digits and _name(int(number)) == name else None
 
 
 def read(run_dir: Path) -> Recorded | None:
-    """The recording of the run in this directory, if it made one."""
-    files = sorted((run_dir / FOLDER).glob("round-*.safetensors"))
+    """The recording of the run in this directory, if it made one; files of other names than a recording's are passed over."""
+    folder = run_dir / FOLDER
+    with plainly(RunDirectoryError, f"{folder} cannot be read", "make it readable, or take it away"):
+        names = {_round(file.name): file for file in folder.iterdir()} if folder.is_dir() else {}
+    files = {number: file for number, file in names.items() if number is not None}
     states: dict[int, Tensors] = {}
     lr: dict[int, float] = {}
     updates: list[Update] = []
     sums: list[Summed] = []
-    for file in files:
-        number = int(file.stem.rpartition("-")[2])
+    for number, file in sorted(files.items()):
         state, sent, rate = _read(file)
         states[number] = state
         updates += [one for one in sent if isinstance(one, Update)]
@@ -192,10 +178,40 @@ def read(run_dir: Path) -> Recorded | None:
             lr[number - 1] = rate
     if files and sorted(states) != list(range(len(states))):
         raise RunDirectoryError(
-            f"{run_dir / FOLDER} lacks rounds: it has {len(states)} states, the last after round {max(states)}; take the "
-            "folder away, or run again"
+            f"{folder} lacks rounds: it has {len(states)} states, the last after round {max(states)}; {_REMEDY}"
         )
     return Recorded(states, updates, sums, lr) if files else None
+
+
+def require_of_run(recorded: Recorded, final: State, clients: Sequence[str]) -> None:
+    """Refuse a recording that is not, or not wholly, of the run of these clients that ended in `final`.
+
+    It has the states after 0, 1, ... rounds, the last of them `final` to the bit; and what was sent, these clients sent, or
+    behind masks no more of them than there are.
+    """
+    rounds, last = final.round, max(recorded.states, default=-1)
+    strangers = {one.client for one in recorded.updates} - set(clients)
+    if sorted(recorded.states) != list(range(rounds + 1)):
+        why = (
+            f"it ends after round {last}, and the run after round {rounds} (one that was stopped goes on with --resume)"
+        )
+    elif not _same(recorded.states[rounds], final.tensors):
+        why = f"its state after round {rounds} is another than the run's"
+    elif strangers:
+        why = f"it names client {min(strangers)!r}, which this run does not have"
+    elif any(one.clients > len(clients) for one in recorded.sums):
+        why = f"it has sums of more than the {len(clients)} clients of this run"
+    else:
+        return
+    raise RunDirectoryError(f"the folder {FOLDER} is of another run, or lacks rounds: {why}; {_REMEDY}")
+
+
+def _same(one: Tensors, other: Tensors) -> bool:
+    """Whether all numbers are the same, bit by bit, wherever they lie."""
+    left, right = one.parts(), other.parts()
+    return left.keys() == right.keys() and all(
+        left[name].dtype == right[name].dtype and torch.equal(left[name].cpu(), right[name].cpu()) for name in left
+    )
 
 
 def _read(file: Path) -> tuple[Tensors, list[Update | Summed], float | None]:
@@ -213,9 +229,10 @@ def _read(file: Path) -> tuple[Tensors, list[Update | Summed], float | None]:
             sent.append(kind)
         return Tensors.from_parts(groups["state"]), sent, json.loads(noted["lr"])
     except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise RunDirectoryError(f"{file} is damaged ({error}); take the folder {FOLDER} away, or run again") from error
+        raise RunDirectoryError(f"{file} is damaged ({error}); {_REMEDY}") from error
 
 
+_REMEDY = f"put the run's own back, take the folder {FOLDER} away, or run again"
 _UPDATES = (
     "evaluation.record = 'updates' keeps what clients send, from which texts can be had and which no guarantee covers: keep "
     "the run directory as you keep the training texts"

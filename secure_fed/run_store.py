@@ -14,7 +14,10 @@ and computes the round again, to the same bits, because all randomness is derive
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,15 +27,14 @@ import safetensors
 import safetensors.torch
 
 from secure_fed.config import RunConfig
-from secure_fed.durable import append_line, atomic_write
-from secure_fed.errors import RunDirectoryError
+from secure_fed.durable import append_line, atomic_write, clear_parts, part_of
+from secure_fed.errors import RunDirectoryError, StorageError
 from secure_fed.methods.method import State
 from secure_fed.run_dir import CONFIG, FACTS, METRICS, RESULT, read_config, read_facts, usable
 from secure_fed.tensors import Tensors
 
 CHECKPOINT, RELEASED = "checkpoint.safetensors", "released.safetensors"
 LOCK = ".lock"
-_LEFTOVERS = (LOCK, CONFIG + ".part")
 
 
 @dataclass(frozen=True)
@@ -51,14 +53,8 @@ class RunStore:
         self.path = path
         with usable(path):
             path.mkdir(parents=True, exist_ok=True)
-        self._lock = filelock.FileLock(path / LOCK)
-        with usable(path):
-            try:
-                self._lock.acquire(timeout=0)
-            except filelock.Timeout as error:  # an OSError too, but not one about writing
-                raise RunDirectoryError(
-                    f"{path} is in use by another process; wait for it or choose another --out"
-                ) from error
+            self._lock = _taken(path)
+        clear_parts(path)
 
     def close(self) -> None:
         self._lock.release()
@@ -116,6 +112,48 @@ class RunStore:
 
     def finish(self, result: Mapping[str, Any]) -> None:
         atomic_write(self.path / RESULT, _pretty(result))
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the run in this directory as a `RunStore` does, for whoever reads it and writes beside it.
+
+    RunDirectoryError where another process holds it. Where there is no run, or nothing can be written, nothing is held.
+    """
+    lock = None
+    if os.path.exists(path / CONFIG):  # unlike Path.exists, False of what cannot be looked into
+        with suppress(OSError, RuntimeError):
+            lock = _taken(path)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+@contextmanager
+def resumable(path: Path) -> Iterator[None]:
+    """Whatever stops a run in this directory from outside, with the way to go on with it."""
+    try:
+        yield
+    except (KeyboardInterrupt, StorageError) as error:
+        if not os.path.exists(path / CONFIG):
+            raise
+        command = f"`secure-fed train --resume --out {shlex.quote(str(path))}`"
+        stopped = isinstance(error, KeyboardInterrupt)
+        raise type(error)(f"go on with {command}" if stopped else f"{error}, with {command}") from error
+
+
+def _taken(path: Path) -> filelock.BaseFileLock:
+    """The directory's lock, taken; OSError where the system refuses to make one."""
+    lock = filelock.FileLock(path / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout as error:  # an OSError too, but not one about writing
+        raise RunDirectoryError(
+            f"{path} is in use by another process; wait for it, or choose another directory"
+        ) from error
+    return lock
 
 
 def read_checkpoint(path: Path, name: str = CHECKPOINT) -> Checkpoint | None:
@@ -196,8 +234,12 @@ def require_unused(path: Path) -> None:
             raise RunDirectoryError(
                 f"{path} already holds a run; add --resume to go on with it or choose another --out"
             )
-        if path.exists() and (not path.is_dir() or any(file.name not in _LEFTOVERS for file in path.iterdir())):
+        if path.exists() and not (path.is_dir() and all(_left_by_a_start(file.name) for file in path.iterdir())):
             raise RunDirectoryError(f"{path} is not an empty directory; choose another --out")
+
+
+def _left_by_a_start(name: str) -> bool:
+    return name == LOCK or part_of(name) == CONFIG
 
 
 def _pretty(value: Mapping[str, Any] | Sequence[Any]) -> str:

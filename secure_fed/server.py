@@ -152,7 +152,8 @@ class Server:
         for pass_name in plan.passes:
             request, layout = self.request(state, plan, pass_name, 0.0, means), self.layout(state, pass_name)
             if self.masked is not None:
-                sent_up, sent_down = self.masked.expected_traffic(layout, request, round(self.sampler.expected))
+                cohort = min(round(self.sampler.expected), len(self.names))
+                sent_up, sent_down = self.masked.expected_traffic(layout, request, cohort)
             else:
                 sent = in_own_factors(self.method.contribute(pass_name, state.tensors, after, means))
                 sent_up = (sent | self.protection.in_travel.counted(lambda: 0.0, math.inf)).wire_size

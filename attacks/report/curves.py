@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 from attacks import evidence
-from attacks.reading import Audit, Cell
+from attacks.reading import NO_UNIT, Audit, Cell
 from attacks.report import plots
 from attacks.report.plots import Curve
 from attacks.values import numbers
-from attacks.wording import at_least, confidence, unit_one
+from attacks.wording import apart, at_least, confidence, promised, unit_one
 from secure_fed.report.markup import figure, figures, folded, paragraph, section, table
 from secure_fed.report.words import MISSING, at_most, number, percent
 
@@ -99,9 +99,10 @@ def _floor(cell: Cell) -> float:
 
 
 def _loud(audit: Audit, cell: Cell) -> str:
+    promise, found = apart(cell.accounted or 0.0, cell.lower or 0.0)
     return (
-        f"CONTRADICTION: the run promises epsilon {at_most(cell.accounted)} for {unit_one(audit.audited)}; at least"
-        f" {at_least(cell.lower)} was shown, with a confidence of {confidence(audit)}. Do not rely on the promise."
+        f"CONTRADICTION: the run promises epsilon {promise} for {unit_one(audit.audited)}; at least"
+        f" {found} was shown, with a confidence of {confidence(audit)}. Do not rely on the promise."
     )
 
 
@@ -112,6 +113,8 @@ def _bounds(audit: Audit) -> str:
         else f"The run's guarantee is for {unit_one(audit.unit)}, so it is not set against these."
         if audit.protected
         else "This run makes no promise to set it against."
+        if audit.unit == NO_UNIT
+        else "This run's guarantee has no epsilon that coins can test, so it is not set against these."
     )
     return (
         "Accounting gives an upper limit for epsilon by calculation; an attack gives a lower one by experiment, each with a"
@@ -130,7 +133,7 @@ def _bars(audit: Audit, cell: Cell) -> str:
 
 def _promise(audit: Audit, cell: Cell) -> str:
     if not audit.protected:
-        return "no guarantee"
+        return promised(audit)
     if not audit.comparable:
         return MISSING
     return at_most(cell.accounted) if cell.accounted is not None else "none against this adversary"

@@ -71,7 +71,7 @@ _CLIENTS = (
     " chance. With few units it is mostly luck, so it says where to look first, not who was harmed."
 )
 _REDACTED = (
-    "What they hold is not shown, so that this page can be passed on to those who may not read the data. The score is that of"
-    " the strongest attack; how far it can be trusted, its AUC says."
+    "What they hold is not shown. But the page names clients and says who was trained on: it is for those who may know that."
+    " The score is that of the strongest attack; how far it can be trusted, its AUC says."
 )
 _SHOWN = "This page holds texts of the training data, as it was asked for: treat it as you treat the data."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attacks.evidence import looks
 from attacks.reading import Audit
+from attacks.told_guarantee import ONE_IN
 from attacks.wording import UNITS, confidence, unit_one
 from secure_fed.report.markup import bullets, facts, folded, paragraph, section, table
 from secure_fed.report.words import MISSING, number
@@ -20,7 +21,9 @@ def baseline(audit: Audit) -> str:
         return section(title, paragraph(_UNCHECKED.format(why=f" ({told.why})" if told.why else ""), "notice"))
     if told.at_chance:
         return section(title, paragraph(f"{_WHAT} It is at chance: {about}. {_FAIR}"))
-    return section(title, paragraph(f"THIS AUDIT IS VOID. {_WHAT} It is not at chance: {about}. {_UNFAIR}", "loud"))
+    return section(
+        title, paragraph(f"THIS AUDIT OF MEMBERSHIP IS VOID. {_WHAT} It is not at chance: {about}. {_UNFAIR}", "loud")
+    )
 
 
 def not_proved(audit: Audit) -> str:
@@ -69,8 +72,9 @@ def how(audit: Audit) -> str:
 _WHAT = "A classifier that never saw the model tried to tell members from non-members by their texts alone."
 _FAIR = "So what an attack finds comes from the model."
 _UNFAIR = (
-    "The two sides differ by themselves, so that no attack above says anything of the model, and no lower bound holds."
-    " Look at how they were divided: by anything else than fair coins, the audit has to be made again."
+    "The two sides differ by themselves, so that no AUC above says anything of the model. Fair coins cause that by luck in one"
+    f" audit in {ONE_IN}: repeat run and audit with another seed, and if it comes again, look at how they were divided. A lower"
+    " bound on epsilon rests on the coins alone, and stands if they were fair. Texts that were read back do not rest on them."
 )
 _UNCHECKED = (
     "It was not checked whether members and non-members can be told apart by their texts alone{why}. As long as that is open,"

@@ -6,13 +6,27 @@ from collections.abc import Iterable
 
 from attacks import evidence
 from attacks.reading import Audit, Cell, Named
-from attacks.values import count, number, words
+from attacks.told_texts import short
+from attacks.values import Row, count, number, row, words
 from attacks.wording import at_least, confidence
 from secure_fed.report.markup import bullets, folded, paragraph, section, table, text
 from secure_fed.report.words import MISSING, at_most, duration, listed, percent
 from secure_fed.report.words import number as shown
 
 _SHOWN = 3  # numbers of an attack that is not of membership
+_OWN = {  # in this order, before all others
+    "bag_recall": "words read back",
+    "bag_precision": "words right",
+    "recall": "in their places",
+    "precision": "places right",
+    "guessed_bag_recall": "words guessed",
+    "guessed_bag_precision": "guesses right",
+    "guessed_recall": "guessed in their places",
+    "guessed_precision": "guessed places right",
+    "baseline_bag_recall": "by the commonest public words",
+    "baseline_recall": "in their places by the commonest",
+}
+_INSIDE = ("most_exposed", "most_exposed_guess", "all_rounds", "matching")
 _WORDS = {
     "leak": "leak",
     "sign": "weak sign",
@@ -27,7 +41,9 @@ def matrix(audit: Audit) -> str:
         return ""
     sees = (f"{vantage.title}: sees {vantage.about or 'what is not said'}." for vantage in audit.vantages)
     return section(
-        "Every attack, by every adversary",
+        "The attacks that were asked for, by every adversary"
+        if audit.asked_for
+        else "Every attack, by every adversary",
         paragraph(_READING.format(confidence=confidence(audit))),
         bullets((*sees, "Each adversary also has what those before it have.")),
         _table(audit),
@@ -46,10 +62,22 @@ def _notes(audit: Audit) -> str:
 
 
 def measured(cell: Cell) -> list[tuple[str, str]]:
-    """The numbers that an attack has of its own, a recall first, in words."""
-    found = [(name, value) for name, value in cell.measured.items() if number(value) is not None]
-    found.sort(key=lambda entry: "recall" not in entry[0])
-    return [(words(name).replace("_", " "), _own(name, value)) for name, value in found]
+    """The numbers that an attack has of its own, words that were read back first, then those of single cases."""
+    inside = [
+        (f"{_said(name)}: {own}", value) for name in _INSIDE for own, value in _numbers_in(row(cell.measured.get(name)))
+    ]
+    return [*_numbers_in(cell.measured), *inside]
+
+
+def _numbers_in(told: Row) -> list[tuple[str, str]]:
+    order = list(_OWN)
+    found = [(name, value) for name, value in told.items() if number(value) is not None]
+    found.sort(key=lambda entry: order.index(entry[0]) if entry[0] in order else len(order))
+    return [(_said(name), _own(name, value)) for name, value in found]
+
+
+def _said(name: str) -> str:
+    return _OWN.get(name, words(name).replace("_", " "))
 
 
 def _table(audit: Audit) -> str:
@@ -92,10 +120,12 @@ def _cell(audit: Audit, cell: Cell | None) -> str:
         return _filled("none", "not tried")
     if not cell.applicable:
         return _filled("none", "does not apply", cell.why or "no reason is given")
+    mark = evidence.mark(cell, audit)
     if cell.auc is None:
         own = [f"{name} {value}" for name, value in measured(cell)[:_SHOWN]]
-        return _filled("own", *(own or ("no number", cell.note or "no reason is given")))
-    mark = evidence.mark(cell, audit)
+        told = short(cell)
+        css = {"leak": "leak", "part": "sign"}.get(mark, "own")
+        return _filled(css, *(own or ("no number", cell.note or "no reason is given")), *([told] if told else []))
     low, high = cell.interval or (None, None)
     between = f"{shown(low)} to {shown(high)}" if cell.interval else "no interval"
     word = _WORDS[mark] if mark != "leak" or evidence.ranks_hold_up(cell, audit) else _rarely(audit, cell)
@@ -160,7 +190,7 @@ def _between(interval: tuple[float, float] | None) -> str:
 
 def _own(name: str, value: object) -> str:
     found = number(value)
-    if found is not None and name.endswith(("recall", "precision")):
+    if found is not None and name.endswith(("recall", "precision", "baseline")):
         return percent(found)
     return shown(count(value)) if isinstance(value, int) else shown(found)
 
@@ -169,5 +199,6 @@ _READING = (
     "Each number is the AUC: of all pairs of one that was trained on and one that was held out, the share in which the attack"
     " ranks the first higher. 0.5 is a coin, 1 is always right; below it stands its {confidence} interval. “Leak” means that it"
     " is above 0.5 even after allowing for how many were tried; “weak sign”, that its interval alone is above. Attacks on"
-    " something else than membership show their own numbers."
+    " something else than membership show their own numbers: of texts, how many of their words came back and how many of those"
+    " named are right, then the same of words with their places. There “leak” means that more than half came back."
 )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from attacks.reading import Audit
+from attacks import evidence
+from attacks.reading import NO_UNIT, Audit
 from attacks.values import words
 from attacks.verdict import LEVELS
-from attacks.wording import UNITS, at_least, confidence, unit_one
+from attacks.wording import UNITS, at_least, confidence, promised, unit_one
 from secure_fed.report.markup import facts, paragraph, section, text
 from secure_fed.report.words import at_most, number, percent
 
@@ -15,6 +16,7 @@ _HEADLINES = {
     "violation": "The privacy guarantee is contradicted",
     "unsupported": "This audit cannot tell",
 }
+_PART = "No leak of membership was found, and part of the texts was read back"
 _WARNS = ("leak", "violation", "unsupported")
 
 
@@ -31,7 +33,8 @@ def recorded(audit: Audit) -> tuple[str, str] | None:
 
 def heading(audit: Audit, level: str) -> str:
     """Whose audit it is, and the verdict as a label."""
-    chip = paragraph(_HEADLINES[level], "state open" if level in _WARNS else "state")
+    part = level == "none_found" and evidence.partly(audit)
+    chip = paragraph(_PART if part else _HEADLINES[level], "state open" if part or level in _WARNS else "state")
     return f'<header>\n<p class="kind">Privacy audit</p>\n<h1>{text(name(audit))}</h1>\n{chip}</header>\n'
 
 
@@ -47,7 +50,7 @@ def numbers(audit: Audit) -> str:
         (f"{UNITS.get(audit.audited, 'units')} in training", number(audit.members)),
         (f"{UNITS.get(audit.audited, 'units')} held out", number(audit.non_members)),
         ("accuracy of the model", percent(audit.accuracy)),
-        ("epsilon promised", at_most(audit.epsilon) if audit.protected else "no guarantee"),
+        ("epsilon promised", promised(audit)),
         ("epsilon shown, at least", at_least(_lower(audit))),
     )
     return section("In numbers", facts(rows, "key"), paragraph(_ends(audit), "after"))
@@ -58,13 +61,22 @@ def _lower(audit: Audit) -> float | None:
     return next((cell.lower for cell in audit.bounded), None)
 
 
+def _untested(audit: Audit) -> str:
+    """What is promised all the same, of other neighbours."""
+    if audit.promised is None:
+        return ""
+    return f", epsilon {at_most(audit.promised)} of neighbours that differ by {audit.adjacency or 'something else'}"
+
+
 def _ends(audit: Audit) -> str:
     lower = _lower(audit)
-    promised = (
+    told = (
         f"The run promises at most epsilon {at_most(audit.epsilon)} for {unit_one(audit.unit)}"
         f"{'' if audit.delta is None else f', at delta {audit.delta:g}'}."
         if audit.protected
         else "The run promises no epsilon."
+        if audit.unit == NO_UNIT
+        else f"The run's guarantee is for {unit_one(audit.unit)}{_untested(audit)}; it has no epsilon that coins can test."
     )
     shown = (
         f"The audit shows that it is at least {at_least(lower)} for {unit_one(audit.audited)}, with a confidence of"
@@ -75,4 +87,4 @@ def _ends(audit: Audit) -> str:
         else "The audit gave no lower bound on it."
     )
     method = f" The method is {audit.method}." if audit.method else ""
-    return f"{promised} {shown} Epsilon limits what can be learned: 0 is nothing.{method}"
+    return f"{told} {shown} Epsilon limits what can be learned: 0 is nothing.{method}"

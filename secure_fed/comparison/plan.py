@@ -9,12 +9,13 @@ from pathlib import Path
 
 from secure_fed.config import RunConfig
 from secure_fed.config.anchor import anchored
+from secure_fed.durable import part_of
 from secure_fed.errors import ConfigError, RunDirectoryError
 from secure_fed.run_dir import CONFIG, read_config, usable
 from secure_fed.tasks.headline import has_accuracy
 
 TABLE, NUMBERS, DRAWING = "compare.md", "compare.csv", "compare.svg"
-_OURS = {name + end for name in (TABLE, NUMBERS, DRAWING) for end in ("", ".part")}
+_OURS = {TABLE, NUMBERS, DRAWING}
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def _require_own(out: Path, configs: Mapping[str, RunConfig]) -> None:
         if out.exists() and not out.is_dir():
             raise RunDirectoryError(f"{out} is a file; choose another --out")
         held = sorted(entry.name for entry in out.iterdir()) if out.exists() else []
-        foreign = [name for name in held if name not in configs and name not in _OURS]
+        foreign = [name for name in held if name not in configs and (part_of(name) or name) not in _OURS]
     if foreign:
         raise RunDirectoryError(
             f"{out} holds {foreign[0]!r}, which is not of this comparison: name its configuration too, or choose another --out"

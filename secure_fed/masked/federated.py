@@ -61,7 +61,7 @@ def behind_masks(
     settings, federation = config.secure_aggregation, config.federation
     if not settings.enabled:
         return None
-    usual = len(clients) if protection.hidden else round(sampler.expected)
+    usual = len(clients) if protection.hidden else min(round(sampler.expected), len(clients))
     if usual < FEWEST:
         raise ConfigError(
             f"secure_aggregation.enabled needs {FEWEST} clients at least in a round, and there are {usual}: raise "

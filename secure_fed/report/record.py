@@ -11,7 +11,7 @@ from secure_fed.config import RunConfig
 from secure_fed.errors import RunDirectoryError
 from secure_fed.run_dir import METRICS, RESULT, parsed, read_config, read_facts, read_text
 
-AUDIT_PAGE = "audit.html"  # where an audit of a run is told, in the run's directory
+AUDIT, AUDIT_PAGE = "audit.json", "audit.html"  # where an audit of a run is told, in the run's directory
 
 Points = tuple[tuple[int, float], ...]
 
@@ -20,7 +20,7 @@ Points = tuple[tuple[int, float], ...]
 class RunRecord:
     """One run: its finished `rounds` in order; `result` is None until the last planned round is done, or the budget spent.
 
-    audited: whether a page on an audit of it lies in its directory.
+    audited: whether a page on an audit of it, as it is after these rounds, lies in its directory.
     """
 
     name: str
@@ -101,7 +101,18 @@ def read(run_dir: Path) -> RunRecord:
     if result is not None and result.get("rounds", 0) < config.federation.rounds:
         last_word = result.get("ended_early") and result.get("rounds", 0) >= len(rounds)
         result = result if last_word else None
-    return RunRecord(run_dir.resolve().name, config, facts, rounds, result, (run_dir / AUDIT_PAGE).is_file())
+    return RunRecord(run_dir.resolve().name, config, facts, rounds, result, _audited(run_dir, len(rounds)))
+
+
+def _audited(run_dir: Path, finished: int) -> bool:
+    """Whether there is a page on an audit made after so many rounds, as far as that can be read."""
+    try:
+        content = read_text(run_dir / AUDIT)
+        told = parsed(content, str(run_dir / AUDIT)) if content is not None else {}
+    except RunDirectoryError:
+        return False
+    after = told.get("rounds")
+    return type(after) is int and after == finished and (run_dir / AUDIT_PAGE).is_file()
 
 
 def _rounds(file: Path) -> tuple[Mapping[str, Any], ...]:

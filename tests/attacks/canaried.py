@@ -32,7 +32,7 @@ CLIENTS: dict[str, Any] = {
     "privacy.unit": "client",
     "privacy.clip_norm": 0.1,
     "privacy.delta": 1e-3,
-    "federation.cohort": 30,
+    "federation.cohort": 60,
 }
 EXAMPLES = {
     **CLIENTS,

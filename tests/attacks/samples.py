@@ -26,7 +26,14 @@ ATTACKS = (
 )
 _ORDER = [name for name, *_ in VANTAGES]
 _OF_TEXTS = {
-    "sum_inversion": {"recall": 0.04, "precision": 0.31},
+    "sum_inversion": {
+        "bag_recall": 0.04,
+        "bag_precision": 0.93,
+        "recall": 0.03,
+        "precision": 0.31,
+        "updates": 3,
+        "sums": 3,
+    },
     "label_counts": {"mean_count_error": 1.8, "cosine": 0.71},
 }
 
@@ -44,7 +51,7 @@ def unprotected(seed: int = 3) -> dict[str, Any]:
         if cell["attack"] == "canary_cosine":
             cell |= nothing("no canaries were planted: set evaluation.canaries before training")
         if cell["attack"] == "sum_inversion" and cell["applicable"]:
-            cell["measured"] = {"recall": 0.83, "precision": 0.9, "words": 412}
+            cell["measured"] |= {"bag_recall": 0.83, "bag_precision": 0.9, "recall": 0.8, "precision": 0.25}
     return audit
 
 

@@ -296,21 +296,39 @@ def test_significance_is_shared_by_what_gave_scores_alone(by_heart: Target) -> N
 
 
 @pytest.mark.parametrize("name", sorted(name for name, one in ATTACKS.items() if one.membership))
-def test_no_attack_reads_the_coins(by_heart: Target, tmp_path: Path, name: str) -> None:
+def test_no_attack_reads_the_coins(tmp_path: Path, name: str) -> None:
     """With other coins in its place of truth, after the run, every score is the same to the bit."""
-    ran, settings = by_heart, Settings(references=4, seed=3)
-    if ATTACKS[name].directions:
-        train = [canaried.examples(client + 1, 2) for client in range(60)]
+    attack, settings = ATTACKS[name], Settings(references=4, seed=3)
+    if attack.directions:
         noised = {**canaried.CLIENTS, "privacy.noise_multiplier": 1.0, "evaluation.record": "models"}
-        ran = target(tmp_path / "run", noised, train)
+        ran = target(tmp_path / "run", noised, [canaried.examples(client + 1, 2) for client in range(60)])
+    else:
+        train = [overfitted.examples(client + 1, 20) for client in range(4)]
+        ran = target(tmp_path / "run", overfitted.USUAL, train)
     held = ran.federation.held
     found = []
-    for members in (held.members, ~held.members, np.random.default_rng(0).permutation(held.members)):
+    for members in (held.members, ~held.members):
         other = copy(ran.federation)
         other.held = replace(held, members=members)
-        vantage = ATTACKS[name].vantages[-1] if not ATTACKS[name].directions else ATTACKS[name].vantage
+        vantage = attack.vantage if attack.directions else attack.vantages[-1]
         case = Case(other, seen(vantage, ran.final.tensors, ran.recorded), Shadows(other, settings.seed))
-        found.append(ATTACKS[name].run(case, settings).scores)
-    for one in found:
-        assert one is not None
-        np.testing.assert_array_equal(one, found[0])
+        found.append(attack.run(case, settings).scores)
+    before, after = found
+    assert before is not None
+    assert after is not None
+    np.testing.assert_array_equal(before, after)
+
+
+def test_clients_beside_canaries_are_asked_for_their_labels(tmp_path: Path) -> None:
+    """Their updates are of what they learned; those of canaries, who learn nothing, are left out."""
+    settings = {
+        **overfitted.USUAL,
+        **{"evaluation.canaries": "direction", "evaluation.audit_unit": "client", "evaluation.audit_fraction": 0.5},
+    }
+    train = [overfitted.examples(client + 1, 4) for client in range(40)]
+    ran = target(tmp_path / "run", settings, train)
+    found = cell(audited(ran, ["label_counts"], NO_SHADOWS), "label_counts", "server")
+    assert found["applicable"]
+    assert ran.recorded is not None
+    sent = {update.client for update in ran.recorded.updates}
+    assert found["measured"]["clients"] == len(sent - {unit.client for unit in ran.federation.held.units}) < len(sent)

@@ -16,7 +16,7 @@ from attacks.case import Inapplicable, Settings
 from secure_fed import roc
 from tests.attacks import canaried
 
-DRAWN = {**canaried.CLIENTS, "privacy.noise_multiplier": 0.3, "federation.cohort": 12, "federation.rounds": 6}
+DRAWN = {**canaried.CLIENTS, "privacy.noise_multiplier": 0.3, "federation.cohort": 24, "federation.rounds": 6}
 
 
 def test_the_score_is_the_likelihood_ratio_by_hand() -> None:
@@ -53,7 +53,7 @@ def test_seldom_drawn_canaries_are_found_better_than_by_their_cosines() -> None:
     alike = canary_cosine.run(case, Settings()).scores
     assert alike is not None
     assert canaried.auc(found.scores, case) > canaried.auc(alike, case)
-    assert found.measured["rate"] == pytest.approx(12 / len(case.federation.clients))
+    assert found.measured["rate"] == pytest.approx(24 / len(canaried.MANY_CLIENTS))
     assert epsilon is not None
 
 

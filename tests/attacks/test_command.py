@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import runpy
+import shutil
 import stat
 import subprocess
 import sys
@@ -13,9 +15,11 @@ from typing import Any
 import pytest
 
 from attacks.catalogue import ATTACKS
-from attacks.command import REFERENCES, affordable, main
+from attacks.command import REFERENCES, affordable, main, side_by_side, written
+from attacks.sweep import sentence, swept
 from secure_fed import cli
 from secure_fed.errors import UsageError
+from secure_fed.run_store import locked
 
 SMALL = [
     *("data.examples=240", "data.test_examples=60", "federation.clients=4", "federation.rounds=2"),
@@ -39,8 +43,8 @@ def audit(run_dir: Path, capsys: pytest.CaptureFixture[str], *more: str) -> dict
 
 
 def test_an_audit_is_one_json_object_and_two_files(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = audit(run_dir, capsys, "--attack", "loss", "--attack", "round_losses")
-    assert {cell["attack"] for cell in found["cells"]} == {"loss", "round_losses"}
+    found = audit(run_dir, capsys, "--references", "0")
+    assert {cell["attack"] for cell in found["cells"]} == set(ATTACKS)
     for cell in found["cells"]:
         assert {"attack", "vantage", "applicable", "auc", "auc_interval", "epsilon_lower"} <= set(cell)
     assert found["epsilon_accounted"] is None
@@ -56,11 +60,168 @@ def test_texts_are_shown_only_when_asked(run_dir: Path, capsys: pytest.CaptureFi
     assert all(len(one["text"]) > 20 for one in shown)
 
 
-def test_runs_stand_beside_each_other(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    audit(run_dir, capsys, "--attack", "loss")
-    found = audit(run_dir, capsys, "--attack", "loss", "--beside", str(run_dir))
-    assert [row["label"] for row in found["sweep"]] == ["without privacy"] * 2
+def test_some_attacks_alone_do_not_take_the_place_of_an_audit_by_all(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    audit(run_dir, capsys, "--references", "0")
+    before = [(run_dir / name).read_text() for name in ("audit.json", "audit.html")]
+    found = audit(run_dir, capsys, "--attack", "loss", "--attack", "round_losses")
+    assert found["asked_for"] == ["loss", "round_losses"]
+    assert [(run_dir / name).read_text() for name in ("audit.json", "audit.html")] == before
+    assert json.loads((run_dir / "audit-loss-round_losses.json").read_text()) == found
+    for name in ("audit-loss-round_losses.json", "audit-loss-round_losses.html"):
+        assert stat.S_IMODE((run_dir / name).stat().st_mode) == 0o600
+
+
+def test_what_was_asked_for_and_does_not_apply_is_said_and_nothing_is_written(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(path.name for path in run_dir.iterdir())
+    for attempt in (["canary_cosine"], ["update_score"], ["lira", "--references", "0"]):
+        assert cli.main(["audit", str(run_dir), "--attack", *attempt]) == 2
+        assert f"does not apply to this run. {attempt[0]}: " in capsys.readouterr().err
+        assert main(attempt[0], [str(run_dir), *attempt[1:]]) == 2
+        assert f"does not apply to this run. {attempt[0]}: " in capsys.readouterr().err
+    assert sorted(path.name for path in run_dir.iterdir()) == before
+
+
+@pytest.fixture
+def copied(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """The same run in another folder, audited."""
+    other = shutil.copytree(run_dir, tmp_path / "copied")
+    audit(other, capsys, "--references", "0")
+    return other
+
+
+def test_runs_stand_beside_each_other(run_dir: Path, copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = audit(run_dir, capsys, "--attack", "loss", "--beside", str(copied), str(run_dir), str(copied))
+    assert [row["label"] for row in found["sweep"]] == ["without privacy, run", "without privacy, copied"]
     assert all(row["accuracy"] is not None for row in found["sweep"])
+    first, second, page = side_by_side(run_dir, copied)
+    assert first.removeprefix("without privacy, run: ") == second.removeprefix("without privacy, copied: ")
+    assert first.startswith("without privacy, run: accuracy ")
+    assert page == f"audit: {run_dir / 'audit.html'}"
+
+
+@pytest.mark.parametrize(
+    ("damage", "fault"),
+    [
+        (lambda audit, result: audit.update(rounds=1), "was audited after 1 rounds and has 2 now: audit it again"),
+        (lambda audit, result: result.update(rounds=9), "was audited after 2 rounds and has 9 now: audit it again"),
+    ],
+)
+def test_an_audit_of_another_state_does_not_stand_beside(
+    run_dir: Path, copied: Path, damage: Any, fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told, result = (json.loads((copied / name).read_text()) for name in ("audit.json", "result.json"))
+    damage(told, result)
+    (copied / "audit.json").write_text(json.dumps(told))
+    (copied / "result.json").write_text(json.dumps(result))
+    assert cli.main(["audit", str(run_dir), "--attack", "loss", "--beside", str(copied)]) == 2
+    assert fault in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("cells", ["x", None, [1], [{"auc": "x"}], [{"attack": "loss", "auc": 0.5, "tpr_at_fpr": [1]}]])
+def test_a_damaged_audit_beside_is_read_as_far_as_it_can_be(
+    run_dir: Path, copied: Path, cells: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told, result = (json.loads((copied / name).read_text()) for name in ("audit.json", "result.json"))
+    (copied / "audit.json").write_text(json.dumps({**told, "cells": cells}))
+    (copied / "result.json").write_text(json.dumps({**result, "epsilon": "much"}))
+    found = audit(run_dir, capsys, "--attack", "loss", "--beside", str(copied))
+    assert found["sweep"][1]["epsilon"] is None
+
+
+def test_an_audit_beside_one_that_writes_is_refused(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with locked(run_dir):
+        assert cli.main(["audit", str(run_dir), "--attack", "loss"]) == 2
+    assert "in use by another process" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_the_audit(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(**named: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("attacks.command.TemporaryFile", refused)
+    monkeypatch.setattr("attacks.audit.audited", lambda *args, **named: pytest.fail("the audit was made"))
+    assert cli.main(["audit", str(run_dir), "--attack", "loss"]) == 2
+    assert "cannot be written (Permission denied)" in capsys.readouterr().err
+
+
+def test_a_recording_of_another_run_is_refused(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = shutil.copytree(run_dir, tmp_path / "other")
+    max((other / "recording").glob("round-*")).unlink()
+    assert cli.main(["audit", str(other), "--attack", "loss"]) == 2
+    assert "is of another run, or lacks rounds" in capsys.readouterr().err
+
+
+def kept(folder: Path, cells: list[dict[str, Any]], **result: Any) -> Path:
+    """A run that was audited, as far as a row of a sweep reads it."""
+    folder.mkdir()
+    (folder / "audit.json").write_text(json.dumps({"cells": cells}))
+    (folder / "result.json").write_text(json.dumps({"accuracy": 0.8, **result}))
+    return folder
+
+
+def cell(attack: str, vantage: str, auc: float, lower: float | None, accounted: float | None) -> dict[str, Any]:
+    return {
+        **{"attack": attack, "vantage": vantage, "applicable": True, "auc": auc, "auc_interval": [auc, auc]},
+        **{"epsilon_lower": lower, "epsilon_accounted": accounted},
+    }
+
+
+def test_a_row_says_of_which_attack_and_adversary_each_number_is(tmp_path: Path) -> None:
+    cells = [
+        cell("canary_cosine", "server", 0.62, 0.9, None),  # the guarantee does not cover the server
+        cell("canary_cosine", "fellow_client", 0.60, 0.1, 8.0),
+        cell("canary_likelihood", "fellow_client", 0.58, 0.809, 8.0),
+    ]
+    private = kept(tmp_path / "private", cells, epsilon=8.0, delta=1e-5)
+    open_ = kept(tmp_path / "open", [cell("loss", "outsider", 0.9, None, None)])
+    nothing = kept(
+        tmp_path / "nothing", [{"attack": "loss", "vantage": "outsider", "applicable": False}], accuracy=None
+    )
+    first, second, third = swept({"cells": cells}, private, [open_, nothing])
+    names = ("attack", "vantage", "auc", "epsilon_lower", "epsilon_lower_attack", "epsilon_lower_vantage", "delta")
+    assert [first[name] for name in names] == [
+        *("canary_cosine", "server", 0.62, 0.809, "canary_likelihood", "fellow_client", 1e-5)
+    ]
+    assert [second[name] for name in names] == ["loss", "outsider", 0.9, None, None, None, 0.0]
+    assert [third[name] for name in names] == [None] * 6 + [0.0]
+    titles = {name: ATTACKS[name].title for name in ("canary_cosine", "canary_likelihood")}
+    assert sentence(first) == (
+        "epsilon 8: accuracy 80.0%; members are told from others with an AUC of 0.62 (.5 is a coin) by "
+        f'"{titles["canary_cosine"]}" (server without secure aggregation); epsilon 0.80 at least, at delta 1e-05, is shown by '
+        f'"{titles["canary_likelihood"]}" (fellow client)'
+    )
+    assert sentence(second).endswith('by "Loss threshold" (outsider); no lower bound on epsilon could be set')
+    assert sentence(third) == (
+        "without privacy, nothing: no attack ranked members and others; no lower bound on epsilon could be set"
+    )
+
+
+def test_a_number_that_is_none_is_null_in_json(run_dir: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """A model that gives one class all probability has an infinite phi; JSON of others knows no Infinity."""
+    audited = {
+        "exposed": [{"score": math.inf}, {"score": (1.0, -math.inf)}],
+        "auc": math.nan,
+        "n": 3,
+        "why": "",
+        "cells": [{"applicable": True}],
+    }
+    cells = [{"applicable": True}]
+    shown = {"exposed": [{"score": None}, {"score": [1.0, None]}], "auc": None, "n": 3, "why": "", "cells": cells}
+    monkeypatch.setattr("attacks.report.write", lambda audit, path: path)
+    written(dict(audited), tmp_path, ())
+    assert json.loads((tmp_path / "audit.json").read_text(), parse_constant=pytest.fail) == {**shown, "sweep": []}
+    monkeypatch.setattr("attacks.audit.audited", lambda *args, **named: dict(audited))
+    capsys.readouterr()
+    assert main("loss", [str(run_dir), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == shown
 
 
 def test_an_attack_alone_writes_nothing(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

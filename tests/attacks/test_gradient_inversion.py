@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,7 +13,7 @@ from attacks.case import Case, Inapplicable, Settings
 from attacks.first_layer import ANYWHERE, NoFirstLayerError, first_layer
 from attacks.inversion import recover
 from attacks.scene import scene
-from attacks.token_scores import score, truth_of
+from attacks.token_scores import GUESSED, USUAL, Common, means, score, truth_of
 from secure_fed.adapters.lora import LoraAdapter
 from tests.attacks.federations import case
 from tests.secure_fed import small_models
@@ -28,6 +31,30 @@ def test_one_text_is_read_word_for_word(plain: Case) -> None:
     assert found["updates"] == found["exact_applicable"] == 6
     assert found["recall"] == found["precision"] == 1.0
     assert found["all_rounds"]["recall"] == 1.0
+
+
+def test_the_most_exposed_update_stands_beside_the_means() -> None:
+    """Of clients with four texts each some lose all and others part; names are those of `per_update`."""
+    found = gradient_inversion.run(case(each=4, method__rank=32), Settings()).measured
+    most, rows = found["most_exposed"], found["per_update"]
+    assert most["bag_recall"] == max(row["bag_recall"] for row in rows) > found["bag_recall"] > 0
+    (own,) = [row for row in rows if (row["client"], row["round"]) == (most["client"], most["round"])]
+    assert most == {name: own[name] for name in most}
+    assert {"recall", "precision", "bag_precision"} <= most.keys()
+    together = found["all_rounds"]
+    assert together["most_exposed"]["client"] in {row["client"] for row in rows}
+    assert together["most_exposed"]["bag_recall"] >= together["bag_recall"]
+    assert found["most_exposed_guess"]["guessed_bag_recall"] >= found["most_exposed"]["bag_recall"]
+
+
+def test_the_most_exposed_is_the_one_of_which_most_counts() -> None:
+    """Not one that named every word there is."""
+    row = {"exact_applicable": True, "why": "", **dict.fromkeys((*GUESSED, *USUAL), 0.0)}
+    all_words = {"bag_recall": 1.0, "bag_precision": 0.1, "recall": 1.0, "precision": 0.1}
+    some = {"bag_recall": 0.6, "bag_precision": 1.0, "recall": 0.1, "precision": 1.0}
+    found = means([{"round": 0, **row, **all_words}, {"round": 1, **row, **some}])
+    assert found["most_exposed"] == {"round": 1, **some}
+    assert means([{**row, **some, "exact_applicable": False}])["most_exposed"] is None
 
 
 def test_a_wrong_text_is_not_what_is_found(plain: Case) -> None:
@@ -61,6 +88,47 @@ def test_adamw_is_found_out() -> None:
     assert found["exact_applicable"] == 0
     assert found["recall"] is None
     assert found["precision"] is None
+    assert found["most_exposed"] is None
+
+
+def test_guesses_stand_beside_what_the_commonest_words_give() -> None:
+    """A client's guesses, beside as many of the commonest pairs and tokens of public texts, on that client's own texts."""
+    short = case(each=4, method__rank=8)  # of more words than the exact test can tell
+    found, at = gradient_inversion.run(short, Settings()).measured, scene(short)
+    row, one = found["per_update"][-1], gradient_inversion.picked(short, Settings())[-1]
+    guessed = {
+        key
+        for key in recover([at.sent(one)], at.first, at.scale, at.known, at.each).guessed
+        if key[1] not in at.special
+    }
+    texts = [[int(token) for token in example["input_ids"]] for example in short.population]
+    pairs = {key for key in at.truth([one.client]) if key[1] not in at.special}
+    tokens = {token for _, token in pairs}
+    usual = commonest([set(text) for text in texts], at.special)[: len({token for _, token in guessed})]
+    assert guessed
+    assert row["why"]
+    assert row["guessed_bag_precision"] > 0.5
+    assert row["baseline_bag_recall"] == pytest.approx(len(tokens & set(usual)) / len(tokens))
+    usual_pairs = commonest([{*enumerate(text)} for text in texts], at.special)[: len(guessed)]
+    assert row["baseline_recall"] == pytest.approx(len(pairs & set(usual_pairs)) / len(pairs))
+    every = [one["baseline_bag_recall"] for one in found["per_update"]]
+    assert found["baseline_bag_recall"] == pytest.approx(sum(every) / len(every))
+
+
+def commonest(texts: list[set[Any]], special: Collection[int]) -> list[Any]:
+    """Tokens, or pairs that end in one, that are in the most texts; of equals the smaller first."""
+    every = sorted(
+        {one for text in texts for one in text if (one[1] if isinstance(one, tuple) else one) not in special}
+    )
+    return sorted(every, key=lambda one: -sum(one in text for text in texts))
+
+
+def test_the_commonest_are_those_in_most_texts(plain: Case) -> None:
+    """Not those that one text repeats; special tokens do not count."""
+    common = Common.of([[2, 5, 7, 7, 7], [2, 5, 8], [2, 9, 8, 5]], scene(plain).first, {2})
+    assert common.tokens[:2] == [5, 8]
+    assert common.pairs[0] == (1, 5)
+    assert common.beside({(1, 5), (4, 7), (0, 2)}, {(1, 5), (2, 8), (3, 9)}, {2}) == pytest.approx((2 / 3, 2 / 3))
 
 
 def test_several_local_steps_stay_in_the_span() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -91,7 +92,7 @@ def test_pooling_is_what_makes_few_references_work() -> None:
 
 def test_at_chance_where_membership_moves_nothing_and_under_shuffled_truth() -> None:
     phi, reference_phi, inside, members = drawn(16, 4000, 0.0)
-    for score in (lira.online, lira.offline):
+    for score in (lira.online, partial(lira.online, shrunk=True), lira.offline):
         assert abs(overfitted.area(score(phi, reference_phi, inside), members) - 0.5) < 0.03
     phi, reference_phi, inside, members = drawn(16, 4000, 2.0)
     assert abs(overfitted.area_of_shuffled(lira.online(phi, reference_phi, inside), members) - 0.5) < 0.01
@@ -116,6 +117,95 @@ def test_a_unit_on_one_side_of_all_references_takes_the_usual_distance() -> None
     for unit, mean_in in ((0, reference_phi[:, 0].mean()), (1, reference_phi[:, 1].mean() + distance)):
         log_in = stats.norm.logpdf(phi[unit], mean_in, s_in)
         assert online[unit] == pytest.approx(log_in - stats.norm.logpdf(phi[unit], mean_in - distance, s_out), abs=1e-9)
+
+
+# Distances that are shrunk.
+
+
+def moved_differently(
+    references: int, units: int, seed: int
+) -> tuple[Floats, Floats, NDArray[np.bool_], NDArray[np.bool_]]:
+    """Confidences that membership raises by .8 on average, and by a gamma law of its own for each unit."""
+    rng = np.random.default_rng(seed)
+    inside = rng.permuted(np.tile(np.arange(references) % 2 == 0, (units, 1)), axis=1).T
+    hardness, shift, members = rng.normal(2, 2, units), rng.gamma(2, 0.4, units), rng.random(units) < 0.5
+    reference_phi = hardness + shift * inside + rng.normal(0, 0.8, (references, units))
+    return hardness + shift * members + rng.normal(0, 0.8, units), reference_phi, inside, members
+
+
+def test_shrunk_means_are_the_likeliest_unit_by_unit() -> None:
+    """Of the law that says: means with errors of normal law, distances of normal law over units. Solved by least squares."""
+    rng = np.random.default_rng(3)
+    inside = rng.random((7, 25)) < 0.5
+    inside[0], inside[1] = True, False
+    reference_phi = rng.normal(1, 2, 25) * inside + rng.normal(0, 1, (7, 25)) * np.where(inside, 1, 0.5)
+    variance_in, variance_out = naive_pooled(reference_phi, inside), naive_pooled(reference_phi, ~inside)
+    ins = [reference_phi[inside[:, unit], unit] for unit in range(25)]
+    outs = [reference_phi[~inside[:, unit], unit] for unit in range(25)]
+    distances = [one.mean() - other.mean() for one, other in zip(ins, outs, strict=True)]
+    errors = [variance_in / len(one) + variance_out / len(other) for one, other in zip(ins, outs, strict=True)]
+    spread = np.var(distances) - np.mean(errors)
+    assert spread > 0, "or there is nothing to weigh"
+    mean_in, mean_out = lira._shrunk(reference_phi, inside)
+    for unit, (one, other) in enumerate(zip(ins, outs, strict=True)):
+        roots = np.sqrt([variance_in / len(one), variance_out / len(other), spread])
+        design = np.array([[1, 0], [0, 1], [1, -1]]) / roots[:, None]
+        likeliest, *_ = np.linalg.lstsq(design, [one.mean(), other.mean(), np.mean(distances)] / roots)
+        assert [mean_in[unit], mean_out[unit]] == pytest.approx(likeliest, abs=1e-9)
+
+
+@pytest.mark.parametrize(("references", "gained"), [(4, 0.02), (8, 0.015), (16, 0.004), (64, -0.002)])
+def test_shrinking_helps_where_references_are_few_and_harms_nowhere(references: int, gained: float) -> None:
+    gains = []
+    for seed in range(5):
+        phi, reference_phi, inside, members = moved_differently(references, 3000, seed)
+        usual = overfitted.area(lira.online(phi, reference_phi, inside), members)
+        gains.append(overfitted.area(lira.online(phi, reference_phi, inside, shrunk=True), members) - usual)
+    assert np.mean(gains) > gained
+    assert min(gains) > -0.003
+
+
+def test_with_few_references_the_shrunk_score_is_better_than_the_loss_where_the_papers_is_not() -> None:
+    """Members are moved alike, and units are not hard unlike: distances are all noise."""
+    rng = np.random.default_rng(0)
+    units, references = 6000, 4
+    inside = rng.permuted(np.tile(np.arange(references) % 2 == 0, (units, 1)), axis=1).T
+    members, hardness = rng.random(units) < 0.5, rng.normal(0, 0.5, units)
+    reference_phi = hardness + 0.6 * inside + rng.normal(0, 1, inside.shape)
+    phi = hardness + 0.6 * members + rng.normal(0, 1, units)
+    usual, shrunk = (lira.online(phi, reference_phi, inside, shrunk=shrunk) for shrunk in (False, True))
+    loss = overfitted.area(phi, members)
+    assert overfitted.area(usual, members) < loss - 0.02
+    assert overfitted.area(shrunk, members) > overfitted.area(usual, members) + 0.02
+
+
+def test_the_more_references_the_less_is_shrunk() -> None:
+    moved = []
+    for references in (4, 16, 64, 256, 1024):
+        phi, reference_phi, inside, _ = moved_differently(references, 400, 0)
+        usual, shrunk = (lira.online(phi, reference_phi, inside, True, shrunk=shrunk) for shrunk in (False, True))
+        moved.append(float(np.abs(usual - shrunk).mean()))
+    assert all(more > 1.5 * less for more, less in itertools.pairwise(moved))
+    assert moved[-1] < 0.01
+
+
+def test_distances_that_vary_by_noise_alone_become_one() -> None:
+    _, reference_phi, inside, _ = drawn(4, 3000, 1.0, seed=1)
+    mean_in, mean_out = lira._shrunk(reference_phi, inside)
+    assert np.std(mean_in - mean_out) < 0.15 * np.std(np.subtract(*lira._completed(reference_phi, inside)))
+
+
+def test_a_unit_on_one_side_of_all_references_is_none_to_shrink() -> None:
+    _, reference_phi, inside, _ = drawn(8, 40, 1.0)
+    inside[:, 0], inside[:, 1] = True, False
+    for one, other in zip(lira._shrunk(reference_phi, inside), lira._completed(reference_phi, inside), strict=True):
+        assert one[:2] == pytest.approx(other[:2], abs=1e-12)
+
+
+def test_a_single_unit_has_only_its_own_distance() -> None:
+    phi, reference_phi, inside, _ = drawn(8, 1, 1.0)
+    usual, shrunk = (lira.online(phi, reference_phi, inside, shrunk=shrunk) for shrunk in (False, True))
+    assert shrunk == pytest.approx(usual, abs=1e-12)
 
 
 def test_offline_does_not_look_at_the_references_inside() -> None:
@@ -149,7 +239,8 @@ def test_what_cannot_be_a_set_of_references_is_refused() -> None:
 
 def test_confidences_that_are_all_the_same_give_no_infinities() -> None:
     inside = np.tile([[True], [False]], (2, 3))
-    assert np.isfinite(lira.online(np.arange(3.0), np.zeros((4, 3)), inside)).all()
+    for shrunk in (False, True):
+        assert np.isfinite(lira.online(np.arange(3.0), np.zeros((4, 3)), inside, shrunk=shrunk)).all()
 
 
 @pytest.mark.slow
@@ -159,4 +250,7 @@ def test_a_federation_that_learns_by_heart_is_caught(tmp_path: Path) -> None:
     found = lira.run(case, Settings(references=8))
     assert overfitted.area(found.scores, members) > 0.7
     assert found.measured == {"references": 8}
+    given = lira._confidences(case, Settings(references=8))
+    np.testing.assert_array_equal(found.scores, lira.online(*given, shrunk=True))
+    assert (found.scores != lira.online(*given)).any()
     assert overfitted.area(lira.run_offline(case, Settings(references=8)).scores, members) > 0.7

@@ -42,7 +42,7 @@ CLIENTS = {
     "data.examples": 2400,
     "data.test_examples": 200,
     "federation.clients": 800,
-    "federation.cohort": 120,
+    "federation.cohort": 160,
     "federation.rounds": 8,
     "federation.sampling": "poisson",
     "method.name": "ffa_lora",

@@ -11,7 +11,11 @@ from attacks import canary_cosine, loss, one_run
 from attacks.bounds import lower_bound
 from attacks.case import Case, Inapplicable, Settings
 from attacks.vantage import Seen
+from privacy.entropy import SeededEntropy
+from secure_fed import roc
+from secure_fed.config import RunConfig
 from tests.attacks import canaried
+from tests.secure_fed import toys
 
 LEARNS: dict[str, Any] = {
     "evaluation.audit_fraction": 0.5,
@@ -91,3 +95,55 @@ def test_of_directions_it_reads_the_last_state_alone_whoever_asks() -> None:
     fellow = canary_cosine.run(case, Settings()).scores
     assert fellow is not None
     assert not np.allclose(fellow, run(case).scores)
+
+
+# The run's own figure.
+
+DIRECTIONS: dict[str, Any] = {
+    **canaried.CLIENTS,
+    "federation.cohort": 20,
+    "federation.rounds": 3,
+    "method.rank": 2,
+    "privacy.noise_multiplier": 0.5,
+}
+PERSONAL = {"method.personal": ["classifier.weight"]}
+
+
+def ran(settings: dict[str, Any]) -> tuple[dict[str, Any], Case]:
+    """What result.json has of membership, and the case of an outsider."""
+    federation = toys.federation({**DIRECTIONS, **settings}, sizes=[3] * 80, entropy=SeededEntropy(1))
+    result = federation.run()
+    return result.summary["membership"], Case(federation, Seen("outsider", result.state.tensors), canaried.never)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method.name": "fedlora"},
+        {"method.name": "fedlora", **PERSONAL},
+        {"method.name": "ffa_lora"},
+        {"method.name": "bitfit", "method.rank": RunConfig().method.rank},
+        {"method.name": "fedlora", "federation.server_optimizer": "momentum"},
+        {"privacy.unit": "example", "federation.cohort": 60, "federation.rounds": 1, "training.optimizer": "sgd"},
+    ],
+    ids=["fedlora", "a personal head", "ffa_lora", "bitfit", "momentum", "examples"],
+)
+def test_a_run_and_its_audit_give_one_figure(settings: dict[str, Any]) -> None:
+    told, case = ran(settings)
+    scores, members = run(case).scores, case.federation.held.members
+    found = roc.to_dict(roc.rank(scores[members], scores[~members]))
+    assert told["attack"] == "one_run"
+    assert told["auc"] == found["auc"]
+    assert told["auc_interval"] == found["auc_interval"]
+    assert told["tpr_at_fpr"] == found["tpr_at_fpr"]
+
+
+@pytest.mark.parametrize("method", ["fra_lora", "rolora", "fra_then_ffa", "fedask", "fedpower"])
+def test_where_a_run_could_only_give_another_figure_it_gives_none(method: str) -> None:
+    """What the change of the first round's tensors says would be no score of the audit's, and go by the same name."""
+    told, case = ran({"method.name": method})
+    assert told["attack"] == "one_run"
+    assert told["auc"] is told["auc_interval"] is told["tpr_at_fpr"] is None
+    assert told["why"].startswith(f"what travels with {method} ")
+    assert "`secure-fed audit`" in told["why"]
+    assert np.isfinite(run(case).scores).all(), "the audit has one"

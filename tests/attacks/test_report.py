@@ -120,16 +120,11 @@ def test_what_does_not_apply_says_so_with_its_reason_and_has_no_number(unprotect
 
 def test_a_leak_is_marked_by_word_as_well_as_by_colour(unprotected: Audit, protected: Audit) -> None:
     marked = re.findall(r'<td class="leak">(.*?)</td>', paged(unprotected))
-    assert len(marked) == 16
+    assert len(marked) == 18  # two of them texts out of sums
     assert all("leak</small>" in cell for cell in marked)
+    assert sum("<b>words read back 83.0 %</b>" in cell for cell in marked) == 2
     assert 'class="leak"' not in paged(protected)
     assert paged(protected).count("not told from chance</small>") == 19
-
-
-def test_attacks_on_other_things_than_membership_show_their_own_numbers(unprotected: Audit) -> None:
-    page = paged(unprotected)
-    assert page.count("<b>recall 83.0 %</b><small>precision 90.0 %</small><small>words 412</small>") == 2
-    assert "<b>mean count error 1.800</b><small>cosine 0.710</small>" in page
 
 
 def test_a_contradiction_is_loud_and_stands_by_every_bound(violation: Audit) -> None:
@@ -172,14 +167,28 @@ def test_two_runs_stand_side_by_side_and_more_are_a_table(unprotected: Audit, un
     assert "With and without privacy" not in outlined(samples.copied(unprotected, sweep=[])).text
 
 
+def test_each_number_of_a_sweep_has_its_own_attack_adversary_and_delta(unprotected: Audit, undrawn: None) -> None:
+    of = {"attack": "update_score", "vantage": "server", "delta": 1e-5}
+    bound = {"epsilon_lower_attack": "loss", "epsilon_lower_vantage": "outsider"}
+    told = samples.copied(unprotected)
+    told["sweep"][1] |= of | bound
+    told["sweep"][2] |= {**of, "epsilon_lower": None, "epsilon_lower_attack": None, "delta": 0.0}
+    titles = {one["name"]: one["title"] for one in (*told["attacks"], *told["vantages"])}
+    text = outlined(told).text
+    assert f"0.512 (0.485 to 0.539) [{titles['update_score']}; {titles['server']}]" in text
+    assert f"0.10 at delta 1e-05 [{titles['loss']}; {titles['outsider']}]" in text
+    assert text.count(" at delta ") - text.count(" at delta 0, ") == 1, "none without a bound"
+    assert "Bounds of runs without a guarantee are at delta 0" in text
+
+
 def test_texts_are_shown_only_where_the_audit_holds_them(unprotected: Audit, undrawn: None) -> None:
-    assert "can be passed on to those who may not read the data" in outlined(unprotected).text
+    assert "the page names clients and says who was trained on" in outlined(unprotected).text
     shown = samples.copied(unprotected)
     shown["exposed"][2]["text"] = "Mrs Example has asthma"
     text = outlined(shown).text
     assert "Mrs Example has asthma" in text
     assert "treat it as you treat the data" in text
-    assert "can be passed on" not in text
+    assert "What they hold is not shown" not in text
 
 
 def test_a_long_list_is_folded_and_whole(unprotected: Audit) -> None:
@@ -191,8 +200,9 @@ def test_a_long_list_is_folded_and_whole(unprotected: Audit) -> None:
 def test_a_baseline_above_chance_voids_the_audit(unprotected: Audit, undrawn: None) -> None:
     void = samples.copied(unprotected, baseline={"auc": 0.63, "auc_interval": [0.6, 0.66], "at_chance": False})
     text = outlined(void).text
-    assert text.count("THIS AUDIT IS VOID") == 1
-    assert "This audit is void." in text
+    assert text.count("THIS AUDIT OF MEMBERSHIP IS VOID") == 1
+    assert "This audit of membership is void." in text
+    assert "stands if they were fair" in text
     assert "It is at chance: AUC 0.507 (0.480 to 0.534)" in outlined(unprotected).text
     unchecked = samples.copied(unprotected, baseline={"auc": None, "at_chance": None, "why": "3 units are too few"})
     assert "(3 units are too few)" in outlined(unchecked).text
@@ -225,7 +235,18 @@ def test_a_terminal_of_80_columns_shows_the_verdict_and_every_attack(
     assert max(map(len, printed.splitlines())) <= 80
     assert printed.startswith("verdict: LEAK\n")
     assert " ".join(verdict(unprotected)["text"].split()) in " ".join(printed.split())
-    assert printed.count("LEAK") == 17
+    assert printed.count("LEAK") == 19
     assert "n/a" in printed
-    assert "recall 83.0 %" in " ".join(printed.split()) or "recall 83.0" in printed
+    assert "words read" in printed
+    assert "83.0 %" in printed
     assert "│ epsilon promised        │ no guarantee │" in printed
+
+
+def test_runs_that_differ_in_more_than_privacy_are_not_said_to_be_alike(unprotected: Audit, undrawn: None) -> None:
+    told = samples.copied(unprotected)
+    assert "The same training, made with different limits" in outlined(told).text
+    for run, method in zip(told["sweep"], ("fedlora", "bitfit", "bitfit"), strict=False):
+        run["of"] = {"data": "notes", "method": method}
+    text = outlined(told).text
+    assert "These runs differ in more than their privacy: in their method." in text
+    assert "The same training" not in text

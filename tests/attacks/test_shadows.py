@@ -252,7 +252,8 @@ def test_clients_that_are_outside_are_not_in_the_federation(cohort: int) -> None
         assert set(names).isdisjoint(outside)
         assert len(names) == CLIENTS - len(outside)
         assert list(reference.server.names) == names
-        assert reference.server.sampler.expected == pytest.approx(min(cohort, len(names)))
+        sampler = reference.server.sampler  # as of all clients, whoever is outside
+        assert (sampler.expected, sampler.rate) == (pytest.approx(cohort), pytest.approx(cohort / CLIENTS))
 
 
 # Nothing is charged.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from attacks import sum_inversion
@@ -30,6 +32,25 @@ def test_recall_fades_with_the_cohort(several: Case) -> None:
     assert by_cohort["10"] <= 0.2
 
 
+def test_recall_is_of_those_who_are_in_a_sum() -> None:
+    """Two of six clients are drawn in a round, by public coins: what comes back is of theirs."""
+    of = case("secure_server", clients=6, federation__cohort=2, method__rank=32)
+    found = sum_inversion.run(of, Settings()).measured
+    assert found["cohorts_known"] is True
+    assert found["per_sum"][0]["bag_recall"] == 1.0
+    assert found["most_exposed"]["bag_recall"] == 1.0
+    assert [row["clients"] for row in found["per_sum"]] == [2, 2]
+
+
+def test_of_whom_is_left_open_where_one_of_the_cohort_is_missing() -> None:
+    of = case("secure_server", clients=3, method__rank=32)
+    short = replace(of, seen=replace(of.seen, sums=[replace(one, clients=2) for one in of.seen.sums]))
+    finding = sum_inversion.run(short, Settings())
+    assert finding.measured["cohorts_known"] is False
+    assert "too low" in finding.note
+    assert "too low" not in sum_inversion.run(of, Settings()).note
+
+
 def test_groups_share_no_update(several: Case) -> None:
     own = [one for one in several.seen.updates if one.round == 0]
     groups = sum_inversion.groups_of(own, 3)
@@ -39,8 +60,6 @@ def test_groups_share_no_update(several: Case) -> None:
 
 
 def test_without_sums_it_is_inapplicable(several: Case) -> None:
-    from dataclasses import replace
-
     blind = replace(several, seen=replace(several.seen, sums=()))
     with pytest.raises(Inapplicable, match="sums"):
         sum_inversion.run(blind, Settings())

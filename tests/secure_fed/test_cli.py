@@ -450,7 +450,23 @@ def test_an_interrupt_says_how_to_go_on(
 
     monkeypatch.setattr("secure_fed.engine.run_round", interrupt)
     assert main(["train", *settings, "--out", str(tmp_path / "run")]) == 130
-    assert "--resume" in capsys.readouterr().err.splitlines()[-1]
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told == f"secure-fed: interrupted; go on with `secure-fed train --resume --out {tmp_path / 'run'}`"
+
+
+@pytest.mark.parametrize("command", ["audit", "report"])
+@pytest.mark.parametrize("instant", ["secure_fed.cli._parser", "secure_fed.run_dir.read_facts"])
+def test_an_interrupt_of_what_is_no_run_is_one_sentence_from_the_first_moment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, instant: str
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(instant, interrupt)
+    monkeypatch.setattr("secure_fed.report.record.read_facts", interrupt)
+    monkeypatch.setattr("attacks.audit.read_facts", interrupt)
+    assert main([command, "run"]) == 130
+    assert capsys.readouterr().err == "secure-fed: interrupted\n"
 
 
 @pytest.mark.slow

@@ -76,6 +76,16 @@ def test_a_statement_says_what_a_reader_needs_to_doubt_it(place: str) -> None:
     assert stated(federation(settings, 1)).text == f"{_VOID}{statement.text}"
 
 
+@pytest.mark.parametrize("place", PLACES)
+def test_where_units_are_held_out_their_number_is_said_to_be_public(place: str) -> None:
+    settings, _ = PLACES[place]
+    for share in (0.0, 0.1):
+        built = federation({**settings, "evaluation.audit_fraction": share})
+        assert any("the number of all units" in words for words in stated(built).not_covered) is (share > 0)
+        card = guarantee.planned(built.protection, built.sampler.rate, personal=False)["privacy"]["text"]
+        assert ("the number of all units, which is taken as public" in card) is (share > 0)
+
+
 MASKED = {"secure_aggregation.enabled": True, "secure_aggregation.dropout": 0.2, "secure_aggregation.corrupt": 0.2}
 SHARES = {**NOISE, **MASKED, "privacy.noise": "distributed", "federation.cohort": 5}
 ACTIVE = {"secure_aggregation.active": True}

@@ -7,15 +7,17 @@ import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 
+from secure_fed import holding
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
-from secure_fed.holding import FEWEST, Held, content, pool
-from tests.secure_fed import toys
+from secure_fed.holding import FEWEST, Held, content, hold_out, pool
+from tests.secure_fed import private_toys, toys
 
 SIZES = (60, 80, 100)
 CLIENT = {"privacy.unit": "client", "privacy.epsilon": 8.0, "privacy.delta": 1e-4, "federation.cohort": 10}
@@ -103,9 +105,63 @@ def test_with_privacy_for_clients_whole_clients_are_held_out() -> None:
     assert not out & set(names)
     assert len(names) == 60 - len(out)
     assert names == federation.server.names == federation.parts.facts["clients"]
-    assert federation.sampler.rate == pytest.approx(10 / len(names))  # who is not there is not counted on
+    assert (federation.sampler.rate, federation.sampler.expected) == (
+        10 / 60,
+        10.0,
+    )  # as of all clients, whoever is held out
     for unit in found.units:
         assert [content(item) for item in unit.examples] == [content(item) for item in train[int(unit.name[-2:])]]
+
+
+def test_the_mean_is_over_the_cohort_that_was_asked_for_whoever_is_held_out() -> None:
+    """A client that is held out leaves an empty place: nobody's share of the mean is larger for it."""
+    settings = {**WIDE, **private_toys.NOISE, "federation.cohort": 60}  # every place is drawn
+    built = private_toys.federation(settings, 5, train=numbered((2,) * 60))
+    stay = len(built.clients)
+    assert 30 < stay < 60
+    seen = private_toys.one_round(built)
+    sent = [private_toys.dense(reply.contribution) for _, reply in seen.exchanges]
+    total = {name: torch.stack([one[name] for one in sent]).sum(0) for name in sent[0]}
+    noise = private_toys.noise(total, 0.1, 5, "sum", 0, "change")
+    assert len(sent) == stay
+    for name, mean in private_toys.dense(seen.mean).items():
+        torch.testing.assert_close(mean, (total[name] + noise[name]) / 60, rtol=1e-5, atol=1e-6)
+        assert not torch.allclose(mean, (total[name] + noise[name]) / stay, rtol=1e-5, atol=1e-6)
+    assert seen.noise_std == pytest.approx(0.1 / 60)
+
+
+@pytest.mark.parametrize("cohort", [50, 60])
+@pytest.mark.parametrize("settings", [{}, {"privacy.noise": "distributed", "privacy.hidden_cohort": True}])
+def test_masks_are_of_those_who_are_there(settings: dict[str, Any], cohort: int) -> None:
+    """Where more would be expected than the coins leave: nobody waits for a client that is held out."""
+    masks = {"secure_aggregation.enabled": True, "secure_aggregation.dropout": 0.2, "secure_aggregation.corrupt": 0.2}
+    chosen = {**WIDE, **private_toys.NOISE, **masks, **settings, "federation.cohort": cohort, "federation.rounds": 1}
+    built = private_toys.federation(chosen, 5, train=numbered((2,) * 60))
+    assert built.masks is not None
+    assert built.masks.invited == len(built.clients) < cohort
+    result = built.run()
+    assert result.summary["sampling_rate"] == pytest.approx(cohort / 60)
+    assert result.summary["cohort"] == cohort
+
+
+def test_if_the_coins_hold_everybody_out_it_is_said() -> None:
+    settings = {"evaluation.audit_fraction": 1.0, "evaluation.audit_unit": "client"}
+
+    def built(seed: int) -> Any:
+        return toys.federation(settings | {"federation.seed": seed}, train=numbered((1,) * 10)).held.members
+
+    assert built(0).any()
+    with pytest.raises(ConfigError, match=r"audit_fraction is 1, .*seed = 1194 hold out all 10 clients"):
+        built(1194)
+    for unit in ("example", "client"):
+        chosen = toys.config({**settings, "evaluation.audit_unit": unit, "federation.seed": 1194})
+        parts = toys.federation({"evaluation.audit_fraction": 0.0}, train=numbered((1,) * 10)).parts
+        found = replace(pool(chosen, parts), members=np.zeros(10, dtype=bool))
+        with (
+            patch.object(holding, "pool", lambda config, parts, found=found: found),
+            pytest.raises(ConfigError, match=f"10 {unit}s"),
+        ):
+            hold_out(chosen, parts)
 
 
 def test_dealt_by_the_coins_is_what_the_federation_trains_on() -> None:

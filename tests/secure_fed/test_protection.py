@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from privacy.clipping import AdaptiveGaussian
@@ -24,6 +25,14 @@ Z = {"privacy.noise_multiplier": 1.0}
 MASKS = {"secure_aggregation.enabled": True, "secure_aggregation.corrupt": 0.2, "secure_aggregation.dropout": 0.3}
 SHARES = {**CLIENT, **Z, **MASKS, "privacy.noise": "distributed"}
 HIDDEN = {**SHARES, "privacy.hidden_cohort": True}
+HIDDEN_TARGET = {
+    **CLIENT,
+    **MASKS,
+    "privacy.noise": "distributed",
+    "privacy.hidden_cohort": True,
+    "privacy.epsilon": 4.0,
+}
+FIXED = {"federation.sampling": "fixed"}
 
 
 def protection(settings: dict[str, Any], card: Card | None = None, clients: int = 4, units: int = 50) -> Protection:
@@ -56,8 +65,31 @@ def test_a_unit_has_its_place_and_its_sampling(
     for kind, expected in (("fixed", FixedSize), ("poisson", Poisson)):
         chosen = {**settings, "federation.cohort": 2, "federation.sampling": kind}
         drawn = cohort_sampler(toys.config(chosen), 4)
-        assert type(drawn) is expected
+        assert isinstance(drawn, expected)
         assert (drawn.expected, drawn.rate) == (2.0, 0.5)
+
+
+@pytest.mark.parametrize("settings", [CLIENT | {"privacy.epsilon": 4.0}, HIDDEN_TARGET], ids=["central", "hidden"])
+def test_nothing_that_is_planned_depends_on_how_many_the_coins_hold_out(settings: dict[str, Any]) -> None:
+    """The rate, what a mean is divided by, and the noise: as of all clients, who are in plain sight."""
+    config = toys.config({**settings, "federation.cohort": 6})
+    found = []
+    for held_out in (0, 1, 7, 11):
+        names = [f"client-{number}" for number in range(12 - held_out)]
+        sampler = cohort_sampler(config, len(names), held_out)
+        card, units = Card("toy", "", "", True), [50] * len(names)
+        plan = protect(config, card, names, units, sampler, passes=1).plan
+        assert plan is not None
+        found.append((sampler.rate, sampler.expected, plan.sampling_rate, plan.noise_multiplier, plan.epsilon()))
+        draws = [sampler.draw(np.random.default_rng(seed).random) for seed in range(50)]
+        assert {client for draw in draws for client in draw} == set(range(len(names)))
+    assert set(found) == {(0.5, 6.0, 0.5, *found[0][3:])}
+    fixed = toys.config({**settings, "federation.cohort": 6, "privacy.hidden_cohort": False} | FIXED)
+    assert [cohort_sampler(fixed, 12 - held_out, held_out) for held_out in (0, 5, 8)] == [
+        FixedSize(12, 6),
+        FixedSize(7, 6),
+        FixedSize(4, 4),
+    ]
 
 
 @pytest.mark.parametrize(

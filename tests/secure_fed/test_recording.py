@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import torch
 from secure_fed import recording
 from secure_fed.errors import ConfigError, RunDirectoryError
 from secure_fed.federation import Federation
+from secure_fed.methods.method import State
+from secure_fed.run_store import read_checkpoint
 from secure_fed.tensors import Tensors
 from tests.secure_fed import private_toys, toys
 
@@ -125,6 +128,125 @@ def test_a_recording_with_a_gap_is_no_recording(tmp_path: Path) -> None:
     (tmp_path / "run" / recording.FOLDER / "round-00001.safetensors").unlink()
     with pytest.raises(RunDirectoryError, match="lacks rounds"):
         recording.read(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "name", ["round-abc.safetensors", "round-3.safetensors", "round-000001.safetensors", "notes.txt"]
+)
+def test_other_files_beside_a_recording_are_none_of_it(tmp_path: Path, name: str) -> None:
+    recorded(tmp_path, UPDATES)
+    (tmp_path / "run" / recording.FOLDER / name).write_text("mine")
+    found = recording.read(tmp_path / "run")
+    assert found is not None
+    assert sorted(found.states) == [0, 1, 2, 3]
+
+
+def test_a_run_that_goes_on_clears_what_a_kill_left_of_its_recording(tmp_path: Path) -> None:
+    toys.federation(UPDATES | {"federation.rounds": 1}).run(tmp_path / "run")
+    folder = tmp_path / "run" / recording.FOLDER
+    (folder / "round-00002.safetensors.0123456789abcdef.part").write_text("half")
+    toys.federation(UPDATES).run(tmp_path / "run", resume=True)
+    assert sorted(file.name for file in folder.iterdir()) == [f"round-{n:05d}.safetensors" for n in range(4)]
+
+
+# Whose recording it is.
+
+HEAD_AT_HOME = {"method.personal": ["classifier.*"], "evaluation.record": "updates"}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        UPDATES,
+        {"evaluation.record": "models"},
+        UPDATES | MASKED,
+        UPDATES | {"method.name": "fra_lora"},
+        UPDATES | {"federation.sampling": "poisson", "federation.cohort": 1, "federation.rounds": 8},
+        HEAD_AT_HOME,
+    ],
+    ids=["updates", "models", "masks", "products", "few at a time", "personal"],
+)
+def test_what_a_run_recorded_is_its_own(tmp_path: Path, settings: dict[str, Any]) -> None:
+    found, federation, _ = recorded(tmp_path, settings)
+    checkpoint = read_checkpoint(tmp_path / "run")
+    assert checkpoint is not None
+    recording.require_of_run(found, checkpoint.state, federation.parts.names)
+
+
+def test_so_it_is_of_one_that_ended_early(tmp_path: Path) -> None:
+    ledger = tmp_path / "budget.sqlite"
+    private_toys.Ledger.create(ledger, data_set="wards", epsilon=7.0, delta=0.1)
+    stop = {"privacy.ledger": str(ledger), "privacy.on_exhausted": "stop", "federation.rounds": 6}
+    federation = private_toys.federation({**private_toys.NOISE, **stop, "evaluation.record": "updates"})
+    result = federation.run(tmp_path / "run")
+    found = recording.read(tmp_path / "run")
+    assert found is not None
+    assert 0 < result.state.round < 6
+    recording.require_of_run(found, result.state, federation.parts.names)
+
+
+def test_so_it_is_of_one_that_went_on(tmp_path: Path) -> None:
+    toys.federation(UPDATES | {"federation.rounds": 1}).run(tmp_path / "run")
+    federation = toys.federation(UPDATES)
+    result = federation.run(tmp_path / "run", resume=True)
+    found = recording.read(tmp_path / "run")
+    assert found is not None
+    recording.require_of_run(found, result.state, federation.parts.names)
+
+
+def test_without_its_last_rounds_it_is_refused(tmp_path: Path) -> None:
+    """And with one more, as of a run that was resumed and killed between a recording and its checkpoint."""
+    found, federation, result = recorded(tmp_path, UPDATES)
+    names = federation.parts.names
+    folder = tmp_path / "run" / recording.FOLDER
+    (folder / "round-00003.safetensors").unlink()
+    less = recording.read(tmp_path / "run")
+    assert less is not None
+    with pytest.raises(RunDirectoryError, match="it ends after round 2, and the run after round 3"):
+        recording.require_of_run(less, result.state, names)
+    with pytest.raises(RunDirectoryError, match=r"it ends after round 3, and the run after round 2 .*--resume"):
+        recording.require_of_run(found, replace(result.state, round=2), names)
+    with pytest.raises(RunDirectoryError, match="ends after round -1"):
+        recording.require_of_run(recording.Recorded({}), result.state, names)
+
+
+@pytest.mark.parametrize("asked", ["models", "updates"])
+def test_that_of_another_run_is_refused(tmp_path: Path, asked: str) -> None:
+    settings = {"evaluation.record": asked}
+    other, _, _ = recorded(tmp_path / "other", settings | {"training.lr": 0.0500001})
+    _, federation, result = recorded(tmp_path / "own", settings)
+    with pytest.raises(RunDirectoryError, match="its state after round 3 is another than the run's; put"):
+        recording.require_of_run(other, result.state, federation.parts.names)
+
+
+def test_that_of_other_clients_is_refused(tmp_path: Path) -> None:
+    found, federation, result = recorded(tmp_path, UPDATES)
+    with pytest.raises(RunDirectoryError, match="it names client 'client-1', which this run does not have"):
+        recording.require_of_run(found, result.state, [federation.parts.names[0], *"bc"])
+
+
+def test_that_of_more_clients_behind_masks_is_refused(tmp_path: Path) -> None:
+    found, federation, result = recorded(tmp_path, UPDATES | MASKED)
+    with pytest.raises(RunDirectoryError, match="sums of more than the 2 clients"):
+        recording.require_of_run(found, result.state, federation.parts.names[:2])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"w": torch.ones(2), "v": torch.zeros(1)},
+        {"w": torch.ones(3)},
+        {"w": torch.ones(2, dtype=torch.float64)},
+        {"w": torch.tensor([1.0, 1.0000001])},
+        {"v": torch.ones(2)},
+    ],
+    ids=["names more", "shape", "type", "one bit", "name"],
+)
+def test_a_last_state_that_differs_in_anything_is_another(other: dict[str, Any]) -> None:
+    own = State(Tensors({"w": torch.ones(2)}))
+    recording.require_of_run(recording.Recorded({0: Tensors({"w": torch.ones(2)})}), own, ["a"])
+    with pytest.raises(RunDirectoryError, match="its state after round 0"):
+        recording.require_of_run(recording.Recorded({0: Tensors(other)}), own, ["a"])
 
 
 def same(one: Tensors, other: Tensors) -> bool:

@@ -94,12 +94,51 @@ def test_an_unfinished_run_has_none_either(run_folder: RunFolder) -> None:
     assert TITLE not in told(run_folder(3, planned=5, finished=False))
 
 
+def audited(folder: Path, told: str) -> None:
+    """Lays an audit beside a run."""
+    (folder / "audit.html").write_text("an audit", encoding="utf-8")
+    (folder / "audit.json").write_text(told, encoding="utf-8")
+
+
 @pytest.mark.parametrize("edit", [measured(), lambda run: None])
 def test_the_audit_is_linked_where_there_is_one(run_folder: RunFolder, edit: Callable[[Run], None]) -> None:
     folder = run_folder(edit=edit)
     assert "audit.html" not in page(folder)
-    (folder / "audit.html").write_text("an audit", encoding="utf-8")
+    audited(folder, json.dumps({"rounds": len((folder / "metrics.jsonl").read_text().splitlines())}))
     assert page(folder).count('<a href="audit.html">') == 1
+    (folder / "audit.html").unlink()
+    assert "audit.html" not in page(folder)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        '{"rounds": 4}',
+        '{"rounds": 6}',
+        '{"rounds": 5.0}',
+        '{"rounds": "5"}',
+        '{"rounds": null}',
+        "{}",
+        "[5]",
+        '{"rou',
+        "",
+    ],
+)
+def test_an_audit_of_another_state_is_not_the_audit_of_this_run(run_folder: RunFolder, told: str) -> None:
+    """As of a run that was audited and then went on."""
+    folder = run_folder(5, planned=5, edit=measured())
+    audited(folder, told)
+    assert "audit.html" not in page(folder)
+    audited(folder, '{"rounds": 5}')
+    assert "audit.html" in page(folder)
+
+
+def test_an_audit_that_may_not_be_read_does_not_keep_the_report_from_being_written(run_folder: RunFolder) -> None:
+    folder = run_folder(edit=measured())
+    audited(folder, "")
+    (folder / "audit.json").unlink()
+    (folder / "audit.json").mkdir()
+    assert "audit.html" not in page(folder)
 
 
 @pytest.mark.parametrize("changes", [{"auc": "high"}, {"auc_interval": [0.1]}, {"tpr_at_fpr": {"0.01": {}}}])

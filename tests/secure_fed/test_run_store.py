@@ -16,7 +16,7 @@ from secure_fed import cli, durable, run_store
 from secure_fed.durable import append_line, atomic_write
 from secure_fed.errors import RunDirectoryError, StorageError
 from secure_fed.methods.method import State
-from secure_fed.run_store import RunStore, read_checkpoint, read_records
+from secure_fed.run_store import RunStore, read_checkpoint, read_records, resumable
 from secure_fed.tensors import LowRank, Tensors
 from tests.secure_fed import toys
 
@@ -119,10 +119,69 @@ def test_other_versions_of_packages_are_not_other_data(held: Path) -> None:
 
 def test_two_at_once_are_refused(held: Path) -> None:
     first = RunStore(held)
-    with pytest.raises(RunDirectoryError, match="is in use by another process; wait for it or choose another --out"):
+    with pytest.raises(RunDirectoryError, match="is in use by another process; wait for it, or choose another"):
         RunStore(held)
     first.close()
     RunStore(held).close()
+
+
+def test_a_reader_and_a_run_exclude_each_other_as_two_readers_do(held: Path) -> None:
+    first = RunStore(held)
+    with pytest.raises(RunDirectoryError, match="is in use by another process"), run_store.locked(held):
+        pass
+    first.close()
+    with run_store.locked(held):
+        with pytest.raises(RunDirectoryError, match="is in use by another process"):
+            RunStore(held)
+        with pytest.raises(RunDirectoryError, match="is in use by another process"), run_store.locked(held):
+            pass
+    RunStore(held).close()
+
+
+def test_a_reader_that_fails_lets_go(held: Path) -> None:
+    with pytest.raises(ZeroDivisionError), run_store.locked(held):
+        raise ZeroDivisionError
+    RunStore(held).close()
+
+
+@pytest.mark.parametrize(
+    "refusal", [PermissionError(errno.EACCES, "Permission denied"), OSError(errno.EROFS, "Read-only")]
+)
+def test_where_no_lock_can_be_made_a_run_is_read_without(
+    held: Path, monkeypatch: pytest.MonkeyPatch, refusal: OSError
+) -> None:
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise refusal
+
+    monkeypatch.setattr(run_store.filelock.FileLock, "acquire", refuse)
+    entered = False
+    with run_store.locked(held):
+        entered = True
+    assert entered
+
+
+def test_a_lock_file_that_cannot_be_opened_is_as_none(held: Path) -> None:
+    (held / ".lock").unlink(missing_ok=True)
+    (held / ".lock").mkdir()
+    with run_store.locked(held):
+        assert read_records(held)
+
+
+@pytest.mark.parametrize("name", ["nothing", "empty"])
+def test_where_there_is_no_run_nothing_is_held_and_nothing_made(tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with run_store.locked(tmp_path / name):
+        assert not list(tmp_path.glob("**/.lock"))
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_what_stops_a_run_from_outside_says_how_it_goes_on(held: Path, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt, match=r"^go on with `secure-fed train --resume --out .*`$"), resumable(held):
+        raise KeyboardInterrupt
+    with pytest.raises(StorageError, match=r"^full, with `secure-fed train --resume --out .*`$"), resumable(held):
+        raise StorageError("full")
+    with pytest.raises(KeyboardInterrupt, match=r"^$"), resumable(tmp_path / "nothing"):
+        raise KeyboardInterrupt
 
 
 def test_a_directory_with_a_run_or_anything_else_is_no_place_for_a_new_one(held: Path, tmp_path: Path) -> None:
@@ -142,10 +201,18 @@ def test_a_directory_with_a_run_or_anything_else_is_no_place_for_a_new_one(held:
 def test_what_a_killed_start_leaves_is_a_place_for_a_new_run(tmp_path: Path) -> None:
     RunStore(tmp_path / "run").close()
     (tmp_path / "run" / ".lock").touch()
-    (tmp_path / "run" / "config.json.part").write_text('{"mod')
+    (tmp_path / "run" / "config.json.0123456789abcdef.part").write_text('{"mod')
     run_store.require_unused(tmp_path / "run")
     begin(tmp_path / "run")
     assert run_store.read_config(tmp_path / "run") == toys.config()
+    assert not list((tmp_path / "run").glob("*.part"))
+
+
+def test_only_what_was_being_written_to_a_run_is_cleared_away(tmp_path: Path) -> None:
+    for name in ("checkpoint.safetensors.0123456789abcdef.part", "report.html.0123456789abcdef.part", "own.part"):
+        (tmp_path / name).write_text("half")
+    RunStore(tmp_path).close()
+    assert [file.name for file in tmp_path.glob("*.part")] == ["own.part"]
 
 
 def test_a_configuration_alone_is_a_run_that_has_not_begun(tmp_path: Path) -> None:
@@ -226,7 +293,7 @@ class FullDisk:
 def test_a_refused_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     atomic_write(tmp_path / "file", "old")
     monkeypatch.setattr(durable.os, "fsync", FullDisk(0))
-    with pytest.raises(StorageError, match=r"file cannot be written: No space left on device; .*--resume"):
+    with pytest.raises(StorageError, match=r"file cannot be written: No space left on device; make that"):
         atomic_write(tmp_path / "file", "new")
     with pytest.raises(StorageError, match="lines cannot be written: No space left"):
         append_line(tmp_path / "lines", "new")
@@ -288,7 +355,10 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(
         # Syncing a folder is a courtesy that may fail; it must not use up the count.
         patched.setattr(durable, "_sync_folder", lambda folder: None)
         assert cli.main([*command, "--out", str(out)]) == 1
-    assert "No space left on device" in sentence(capsys)
+    said = sentence(capsys)
+    assert "No space left on device" in said
+    begun, ended = writes > 0, writes > 6  # the configuration comes first, and after the result the report
+    assert ("train --resume --out" in said) == (begun and not ended)
     assert cli.main([*command, "--out", str(out), "--resume"]) == 0
     assert json.loads(capsys.readouterr().out)["rounds"] == 2
     assert [record["round"] for record in read_records(out)] == [1, 2]

@@ -1,0 +1,168 @@
+"""What an audit found of membership, in sentences: a leak, none, or that it cannot tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from attacks import evidence
+from attacks.reading import Audit, Cell
+from attacks.told_guarantee import ONE_IN
+from attacks.wording import UNITS, between, capital, confidence, guess, hundred, who
+from secure_fed.report.words import counted, percent
+from secure_fed.report.words import number as shown
+
+Standing = Literal["void", "leak", "none_found", "unsupported"]
+SERVERS = ("secure_server", "server")
+
+
+def standing(audit: Audit) -> Standing:
+    """What can be said of membership."""
+    if audit.baseline.at_chance is False:
+        return "void"
+    if any(evidence.holds_up(cell, audit) for cell in audit.cells):
+        return "leak"
+    return "none_found" if evidence.enough(audit) else "unsupported"
+
+
+def found_out(audit: Audit) -> str:
+    """The sentences of what it is."""
+    tellers = {"void": _void, "leak": _leak, "none_found": _none_found, "unsupported": _unsupported}
+    return tellers[standing(audit)](audit)
+
+
+def signs(audit: Audit) -> str:
+    """That an interval lies above chance, and what that is worth."""
+    best = evidence.strongest([cell for cell in audit.results if evidence.mark(cell, audit) == "sign"])
+    if best is None:
+        return ""
+    looks = evidence.looks(audit)
+    among = "" if looks < 2 else f" where {looks:,} numbers are looked at"
+    return (
+        f"There is a weak sign, no more: by itself the interval of {audit.attack_title(best.attack)} lies above 50"
+        f" ({_rate(best)}), which luck alone may bring about{among}. Repeat run and audit with another seed before you rely on"
+        " either reading."
+    )
+
+
+def inverted(audit: Audit) -> str:
+    """That an interval lies below chance, which is never privacy."""
+    below = [cell for cell in audit.results if evidence.mark(cell, audit) == "inverted"]
+    if not below:
+        return ""
+    low = min(below, key=lambda cell: cell.auc or 0.0)
+    return (
+        f"The interval of {audit.attack_title(low.attack)} lies below 50 ({_rate(low)}). That is not privacy: whoever turned"
+        " its answers round would be right more often than a coin, so its sign may be inverted."
+    )
+
+
+def missed(audit: Audit) -> str:
+    """How large a leak would probably not have been found."""
+    least = evidence.unnoticed(audit)
+    if least is None:
+        return ""
+    units = UNITS.get(audit.audited, "units")
+    return (
+        f"With this number of {units}, an attack that is right in {hundred(least)} of 100 cases would as likely as not have"
+        " gone unnoticed."
+    )
+
+
+def _leak(audit: Audit) -> str:
+    held = [cell for cell in audit.cells if evidence.holds_up(cell, audit)]
+    weakest = min((cell.vantage for cell in held), key=audit.rank)
+    first = evidence.strongest([cell for cell in held if cell.vantage == weakest])
+    worst = evidence.strongest(held)
+    if first is None or worst is None:
+        return ""
+    told = f"A leak was found. {capital(_found(audit, first))}"
+    if worst.vantage != first.vantage and (worst.auc or 0.0) > (first.auc or 0.0):
+        told += f" {capital(who(audit, worst.vantage))} is {_rate(worst)}."
+    results = [cell for cell in audit.results if evidence.holds_up(cell, audit)]
+    if len(audit.results) < 2:
+        return f"{told} {_tried(audit)}"
+    return f"{told} {_tried(audit)} {shown(len(results))} of them {'holds' if len(results) == 1 else 'hold'} up after that."
+
+
+def _none_found(audit: Audit) -> str:
+    best = evidence.strongest(audit.results)
+    if best is None:
+        return ""
+    of = " of membership" if evidence.named(audit) else ""
+    return f"No leak{of} was found. At best, {_found(audit, best)} {_tried(audit)}"
+
+
+def _void(audit: Audit) -> str:
+    return (
+        "This audit of membership is void. Those who were trained on and those who were not can be told apart by their texts"
+        f" alone, without any model{_baseline_rate(audit)}. So nothing that an attack found of membership can be blamed on the"
+        f" model, and nothing that it did not find speaks for it. Fair coins cause this by luck in one audit in {ONE_IN}:"
+        " repeat run and audit with another seed. If it comes again, something else than fair coins has chosen the members."
+    )
+
+
+def _unsupported(audit: Audit) -> str:
+    if not audit.of_membership:
+        return "This audit says nothing about membership: no attack on it gave a result."
+    if _largest(audit) is None:
+        return "This audit cannot tell of membership: it does not say how many units it compares."
+    return (
+        f"This audit cannot tell who was a member. It compares {_counts(audit)}; with fewer than"
+        f" {evidence.ENOUGH} on one side or both luck and a leak look alike."
+    )
+
+
+def _found(audit: Audit, cell: Cell) -> str:
+    """One cell in words: who, how often right, and whether the interval includes a coin's."""
+    told = f"{who(audit, cell.vantage)} {guess(audit.audited)} is right in {hundred(cell.auc)} of 100 cases, where"
+    told += " a coin is right in 50"
+    if cell.interval is not None:
+        low, high = cell.interval
+        side = "includes 50" if low <= evidence.CHANCE <= high else "does not include 50"
+        told += f"; the {confidence(audit)} interval, {between(low, high)}, {side}"
+    tail = next((tail for tail in cell.tails if evidence.tail_holds_up(tail, cell, audit)), None)
+    if tail is not None:
+        told += (
+            f". Wrong about {percent(tail.fpr)} of those that were held out, the same attack names {percent(tail.tpr)} of those"
+            " that trained"
+        )
+    return f"{told}."
+
+
+def _rate(cell: Cell) -> str:
+    interval = "" if cell.interval is None else f" (interval {between(*cell.interval)})"
+    return f"right in {hundred(cell.auc)} of 100 cases{interval}"
+
+
+def _tried(audit: Audit) -> str:
+    """How many numbers there were to choose from; an attack that finds more from a better place has several."""
+    results, attacks = len(audit.results), len({cell.attack for cell in audit.results})
+    if results < 2:
+        return f"This compares {_counts(audit)}."
+    made = (
+        f"{results} attacks on membership were made, which"
+        if attacks == results
+        else f"{counted(attacks, 'attack')} on membership gave {results} different results, which"
+    )
+    luck = "The more there are, the more look successful by luck alone; that has been allowed for."
+    return f"{made} compare {_counts(audit)}. {luck}"
+
+
+def _counts(audit: Audit) -> str:
+    members, non_members = _largest(audit) or (None, None)
+    return f"{shown(members)} {UNITS.get(audit.audited, 'units')} in training with {shown(non_members)} held out"
+
+
+def _largest(audit: Audit) -> tuple[int, int] | None:
+    """The sizes of the cell that can tell most: the one with most units on its smaller side."""
+    sizes: Sequence[tuple[int, int]] = [
+        (cell.members, cell.non_members)
+        for cell in audit.of_membership
+        if cell.members is not None and cell.non_members is not None
+    ]
+    return max(sizes, key=lambda one: (min(one), sum(one)), default=None)
+
+
+def _baseline_rate(audit: Audit) -> str:
+    return "" if audit.baseline.auc is None else f" (right in {hundred(audit.baseline.auc)} of 100 cases)"

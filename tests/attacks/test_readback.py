@@ -1,0 +1,213 @@
+"""Texts that were read back: when that is a leak, whose numbers decide, and what is said of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from attacks import readback
+from attacks.reading import read
+from attacks.verdict import verdict
+from tests.attacks.test_verdict import audit_of, cell
+
+Measured = dict[str, Any]
+
+
+def words(share: float, right: float = 1.0, **more: Any) -> Measured:
+    """Figures of the exact test by words alone."""
+    return {"bag_recall": share, "bag_precision": right, **more}
+
+
+def guesses(share: float, right: float, usual: float | None = None) -> Measured:
+    """Figures of guesses where the exact test does not apply."""
+    baseline = {} if usual is None else {"baseline_bag_recall": usual}
+    return {
+        "recall": None,
+        "bag_recall": None,
+        "guessed_bag_recall": share,
+        "guessed_bag_precision": right,
+        **baseline,
+    }
+
+
+def judged(measured: Measured, *others: Measured, **changes: Any) -> tuple[str, str]:
+    """Of an audit that found nothing of membership and that of the texts."""
+    found = verdict(audit_of(cell(0.5), {"auc": None, "vantage": "server", "measured": measured}, *others, **changes))
+    return found["level"], found["text"]
+
+
+def test_words_that_came_back_and_are_right_are_a_leak_although_their_places_are_open() -> None:
+    level, text = judged(words(1.0, recall=0.98, precision=0.23, updates=10, exact_applicable=10))
+    assert level == "leak"
+    assert text.startswith(
+        "A leak was found. Texts can be read back: a server that sees what every single client sends"
+    )
+    assert (
+        "named 100.0 % of the words of a client's texts (all that was named is right), and 98.0 % of the pairs of word and"
+        " place (23.0 % of those named are right), as a mean over 10 updates." in text
+    )
+    assert "No leak of membership was found." in text
+    assert "ittle" not in text
+
+
+def test_pairs_alone_are_a_leak_as_well() -> None:
+    assert judged({"recall": 0.6, "precision": 0.9})[0] == "leak"
+    level, text = judged(words(0.9, 0.1, recall=0.6, precision=0.9))
+    assert level == "leak"
+    assert "named 60.0 % of the words of a client's texts in their places (90.0 % of those named are right)" in text
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [
+        words(0.5),  # not more than half
+        words(1.0, 0.5),  # half of what was named is wrong
+        {"recall": 1.0, "precision": 0.01},
+        words(0.1),
+        guesses(0.9, 0.5, 0.1),
+        guesses(0.9, 0.9, 0.75),  # little more than the commonest words give
+        guesses(0.9, 0.9),  # nobody measured what these give
+        {"matching": {"bag_recall": 0.9, "bag_precision": 0.9, "baseline": 0.8}},
+        {"matching": {"bag_recall": 0.9, "bag_precision": 0.4, "baseline": 0.1}},
+        {"most_exposed": words(0.5), **words(0.3)},
+    ],
+)
+def test_what_is_no_leak(measured: Measured) -> None:
+    assert judged(measured)[0] == "none_found"
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [
+        words(0.51, 0.51),
+        words(0.2, all_rounds=words(1.0)),
+        words(0.2, all_rounds={**words(0.2), "most_exposed": words(0.9)}),
+        words(0.4, most_exposed=words(1.0)),
+        guesses(0.9, 0.51, 0.7),
+        {**guesses(0.4, 1.0, 0.1), "most_exposed_guess": guesses(0.9, 1.0, 0.1)},
+        words(0.1, all_rounds=guesses(0.9, 1.0, 0.1)),
+        {"matching": {"bag_recall": 1.0, "bag_precision": 0.9, "baseline": 0.1}},
+        {"guessed_recall": 0.58, "guessed_precision": 1.0, "baseline_recall": 0.1},
+    ],
+)
+def test_what_is_a_leak_wherever_it_stands(measured: Measured) -> None:
+    level, text = judged(measured)
+    assert level == "leak"
+    assert "Texts can be read back:" in text
+    assert judged(measured, baseline={"auc": 0.6, "at_chance": False})[0] == "leak"  # no coin has a part in it
+    alone = verdict(audit_of({"auc": None, "vantage": "server", "measured": measured}))
+    assert alone["level"] == "leak"
+    assert "says nothing about membership" in alone["text"]
+
+
+def test_a_void_audit_of_membership_says_so_beside_texts() -> None:
+    text = judged(words(0.9), baseline={"auc": 0.6, "at_chance": False})[1]
+    assert text.startswith("A leak was found. Texts can be read back:")
+    assert "This audit of membership is void." in text
+    text = judged(words(0.1), baseline={"auc": 0.6, "at_chance": False})[1]
+    assert text.startswith("This audit of membership is void.")
+    assert "Little of the texts was read back" in text
+
+
+def test_texts_are_told_beside_a_violation_and_beside_a_leak_of_membership() -> None:
+    texts = {"auc": None, "vantage": "server", "measured": words(0.9)}
+    broken = verdict(audit_of(cell(0.8, epsilon_lower=3.0), texts, unit="example", epsilon_accounted=1.0))
+    assert broken["level"] == "violation"
+    assert "Texts can be read back:" in broken["text"]
+    text = verdict(audit_of(cell(0.8), texts))["text"]
+    assert text.startswith("A leak was found. An outsider")
+    assert text.count("A leak was found") == 1
+    assert "Texts can be read back:" in text
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [
+        (0.199, "Little of the texts was read back"),
+        (0.2, "Part of the texts can be read back"),
+        (0.501, "Texts can be"),
+    ],
+)
+def test_how_much_it_is_has_a_word_that_is_true(share: float, said: str) -> None:
+    assert said in judged(words(share))[1]
+
+
+def test_where_a_part_was_read_it_is_not_said_that_no_leak_or_nothing_was_found() -> None:
+    level, text = judged(words(0.3))
+    assert level == "none_found"
+    assert "No leak of membership was found." in text
+    assert "To find nothing" not in text
+    assert "No leak was found." in judged(words(0.1))[1]
+
+
+def test_much_that_is_mostly_wrong_is_not_called_little() -> None:
+    text = judged(words(0.9, 0.1))[1]
+    assert "most of what was named for them is wrong: a server" in text
+    assert "90.0 % of the words of a client's texts (10.0 % of those named are right)" in text
+    assert "ittle" not in text
+
+
+def test_the_most_exposed_stands_beside_the_mean() -> None:
+    text = judged(words(0.52, updates=8, exact_applicable=6, most_exposed=words(0.75)))[1]
+    assert (
+        "named 52.0 % of the words of a client's texts (all that was named is right), as a mean over 8 updates, to 6 of which"
+        " the exact test applies; in the most exposed case 75.0 % of the words (all that was named is right)." in text
+    )
+    assert "most exposed" not in judged(words(0.52, most_exposed=words(0.52)))[1]
+
+
+def test_guesses_are_told_with_their_precision_and_what_public_texts_give() -> None:
+    text = judged(guesses(0.58, 0.97, 0.12))[1]
+    assert (
+        "Texts can be read back: by guesses a server that sees what every single client sends named 58.0 % of the words of a"
+        " client's texts (97.0 % of those named are right; as many of the commonest in public texts give 12.0 %)."
+        in text
+    )
+    text = judged(guesses(0.58, 0.97, 0.5))[1]
+    assert "gave no more, or not clearly more, than public texts alone give" in text
+    text = judged({"recall": None, "guessed_recall": 0.58, "guessed_precision": 1.0})[1]
+    assert "was not measured, so this is not counted as a leak" in text
+    assert "named 58.0 % of the words of a client's texts in their places (all that was named is right)" in text
+    assert "No leak was found" not in text
+
+
+def test_guesses_that_name_more_stand_beside_the_exact_test() -> None:
+    text = judged({**guesses(0.4, 0.9, 0.35), **words(0.1)})[1]
+    assert text.index("Little of the texts was read back") < text.index("Texts were guessed at")
+
+
+def test_sums_are_of_all_their_clients_and_of_whom_is_said() -> None:
+    assert "words of the texts of all clients of a sum" in judged(words(0.3, sums=2, cohorts_known=True))[1]
+    assert "of all clients that may be in a sum" in judged(words(0.3, sums=2, cohorts_known=False))[1]
+
+
+def test_every_adversary_has_a_sentence_and_stronger_ones_do_not_repeat_it() -> None:
+    sums, single = words(0.04, sums=3, updates=3), words(0.9, updates=3)
+    named = [
+        ("sum_inversion", "secure_server", sums),
+        ("sum_inversion", "server", sums),
+        ("gradient", "server", single),
+    ]
+    found = [{"attack": name, "vantage": at, "auc": None, "measured": of} for name, at, of in named]
+    seen = [{"name": name, "title": name} for name in ("outsider", "secure_server", "server")]
+    text = verdict(audit_of(cell(0.5), *found, vantages=seen))["text"]
+    assert text.count("Little of the texts was read back: a server that sees only sums") == 1
+    assert text.count("read back") == 2
+    assert text.index("Texts can be read back: a server that sees what") < text.index("Little of the texts")
+
+
+@pytest.mark.parametrize("odd", [None, float("nan"), -0.1, 1.1, "all", True, [0.9]])
+def test_what_is_no_share_is_no_number(odd: Any) -> None:
+    (found,) = read(audit_of({"auc": None, "measured": {"bag_recall": odd, "guessed_recall": odd}})).cells
+    assert readback.attempts(found) == ()
+    assert judged({"bag_recall": odd})[0] == "none_found"
+
+
+def test_a_precision_that_is_missing_is_not_held_against_what_was_read() -> None:
+    assert judged({"bag_recall": 0.9})[0] == "leak"
+
+
+def test_attacks_that_look_for_no_texts_say_nothing_of_them() -> None:
+    text = judged({"l1_error": 0.9, "baseline_l1": 1.2})[1]
+    assert "texts" not in text.replace("two texts", "")
