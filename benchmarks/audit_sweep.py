@@ -47,10 +47,11 @@ def line(row: dict[str, Any]) -> str:
     low, high = row["auc_interval"]
     caught = f"{row['tpr_at_1']['tpr']:.1%}" if row["tpr_at_1"] else "refused"
     epsilon = "none" if row["epsilon"] is None else f"{row['epsilon']:.2f}"
+    bound = "none" if row["epsilon_lower"] is None else f"{row['epsilon_lower']:.2f}, at delta {row['delta']:g}"
     area = f"{row['auc']:.3f} ({low:.3f} to {high:.3f})"
     return (
         f"| {epsilon} | {row['accuracy']:.1%} | `{row['attack']}`, {row['vantage']} | {area} | {caught} "
-        f"| {row['epsilon_lower']:.2f} |"
+        f"| {bound} | `{row['epsilon_lower_attack']}`, {row['epsilon_lower_vantage']} |"
     )
 
 
@@ -68,8 +69,8 @@ def main() -> None:
     first, *others = audits
     page = written(audits[first], first, others)
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores\n")
-    print("| epsilon | accuracy | strongest attack | AUC (interval) | members caught at 1 % | epsilon at least |")
-    print("|---|---|---|---|---|---|")
+    print("| epsilon | accuracy | strongest attack | AUC (interval) | members caught at 1 % | epsilon at least | by |")
+    print("|---|---|---|---|---|---|---|")
     print("\n".join(map(line, audits[first]["sweep"])))
     print(f"\n{page}")
 
