@@ -52,13 +52,7 @@ _LISTED = (
     Attack("lira_offline", "Likelihood ratio, offline", "Carlini et al. 2022", "outsider", shadows=True),
     Attack("rmia", "Robust membership inference", "Zarifzadeh et al. 2024", "outsider", shadows=True),
     Attack("round_losses", "Losses over the rounds", "Yeom et al. 2018", "fellow_client"),
-    Attack(
-        "regression",
-        "Steps explained by gradients",
-        "this project",
-        "fellow_client",
-        again=("secure_server", "server"),
-    ),
+    Attack("regression", "Steps explained by gradients", "this project", "fellow_client", again=("server",)),
     Attack(
         "canary_cosine",
         "Canaries of random direction",

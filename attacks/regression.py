@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +29,7 @@ from torch import Tensor
 
 from attacks import alignment
 from attacks.case import Case, Finding, Inapplicable, Settings
-from attacks.stepped import EVERYBODY, spaced, stepping, steps
+from attacks.stepped import EVERYBODY, examples_of, spaced, stepping, steps
 from secure_fed.tensors import Tensors
 
 Floats = NDArray[np.float64]
@@ -88,27 +87,18 @@ def _standing(case: Case, round_: int, towards: Mapping[str, Tensors], units: ND
     shared = [set(step) for step in towards.values()]
     names = [name for name in alignment.trained_names(federation, before, round_) if all(name in one for one in shared)]
     flat = torch.stack([alignment.flattened(step, names) for step in towards.values()]).to(federation.device)
-    examples, owner = _examples(case, units)
-    count = int(owner[-1]) + 1
+    population = [case.population[i] for i in range(min(len(case.population), POPULATION))]
+    asked, owner = examples_of(case, units)
+    count = len(units) + len(population)
+    whose = np.concatenate([owner, np.arange(len(units), count)])
     sketch = Sketch(flat.shape[1], _NUMBERS // count)
     rows = flat.new_zeros(count, sketch.width)
-    for some, found in alignment.gradients(federation, before, names, examples, owner):
+    for some, found in alignment.gradients(federation, before, names, [*asked, *population], whose):
         rows[torch.from_numpy(some).to(rows.device)] = sketch(found)
     part = needed(rows, sketch(flat))
     spread = part.std(axis=0)
     standing: Floats = np.divide(part - part.mean(axis=0), spread, out=np.zeros(part.shape), where=spread > 0)
     return standing[: len(units)]
-
-
-def _examples(case: Case, units: NDArray[np.int64]) -> tuple[list[Any], NDArray[np.int64]]:
-    """Those of the units and of the population, each of which is a unit of its own; and whose each is."""
-    looked_at, owner = case.looked_at
-    places = np.full(len(case.units), -1)
-    places[units] = np.arange(len(units))
-    at = np.flatnonzero(places[owner] >= 0)
-    population = [case.population[i] for i in range(min(len(case.population), POPULATION))]
-    whose = np.concatenate([places[owner[at]], len(units) + np.arange(len(population))])
-    return [*(looked_at[i] for i in at), *population], whose
 
 
 class Sketch:

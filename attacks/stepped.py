@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from attacks import alignment
 from attacks.case import Case
@@ -77,6 +79,15 @@ def _means(updates: Sequence[Update]) -> dict[str, Tensors]:
         total[name] = total[name] + part if name in total else part
         weight[name] = weight.get(name, 0.0) + update.weight
     return {name: total[name] * (1 / weight[name]) for name in total}
+
+
+def examples_of(case: Case, units: NDArray[np.int64]) -> tuple[list[Any], NDArray[np.int64]]:
+    """What is looked at of these units, ascending, and the place among them of the one that each example is of."""
+    looked_at, owner = case.looked_at
+    places = np.full(len(case.units), -1)
+    places[units] = np.arange(len(units))
+    at = np.flatnonzero(places[owner] >= 0)
+    return [looked_at[i] for i in at], places[owner[at]]
 
 
 def spaced(rounds: Sequence[int], most: int | None) -> list[int]:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from attacks import alignment
 from attacks.case import Case, Finding, Inapplicable, Settings
-from attacks.stepped import of_clients, spaced
+from attacks.stepped import examples_of, of_clients, spaced
 from secure_fed.recording import Update
 
 Floats = NDArray[np.float64]
@@ -91,11 +91,17 @@ def run(case: Case, settings: Settings) -> Finding:
 
 
 def _cosines(case: Case, round_: int, updates: Sequence[Update]) -> tuple[Floats, list[str]]:
-    """(units, clients) cosines with what each client sent in all passes of the round, and the clients' names."""
+    """(units, clients) cosines with what each client sent in all passes of the round, and the clients' names; 0 of units whose
+    client was not there, for whom they say nothing.
+    """
     sent = of_clients(case, round_, updates)
-    examples, owner = case.looked_at
-    before = case.seen.states[round_]
-    return alignment.cosines(case.federation, before, round_, examples, owner, list(sent.values())), list(sent)
+    own = np.flatnonzero(np.isin([unit.client for unit in case.units], list(sent)))
+    found = np.zeros((len(case.units), len(sent)))
+    if len(own):
+        examples, owner = examples_of(case, own)
+        before = case.seen.states[round_]
+        found[own] = alignment.cosines(case.federation, before, round_, examples, owner, list(sent.values()))
+    return found, list(sent)
 
 
 if __name__ == "__main__":
