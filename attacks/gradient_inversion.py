@@ -13,7 +13,7 @@ recall is below 1 even if everything of that part was found. Special and padding
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attacks.case import Inapplicable
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from attacks.case import Case, Finding, Settings
     from secure_fed.recording import Update
 
+NOTHING = "the exact test applies to none of the {count} {what} looked at, and nothing could be guessed ({why})"
 ROUNDS, CLIENTS, MATCHED = 3, 5, 3
 _MATCHED_TOKENS = 24
 _NOTE = "words are distinct tokens, places pairs of position and token; special tokens left out"
@@ -50,6 +51,8 @@ def run(case: Case, settings: Settings) -> Finding:
     failed = [one for one, recovery in zip(updates, found, strict=True) if not recovery.applies]
     if matched := _matched(at, failed):
         measured["matching"] = matched
+    elif named_nothing(measured) and named_nothing(measured["all_rounds"] or measured):
+        raise Inapplicable(NOTHING.format(count=len(rows), what="updates", why=measured["why_not"][0]))
     return Finding(measured=measured, note=_NOTE)
 
 
@@ -69,6 +72,11 @@ def picked(case: Case, settings: Settings) -> list[Update]:
 def _last_pass(own: Sequence[Update], round_: int) -> str:
     """The pass that carries changes, after any sketch of them."""
     return [one.pass_name for one in own if one.round == round_][-1]
+
+
+def named_nothing(told: Mapping[str, Any]) -> bool:
+    """Whether the exact test applied nowhere and there was nothing to guess: then shares of 0 would be no finding."""
+    return told["exact_applicable"] == 0 and told["guessed_precision"] is told["guessed_bag_precision"] is None
 
 
 def _together(at: Scene, updates: Sequence[Update]) -> dict[str, Any] | None:

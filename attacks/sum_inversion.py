@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from attacks.case import Inapplicable
 from attacks.factor_changes import Sent
-from attacks.gradient_inversion import ROUNDS
+from attacks.gradient_inversion import NOTHING, ROUNDS, named_nothing
 from attacks.inversion import NO_FACTORS, recover_all
 from attacks.scene import Scene, scene
 from attacks.token_scores import means
@@ -52,6 +52,8 @@ def run(case: Case, settings: Settings) -> Finding:
     measured: dict[str, Any] = {**means(rows), "sums": len(rows), "cohorts_known": known, "per_sum": rows}
     if case.seen.updates:
         measured["by_cohort"] = _faded(at, case)
+    if named_nothing(measured) and not any(measured.get("by_cohort", {}).values()):
+        raise Inapplicable(NOTHING.format(count=len(rows), what="sums", why=measured["why_not"][0]))
     return Finding(measured=measured, note=_NOTE if known else f"{_NOTE}; {_OF_MORE}")
 
 
