@@ -61,7 +61,7 @@ def summary(
         **_subject(federation),
         "rounds": state.round,
         "clients": len(federation.clients),
-        "cohort": round(len(federation.clients) * sampler.rate),  # places of those held out stay empty
+        "cohort": round(sampler.expected),
         "personal": list(federation.server.personal),
         **{name: last.get(name) for name in _METRICS},
         "membership": membership.measured(federation, state),
