@@ -16,7 +16,6 @@ from typing import Any
 
 from attacks.audit import audited, opened
 from attacks.case import Settings
-from attacks.catalogue import ATTACKS
 from attacks.command import written
 from attacks.reading import read
 from secure_fed import Federation, RunConfig
@@ -49,8 +48,7 @@ def main() -> None:
     chosen = parser.parse_args()
     out = chosen.out or Path(tempfile.mkdtemp()) / "run"
     result = Federation(configured(chosen.examples, chosen.clients, chosen.rounds, chosen.seed)).run(out)
-    names = [name for name, one in ATTACKS.items() if one.membership]
-    audit = audited(opened(out), names, Settings(references=chosen.references))
+    audit = audited(opened(out), settings=Settings(references=chosen.references))
     page, told = written(audit, out, ()), read(audit)
     print(
         f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores; accuracy {result.summary['accuracy']:.1%}, "
