@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from attacks.case import Case, Finding, Inapplicable, Settings, Shadows
 from attacks.catalogue import Attack
-from attacks.vantage import Seen, seen
+from attacks.vantage import VANTAGES, Seen, seen
 from secure_fed.errors import UsageError
 from secure_fed.federation import Federation
 
@@ -42,12 +42,13 @@ def findings(
         lambda done, of: progress(f"round {done} of {of} of the reference adapters"),
         target.final.round,
     )
+    views = {name: seen(name, target.final.tensors, target.recorded) for name in VANTAGES}
     found: dict[Where, Made | str] = {}
     for attack in attacks:
         progress(attack.title)
         before: Seen | None = None
         for vantage in attack.vantages:
-            now = seen(vantage, target.final.tensors, target.recorded)
+            now = views[vantage]
             if before is not None and (len(now.sums), len(now.updates)) == (len(before.sums), len(before.updates)):
                 continue
             nothing = why if attack.membership else ""

@@ -46,16 +46,6 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def protected() -> Audit:
-    return samples.protected()
-
-
-@pytest.fixture(scope="module")
-def unprotected() -> Audit:
-    return samples.unprotected()
-
-
-@pytest.fixture(scope="module")
 def violation() -> Audit:
     return samples.violation()
 

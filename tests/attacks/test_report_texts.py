@@ -22,16 +22,6 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plots, "drawing", lambda *args, **named: "<svg></svg>")
 
 
-@pytest.fixture(scope="module")
-def protected() -> Audit:
-    return samples.protected()
-
-
-@pytest.fixture(scope="module")
-def unprotected() -> Audit:
-    return samples.unprotected()
-
-
 def outlined(audit: Audit) -> Outline:
     return Outline(report.page(audit))
 
