@@ -135,7 +135,17 @@ def _case(clients: int, corrupt: float, dropout: float, active: bool, security: 
             raise ParameterError(f"{name} is {share}: give a share of the clients from 0 to below 1")
     if not 1 <= security <= 256:
         raise ParameterError(f"security is {security}: give a number of bits from 1 to 256, 40 being usual")
-    return _Case(clients, _count(corrupt, clients), _count(dropout, clients), active, security)
+    return _Case(clients, colluding(clients, corrupt), clients - surviving(clients, dropout), active, security)
+
+
+def surviving(clients: int, dropout: float) -> int:
+    """How many of so many clients are left when the share that may vanish has vanished."""
+    return clients - _count(dropout, clients)
+
+
+def colluding(clients: int, corrupt: float) -> int:
+    """How many of so many clients are assumed to collude with the server."""
+    return _count(corrupt, clients)
 
 
 def _count(share: float, clients: int) -> int:

@@ -16,15 +16,13 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from protocols.announcements import Delivery
 from protocols.dealing import Held, Keys, collect, deal
 from protocols.errors import Aborted, MessageError, ParameterError, ProtocolError, RangeError, Tampering
 from protocols.graph import Graph
-from protocols.keys import Identity, Secret, commitment
+from protocols.keys import Identity, Secret, commitment, pair_mask
 from protocols.masking import add_masks
-from protocols.messages import Advertise, Confirm, Masked, Reveal, Words
+from protocols.messages import Advertise, Confirm, Delivery, Masked, Reveal, Words
 from protocols.opening import check_survivors, confirmed, listed, open_shares, signers
-from protocols.pairs import pair_mask
 from protocols.parameters import Parameters, Policy
 from protocols.record import InMemory, Sessions
 from protocols.roster import Agreed, Identities, drawn, judged, topology

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from protocols.messages import DIGEST, SEALED, SHARE, SIGNATURE, Advertise
+from protocols.messages import DIGEST, HEADER, SEALED, SHARE, SIGNATURE, Advertise
 from protocols.parameters import Parameters, stages
-from protocols.wire import HEADER
 
 _ID, _COUNT = 4, 4
 

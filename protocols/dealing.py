@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from protocols.announcements import Delivery
 from protocols.errors import Tampering
-from protocols.keys import AgreementKey, Secret, commitment, seal, unseal
-from protocols.messages import SHARE, Advertise, Shares
-from protocols.pairs import channels
+from protocols.keys import AgreementKey, Secret, channels, commitment, seal, unseal
+from protocols.messages import SHARE, Advertise, Delivery, Shares
 from protocols.parameters import Parameters
 from protocols.shamir import split
 

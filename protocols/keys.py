@@ -4,6 +4,10 @@ agreement     X25519, fresh for every session
 identity      Ed25519, registered out of band
 derivation    HKDF-SHA256, salted with the session
 channel       ChaCha20-Poly1305; every key is derived for one message, so the nonce is zero
+pairs         a channel each way, and one mask
+
+The mask of clients i and j is PRG(s_ij), with s_ij derived from their mask keys. The smaller id adds it and the larger one
+takes it away, so in a sum over both it is gone. Whoever has the mask key of either can compute it.
 """
 
 from __future__ import annotations
@@ -60,6 +64,9 @@ class Secret:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Secret is not pickled")
+
+
+Mask = tuple[Secret, int]  # what keys the stream, and the sign with which it is added
 
 
 class AgreementKey:
@@ -179,6 +186,21 @@ def unseal(key: Secret, sealed: bytes, session: bytes, sender: int, receiver: in
     except InvalidTag:
         what = f"what client {sender} sealed for client {receiver} does not open: it was altered or moved"
         raise Tampering(what) from None
+
+
+def pair_mask(key: AgreementKey, public: bytes, session: bytes, me: int, other: int) -> Mask:
+    """What `me` adds on account of `other`, from the mask key of the one and the public mask key of the other.
+
+    It is also what takes off what `other` added on account of `me`.
+    """
+    secret = derive(key.agree(public), session, "mask", min(me, other), max(me, other))
+    return secret, 1 if other > me else -1
+
+
+def channels(key: AgreementKey, public: bytes, session: bytes, me: int, other: int) -> tuple[Secret, Secret]:
+    """The keys of what `me` sends to `other` and of what comes back. Each seals one message of a session."""
+    agreed = key.agree(public)
+    return derive(agreed, session, "share", me, other), derive(agreed, session, "share", other, me)
 
 
 def commitment(secret: Secret, session: bytes, purpose: str, owner: int) -> bytes:

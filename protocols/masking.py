@@ -20,10 +20,9 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from protocols.errors import ParameterError
-from protocols.keys import Secret
+from protocols.keys import Mask, Secret
 
 Words = NDArray[Any]  # uint32 or uint64
-Mask = tuple[Secret, int]  # a secret, and +1 or -1
 
 _PIECE = 1 << 17  # bytes: two of them fit a second-level cache
 _BLOCK = 16  # bytes of AES

@@ -1,7 +1,14 @@
-"""What a client says to the server, one frozen dataclass for each message. What the server says is in `announcements`.
+"""Every message of a session, one frozen dataclass each, and the bytes that it is written as.
 
-`to_bytes` and `from_bytes` are inverse to each other: bytes that `to_bytes` would not write are refused with `MessageError`
-(see `wire`). Which fields an advertisement has is decided by the parameters, on which both sides agree, never by the message.
+A message begins with 48 bytes, little-endian:
+
+    "SFSA" | version u8 | kind u8 | zero u16 | session 32 | sender u32 | zero u32
+
+The server's sender number is 2^32 - 1. Fields of fixed size and tables of ascending ids follow. `to_bytes` and `from_bytes` are
+inverse to each other: a length that does not come out even, an id out of order, a reserved byte that is not zero and a byte too
+many are each a `MessageError`. A table's length is compared with the bytes that are there before anything is made of it, so
+time and memory are bounded by the size of the message. Which fields an advertisement has is decided by the parameters, on which
+both sides agree, never by the message.
 
 Decoding says that bytes are a message of this session, kind and sender. Whether it is true is for `roster`, `opening`, `client`
 and `server` to judge.
@@ -12,12 +19,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protocols.parameters import PROTOCOL, Parameters
-from protocols.wire import HEADER, MAGIC, Buffer, Kind, Reader, Writer
+from protocols.errors import MessageError
+from protocols.parameters import PROTOCOL, SERVER, Parameters
 
 PUBLIC = 32  # an X25519 key
 DIGEST = 32
@@ -25,7 +34,96 @@ SIGNATURE = 64
 SHARE = 33  # one share of a 32-byte secret
 SEALED = 2 * SHARE + 16  # a share of the seed and one of the mask key, and the tag over both
 
+MAGIC = b"SFSA"
+HEADER = struct.Struct("<4sBBH32sII")
+_COUNT = struct.Struct("<I")
+
+Buffer = bytes | bytearray | memoryview
 Words = NDArray[np.uint32] | NDArray[np.uint64]
+Entries = Mapping[int, bytes]  # of a table, by id
+
+
+class Kind(IntEnum):
+    """What a message is. From 16 on they are the server's."""
+
+    ADVERTISE = 1
+    REVEAL = 2
+    SHARES = 3
+    MASKED = 4
+    CONFIRM = 5
+    OPENED = 6
+    ROSTER = 16
+    REVEALS = 17
+    DELIVERY = 18
+    SURVIVORS = 19
+    CONFIRMATIONS = 20
+
+
+class Reader:
+    """A message read from front to back. The header is checked first: version, kind, session, sender."""
+
+    def __init__(self, data: Buffer, kind: Kind, parameters: Parameters, sender: int) -> None:
+        self.data = memoryview(data).cast("B")
+        self.at = HEADER.size
+        self._name = kind.name.lower()
+        self._sender = sender
+        if len(self.data) < HEADER.size:
+            raise self.error(f"{len(self.data)} bytes, fewer than the {HEADER.size} of a header")
+        magic, version, found, zero, session, claimed, reserved = HEADER.unpack_from(self.data)
+        if magic != MAGIC:
+            raise self.error("it does not begin as a message of this protocol")
+        if version != PROTOCOL:
+            raise self.error(f"version {version} of the protocol, not {PROTOCOL}")
+        if found != kind:
+            raise self.error(f"kind {found}, not {int(kind)}: a message of another stage")
+        if session != parameters.session:
+            raise self.error("it belongs to another session, or to other parameters")
+        if claimed != sender:
+            raise self.error(f"its sender number is {claimed}")
+        if zero or reserved:
+            raise self.error("reserved bytes that are not zero")
+
+    def error(self, what: str) -> MessageError:
+        return MessageError(f"no {self._name} message: {what}", who=named(self._sender))
+
+    def take(self, size: int) -> bytes:
+        """The next `size` bytes, copied."""
+        return bytes(self.view(size))
+
+    def view(self, size: int) -> memoryview:
+        """The next `size` bytes, as they lie in the message."""
+        start, self.at = self.at, self.at + size
+        if self.at > len(self.data):
+            raise self.error(f"{self.at - len(self.data)} bytes are missing at the end")
+        return self.data[start : self.at]
+
+    def count(self) -> int:
+        number: int = _COUNT.unpack(self.view(_COUNT.size))[0]
+        return number
+
+    def table(self, width: int) -> dict[int, bytes]:
+        """id -> `width` bytes, ids ascending."""
+        entries = self.view(self.count() * (_COUNT.size + width))
+        found: dict[int, bytes] = {}
+        last = -1
+        for owner, value in _entry(width).iter_unpack(entries):
+            if owner <= last or owner == SERVER:
+                raise self.error(f"id {owner} is repeated, out of order or no client's")
+            found[owner] = value
+            last = owner
+        return found
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.end()
+
+    def end(self) -> None:
+        """Nothing may be left over."""
+        if self.at != len(self.data):
+            raise self.error(f"{len(self.data) - self.at} bytes too many at the end")
 
 
 @dataclass(frozen=True)
@@ -42,17 +140,12 @@ class Advertise:
         return struct.pack("<I", owner) + self.channel + self.mask + self.commitment
 
     def to_bytes(self, parameters: Parameters, sender: int) -> bytes:
-        writer = Writer(Kind.ADVERTISE, parameters, sender)
-        for value, size in zip(self.fields(), self.sizes(parameters), strict=True):
-            writer.put(value, size)
-        return writer.done()
+        return _written(Kind.ADVERTISE, parameters, sender, *zip(self.fields(), self.sizes(parameters), strict=True))
 
     @classmethod
     def from_bytes(cls, data: Buffer, parameters: Parameters, sender: int) -> Advertise:
-        reader = Reader(data, Kind.ADVERTISE, parameters, sender)
-        message = cls(*(reader.take(size) for size in cls.sizes(parameters)))
-        reader.end()
-        return message
+        with Reader(data, Kind.ADVERTISE, parameters, sender) as reader:
+            return cls(*(reader.take(size) for size in cls.sizes(parameters)))
 
     def fields(self) -> tuple[bytes, bytes, bytes, bytes]:
         return self.channel, self.mask, self.commitment, self.signature
@@ -76,17 +169,12 @@ class Reveal:
         return struct.pack("<I", owner) + roster + secret
 
     def to_bytes(self, parameters: Parameters, sender: int) -> bytes:
-        writer = Writer(Kind.REVEAL, parameters, sender)
-        writer.put(self.secret, DIGEST)
-        writer.put(self.signature, SIGNATURE)
-        return writer.done()
+        return _written(Kind.REVEAL, parameters, sender, (self.secret, DIGEST), (self.signature, SIGNATURE))
 
     @classmethod
     def from_bytes(cls, data: Buffer, parameters: Parameters, sender: int) -> Reveal:
-        reader = Reader(data, Kind.REVEAL, parameters, sender)
-        message = cls(reader.take(DIGEST), reader.take(SIGNATURE))
-        reader.end()
-        return message
+        with Reader(data, Kind.REVEAL, parameters, sender) as reader:
+            return cls(reader.take(DIGEST), reader.take(SIGNATURE))
 
 
 @dataclass(frozen=True)
@@ -97,17 +185,12 @@ class Shares:
     sealed: Mapping[int, bytes]  # by receiver
 
     def to_bytes(self, parameters: Parameters, sender: int) -> bytes:
-        writer = Writer(Kind.SHARES, parameters, sender)
-        writer.put(self.commitment, DIGEST)
-        writer.table(self.sealed, SEALED)
-        return writer.done()
+        return _written(Kind.SHARES, parameters, sender, (self.commitment, DIGEST), (self.sealed, SEALED))
 
     @classmethod
     def from_bytes(cls, data: Buffer, parameters: Parameters, sender: int) -> Shares:
-        reader = Reader(data, Kind.SHARES, parameters, sender)
-        message = cls(reader.take(DIGEST), reader.table(SEALED))
-        reader.end()
-        return message
+        with Reader(data, Kind.SHARES, parameters, sender) as reader:
+            return cls(reader.take(DIGEST), reader.table(SEALED))
 
 
 @dataclass(frozen=True)
@@ -126,10 +209,8 @@ class Masked:
     @classmethod
     def from_bytes(cls, data: Buffer, parameters: Parameters, sender: int) -> Masked:
         """The vector is a view of `data`."""
-        reader = Reader(data, Kind.MASKED, parameters, sender)
-        vector = np.frombuffer(reader.view(parameters.length * parameters.bits // 8), dtype=word(parameters))
-        reader.end()
-        return cls(vector)
+        with Reader(data, Kind.MASKED, parameters, sender) as reader:
+            return cls(np.frombuffer(reader.view(parameters.length * parameters.bits // 8), dtype=word(parameters)))
 
 
 @dataclass(frozen=True)
@@ -144,16 +225,12 @@ class Confirm:
         return struct.pack("<I", owner) + roster + survivors
 
     def to_bytes(self, parameters: Parameters, sender: int) -> bytes:
-        writer = Writer(Kind.CONFIRM, parameters, sender)
-        writer.put(self.signature, SIGNATURE)
-        return writer.done()
+        return _written(Kind.CONFIRM, parameters, sender, (self.signature, SIGNATURE))
 
     @classmethod
     def from_bytes(cls, data: Buffer, parameters: Parameters, sender: int) -> Confirm:
-        reader = Reader(data, Kind.CONFIRM, parameters, sender)
-        message = cls(reader.take(SIGNATURE))
-        reader.end()
-        return message
+        with Reader(data, Kind.CONFIRM, parameters, sender) as reader:
+            return cls(reader.take(SIGNATURE))
 
 
 @dataclass(frozen=True)
@@ -164,22 +241,123 @@ class Opened:
     keys: Mapping[int, bytes]
 
     def to_bytes(self, parameters: Parameters, sender: int) -> bytes:
-        writer = Writer(Kind.OPENED, parameters, sender)
-        writer.table(self.seeds, SHARE)
-        writer.table(self.keys, SHARE)
-        return writer.done()
+        return _written(Kind.OPENED, parameters, sender, (self.seeds, SHARE), (self.keys, SHARE))
 
     @classmethod
     def from_bytes(cls, data: Buffer, parameters: Parameters, sender: int) -> Opened:
-        reader = Reader(data, Kind.OPENED, parameters, sender)
-        message = cls(reader.table(SHARE), reader.table(SHARE))
-        reader.end()
+        with Reader(data, Kind.OPENED, parameters, sender) as reader:
+            message = cls(reader.table(SHARE), reader.table(SHARE))
         both = message.seeds.keys() & message.keys.keys()
         if both:
             raise reader.error(f"it holds both shares of client {min(both)}")
         return message
 
 
+@dataclass(frozen=True)
+class Roster:
+    """Who takes part, with what each has advertised."""
+
+    adverts: Mapping[int, Advertise]
+
+    def to_bytes(self, parameters: Parameters) -> bytes:
+        entries = {owner: b"".join(advert.fields()) for owner, advert in self.adverts.items()}
+        return _written(Kind.ROSTER, parameters, SERVER, (entries, sum(Advertise.sizes(parameters))))
+
+    @classmethod
+    def from_bytes(cls, data: Buffer, parameters: Parameters) -> Roster:
+        layout = struct.Struct("".join(f"{size}s" for size in Advertise.sizes(parameters)))
+        with Reader(data, Kind.ROSTER, parameters, SERVER) as reader:
+            entries = reader.table(layout.size)
+        return cls({owner: Advertise(*layout.unpack(entry)) for owner, entry in entries.items()})
+
+
+@dataclass(frozen=True)
+class Reveals:
+    """Everybody's part of the joint randomness."""
+
+    reveals: Mapping[int, Reveal]
+
+    def to_bytes(self, parameters: Parameters) -> bytes:
+        entries = {owner: reveal.secret + reveal.signature for owner, reveal in self.reveals.items()}
+        return _written(Kind.REVEALS, parameters, SERVER, (entries, DIGEST + SIGNATURE))
+
+    @classmethod
+    def from_bytes(cls, data: Buffer, parameters: Parameters) -> Reveals:
+        with Reader(data, Kind.REVEALS, parameters, SERVER) as reader:
+            entries = reader.table(DIGEST + SIGNATURE)
+        return cls({owner: Reveal(entry[:DIGEST], entry[DIGEST:]) for owner, entry in entries.items()})
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """To one client: what its neighbours sealed for it."""
+
+    sealed: Mapping[int, bytes]  # by sender
+
+    def to_bytes(self, parameters: Parameters) -> bytes:
+        return _written(Kind.DELIVERY, parameters, SERVER, (self.sealed, SEALED))
+
+    @classmethod
+    def from_bytes(cls, data: Buffer, parameters: Parameters) -> Delivery:
+        with Reader(data, Kind.DELIVERY, parameters, SERVER) as reader:
+            return cls(reader.table(SEALED))
+
+
+@dataclass(frozen=True)
+class Survivors:
+    """Whose vectors are in the sum."""
+
+    clients: tuple[int, ...]  # ascending
+
+    def to_bytes(self, parameters: Parameters) -> bytes:
+        return _written(Kind.SURVIVORS, parameters, SERVER, (dict.fromkeys(self.clients, b""), 0))
+
+    @classmethod
+    def from_bytes(cls, data: Buffer, parameters: Parameters) -> Survivors:
+        with Reader(data, Kind.SURVIVORS, parameters, SERVER) as reader:
+            return cls(tuple(reader.table(0)))
+
+
+@dataclass(frozen=True)
+class Confirmations:
+    """The survivors' signatures over the list of survivors."""
+
+    signatures: Mapping[int, bytes]  # by signer
+
+    def to_bytes(self, parameters: Parameters) -> bytes:
+        return _written(Kind.CONFIRMATIONS, parameters, SERVER, (self.signatures, SIGNATURE))
+
+    @classmethod
+    def from_bytes(cls, data: Buffer, parameters: Parameters) -> Confirmations:
+        with Reader(data, Kind.CONFIRMATIONS, parameters, SERVER) as reader:
+            return cls(reader.table(SIGNATURE))
+
+
 def word(parameters: Parameters) -> str:
     """numpy's name for the type of a vector's words."""
     return f"<u{parameters.bits // 8}"
+
+
+def named(sender: int) -> str:
+    """Who a sender number stands for."""
+    return "the server" if sender == SERVER else f"client {sender}"
+
+
+def _written(kind: Kind, parameters: Parameters, sender: int, *fields: tuple[bytes | Entries, int]) -> bytes:
+    """The header, then each field with its size in bytes; of a table, the size of an entry."""
+    parts = [HEADER.pack(MAGIC, PROTOCOL, kind, 0, parameters.session, sender, 0)]
+    for field, size in fields:
+        for value in [field] if isinstance(field, bytes) else field.values():
+            if len(value) != size:
+                raise MessageError(f"a field of a {kind.name.lower()} message has {len(value)} bytes, not {size}")
+        if isinstance(field, bytes):
+            parts.append(field)
+        else:
+            parts.append(_COUNT.pack(len(field)))
+            parts.extend(_COUNT.pack(owner) + field[owner] for owner in sorted(field))
+    return b"".join(parts)
+
+
+@cache
+def _entry(width: int) -> struct.Struct:
+    return struct.Struct(f"<I{width}s")

@@ -21,12 +21,11 @@ import hashlib
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 
-from protocols.announcements import Confirmations, Survivors
 from protocols.dealing import Held
 from protocols.errors import Aborted, Tampering
 from protocols.graph import Graph
 from protocols.keys import verify
-from protocols.messages import Confirm, Opened
+from protocols.messages import Confirm, Confirmations, Opened, Survivors
 from protocols.parameters import Parameters
 from protocols.roster import Identities
 

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 
 from protocols.errors import Aborted, ProtocolError, Tampering
 from protocols.graph import Graph
-from protocols.keys import AgreementKey, Secret, belongs, commitment
+from protocols.keys import AgreementKey, Mask, Secret, belongs, commitment, pair_mask
 from protocols.messages import Opened
-from protocols.pairs import Mask, pair_mask
 from protocols.parameters import Parameters
 from protocols.roster import Agreed
 from protocols.shamir import Rebuilder

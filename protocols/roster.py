@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
-from protocols.announcements import Reveals, Roster
 from protocols.errors import Aborted, Tampering
 from protocols.graph import Graph, complete, ring
 from protocols.keys import Secret, commitment, verify
-from protocols.messages import Advertise, Reveal
+from protocols.messages import Advertise, Reveal, Reveals, Roster
 from protocols.parameters import Parameters
 
 Identities = tuple[tuple[int, bytes], ...]  # the invited clients' public identity keys; empty in passive sessions

@@ -15,16 +15,29 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from protocols.announcements import Confirmations, Delivery, Reveals, Roster, Survivors
 from protocols.errors import Aborted, MessageError, ParameterError, ProtocolError, Tampering
 from protocols.graph import Graph, complete
 from protocols.masking import add_masks
-from protocols.messages import Advertise, Confirm, Masked, Opened, Reveal, Shares, Words, word
+from protocols.messages import (
+    Advertise,
+    Buffer,
+    Confirm,
+    Confirmations,
+    Delivery,
+    Masked,
+    Opened,
+    Reveal,
+    Reveals,
+    Roster,
+    Shares,
+    Survivors,
+    Words,
+    word,
+)
 from protocols.opening import quorum, signs
 from protocols.parameters import Parameters, registry_digest, stages
 from protocols.rebuilding import Ballot, core, masks_left
 from protocols.roster import Agreed, Identities, authentic, drawn, judged, revealed, topology, usable
-from protocols.wire import Buffer
 
 
 class Server:

@@ -175,7 +175,7 @@ def require_protectable(
 def _shares(config: RunConfig, noise_multiplier: float, contributors: int) -> DistributedGaussian:
     """Shares of noise that are enough without the clients that may vanish, and without those that collude."""
     from privacy.distributed import DistributedGaussian
-    from secure_fed.masked.terms import colluding, surviving
+    from protocols.choice import colluding, surviving
 
     settings = config.secure_aggregation
     counted = surviving(contributors, settings.dropout) - colluding(contributors, settings.corrupt)

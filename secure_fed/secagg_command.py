@@ -19,7 +19,7 @@ from secure_fed.errors import ConfigError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from protocols.simulate import Report, Simulation
+    from protocols.rig.simulate import Report, Simulation
 
 _QUIET_SECONDS = 2.0  # before anything is said of a run that goes on, and between two lines of it
 
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(chosen: argparse.Namespace) -> int:
     """Simulate, print, and return the exit status."""
     from protocols.errors import ParameterError
-    from protocols.simulate import Simulation, simulate
+    from protocols.rig.simulate import Simulation, simulate
 
     try:
         simulation = Simulation(
@@ -178,7 +178,7 @@ def _kinds() -> str:
     """All lies, with who should notice each and in which stage."""
     import textwrap
 
-    from protocols.tampering import ATTACKS
+    from protocols.rig.tampering import ATTACKS
 
     lines = ["kinds of lies for --tamper, each with who notices it in which stage:", ""]
     for attack in ATTACKS.values():

@@ -9,10 +9,9 @@ import math
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from functools import cached_property, lru_cache
 
-from protocols.choice import Choice, choose
+from protocols.choice import Choice, choose, colluding, surviving
 from protocols.errors import Aborted, ParameterError
 from protocols.keys import Identity
 from protocols.parameters import Parameters, Policy, registry_digest
@@ -149,16 +148,6 @@ class Terms:
         return Rounded(
             size, bits, clients, self.settings.range, math.inf, self.most_weight, with_loss=place == "nowhere"
         )
-
-
-def surviving(clients: int, dropout: float) -> int:
-    """How many of so many clients are left when the share that may vanish has vanished."""
-    return clients - math.floor(Fraction(str(dropout)) * clients)  # 0.29 is 29 / 100, as `protocols.choice` takes it
-
-
-def colluding(clients: int, corrupt: float) -> int:
-    """How many of so many clients are assumed to collude with the server."""
-    return math.floor(Fraction(str(corrupt)) * clients)
 
 
 @lru_cache(maxsize=1024)

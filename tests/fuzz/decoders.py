@@ -24,11 +24,22 @@ import atheris  # type: ignore[import-untyped]
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 with atheris.instrument_imports(include=["protocols"]):
-    from protocols.announcements import Confirmations, Delivery, Reveals, Roster, Survivors
     from protocols.client import Client
     from protocols.dealing import Keys
     from protocols.errors import MessageError, ProtocolError
-    from protocols.messages import Advertise, Confirm, Masked, Opened, Reveal, Shares
+    from protocols.messages import (
+        Advertise,
+        Confirm,
+        Confirmations,
+        Delivery,
+        Masked,
+        Opened,
+        Reveal,
+        Reveals,
+        Roster,
+        Shares,
+        Survivors,
+    )
     from protocols.parameters import SERVER, Parameters, stages
     from protocols.server import Server
     from tests.fuzz.mutations import Noise, Pick, mutated

@@ -6,10 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from protocols.dealing import Keys
-from protocols.keys import AgreementKey, Secret
+from protocols.keys import AgreementKey, Secret, pair_mask
 from protocols.masking import add_masks
 from protocols.messages import Masked
-from protocols.pairs import pair_mask
 from tests.protocols.randomness import Words
 from tests.protocols.sessions import Cast, Play, play
 

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocols.announcements import Confirmations, Delivery, Reveals, Roster, Survivors
 from protocols.client import Client, steps
 from protocols.dealing import Keys
 from protocols.errors import Aborted, MessageError, ParameterError, ProtocolError, RangeError, Spent, Tampering
 from protocols.keys import AgreementKey, Identity
-from protocols.messages import Advertise, Confirm, Opened, Reveal
+from protocols.messages import Advertise, Confirm, Confirmations, Delivery, Opened, Reveal, Reveals, Roster, Survivors
 from protocols.parameters import Policy
 from protocols.record import InMemory, OnDisk
 from protocols.roster import SMALL_ORDER, point

@@ -14,11 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols import shamir
-from protocols.decoding import misplaced
 from protocols.errors import Tampering
-from protocols.interpolation import PRIME, Interpolation
 from protocols.keys import Secret
-from protocols.shamir import SHARE, Rebuilder, split
+from protocols.shamir import PRIME, SHARE, Interpolation, Rebuilder, misplaced, split
 
 RAW = bytes(range(7, 39))
 SIZES = [(2, 1), (3, 1), (5, 3), (6, 5), (7, 4), (8, 4), (12, 5), (20, 14), (31, 17), (98, 72)]

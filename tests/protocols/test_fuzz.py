@@ -18,11 +18,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from protocols.announcements import Confirmations, Delivery, Reveals, Roster, Survivors
 from protocols.errors import MessageError
-from protocols.messages import Advertise, Confirm, Masked, Opened, Reveal, Shares
+from protocols.messages import (
+    Advertise,
+    Confirm,
+    Confirmations,
+    Delivery,
+    Kind,
+    Masked,
+    Opened,
+    Reader,
+    Reveal,
+    Reveals,
+    Roster,
+    Shares,
+    Survivors,
+)
 from protocols.parameters import SERVER, Parameters
-from protocols.wire import Kind, Reader
 from tests.fuzz.mutations import mutated
 from tests.protocols.fooling import CASTS, choices, messages, pool, recorded
 

@@ -12,11 +12,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols.announcements import Confirmations, Delivery, Reveals, Roster, Survivors
 from protocols.errors import MessageError
-from protocols.messages import Advertise, Confirm, Masked, Opened, Reveal, Shares
+from protocols.messages import (
+    HEADER,
+    Advertise,
+    Confirm,
+    Confirmations,
+    Delivery,
+    Kind,
+    Masked,
+    Opened,
+    Reader,
+    Reveal,
+    Reveals,
+    Roster,
+    Shares,
+    Survivors,
+)
 from protocols.parameters import SERVER, Parameters
-from protocols.wire import HEADER, Kind, Reader
 
 CLIENTS = tuple(range(10, 20))
 SENDER = 12

@@ -16,10 +16,9 @@ from protocols.client import Client
 from protocols.dealing import Keys
 from protocols.errors import Aborted, MessageError, ProtocolError
 from protocols.graph import Graph, complete, ring
-from protocols.keys import Secret
+from protocols.keys import Secret, pair_mask
 from protocols.masking import add_masks
 from protocols.messages import Masked, Opened, Shares
-from protocols.pairs import pair_mask
 from protocols.parameters import stages
 from protocols.rebuilding import core
 from protocols.server import Server

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocols.announcements import Roster
 from protocols.errors import Aborted, MessageError, ParameterError, ProtocolError, Tampering
 from protocols.keys import AgreementKey, Identity
-from protocols.messages import Advertise, Masked, Opened, Shares
+from protocols.messages import Advertise, Masked, Opened, Roster, Shares
 from protocols.server import Server
 from tests.protocols.sessions import Cast, Play, cast, play
 

@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols import interpolation, shamir
+from protocols import shamir
 from protocols.errors import Aborted, ParameterError, Tampering
-from protocols.interpolation import PRIME, Interpolation, inverses
 from protocols.keys import Secret
-from protocols.shamir import SHARE, Rebuilder, split
+from protocols.shamir import PRIME, SHARE, Interpolation, Rebuilder, inverses, split
 
 RAW = bytes(range(7, 39))
 
@@ -90,7 +89,7 @@ def test_the_extreme_secrets_come_back(raw: bytes) -> None:
 
 def test_fewer_shares_than_the_threshold_are_equally_likely_for_every_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over the integers modulo 7, with every coefficient: behind any t - 1 shares stands each secret, once."""
-    monkeypatch.setattr(interpolation, "PRIME", 7)
+    monkeypatch.setattr(shamir, "PRIME", 7)
     for holders in itertools.combinations(range(6), 2):
         seen: Counter[tuple[int, ...]] = Counter()
         for secret, *coefficients in itertools.product(range(7), repeat=3):
@@ -295,14 +294,14 @@ def test_shares_of_another_polynomial_with_the_same_secret_are_wrong() -> None:
 
 def test_the_audit_is_at_a_point_that_nobody_can_predict(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    draw = interpolation.secrets.randbelow
+    draw = shamir.secrets.randbelow
 
     def noted(below: int) -> int:
         asked.append(below)
         return draw(below)
 
     shares = split(Secret(RAW), 2, range(4))
-    monkeypatch.setattr(interpolation.secrets, "randbelow", noted)
+    monkeypatch.setattr(shamir.secrets, "randbelow", noted)
     Rebuilder().rebuild(shares, 2, is_secret(RAW))
     assert asked == [PRIME - 2**64]
 

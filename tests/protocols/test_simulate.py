@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from protocols import simulate as module
 from protocols.client import Client
 from protocols.costs import traffic
 from protocols.errors import ParameterError
 from protocols.parameters import stages
+from protocols.rig import simulate as module
+from protocols.rig.simulate import Simulation, departures, simulate
 from protocols.server import Server
-from protocols.simulate import Simulation, departures, simulate
 
 RING = {"clients": 24, "neighbours": 10, "corrupt": 0.0}
 MODES: dict[str, dict[str, Any]] = {

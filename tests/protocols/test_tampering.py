@@ -16,12 +16,12 @@ import protocols.server
 from protocols.client import Client
 from protocols.errors import Aborted, ParameterError
 from protocols.graph import Graph
+from protocols.messages import Reader
 from protocols.parameters import Parameters, Policy
 from protocols.record import InMemory
+from protocols.rig.simulate import Report, Simulation, simulate
+from protocols.rig.tampering import ATTACKS, attack_of
 from protocols.server import Server
-from protocols.simulate import Report, Simulation, simulate
-from protocols.tampering import ATTACKS, attack_of
-from protocols.wire import Reader
 
 MODES: dict[str, dict[str, Any]] = {
     "passive": {"clients": 8},

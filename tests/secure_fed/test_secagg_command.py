@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from protocols.parameters import Policy
+from protocols.rig.tampering import ATTACKS
 from protocols.server import Server
-from protocols.tampering import ATTACKS
 from secure_fed import secagg_command
 from secure_fed.cli import main
 
@@ -135,7 +135,7 @@ def test_a_sum_that_aborted_or_is_wrong_is_a_failure(told: Told, monkeypatch: py
         assert status == 1
         assert "WRONG" in out
     everybody = {"mask": list(range(8))}
-    monkeypatch.setattr("protocols.simulate.departures", lambda parameters, count: everybody)
+    monkeypatch.setattr("protocols.rig.simulate.departures", lambda parameters, count: everybody)
     status, out, _ = told(*SMALL, "--json")
     facts = json.loads(out)
     assert (status, facts["exact"], facts["survivors"]) == (1, None, 0)

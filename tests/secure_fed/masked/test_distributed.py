@@ -14,8 +14,8 @@ from scipy.stats import kstest
 from privacy import distributed
 from privacy.distributed import DistributedGaussian
 from privacy.entropy import SystemEntropy
+from protocols.choice import colluding, surviving
 from protocols.errors import Aborted
-from secure_fed.masked.terms import colluding, surviving
 from secure_fed.masked.words import Noised, Said
 from tests.secure_fed import private_toys
 from tests.secure_fed.masked import wide_toys

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from protocols.choice import choose
+from protocols.choice import choose, colluding, surviving
 from protocols.errors import ParameterError
 from protocols.parameters import Parameters
 from secure_fed.config.sections import SecureAggregationConfig
 from secure_fed.errors import ConfigError
-from secure_fed.masked.terms import Registry, Terms, colluding, surviving
+from secure_fed.masked.terms import Registry, Terms
 from secure_fed.protection import Protection
 from tests.secure_fed.masked.wide_toys import DISTRIBUTED, HIDDEN, federation
 

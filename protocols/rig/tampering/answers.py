@@ -5,13 +5,11 @@ from __future__ import annotations
 import copy
 import hashlib
 
-from protocols.announcements import Confirmations
-from protocols.attack import Attack, Inbox
 from protocols.errors import Aborted, MessageError, Spent, Tampering
 from protocols.keys import Identity
-from protocols.messages import Confirm
-from protocols.staging import Scene
-from protocols.tampering.means import listing
+from protocols.messages import Confirm, Confirmations
+from protocols.rig.scene import Attack, Inbox, Scene
+from protocols.rig.tampering.means import listing
 
 
 def _ask_again(scene: Scene, stage: str) -> None:

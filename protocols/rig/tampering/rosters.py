@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from protocols.announcements import Delivery, Reveals, Roster
-from protocols.attack import Attack, Inbox
 from protocols.errors import Aborted, Tampering
 from protocols.keys import Identity
-from protocols.messages import SEALED, Advertise
-from protocols.staging import Scene
-from protocols.tampering.means import Tell, earlier, forged, signed
+from protocols.messages import SEALED, Advertise, Delivery, Reveals, Roster
+from protocols.rig.scene import Attack, Inbox, Scene
+from protocols.rig.tampering.means import Tell, earlier, forged, signed
 
 Adverts = dict[int, Advertise]
 

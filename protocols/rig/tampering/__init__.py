@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from protocols.attack import Attack
 from protocols.errors import ParameterError
-from protocols.tampering.answers import ANSWERS
-from protocols.tampering.clients import CLIENTS
-from protocols.tampering.lists import LISTS
-from protocols.tampering.proposals import PROPOSALS
-from protocols.tampering.rosters import ROSTERS
-from protocols.tampering.vectors import VECTORS
+from protocols.rig.scene import Attack
+from protocols.rig.tampering.answers import ANSWERS
+from protocols.rig.tampering.clients import CLIENTS
+from protocols.rig.tampering.lists import LISTS
+from protocols.rig.tampering.proposals import PROPOSALS
+from protocols.rig.tampering.rosters import ROSTERS
+from protocols.rig.tampering.vectors import VECTORS
 
 ATTACKS: dict[str, Attack] = {
     attack.kind: attack for attack in (*VECTORS, *CLIENTS, *PROPOSALS, *ROSTERS, *LISTS, *ANSWERS)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from protocols.announcements import Survivors
-from protocols.attack import SERVER, Inbox
 from protocols.keys import AgreementKey, Identity
-from protocols.messages import Advertise
+from protocols.messages import Advertise, Survivors
 from protocols.parameters import Policy, registry_digest
-from protocols.staging import Scene
+from protocols.rig.scene import SERVER, Inbox, Scene
 
 Change = Callable[[Scene, bytes], bytes]
 Tell = Callable[[Scene, str, Inbox], Inbox]

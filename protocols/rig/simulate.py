@@ -18,14 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from protocols.attack import HONEST, Attack
 from protocols.choice import Choice, choose
 from protocols.errors import ParameterError
 from protocols.keys import Identity
 from protocols.parameters import Parameters, Policy, registry_digest, stages
-from protocols.staging import Progress, Scene, Tally
-from protocols.tampering import attack_of
-from protocols.tampering.verdict import Verdict, verdict
+from protocols.rig.scene import HONEST, Attack, Progress, Scene, Tally
+from protocols.rig.tampering import attack_of
+from protocols.rig.verdict import Verdict, verdict
 
 FORESEEN = 10  # a session is chosen for at least one in so many missing
 _MOST_CLIENTS, _MOST_DIM = 100_000, 100_000_000  # what one process can be asked for

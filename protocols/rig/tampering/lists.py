@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from protocols.attack import Attack, Inbox
 from protocols.errors import Aborted, MessageError, Tampering
-from protocols.staging import Scene
-from protocols.tampering.means import Tell, earlier, listing, unheard
+from protocols.rig.scene import Attack, Inbox, Scene
+from protocols.rig.tampering.means import Tell, earlier, listing, unheard
 
 Change = Callable[[Scene, set[int]], None]
 

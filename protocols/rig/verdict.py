@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protocols.attack import SERVER
-from protocols.staging import Refusal, Scene
+from protocols.rig.scene import SERVER, Refusal, Scene
 
 
 @dataclass(frozen=True)

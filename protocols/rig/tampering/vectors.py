@@ -6,13 +6,12 @@ import random
 
 import numpy as np
 
-from protocols.attack import Attack
 from protocols.errors import MessageError, Tampering
+from protocols.keys import Mask, pair_mask
 from protocols.masking import add_masks
 from protocols.messages import Masked
-from protocols.pairs import Mask, pair_mask
-from protocols.staging import Scene
-from protocols.tampering.means import found_out, refused
+from protocols.rig.scene import Attack, Scene
+from protocols.rig.tampering.means import found_out, refused
 
 _METADATA = b'{"examples": 412, "loss": 0.31}'
 

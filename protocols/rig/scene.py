@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from protocols import opening, roster
-from protocols.attack import HONEST, PARAMETERS, SERVER, Attack, Inbox
 from protocols.client import Client
 from protocols.errors import ProtocolError, Tampering
 from protocols.keys import Identity
@@ -23,6 +22,10 @@ from protocols.messages import Words, word
 from protocols.parameters import Parameters, Policy, stages
 from protocols.server import Server
 
+SERVER = -1  # who the server is among those that may notice something
+PARAMETERS = "parameters"  # the stage before the first: what a session is to be
+
+Inbox = dict[int, bytes]  # what the server tells, by client
 METHODS = {stage: stage for stage in ("advertise", "reveal", "share", "mask", "unmask")} | {"consistency": "confirm"}
 
 Progress = Callable[[str, int, int], None]  # stage, clients that are done with it, of how many
@@ -47,6 +50,49 @@ class Tally:
     client_seconds: list[float] = field(default_factory=list)
     server_seconds: float = 0.0
     answered: int = 0
+
+
+def as_proposed(parameters: Parameters) -> Parameters:
+    return parameters
+
+
+def as_told(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
+    return inbox
+
+
+def as_sent(scene: Scene, stage: str, client: int, answer: bytes) -> None:
+    scene.hear(client, answer)
+
+
+def nothing_more(scene: Scene, stage: str) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Attack:
+    """A lie, who should notice it, when, and with which error.
+
+    Every client that is told something false in `stage` has to refuse it, and every false message that the server is sent
+    (`Scene.hear` with lie=True) has to be refused by it. `stage` is that of a session, or "roster" or "survivors" for the
+    one in which these are shown, or "" for each.
+    """
+
+    kind: str
+    does: str
+    catcher: str  # "server" or "clients"
+    stage: str
+    error: type[ProtocolError]
+    active: bool = False  # only an active session can notice it
+    ring: bool = False  # there has to be a ring
+    exact: bool = False  # the others must get their sum all the same
+    propose: Callable[[Parameters], Parameters] = as_proposed  # what session the clients are asked into
+    tell: Callable[[Scene, str, Inbox], Inbox] = as_told  # what the server tells, in the place of what it should
+    send: Callable[[Scene, str, int, bytes], None] = as_sent  # what becomes of a client's answer
+    closing: Callable[[Scene, str], None] = nothing_more  # before the server ends a stage
+    outcome: Callable[[Scene], str] | None = None  # where nobody has to refuse: what came out right, "" if it did not
+
+
+HONEST = Attack("", "nobody lies", "", "", ProtocolError)
 
 
 @dataclass

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from protocols.attack import PARAMETERS, Attack
 from protocols.errors import ParameterError
 from protocols.keys import Identity
 from protocols.parameters import Parameters, registry_digest
+from protocols.rig.scene import PARAMETERS, Attack
 
 
 def _low_threshold(parameters: Parameters) -> Parameters:

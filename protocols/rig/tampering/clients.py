@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from protocols.attack import Attack
 from protocols.errors import MessageError, ProtocolError, Tampering
 from protocols.keys import Identity, Secret
 from protocols.messages import Advertise, Opened, Shares
-from protocols.staging import Scene
-from protocols.tampering.means import earlier, forged, found_out, refused, signed, unheard
+from protocols.rig.scene import Attack, Scene
+from protocols.rig.tampering.means import earlier, forged, found_out, refused, signed, unheard
 
 
 def _changed_advert(scene: Scene, answer: bytes, mask: bytes) -> bytes:
