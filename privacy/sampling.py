@@ -6,6 +6,7 @@ a sampling that did not happen. Both laws need the coins to stay secret; from wh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -26,6 +27,10 @@ class Sampler(Protocol):
     @property
     def expected(self) -> float:
         """The expected number of members in a draw: public, and what a private mean is divided by."""
+
+    @property
+    def most(self) -> int:
+        """The largest number of members that a draw can have: public."""
 
     @property
     def rate(self) -> float:
@@ -54,6 +59,10 @@ class FixedSize:
         return float(self.size)
 
     @property
+    def most(self) -> int:
+        return self.size
+
+    @property
     def rate(self) -> float:
         return self.size / self.population
 
@@ -78,7 +87,21 @@ class Poisson:
 
     @property
     def expected(self) -> float:
-        return self.population * self.rate
+        return self.most * self.rate
+
+    @property
+    def most(self) -> int:
+        return self.population
+
+    def seldom_exceeded(self, chance: float) -> int:
+        """A number of members that a draw exceeds with a probability of at most `chance`; it goes by `most` and `rate` alone.
+
+        Chernoff's bound: of n coins of rate q at least m land with a probability of at most exp(-n KL(m/n || q)), if m > n q.
+        """
+        for members in range(math.ceil(self.expected), self.most):
+            if -self.most * _divergence((members + 1) / self.most, self.rate) <= math.log(chance):
+                return members
+        return self.most
 
     def draw(self, uniform: Uniform) -> list[int]:
         return np.flatnonzero(uniform(self.population) < self.rate).tolist()
@@ -87,3 +110,9 @@ class Poisson:
         from privacy.accounting import poisson_sampled
 
         return poisson_sampled(self.rate, noise_multiplier)
+
+
+def _divergence(share: float, rate: float) -> float:
+    """KL(share || rate) of two coins, for a share above the rate."""
+    without = (1 - share) * math.log((1 - share) / (1 - rate)) if share < 1 else 0.0
+    return share * math.log(share / rate) + without

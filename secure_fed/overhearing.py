@@ -39,5 +39,5 @@ class Decoded:
         self.hear(request, found)
         return found
 
-    def expected_traffic(self, layout: Layout, request: Request, cohort: int) -> tuple[int, int]:
+    def expected_traffic(self, layout: Layout, request: Request, cohort: float) -> tuple[float, float]:
         return self.inner.expected_traffic(layout, request, cohort)

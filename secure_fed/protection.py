@@ -129,14 +129,15 @@ def protect(
 class Places(Poisson):
     """A coin for each place of a federation, of which `empty` are those of clients that are held out for an audit.
 
-    Both the rate and the number by which a mean is divided go by all places, and so do not depend on who was held out.
+    The rate, the number by which a mean is divided and the most that a draw can have go by all places, and so do not depend on
+    who was held out.
     """
 
     empty: int = 0
 
     @property
-    def expected(self) -> float:
-        return (self.population + self.empty) * self.rate
+    def most(self) -> int:
+        return self.population + self.empty
 
 
 def cohort_sampler(config: RunConfig, clients: int, held_out: int = 0) -> Sampler:

@@ -138,26 +138,25 @@ class Server:
         if not self.protection.hides_cohort:
             return record
         up, down = self._traffic(state, plan)
-        cohort = self.sampler.expected
-        sizes = {"bytes_up": round(cohort * up), "bytes_down": round(cohort * down)}
+        sizes = {"bytes_up": round(up), "bytes_down": round(down)}
         if "masked" in record:
             record = record | {"masked": record["masked"] | sizes | {"survivors": None}}
-        return record | sizes | {"cohort": round(cohort), "rejected": []}
+        return record | sizes | {"cohort": round(self.sampler.expected), "rejected": []}
 
-    def _traffic(self, state: State, plan: RoundPlan) -> tuple[int, int]:
-        """The bytes that one client sends and receives in this round, whatever it trained."""
-        up = down = 0
+    def _traffic(self, state: State, plan: RoundPlan) -> tuple[float, float]:
+        """The bytes that clients are expected to send and receive in this round, whatever they trained."""
+        cohort = self.sampler.expected
+        up = down = 0.0
         after = state.tensors.select(plan.trainable).without(self.personal)
         means: dict[str, Tensors] = {}
         for pass_name in plan.passes:
             request, layout = self.request(state, plan, pass_name, 0.0, means), self.layout(state, pass_name)
             if self.masked is not None:
-                cohort = min(round(self.sampler.expected), len(self.names))
                 sent_up, sent_down = self.masked.expected_traffic(layout, request, cohort)
             else:
                 sent = in_own_factors(self.method.contribute(pass_name, state.tensors, after, means))
-                sent_up = (sent | self.protection.in_travel.counted(lambda: 0.0, math.inf)).wire_size
-                sent_down = request.bytes_down
+                sent_up = cohort * (sent | self.protection.in_travel.counted(lambda: 0.0, math.inf)).wire_size
+                sent_down = cohort * request.bytes_down
             up, down = up + sent_up, down + sent_down
             means[pass_name] = PlainSum(self.method.layout(state, pass_name)).total()
         return up, down

@@ -146,13 +146,16 @@ class Recording:
 class Vanishing:
     """Loses a share, rounded down, of the n clients that a round begins with, each in one of its first `stages` exchanges.
 
-    Who goes, and when, is drawn from the seed and the round: it depends on nobody's data.
+    Who goes, and when, is drawn from the seed and the round: it depends on nobody's data. With `everybody`, how many clients
+    there are, the share is of all of them, asked or not: who goes then does not depend on who is asked either, so that one
+    client more or less in a secret cohort moves a sum by what that client contributes, and not by those who vanish instead.
     """
 
     inner: Transport
     share: float
     stages: int
     seed: int
+    everybody: int | None = None
     _round: int = -1
     _exchange: int = 0
     _leaves: dict[int, int] = field(default_factory=dict)
@@ -160,7 +163,8 @@ class Vanishing:
     def exchange(self, requests: Mapping[int, Any]) -> Iterator[Any]:
         round_ = next((request.round for request in requests.values()), self._round)
         if round_ != self._round:
-            self._round, self._exchange, self._leaves = round_, 0, self._drawn(round_, sorted(requests))
+            lots = sorted(requests) if self.everybody is None else range(self.everybody)
+            self._round, self._exchange, self._leaves = round_, 0, self._drawn(round_, lots)
         here = {client: ask for client, ask in requests.items() if self._leaves.get(client, math.inf) > self._exchange}
         self._exchange += 1
         return self.inner.exchange(here)

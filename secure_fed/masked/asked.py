@@ -92,7 +92,7 @@ def require_foreseen(request: Request, parameters: Parameters, rounds: Rounds) -
     )
     if layout is None or not same:
         raise _not_called_for(request)
-    carrier = terms.carrier(layout.size, request.clip_norm, len(parameters.clients))
+    carrier = terms.carrier(layout.size, request.clip_norm)
     if (parameters.length, parameters.bound) != (carrier.length, carrier.largest):
         raise Tampering("the session's words are not those of the run's configuration", protected=_NOTHING)
 

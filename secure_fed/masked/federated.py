@@ -31,7 +31,7 @@ class Masks:
 
     @property
     def invited(self) -> int:
-        """How many clients usually are, to a sum."""
+        """How many clients are invited to a sum."""
         return self.sums.terms.invited
 
     def begin(self, releases: int | None) -> None:
@@ -41,10 +41,8 @@ class Masks:
 
     def require_precise(self, sizes: Sequence[int], clip_norm: float) -> None:
         """Refuse words that are too coarse for contributions of so many numbers."""
-        terms = self.sums.terms
         for size in sizes:
-            carrier = terms.carrier(size, clip_norm, self.sums.clients if terms.varies else terms.invited)
-            carrier.require_precise()
+            self.sums.terms.carrier(size, clip_norm).require_precise()
 
 
 def behind_masks(
@@ -61,28 +59,40 @@ def behind_masks(
     settings, federation = config.secure_aggregation, config.federation
     if not settings.enabled:
         return None
-    usual = len(clients) if protection.hidden else min(round(sampler.expected), len(clients))
-    if usual < FEWEST:
-        raise ConfigError(
-            f"secure_aggregation.enabled needs {FEWEST} clients at least in a round, and there are {usual}: raise "
-            "federation.cohort, since of a sum over two each could subtract its own"
-        )
     by_examples = federation.weighting == "examples"
     terms = Terms(
         settings,
         protection,
-        usual,
+        _invited(sampler, protection, len(clients)),
+        len(clients) if protection.hidden else sampler.most,
         isinstance(sampler, Poisson) and sampler.rate < 1 and not protection.hidden,
         float(settings.most_examples) if by_examples else 1.0,
         Registry(len(clients)) if settings.active else None,
     )
-    terms.require_feasible(len(clients))
+    terms.require_feasible()
     clock = Clock()
     coin = sampler.rate if protection.hidden else None
     fails = federation.nonfinite == "fail"
     rounds = Rounds(method, initial, terms, personal)
     behind = members(clients, rounds, clock, coin, fails_nonfinite=fails)
     return Masks(behind, MaskedSums(terms, len(clients), clock, device))
+
+
+def _invited(sampler: Sampler, protection: Protection, clients: int) -> int:
+    """How many clients are invited to a sum, of as many as there are.
+
+    A cohort that is secret is filled up to a public number, which it exceeds with a probability of at most 2^-40. Whether a sum
+    finishes and what it costs then tell nothing of the cohort.
+    """
+    usual = clients if protection.hidden else min(round(sampler.expected), clients)
+    if usual < FEWEST:
+        raise ConfigError(
+            f"secure_aggregation.enabled needs {FEWEST} clients at least in a round, and there are {usual}: raise "
+            "federation.cohort, since of a sum over two each could subtract its own"
+        )
+    if protection.hides_cohort and isinstance(sampler, Poisson):
+        return min(sampler.seldom_exceeded(_SELDOM), clients)
+    return usual
 
 
 def in_process(config: RunConfig, clients: Sequence[Client], masks: Masks | None) -> Transport:
@@ -94,4 +104,10 @@ def in_process(config: RunConfig, clients: Sequence[Client], masks: Masks | None
     if masks is not None:
         terms = masks.sums.terms
         exchanges = len(stages(terms.parameters(0, range(masks.invited), bytes(32), 1, 0)))
-    return Vanishing(inner, config.federation.vanishing, exchanges, config.federation.seed)
+    privacy, sampling = config.privacy, config.federation.sampling
+    secret = privacy.unit == "client" and privacy.noise == "central" and sampling != "fixed"
+    everybody = len(clients) if secret else None
+    return Vanishing(inner, config.federation.vanishing, exchanges, config.federation.seed, everybody)
+
+
+_SELDOM = 2.0**-40  # as the masks' own chance of failure

@@ -104,18 +104,18 @@ class Member:
         return steps[stage.name](stage.message), 0.0
 
     def _words(self, stage: Stage) -> tuple[Words, float]:
-        request, length, clients = stage.request, stage.parameters.length, len(stage.parameters.clients)
+        request, length = stage.request, stage.parameters.length
         self._count(request)
         stream = self._entropy.stream("share", stage.round, self.client.index)
         if request is None:  # invited to make up the number
             if self._terms.protection.shares is None:
                 self._require_filling()
                 return np.zeros(length, _word(stage.parameters.bits)), 0.0
-            own = self._terms.carrier(length, 1.0, clients)
+            own = self._terms.carrier(length, 1.0)
             return own.words(None, stream), 0.0  # its share of the noise all the same
         require_foreseen(request, stage.parameters, self._rounds)
         layout = self._rounds.foreseen(request).layouts[request.pass_name]
-        carrier = self._terms.carrier(layout.size, request.clip_norm, clients)
+        carrier = self._terms.carrier(layout.size, request.clip_norm)
         started = time.perf_counter()
         said = self._said(replace(request, clip_norm=self._longest(request, carrier))) if self._trains() else None
         trained = time.perf_counter() - started

@@ -74,8 +74,8 @@ class Gathered(NamedTuple):
 class MaskedSums:
     """Turns the contributions of a cohort into their sum, which is all that this object ever holds of them.
 
-    clients: how many there are in all. Where secret coins draw a cohort that is smaller than expected, others make up the
-    number and contribute zeros: whether there is a sum depends on no secret size.
+    clients: how many there are in all. Where coins draw the cohort, others make up a public number (`Terms.invited`) and
+    contribute zeros: neither the sum nor whether there is one depends on how many the coins drew.
     """
 
     terms: Terms
@@ -90,7 +90,7 @@ class MaskedSums:
         wanted, gone, refused = set(asked), set[int](), set[int]()
         for _ in range(_TRIES):
             invited = self._invited(asked, gone)
-            carrier = self.terms.carrier(layout.size, request.clip_norm, len(invited))
+            carrier = self.terms.carrier(layout.size, request.clip_norm)
             digest, length, bound = bytes.fromhex(request.digest), carrier.length, carrier.largest
             parameters = self.terms.parameters(next(self._numbers), invited, digest, length, bound)
             with _advised():
@@ -121,13 +121,12 @@ class MaskedSums:
         told = count if said.contributed is None else said.contributed
         return Summed(layout.unflatten(values.to(self.device)), said.weight, told, losses)
 
-    def expected_traffic(self, layout: Layout, request: Request, cohort: int) -> tuple[int, int]:
-        """The bytes of one client, up and down, in a sum over so many of which none vanishes."""
-        invited = range(max(cohort, self.terms.invited) if self.terms.varies else cohort)
-        carrier = self.terms.carrier(layout.size, request.clip_norm, len(invited))
-        traffic = costs.traffic(self.terms.parameters(0, invited, bytes(32), carrier.length, carrier.largest))
-        up, down = (sum(stage[way] for stage in traffic.values()) for way in (0, 1))
-        return up, down + request.bytes_down
+    def expected_traffic(self, layout: Layout, request: Request, cohort: float) -> tuple[float, float]:
+        """The bytes of all clients, up and down, in a sum from which none vanishes and to which `cohort` contribute."""
+        carrier, invited = self.terms.carrier(layout.size, request.clip_norm), self.terms.invited
+        traffic = costs.traffic(self.terms.parameters(0, range(invited), bytes(32), carrier.length, carrier.largest))
+        up, down = (invited * sum(stage[way] for stage in traffic.values()) for way in (0, 1))
+        return up, down + cohort * request.bytes_down
 
     def _run(
         self,

@@ -17,6 +17,7 @@ from protocols.keys import Identity
 from protocols.parameters import Parameters, Policy, registry_digest
 from secure_fed.config.sections import SecureAggregationConfig
 from secure_fed.errors import ConfigError
+from secure_fed.masked.plan import PublicPlan
 from secure_fed.masked.words import Carrier, Noised, Rounded
 from secure_fed.protection import Protection
 
@@ -42,14 +43,16 @@ class Registry:
 class Terms:
     """What a run asks of its masked sums.
 
-    invited: how many clients are; with `varies`, how many at least, where secret coins draw the cohort. most_weight: the weight
-    that counts in full. registry: the identities of all clients, known to everybody before the run; needed where the server may
-    lie. run: unlike any other run's.
+    invited: how many clients are invited to a sum, a public number. places: the most that a sum can ever hold. varies: whether
+    coins draw the cohort; it is then filled up to `invited` with clients that contribute zeros, and only a draw of more than
+    so many invites more, up to `places`. most_weight: the weight that counts in full. registry: the identities of all clients,
+    known to everybody before the run; needed where the server may lie. run: unlike any other run's.
     """
 
     settings: SecureAggregationConfig
     protection: Protection
     invited: int
+    places: int
     varies: bool = False
     most_weight: float = 1.0
     registry: Registry | None = None
@@ -63,7 +66,7 @@ class Terms:
         """
         chosen = self.settings
         corrupt, dropout = chosen.corrupt, chosen.dropout
-        if not self.varies and clients != self.invited:
+        if clients < self.invited:
             if clients < self.least(clients):
                 raise Aborted(f"{clients} clients are left, fewer than the {self.least(clients)} that a sum needs")
             corrupt = (colluding(self.invited, corrupt) + 0.5) / clients
@@ -96,7 +99,7 @@ class Terms:
 
     def policy(self, clients: int) -> Policy:
         """What a client accepts when the server says that so many are invited."""
-        least, most = (self.invited, clients) if self.varies else (self.least(clients), self.invited)
+        least, most = self.least(clients), self.places if self.varies else self.invited
         if not least <= clients <= most:
             raise ParameterError(
                 f"the server invites {clients} clients to a sum, and the run's terms are {least} to {most}",
@@ -116,10 +119,10 @@ class Terms:
 
     def least(self, clients: int) -> int:
         """The least number of clients in a sum to which so many were invited."""
-        return surviving(clients if self.varies else self.invited, self.settings.dropout)
+        return surviving(max(clients, self.invited), self.settings.dropout)
 
-    def require_feasible(self, most: int) -> None:
-        """Refuse terms under which some number of clients, up to `most`, makes no sum: now rather than in mid-run."""
+    def require_feasible(self) -> None:
+        """Refuse terms under which some number of clients makes no sum: now rather than in mid-run."""
         self.choice(self.invited)
         if not self.varies:
             return
@@ -130,24 +133,26 @@ class Terms:
                     f"secure_aggregation.{name} = {value} cannot be fixed where secret coins draw the cohort, since it goes by "
                     "its size: leave it out, or set federation.sampling = 'fixed'"
                 )
-        for clients in range(self.invited, most + 1):
+        for clients in range(self.invited, self.places + 1):
             corrupt, left = colluding(clients, settings.corrupt), surviving(clients, settings.dropout)
             threshold = (clients - 1 + corrupt) // 2 + 1 if settings.active else corrupt + 1
             if threshold > left - 1 or left < corrupt + 2:
                 self.choice(clients)  # says what to lower
 
-    def carrier(self, size: int, clip_norm: float, clients: int) -> Carrier:
-        """How contributions of `size` numbers travel, where so many clients are invited."""
-        mechanism, place, bits = self.protection.mechanism, self.protection.place, self.settings.bits
+    def carrier(self, size: int, clip_norm: float) -> Carrier:
+        """How contributions of `size` numbers travel, however many clients take part."""
+        mechanism, place = self.protection.mechanism, self.protection.place
+
+        def plan(bound: float, clip_norm: float = math.inf) -> PublicPlan:
+            return PublicPlan(size, self.settings.bits, self.places, bound, clip_norm)
+
         if self.protection.shares is not None:
-            return Noised(size, self.protection.shares, clip_norm)
+            return Noised(plan(clip_norm, clip_norm), self.protection.shares)
         if place == "sum":
-            return Rounded(size, bits, clients, max(clip_norm, 1.0), clip_norm)
+            return Rounded(plan(max(clip_norm, 1.0), clip_norm))
         if place == "contribution":
-            return Rounded(size, bits, clients, clip_norm + _FARTHEST * mechanism.std(clip_norm))
-        return Rounded(
-            size, bits, clients, self.settings.range, math.inf, self.most_weight, with_loss=place == "nowhere"
-        )
+            return Rounded(plan(clip_norm + _FARTHEST * mechanism.std(clip_norm)))
+        return Rounded(plan(self.settings.range), self.most_weight, with_loss=place == "nowhere")
 
 
 @lru_cache(maxsize=1024)

@@ -1,8 +1,10 @@
 """Contributions as integers modulo 2^k, and sums of them back.
 
-    `Rounded`  fixed point: what is sent is rounded to a grid as fine as n clients leave room for
+    `Rounded`  fixed point: what is sent is rounded to a grid as fine as all clients together leave room for
     `Noised`   privacy.noise = "distributed": rounded at random, and every client's share of the noise added, in integers,
                before any mask
+
+Both are made of a `PublicPlan`, and of nothing that tells how many clients take part in a round.
 
 A client that contributes nothing sends zeros, and under `Noised` its share of the noise all the same.
 """
@@ -11,7 +13,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -20,8 +21,7 @@ from numpy.typing import NDArray
 from privacy.distributed import DistributedGaussian
 from privacy.entropy import Stream
 from protocols.codec import FixedPoint, centred, to_words
-from protocols.errors import RangeError
-from secure_fed.errors import ConfigError
+from secure_fed.masked.plan import PublicPlan
 
 Words = NDArray[Any]
 Floats = NDArray[np.float64]
@@ -67,103 +67,83 @@ class Carrier(Protocol):
 class Rounded:
     """Fixed point: every value times its client's weight, that weight; perhaps a loss, that it is one, and that it contributes.
 
-    size: how many values. bound: the largest magnitude of one. clip_norm: what a guarantee rests on, so that rounding may not
-    make a contribution longer; infinite if none does. most: the weight that counts in full; a client with more counts as one
-    with so much.
+    most: the weight that counts in full; a client with more counts as one with so much.
 
     The sum of n contributions is off by at most n / (2 scale) on every coordinate, and their mean, equally weighted, by
     1 / (2 scale).
     """
 
-    size: int
-    bits: int
-    clients: int
-    bound: float
-    clip_norm: float = math.inf
+    plan: PublicPlan
     most: float = 1.0
     with_loss: bool = False
 
-    @cached_property
+    @property
     def codec(self) -> FixedPoint:
-        return FixedPoint(self.bits, self.bound, self.clients)
+        return self.plan.codec
 
     @property
     def length(self) -> int:
-        return self.size + (4 if self.with_loss else 1)
+        return self.plan.size + (4 if self.with_loss else 1)
 
     @property
     def largest(self) -> int:
         return self.codec.largest
 
     def admitted(self) -> float:
-        if math.isinf(self.clip_norm):
-            return self.clip_norm
-        longer = math.sqrt(self.size) * self.codec.error
-        if longer > _MOST_LOST * self.clip_norm:
-            raise ConfigError(
-                f"rounding {self.size:,} coordinates of {self.clients} clients to {self.bits} bits could lengthen a "
-                f"contribution by {longer:.3g}, more than {_MOST_LOST:.0%} of the clip norm {self.clip_norm:g}: set "
-                "secure_aggregation.bits = 64"
-            )
-        return self.clip_norm - longer
+        return self.plan.longest()
 
     def require_precise(self) -> None:
-        self.admitted()
-        try:
-            FixedPoint(self.bits, self.bound, self.clients)
-        except RangeError as error:
-            raise ConfigError(f"{error} (secure_aggregation.bits, range)") from error
+        self.plan.require_precise()
 
     def words(self, said: Said | None, stream: Stream) -> Words:
-        carried = np.zeros(self.length)
+        carried, size, bound = np.zeros(self.length), self.plan.size, self.plan.bound
         if said is not None:
             share = min(said.weight / self.most, 1.0)
-            np.multiply(said.values, share, out=carried[: self.size])
-            carried[self.size] = share * self.bound
+            np.multiply(said.values, share, out=carried[:size])
+            carried[size] = share * bound
             if self.with_loss:
-                carried[-1] = self.bound
+                carried[-1] = bound
             if self.with_loss and math.isfinite(said.loss):
-                carried[-3:-1] = self.bound * max(-1.0, min(said.loss / _LOSS, 1.0)), self.bound
+                carried[-3:-1] = bound * max(-1.0, min(said.loss / _LOSS, 1.0)), bound
         return self.codec.encode(carried)
 
     def read(self, total: Words) -> Said:
-        carried = self.codec.decode(total)
-        weight = float(carried[self.size]) / self.bound * self.most
+        carried, size, bound = self.codec.decode(total), self.plan.size, self.plan.bound
+        weight = float(carried[size]) / bound * self.most
         told = self.with_loss and carried[-2] > 0
         loss = float(carried[-3] / carried[-2]) * _LOSS if told else math.nan
-        count = round(carried[-1] / self.bound) if self.with_loss else None
-        return Said(carried[: self.size] * self.most, weight, loss, count)
+        count = round(carried[-1] / bound) if self.with_loss else None
+        return Said(carried[:size] * self.most, weight, loss, count)
 
 
 @dataclass(frozen=True)
 class Noised:
     """`privacy.distributed`: what a client sends is bounded, rounded and noised before it is masked."""
 
-    size: int
+    plan: PublicPlan
     mechanism: DistributedGaussian
-    clip_norm: float
 
     @property
     def length(self) -> int:
-        return self.size
+        return self.plan.size
 
     @property
     def largest(self) -> int:
         return 0
 
     def admitted(self) -> float:
-        return self.clip_norm
+        return self.plan.clip_norm
 
     def require_precise(self) -> None:
-        self.mechanism.grid(self.size)
+        self.mechanism.grid(self.plan.size)
 
     def words(self, said: Said | None, stream: Stream) -> Words:
-        values = np.zeros(self.size) if said is None else said.values
-        return to_words(self.mechanism.encoded(values, self.clip_norm, stream), self.mechanism.bits)
+        values = np.zeros(self.plan.size) if said is None else said.values
+        return to_words(self.mechanism.encoded(values, self.plan.clip_norm, stream), self.mechanism.bits)
 
     def read(self, total: Words) -> Said:
-        return Said(self.mechanism.decoded(centred(total), self.clip_norm, self.size), math.nan, math.nan)
+        values = self.mechanism.decoded(centred(total), self.plan.clip_norm, self.plan.size)
+        return Said(values, math.nan, math.nan)
 
 
 _LOSS = 1000.0  # a client's mean loss beyond counts as this
-_MOST_LOST = 0.01

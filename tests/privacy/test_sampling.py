@@ -151,6 +151,15 @@ def test_a_poisson_draw_has_a_binomial_size_and_may_be_empty() -> None:
     assert stats.chisquare(fixed, expected).pvalue < TOO_UNLIKELY  # a size of its own is another law
 
 
+@pytest.mark.parametrize(("population", "rate"), [(4, 0.5), (20, 0.25), (5_000, 0.05), (100_000, 0.001), (50, 1.0)])
+@pytest.mark.parametrize("chance", [0.01, 2.0**-40])
+def test_what_is_seldom_exceeded_is(population: int, rate: float, chance: float) -> None:
+    """No less than the binomial law says, and no more than a standard deviation above it."""
+    members, law = Poisson(population, rate).seldom_exceeded(chance), stats.binom(population, rate)
+    assert law.sf(members) <= chance
+    assert law.isf(chance) <= members <= min(law.isf(chance) + law.std() + 1, population)
+
+
 @pytest.mark.parametrize("rate", [1e-4, 0.01, 0.5, 0.999])
 def test_a_coin_lands_with_its_rate(rate: float) -> None:
     count = 1_000_000

@@ -94,7 +94,7 @@ def session(
     """
     terms, clients = built.masks.sums.terms, len(built.clients)  # type: ignore[union-attr]
     layout = built.server.layout(replace(built.initial, round=request.round), request_of(built).pass_name)
-    carrier = terms.carrier(layout.size, built.initial.clip_norm, clients)
+    carrier = terms.carrier(layout.size, built.initial.clip_norm)
     honest = terms.parameters(number, range(clients), bytes.fromhex(request.digest), carrier.length, carrier.largest)
     told = {True: lie(honest), False: honest}
     heard = Heard(machine=_machine(told[lies_at("advertise")], honest, terms.registry.public if terms.registry else {}))

@@ -67,7 +67,7 @@ def ring_terms() -> tuple[Terms, int]:
     """170 clients of which a quarter may collude, on a ring."""
     chosen = {"enabled": True, "active": True, "corrupt": 0.25, "dropout": 0.05}
     settings = RunConfig().replace({("secure_aggregation", name): value for name, value in chosen.items()})
-    return Terms(settings.secure_aggregation, Protection(), 170, registry=Registry(170)), 170
+    return Terms(settings.secure_aggregation, Protection(), 170, 170, registry=Registry(170)), 170
 
 
 def test_a_server_that_names_more_neighbours_to_read_a_vector_is_refused_at_the_first_step() -> None:
@@ -209,7 +209,7 @@ def test_no_clip_norm_lengthens_what_is_under_the_clients_noise(
     assert not result.refused
     sent = heard.values(0, "change")
     assert all(0.09 < np.linalg.norm(values) <= 0.1 * (1 + 1e-6) for values in sent.values())
-    carrier = built.masks.sums.terms.carrier(len(sent[0]), clip_norm, 4)  # type: ignore[union-attr]
+    carrier = built.masks.sums.terms.carrier(len(sent[0]), clip_norm)  # type: ignore[union-attr]
     told = carrier.read(result.machine.total()).values
     np.testing.assert_allclose(told, sum(sent.values()), atol=1e-4 * clip_norm)
 
@@ -229,6 +229,6 @@ def _stage_of(built: Any, number: int) -> Any:
 
     terms, request = built.masks.sums.terms, request_of(built)
     layout = built.server.layout(built.initial, request.pass_name)
-    carrier = terms.carrier(layout.size, math.inf, 8)
+    carrier = terms.carrier(layout.size, math.inf)
     parameters = terms.parameters(number, range(8), bytes.fromhex(request.digest), carrier.length, carrier.largest)
     return Stage(0, "mask", parameters, b"", request)

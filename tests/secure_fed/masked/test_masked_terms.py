@@ -19,8 +19,10 @@ from secure_fed.protection import Protection
 from tests.secure_fed.masked.wide_toys import DISTRIBUTED, HIDDEN, federation
 
 
-def terms(invited: int, *, varies: bool = False, registry: Registry | None = None, **settings: Any) -> Terms:
-    return Terms(SecureAggregationConfig(enabled=True, **settings), Protection(), invited, varies, 1.0, registry)
+def terms(invited: int, *, most: int | None = None, registry: Registry | None = None, **settings: Any) -> Terms:
+    """most: where coins draw cohorts, the most that they can draw."""
+    chosen = SecureAggregationConfig(enabled=True, **settings)
+    return Terms(chosen, Protection(), invited, most or invited, most is not None, 1.0, registry)
 
 
 @pytest.mark.parametrize("share", ["0", "0.1", "0.29", "0.3", "0.07", "0.49", "0.35"])
@@ -37,7 +39,7 @@ def test_everybody_settles_on_what_the_protocol_chooses(clients: int, active: bo
     registry = Registry(clients) if active else None
     mine = terms(clients, active=active, registry=registry)
     oracle = choose(clients, corrupt=0.1, dropout=0.1, active=active)
-    carrier = mine.carrier(10, math.inf, clients)
+    carrier = mine.carrier(10, math.inf)
     parameters = mine.parameters(4, range(clients), bytes(32), carrier.length, carrier.largest)
     assert (parameters.neighbours, parameters.threshold) == (oracle.neighbours, oracle.threshold)
     assert parameters.survivors == oracle.survivors == mine.least(clients)
@@ -91,7 +93,7 @@ def test_two_are_too_few_and_what_is_unsafe_is_said_with_its_settings() -> None:
     with pytest.raises(ConfigError, match=r"secure_aggregation\.corrupt, dropout, neighbours, threshold"):
         terms(7, corrupt=0.45, dropout=0.45).choice(7)
     with pytest.raises(ConfigError, match=r"threshold is 9"):
-        terms(8, threshold=9).require_feasible(8)
+        terms(8, threshold=9).require_feasible()
 
 
 @pytest.mark.parametrize("corrupt", [0.0, 0.1, 0.25, 0.34, 0.4])
@@ -101,9 +103,9 @@ def test_what_is_accepted_at_the_start_holds_for_every_size_that_coins_may_draw(
     corrupt: float, dropout: float, active: bool
 ) -> None:
     registry = Registry(40) if active else None
-    mine = terms(5, varies=True, registry=registry, corrupt=corrupt, dropout=dropout, active=active)
+    mine = terms(5, most=40, registry=registry, corrupt=corrupt, dropout=dropout, active=active)
     try:
-        mine.require_feasible(40)
+        mine.require_feasible()
     except ConfigError:
         assert any(_refused(mine, clients) for clients in range(5, 41))
         return
@@ -128,5 +130,5 @@ def _refused(mine: Terms, clients: int) -> bool:
 
 
 def _settled(mine: Terms, clients: int) -> Parameters:
-    carrier = mine.carrier(10, math.inf, clients)
+    carrier = mine.carrier(10, math.inf)
     return mine.parameters(0, range(clients), bytes(32), carrier.length, carrier.largest)
