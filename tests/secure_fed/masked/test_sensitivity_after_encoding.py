@@ -1,0 +1,163 @@
+"""One client more or less in a secret cohort moves the sum before noise by the clip norm at most, after all that is done to it.
+
+The whole real path, from local training to the sum that noise is added to, is taken twice from one state: with a cohort, and
+with the cohort less one client. Sizes are those at which a grid made for the realised number of clients would become coarser.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from privacy.clipping import COUNTER
+from privacy.entropy import SeededEntropy
+from secure_fed.federation import Federation
+from secure_fed.masked.plan import PublicPlan
+from secure_fed.masked.words import Rounded, Said
+from secure_fed.methods import METHODS
+from secure_fed.methods.method import State
+from secure_fed.tensors import Tensors
+from tests.contracts import runs
+
+torch.set_num_threads(1)
+
+CLIENTS, CLIP, LR = 17, 0.5, 0.02
+SIZES = (8, 16)  # of the cohorts of two rounds: 7 and 15 clients would have a grid twice as fine
+PATHS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "masked": {"secure_aggregation.enabled": True},
+    "masked, 64 bits": {"secure_aggregation.enabled": True, "secure_aggregation.bits": 64},
+}
+SLOW = [pytest.param(path, marks=pytest.mark.slow) for path in ("plain", "masked")]
+CASES: dict[str, dict[str, Any]] = {
+    **{name: {"method.name": name} for name in METHODS if runs.supported(name, "client")},
+    "fra_lora, sketched": {"method.name": "fra_lora", "method.transport_form": "sketch", "method.sketch": 4},
+    "adaptive clipping": {"method.name": "fedlora", "privacy.clip_quantile": 0.5},
+    "clients vanish": {"method.name": "fedlora", "federation.vanishing": 0.1, "secure_aggregation.dropout": 0.2},
+}
+
+
+@dataclass
+class Summed:
+    """One round's sums before noise by pass, and what each client put into them, as bytes."""
+
+    totals: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
+    sent: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    means: dict[str, Tensors] = field(default_factory=dict)
+
+
+def build(case: str, path: str) -> Federation:
+    settings = {"privacy.clip_norm": CLIP, "federation.cohort": 4, "training.steps": 1, **PATHS[path], **CASES[case]}
+    if path == "plain":
+        settings.pop("secure_aggregation.dropout", None)
+    train = [runs.examples(seed + 1, 3 + seed % 3) for seed in range(CLIENTS)]
+    config = runs.settings(settings["method.name"], "client", **settings)
+    return Federation(config, model=runs.model(), train=train, test=runs.examples(99, 4), entropy=SeededEntropy(3))
+
+
+def gather(built: Federation, state: State, asked: Sequence[int], means: Mapping[str, Tensors]) -> Summed:
+    """One round over these clients as the server makes it; `means`: what its passes released, where that is settled."""
+    server, found = built.server, Summed()
+    _listen(built, found.sent)
+    plan = server.plan(state)
+    for pass_name in plan.passes:
+        request = server.request(state, plan, pass_name, LR, found.means)
+        intake = server.gather(asked, request, server.layout(state, pass_name), built.transport)
+        found.totals[pass_name] = dict(intake.total.total().dense().parts())
+        assert {part.dtype for part in found.totals[pass_name].values()} == {torch.float64}
+        found.means[pass_name] = means[pass_name] if means else server.release(intake, state, pass_name)
+    return found
+
+
+def _listen(built: Federation, sent: dict[tuple[str, int], bytes]) -> None:
+    """Note the words of every client under its masks, or in the open its contribution."""
+    if built.masks is None:
+        for client in built.clients:
+            _note(client, "handle", lambda reply: reply.contribution.to_bytes(), client.index, sent)
+        return
+    for member in built.masks.members:
+        _note(member, "_words", lambda made: made[0].tobytes(), member.client.index, sent)
+
+
+def _note(owner: Any, name: str, read: Callable[[Any], bytes], index: int, sent: dict[tuple[str, int], bytes]) -> None:
+    inner = getattr(type(owner), name).__get__(owner)
+
+    def noting(ask: Any) -> Any:
+        made, request = inner(ask), getattr(ask, "request", ask)
+        if request is not None:
+            sent[request.pass_name, index] = read(made)
+        return made
+
+    setattr(owner, name, noting)
+
+
+def neighbours(case: str, path: str) -> Iterator[tuple[float, int, Summed, Summed]]:
+    """Two rounds, since what some methods send changes: the clip norm, who is gone, the sums with that client, and without.
+
+    Both start from the state that the first one made, and know the same means of earlier passes: what was released is the
+    condition under which the next release is looked at.
+    """
+    whole, less = build(case, path), build(case, path)
+    state = whole.initial
+    for cohort in (range(CLIENTS)[: SIZES[0]], range(CLIENTS)[-SIZES[1] :]):
+        gone = cohort[len(cohort) // 3]
+        with_it = gather(whole, state, cohort, {})
+        without = gather(less, state, [client for client in cohort if client != gone], with_it.means)
+        yield state.clip_norm, gone, with_it, without
+        state = whole.server.apply(state, with_it.means)
+
+
+def require_bounded(case: str, path: str) -> None:
+    for clip_norm, gone, with_it, without in neighbours(case, path):
+        for pass_name, total in with_it.totals.items():
+            change = {name: part - without.totals[pass_name][name] for name, part in total.items()}
+            assert abs(float(change.pop(COUNTER, torch.zeros(())))) <= 0.5
+            moved = math.sqrt(sum(float(part.square().sum()) for part in change.values()))
+            assert 0 < moved <= clip_norm, (case, pass_name)
+        others = {key: words for key, words in with_it.sent.items() if key[1] != gone}
+        assert others == without.sent, f"{case}: one client more changes nothing that another sends"
+
+
+@pytest.mark.parametrize(("case", "path"), [("adaptive clipping", "plain"), ("clients vanish", "masked")])
+def test_one_client_more_moves_the_sum_by_the_clip_norm_at_most_and_nobody_else(case: str, path: str) -> None:
+    require_bounded(case, path)
+
+
+@pytest.mark.parametrize("path", [*SLOW, pytest.param("masked, 64 bits", marks=pytest.mark.nightly)])
+def test_in_every_method_s_own_space(path: str) -> None:
+    for case in CASES:
+        require_bounded(case, path)
+
+
+# The same for encoders alone, where words are coarse enough for the bound itself to break.
+
+
+def moved(plan: Callable[[int], PublicPlan], clients: int) -> float:
+    """How far one client moves a sum of so many, in units of the clip norm, if the others' numbers lie between two points of
+    the grid. plan: what encoders are given where so many take part.
+    """
+    size = plan(clients).size
+    step = 1 / plan(clients).codec.scale
+    between = np.full(size, 0.5 * step * (1 + 1e-6))
+    own = np.full(size, 1 / math.sqrt(size))
+    sums = []
+    for taking_part in (clients, clients - 1):
+        encoder = Rounded(plan(taking_part))
+        contributions = [Said(between, 1.0, math.nan), Said(own * encoder.admitted(), 1.0, math.nan)]
+        other, last = (encoder.words(said, SeededEntropy(0).stream("none")) for said in contributions)
+        total = other * np.uint32(clients - 1)
+        sums.append(encoder.read(total + last if taking_part == clients else total).values)
+    return float(np.linalg.norm(sums[0] - sums[1]))
+
+
+@pytest.mark.parametrize(("clients", "at_least"), [(256, 1.008), (1024, 1.15), (4096, 4.19)])
+def test_a_grid_that_follows_the_realised_number_breaks_the_bound(clients: int, at_least: float) -> None:
+    """With 300,000 coordinates of 32 bits. A grid for all 5,000 clients keeps to it."""
+    assert moved(lambda taking_part: PublicPlan(300_000, 32, taking_part, 1.0, 1.0), clients) >= at_least
+    assert moved(lambda taking_part: PublicPlan(300_000, 32, 5_000, 1.0, 1.0), clients) <= 1
