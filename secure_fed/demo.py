@@ -6,7 +6,8 @@ the server's momentum averages the noise of several rounds. `ffa_lora`, because 
 
 What they send is masked, for a twentieth of a cohort in league with the server and another gone in mid-round. The noise is
 central all the same: with noise of the clients' own, for sampling to count, everybody would have to send in every round
-(`privacy.hidden_cohort`): 5,000 masked vectors where 250 do.
+(`privacy.hidden_cohort`): 5,000 masked vectors where 372 do. That many are invited to every sum, whatever number the coins
+draw: those that they did not draw send zeros.
 
 A tenth of the clients are for the audit: coins decide which of them train, and those pull the model along a random direction
 each, as far as a client may. That is the most that one client can make itself felt; real notes, of which nobody's is seen

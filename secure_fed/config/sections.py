@@ -120,7 +120,8 @@ class FederationConfig:
     server_momentum: float = key(0.9, "server momentum, Adam's beta 1", at_least=0.0, below=1.0)
     vanishing: float = key(
         0.0,
-        "share of a cohort that vanishes in the midst of every round, to see what becomes of it",
+        "share of a cohort (of all clients where privacy hides cohorts) that vanishes in the midst of every round, to see what "
+        "becomes of it",
         at_least=0.0,
         below=1.0,
     )

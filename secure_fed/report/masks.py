@@ -88,6 +88,8 @@ def _protocol(record: RunRecord, found: Facts) -> Rows:
     clients, neighbours = number(found["clients"]), number(found["neighbours"])
     complete = found["neighbours"] >= found["clients"] - 1
     more = ", or more where coins draw more; where they draw fewer, others send zeros" if record.draws_by_coins else ""
+    if record.draws_by_coins and record.hides_cohort:
+        more = ", however many of them the coins draw: the others send zeros"
     left = f"nothing is unmasked with fewer than {number(found['least'])} of them left"
     return [
         (
