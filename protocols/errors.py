@@ -5,6 +5,7 @@ ProtocolError
         RangeError     a value that the codec cannot carry
     MessageError       bytes that are no message of this session, this stage and this sender
     Tampering          somebody lied and was caught
+        Misdealt       the shares of one client's secret, opened by others, do not fit what it published
     Aborted            too few are left, and no sum is released
     Spent              the session has been unmasked already
 """
@@ -45,6 +46,18 @@ class MessageError(ProtocolError):
 
 class Tampering(ProtocolError):  # noqa: N818 - what was found, and how everybody calls it
     """Somebody lied and was caught."""
+
+
+class Misdealt(Tampering):
+    """The shares of a client's secret do not rebuild what it published: it dealt wrong ones, or many of their holders lied.
+
+    `who` is that client.
+    """
+
+    @property
+    def client(self) -> int:
+        """The number of the client whose shares they are."""
+        return int(self.who.removeprefix("client "))
 
 
 class Aborted(ProtocolError):  # noqa: N818 - how a session ended

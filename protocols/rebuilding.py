@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from protocols.errors import Aborted, ProtocolError, Tampering
+from protocols.errors import Aborted, Misdealt, ProtocolError, Tampering
 from protocols.graph import Graph
 from protocols.keys import AgreementKey, Mask, Secret, belongs, commitment, pair_mask
 from protocols.messages import Opened
@@ -116,6 +116,8 @@ class _Rebuilding:
     def _rebuild(self, owner: int, shares: Mapping[int, bytes], fits: Callable[[Secret], bool]) -> Secret:
         try:
             secret, wrong = self._rebuilder.rebuild(shares, self._threshold, fits)
+        except Tampering as error:
+            raise Misdealt(error.what, who=f"client {owner}") from error
         except ProtocolError as error:
             raise type(error)(error.what, who=f"the shares of client {owner}") from error
         self.suspects.update(wrong)

@@ -4,22 +4,26 @@ The order is the contract: plan; then for every linear pass charge, draw (in the
 apply, keep, evaluate, save, tell. A charge is on disk before anything of its pass is computed. What was released is on disk
 before anything is done with it: a run that is killed goes on with that very release, where making it again, with fresh noise,
 would be a second one. Nobody is told of a round before its state is saved.
+
+A round can be lost behind masks, for example because a client dealt wrong shares. Nothing of it is applied, its charges stay,
+and the next round is made without that client. It is not made again under its own number: two sums of one round would tell the
+server the contribution of a client that is in one of them alone.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
 from secure_fed.errors import ConfigError
-from secure_fed.masked.sum import Spent
+from secure_fed.masked.sum import RoundLost, Spent
 from secure_fed.methods.method import State
-from secure_fed.server import Server
+from secure_fed.server import Intake, Server
 from secure_fed.tensors import Tensors
 from secure_fed.transport import Transport
 
@@ -58,38 +62,72 @@ class Schedule:
         return finished % self.every == 0 or finished == self.rounds
 
 
+@dataclass
+class _Tally:
+    """What a round took, over its passes so far. caught: clients that lied in the protocol, by number, and how."""
+
+    cohort: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    rejected: list[int] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    masked: list[Spent] = field(default_factory=list)
+    caught: dict[int, str] = field(default_factory=dict)
+    lost: str = ""
+
+    def add(self, intake: Intake) -> None:
+        self.bytes_up += intake.bytes_up
+        self.bytes_down += intake.bytes_down
+        self.rejected += intake.rejected
+        self.losses = self.losses or intake.losses
+        self.masked += [intake.spent] if intake.spent else []
+        self.caught |= dict.fromkeys(intake.suspects, "opened wrong shares")
+
+    def lose(self, error: RoundLost) -> None:
+        """The round ends here, in a pass without a sum."""
+        self.lost = str(error)
+        self.bytes_up += error.spent.bytes_up
+        self.bytes_down += error.spent.bytes_down
+        self.rejected += error.refused
+        self.masked.append(error.spent)
+        if error.dealer is not None:
+            self.caught[error.dealer] = "dealt wrong shares"
+
+    def record(self, state: State, names: Sequence[str], lr: float) -> Record:
+        return {
+            "round": state.round + 1,
+            "train_loss": _plain(float(np.mean(self.losses))) if self.losses else None,
+            "cohort": self.cohort,
+            "rejected": [names[client] for client in self.rejected],
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+            "lr": lr,
+            **({"masked": Spent.together(self.masked)} if self.masked else {}),
+            **({"caught": {names[client]: how for client, how in self.caught.items()}} if self.caught else {}),
+            **({"lost": self.lost} if self.lost else {}),
+        }
+
+
 def run_round(state: State, server: Server, transport: Transport, lr: float) -> tuple[State, Record]:
     """One round of the federation: the next state, and what there is to say of it."""
-    plan = server.plan(state)
-    asked, rejected, losses = list[int](), list[int](), list[float]()
-    cohort = bytes_up = bytes_down = 0
-    means: dict[str, Tensors] = {}
-    masked: list[Spent] = []
-    for pass_name in plan.passes:
-        server.charge(state.round, pass_name)
-        if not means:
-            asked = server.draw(state.round)
-            cohort = len(asked)
-        request = server.request(state, plan, pass_name, lr, means)
-        intake = server.gather(asked, request, server.layout(state, pass_name), transport)
-        means[pass_name] = server.release(intake, state, pass_name)
-        bytes_up += intake.bytes_up
-        bytes_down += intake.bytes_down
-        rejected += intake.rejected
-        losses = losses or intake.losses
-        masked += [intake.spent] if intake.spent else []
-        asked = sorted(intake.heard)
-    record: Record = {
-        "round": state.round + 1,
-        "train_loss": _plain(float(np.mean(losses))) if losses else None,
-        "cohort": cohort,
-        "rejected": [server.names[client] for client in rejected],
-        "bytes_up": bytes_up,
-        "bytes_down": bytes_down,
-        "lr": lr,
-        **({"masked": Spent.together(masked)} if masked else {}),
-        **server.reported(means),
-    }
+    plan, tally, means = server.plan(state), _Tally(), dict[str, Tensors]()
+    asked, first = list[int](), ""
+    try:
+        for pass_name in plan.passes:
+            server.charge(state.round, pass_name)
+            if not means:
+                asked = server.draw(state.round)
+                tally.cohort = len(asked)
+            request = server.request(state, plan, pass_name, lr, means, first)
+            first = first or request.digest
+            intake = server.gather(asked, request, server.layout(state, pass_name), transport)
+            means[pass_name] = server.release(intake, state, pass_name)
+            tally.add(intake)
+            asked = sorted(intake.heard)
+    except RoundLost as error:
+        tally.lose(error)
+        return server.unmoved(state, plan), server.publishable(tally.record(state, server.names, lr), state, plan)
+    record = tally.record(state, server.names, lr) | server.reported(means)
     return server.apply(state, means), server.publishable(record, state, plan)
 
 

@@ -70,7 +70,10 @@ def _realised(federation: Federation, plan: Plan, releases: int, records: Sequen
         return None
     from secure_fed.privacy_plan import realised
 
-    survivors = min(record["masked"]["survivors"] for record in records)
+    counted = [record["masked"]["survivors"] for record in records]
+    survivors = min((count for count in counted if count is not None), default=None)
+    if survivors is None:  # every round was lost
+        return None
     honest = survivors - (masks.sums.terms.least(masks.invited) - shares.shares)
     multiplier = plan.noise_multiplier * math.sqrt(honest / shares.shares)
     epsilon = realised(plan, multiplier, releases, hidden=federation.protection.hidden)

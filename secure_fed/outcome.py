@@ -125,6 +125,8 @@ def masked_facts(federation: Federation, records: Sequence[Record]) -> dict[str,
         "failure": choice.failure,
         "abort": choice.abort,
         "survivors": min(counted, default=None),
+        "rounds_lost": sum("lost" in record for record in records),
+        "caught": {name: how for record in records for name, how in record.get("caught", {}).items()},
         **{
             name: sum(one[name] for one in rounds)
             for name in ("bytes_up", "bytes_down", "client_seconds", "server_seconds")
@@ -157,7 +159,19 @@ def _subject(federation: Federation) -> dict[str, Any]:
 
 
 _ALWAYS = (
-    *("round", "train_loss", "cohort", "rejected", "bytes_up", "bytes_down", "lr", "seconds", "masked"),
+    *(
+        "round",
+        "train_loss",
+        "cohort",
+        "rejected",
+        "bytes_up",
+        "bytes_down",
+        "lr",
+        "seconds",
+        "masked",
+        "caught",
+        "lost",
+    ),
     *DIAGNOSTICS,
     "transfer_seconds",
 )

@@ -68,6 +68,10 @@ class ConsoleProgress:
         self._progress.update(self._task, completed=finished, news=news)
         for name in record["rejected"]:
             self._console.print(f"round {finished}: left out {name}, whose update is not finite", soft_wrap=True)
+        if record.get("lost"):
+            self._console.print(f"round {finished} is lost: {record['lost']}", soft_wrap=True)
+        for name, how in record.get("caught", {}).items():
+            self._console.print(f"round {finished}: client {name} {how}", soft_wrap=True)
         if not self._console.is_terminal:
             left = self._progress.tasks[0].time_remaining
             clock = f", {left:.0f} s left" if left else ""

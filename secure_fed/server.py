@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Intake:
-    """What one pass brings in: the running sum, and the little that is said beside it. spent: by a masked sum, on masking."""
+    """What one pass brings in: the running sum, and the little that is said beside it.
+
+    spent: by a masked sum, on masking. suspects: who opened wrong shares in it.
+    """
 
     total: Summation
     heard: list[int] = field(default_factory=list)
@@ -34,6 +37,7 @@ class Intake:
     bytes_up: int = 0
     bytes_down: int = 0
     spent: Spent | None = None
+    suspects: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -70,14 +74,14 @@ class Server:
         return replace(plan, down=tuple(name for name in plan.down if name not in self.personal))
 
     def request(
-        self, state: State, plan: RoundPlan, pass_name: str, lr: float, means: Mapping[str, Tensors]
+        self, state: State, plan: RoundPlan, pass_name: str, lr: float, means: Mapping[str, Tensors], first: str = ""
     ) -> Request:
-        first = pass_name == plan.passes[0]
-        tensors = state.tensors.select(plan.down) if first else Tensors()
+        """What a pass asks of its clients. first: digest of the round's first request, for every later one."""
+        tensors = state.tensors.select(plan.down) if pass_name == plan.passes[0] else Tensors()
         layout = self.layout(state, pass_name).digest
         counters = self.protection.in_travel.counters
         earlier = {name: mean.without(counters) for name, mean in means.items()}
-        return Request(state.round, pass_name, plan, lr, layout, tensors, earlier, state.clip_norm)
+        return Request(state.round, pass_name, plan, lr, layout, tensors, earlier, state.clip_norm, first)
 
     def layout(self, state: State, pass_name: str) -> Layout:
         """The layout of a pass's sum, which holds nothing personal, and the mechanism's counters."""
@@ -86,8 +90,8 @@ class Server:
     def gather(self, asked: Sequence[int], request: Request, layout: Layout, transport: Transport) -> Intake:
         """Ask these clients for one pass, and sum what they contribute."""
         if self.masked is not None:
-            total, heard, refused, spent = self.masked.gather(asked, request, layout, transport)
-            return Intake(total, heard, refused, total.losses, spent.bytes_up, spent.bytes_down, spent)
+            total, heard, refused, spent, suspects = self.masked.gather(asked, request, layout, transport)
+            return Intake(total, heard, refused, total.losses, spent.bytes_up, spent.bytes_down, spent, suspects)
         intake = Intake(self.open_sum(layout), bytes_down=request.bytes_down * len(asked))
         for reply in transport.exchange(dict.fromkeys(asked, request)):
             self.take(reply, intake)
@@ -138,6 +142,7 @@ class Server:
         if not self.protection.hides_cohort:
             return record
         up, down = self._traffic(state, plan)
+        record = {name: value for name, value in record.items() if name != "caught"}
         sizes = {"bytes_up": round(up), "bytes_down": round(down)}
         if "masked" in record:
             record = record | {"masked": record["masked"] | sizes | {"survivors": None}}
@@ -160,6 +165,11 @@ class Server:
             up, down = up + sent_up, down + sent_down
             means[pass_name] = PlainSum(self.method.layout(state, pass_name)).total()
         return up, down
+
+    def unmoved(self, state: State, plan: RoundPlan) -> State:
+        """The next state where nothing was learned: that of a mean of zero, without a step of the server's optimiser."""
+        nothing = {name: PlainSum(self.method.layout(state, name)).total() for name in plan.passes}
+        return replace(self.method.apply(state, nothing), memory=state.memory, clip_norm=state.clip_norm)
 
     def reported(self, means: Mapping[str, Tensors]) -> dict[str, float]:
         """What the method has to say of these means, if anything."""

@@ -30,7 +30,7 @@ class Request:
 
     tensors: what travels down (`plan.down`; empty in a later pass, the client still has it). layout: digest of the layout
     the contribution must have. means: means of this round's earlier passes. clip_norm: the longest a contribution, or a
-    gradient, may be.
+    gradient, may be. first: digest of the round's first request, which every later one carries; empty in the first.
     """
 
     round: int
@@ -41,6 +41,7 @@ class Request:
     tensors: Tensors
     means: Mapping[str, Tensors] = field(default_factory=dict)
     clip_norm: float = math.inf
+    first: str = ""
 
     @property
     def bytes_down(self) -> int:
@@ -49,7 +50,9 @@ class Request:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of all that is asked: equal exactly where two clients are asked for the same, starting from the same."""
-        said = [self.round, self.pass_name, self.layout, float(self.lr).hex(), float(self.clip_norm).hex()]
+        plan = [list(names) for names in (self.plan.trainable, self.plan.down, self.plan.passes)]
+        numbers = [float(self.lr).hex(), float(self.clip_norm).hex()]
+        said = [self.round, self.pass_name, self.layout, *numbers, *plan, self.first]
         digest = hashlib.sha256(json.dumps(said).encode())
         for whose, tensors in (("", self.tensors), *sorted(self.means.items())):
             for name, part in tensors.parts().items():
@@ -69,11 +72,36 @@ class Reply:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """Which clients of a masked sum contribute, and to what. All clients of the sum get the same.
+
+    request: digest of the contributors' request. contributors: their numbers, ascending; the other clients send zeros.
+    """
+
+    request: str
+    contributors: tuple[int, ...]
+
+    @property
+    def layout(self) -> bytes:
+        """(32,) what the session's parameters hold for this sum."""
+        return hashlib.sha256(json.dumps([self.request, *self.contributors]).encode()).digest()
+
+    @property
+    def bytes_down(self) -> int:
+        return round(self.bytes_of(len(self.contributors)))
+
+    @staticmethod
+    def bytes_of(contributors: float) -> float:
+        """What a list of so many takes."""
+        return 32 + 4 * contributors
+
+
+@dataclass(frozen=True)
 class Stage:
     """The server's side of one stage of a masked sum.
 
     message: the protocol's, for this client. request: in the stage that takes vectors, the pass that this client contributes
-    to; a client that gets none there contributes zeros.
+    to; a client that gets none there contributes zeros. asked: in that stage, who contributes, where clients have to know.
     """
 
     round: int
@@ -81,11 +109,12 @@ class Stage:
     parameters: Parameters
     message: bytes
     request: Request | None = None
+    asked: Asked | None = None
 
     @property
     def bytes_down(self) -> int:
         sent = len(self.message) or len(self.parameters.to_bytes())  # the first stage brings nothing but the parameters
-        return sent + (self.request.bytes_down if self.request else 0)
+        return sent + sum(part.bytes_down for part in (self.request, self.asked) if part)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ class Masks:
 
     def begin(self, releases: int | None) -> None:
         """A run begins, or goes on, in which the clients bring the noise of so many more releases; None: they bring none."""
+        self.sums.barred.clear()
         for member in self.members:
             member.begin(releases)
 
@@ -70,6 +71,7 @@ def behind_masks(
         Registry(len(clients)) if settings.active else None,
     )
     terms.require_feasible()
+    terms.require_contributors(len(clients), sampler.rate)
     clock = Clock()
     coin = sampler.rate if protection.hidden else None
     fails = federation.nonfinite == "fail"

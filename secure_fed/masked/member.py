@@ -6,7 +6,7 @@ Weight and loss are words of the sum. Whether a client that tosses for itself tr
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,13 +16,15 @@ from privacy.entropy import Entropy
 from protocols.client import Client as Masking
 from protocols.errors import Aborted, RangeError, Tampering
 from protocols.keys import Identity
+from protocols.opening import listed
 from protocols.record import InMemory
 from secure_fed.client import Client
 from secure_fed.errors import TrainingError
-from secure_fed.masked.asked import Rounds, require_foreseen, require_terms
+from secure_fed.masked.asked import Rounds, contributors, require_enough, require_foreseen, require_terms
+from secure_fed.masked.bound import Passes, masks_alone
 from secure_fed.masked.words import Carrier, Said, Words
 from secure_fed.tensors import Layout
-from secure_fed.transport import Reply, Request, Stage, Staged
+from secure_fed.transport import Asked, Reply, Request, Stage, Staged
 
 
 @dataclass
@@ -61,11 +63,13 @@ class Member:
         self._sessions = InMemory()
         self._masking: Masking | None = None
         self._left: int | None = None
-        self._latest = (-1, -1)
+        self._passes = Passes(exact=masks_alone(self._terms.protection))
+        self._asked: Asked | None = None
 
     def begin(self, releases: int | None = None) -> None:
         """A run begins, or goes on, with so many releases to come."""
-        self._left, self._latest = releases, (-1, -1)
+        self._left = releases
+        self._passes.begin()
 
     def handle(self, stage: Stage) -> Staged | None:
         """Answer one stage; None if too few are left for this client to go on."""
@@ -101,19 +105,32 @@ class Member:
             "consistency": masking.confirm,
             "unmask": masking.unmask,
         }
+        if stage.name == ("consistency" if stage.parameters.active else "unmask"):
+            return self._listed(stage, steps[stage.name]), 0.0
         return steps[stage.name](stage.message), 0.0
 
+    def _listed(self, stage: Stage, step: Callable[[bytes], bytes]) -> bytes:
+        """Answer a list of survivors, if the sum over them may be had."""
+        survivors = listed(stage.message, stage.parameters)
+        if self._asked is not None:
+            require_enough(survivors.intersection(self._asked.contributors), stage.parameters, self._terms)
+        self._passes.check(survivors)
+        answer = step(stage.message)
+        self._passes.accepted(survivors)  # only now: a list that the protocol refuses is nobody's sum
+        return answer
+
     def _words(self, stage: Stage) -> tuple[Words, float]:
-        request, length = stage.request, stage.parameters.length
-        self._count(request)
-        stream = self._entropy.stream("share", stage.round, self.client.index)
+        request = stage.request
+        self._count()
+        cohort = contributors(stage, self.client.index, self._terms)
+        self._asked = stage.asked
         if request is None:  # invited to make up the number
-            if self._terms.protection.shares is None:
-                self._require_filling()
-                return np.zeros(length, _word(stage.parameters.bits)), 0.0
-            own = self._terms.carrier(length, 1.0)
-            return own.words(None, stream), 0.0  # its share of the noise all the same
-        require_foreseen(request, stage.parameters, self._rounds)
+            self._require_filling()
+            self._passes.fill()
+            return np.zeros(stage.parameters.length, _word(stage.parameters.bits)), 0.0
+        require_foreseen(request, stage, self._rounds)
+        self._passes.take(request, cohort)
+        stream = self._entropy.stream("share", stage.round, self.client.index)
         layout = self._rounds.foreseen(request).layouts[request.pass_name]
         carrier = self._terms.carrier(layout.size, request.clip_norm)
         started = time.perf_counter()
@@ -133,20 +150,12 @@ class Member:
         if not self._terms.varies:
             raise Tampering("this client was asked for nothing in a sum, where everybody who is invited contributes")
 
-    def _count(self, request: Request | None) -> None:
-        """Contribute to a pass of a round once, and to rounds as they come; and where clients bring the noise, to no more sums
-        than the run planned, whoever asks, whether or not they are unmasked.
-        """
+    def _count(self) -> None:
+        """Where clients bring the noise, contribute to no more sums than the run planned, whether or not they are unmasked."""
         if self._left is not None:
             if self._left == 0:
                 raise Tampering("this is one noised sum more than the run has reserved")
             self._left -= 1
-        if request is not None:
-            passes = request.plan.passes
-            place = (request.round, passes.index(request.pass_name) if request.pass_name in passes else -1)
-            if place <= self._latest:
-                raise Tampering(f"round {place[0]} was asked for again, after round {self._latest[0]}")
-            self._latest = place
 
     def _longest(self, request: Request, carrier: Carrier) -> float:
         """No server lengthens what is noised here."""
@@ -170,7 +179,7 @@ class Member:
         """Its toss, for this sum alone."""
         if self._coin is None:
             return True
-        return bool(self._entropy.stream("coin", self._latest[0], self.client.index).uniform(1)[0] < self._coin)
+        return bool(self._entropy.stream("coin", self._passes.round, self.client.index).uniform(1)[0] < self._coin)
 
 
 def members(

@@ -13,15 +13,17 @@ from typing import Any, NamedTuple
 import torch
 
 from protocols import costs
-from protocols.errors import Aborted, ProtocolError
+from protocols.errors import Aborted, Misdealt, ProtocolError
 from protocols.parameters import Parameters
 from protocols.server import Server as Unmasking
 from secure_fed.errors import TrainingError
+from secure_fed.masked.bound import masks_alone
 from secure_fed.masked.member import Clock
+from secure_fed.masked.plausible import require_plausible
 from secure_fed.masked.terms import Terms
 from secure_fed.masked.words import Carrier
 from secure_fed.tensors import Layout, Tensors
-from secure_fed.transport import Request, Stage, Transport
+from secure_fed.transport import Asked, Request, Stage, Transport
 
 
 @dataclass(frozen=True)
@@ -58,16 +60,25 @@ class Spent:
     def together(passes: Sequence[Spent]) -> dict[str, Any]:
         """Of all passes of a round; `survivors` are the fewest of any."""
         added = {name: sum(getattr(one, name) for one in passes) for name in vars(passes[0])}
-        return added | {"survivors": min(one.survivors for one in passes)}
+        return added | {"survivors": min((one.survivors for one in passes if one.survivors), default=None)}
 
 
 class Gathered(NamedTuple):
-    """A masked sum, whose contributions are in it, whose messages were refused, and what it took."""
+    """A masked sum: whose contributions are in it, whose messages were refused, what it took, and who opened wrong shares."""
 
     total: Summed
     heard: list[int]
     refused: list[int]
     spent: Spent
+    suspects: list[int]
+
+
+class RoundLost(TrainingError):  # noqa: N818 - how a round ended
+    """There is no sum, and the run can go on without this round. dealer: the client that is left out from now on, if known."""
+
+    def __init__(self, why: str, spent: Spent, refused: Sequence[int], dealer: int | None = None) -> None:
+        super().__init__(why)
+        self.spent, self.refused, self.dealer = spent, sorted(refused), dealer
 
 
 @dataclass
@@ -75,29 +86,57 @@ class MaskedSums:
     """Turns the contributions of a cohort into their sum, which is all that this object ever holds of them.
 
     clients: how many there are in all. Where coins draw the cohort, others make up a public number (`Terms.invited`) and
-    contribute zeros: neither the sum nor whether there is one depends on how many the coins drew.
+    contribute zeros: neither the sum nor whether there is one depends on how many the coins drew. barred: who dealt shares that
+    do not fit, and is invited no more in this run.
     """
 
     terms: Terms
     clients: int
     clock: Clock
     device: torch.device
+    barred: set[int] = field(default_factory=set)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def gather(self, asked: Sequence[int], request: Request, layout: Layout, transport: Transport) -> Gathered:
-        """The sum over those of `asked` that stayed."""
-        spent, before = Spent(), self.clock.seconds
-        wanted, gone, refused = set(asked), set[int](), set[int]()
+        """The sum over those of `asked` that stayed. RoundLost if a client's shares do not fit, or a later pass lacks one."""
+        spent, refused, before = Spent(), set[int](), self.clock.seconds
+        try:
+            return self._gathered(
+                [one for one in asked if one not in self.barred], request, layout, transport, spent, refused
+            )
+        except Misdealt as error:
+            self.barred.add(error.client)
+            raise RoundLost(
+                "a client dealt shares that do not fit what it published, and is left out from now on",
+                spent,
+                list(refused),
+                error.client,
+            ) from error
+        finally:
+            spent.client_seconds = self.clock.seconds - before
+
+    def _gathered(
+        self,
+        asked: Sequence[int],
+        request: Request,
+        layout: Layout,
+        transport: Transport,
+        spent: Spent,
+        refused: set[int],
+    ) -> Gathered:
+        wanted, gone = set(asked), set(self.barred)
         for _ in range(_TRIES):
             invited = self._invited(asked, gone)
             carrier = self.terms.carrier(layout.size, request.clip_norm)
-            digest, length, bound = bytes.fromhex(request.digest), carrier.length, carrier.largest
-            parameters = self.terms.parameters(next(self._numbers), invited, digest, length, bound)
+            contribute = Asked(request.digest, tuple(sorted(wanted - gone))) if self.terms.declares else None
+            digest = contribute.layout if contribute else bytes.fromhex(request.digest)
+            parameters = self.terms.parameters(next(self._numbers), invited, digest, carrier.length, carrier.largest)
             with _advised():
-                machine, missing = self._run(parameters, wanted, request, transport, spent, refused)
+                machine, missing = self._run(parameters, wanted - gone, contribute, request, transport, spent, refused)
             if not missing:
                 break
             gone |= missing
+            self._require_all(wanted - gone, wanted, request, spent, refused)
         else:
             raise Aborted(
                 f"clients went missing where nobody may, in {_TRIES} sums begun one after the other",
@@ -109,11 +148,24 @@ class MaskedSums:
         total = self._read(machine, carrier, layout, len(heard))
         spent.left_out = len(heard) - total.count
         spent.server_seconds += time.perf_counter() - started
-        spent.client_seconds, spent.survivors = self.clock.seconds - before, len(machine.survivors)
-        return Gathered(total, heard, sorted(refused), spent)
+        spent.survivors = len(machine.survivors)
+        return Gathered(total, heard, sorted(refused), spent, sorted(machine.suspects))
+
+    def _require_all(
+        self, there: set[int], wanted: set[int], request: Request, spent: Spent, refused: set[int]
+    ) -> None:
+        """RoundLost where a later pass lacks a client of the first: the two sums would tell that client's contribution."""
+        if request.first and masks_alone(self.terms.protection) and (missing := wanted - there):
+            raise RoundLost(
+                f"{len(missing)} of {len(wanted)} clients vanished between two passes of the round, and a sum over the others "
+                "would tell their contributions",
+                spent,
+                list(refused),
+            )
 
     def _read(self, machine: Unmasking, carrier: Carrier, layout: Layout, count: int) -> Summed:
         said = carrier.read(machine.total())
+        require_plausible(said, carrier, count, len(self.terms.protection.in_travel.counters))
         values = torch.from_numpy(said.values)
         if self.terms.protection.place != "sum":
             values = values.float()  # else they stay float64: the server's noise comes on top
@@ -126,12 +178,14 @@ class MaskedSums:
         carrier, invited = self.terms.carrier(layout.size, request.clip_norm), self.terms.invited
         traffic = costs.traffic(self.terms.parameters(0, range(invited), bytes(32), carrier.length, carrier.largest))
         up, down = (invited * sum(stage[way] for stage in traffic.values()) for way in (0, 1))
-        return up, down + cohort * request.bytes_down
+        listed = invited * Asked.bytes_of(cohort) if self.terms.declares else 0.0
+        return up, down + listed + cohort * request.bytes_down
 
     def _run(
         self,
         parameters: Parameters,
         asked: set[int],
+        contribute: Asked | None,
         request: Request,
         transport: Transport,
         spent: Spent,
@@ -144,7 +198,12 @@ class MaskedSums:
             name = machine.stage
             stages = {
                 client: Stage(
-                    request.round, name, parameters, message, request if name == "mask" and client in asked else None
+                    request.round,
+                    name,
+                    parameters,
+                    message,
+                    request if name == "mask" and client in asked else None,
+                    contribute if name == "mask" else None,
                 )
                 for client, message in messages.items()
             }
@@ -162,6 +221,8 @@ class MaskedSums:
             started = time.perf_counter()
             messages = machine.close()
             spent.server_seconds += time.perf_counter() - started
+            if name not in ("consistency", "unmask"):  # from here on, who vanishes stays in the sum
+                self._require_all(asked.intersection(messages), asked, request, spent, refused)
         return machine, set()
 
     def _invited(self, asked: Sequence[int], gone: set[int]) -> list[int]:

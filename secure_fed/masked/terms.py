@@ -117,6 +117,33 @@ class Terms:
             neighbours=choice.neighbours,
         )
 
+    @property
+    def declares(self) -> bool:
+        """Whether clients are shown who contributes: where others send zeros, and the server may lie about it."""
+        return self.varies and self.settings.active
+
+    def fewest(self, clients: int) -> int:
+        """The least number of contributors in a sum of so many clients: two honest ones at least, where others send zeros."""
+        return max(FEWEST, colluding(clients, self.settings.corrupt) + 2)
+
+    def require_contributors(self, places: int, rate: float) -> None:
+        """Refuse coins, one for each of `places`, that may draw a cohort too small for a sum that declares its contributors.
+
+        Such a round cannot be left out, nor others asked instead: either would tell the size of the cohort, which the guarantee
+        keeps secret. So it has to be as good as impossible.
+        """
+        enough = self.fewest(self.invited) + self.invited - surviving(self.invited, self.settings.dropout)
+        chance = sum(
+            math.comb(places, k) * rate**k * (1 - rate) ** (places - k) for k in range(min(enough, places + 1))
+        )
+        if self.declares and chance > _NEVER:
+            raise ConfigError(
+                f"secure_aggregation.active needs {enough} contributors in every sum, and coins that draw {places * rate:g} of "
+                f"{places} clients on average draw fewer with a chance of 2^{math.log2(chance):.1f}, above 2^-40: raise "
+                "federation.cohort, set federation.sampling = 'fixed', or have each client toss for itself "
+                "(privacy.noise = 'distributed', privacy.hidden_cohort = true)"
+            )
+
     def least(self, clients: int) -> int:
         """The least number of clients in a sum to which so many were invited."""
         return surviving(max(clients, self.invited), self.settings.dropout)
@@ -162,4 +189,5 @@ def _chosen(
     return choose(clients, corrupt=corrupt, dropout=dropout, active=active, neighbours=neighbours, threshold=threshold)
 
 
+_NEVER = 2.0**-40  # as `protocols.choice` has it
 _FARTHEST = 9.0  # standard deviations: no normal number of `privacy.entropy` is farther out

@@ -104,14 +104,14 @@ class Rounded:
             if self.with_loss:
                 carried[-1] = bound
             if self.with_loss and math.isfinite(said.loss):
-                carried[-3:-1] = bound * max(-1.0, min(said.loss / _LOSS, 1.0)), bound
+                carried[-3:-1] = bound * max(-1.0, min(said.loss / LOSS, 1.0)), bound
         return self.codec.encode(carried)
 
     def read(self, total: Words) -> Said:
         carried, size, bound = self.codec.decode(total), self.plan.size, self.plan.bound
         weight = float(carried[size]) / bound * self.most
         told = self.with_loss and carried[-2] > 0
-        loss = float(carried[-3] / carried[-2]) * _LOSS if told else math.nan
+        loss = float(carried[-3] / carried[-2]) * LOSS if told else math.nan
         count = round(carried[-1] / bound) if self.with_loss else None
         return Said(carried[:size] * self.most, weight, loss, count)
 
@@ -146,4 +146,4 @@ class Noised:
         return Said(values, math.nan, math.nan)
 
 
-_LOSS = 1000.0  # a client's mean loss beyond counts as this
+LOSS = 1000.0  # a client's mean loss beyond counts as this

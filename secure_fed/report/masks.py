@@ -50,11 +50,20 @@ def secure_aggregation(record: RunRecord) -> str:
     found = (record.result or {}).get("secure_aggregation")
     return section(
         "Secure aggregation",
+        _caught(record),
         subsection(
             "What it took", paragraph(_TAKES), facts([*_traffic(record, found), *_time(record, found)], "terms")
         ),
         subsection("How it was set", facts(_protocol(record, found), "terms")) if found else "",
     )
+
+
+def _caught(record: RunRecord) -> str:
+    """Which rounds were lost, and which clients lied in the protocol; nothing where there was neither."""
+    lost = [(f"round {number(row['round'])} lost", str(row["lost"])) for row in record.rounds if row.get("lost")]
+    caught = {name: how for row in record.rounds for name, how in row.get("caught", {}).items()}
+    rows = [*lost, *((f"client {name}", f"{how}; {_BLAME[how]}") for name, how in caught.items() if how in _BLAME)]
+    return subsection("What went wrong", paragraph(_LOST), facts(rows, "terms")) if rows else ""
 
 
 def _traffic(record: RunRecord, found: Facts | None) -> Rows:
@@ -75,7 +84,8 @@ def _time(record: RunRecord, found: Facts | None) -> Rows:
         return [("time, and who stayed", "not told, since it would tell how many took part")]
     clients = _total(record, "client_seconds")
     invited = f" of {number(found['clients'])} invited" if found else ""
-    fewest = min((row["masked"]["survivors"] for row in record.rounds), default=None)
+    told = [row["masked"]["survivors"] for row in record.rounds]
+    fewest = min((count for count in told if count is not None), default=None)
     return [
         ("time of all clients together", time(clients) + _each(time(clients / _turns(record, found)), found)),
         ("time of the server", time(_total(record, "server_seconds"))),
@@ -146,6 +156,14 @@ _TAKES = (
     "The bytes are of everything that travelled: keys, shares of secrets, masked numbers, and the model on its way to the"
     " clients. The times are without training, on the machine of this simulation, where all clients take turns."
 )
+_LOST = (
+    "Nothing of a lost round was applied, and its charges stay. A client that dealt wrong shares was left out of the rounds"
+    " that followed."
+)
+_BLAME = {
+    "dealt wrong shares": "left out from then on, unless many clients that held its shares lied together",
+    "opened wrong shares": "they were corrected, unless the client that dealt them was the liar",
+}
 _RING = ", on a ring in random order"
 _MISSING = (
     "The run asked for secure aggregation, but its files do not show that there was any: treat it as a run in which the server"

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from privacy.entropy import Stream, SystemEntropy
-from protocols.errors import ParameterError
+from protocols.errors import Aborted, ParameterError
 from protocols.parameters import Parameters
 from protocols.server import Server
 from secure_fed.federation import Federation
-from secure_fed.transport import Request, Stage
+from secure_fed.summation import PlainSum
+from secure_fed.transport import Asked, Request, Stage
 from tests.secure_fed.masked.wide_toys import LR
 
 Lie = Callable[[Parameters], Parameters]
@@ -71,11 +72,14 @@ class Heard:
         return len(set(self.refused.values())) == 1
 
 
-def request_of(built: Federation, round_: int = 0, which: int = 0) -> Request:
-    """What an honest server asks in that pass of that round."""
+def request_of(
+    built: Federation, round_: int = 0, which: int = 0, first: Request | None = None, lr: float = LR
+) -> Request:
+    """What an honest server asks in that pass of that round, after means of zero. first: the round's first request."""
     state = replace(built.initial, round=round_)
     plan = built.server.plan(state)
-    return built.server.request(state, plan, plan.passes[which], LR, {})
+    means = {name: PlainSum(built.server.layout(state, name)).total() for name in plan.passes[:which]}
+    return built.server.request(state, plan, plan.passes[which], lr, means, first.digest if first else "")
 
 
 def session(
@@ -87,24 +91,40 @@ def session(
     lies_at: Callable[[str], bool] = lambda stage: True,
     asked: Callable[[int], bool] = lambda client: True,
     upto: str = "done",
+    clients: Sequence[int] | None = None,
+    contributors: Asked | None = None,
+    lost: int | None = None,
 ) -> Heard:
-    """One sum with everybody invited, up to that stage included, or to where somebody refuses.
+    """One sum, of everybody unless `clients` says otherwise, up to that stage included, or to where somebody refuses.
 
-    lie: what becomes of the parameters, in the stages that `lies_at` names; whoever is not `asked` is asked for nothing.
+    lie: what becomes of the parameters, in the stages that `lies_at` names; whoever is not `asked` is asked for nothing,
+    and the vector of who is `lost` does not arrive.
     """
-    terms, clients = built.masks.sums.terms, len(built.clients)  # type: ignore[union-attr]
-    layout = built.server.layout(replace(built.initial, round=request.round), request_of(built).pass_name)
+    terms = built.masks.sums.terms  # type: ignore[union-attr]
+    invited = range(len(built.clients)) if clients is None else clients
+    state = replace(built.initial, round=request.round)
+    names = built.server.plan(state).passes
+    layout = built.server.layout(state, request.pass_name if request.pass_name in names else names[0])
     carrier = terms.carrier(layout.size, built.initial.clip_norm)
-    honest = terms.parameters(number, range(clients), bytes.fromhex(request.digest), carrier.length, carrier.largest)
+    digest = contributors.layout if contributors else bytes.fromhex(request.digest)
+    honest = terms.parameters(number, invited, digest, carrier.length, carrier.largest)
     told = {True: lie(honest), False: honest}
-    heard = Heard(machine=_machine(told[lies_at("advertise")], honest, terms.registry.public if terms.registry else {}))
-    messages: Any = dict.fromkeys(range(clients), b"")
+    known = {client: terms.registry.public[client] for client in invited} if terms.registry else {}
+    heard = Heard(machine=_machine(told[lies_at("advertise")], honest, known))
+    messages: Any = dict.fromkeys(invited, b"")
     while heard.machine.stage != "done" and not heard.refused and heard.stage != upto:
         heard.stage = heard.machine.stage
         for client, message in messages.items():
+            if client == lost and heard.stage == "mask":
+                continue
             given = request if heard.stage == "mask" and asked(client) else None
-            stage = Stage(request.round, heard.stage, told[lies_at(heard.stage)], message, given)
-            _ask(built, client, stage, heard)
+            declared = contributors if heard.stage == "mask" else None
+            _ask(
+                built,
+                client,
+                Stage(request.round, heard.stage, told[lies_at(heard.stage)], message, given, declared),
+                heard,
+            )
         if not heard.refused and heard.stage != upto:
             messages = heard.machine.close()
     return heard
@@ -124,4 +144,7 @@ def _ask(built: Federation, client: int, stage: Stage, heard: Heard) -> None:
     except Exception as error:  # whatever it is, the server would see it
         heard.refused[client] = (stage.name, type(error), getattr(error, "what", str(error)))
         return
-    heard.machine.receive(client, answer.message)  # type: ignore[union-attr]
+    if answer is None:
+        heard.refused[client] = (stage.name, Aborted, "")
+    else:
+        heard.machine.receive(client, answer.message)

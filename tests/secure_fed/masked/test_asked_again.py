@@ -14,6 +14,7 @@ from scipy.stats import kstest
 from privacy.entropy import SystemEntropy
 from protocols.codec import centred
 from protocols.errors import Tampering
+from secure_fed.masked.bound import Passes
 from secure_fed.masked.member import Member
 from secure_fed.privacy_plan import realised
 from tests.secure_fed.masked.lying import Heard, request_of, session, watch
@@ -63,7 +64,7 @@ def test_a_pass_is_contributed_to_once_and_in_its_order(which: int) -> None:
 
 
 def test_without_the_count_a_round_is_contributed_to_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Member, "_count", lambda self, request: None)
+    monkeypatch.setattr(Passes, "take", lambda self, request, cohort: None)
     built = federation(MASKED)
     sums = [session(built, request_of(built), number=number) for number in (0, 1)]
     assert not sums[1].refused
@@ -127,23 +128,27 @@ def test_who_goes_on_brings_noise_only_for_what_is_left(tmp_path: Path, monkeypa
 # Nothing.
 
 
-@pytest.mark.parametrize("active", [{}, ACTIVE], ids=["passive", "active"])
-def test_nobody_is_asked_for_nothing_where_nobody_fills_up(active: dict[str, Any]) -> None:
-    """A sum over one contribution and zeros of all others would be that contribution."""
-    built = federation({**MASKED, **active})
+KINDS = {"passive": MASKED, "active": {**MASKED, **ACTIVE}, "distributed": DISTRIBUTED, "hidden": HIDDEN}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nobody_is_asked_for_nothing_where_nobody_fills_up(kind: str) -> None:
+    """A sum over one contribution and zeros of all others would be that contribution, with or without all shares of noise."""
+    built = federation(KINDS[kind])
     heard = session(built, request_of(built), asked=lambda client: client == 0)
     assert set(heard.refused) == {1, 2, 3}
     assert {(place, error) for place, error, _ in heard.refused.values()} == {("mask", Tampering)}
     assert heard.stage == "mask"
 
 
-@pytest.mark.parametrize("settings", [DISTRIBUTED, HIDDEN], ids=["distributed", "hidden"])
-def test_who_is_asked_for_nothing_brings_its_share_of_the_noise(settings: dict[str, Any]) -> None:
-    built = federation({**settings, "privacy.noise_multiplier": 8.0}, sizes=EIGHT)
+def test_whose_coin_does_not_land_brings_its_share_of_the_noise() -> None:
+    built = federation({**HIDDEN, "privacy.noise_multiplier": 8.0}, sizes=EIGHT)
+    for member in built.masks.members:  # type: ignore[union-attr]
+        member._coin = 0.0
     seen = watch(built)
     totals = []
     for round_ in range(8):
-        heard = session(built, request_of(built, round_), number=round_, asked=lambda client: False)
+        heard = session(built, request_of(built, round_), number=round_)
         assert not heard.refused
         totals.append(centred(heard.machine.total()))
     assert not seen.trained

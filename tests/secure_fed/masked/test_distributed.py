@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -203,16 +203,3 @@ def test_a_round_with_too_few_is_charged_all_the_same(tmp_path: Any) -> None:
     assert result.summary["releases"] == 4
     planned = federation({**DISTRIBUTED, **HALF}, sizes=TEN).run().summary["epsilon"]
     assert result.summary["epsilon"] > planned, "the round that came to nothing is counted"
-
-
-def test_a_member_adds_its_share_even_where_the_server_asks_it_for_nothing() -> None:
-    built = federation(DISTRIBUTED)
-    lying = wide_toys.Tampered(built.transport, lambda client, stage: replace(stage, request=None) if client else stage)
-    heard = listen(built)
-    seen = one_round(built, transport=lying)
-    values = heard.values(0, "change")
-    assert list(values) == [0]
-    std = built.protection.shares.std(0.1, len(values[0]), 4) / 4  # type: ignore[union-attr]
-    residue = (seen.means["change"] - values[0] / 4) / std
-    assert kstest(residue, "norm").pvalue > CHANCE
-    assert np.std(residue) == pytest.approx(1, rel=6 / math.sqrt(2 * len(residue))), "one share alone would be half"

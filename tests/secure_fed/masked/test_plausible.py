@@ -1,0 +1,127 @@
+"""A client that lies about its own input, in sums of which the server sees nothing but the total."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from privacy.distributed import DistributedGaussian
+from privacy.entropy import SystemEntropy
+from protocols.client import Client as Masking
+from protocols.errors import Tampering
+from secure_fed.masked.plausible import require_plausible
+from secure_fed.masked.plan import PublicPlan
+from secure_fed.masked.words import Carrier, Noised, Rounded, Said
+from tests.secure_fed.masked.wide_toys import CLIPPED, DISTRIBUTED, MASKED, federation, one_round
+
+EIGHT = [3] * 8
+LIAR = 5
+Lie = Callable[[np.ndarray, float], None]  # of the liar's numbers, in place, and the largest that one may be
+
+
+def _weight(value: float) -> Lie:
+    def lied(numbers: np.ndarray, bound: float) -> None:
+        numbers[-4] = value * bound
+
+    return lied
+
+
+def _vector(factor: float) -> Lie:
+    def lied(numbers: np.ndarray, bound: float) -> None:
+        numbers[0] = factor * bound
+
+    return lied
+
+
+def _loss(numbers: np.ndarray, bound: float) -> None:
+    numbers[-3:-1] = 3 * bound, -6 * bound
+
+
+def _counter(numbers: np.ndarray, bound: float) -> None:
+    numbers[-1] = -2 * bound
+
+
+PLAIN: dict[str, tuple[Lie, str]] = {
+    "minus everybody's weight": (_weight(-7), "8 contributions are counted, with weights of 0"),
+    "less than that": (_weight(-9), "weights add up to -2"),
+    "half a weight": (_weight(0.5), "weights of 0 or 1 add up to 7.5"),
+    "9 times its bound": (_vector(9), "a coordinate of the sum is beyond"),
+    "a loss beyond all": (_loss, "the mean loss"),
+    "a count below nobody": (_counter, "contributions are counted"),
+}
+
+
+def lying(settings: dict[str, Any], lie: Lie, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A federation of eight, one of which sends something else than its software would."""
+    built = federation({**MASKED, **settings}, sizes=EIGHT)
+    member = built.masks.members[LIAR]  # type: ignore[union-attr]
+    honest = member._words
+    monkeypatch.setattr(Masking, "_check_vector", lambda self, vector: None)
+
+    def words(stage: Any) -> Any:
+        sent, seconds = honest(stage)
+        terms = built.masks.sums.terms  # type: ignore[union-attr]
+        carrier: Any = terms.carrier(built.server.layout(built.initial, "change").size, built.initial.clip_norm)
+        scale = carrier.codec.scale if isinstance(carrier, Rounded) else carrier.mechanism.grid(carrier.plan.size).unit
+        numbers = np.zeros(len(sent)) + sent.view(np.int32) / scale
+        lie(numbers, carrier.plan.bound if isinstance(carrier, Rounded) else 1.0)
+        return np.rint(numbers * scale).astype(np.int64).astype(np.int32).view(np.uint32), seconds
+
+    member._words = words
+    return built
+
+
+@pytest.mark.parametrize("what", PLAIN)
+def test_a_sum_that_honest_clients_cannot_make_is_refused(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lie, sentence = PLAIN[what]
+    with pytest.raises(Tampering, match=sentence):
+        one_round(lying({}, lie, monkeypatch))
+
+
+@pytest.mark.parametrize("settings", [CLIPPED, DISTRIBUTED], ids=["central", "distributed"])
+def test_a_sum_that_is_longer_than_all_clip_norms_is_refused(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within every coordinate's bound, so that the protocol lets it pass."""
+
+    def spread(numbers: np.ndarray, bound: float) -> None:
+        numbers[:200] = 7.0
+
+    with pytest.raises(Tampering, match="long, which 8 honest contributors cannot make"):
+        one_round(lying({**settings, "federation.sampling": "fixed"}, spread, monkeypatch))
+
+
+def test_a_lie_within_the_bounds_of_all_is_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the threat table says: up to as many times its bound as there are clients."""
+    seen = one_round(lying({}, _vector(6.0), monkeypatch))
+    assert np.abs(seen.means["change"]).max() > 5
+
+
+CARRIERS: dict[str, Carrier] = {
+    "rounded": Rounded(PublicPlan(300, 32, 9, 1.5), with_loss=True),
+    "clipped": Rounded(PublicPlan(300, 32, 9, 1.0, 0.3)),
+    "weighted": Rounded(PublicPlan(300, 32, 9, 1.5), most=1000.0, with_loss=True),
+    "long words": Rounded(PublicPlan(300, 64, 9, 1.5), with_loss=True),
+    "noised": Noised(PublicPlan(300, 32, 9, 0.3, 0.3), DistributedGaussian(0.3, 9, 9)),
+}
+
+
+@pytest.mark.parametrize("name", CARRIERS)
+def test_honest_sums_at_the_very_bounds_are_not_refused(name: str) -> None:
+    """All clients as long as they may be, in one direction; or nobody; or some that contribute nothing."""
+    carrier, rng = CARRIERS[name], np.random.default_rng(1)
+    longest = carrier.admitted()
+    for trial in range(60):
+        values = rng.standard_normal(300) if trial % 2 else np.eye(300)[trial]
+        values *= (longest if math.isfinite(longest) else 1.0) / np.linalg.norm(values)
+        if trial % 3 == 0 and name in ("rounded", "weighted", "long words"):
+            values = np.full(300, 1.5)
+        spoken = int(rng.integers(0, 10)) if trial else 9
+        weight = float(rng.integers(1, 1200)) if name == "weighted" else 1.0
+        stream = SystemEntropy().stream("share")
+        words = [carrier.words(Said(values, weight, 1e6) if client < spoken else None, stream) for client in range(9)]
+        require_plausible(carrier.read(np.sum(words, 0, dtype=words[0].dtype)), carrier, 9)

@@ -1,0 +1,129 @@
+"""A client that deals wrong shares: the round is lost, the run goes on without that client and says which it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protocols.errors import Aborted
+from protocols.messages import Shares
+from secure_fed.transport import Recording
+from tests.secure_fed import private_toys, toys
+from tests.secure_fed.masked.wide_toys import (
+    CLIPPED,
+    DISTRIBUTED,
+    MASKED,
+    SKETCH,
+    federation,
+    listen,
+    one_round,
+)
+
+EIGHT = [4] * 8
+SOME = {"secure_aggregation.dropout": 0.25}
+ACTIVE = {"secure_aggregation.active": True}
+
+
+@dataclass
+class Misdealing:
+    """These clients publish a commitment to another seed than the one that they deal, in every sum or in one pass alone."""
+
+    inner: Any
+    clients: frozenset[int]
+
+    def exchange(self, requests: Mapping[int, Any]) -> Iterator[Any]:
+        for reply in self.inner.exchange(requests):
+            ask = requests[reply.client]
+            if ask.name == "share" and reply.client in self.clients:
+                shares = Shares.from_bytes(reply.message, ask.parameters, reply.client)
+                lied = replace(shares, commitment=bytes(32)).to_bytes(ask.parameters, reply.client)
+                reply = replace(reply, message=lied)
+            yield reply
+
+
+def misdealing(settings: dict[str, Any], *clients: int) -> Any:
+    built = federation({**SOME, "federation.rounds": 4, **settings}, sizes=EIGHT)
+    built.transport = Misdealing(built.transport, frozenset(clients))
+    return built
+
+
+@pytest.mark.parametrize(
+    "kind", [MASKED, {**MASKED, **ACTIVE}, {**MASKED, **SKETCH}], ids=["passive", "active", "sketch"]
+)
+def test_a_run_goes_on_without_the_dealer_and_names_it(kind: dict[str, Any]) -> None:
+    built = misdealing(kind, 5)
+    recording = built.transport = Recording(built.transport)
+    result = built.run()
+    lost, *others = result.records
+    assert lost["caught"] == {"client-5": "dealt wrong shares"}
+    assert lost["lost"] == "a client dealt shares that do not fit what it published, and is left out from now on"
+    assert toys.same(built.server.unmoved(built.initial, built.server.plan(built.initial)).tensors, _after(built, 0))
+    assert [record["masked"]["survivors"] for record in others] == [7, 7, 7]
+    assert not any("lost" in record or "caught" in record for record in others)
+    assert {reply.client for ask, reply in recording.exchanges if ask.round > 0} == set(range(8)) - {5}
+    said = result.summary["secure_aggregation"]
+    assert (said["rounds_lost"], said["caught"]) == (1, {"client-5": "dealt wrong shares"})
+
+
+def _after(built: Any, round_: int) -> Any:
+    """The state after that round of the same run."""
+    seen: list[Any] = []
+
+    class Keeping:
+        def on_round_end(self, record: Any, state: Any) -> None:
+            seen.append(state.tensors)
+
+    built.callbacks.append(Keeping())
+    built.run()
+    return seen[round_]
+
+
+def test_a_lost_round_moves_nothing_and_is_not_made_again_under_its_number() -> None:
+    built = misdealing(MASKED, 5)
+    heard = listen(built)
+    seen = one_round(built, transport=built.transport)
+    assert set(heard.replies[0, "change"]) == set(range(8)), (
+        "everybody had trained: a second sum of the round would tell"
+    )
+    assert toys.same(seen.after.tensors, built.initial.tensors)
+    assert seen.after.round == 1
+    assert seen.record["masked"]["survivors"] is None
+
+
+def test_each_dealer_costs_a_round_until_too_few_are_left() -> None:
+    result = misdealing(MASKED, 1, 6).run()
+    assert [record.get("caught", {}) for record in result.records[:2]] == [
+        {"client-1": "dealt wrong shares"},
+        {"client-6": "dealt wrong shares"},
+    ]
+    assert [record["masked"]["survivors"] for record in result.records[2:]] == [6, 6]
+    with pytest.raises(Aborted, match=r"5 clients are left, fewer than the 6"):
+        misdealing(MASKED, 1, 3, 6).run()
+
+
+@pytest.mark.parametrize("way", [{}, SKETCH], ids=["one pass", "two passes"])
+def test_what_a_lost_round_charged_stays_charged_and_no_more_sums_are_made_than_planned(
+    way: dict[str, Any], tmp_path: Path
+) -> None:
+    built = misdealing({**DISTRIBUTED, **way}, 5)
+    said = built.run(tmp_path / "run").summary
+    passes = 2 if way else 1
+    assert said["releases"] == private_toys.charged(tmp_path / "run") == 4 * passes - (passes - 1)
+    assert said["epsilon"] <= built.protection.plan.epsilon()
+    assert said["privacy"]["realised"]["survivors"] == 7
+
+
+def test_where_the_cohort_is_secret_a_lost_round_names_nobody() -> None:
+    settings = {**MASKED, **CLIPPED, "federation.cohort": 6}
+    result = misdealing({**settings, "federation.rounds": 2}, 0, 1, 2, 3, 4, 5).run()
+    assert any("lost" in record for record in result.records)
+    assert "client-" not in str(result.records)
+    assert result.summary["secure_aggregation"]["caught"] == {}
+    with pytest.raises(Aborted, match=r"5 clients are left to invite, fewer than the 6"):
+        misdealing(
+            {**MASKED, "federation.cohort": 6, "federation.sampling": "poisson", "federation.rounds": 9}, 0, 1, 2
+        ).run()
