@@ -28,9 +28,8 @@ def trusted(protection: Protection, masks: Masks | None) -> str:
 def only_masks(settings: SecureAggregationConfig, *, coins: bool) -> str:
     """What protects the clients of a run with secure aggregation and without privacy. coins: whether these draw its cohorts."""
     server = _KEEPS if not settings.active else "the server, even one that lies about keys, or about who is there,"
-    alone = " A server that lies could have one client alone contribute." if coins else ""
-    lies = alone if settings.active else " A server that lies may read single clients."
-    whose = "those that its coins draw, be it one alone" if coins else "a round's clients"
+    lies = "" if settings.active else " A server that lies may read single clients."
+    whose = _drawn(settings) if coins else "a round's clients"
     return (
         f"No differential privacy: secure aggregation keeps every client's contribution from {server} {_league(settings)}. It "
         f"learns sums over {whose}.{lies} Nothing bounds what these sums and the model reveal of the "
@@ -41,7 +40,7 @@ def only_masks(settings: SecureAggregationConfig, *, coins: bool) -> str:
 def _of_sums(masks: Masks) -> str:
     """With noise that the server adds to sums."""
     terms = masks.sums.terms
-    whose = "of those that its coins drew, be it one alone" if terms.varies else "of a round's clients"
+    whose = f"of {_drawn(terms.settings)}" if terms.varies else "of a round's clients"
     active = terms.settings.active
     how = "even if it lies about keys or about who is there" if active else "as long as it keeps to the protocol"
     return (
@@ -62,6 +61,12 @@ def _of_shares(protection: Protection, masks: Masks) -> str:
         f"which the guarantee counts on {counted} shares of noise; no sum of fewer than {least} clients is "
         f"unmasked{_except(chance)}; {otherwise}"
     )
+
+
+def _drawn(settings: SecureAggregationConfig) -> str:
+    """Over whom a sum is, where the server's coins draw the cohort."""
+    drawn = "those that its coins draw"
+    return f"{drawn}, of whom two at least are honest" if settings.active else f"{drawn}, be it one alone"
 
 
 def _league(settings: SecureAggregationConfig) -> str:

@@ -65,7 +65,9 @@ def _of_noised(said: Said, carrier: Noised, contributors: int) -> Iterator[str]:
     most (Hsu, Kakade and Zhang, 2012): t = 40."""
     norm, grid = float(np.linalg.norm(said.values)), carrier.mechanism.grid(carrier.plan.size)
     noise = carrier.mechanism.std(carrier.plan.clip_norm, carrier.plan.size, contributors)
-    longest = contributors * grid.bound / grid.unit * carrier.plan.clip_norm + noise * (math.sqrt(carrier.plan.size) + _FARTHEST)
+    longest = contributors * grid.bound / grid.unit * carrier.plan.clip_norm + noise * (
+        math.sqrt(carrier.plan.size) + _FARTHEST
+    )
     if norm > longest:
         yield f"the noised sum is {norm:.6g} long"
 

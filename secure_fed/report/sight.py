@@ -22,15 +22,16 @@ def sight(record: RunRecord, guarantee: Guarantee | None) -> str:
 
 def _masked(record: RunRecord, case: Case) -> str:
     hidden = case == "shares" and record.config.privacy.hidden_cohort
+    few = record.draws_by_coins and not record.config.secure_aggregation.active
     who = ("that all take part, not who of them trains",) if hidden else ("yes",)
     rows = (
-        ("what one client sent", "only if coins draw no other" if record.draws_by_coins else "no", _ALONE[case]),
+        ("what one client sent", "only if coins draw no other" if few else "no", _ALONE[case]),
         ("the sum over a round's clients", *_SUM[case]),
         ("who takes part in a round, and when", *who, "yes"),
         ("the model", "yes", "yes"),
     )
     return (
-        paragraph(_MASKS + (_FEW if record.draws_by_coins else ""))
+        paragraph(_MASKS + (_FEW if few else ""))
         + table(("Does the server see ...", "in this run, with masks", "without masks"), rows)
         + paragraph(_MASKED[case] + (_HIDDEN if hidden else ""))
         + paragraph(_assumed(record, case))
@@ -110,8 +111,8 @@ _ACTIVE = (
     " and stop. Whoever hands out the clients' signing keys has to be trusted to hand out the right ones."
 )
 _ASKS = (
-    "But its coins say who contributes to a sum: a server that has one client alone contribute, and the others send zeros,"
-    " learns what that client sent."
+    "Its coins say who contributes to a sum, and the others send zeros. It has to show all of them one list of contributors,"
+    " and they stop unless at least so many contribute that two of them are honest."
 )
 _IN_THE_CLEAR = {
     "nowhere": (

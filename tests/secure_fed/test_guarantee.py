@@ -12,7 +12,9 @@ import pytest
 from privacy import accounting
 from privacy.statement import NOT_COVERED, Statement
 from secure_fed import guarantee
+from secure_fed.config.sections import SecureAggregationConfig
 from secure_fed.federation import Federation
+from secure_fed.trust import only_masks
 from tests.secure_fed import toys
 from tests.secure_fed.private_toys import EXAMPLE, NOISE, federation
 
@@ -96,7 +98,7 @@ COUNTED = (
 )
 LIES = "one that lies could read a client with no noise but that client's share"
 KEYS = "whoever hands out the clients' signing keys is trusted to hand out the right ones"
-DRAWN = "the server sees sums of contributions before the noise, of those that its coins drew, be it one alone, and is trusted"
+DRAWN = "the server sees sums of contributions before the noise, of those that its coins draw, be it one alone, and is trusted"
 COHORT = "the server sees sums of contributions before the noise, of a round's clients, and is trusted with them"
 LEAGUE = "with at most 20 % of a round's clients, rounded down, in league with it"
 OWN = "nobody but the client's own machine"
@@ -105,10 +107,6 @@ TRUST: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "central behind masks": (
         {**POISSON, **MASKED, "federation.cohort": 3},
         (DRAWN, "as long as it keeps to the protocol", LEAGUE),
-    ),
-    "central behind masks, active": (
-        {**POISSON, **MASKED, **ACTIVE, "federation.cohort": 3},
-        (DRAWN, "even if it lies about keys or about who is there", LEAGUE),
     ),
     "fixed cohorts behind masks": (
         {**POISSON, **MASKED, "federation.cohort": 3, "federation.sampling": "fixed"},
@@ -132,6 +130,16 @@ def test_who_is_trusted(case: str) -> None:
         assert phrase in said
     others = (DRAWN, COHORT, LIES, KEYS, "with masks or without")
     assert [one for one in others if one in said] == [one for one in others if any(one in phrase for phrase in words)]
+
+
+def test_of_a_server_that_may_lie_coins_draw_no_client_alone() -> None:
+    settings = {**POISSON, **MASKED, **ACTIVE, "federation.cohort": 36}
+    said = stated(federation(settings, sizes=[1] * 40)).trust
+    assert "of those that its coins draw, of whom two at least are honest, and is trusted" in said
+    assert "even if it lies about keys or about who is there" in said
+    assert LEAGUE in said
+    alone = only_masks(SecureAggregationConfig(enabled=True, active=True), coins=True)
+    assert "sums over those that its coins draw, of whom two at least are honest." in alone
 
 
 def test_nobody_may_collude_where_so_few_take_part() -> None:
@@ -185,11 +193,6 @@ def test_shares_of_noise_have_a_statement_of_their_own() -> None:
             "from the server, even one that lies about keys, or about who is there, with at most 20 %",
             "may read",
         ),
-        (
-            {**MASKED, **ACTIVE, "federation.sampling": "poisson", "federation.cohort": 3},
-            "A server that lies could have one client alone contribute.",
-            "may read",
-        ),
         (MASKED | ACTIVE, "It learns sums over a round's clients. Nothing bounds", "A server that lies"),
         (
             {**MASKED, "federation.sampling": "poisson", "federation.cohort": 3},
@@ -202,7 +205,7 @@ def test_shares_of_noise_have_a_statement_of_their_own() -> None:
             "%",
         ),
     ],
-    ids=["nothing", "passive", "active", "active asks", "active, all", "coins", "nobody colludes"],
+    ids=["nothing", "passive", "active", "active, all", "coins", "nobody colludes"],
 )
 def test_a_run_without_privacy_says_what_masks_do_and_no_more(
     settings: dict[str, Any], words: str, never: str, tmp_path: Path

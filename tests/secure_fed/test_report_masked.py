@@ -83,9 +83,10 @@ def test_a_server_that_lies_is_named_only_where_that_is_covered(run_folder: RunF
     assert "Masks hold against a server that lies as well" in active
     assert "Whoever hands out the clients' signing keys has to be trusted" in active
     assert "may read single clients" not in active
-    assert ("a server that has one client alone contribute" in active) is (
+    assert ("at least so many contribute that two of them are honest" in active) is (
         case in ("central", "coins")
     )  # where coins say who does
+    assert COINS not in active
     assert "may lie: clients check and sign what they are told" in active
 
 

@@ -13,8 +13,8 @@ from privacy.distributed import DistributedGaussian
 from privacy.entropy import SystemEntropy
 from protocols.client import Client as Masking
 from protocols.errors import Tampering
-from secure_fed.masked.plausible import require_plausible
 from secure_fed.masked.plan import PublicPlan
+from secure_fed.masked.plausible import require_plausible
 from secure_fed.masked.words import Carrier, Noised, Rounded, Said
 from tests.secure_fed.masked.wide_toys import CLIPPED, DISTRIBUTED, MASKED, federation, one_round
 
