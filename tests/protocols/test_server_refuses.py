@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocols.errors import Aborted, MessageError, ParameterError, ProtocolError, Tampering
+from protocols.errors import Aborted, MessageError, Misdealt, ParameterError, ProtocolError, Tampering
 from protocols.keys import AgreementKey, Identity
 from protocols.messages import Advertise, Masked, Opened, Roster, Shares
 from protocols.server import Server
@@ -227,7 +227,8 @@ def test_a_seed_that_was_not_committed_to_leaves_no_sum() -> None:
     server = made.server()
     with pytest.raises(Tampering) as caught:
         play(made, say=say, server=server)
-    assert caught.value.who == "the shares of client 3"
+    assert isinstance(caught.value, Misdealt)
+    assert (caught.value.client, caught.value.who) == (3, "client 3")
     assert not server._accumulator.any()
 
 

@@ -30,6 +30,8 @@ _FACTS = {
     "bits": 32,
     "failure": 0.0,
     "abort": 0.0,
+    "rounds_lost": 0,
+    "caught": {},
 }
 _ROUND = {"client_seconds": 0.4, "server_seconds": 0.0095, "survivors": 3}
 

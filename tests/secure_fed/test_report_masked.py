@@ -161,6 +161,21 @@ def test_no_secret_size_is_told(run_folder: RunFolder, case: str) -> None:
         assert secret not in text
 
 
+def test_a_lost_round_and_who_lied_in_the_protocol_are_named(run_folder: RunFolder) -> None:
+    def spoiled(run: Run) -> None:
+        masked("distributed")(run)
+        dealer, holder = {"client-3": "dealt wrong shares"}, {"client-1": "opened wrong shares"}
+        run["rows"][0] |= {"lost": "a client dealt shares that do not fit", "caught": dealer}
+        run["rows"][0]["masked"]["survivors"] = None
+        run["rows"][1] |= {"caught": holder}
+
+    text = told(run_folder(edit=spoiled))
+    assert "round 1 lost a client dealt shares that do not fit" in text
+    assert "client client-3 dealt wrong shares; left out from then on, unless many clients" in text
+    assert "client client-1 opened wrong shares; they were corrected, unless" in text
+    assert "clients in the smallest sum 3 of 4 invited" in text
+
+
 def test_how_long_a_round_took_is_told_where_nothing_hides(run_folder: RunFolder) -> None:
     assert "down in the sum time lr" in told(run_folder(edit=masked("distributed")))
 
