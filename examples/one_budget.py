@@ -13,6 +13,7 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from privacy.errors import BudgetExhausted
+from privacy.ledger import Ledger
 from secure_fed import Federation, RunConfig
 
 SETTINGS = [
@@ -26,13 +27,12 @@ SETTINGS = [
     "privacy.unit=client",
     "privacy.epsilon=4",
     "privacy.data_set=notes of 2026",
-    "privacy.budget_epsilon=8",
-    "privacy.budget_delta=2e-5",
 ]
 
 
 def main(folder: Path) -> None:
     ledger = folder / "notes.sqlite"
+    Ledger.create(ledger, data_set="notes of 2026", epsilon=8.0, delta=2e-5)  # or `secure-fed budget create`
     for number, learning_rate in enumerate(("5e-3", "1e-2", "2e-2"), start=1):
         config = RunConfig.load(overrides=[*SETTINGS, f"privacy.ledger={ledger}", f"training.lr={learning_rate}"])
         try:

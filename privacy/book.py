@@ -6,13 +6,14 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from privacy.chain import RESTORE, Row
 from privacy.errors import LedgerError, PlanError
 from privacy.filters import Budget, Cost
+from privacy.units import Unit, Units, keyed
 
-FORMAT = 1  # of the rows' bodies
+FORMAT = 2  # of the rows' bodies
 
 
 @dataclass(frozen=True)
@@ -37,46 +38,83 @@ class Head:
 
 @dataclass(frozen=True)
 class Reservation:
-    """What a run holds, for which data, on what terms."""
+    """What a run holds, for which data, whom it is about, on what terms. Digests in it are keyed."""
 
     cost: Cost
     data: str
+    unit: Unit
     terms: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What the first row fixes. key: of the digests of private rows that later rows hold."""
+
+    ledger: str
+    key: str
+    data_set: str
+    budget: Budget
+
+
+@dataclass(frozen=True)
+class Charge:
+    """Releases that are about to be made."""
+
+    who: str
+    releases: int
+
+
+@dataclass(frozen=True)
+class Statement:
+    """That two names are of one unit, as the user says."""
+
+    one: str
+    other: str
+
+
+Entry = Opening | Reservation | Charge | Statement
 
 
 class Book:
     """The sum of all rows entered so far."""
 
-    ledger: str
-    data_set: str
-    budget: Budget
+    opening: Opening
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.end: Row | None = None
-        self.digests: set[str] = set()
+        self.data: set[str] = set()
+        self.units = Units()
+        self._seals: list[str] = []
         self._reservations: dict[str, Reservation] = {}
         self._charges: defaultdict[str, dict[str, int]] = defaultdict(dict)
 
     @property
     def last(self) -> Row:
-        if self.end is None:
-            raise LedgerError(f"{self.path} is a ledger without a first row: {RESTORE}")
-        return self.end
+        self.require_begun()
+        return cast(Row, self.end)
+
+    def keyed(self, purpose: str, digest: str) -> str:
+        """The digest as this ledger holds it."""
+        return keyed(self.opening.key, purpose, digest)
 
     def enter(self, row: Row) -> None:
         """Add up one more row, which `chain` has verified."""
         match self.check(row):
             case Reservation() as reservation:
                 self._reservations[row.run] = reservation
-                self.digests.add(reservation.data)
-            case (str(who), int(releases)):
+                self.data.add(reservation.data)
+                self.units.enter(reservation.unit, row.id)
+            case Charge(who, releases):
                 self._charges[row.run][who] = self._charges[row.run].get(who, 0) + releases
-            case (str(ledger), str(data_set), Budget() as budget):
-                self.ledger, self.data_set, self.budget = ledger, data_set, budget
+            case Statement(one, other):
+                self.units.declare(one, other)
+            case Opening() as opening:
+                self.opening = opening
+        self._seals.append(row.digest)
         self.end = row
 
-    def check(self, row: Row) -> Reservation | tuple[str, int] | tuple[str, str, Budget]:
+    def check(self, row: Row) -> Entry:
         """What the row says; LedgerError for what no ledger writes."""
         try:
             if (row.kind == "open") != (row.id == 1):
@@ -88,11 +126,38 @@ class Book:
                     return _reserved(row.run, row.body)
                 case "charge":
                     return _charged(row.body)
+                case "same":
+                    return _declared(row.body)
             raise ValueError(f"its kind is {row.kind!r}")
         except (KeyError, TypeError, ValueError, PlanError) as error:
             raise LedgerError(
                 f"{self.path} has been tampered with: row {row.id} says what no ledger writes ({error}); {RESTORE}"
             ) from error
+
+    def holds(self, head: Head) -> bool:
+        """Whether that is a row of this ledger, as far as it has been read."""
+        return (
+            head.ledger == self.opening.ledger
+            and head.row <= len(self._seals)
+            and self._seals[head.row - 1] == head.digest
+        )
+
+    def require_begun(self) -> None:
+        """LedgerError unless a first row was entered."""
+        if self.end is None:
+            raise LedgerError(f"{self.path} is a ledger without a first row: {RESTORE}")
+
+    def require(self, head: Head, source: str = "") -> None:
+        """LedgerError unless that is a row of this ledger; source: where it was noted, for people."""
+        if self.holds(head):
+            return
+        if self.opening.ledger != head.ledger:
+            text = "is a foreign ledger, not the one that was used before: put that one back, or correct privacy.ledger"
+        elif head.row > self.last.id:
+            text = f"has been cut: it ends at row {self.last.id}, and row {head.row} was written{source}; {RESTORE}"
+        else:
+            text = f"has been rewritten: row {head.row} is not the row that was written{source}; {RESTORE}"
+        raise LedgerError(f"{self.path} {text}")
 
     def reservation(self, run: str) -> Reservation:
         """What the run holds; PlanError if nothing."""
@@ -118,11 +183,13 @@ def words_of(cost: Cost) -> str:
     return f"epsilon {cost.epsilon:.6g}, delta {cost.delta:.6g}{rdp}"
 
 
-def _opened(body: Mapping[str, Any]) -> tuple[str, str, Budget]:
+def _opened(body: Mapping[str, Any]) -> Opening:
     if body["format"] != FORMAT:
         raise ValueError(f"its format is {body['format']!r}, and this version reads {FORMAT}")
     budget = Budget(body["epsilon"], body["delta"], body["composition"], body["order"])
-    return _text(body["ledger"]), _text(body["data_set"]), budget
+    if len(bytes.fromhex(_text(body["key"]))) < 16:
+        raise ValueError("its key is short")
+    return Opening(_text(body["ledger"]), body["key"], _text(body["data_set"]), budget)
 
 
 def _reserved(run: str, body: Mapping[str, Any]) -> Reservation:
@@ -130,15 +197,21 @@ def _reserved(run: str, body: Mapping[str, Any]) -> Reservation:
     rdp = None if cost["rdp"] is None else tuple(cost["rdp"])
     if not run:
         raise ValueError("a reservation belongs to a run")
-    return Reservation(Cost(cost["epsilon"], cost["delta"], rdp), _text(body["data"]), dict(body["terms"]))
+    unit = Unit.from_dict(body["unit"])
+    return Reservation(Cost(cost["epsilon"], cost["delta"], rdp), _text(body["data"]), unit, dict(body["terms"]))
 
 
-def _charged(body: Mapping[str, Any]) -> tuple[str, int]:
+def _charged(body: Mapping[str, Any]) -> Charge:
     releases = body["releases"]
     if isinstance(releases, bool) or not isinstance(releases, int) or releases < 1:
         raise ValueError(f"it charges {releases!r} releases")
     dict(body["note"])
-    return _text(body["who"]), releases
+    return Charge(_text(body["who"]), releases)
+
+
+def _declared(body: Mapping[str, Any]) -> Statement:
+    one, other = body["units"]
+    return Statement(_text(one), _text(other))
 
 
 def _text(value: Any) -> str:

@@ -4,33 +4,26 @@
 
 with `body_n` as canonical JSON text. What holds:
 
-- A row whose transaction has ended is there after a kill and after a power cut. The rollback journal is used with
-  `synchronous=EXTRA`: under FULL the folder is not synced once the journal is deleted, so a power cut could bring the journal
-  back and take the row away again.
+- A row whose transaction has ended is there after a kill and after a power cut (`database`).
 - A row is there as a whole or not at all, and a new file is seen with its first row or not at all.
 - A row that was edited, removed, swapped or added by hand breaks the chain, and whoever reads it is told at which row.
 - Rows cut off the end, and a chain that was written anew from some row on, are seen by whoever kept the digest of a later row.
-
-Every operation opens the file by its name and closes it again: no connection is carried over a fork, and no other handle on
-the file is ever opened, because closing one would drop SQLite's locks.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sqlite3
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from privacy import database
 from privacy.errors import LedgerError, PlanError
 
-BUSY_SECONDS = 30.0  # how long one transaction waits for those of other processes
 RESTORE = "put back a copy that is whole, or keep this file as evidence and name another in privacy.ledger"
 
 # The triggers keep honest hands from a mistake. Whoever means to edit can drop them; what sees that is the chain.
@@ -52,10 +45,6 @@ class Row:
     run: str
     body: Mapping[str, Any]
     digest: str
-
-
-def crash_point(name: str) -> None:
-    """A named instant between two durable steps. Does nothing; tests put a kill in its place."""
 
 
 def canonical(body: Mapping[str, Any]) -> str:
@@ -81,17 +70,15 @@ def sealed(previous: Row | None, kind: str, run: str, body: Mapping[str, Any]) -
 
 def create(path: Path, first: Row) -> None:
     """Make the file with that first row: under its name at once and whole, never in place of another file."""
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+
+    def fill(connection: sqlite3.Connection) -> None:
+        for statement in _SCHEMA:
+            connection.execute(statement)
+        append(connection, first)
+
     try:
-        with _spoken(path), closing(_connection(part, "rwc")) as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            for statement in _SCHEMA:
-                connection.execute(statement)
-            append(connection, first)
-            connection.execute("COMMIT")
-        crash_point("built")
-        os.link(part, path)  # unlike a renaming, this refuses to replace
-        crash_point("linked")
+        with database.plainly(path, "ledger", RESTORE):
+            database.create(path, fill)
     except FileExistsError as error:
         raise LedgerError(f"{path} exists already: open it, or choose another name for a new ledger") from error
     except OSError as error:
@@ -99,11 +86,6 @@ def create(path: Path, first: Row) -> None:
             f"{path} cannot be created ({error}): choose a folder that is writable and on a file system with hard links"
         )
         raise LedgerError(text) from error
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
-    _sync_folder(path.parent)
-    crash_point("created")
 
 
 @contextmanager
@@ -113,18 +95,18 @@ def transaction(path: Path, *, write: bool) -> Iterator[sqlite3.Connection]:
     Committed durably at the end of the block, undone by any exception in it. Whatever SQLite says is a LedgerError.
     """
     _check_file(path)
-    with _spoken(path), closing(_connection(path, "rw")) as connection:
+    with database.plainly(path, "ledger", RESTORE), closing(database.connection(path, "rw")) as connection:
         connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
         try:
             _check_schema(connection, path)
             yield connection
-            crash_point("appended")
+            database.crash_point("appended")
             connection.execute("COMMIT")
         except BaseException:
             with suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")
             raise
-    crash_point("committed")
+    database.crash_point("committed")
 
 
 def append(connection: sqlite3.Connection, row: Row) -> None:
@@ -168,7 +150,7 @@ def _verified(path: Path, previous: Row | None, stored: tuple[Any, ...]) -> Row:
 def _check_file(path: Path) -> None:
     try:
         if not path.exists():
-            raise LedgerError(f"{path} does not exist: create the ledger first, or correct privacy.ledger")
+            raise LedgerError(f"{path} does not exist: put the ledger back, or correct privacy.ledger")
         if not path.is_file():
             raise LedgerError(f"{path} is not a file: name a ledger's file in privacy.ledger")
         if not path.stat().st_size:
@@ -182,43 +164,3 @@ def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
     found = tuple(sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master ORDER BY name"))
     if found != _SCHEMA:
         raise LedgerError(f"{path} is not a ledger, or its table or triggers were changed: {RESTORE}")
-
-
-def _connection(path: Path, mode: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, timeout=BUSY_SECONDS
-    )
-    try:
-        for pragma in ("journal_mode=DELETE", "synchronous=EXTRA", "fullfsync=ON", "cell_size_check=ON"):
-            connection.execute(f"PRAGMA {pragma}")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-@contextmanager
-def _spoken(path: Path) -> Iterator[None]:
-    """What SQLite says, as one sentence about that file."""
-    try:
-        yield
-    except (sqlite3.Error, UnicodeDecodeError) as error:  # the second: what SQLite says, of a name that was damaged
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            text = f"is locked by another process for more than {BUSY_SECONDS:g} s: end that process, or try again"
-        elif code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
-            text = f"cannot be opened for this ({error}): make it and its folder readable and writable"
-        elif code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
-            text = f"cannot be read or written ({error}): make room on its disk, or repair it, and try again"
-        else:
-            text = f"is damaged or no ledger ({error}): {RESTORE}"
-        raise LedgerError(f"{path} {text}") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    with suppress(OSError):  # not every system can open a folder, and none that cannot needs it
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -63,18 +63,18 @@ class Budget:
     order: float | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("budget_epsilon", self.epsilon), ("budget_delta", self.delta)):
+        for name, value in (("epsilon", self.epsilon), ("delta", self.delta)):
             if value is not None:
-                _check_number(f"privacy.{name}", value)
+                _check_number(f"a budget's {name}", value)
         if self.delta is not None and self.delta >= 1:
-            raise PlanError(f"privacy.budget_delta is {self.delta:g}, and from 1 on it promises nothing: lower it")
+            raise PlanError(f"a budget's delta is {self.delta:g}, and from 1 on it promises nothing: lower it")
         if self.composition not in get_args(Composition):
             raise PlanError(f"composition is {self.composition!r}: choose one of {', '.join(get_args(Composition))}")
         if (self.composition == "rdp") != (self.order is not None and math.isfinite(self.order) and self.order > 1):
             raise PlanError(f"composition {self.composition!r} does not go with the order {self.order}")
         if self.composition == "rdp" and (self.epsilon is None or not self.delta):
             raise PlanError(
-                "an RDP filter needs budget_epsilon, and a budget_delta above 0: set them, or use basic composition"
+                "an RDP filter needs a budget's epsilon, and a delta above 0: give them, or use basic composition"
             )
 
     @classmethod

@@ -35,7 +35,7 @@ TENSORS, NOTE = "adapter.safetensors", "secure_fed.json"
 
 # A method may read whatever it likes of these when it is built; where the base model lies and what a ledger holds is not asked.
 _SECTIONS = ("model", "federation", "method", "training", "privacy", "secure_aggregation")
-_LEFT_OUT = {"model": ("name", "device"), "privacy": ("ledger", "data_set", "budget_epsilon", "budget_delta")}
+_LEFT_OUT = {"model": ("name", "device"), "privacy": ("ledger", "data_set", "unit_name", "ledger_heads")}
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 plan     noise for a target epsilon, or epsilon for a noise multiplier, and what the noise does to a mean
 create   a ledger for a data set
+same     a statement that two names of units in a ledger are of one unit
 show     what is spent, by whom, and what is left
 """
 
@@ -9,15 +10,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from secure_fed import ledger_commands
+
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from privacy.ledger import Ledger
     from privacy.planning import Plan, Setting
 
 _TARGETS = (1.0, 3.0, 8.0)
@@ -40,17 +41,27 @@ def add_parsers(parser: argparse.ArgumentParser) -> None:
         return made
 
     _add_plan(action("plan", plan, "what noise a target takes, or what a noise costs, with clients as the unit"))
-    made = action("create", create, "a new ledger for a data set")
-    made.add_argument("ledger", type=Path, metavar="LEDGER")
+    made = action("create", ledger_commands.create, "a new ledger for a data set")
+    _add_ledger(made)
     made.add_argument("--data-set", required=True, metavar="NAME", help="whose privacy it keeps")
     made.add_argument("--epsilon", required=True, type=float, help="of all runs together")
     made.add_argument("--delta", required=True, type=float, help="of all runs together")
     made.add_argument(
         "--composition", choices=("basic", "rdp"), default="basic", help="how runs add up (default: basic)"
     )
-    shown = action("show", show, "what of a ledger is spent, by which runs, and what is left")
-    shown.add_argument("ledger", type=Path, metavar="LEDGER")
+    same = action("same", ledger_commands.same, "declare that two names of units are of one unit, so that costs add up")
+    _add_ledger(same)
+    same.add_argument("units", nargs=2, metavar="NAME", help="privacy.unit_name; the ledger has to know one of the two")
+    shown = action("show", ledger_commands.show, "what of a ledger is spent, by which runs, and what is left")
+    _add_ledger(shown)
     shown.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _add_ledger(made: argparse.ArgumentParser) -> None:
+    made.add_argument("ledger", type=Path, metavar="LEDGER")
+    made.add_argument(
+        "--heads", default="", metavar="FILE", help="as privacy.ledger_heads (default: in the user's folder)"
+    )
 
 
 def _add_plan(made: argparse.ArgumentParser) -> None:
@@ -161,78 +172,3 @@ def _alternatives_table(setting: Setting, others: list[Plan]) -> Table:
         cells = [f"{one.noise_multiplier:.3f}  {one.noise_norm if whole else one.noise_std:.3g}" for one in row]
         table.add_row(f"{target:g}", *cells)
     return table
-
-
-def create(chosen: argparse.Namespace) -> None:
-    """Make a ledger and print where it is."""
-    from privacy.ledger import Ledger
-
-    made = Ledger.create(
-        chosen.ledger,
-        data_set=chosen.data_set,
-        epsilon=chosen.epsilon,
-        delta=chosen.delta,
-        composition=chosen.composition,
-    )
-    print(f"{chosen.ledger}: {made.data_set}, epsilon {chosen.epsilon:g}, delta {chosen.delta:g}, {made.composition}")
-
-
-def show(chosen: argparse.Namespace) -> None:
-    """Print what a ledger says, every row of it verified."""
-    from privacy.ledger import Ledger
-
-    facts = _ledger_facts(Ledger.open(chosen.ledger))
-    if chosen.json:
-        print(json.dumps(facts))
-        return
-    from rich.table import Table
-
-    from secure_fed.terminal import PlainConsole
-
-    console = PlainConsole()
-    table = Table(
-        "", "epsilon", "delta", title=f"data set {facts['data_set']} ({facts['composition']})", title_style="bold"
-    )
-    for name in ("limit", "spent", "left"):
-        table.add_row(name, *(_number(facts[name][part]) for part in ("epsilon", "delta")))
-    console.print(table)
-    if not facts["runs"]:
-        console.print("no run has reserved anything")
-        return
-    runs = Table("run", "epsilon", "delta", "releases", "since")
-    for run in facts["runs"]:
-        since = str(run["time"] or "")
-        runs.add_row(run["run"], _number(run["epsilon"]), _number(run["delta"]), f"{run['releases']:,}", since)
-    console.print(runs)
-
-
-def _ledger_facts(ledger: Ledger) -> dict[str, Any]:
-    """What is reserved counts as spent: a run may release that much at any time."""
-    runs: dict[str, dict[str, Any]] = {}
-    for row in ledger.rows():
-        if row.kind == "reserve":
-            first = runs.get(row.run, {"time": row.body.get("time")})
-            held = {part: row.body["cost"][part] for part in ("epsilon", "delta")}
-            charged = ledger.charged(row.run)
-            runs[row.run] = {
-                "run": row.run,
-                **held,
-                "releases": sum(charged.values()),
-                "by": charged,
-                "time": first["time"],
-            }
-    spent, limit = ledger.spent(), {"epsilon": ledger.epsilon, "delta": ledger.delta}
-    taken = {"epsilon": spent.epsilon, "delta": spent.delta}
-    left = {part: None if most is None else max(0.0, most - taken[part]) for part, most in limit.items()}
-    return {
-        "data_set": ledger.data_set,
-        "composition": ledger.composition,
-        "limit": limit,
-        "spent": taken,
-        "left": left,
-        "runs": list(runs.values()),
-    }
-
-
-def _number(value: float | None) -> str:
-    return "no limit" if value is None else f"{value:.4g}" if math.isfinite(value) else "infinite"

@@ -1,55 +1,51 @@
-"""On what terms a run reserves, and which runs' costs add up."""
+"""On what terms a run reserves, and whom its costs are about."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from privacy.errors import LedgerError
-from privacy.ledger import Ledger
-from secure_fed.config.sections import PrivacyConfig
+from privacy.ledger import Unit
+from secure_fed.config import RunConfig
 
 if TYPE_CHECKING:
+    from secure_fed.parts import Parts
     from secure_fed.privacy_plan import Plan
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What a run's costs are counted for: the data by their digest, and by another which rows belong to which client."""
+    """What a run's costs are counted for: digests of the data and of which rows belong to which unit, and the unit's name, kind.
+
+    The digests are plain, and for the ledger alone, which keeps them under its key.
+    """
 
     data: str
-    division: str
+    members: str
+    name: str
+    kind: str
+
+    @classmethod
+    def of(cls, config: RunConfig, parts: Parts) -> Subject:
+        return cls(parts.data_digest, parts.unit_digest, unit_name(config), config.privacy.unit)
+
+    def unit(self, plan: Plan) -> Unit:
+        """The unit as a ledger knows it: neighbours come of how the plan samples and where its noise is."""
+        return Unit(self.name, self.kind, self.members, plan.release.adjacency)
 
 
-def require_same_kind(ledger: Ledger, privacy: PrivacyConfig, plan: Plan, subject: Subject) -> None:
-    """Costs add up for one unit and one kind of neighbours: an example is no client, and a client replaced is not one more.
-
-    Nor is a client that has other rows the same one, unless the user says by `data_set` that it is.
-    """
-    asked = {"unit": privacy.unit, "adjacency": plan.release.adjacency}
-    if privacy.unit != "example" and not privacy.data_set:
-        asked["division"] = subject.division
-    for row in ledger.rows():
-        terms = row.body.get("terms", {}) if row.kind == "reserve" else {}
-        if differing := [name for name, value in asked.items() if terms.get(name, value) != value]:
-            shown = " and ".join(f"{_SAID[name]} {terms[name]!r:.20}, not {asked[name]!r:.20}" for name in differing)
-            raise LedgerError(
-                f"{ledger.path} counts privacy for {shown} (row {row.id}): use the same privacy.unit, privacy.noise, "
-                "federation.sampling and division of the data, or another ledger"
-            )
+def unit_name(config: RunConfig) -> str:
+    """What the protected unit is called in a ledger: as the user says, else by the column that tells units apart."""
+    privacy, client = config.privacy, config.data.client
+    columns = {"client": client, "group": privacy.group_column}
+    return privacy.unit_name or columns.get(privacy.unit) or privacy.unit
 
 
-_SAID = {"unit": "unit", "adjacency": "neighbours", "division": "clients who hold other rows:"}
-
-
-def terms_of(privacy: PrivacyConfig, plan: Plan, subject: Subject) -> dict[str, Any]:
-    """What a reservation says beside its cost."""
+def terms_of(plan: Plan) -> dict[str, Any]:
+    """What a reservation says beside its cost and its unit."""
     return {
-        "unit": privacy.unit,
         "noise_multiplier": plan.noise_multiplier,
         "sampling_rate": plan.sampling_rate,
         "releases": plan.releases,
         "event": repr(plan.release.event),
-        "adjacency": plan.release.adjacency,
-        "division": subject.division,
     }

@@ -135,8 +135,7 @@ class Federation:
             raise RunDirectoryError("resume needs the run directory to go on with: set out")
         if run_dir is not None and not resume:
             require_unused(run_dir)
-        plan, facts = self.protection.plan, self.parts.facts
-        subject = Subject(str(facts.get("data_digest", "")), str(facts["partition"].get("digest", "")))
+        plan, subject = self.protection.plan, Subject.of(self.config, self.parts)
         if plan:
             plan = require_room(self.config.privacy, plan, run_dir, subject)
         with ExitStack() as stack:

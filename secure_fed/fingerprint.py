@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Container
+from collections.abc import Container, Iterable, Sequence
 
 import torch
 from torch import nn
@@ -20,6 +20,26 @@ def of_rows(*parts: Rows) -> str:
         for column in (*columns, *((rows.group,) if rows.group is not None else ())):
             digest.update(json.dumps(column).encode())
     return digest.hexdigest()
+
+
+def of_units(rows: Rows, units: Iterable[Sequence[int]]) -> str:
+    """SHA-256 over which rows belong together, whatever the units are called and in whichever order rows and units come.
+
+    It is what decides whether two divisions have the same neighbours: data sets that lack all rows of one unit.
+    """
+    columns = (rows.text, rows.text_b or (None,) * len(rows), rows.label)
+    marks = [hashlib.sha256(json.dumps(row).encode()).hexdigest() for row in zip(*columns, strict=True)]
+    held = sorted(_joined(sorted(marks[int(index)] for index in unit)) for unit in units if len(unit))
+    return _joined([json.dumps(rows.label_names), *held])
+
+
+def of_sizes(sizes: Iterable[int]) -> str:
+    """SHA-256 over how many examples each client has: all that is known of objects of the user's own."""
+    return _joined(map(str, sizes))
+
+
+def _joined(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def of_model(model: nn.Module, but: Container[str]) -> str:

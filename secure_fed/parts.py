@@ -35,7 +35,8 @@ class Parts:
 
     head: names of the parameters that train in full beside the adapter. confidence: how well a model fits an
     example. groups: for every client, whose each example is, if the data say so. facts: what the run directory notes of them.
-    warning: what the user should hear before training starts, if anything.
+    data_digest, unit_digest: plain digests of the data, and of which rows belong to which unit that privacy protects; they
+    confirm guesses about rows, so they stay in memory. warning: what the user should hear before training starts, if anything.
     """
 
     model: nn.Module
@@ -50,6 +51,8 @@ class Parts:
     tokenizer: Any = None
     groups: Sequence[Sequence[str]] | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+    data_digest: str = ""
+    unit_digest: str = ""
     warning: str = ""
 
     @property
@@ -66,6 +69,7 @@ def configured(config: RunConfig) -> Parts:
     strata = tuple(task.strata(source.train, seed))
     divided = division.divide(config, replace(source, train=replace(source.train, label=strata)))
     loss, metrics = task.loss(labels), task.metrics(labels)
+    data_digest = fingerprint.of_rows(source.train, source.test)
     loaded = load(config.model, task, labels, seed)
     encoded = task.encode(loaded.tokenizer, source.train, config.model.max_length)
     return Parts(
@@ -90,7 +94,11 @@ def configured(config: RunConfig) -> Parts:
             sizes=[len(part) for part in divided.parts],
             private=config.privacy.unit != "none",
         )
-        | {"data_digest": fingerprint.of_rows(source.train, source.test)},
+        | {"data_digest": data_digest},
+        data_digest=data_digest,
+        unit_digest=""
+        if config.privacy.unit == "none"
+        else fingerprint.of_units(source.train, division.units(config, source, divided)),
         warning=_unknown(config, encoded, loaded.tokenizer),
     )
 
@@ -142,6 +150,7 @@ def given(
         metrics=metrics or classification.metrics,
         confidence=confidence("", loss or classification.loss),
         facts=_facts(GIVEN, [], names, sizes=[len(own) for own in train], private=config.privacy.unit != "none"),
+        unit_digest=fingerprint.of_sizes(len(own) for own in train),
     )
 
 

@@ -1,17 +1,20 @@
-"""A run's place in a ledger: found or made when it starts, found again when it goes on.
+"""A run's place in a ledger: found when it starts, and found again when it goes on.
 
     budget.json       the run's name in the ledger, the ledger's path, and the ledger's end when the run last wrote to it
     budget.sqlite     the ledger, where `privacy.ledger` names none: its limit is the run's own epsilon
 
+A ledger that runs share is made by `secure-fed budget create` alone: one that is missing is an error, never a fresh budget.
+
 A run holds its whole plan before its first round, or does not start. Each charge is followed by a new `budget.json`, so that a
-ledger which has been cut or rewritten since is seen when the run goes on.
+ledger which has been cut or rewritten since is seen when the run goes on. For a run that starts anew, `ledger_heads` does that.
 """
 
 from __future__ import annotations
 
 import json
+import shlex
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,11 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 from privacy.account import Account
 from privacy.errors import BudgetExhausted, LedgerError, PrivacyError
-from privacy.ledger import Budget, Cost, Head, Ledger
-from secure_fed.budget_terms import Subject, require_same_kind, terms_of
+from privacy.ledger import Cost, Head, Ledger
+from secure_fed.budget_terms import Subject, terms_of
 from secure_fed.config.sections import PrivacyConfig
 from secure_fed.durable import atomic_write
 from secure_fed.errors import RunDirectoryError
+from secure_fed.ledger_heads import heads_at
 from secure_fed.run_dir import read_object
 from secure_fed.run_store import CHECKPOINT, RELEASED
 
@@ -91,54 +95,35 @@ def require_room(privacy: PrivacyConfig, plan: Plan, run_dir: Path | None, subje
 
     A run that has reserved already has its place.
     """
-    path, noted = Path(privacy.ledger), _noted(run_dir) if run_dir else None
+    noted = _noted(run_dir) if run_dir else None
     if not privacy.ledger:
         return plan
-    if not path.parent.is_dir():
-        raise LedgerError(
-            f"privacy.ledger is to be in {path.parent}, which is no folder: make it, or name another place"
-        )
-    if not path.exists():
-        budget = _new_budget(privacy, path)
-        return _fitted(plan, privacy, lambda cost: budget.holds([cost]), f"the new ledger {path} is to allow", budget)
-    ledger = Ledger.open(path)
-    for name, asked, held in (
-        ("epsilon", privacy.budget_epsilon, ledger.epsilon),
-        ("delta", privacy.budget_delta, ledger.delta),
-    ):
-        if asked is not None and asked != held:
-            raise LedgerError(
-                f"privacy.budget_{name} is {asked:g}, and {path} was made with {held}: leave the setting out"
-            )
+    ledger = _shared(privacy, noted)
     if noted and ledger.reserved(noted["run"]) is not None:
         return plan
-    ledger.require_data(subject.data, privacy.data_set or None)
-    require_same_kind(ledger, privacy, plan, subject)
-    spent = f"the ledger {path} of {ledger.data_set!r} has spent epsilon {ledger.spent().epsilon:.4g} of"
-    return _fitted(plan, privacy, lambda cost: ledger.admits("a new run", cost), spent, ledger.budget, ledger.orders)
+    ledger.require(subject.data, privacy.data_set or None, subject.unit(plan))
+    return _fitted(plan, privacy, ledger)
 
 
-def _fitted(
-    plan: Plan,
-    privacy: PrivacyConfig,
-    admits: Callable[[Cost], bool],
-    said: str,
-    budget: Budget,
-    orders: Sequence[float] = (),
-) -> Plan:
-    """The plan, or as much of it as is admitted where stopping early was chosen."""
-    if admits(plan.cost(orders=orders)):
+def _fitted(plan: Plan, privacy: PrivacyConfig, ledger: Ledger) -> Plan:
+    """The plan, or as much of it as the ledger admits where stopping early was chosen."""
+
+    def admits(releases: int | None = None) -> bool:
+        return ledger.admits("a new run", plan.cost(releases, ledger.orders))
+
+    if admits():
         return plan
     fits, exceeds = 0, 0 if plan.limits or privacy.on_exhausted != "stop" else plan.releases
     while exceeds - fits > 1:
         middle = (fits + exceeds) // 2
-        fits, exceeds = (middle, exceeds) if admits(plan.cost(middle, orders)) else (fits, middle)
+        fits, exceeds = (middle, exceeds) if admits(middle) else (fits, middle)
     if fits >= plan.passes:
         return replace(plan, releases=fits - fits % plan.passes)
-    cost = plan.cost()
+    cost, spent = plan.cost(), ledger.spent()
     raise BudgetExhausted(
-        f"the plan costs epsilon {cost.epsilon:.4g} at delta {cost.delta:.3g}, and {said} {budget.epsilon} at delta "
-        f"{budget.delta}: lower privacy.epsilon or federation.rounds, or raise privacy.noise_multiplier"
+        f"the plan costs epsilon {cost.epsilon:.4g} at delta {cost.delta:.3g}, and the ledger {ledger.path} of "
+        f"{ledger.data_set!r} has spent epsilon {spent.epsilon:.4g} of {ledger.epsilon} at delta {ledger.delta}: lower "
+        "privacy.epsilon or federation.rounds, or raise privacy.noise_multiplier"
     )
 
 
@@ -161,13 +146,17 @@ def _reserved(privacy: PrivacyConfig, plan: Plan, folder: Path, subject: Subject
         note = {"run": run, "ledger": str(ledger.path), "head": head.to_dict()}
         atomic_write(folder / BUDGET, json.dumps(note, indent=2) + "\n")
 
-    require_same_kind(ledger, privacy, plan, subject)
     if ledger.reserved(run) is None:
         keep(ledger.head)
-        named = privacy.data_set if privacy.ledger and privacy.data_set else None
-        cost = plan.cost(orders=ledger.orders)
-        terms = terms_of(privacy, plan, subject)
-        keep(ledger.reserve(run, cost, data_digest=subject.data, terms=terms, data_set=named))
+        head = ledger.reserve(
+            run,
+            plan.cost(orders=ledger.orders),
+            data_digest=subject.data,
+            unit=subject.unit(plan),
+            terms=terms_of(plan),
+            data_set=privacy.data_set or None,
+        )
+        keep(head)
 
     if not plan.limits:
         plan = replace(plan, releases=_reserved_releases(ledger, run))
@@ -186,24 +175,35 @@ def _reserved(privacy: PrivacyConfig, plan: Plan, folder: Path, subject: Subject
 
 
 def _ledger(privacy: PrivacyConfig, folder: Path, noted: Mapping[str, Any] | None) -> Ledger:
-    path = Path(privacy.ledger) if privacy.ledger else folder / OWN_LEDGER
-    head = None if noted is None else Head.from_dict(noted["head"])
-    if path.exists() or head is not None:
-        return Ledger.open(path, head=head)
-    if not privacy.ledger:  # the run's own
-        limit = (privacy.epsilon, privacy.delta) if privacy.epsilon is not None else (None, None)
-        return Ledger.create(path, data_set=folder.name or "run", epsilon=limit[0], delta=limit[1])
-    budget = _new_budget(privacy, path)
-    return Ledger.create(path, data_set=privacy.data_set or path.stem, epsilon=budget.epsilon, delta=budget.delta)
+    if privacy.ledger:
+        return _shared(privacy, noted)
+    path = folder / OWN_LEDGER
+    if path.exists() or noted is not None:
+        return Ledger.open(path, head=_head(noted))
+    epsilon, delta = (privacy.epsilon, privacy.delta) if privacy.epsilon is not None else (None, None)
+    return Ledger.create(path, data_set=folder.name or "run", epsilon=epsilon, delta=delta)
 
 
-def _new_budget(privacy: PrivacyConfig, path: Path) -> Budget:
-    if privacy.budget_epsilon is None:
+def _shared(privacy: PrivacyConfig, noted: Mapping[str, Any] | None) -> Ledger:
+    """The ledger that the settings name; whatever is known of its end, by this run or by the user, has to be in it."""
+    path = Path(privacy.ledger)
+    if noted is None and _missing(path):
+        made = shlex.join(["secure-fed", "budget", "create", str(path)])
         raise LedgerError(
-            f"there is no ledger {path}: make it with `secure-fed budget create`, or set privacy.budget_epsilon and "
-            "privacy.budget_delta"
+            f"there is no ledger {path}: make it with `{made} --data-set NAME --epsilon E --delta D`, or correct privacy.ledger"
         )
-    return Budget.fixed(privacy.budget_epsilon, privacy.budget_delta, "basic")
+    return Ledger.open(path, head=_head(noted), heads=heads_at(privacy.ledger_heads))
+
+
+def _missing(path: Path) -> bool:
+    try:
+        return not path.exists()
+    except OSError:  # opening it says what is wrong
+        return False
+
+
+def _head(noted: Mapping[str, Any] | None) -> Head | None:
+    return None if noted is None else Head.from_dict(noted["head"])
 
 
 def _reserved_releases(ledger: Ledger, run: str) -> int:

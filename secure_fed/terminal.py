@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -107,6 +108,7 @@ def _privacy(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("  noise", f"{terms['noise']}; multiplier {summary['noise_multiplier']:.4g}"),
         ("  releases", f"{summary['releases']:,} of {terms['planned_releases']:,} planned"),
         ("  spent in its ledger", f"epsilon {at_most(summary['epsilon_cumulative'])}{_of_budget(terms)}"),
+        *([("  other runs", "not counted: the ledger is this run's own")] if _alone(summary) else []),
     ]
 
 
@@ -134,6 +136,12 @@ def _masks(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _of_budget(terms: Mapping[str, Any]) -> str:
     return "" if terms["budget_epsilon"] is None else f" of {at_most(terms['budget_epsilon'])}"
+
+
+def _alone(summary: Mapping[str, Any]) -> bool:
+    """Whether the run was charged to a ledger of its own, which lies in its directory or is gone with it."""
+    ledger, folder = summary["privacy"]["ledger"], summary["run_dir"]
+    return ledger is None or (folder is not None and Path(ledger).absolute().is_relative_to(Path(folder).absolute()))
 
 
 def _hides_cohort(summary: Mapping[str, Any]) -> bool:

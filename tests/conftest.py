@@ -1,9 +1,10 @@
-"""What every test runs under: no model hub, no shared cache, one thread a process."""
+"""What every test runs under: no model hub, no shared cache, no writing to the home folder, one thread a process."""
 
 from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 # Set before anything imports torch or huggingface_hub, and inherited by the processes that tests start.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HOME"] = str(Path(__file__).resolve().parents[1] / ".pytest_cache" / "huggingface")
+_STATE = tempfile.TemporaryDirectory(prefix="secure-fed-state-")  # gone when the tests are
+os.environ["XDG_STATE_HOME"] = _STATE.name  # ledgers' heads are noted there, never in the home of who runs the tests
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side; threads would only compete
 
 

@@ -16,7 +16,7 @@ def anchored(config: RunConfig) -> RunConfig:
         {
             ("model", "name"): _absolute(config.model.name, Path.is_dir),
             ("data", "name"): _absolute(data.name, Path.is_dir),
-            ("privacy", "ledger"): _made_absolute(config.privacy.ledger),
+            **{("privacy", name): _made_absolute(getattr(config.privacy, name)) for name in ("ledger", "ledger_heads")},
             **{("data", name): _each_absolute(getattr(data, name)) for name in ("train", "test")},
         }
     )

@@ -55,10 +55,6 @@ def privacy(config: RunConfig) -> None:
         raise ConfigError(
             "privacy.unit is 'group', but privacy.group_column names no column that says whose an example is"
         )
-    if privacy.ledger and (privacy.budget_epsilon is None) != (privacy.budget_delta is None):
-        raise ConfigError(
-            "privacy.budget_epsilon and privacy.budget_delta limit a ledger together: set both or neither"
-        )
     for name, held, revealed in (
         ("federation.weighting", federation.weighting == "examples", "the number of a client's examples is private"),
         ("federation.nonfinite", federation.nonfinite == "fail", "a run that fails tells of one client"),

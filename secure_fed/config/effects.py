@@ -124,7 +124,7 @@ EFFECTS: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
     ("privacy.participations", _counted_by_client, "privacy.unit = 'example' or 'group', or privacy.noise = 'local'"),
     *(
         (f"privacy.{name}", lambda c: bool(c.privacy.ledger), "privacy.ledger")
-        for name in ("data_set", "budget_epsilon", "budget_delta")
+        for name in ("data_set", "unit_name", "ledger_heads")
     ),
     ("training.microbatch", _private("example", "group"), "privacy.unit = 'example' or 'group'"),
     ("training.momentum", lambda c: c.training.optimizer == "sgd", "training.optimizer = 'sgd'"),

@@ -184,11 +184,17 @@ class PrivacyConfig:
     participations: int | None = key(
         None, "most rounds that a client takes part in (example, group, local noise)", at_least=1, optional=5
     )
-    ledger: str = key("", "SQLite file that runs on the same data share a budget in; empty: one in the run directory")
+    ledger: str = key(
+        "",
+        "file of `secure-fed budget create` that runs share a budget in; empty: one in the run directory, for this run",
+    )
     data_set: str = key("", "name of the data set that the ledger is of; empty: known by a digest")
-    budget_epsilon: float | None = key(None, "limit of a ledger that is not there yet", above=0.0, optional=10.0)
-    budget_delta: float | None = key(
-        None, "limit of a ledger that is not there yet", above=0.0, below=1.0, optional=1e-4
+    unit_name: str = key(
+        "",
+        "what the ledger calls the unit; empty: group_column, data.client, or the unit; runs of one ledger share one",
+    )
+    ledger_heads: str = key(
+        "", "file that keeps ledgers' newest heads, to notice an older copy; empty: one in the user's folder for state"
     )
     on_exhausted: str = key(
         "refuse",

@@ -78,5 +78,19 @@ def groups(source: sources.Source, divided: Partition) -> list[list[str]]:
     return [[whose[int(index)] for index in part] for part in divided.parts]
 
 
+def units(config: RunConfig, source: sources.Source, divided: Partition) -> list[list[int]]:
+    """The training rows of every unit that privacy protects; a person at several clients is a unit at each of them."""
+    parts = [list(map(int, part)) for part in divided.parts]
+    if config.privacy.unit == "client":
+        return parts
+    if config.privacy.unit == "example":
+        return [[index] for part in parts for index in part]
+    members: dict[tuple[int, str], list[int]] = {}
+    for client, (part, whose) in enumerate(zip(parts, groups(source, divided), strict=True)):
+        for index, person in zip(part, whose, strict=True):
+            members.setdefault((client, person), []).append(index)
+    return list(members.values())
+
+
 _MOST_CLIENTS = 200
 _PARTITION_STREAM = 2**32 - 2  # apart from the streams of clients and cohorts, which share the seed

@@ -17,6 +17,7 @@ from attacks.shadows import coins, lots, references, trained
 from privacy.distributed import DistributedGaussian
 from privacy.entropy import SeededEntropy
 from privacy.errors import BudgetExhausted
+from privacy.ledger import Ledger
 from secure_fed.adapters.lora import pairs
 from secure_fed.errors import UsageError
 from secure_fed.federation import Federation
@@ -262,7 +263,8 @@ def test_clients_that_are_outside_are_not_in_the_federation(cohort: int) -> None
 @pytest.mark.slow
 def test_no_ledger_is_made_or_touched_even_where_the_budget_is_spent(tmp_path: Path) -> None:
     ledger = tmp_path / "shared.sqlite"
-    more = {"privacy.ledger": str(ledger), "privacy.budget_epsilon": 50.0, "privacy.budget_delta": 1e-3}
+    Ledger.create(ledger, data_set="wards", epsilon=50.0, delta=1e-3)
+    more = {"privacy.ledger": str(ledger)}
     federation = many(**{"privacy.epsilon": 40.0, "privacy.noise_multiplier": None, **more})
     federation.run(tmp_path / "run")
     with pytest.raises(BudgetExhausted):

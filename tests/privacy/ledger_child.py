@@ -10,14 +10,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from privacy import chain
+from privacy import database
 from privacy.account import Account
 from privacy.errors import PrivacyError
-from privacy.ledger import Budget, Cost, Head, Ledger
+from privacy.ledger import Budget, Cost, Head, Heads, Ledger, Unit
 
 RUN = "run"
 RECORD = 16  # bytes of one release
 ENOUGH = Cost(8.0, 1e-5)
+UNIT = Unit("patient", "group", "who is who", "add-remove")
 
 
 def start(*arguments: str | int | Path) -> subprocess.Popen[str]:
@@ -30,6 +31,11 @@ def start(*arguments: str | int | Path) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def heads_beside(ledger: Path) -> Heads:
+    """Where the child notes the ledger's newest head."""
+    return Heads(ledger.with_name("heads.sqlite"))
 
 
 def kept_head(folder: Path) -> Head | None:
@@ -49,14 +55,14 @@ def release(folder: Path) -> None:
         file.write(b"released\n".rjust(RECORD))
         file.flush()
         os.fsync(file.fileno())
-    chain.crash_point("released")
+    database.crash_point("released")
 
 
 def charge_and_release(folder: Path, order: str, rounds: int) -> None:
     """Rounds of a run that charges first, or, `broken`, releases first."""
-    ledger = Ledger.open(folder / "ledger.db", head=kept_head(folder))
+    ledger = Ledger.open(folder / "ledger.db", head=kept_head(folder), heads=heads_beside(folder / "ledger.db"))
     if ledger.reserved(RUN) is None:
-        keep_head(folder, ledger.reserve(RUN, ENOUGH, data_digest="d", terms={}))
+        keep_head(folder, ledger.reserve(RUN, ENOUGH, data_digest="d", unit=UNIT, terms={}))
     account = Account(ledger, RUN, lambda _: 1_000_000, None, lambda head: keep_head(folder, head))
     steps: list[Callable[[], None]] = [account.charge, lambda: release(folder)]
     if order == "broken":
@@ -80,7 +86,7 @@ def reserve(path: Path, run: str, *, hasty: bool) -> None:
     if hasty and ledger.admits(run, cost):
         Budget.holds = lambda *_: True  # type: ignore[method-assign]
     wait()
-    ledger.reserve(run, cost, data_digest="d", terms={})
+    ledger.reserve(run, cost, data_digest="d", unit=UNIT, terms={})
 
 
 def create(path: Path) -> None:
@@ -89,7 +95,7 @@ def create(path: Path) -> None:
 
 
 def charge(path: Path, run: str, count: int) -> None:
-    ledger = Ledger.open(path)
+    ledger = Ledger.open(path, heads=heads_beside(path))
     wait()
     for number in range(count):
         ledger.charge(run, "", 1, {"number": number})
@@ -105,7 +111,7 @@ def die_at(deadly: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         passed += 1
 
-    chain.crash_point = crash_point
+    database.crash_point = crash_point
 
 
 def main(what: str, place: str, *more: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 from privacy.account import Account
 from privacy.errors import BudgetExhausted, LedgerError, PlanError
 from privacy.ledger import Cost, Head, Ledger
+from tests.privacy.ledger_child import UNIT
 
 
 def linear(count: int) -> Cost:
@@ -19,7 +20,7 @@ def linear(count: int) -> Cost:
 def ledger(tmp_path: Path) -> Ledger:
     """A budget of ten releases, of which run 'a' holds three."""
     ledger = Ledger.create(tmp_path / "ledger.db", data_set="ward", epsilon=1.0, delta=0.0)
-    ledger.reserve("a", linear(3), data_digest="d", terms={})
+    ledger.reserve("a", linear(3), data_digest="d", unit=UNIT, terms={})
     return ledger
 
 
@@ -66,7 +67,7 @@ def test_every_committed_row_is_told_after_it_is_on_disk(ledger: Ledger) -> None
 
 def test_a_plan_grows_as_far_as_the_ledger_admits(ledger: Ledger) -> None:
     account = Account(ledger, "a", planned, linear, lambda _: None)
-    ledger.reserve("b", linear(5), data_digest="d", terms={})
+    ledger.reserve("b", linear(5), data_digest="d", unit=UNIT, terms={})
     for _ in range(5):
         account.charge()
     assert ledger.spent() == Cost(1.0, 0.0)
@@ -77,7 +78,7 @@ def test_a_plan_grows_as_far_as_the_ledger_admits(ledger: Ledger) -> None:
         account.charge()
     assert account.releases() == 5
     with pytest.raises(BudgetExhausted):
-        ledger.reserve("c", linear(1), data_digest="d", terms={})
+        ledger.reserve("c", linear(1), data_digest="d", unit=UNIT, terms={})
 
 
 def test_a_resumed_run_goes_on_where_the_killed_one_was(ledger: Ledger) -> None:
@@ -112,7 +113,7 @@ def test_a_ledger_changed_under_a_running_account_stops_it(ledger: Ledger, tmp_p
     account = Account(ledger, "a", planned, None, lambda _: None)
     account.charge()
     other = Ledger.create(tmp_path / "other.db", data_set="ward", epsilon=1.0, delta=0.0)
-    other.reserve("a", linear(3), data_digest="d", terms={})
+    other.reserve("a", linear(3), data_digest="d", unit=UNIT, terms={})
     other.path.replace(ledger.path)
     with pytest.raises(LedgerError, match=r"ledger.db has been cut: row 3, read before, is gone"):
         account.charge()

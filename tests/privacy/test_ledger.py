@@ -16,9 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privacy import chain
+from privacy import chain, database
 from privacy.errors import BudgetExhausted, LedgerError, PlanError
 from privacy.ledger import Budget, Cost, Head, Ledger
+from tests.privacy.ledger_child import UNIT
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 def reserve(ledger: Ledger, run: str, epsilon: float, delta: float = 0.0, **more: Any) -> Head:
-    return ledger.reserve(run, Cost(epsilon, delta), **{"data_digest": "d", "terms": {}, **more})
+    return ledger.reserve(run, Cost(epsilon, delta), **{"data_digest": "d", "unit": UNIT, "terms": {}, **more})
 
 
 def test_a_new_ledger_has_spent_nothing_and_is_found_again(ledger: Ledger) -> None:
@@ -55,7 +56,7 @@ def test_nothing_is_given_back(ledger: Ledger) -> None:
     reserve(ledger, "a", 0.3, 5e-5)
     for smaller in (Cost(0.2, 5e-5), Cost(0.4, 4e-5)):
         with pytest.raises(PlanError, match="nothing is given back"):
-            ledger.reserve("a", smaller, data_digest="d", terms={})
+            ledger.reserve("a", smaller, data_digest="d", unit=UNIT, terms={})
     assert ledger.reserved("a") == Cost(0.3, 5e-5)
 
 
@@ -202,7 +203,7 @@ def test_a_ledger_locked_for_too_long_is_refused_and_nothing_is_charged(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reserve(ledger, "a", 0.1)
-    monkeypatch.setattr(chain, "BUSY_SECONDS", 0.01)
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.01)
     with closing(sqlite3.connect(ledger.path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(LedgerError, match="locked by another process"):
@@ -214,7 +215,7 @@ def test_a_row_that_does_not_reach_the_disk_is_in_no_book(ledger: Ledger, monkey
     reserve(ledger, "a", 0.1)
     before = ledger.head
     with monkeypatch.context() as patch:
-        patch.setattr(chain, "crash_point", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(database, "crash_point", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             ledger.charge("a", "", 1, {})
     assert ledger.head == before

@@ -11,6 +11,7 @@ import pytest
 from privacy.errors import BudgetExhausted, PlanError
 from privacy.filters import ORDERS
 from privacy.ledger import Budget, Cost, Ledger
+from tests.privacy.ledger_child import UNIT
 
 BUDGETS = [(0.5, 1e-6), (1.0, 1e-5), (3.0, 1e-5), (8.0, 1e-5), (8.0, 1e-9), (50.0, 1e-3)]
 
@@ -58,27 +59,27 @@ def test_rho_is_added_up_and_the_rest_is_not(tmp_path: Path) -> None:
     ledger = Ledger.create(tmp_path / "ledger.db", data_set="ward", epsilon=3.0, delta=1e-5, composition="rdp")
     (limit,) = ledger.budget.limits
     for run in range(10):  # basic composition would hold six of these
-        ledger.reserve(str(run), Cost(0.5, 1e-5, (limit / 10,)), data_digest="d", terms={})
+        ledger.reserve(str(run), Cost(0.5, 1e-5, (limit / 10,)), data_digest="d", unit=UNIT, terms={})
     spent = ledger.spent()
     assert spent.epsilon == pytest.approx(3.0)
     assert spent.delta == 1e-5
     with pytest.raises(BudgetExhausted, match=r"asks for RDP 0\.01 at order .*, and RDP .* is left of RDP"):
-        ledger.reserve("more", Cost(0.5, 1e-5, (0.01,)), data_digest="d", terms={})
+        ledger.reserve("more", Cost(0.5, 1e-5, (0.01,)), data_digest="d", unit=UNIT, terms={})
 
 
 def test_an_rdp_ledger_is_not_given_an_epsilon_alone(tmp_path: Path) -> None:
     ledger = Ledger.create(tmp_path / "ledger.db", data_set="ward", epsilon=3.0, delta=1e-5, composition="rdp")
     for rdp in (None, (), (0.1, 0.2)):
         with pytest.raises(PlanError, match="give the rho at that order"):
-            ledger.reserve("a", Cost(0.5, 1e-5, rdp), data_digest="d", terms={})
+            ledger.reserve("a", Cost(0.5, 1e-5, rdp), data_digest="d", unit=UNIT, terms={})
     assert ledger.spent() == Cost(0.0, 0.0, (0.0,))
 
 
 def test_a_ledger_without_limits_holds_everything_but_infinity(tmp_path: Path) -> None:
     ledger = Ledger.create(tmp_path / "ledger.db", data_set="ward", epsilon=None, delta=None)
-    ledger.reserve("a", Cost(1e308, 1.0), data_digest="d", terms={})
+    ledger.reserve("a", Cost(1e308, 1.0), data_digest="d", unit=UNIT, terms={})
     with pytest.raises(BudgetExhausted):
-        ledger.reserve("b", Cost(1e308, 1.0), data_digest="d", terms={})
+        ledger.reserve("b", Cost(1e308, 1.0), data_digest="d", unit=UNIT, terms={})
     assert ledger.spent() == Cost(1e308, 1.0)
 
 

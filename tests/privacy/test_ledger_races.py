@@ -10,7 +10,7 @@ import pytest
 
 from privacy.errors import BudgetExhausted
 from privacy.ledger import Cost, Ledger
-from tests.privacy.ledger_child import start
+from tests.privacy.ledger_child import UNIT, heads_beside, start
 
 
 def race(*children: tuple[str | int | Path, ...]) -> Counter[int]:
@@ -31,7 +31,7 @@ def race(*children: tuple[str | int | Path, ...]) -> Counter[int]:
 def nearly_spent(path: Path) -> Ledger:
     """One of eight is left."""
     ledger = Ledger.create(path, data_set="ward", epsilon=8.0, delta=0.0)
-    ledger.reserve("earlier", Cost(7.0, 0.0), data_digest="d", terms={})
+    ledger.reserve("earlier", Cost(7.0, 0.0), data_digest="d", unit=UNIT, terms={})
     return ledger
 
 
@@ -58,7 +58,9 @@ def test_no_charge_of_several_processes_is_lost(tmp_path: Path) -> None:
     ledger = nearly_spent(tmp_path / "ledger.db")
     assert race(*(("charge", ledger.path, "earlier", 25) for _ in range(4))) == {0: 4}
     assert ledger.charged("earlier") == {"": 100}
-    assert Ledger.open(ledger.path, head=ledger.head).charged("earlier") == {"": 100}
+    heads = heads_beside(ledger.path)
+    assert Ledger.open(ledger.path, head=ledger.head, heads=heads).charged("earlier") == {"": 100}
+    assert heads.newest(ledger.head.ledger) == ledger.head
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from privacy import chain
 from privacy.chain import Row
 from privacy.errors import LedgerError
 from privacy.ledger import Cost, Head, Ledger
+from tests.privacy.ledger_child import UNIT
 
 FIELDS = ("id", "kind", "run", "body", "digest")
 ROWS = 6
@@ -23,9 +24,9 @@ ROWS = 6
 
 def filled(path: Path) -> Ledger:
     ledger = Ledger.create(path, data_set="ward", epsilon=8.0, delta=1e-4)
-    ledger.reserve("a", Cost(3.0, 1e-5), data_digest="d", terms={"unit": "client"})
+    ledger.reserve("a", Cost(3.0, 1e-5), data_digest="d", unit=UNIT, terms={"unit": "client"})
     ledger.charge("a", "", 1, {"round": 1})
-    ledger.reserve("b", Cost(2.0, 1e-5), data_digest="d", terms={})
+    ledger.reserve("b", Cost(2.0, 1e-5), data_digest="d", unit=UNIT, terms={})
     ledger.charge("b", "north", 2, {})
     ledger.charge("a", "", 1, {"round": 2})
     return ledger
@@ -174,7 +175,7 @@ def test_a_chain_written_anew_is_seen_by_the_head_of_any_later_row(ledger: Ledge
 @pytest.mark.parametrize(
     ("row", "changes"),
     [
-        (1, {"body": {"format": 2}}),
+        (1, {"body": {"format": 3}}),
         (1, {"body": {"epsilon": -1.0}}),
         (1, {"body": {"composition": "rdp"}}),
         (1, {"kind": "charge"}),

@@ -6,14 +6,17 @@ import json
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from privacy import accounting
+from privacy.errors import LedgerError
 from privacy.ledger import Cost, Ledger
 from secure_fed.cli import main
+from tests.privacy.ledger_child import UNIT
 
 SMALL = ("--delta", "1e-5", "--rounds", "5", "--clients", "20", "--cohort", "2")
 Told = Callable[..., tuple[int, str, str]]
@@ -124,7 +127,7 @@ def test_a_new_ledger_is_empty_and_all_is_left(ledger: Path, told: Told) -> None
 def test_a_ledger_is_shown_with_what_runs_hold_and_made(ledger: Path, told: Told) -> None:
     kept = Ledger.open(ledger)
     for run, epsilon, charges in (("first", 3.0, (("", 2), ("", 1))), ("second", 1.5, (("a", 4), ("b", 1)))):
-        kept.reserve(run, Cost(epsilon, 1e-6), data_digest="d", terms={})
+        kept.reserve(run, Cost(epsilon, 1e-6), data_digest="d", unit=UNIT, terms={})
         for who, releases in charges:
             kept.charge(run, who, releases, {})
     facts: dict[str, Any] = json.loads(told("show", ledger, "--json")[1])
@@ -139,9 +142,57 @@ def test_a_ledger_is_shown_with_what_runs_hold_and_made(ledger: Path, told: Told
     assert all(text in out for text in ("first", "second", "4.5", "3.5", facts["runs"][0]["time"]))
 
 
+def test_units_and_what_was_declared_the_same_are_shown_and_stay_in_the_chain(ledger: Path, told: Told) -> None:
+    kept = Ledger.open(ledger)
+    kept.reserve("first", Cost(1.0, 1e-6), data_digest="d", unit=UNIT, terms={})
+    grown = replace(UNIT, name="patient 2027", members="more rows")
+    refusal = "costs of unit 'patient 2027' do not add up .*`secure-fed budget same .* patient 'patient 2027'"
+    with pytest.raises(LedgerError, match=refusal):
+        kept.reserve("second", Cost(1.0, 1e-6), data_digest="d", unit=grown, terms={})
+    assert told("same", ledger, "patient", "patient 2027")[:2] == (
+        0,
+        f"{ledger}: patient and patient 2027 are one unit, as you say; costs of runs on either add up\n",
+    )
+    kept.reserve("second", Cost(1.0, 1e-6), data_digest="d", unit=grown, terms={})
+    facts = json.loads(told("show", ledger, "--json")[1])
+    assert [(unit["name"], unit["kind"], unit["neighbours"]) for unit in facts["units"]] == [
+        ("patient", "group", "add-remove"),
+        ("patient 2027", "group", "add-remove"),
+    ]
+    assert [statement["units"] for statement in facts["same"]] == [["patient", "patient 2027"]]
+    assert [run["unit"] for run in facts["runs"]] == ["patient", "patient 2027"]
+    assert f"declared one unit: patient and patient 2027 ({facts['same'][0]['time']})" in told("show", ledger)[1]
+    assert UNIT.members not in json.dumps(facts), "a digest that was not keyed would confirm guesses"
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (("patient", "patient"), "for the same unit already"),
+        (
+            ("pateint", "doctor"),
+            "knows neither unit 'pateint' nor 'doctor': give one that it knows, of which there are: 'patient'",
+        ),
+        (("patient", ""), "a unit cannot be called ''"),
+        (("patient", "a\nb"), "printable"),
+        (("patient",), "required: NAME"),
+    ],
+)
+def test_a_statement_about_no_unit_is_refused_and_not_written(
+    ledger: Path, told: Told, names: tuple[str, ...], says: str
+) -> None:
+    kept = Ledger.open(ledger)
+    kept.reserve("first", Cost(1.0, 1e-6), data_digest="d", unit=UNIT, terms={})
+    before = ledger.read_bytes()
+    status, out, err = told("same", ledger, *names)
+    assert (status, out) == (2, "")
+    assert says in err
+    assert ledger.read_bytes() == before
+
+
 def test_a_run_that_extends_is_shown_once_with_what_it_holds_now(ledger: Path, told: Told) -> None:
     kept = Ledger.open(ledger)
-    kept.reserve("only", Cost(1.0, 1e-6), data_digest="d", terms={})
+    kept.reserve("only", Cost(1.0, 1e-6), data_digest="d", unit=UNIT, terms={})
     kept.extend("only", Cost(2.0, 1e-6))
     facts = json.loads(told("show", ledger, "--json")[1])
     assert [(run["run"], run["epsilon"]) for run in facts["runs"]] == [("only", 2.0)]
@@ -184,7 +235,7 @@ def test_a_ledger_by_renyi_privacy_is_made_and_shown(tmp_path: Path, told: Told)
     kept = Ledger.open(path)
     release = accounting.poisson_sampled(0.01, 1.0)
     cost = Cost(accounting.epsilon(release, 100, 1e-5), 1e-5, accounting.rdp(release, 100, kept.orders))
-    kept.reserve("run", cost, data_digest="d", terms={})
+    kept.reserve("run", cost, data_digest="d", unit=UNIT, terms={})
     facts = json.loads(told("show", path, "--json")[1])
     assert facts["composition"] == "rdp"
     assert 0 < facts["spent"]["epsilon"] < 8

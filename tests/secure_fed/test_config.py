@@ -75,23 +75,20 @@ def test_every_line_of_the_commented_file_that_is_commented_out_can_be_put_in(tm
     text = commented_toml()
     unset = [name for (_, name), value in zip(KEYS, values(RunConfig()), strict=True) if value is None]
     training = ["clients", "cohort", "sketch", "bottleneck", "final_rank", "steps", "microbatch"]
-    privacy = [
-        *("epsilon", "noise_multiplier", "clip_quantile"),
-        *("participations", "budget_epsilon", "budget_delta"),
-    ]
+    privacy = ["epsilon", "noise_multiplier", "clip_quantile", "participations"]
     assert unset == [*training, *privacy, "neighbours", "threshold", "target_accuracy", "bandwidth"]
     for name in unset:
         text = text.replace(f"# {name} = ", f"{name} = ")
     with pytest.raises(ConfigError, match="has no effect here"):
         loaded(tmp_path, text)
-    text = text.replace('unit = "none"', 'unit = "client"').replace('ledger = ""', 'ledger = "budget.sqlite"')
+    text = text.replace('unit = "none"', 'unit = "client"')
     text = text.replace('transport_form = "dense"', 'transport_form = "sketch"')
     text = text.replace("enabled = false", "enabled = true")
     for name in ("microbatch", "participations"):
         text = text.replace(f"\n{name} = ", f"\n# {name} = ")
     filled = loaded(tmp_path, text)
     assert (filled.federation.clients, filled.federation.cohort, filled.training.steps) == (200, 10, 10)
-    assert (filled.privacy.epsilon, filled.privacy.budget_delta, filled.privacy.clip_quantile) == (8.0, 1e-4, 0.5)
+    assert (filled.privacy.epsilon, filled.privacy.clip_quantile) == (8.0, 0.5)
     assert (filled.method.sketch, filled.secure_aggregation.neighbours, filled.secure_aggregation.threshold) == (
         32,
         64,

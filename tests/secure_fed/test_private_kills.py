@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from privacy import accounting, chain
+from privacy import accounting, database
 from secure_fed import cli, durable
 from secure_fed.federation import Federation
 from secure_fed.run_store import RELEASED, read_records
@@ -37,7 +37,7 @@ def _files(*names: str) -> list[str]:
 _LEDGER = ["appended", "committed"]  # a transaction of the ledger, one that only reads too
 _START = [
     *_files("config.json", "run.json"),
-    *("built", "linked", "created", *_LEDGER * 3),
+    *("built", "linked", "created", *_LEDGER * 2),
     *(*_files("budget.json"), *_LEDGER, *_files("budget.json"), *_LEDGER),
 ]
 _CHARGE = [*_LEDGER, *_LEDGER, *_files("budget.json")]
@@ -111,7 +111,7 @@ def run_and_die(scenario: str, path: Path, resume: bool, deadly: int) -> None:
             os._exit(1)
         left -= 1
 
-    durable.crash_point = chain.crash_point = crash_point
+    durable.crash_point = database.crash_point = crash_point
     durable.os.fsync = _unhurried
     run(scenario, path, resume=resume)
 
@@ -132,7 +132,7 @@ def instants(monkeypatch: pytest.MonkeyPatch, scenario: str, path: Path) -> list
     passed: list[str] = []
     with monkeypatch.context() as patched:
         patched.setattr(durable, "crash_point", passed.append)
-        patched.setattr(chain, "crash_point", passed.append)
+        patched.setattr(database, "crash_point", passed.append)
         run(scenario, path)
     return passed
 
@@ -164,7 +164,7 @@ def assert_same_released(left: Path, right: Path) -> None:
 def test_what_is_written_in_which_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reservation, then for each round a charge, the ledger's new end, the release, the line, the checkpoint."""
     passed: list[str] = []
-    for module in (durable, chain):
+    for module in (durable, database):
         monkeypatch.setattr(module, "crash_point", passed.append)
     run("central", tmp_path / "run")
     assert passed == POINTS
@@ -265,12 +265,11 @@ def test_real_kills(small_model: Path, small_data: Path, tmp_path: Path) -> None
         noise_multiplier = 1.5
         delta = 1e-3
         ledger = '{(tmp_path / "sites.sqlite").as_posix()}'
-        budget_epsilon = 1000.0
-        budget_delta = 0.1
         """
     )
     rng = random.Random(11)
     victim, ledger = tmp_path / "victim", tmp_path / "sites.sqlite"
+    private_toys.Ledger.create(ledger, data_set="sites", epsilon=1000.0, delta=0.1)
     _kill_when(["train", str(settings), "--out", str(victim)], "secure-fed: ", 0.0)
     for number in range(4):
         round_ = len(read_records(victim)) + rng.randint(2, 6)  # a loaded machine may have killed late

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from privacy.errors import BudgetExhausted, LedgerError
+from privacy.errors import BudgetExhausted
 from privacy.ledger import Cost, Ledger
 from secure_fed.client import Client
 from secure_fed.errors import RunDirectoryError
 from secure_fed.federation import Federation
 from secure_fed.tensors import Tensors
+from tests.privacy.ledger_child import UNIT
 from tests.secure_fed import toys
 from tests.secure_fed.private_toys import EXAMPLE, NOISE, federation
 
@@ -40,7 +41,7 @@ def test_injected_entropy_makes_training_repeatable(settings: dict[str, object])
 
 def test_two_that_take_themselves_for_one_run_do_not_exceed_its_limit(tmp_path: Path) -> None:
     ledger = Ledger.create(tmp_path / "l.sqlite", data_set="wards", epsilon=1.0, delta=1e-5)
-    ledger.reserve("run", Cost(1.0, 1e-5), data_digest="d", terms={})
+    ledger.reserve("run", Cost(1.0, 1e-5), data_digest="d", unit=UNIT, terms={})
     ledger.charge("run", "", 1, {}, limit=1)
     before = ledger.head
     with pytest.raises(BudgetExhausted, match="1 releases in all"):
@@ -54,26 +55,3 @@ def test_a_copied_run_with_a_ledger_of_its_own_is_not_gone_on_with(tmp_path: Pat
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     with pytest.raises(RunDirectoryError, match=r"was moved or copied"):
         federation(chosen).run(tmp_path / "copy", resume=True)
-
-
-def test_a_ledger_is_not_asked_for_another_budget_than_it_has(tmp_path: Path) -> None:
-    Ledger.create(tmp_path / "l.sqlite", data_set="wards", epsilon=20.0, delta=0.1)
-    settings = {
-        "privacy.ledger": str(tmp_path / "l.sqlite"),
-        "privacy.budget_epsilon": 30.0,
-        "privacy.budget_delta": 0.1,
-    }
-    with pytest.raises(LedgerError, match=r"budget_epsilon is 30.*was made with 20"):
-        federation({**NOISE, **settings}).run(tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_other_clients_of_the_same_data_are_not_added_up(tmp_path: Path) -> None:
-    Ledger.create(tmp_path / "l.sqlite", data_set="wards", epsilon=None, delta=None)
-    settings = {**NOISE, "privacy.ledger": str(tmp_path / "l.sqlite")}
-    federation(settings, sizes=(5, 8, 11)).run(tmp_path / "first")
-    federation(settings, sizes=(5, 8, 11)).run(tmp_path / "again")
-    with pytest.raises(LedgerError, match="clients who hold other rows"):
-        federation(settings, sizes=(5, 9, 10)).run(tmp_path / "second")
-    named = {**settings, "privacy.data_set": "wards"}
-    federation(named, sizes=(5, 9, 10)).run(tmp_path / "third")

@@ -176,10 +176,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {**EXAMPLE, **Z, "privacy.unit": "group"},
         r"privacy\.group_column names no column that says whose an example is",
     ),
-    "half a limit": (
-        {**NOISE, "privacy.ledger": "a.sqlite", "privacy.budget_epsilon": 3.0},
-        r"privacy\.budget_epsilon and privacy\.budget_delta limit a ledger together",
-    ),
     "negative epsilon": ({**CLIENT, "privacy.epsilon": -1.0}, r"privacy\.epsilon is -1\.0, but it must be above 0"),
     "no noise": ({**CLIENT, "privacy.noise_multiplier": 0.0}, r"privacy\.noise_multiplier .* at least"),
     "nothing to clip to": ({**NOISE, "privacy.clip_norm": 0.0}, r"privacy\.clip_norm .* at least"),
@@ -223,11 +219,8 @@ NO_EFFECT: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a group's examples of examples": (EXAMPLE | Z, {"privacy.group_examples": 3}, r"privacy\.unit = 'group'"),
     "participations of a sum": (NOISE, {"privacy.participations": 3}, r"privacy\.noise = 'local'"),
     "a data set without a ledger": (NOISE, {"privacy.data_set": "ours"}, r"needs privacy\.ledger"),
-    "a limit without a ledger": (
-        NOISE,
-        {"privacy.budget_epsilon": 3.0, "privacy.budget_delta": 1e-4},
-        r"needs privacy\.ledger",
-    ),
+    "a unit's name without a ledger": (NOISE, {"privacy.unit_name": "patient"}, r"needs privacy\.ledger"),
+    "heads without a ledger": (NOISE, {"privacy.ledger_heads": "heads.sqlite"}, r"needs privacy\.ledger"),
     "microbatches of clients": (NOISE, {"training.microbatch": 4}, r"'example' or 'group'"),
 }
 

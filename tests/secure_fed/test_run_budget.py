@@ -73,7 +73,7 @@ def test_two_runs_add_up(tmp_path: Path) -> None:
     reserved = [row for row in ledger.rows() if row.kind == "reserve"]
     assert len({row.run for row in reserved}) == 2
     assert all(ledger.charged(row.run) == {"": 3} for row in reserved)
-    assert {"unit": "client", "releases": 3, "noise_multiplier": 0.9}.items() <= reserved[0].body["terms"].items()
+    assert {"releases": 3, "noise_multiplier": 0.9}.items() <= reserved[0].body["terms"].items()
     assert not (tmp_path / "first" / "budget.sqlite").exists()
     with pytest.raises(BudgetExhausted):
         federation(settings).run(tmp_path / "third")
@@ -112,35 +112,61 @@ def test_delta_is_budgeted_too(tmp_path: Path) -> None:
         federation(settings).run(tmp_path / "second")
 
 
-def test_a_ledger_is_made_where_its_limits_are_given(tmp_path: Path) -> None:
-    new = {"privacy.ledger": str(tmp_path / "new.sqlite"), "privacy.data_set": "wards"}
-    limits = {"privacy.budget_epsilon": 10.0, "privacy.budget_delta": 0.01}
-    before = everything(tmp_path)
-    with pytest.raises(LedgerError, match=r"no ledger .*new\.sqlite: make it with .*or set privacy\.budget_epsilon"):
-        federation({**Z, **new}).run(tmp_path / "run")
-    with pytest.raises(BudgetExhausted, match=r"new\.sqlite"):
-        federation({**Z, **new, **limits, "privacy.budget_epsilon": 1.0}).run(tmp_path / "run")
-    assert everything(tmp_path) == before
-    federation({**Z, **new, **limits}).run(tmp_path / "run")
-    ledger = Ledger.open(tmp_path / "new.sqlite")
-    assert (ledger.data_set, ledger.epsilon, ledger.delta) == ("wards", 10.0, 0.01)
-    with pytest.raises(BudgetExhausted):
-        federation({**Z, **new, **limits}).run(tmp_path / "second")
+def test_a_ledger_that_is_missing_is_no_fresh_budget(tmp_path: Path) -> None:
+    with pytest.raises(
+        LedgerError, match=r"no ledger .*new\.sqlite: make it with `secure-fed budget create .*new\.sqlite "
+    ) as refused:
+        federation({**Z, "privacy.ledger": str(tmp_path / "new.sqlite"), "privacy.data_set": "wards"}).run(
+            tmp_path / "run"
+        )
+    assert refused.value.exit_code == 2
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_neither_units_nor_neighbours_are_mixed_in_one_ledger(tmp_path: Path) -> None:
-    settings = made(tmp_path / "wards.sqlite", epsilon=None, delta=None)
+    """Naming the data set does not help: it says that the rows are the same, not whom an epsilon is about."""
+    settings = made(tmp_path / "wards.sqlite", epsilon=None, delta=None) | {"privacy.data_set": "wards"}
     federation(settings).run(tmp_path / "first")
     before = everything(tmp_path)
-    other = {**EXAMPLE, "privacy.noise_multiplier": 1.0, "privacy.ledger": settings["privacy.ledger"]}
-    replaced = {**settings, "federation.sampling": "fixed"}
-    for settings, kind in (
-        (other, "unit 'client', not 'example'"),
-        (replaced, "neighbours 'add-remove', not 'replace-one'"),
+    shared = {name: settings[name] for name in ("privacy.ledger", "privacy.data_set")}
+    for other, sizes, words in (
+        (
+            {**EXAMPLE, **shared, "privacy.noise_multiplier": 1.0},
+            (5, 8, 11),
+            "unit 'client', and costs of unit 'example'",
+        ),
+        ({**settings, "federation.sampling": "fixed"}, (5, 8, 11), "neighbours 'add-remove', not 'replace-one'"),
+        (settings, (5, 9, 10), "unit 'client' with other rows"),
+        (
+            {**settings, "privacy.unit_name": "ward"},
+            (5, 9, 10),
+            "unit 'client', and costs of unit 'ward' do not add up",
+        ),
     ):
-        with pytest.raises(LedgerError, match=rf"counts privacy for {kind}.*\(row 2\)"):
-            federation(settings).run(tmp_path / "second")
+        with pytest.raises(LedgerError, match=rf"{words}.*\(row 2\)"):
+            federation(other, sizes=sizes).run(tmp_path / "second")
     assert everything(tmp_path) == before
+    Ledger.open(tmp_path / "wards.sqlite").declare_same("client", "ward")
+    federation({**settings, "privacy.unit_name": "ward"}, sizes=(5, 9, 10)).run(tmp_path / "second")
+    fixed = {**settings, "privacy.unit_name": "ward", "federation.sampling": "fixed"}
+    with pytest.raises(LedgerError, match="neighbours"):
+        federation(fixed, sizes=(5, 9, 10)).run(tmp_path / "third")
+
+
+def test_an_older_copy_of_a_ledger_is_noticed_by_a_run_that_starts_anew(tmp_path: Path) -> None:
+    heads = tmp_path / "elsewhere" / "heads.sqlite"
+    settings = made(tmp_path / "wards.sqlite") | {"privacy.ledger_heads": str(heads)}
+    federation(settings).run(tmp_path / "first")
+    older = (tmp_path / "wards.sqlite").read_bytes()
+    federation(settings).run(tmp_path / "second")
+    (tmp_path / "wards.sqlite").write_bytes(older)
+    before = everything(tmp_path)
+    with pytest.raises(LedgerError, match=r"has been cut: .*, as .*heads\.sqlite notes") as refused:
+        federation(settings).run(tmp_path / "third")
+    assert refused.value.exit_code == 2
+    assert everything(tmp_path) == before
+    other = {**settings, "privacy.ledger_heads": str(tmp_path / "other.sqlite")}
+    federation(other).run(tmp_path / "third")  # on a machine that has never seen the ledger nothing is known
 
 
 def test_a_ledger_of_other_data_is_refused_by_name(tmp_path: Path) -> None:
@@ -250,17 +276,17 @@ def test_exit_codes_and_what_is_left(train: Any, tmp_path: Path, capsys: pytest.
     assert train() == 2
     assert "there is no ledger" in last()
     assert list(tmp_path.iterdir()) == []
-    limits = ("privacy.budget_epsilon=5", "privacy.budget_delta=0.01")
-    assert train(*limits) == 0
+    Ledger.create(tmp_path / "sites.sqlite", data_set="clinics", epsilon=5.0, delta=0.01)
+    assert train() == 0
     said = json.loads(capsys.readouterr().out)
     assert 5 / 2 < said["epsilon"] == said["epsilon_cumulative"] < 5
     before = everything(tmp_path)
-    assert train(*limits, out="second") == 3
+    assert train(out="second") == 3
     assert "has spent epsilon" in last()
     assert everything(tmp_path) == before
-    assert train(*limits, "privacy.data_set=wards", out="second") == 2
+    assert train("privacy.data_set=wards", out="second") == 2
     assert "foreign to data set" in last()
-    assert train(*limits, "data.test_fraction=0.5", "data.test=", "federation.seed=3", out="second") == 2
+    assert train("data.test_fraction=0.5", "data.test=", "federation.seed=3", out="second") == 2
     assert "foreign to the data of run" in last()
     assert everything(tmp_path) == before
     assert train("privacy.epsilon=1", "privacy.ledger=", out="second") == 3

@@ -40,6 +40,7 @@ def test_a_guarantee_has_a_row_for_everything(
         "│ against participants │ epsilon 7.5 │",
         "│ releases │ 12 of 12 planned │",
         "│ spent in its ledger │ epsilon 2.97 of 3 │",
+        "│ other runs │ not counted: the ledger is this run's own │",
         "│ rounds │ 12, each with 4 of 8 clients expected │",
     ):
         assert row in lines

@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 import pytest
 
 from privacy.errors import BudgetExhausted
+from privacy.ledger import Ledger
 from secure_fed.comparison import compare
 from secure_fed.comparison.plan import Job
 from secure_fed.config import RunConfig
@@ -298,9 +299,10 @@ def test_a_spent_budget_ends_the_comparison_and_leaves_what_finished(base: RunCo
         ("privacy", "delta"): 1e-3,
         ("privacy", "ledger"): str(tmp_path / "ledger.sqlite"),
         ("privacy", "data_set"): "wards",
-        ("privacy", "budget_epsilon"): 5.0,
-        ("privacy", "budget_delta"): 1e-2,
+        ("data", "client"): "site",
+        ("federation", "clients"): None,
     }
+    Ledger.create(tmp_path / "ledger.sqlite", data_set="wards", epsilon=5.0, delta=1e-2)
     config = base.replace(budget)
     with pytest.raises(BudgetExhausted) as said:
         compare({"a": config}, [0, 1], tmp_path / "out")

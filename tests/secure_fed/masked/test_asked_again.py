@@ -12,6 +12,7 @@ import pytest
 from scipy.stats import kstest
 
 from privacy.entropy import SystemEntropy
+from privacy.ledger import Ledger
 from protocols.codec import centred
 from protocols.errors import Tampering
 from secure_fed.masked.bound import Passes
@@ -103,7 +104,8 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
 
 def test_what_is_reserved_counts_and_not_what_was_wished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = begun(monkeypatch)
-    ledger = {"privacy.ledger": str(tmp_path / "l.sqlite"), "privacy.budget_epsilon": 7.0, "privacy.budget_delta": 0.01}
+    Ledger.create(tmp_path / "l.sqlite", data_set="wards", epsilon=7.0, delta=0.01)
+    ledger = {"privacy.ledger": str(tmp_path / "l.sqlite")}
     built = federation({**DISTRIBUTED, **ledger, "federation.rounds": 6, "privacy.on_exhausted": "stop"})
     said = built.run(tmp_path / "run").summary
     reserved = said["releases"]

@@ -1,0 +1,100 @@
+"""The newest head of every ledger, a second time, in a file outside the ledgers: one per user.
+
+A ledger's chain shows every edit but not a missing end: an older copy of the file is whole. Whoever remembers the head of a
+later row notices. Every run directory that charged remembers one; this file does for runs that start anew.
+
+A ledger is known by its identity, so one that was moved is the same, and two copies that went on apart are noticed as soon as
+the second is written to: the head of the first is no row of it.
+
+Order of writes: a row is committed to the ledger, then noted here, then the caller goes on and may release. A process killed in
+between leaves a ledger ahead of what is noted, which is no alarm, and the rows in between covered no release. Readers read this
+file before the ledger, so that whatever they find noted is committed already.
+
+Not covered: an older copy of the ledger together with an older copy of this file, or with this file removed.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from privacy import database
+from privacy.book import Head
+from privacy.errors import LedgerError
+
+_SCHEMA = "CREATE TABLE heads (ledger TEXT PRIMARY KEY, row INTEGER NOT NULL, digest TEXT NOT NULL)"
+_REMEDY = "put back a copy that is whole, or name another file in privacy.ledger_heads"
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The file at `path`, made when a head is first noted. Any number of processes may share it."""
+
+    path: Path
+
+    def prepare(self) -> None:
+        """LedgerError unless a head can be noted: found out before a ledger is written to."""
+        self._make()
+        with self._transaction("BEGIN IMMEDIATE"):
+            pass
+
+    def newest(self, ledger: str) -> Head | None:
+        """What is noted of the ledger with this identity."""
+        try:
+            if not self.path.exists():
+                return None
+        except OSError as error:
+            raise self._unusable(error) from error
+        with self._transaction("BEGIN") as connection:
+            return _noted(connection, ledger)
+
+    def advance(self, seen: Head | None, new: Head) -> Head:
+        """Note `new` in place of `seen`, and return it; where something else is noted by now, leave that and return it.
+
+        `prepare` has been called.
+        """
+        with self._transaction("BEGIN IMMEDIATE") as connection:
+            standing = _noted(connection, new.ledger)
+            if standing is not None and standing != seen:
+                return standing
+            connection.execute("INSERT OR REPLACE INTO heads VALUES (?, ?, ?)", (new.ledger, new.row, new.digest))
+            database.crash_point("noting")
+        database.crash_point("noted")
+        return new
+
+    @contextmanager
+    def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
+        with (
+            database.plainly(self.path, "file of ledgers' heads", _REMEDY),
+            closing(database.connection(self.path, "rw")) as connection,
+        ):
+            connection.execute(begin)
+            yield connection
+            connection.execute("COMMIT")
+
+    def _make(self) -> None:
+        try:
+            if self.path.exists():
+                return
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with (
+                suppress(FileExistsError),
+                database.plainly(self.path, "file of ledgers' heads", _REMEDY),
+            ):
+                database.create(self.path, lambda connection: connection.execute(_SCHEMA))
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: OSError) -> LedgerError:
+        return LedgerError(
+            f"{self.path}, which is to keep the newest heads of ledgers, cannot be used ({error}): make that possible, or name "
+            "another file in privacy.ledger_heads"
+        )
+
+
+def _noted(connection: sqlite3.Connection, ledger: str) -> Head | None:
+    found = connection.execute("SELECT row, digest FROM heads WHERE ledger = ?", (ledger,)).fetchone()
+    return None if found is None else Head.from_dict({"ledger": ledger, "row": found[0], "digest": found[1]})

@@ -1,0 +1,103 @@
+"""A ledger's rows on disk, read and verified as they grow, and its newest head kept outside too."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from sqlite3 import Connection
+from typing import Any
+
+from privacy import chain
+from privacy.book import Book, Head
+from privacy.chain import Row
+from privacy.heads import Heads
+
+
+class Journal:
+    """The rows of the ledger at `path`; `book` is what they come to. Threads may share it, and so may forks.
+
+    heads: where the newest head is kept besides. What is noted there has to be in the file, whenever that is read or written.
+    """
+
+    def __init__(self, path: Path, heads: Heads | None) -> None:
+        self.path = path
+        self.book = Book(path)
+        self._heads = heads
+        self._prepared = heads is None
+        self._written: list[Row] = []
+        self._lock = threading.Lock()
+
+    @property
+    def head(self) -> Head:
+        """The end of the ledger when it was last read or written here."""
+        return Head(self.book.opening.ledger, self.book.last.id, self.book.last.digest)
+
+    @contextmanager
+    def transaction(self, *, write: bool) -> Iterator[None]:
+        """The file to oneself (`write`), or as it is at one instant; verified from where we have read to.
+
+        The book is given a written row once it is on disk. A kill between the two costs nothing: the row is read next time.
+        """
+        with self._lock:
+            if write:
+                self._prepare()
+            noted = self._newest()  # read before the ledger: what is noted has been committed to it
+            with chain.transaction(self.path, write=write) as connection:
+                self._connection, self._written = connection, []
+                self._catch_up(connection, noted)
+                yield
+            for row in self._written:
+                self.book.enter(row)
+            if self._written:
+                self._note(noted)
+
+    def append(self, kind: str, run: str, body: Mapping[str, Any]) -> Head:
+        """Add a row, inside a transaction that writes.
+
+        It has a nonce: copies of a ledger that go on apart part, even if they write the same in the same second.
+        """
+        row = chain.sealed(self.book.last, kind, run, {**body, "time": now(), "nonce": secrets.token_hex(8)})
+        self.book.check(row)
+        chain.append(self._connection, row)
+        self._written.append(row)
+        return Head(self.book.opening.ledger, row.id, row.digest)
+
+    def rows(self) -> list[Row]:
+        """All rows, from the first, read and verified anew."""
+        with self._lock, chain.transaction(self.path, write=False) as connection:
+            return list(chain.rows_after(connection, self.path, None))
+
+    def _prepare(self) -> None:
+        if self._heads is not None and not self._prepared:
+            self._heads.prepare()
+            self._prepared = True
+
+    def _newest(self) -> Head | None:
+        return None if self._heads is None or self.book.end is None else self._heads.newest(self.head.ledger)
+
+    def _catch_up(self, connection: Connection, noted: Head | None) -> None:
+        """Read what others wrote, and require what is noted."""
+        for row in chain.rows_after(connection, self.path, self.book.end):
+            self.book.enter(row)
+        self.book.require_begun()
+        if noted is not None and self._heads is not None:
+            self.book.require(noted, f", as {self._heads.path} notes")
+
+    def _note(self, noted: Head | None) -> None:
+        """Note the end, which is on disk, or see that what others noted since is in this very file."""
+        head = self.head
+        while self._heads is not None and (standing := self._heads.advance(noted, head)) != head:
+            noted = standing
+            if not self.book.holds(noted):
+                with chain.transaction(self.path, write=False) as connection:
+                    self._catch_up(connection, noted)
+            if noted.row >= head.row:
+                return
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

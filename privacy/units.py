@@ -1,0 +1,134 @@
+"""Whom the costs in one ledger are about: costs add up for one unit, and for one kind of neighbours.
+
+An epsilon bounds how well two neighbouring data sets can be told apart. Where one run's neighbours differ in a patient and
+another's in all patients of a doctor, the sum of the two epsilons is about neither: without the doctor, the first run lacks
+many patients at once. A ledger therefore keeps with every reservation whom it is for: a name, the kind of unit, a keyed digest
+of which rows belong to which unit, and the neighbours. A reservation for anybody else is refused.
+
+What digests cannot tell, the user states: a patient with new rows is the same patient. The user gives the changed unit a name
+of its own and declares that the two names are of one unit; the statement is a row of the ledger. Neighbours of different kinds
+never add up, whatever is stated.
+"""
+
+from __future__ import annotations
+
+import hmac
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from privacy.errors import LedgerError, PlanError
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Whose presence a run's cost is about.
+
+    name: chosen by the user, or the column that says whose a row is. kind: a client, an example, a group. members: a digest of
+    which rows belong to which unit. neighbours: what two neighbouring data sets differ in.
+    """
+
+    name: str
+    kind: str
+    members: str
+    neighbours: str
+
+    def keyed(self, key: str) -> Unit:
+        """With a digest that confirms no guess about the rows to anybody without the key."""
+        return replace(self, members=keyed(key, "members", self.members))
+
+    def to_dict(self) -> dict[str, str]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, kept: Mapping[str, Any]) -> Unit:
+        """What `to_dict` gave; ValueError if it is not that."""
+        match kept:
+            case {"name": str(name), "kind": str(kind), "members": str(members), "neighbours": str(neighbours)}:
+                if name and len(kept) == 4:
+                    return cls(name, kind, members, neighbours)
+        raise ValueError(f"{kept!r} is no unit")
+
+
+def keyed(key: str, purpose: str, digest: str) -> str:
+    """HMAC-SHA-256 of a digest, apart for each purpose."""
+    return hmac.new(bytes.fromhex(key), f"{purpose} {digest}".encode(), "sha256").hexdigest()
+
+
+@dataclass
+class Units:
+    """The units that have reserved in a ledger, by name, each with its first row; and the names declared the same."""
+
+    used: dict[str, tuple[Unit, int]] = field(default_factory=dict)
+    declared: list[tuple[str, str]] = field(default_factory=list)
+
+    def enter(self, unit: Unit, row: int) -> None:
+        self.used.setdefault(unit.name, (unit, row))
+
+    def declare(self, one: str, other: str) -> None:
+        self.declared.append((one, other))
+
+    def same(self, name: str) -> set[str]:
+        """All names that were declared the same as this one, itself among them."""
+        found: set[str] = set()
+        new = {name}
+        while new:
+            found |= new
+            new = {name for pair in self.declared if found & set(pair) for name in pair} - found
+        return found
+
+    def require(self, path: Path, unit: Unit) -> None:
+        """LedgerError unless the unit's costs add up with all that are in the ledger at `path`."""
+        _check_name(unit.name)
+        for known, row in self.used.values():
+            if known.neighbours != unit.neighbours:
+                raise LedgerError(
+                    f"{path} counts privacy for neighbours {known.neighbours!r}, not {unit.neighbours!r} (row {row}): use the "
+                    "same privacy.noise and federation.sampling, or another ledger"
+                )
+        if unit.name in self.used:
+            self._require_unchanged(path, unit, *self.used[unit.name])
+        elif self.used and not self.same(unit.name) & set(self.used):
+            known, row = next(iter(self.used.values()))
+            raise LedgerError(
+                f"{path} counts privacy for unit {known.name!r}, and costs of unit {unit.name!r} do not add up with it (row "
+                f"{row}): use another ledger, or, if each {unit.name!r} is one {known.name!r}, say so with `"
+                f"{_statement(path, known.name, unit.name)}`"
+            )
+
+    def _require_unchanged(self, path: Path, unit: Unit, known: Unit, row: int) -> None:
+        if (known.kind, known.members) == (unit.kind, unit.members):
+            return
+        how = "other rows" if known.kind == unit.kind else f"privacy.unit = {known.kind!r}, not {unit.kind!r}"
+        raise LedgerError(
+            f"{path} knows unit {unit.name!r} with {how} (row {row}): if they are the same people, set privacy.unit_name to a "
+            f"new name and say so with `{_statement(path, unit.name, 'NEW-NAME')}`, else use another ledger"
+        )
+
+    def require_declarable(self, path: Path, one: str, other: str) -> None:
+        """Refuse a statement that adds nothing, or that is about no unit of this ledger."""
+        for name in (one, other):
+            _check_name(name)
+        if other in self.same(one):
+            raise LedgerError(
+                f"{path} holds {one!r} and {other!r} for the same unit already: nothing is to be declared"
+            )
+        known = {*self.used, *(name for pair in self.declared for name in pair)}
+        if not known & {one, other}:
+            names = ", ".join(map(repr, sorted(known))) or "none"
+            raise LedgerError(
+                f"{path} knows neither unit {one!r} nor {other!r}: give one that it knows, of which there are: {names}"
+            )
+
+
+def _statement(path: Path, *names: str) -> str:
+    return shlex.join(["secure-fed", "budget", "same", str(path), *names])
+
+
+def _check_name(name: str) -> None:
+    if not name or not name.isprintable():
+        raise PlanError(
+            f"a unit cannot be called {name!r} in a ledger: set privacy.unit_name to a name of printable characters"
+        )

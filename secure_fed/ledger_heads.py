@@ -1,0 +1,33 @@
+"""Where the newest heads of ledgers are kept besides: in one file per user, apart from every ledger."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from privacy.errors import LedgerError
+from privacy.ledger import Heads
+
+STATE = "XDG_STATE_HOME"
+
+
+def heads_at(chosen: str | Path) -> Heads:
+    """The file that was chosen; if none was, secure-fed/ledgers.sqlite in the user's folder for state.
+
+    That folder is $XDG_STATE_HOME, or ~/.local/state; a relative path there is ignored, as its specification has it.
+    """
+    if str(chosen):
+        return Heads(_expanded(Path(chosen)))
+    state = Path(os.environ.get(STATE, ""))
+    folder = state if state.is_absolute() else _expanded(Path("~/.local/state"))
+    return Heads(folder / "secure-fed" / "ledgers.sqlite")
+
+
+def _expanded(path: Path) -> Path:
+    try:
+        return path.expanduser().absolute()
+    except RuntimeError as error:
+        raise LedgerError(
+            f"{path} names no place on this machine ({error}): set privacy.ledger_heads to a file that keeps the newest heads "
+            "of ledgers"
+        ) from error

@@ -1,0 +1,100 @@
+"""Costs add up for one unit and one kind of neighbours: another is refused, unless the user says that it is the same."""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from privacy.errors import LedgerError, PlanError
+from privacy.ledger import Cost, Ledger, Unit
+
+PATIENT = Unit("patient", "group", "who is which patient", "add-remove")
+DOCTOR = Unit("doctor", "group", "who has which doctor", "add-remove")
+GROWN = replace(PATIENT, name="patient 2027", members="who is which patient by now")
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger.create(tmp_path / "ledger.db", data_set="ward", epsilon=8.0, delta=1e-4)
+
+
+def reserve(ledger: Ledger, run: str, unit: Unit) -> None:
+    """The user names the data set, so data of any digest are the ledger's."""
+    ledger.reserve(run, Cost(1.0, 0.0), data_digest=run, unit=unit, terms={}, data_set="ward")
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        (DOCTOR, r"unit 'patient', and costs of unit 'doctor' do not add up with it \(row 2\).* patient doctor`"),
+        (
+            replace(PATIENT, members=GROWN.members),
+            r"knows unit 'patient' with other rows \(row 2\).* patient NEW-NAME`",
+        ),
+        (replace(PATIENT, kind="client"), r"with privacy\.unit = 'group', not 'client' \(row 2\)"),
+        (replace(PATIENT, neighbours="replace-one"), r"neighbours 'add-remove', not 'replace-one' \(row 2\)"),
+    ],
+)
+def test_another_unit_is_refused_and_nothing_is_written(ledger: Ledger, other: Unit, says: str) -> None:
+    reserve(ledger, "first", PATIENT)
+    before = ledger.path.read_bytes()
+    for attempt in (lambda: ledger.require("x", "ward", other), lambda: reserve(ledger, "second", other)):
+        with pytest.raises(LedgerError, match=says) as refused:
+            attempt()
+        assert "\n" not in str(refused.value)
+    assert ledger.path.read_bytes() == before
+    reserve(ledger, "second", PATIENT)
+    assert ledger.spent().epsilon == 2.0
+
+
+def test_who_reserves_first_decides_though_both_have_looked(ledger: Ledger) -> None:
+    """Two runs that start together find an empty ledger, and only one unit gets in."""
+    other = Ledger.open(ledger.path)
+    for each, unit in ((ledger, PATIENT), (other, DOCTOR)):
+        each.require("x", "ward", unit)
+    reserve(ledger, "first", PATIENT)
+    with pytest.raises(LedgerError, match="'doctor' do not add up"):
+        reserve(other, "second", DOCTOR)
+
+
+def test_what_is_declared_the_same_adds_up_and_nothing_else_does(ledger: Ledger) -> None:
+    reserve(ledger, "first", PATIENT)
+    ledger.declare_same("patient", "patient 2027")
+    ledger.declare_same("person", "patient 2027")
+    reserve(ledger, "second", GROWN)
+    reserve(ledger, "third", replace(GROWN, name="person", kind="client", members="all of one client"))
+    again = Ledger.open(ledger.path)
+    assert again.spent().epsilon == 3.0
+    assert list(again.units.used) == ["patient", "patient 2027", "person"]
+    assert [row.body["units"] for row in again.rows() if row.kind == "same"] == [
+        ["patient", "patient 2027"],
+        ["person", "patient 2027"],
+    ]
+    with pytest.raises(LedgerError, match="do not add up"):
+        reserve(again, "fourth", DOCTOR)
+    with pytest.raises(LedgerError, match="with other rows"):
+        reserve(again, "fourth", replace(GROWN, members="and more"))
+    with pytest.raises(LedgerError, match="neighbours"):
+        reserve(again, "fourth", replace(GROWN, neighbours="replace-one"))
+    with pytest.raises(PlanError, match="cannot be called"):
+        reserve(again, "fourth", replace(GROWN, name=""))
+
+
+def test_no_digest_of_rows_is_kept_that_would_confirm_a_guess(tmp_path: Path) -> None:
+    """The same rows are other digests in every ledger, and its key is readable by its owner alone."""
+    kept = []
+    for name in ("one", "two"):
+        ledger = Ledger.create(tmp_path / name, data_set="ward", epsilon=8.0, delta=1e-4)
+        reserve(ledger, "first", PATIENT)
+        assert stat.S_IMODE(ledger.path.stat().st_mode) == 0o600
+        content = ledger.path.read_bytes()
+        for plain in ("first", PATIENT.members):
+            assert hashlib.sha256(plain.encode()).hexdigest().encode() not in content
+        body = ledger.rows()[1].body
+        kept += [body["unit"]["members"], body["data"]]
+    assert PATIENT.members not in kept
+    assert len(set(kept)) == 4

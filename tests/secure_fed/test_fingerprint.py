@@ -1,0 +1,95 @@
+"""Digests of who belongs to which unit: equal if and only if two divisions have the same neighbours."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from secure_fed import fingerprint
+from secure_fed.budget_terms import unit_name
+from secure_fed.config import RunConfig
+from secure_fed.data import division, sources
+from secure_fed.data.rows import Rows
+
+# Few texts and few units, so that equal ones are common.
+divided = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 1), st.integers(0, 2)), min_size=1, max_size=6)
+Divided = list[tuple[str, int, int]]
+
+
+def blocks(rows: Divided) -> list[list[int]]:
+    return [[index for index, row in enumerate(rows) if row[2] == unit] for unit in range(3)]
+
+
+def digest(rows: Divided) -> str:
+    columns = Rows(tuple(row[0] for row in rows), tuple(row[1] for row in rows), ("no", "yes"))
+    return fingerprint.of_units(columns, blocks(rows))
+
+
+def naive(rows: Divided) -> Any:
+    """The bag of bags of rows."""
+    bags = (frozenset(Counter(rows[index][:2] for index in block).items()) for block in blocks(rows) if block)
+    return Counter(bags)
+
+
+@given(divided, divided)
+def test_digests_are_equal_where_the_units_are(one: Divided, other: Divided) -> None:
+    assert (digest(one) == digest(other)) == (naive(one) == naive(other))
+
+
+@given(divided, st.randoms(use_true_random=False), st.permutations(range(3)))
+def test_neither_order_nor_the_names_of_units_count(rows: Divided, rng: Any, names: list[int]) -> None:
+    renamed = [(text, label, names[unit]) for text, label, unit in rows]
+    rng.shuffle(renamed)
+    assert digest(renamed) == digest(rows)
+
+
+@pytest.fixture
+def ward(tmp_path: Path) -> Path:
+    """Eight patients at four sites, two doctors, two notes each."""
+    rows = [
+        {"text": f"note {n}", "label": "ab"[n % 2], "patient": f"p{n % 8}", "doctor": f"d{n % 2}", "site": f"s{n % 4}"}
+        for n in range(16)
+    ]
+    path = tmp_path / "ward.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def unit(data: Path, **settings: Any) -> tuple[str, str]:
+    """What a ledger would call the unit, and its digest."""
+    usual = {"data.train": str(data), "data.test": str(data), "privacy.noise_multiplier": 1.0, "federation.clients": 2}
+    chosen = {**usual, **{name.replace("__", "."): value for name, value in settings.items()}}
+    config = RunConfig().replace({tuple(name.split(".", 1)): value for name, value in chosen.items()})  # type: ignore[misc]
+    source = sources.load(config.data, seed=config.federation.seed, group=config.privacy.group_column)
+    units = division.units(config, source, division.divide(config, source))
+    return unit_name(config), fingerprint.of_units(source.train, units)
+
+
+def test_units_are_told_apart_by_their_rows_and_not_by_who_holds_them(ward: Path, tmp_path: Path) -> None:
+    def group(column: str, **more: Any) -> tuple[str, str]:
+        return unit(ward, privacy__unit="group", privacy__group_column=column, **more)
+
+    sites = {"data__client": "site", "federation__clients": None}
+    patients = group("patient")
+    assert patients[0] == "patient"
+    assert patients == group("patient", federation__seed=5), "whichever client holds a patient"
+    assert patients == group("patient", **sites)
+    clients = unit(ward, privacy__unit="client", **sites)
+    assert clients == unit(ward, privacy__unit="client", federation__seed=5, **sites)
+    assert clients[0] == "site"
+    drawn = [unit(ward, privacy__unit="client", federation__seed=seed) for seed in (0, 5)]
+    assert [name for name, _ in drawn] == ["client"] * 2
+    examples = unit(ward, privacy__unit="example")
+    assert examples == unit(ward, privacy__unit="example", federation__seed=5)
+    different = [patients, group("doctor"), clients, *drawn, examples]
+    assert len({digest for _, digest in different}) == len(different)
+    assert unit(ward, privacy__unit="client", privacy__ledger="l", privacy__unit_name="ward", **sites)[0] == "ward"
+    with ward.open("a") as file:
+        file.write('{"text": "one more", "label": "a", "patient": "p0", "doctor": "d0", "site": "s0"}\n')
+    assert group("patient")[1] != patients[1]
