@@ -39,7 +39,7 @@ def connection(path: Path, mode: str) -> sqlite3.Connection:
     return opened
 
 
-def create(path: Path, fill: Callable[[sqlite3.Connection], None]) -> None:
+def create(path: Path, fill: Callable[[sqlite3.Connection], object]) -> None:
     """Make the file with what `fill` writes: under its name at once and whole; FileExistsError where there is one."""
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     try:

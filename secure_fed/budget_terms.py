@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Subject:
-    """What a run's costs are counted for: digests of the data and of which rows belong to which unit, and the unit's name, kind.
+    """What a run's costs are for: digests of the data and of which rows belong to which unit, and the unit's name and kind.
 
     The digests are plain, and for the ledger alone, which keeps them under its key.
     """
