@@ -63,7 +63,7 @@ def opened(run_dir: Path) -> Target:
     if checkpoint is None:
         raise RunDirectoryError(f"{run_dir} is damaged: it has a result and no checkpoint; restore it")
     federation = Federation(config)
-    for name in ("data_digest", "audit"):
+    for name in ("data_digest", "audit", "phantoms"):
         if federation.parts.facts.get(name) != facts.get(name):
             raise RunDirectoryError(
                 f"{run_dir} was trained on other data than its settings lead to now, or by another version: {name} in run.json "
@@ -171,22 +171,24 @@ def _cell(
     found = made[attack.name, at]
     if isinstance(found, str):
         return judge.empty(attack.name, vantage, found)
-    return judge.cell(attack.name, vantage, judged[attack.name, at], found.seconds, accounted(target.result, vantage))
+    promised = accounted(target.result, vantage, target.federation.held.of)
+    return judge.cell(attack.name, vantage, judged[attack.name, at], found.seconds, promised)
 
 
-def accounted(result: Mapping[str, Any], vantage: str) -> float | None:
+def accounted(result: Mapping[str, Any], vantage: str, of: str = "data") -> float | None:
     """The epsilon that a run guarantees against this adversary, None if nothing.
 
     Noise on the sum protects from those who see the models made of it, and not from the server that adds it. Noise that each
     client adds protects from the server too, with what it costs that the server sees who takes part. The fellow client of an
     audit uses the models of all rounds and nothing else, which is what `epsilon` is about.
-    Coins take a unit away altogether. That is no neighbour of guarantees in which a unit is replaced by another, or (with
+    The coin of a phantom says whether it sends its change or zeros, which is a neighbour of every guarantee. That of a unit
+    of the data takes it away altogether. That is no neighbour of guarantees in which a unit is replaced by another, or (with
     shares of noise) stays and sends its noise alone.
     """
     terms = result.get("privacy")
-    if not terms or not terms.get("private", False) or "replaced" in str(terms.get("adjacency")):
+    if not terms or not terms.get("private", False):
         return None
-    if terms.get("place") == "shares":
+    if of == "data" and ("replaced" in str(terms.get("adjacency")) or terms.get("place") == "shares"):
         return None
     if vantage in ("outsider", "fellow_client"):
         return float(result["epsilon"])
@@ -201,14 +203,15 @@ def _header(target: Target, settings: Settings) -> dict[str, Any]:
         "run_dir": str(target.run_dir) if target.run_dir else None,
         **{name: result.get(name) for name in ("method", "model", "data", "unit", "delta", "accuracy")},
         "audited_unit": held.kind,
-        "canaries": target.federation.config.evaluation.canaries,
+        "audited_of": held.of,
+        "canaries": "direction" if held.directions else target.federation.config.evaluation.canaries,
         "recorded": target.federation.config.evaluation.record,
         "rounds": target.final.round,
         "references": settings.references,
         "epsilon_promised": result.get("epsilon") if terms.get("private", False) else None,
         "adjacency": terms.get("adjacency"),
         "personal": list(target.federation.server.personal),
-        "epsilon_accounted": accounted(result, "outsider"),
+        "epsilon_accounted": accounted(result, "outsider", held.of),
         "members": int(held.members.sum()),
         "non_members": len(held.members) - int(held.members.sum()),
         "significance": settings.significance,
@@ -219,7 +222,8 @@ def _header(target: Target, settings: Settings) -> dict[str, Any]:
 def _baseline(target: Target, settings: Settings, why: str) -> dict[str, Any]:
     """What can be told of membership without any model, which must be nothing."""
     held = target.federation.held
-    found = why or baseline(held.units, held.members, settings.seed)
+    nobody = "phantoms are nobody's data: they have no texts to be told apart by" if held.of == "phantoms" else ""
+    found = why or nobody or baseline(held.units, held.members, settings.seed)
     if isinstance(found, str):
         return {"auc": None, "auc_interval": None, "at_chance": None, "why": found}
     return {

@@ -41,8 +41,10 @@ def run(case: Case, settings: Settings) -> Finding:
     directions the standard deviation of their scores (`null_std`, before it is divided by where N(0, 1) is not exact,
     `null_is_exact`) and the p-value of a test of N(0, 1) (`null_p_value`).
     """
-    if case.federation.config.evaluation.canaries != "direction":
-        raise Inapplicable("no unit pulled along a direction in this run; it takes evaluation.canaries = 'direction'")
+    if not case.federation.held.directions:
+        raise Inapplicable(
+            "no unit pulled along a direction in this run; it takes phantoms, or evaluation.canaries = 'direction'"
+        )
     of_client = lru_cache(1)(lambda client: evenly(releases(case, client), settings.max_rounds))  # units go by client
     scores = [score(case, of_client(unit.client), unit.name, len(unit.examples)) for unit in case.units]
     asked = [case.units[i * len(case.units) // _FRESH] for i in range(_FRESH)]

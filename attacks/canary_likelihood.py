@@ -34,9 +34,9 @@ def likelihood(x: Floats, shift: Floats, rate: float) -> Floats:
 def run(case: Case, settings: Settings) -> Finding:
     """measured: the median shift of a drawn canary, in standard deviations of one that is not, and the rate of being drawn."""
     federation = case.federation
-    if federation.config.evaluation.canaries != "direction" or federation.held.kind != "client":
+    if not federation.held.directions or federation.held.kind != "client":
         raise Inapplicable(
-            "no clients pulled along directions in this run; it takes evaluation.canaries = 'direction', of clients"
+            "no clients pulled along directions in this run; it takes phantoms or evaluation.canaries = 'direction', of clients"
         )
     if not (case.seen.states or case.seen.sums):
         raise Inapplicable("no round was recorded, and this attack goes by rounds; set evaluation.record = 'models'")

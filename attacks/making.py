@@ -62,8 +62,10 @@ def _tried(attack: Attack, case: Case, settings: Settings, *, asked: bool) -> Ma
     """What an attack found; or why it could not be made, which goes by no coin and no score."""
     if in_plain_sight(attack, case.federation, case.seen.vantage):
         return PLAIN_SIGHT
-    if case.federation.config.evaluation.canaries == "direction" and not attack.directions:
-        if attack.membership or case.federation.held.kind != "client":
+    if case.federation.held.directions and not attack.directions:
+        if attack.membership and case.federation.held.of == "phantoms":
+            return "the audited units are phantoms, which are nobody's data: there are no examples of theirs to look at"
+        if case.federation.held.of == "data" and (attack.membership or case.federation.held.kind != "client"):
             return "the audited units are canaries of random direction, which learn nothing of their examples"
         case = _of_those_who_learn(case)
     if attack.shadows and settings.references == 0:

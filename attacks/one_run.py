@@ -23,7 +23,7 @@ from attacks.vantage import Seen
 def run(case: Case, settings: Settings) -> Finding:
     """(units,) scores of the final state."""
     planted = case.federation.config.evaluation.canaries
-    if planted == "direction":
+    if case.federation.held.directions:
         final = Seen(case.seen.vantage, case.seen.final)
         return canary_cosine.run(replace(case, seen=final), settings)
     if planted == "none":

@@ -29,6 +29,7 @@ from secure_fed.errors import UsageError
 from secure_fed.federation import Federation
 from secure_fed.masked.federated import in_process
 from secure_fed.methods.method import State
+from secure_fed.phantom_clients import phantom_clients, phantom_examples
 from secure_fed.protection import Protection, cohort_sampler
 from secure_fed.run_budget import charges_nothing
 from secure_fed.server import Server
@@ -51,20 +52,31 @@ class Reference:
     @classmethod
     def of(cls, federation: Federation, inside: NDArray[np.bool_], seed: int) -> Reference:
         """Where the units of the pool that are `inside` are members; noise and secret coins come from `seed`."""
-        dealt, desk = federation.held.dealt(inside), Desk()
+        desk, data, phantoms = Desk(), federation.pools["data"], federation.pools["phantoms"]
+        of_data = federation.audited == "data"
+        dealt = data.dealt(inside if of_data else data.members)
+        beside = phantoms.members if of_data else inside
         if not dealt.names:
             raise UsageError("the coins of a reference leave no client to train; lower evaluation.audit_fraction")
         protection = _protection(federation.protection, seed)
         bench = _bench(federation, protection, desk)
-        canaries = canary_benches(federation.config, federation.held, bench)
+        canaries = canary_benches(federation.config, data, bench)
         benches = {name: replace(own, train=desk.beside(own.train)) for name, own in canaries.items()}
         groups: Sequence[Sequence[str] | None] = dealt.groups or [None] * len(dealt.names)
         named = enumerate(zip(dealt.names, dealt.train, groups, strict=True))
-        clients = [Client(index, name, own, benches.get(name, bench), group) for index, (name, own, group) in named]
+        examples = phantom_examples(phantoms, beside)
+        clients: list[Client] = [
+            Client(index, name, own, benches.get(name, bench), group, examples.get(name, ()))
+            for index, (name, own, group) in named
+        ]
+        units = phantoms.units if federation.phantoms else ()
+        nobody = phantom_clients(federation.config, units, beside, len(clients), bench, around=desk.beside)
+        clients += nobody
         server = replace(
             federation.server,
-            names=dealt.names,
-            sampler=cohort_sampler(federation.config, len(clients), len(federation.held.names) - len(clients)),
+            names=[*dealt.names, *(one.name for one in nobody)],
+            sampler=cohort_sampler(federation.config, len(dealt.names), len(data.names) - len(dealt.names)),
+            listens=None,
             protection=protection,
             charge=charges_nothing,
             open_sum=partial(PlainSum, precise=protection.place == "sum"),
@@ -176,10 +188,11 @@ class _AllShares(Gaussian):
     """To a sum, the noise that all shares of it would have been."""
 
     shares: DistributedGaussian
+    bring: int
 
     def noised(self, total: Named, clip_norm: float, stream: Stream) -> dict[str, Tensor]:
         dim = sum(tensor.numel() for tensor in total.values())
-        return Gaussian(self.shares.std(1.0, dim, self.shares.contributors)).noised(total, clip_norm, stream)
+        return Gaussian(self.shares.std(1.0, dim, self.bring)).noised(total, clip_norm, stream)
 
 
 @dataclass
@@ -202,7 +215,8 @@ def _protection(real: Protection, seed: int) -> Protection:
     seeded = replace(real, entropy=SeededEntropy(seed))
     if real.shares is None:
         return seeded
-    return replace(seeded, place="sum", hidden=False, mechanism=_AllShares(real.shares.noise_multiplier, real.shares))
+    shares = _AllShares(real.shares.noise_multiplier, real.shares, real.shares.contributors - real.beside)
+    return replace(seeded, place="sum", hidden=False, mechanism=shares)
 
 
 def _bench(federation: Federation, protection: Protection, desk: Desk) -> Workbench:

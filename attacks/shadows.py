@@ -93,7 +93,10 @@ def coins(count: int, lots: Sequence[int], rng: np.random.Generator) -> Bools:
 def lots(held: Held) -> list[int]:
     """(units,) numbers from 0, equal for equal examples and for nothing else: a copy of what is outside is not inside."""
     numbers: dict[bytes, int] = {}
-    said = [content(plain(unit.examples[0])) if held.kind == "example" else unit.name.encode() for unit in held.units]
+    said = [
+        content(plain(unit.examples[0])) if held.of == "data" and held.kind == "example" else unit.name.encode()
+        for unit in held.units
+    ]
     return [numbers.setdefault(one, len(numbers)) for one in said]
 
 

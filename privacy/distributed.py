@@ -70,8 +70,9 @@ class Grid:
 class DistributedGaussian:
     """The mechanism of this module, with what a client asks of any mechanism before it encodes; nobody adds noise to a total.
 
-    noise_multiplier: z, what is charged. contributors: the clients whose shares are in the sum when nobody drops out.
-    shares: how many count, which is the least number of survivors less the colluders among them, who know their own.
+    noise_multiplier: z, what is charged. contributors: who is in the sum when nobody drops out.
+    shares: how many shares count, which is the least number of survivors less the colluders among them, who know their own, and
+    less those that bring none.
     """
 
     noise_multiplier: float
@@ -112,9 +113,15 @@ class DistributedGaussian:
         floating point explains is refused.
         """
         grid = self.grid(len(values))
-        return rounded(values * (grid.unit / clip_norm), grid.unit, stream) + discrete_gaussian(
-            grid.sigma, len(values), stream
-        )
+        return self.silent(values, clip_norm, stream) + discrete_gaussian(grid.sigma, len(values), stream)
+
+    def silent(self, values: Floats, clip_norm: float, stream: Stream) -> Integers:
+        """(d,) integers of a contributor that brings no noise and is in no way protected: one that is nobody's data.
+
+        It counts among `contributors`, which leave room for its values, and not among `shares`.
+        """
+        grid = self.grid(len(values))
+        return rounded(values * (grid.unit / clip_norm), grid.unit, stream)
 
     def decoded(self, total: Integers, clip_norm: float, dim: int) -> Floats:
         """(d,) sum of the values, noise included, from any representatives of the residues of the total modulo 2^bits."""

@@ -85,7 +85,7 @@ def _mislabelled(unit: Unit, classes: int, seed: int) -> list[Any]:
 
 def canary_benches(config: RunConfig, held: Held, bench: Workbench) -> dict[str, Workbench]:
     """For each client of the pool that is to pull the model along a direction, by its name, a bench on which it trains so."""
-    if config.evaluation.canaries != "direction" or held.kind != "client":
+    if not held.directions or held.kind != "client":
         return {}
     far, seed = length_beyond_clipping(config), config.federation.seed
     return {unit.name: replace(bench, train=trains_towards(unit.name, seed, far)) for unit in held.units}

@@ -52,16 +52,23 @@ class Client:
     """A client of the federation.
 
     kept: its personal tensors since it first trained, and all that it remembers between rounds. groups: whose each example is,
-    where privacy is for groups of them.
+    where privacy is for groups of them. phantoms: examples of a direction that are nobody's data, drawn beside its own.
     """
 
     def __init__(
-        self, index: int, name: str, examples: Sequence[Any], bench: Workbench, groups: Sequence[Any] | None = None
+        self,
+        index: int,
+        name: str,
+        examples: Sequence[Any],
+        bench: Workbench,
+        groups: Sequence[Any] | None = None,
+        phantoms: Sequence[Any] = (),
     ) -> None:
         self.index = index
         self.name = name
         self.examples = examples
         self.groups = groups
+        self.phantoms = phantoms
         self._bench = bench
         self._before = self._after = Tensors()
         self._loss = float("nan")
@@ -92,7 +99,12 @@ class Client:
         sent = self._bounded(contribution, request)
         if Layout.of(sent).digest != request.layout:
             raise LayoutError(f"client {self.name} and the server disagree on what pass {request.pass_name!r} carries")
-        return Reply(self.index, sent, self._weight if self._takes_part else 0.0, self._loss)
+        return Reply(self.index, sent, self._counts, self._loss)
+
+    @property
+    def _counts(self) -> float:
+        """The weight of what it sends."""
+        return self._weight if self._takes_part else 0.0
 
     @property
     def _weight(self) -> float:
@@ -115,7 +127,16 @@ class Client:
         """The contribution as it may leave: no longer than the clip norm, with the mechanism's counters, and noised if the
         client is who adds the noise. What is not finite, or may not be sent any more, is zeros.
         """
-        protection, clip_norm = self._bench.protection, request.clip_norm
+        protection = self._bench.protection
+        bounded = self._clipped(contribution, request.clip_norm)
+        if protection.place == "contribution" and self._takes_part:
+            stream = protection.entropy.stream("contribution", request.round, request.pass_name, self.index)
+            return Tensors(protection.in_travel.noised(bounded.dense().parts(), request.clip_norm, stream))
+        return bounded
+
+    def _clipped(self, contribution: Tensors, clip_norm: float) -> Tensors:
+        """No longer than the clip norm, with the mechanism's counters, before any noise."""
+        protection = self._bench.protection
         mechanism = protection.in_travel
         if protection.place in ("sum", "shares", "contribution"):
             contribution = in_own_factors(contribution)  # or a cancellation between its factors would hide in the norm
@@ -125,11 +146,7 @@ class Client:
             contribution = _zeros(contribution)
         elif factor != 1.0:
             contribution = contribution * factor
-        contribution = contribution | mechanism.counted(norm, clip_norm)
-        if protection.place == "contribution" and self._takes_part:
-            stream = protection.entropy.stream("contribution", request.round, request.pass_name, self.index)
-            return Tensors(mechanism.noised(contribution.dense().parts(), clip_norm, stream))
-        return contribution
+        return contribution | mechanism.counted(norm, clip_norm)
 
     def _train(self, request: Request) -> None:
         bench = self._bench
@@ -166,6 +183,7 @@ class Client:
                 stream=protection.entropy.stream("gradients", request.round, self.index),
                 groups=self.groups,
                 group_examples=bench.group_examples,
+                phantoms=self.phantoms,
             )
         if protection.place == "contribution":
             passes = len(request.plan.passes)

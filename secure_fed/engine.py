@@ -117,7 +117,7 @@ def run_round(state: State, server: Server, transport: Transport, lr: float) -> 
             server.charge(state.round, pass_name)
             if not means:
                 asked = server.draw(state.round)
-                tally.cohort = len(asked)
+                tally.cohort = len(server.real(asked))
             request = server.request(state, plan, pass_name, lr, means, first)
             first = first or request.digest
             intake = server.gather(asked, request, server.layout(state, pass_name), transport)
@@ -128,7 +128,8 @@ def run_round(state: State, server: Server, transport: Transport, lr: float) -> 
         tally.lose(error)
         return server.unmoved(state, plan), server.publishable(tally.record(state, server.names, lr), state, plan)
     record = tally.record(state, server.names, lr) | server.reported(means)
-    return server.apply(state, means), server.publishable(record, state, plan)
+    following = server.listened(state, server.apply(state, means), plan, lr, means)
+    return following, server.publishable(record, state, plan)
 
 
 def run(

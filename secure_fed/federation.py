@@ -28,14 +28,15 @@ from secure_fed.engine import Keeper, KeepsNothing, Record, Schedule
 from secure_fed.errors import ConfigError, RunDirectoryError
 from secure_fed.evaluation import Metrics, evaluated
 from secure_fed.export import Adapted, write_adapter
-from secure_fed.holding import hold_out
+from secure_fed.holding import Held, hold_out
 from secure_fed.masked.federated import behind_masks, in_process
 from secure_fed.methods import build
 from secure_fed.methods.method import State, fits, loss_of
 from secure_fed.model_card import ModelCard, run_facts
 from secure_fed.parts import configured, given
 from secure_fed.personal import completed
-from secure_fed.protection import cohort_sampler, protect, require_protectable
+from secure_fed.phantom_pool import phantoms
+from secure_fed.protection import cohort_sampler, crowd, protect, require_protectable
 from secure_fed.recording import Recorder
 from secure_fed.releases import Releases, kept_by
 from secure_fed.run_budget import Purse, RunBudget, opened, require_room
@@ -91,7 +92,8 @@ class Federation:
         self.method = build(self.config)  # first, so that a wrong name is said before anything is loaded
         own = (model, train, test, collate, loss, metrics)
         parts = configured(self.config) if all(part is None for part in own) else given(self.config, *own)
-        self.held, self.parts = hold_out(self.config, parts)
+        self.pools: dict[str, Held] = {}
+        self.pools["data"], self.parts = hold_out(self.config, parts)
         self.callbacks = list(callbacks)
         # Before a method changes or trains any of it.
         self._base = fingerprint.of_model(self.parts.model, self.parts.head)
@@ -103,21 +105,45 @@ class Federation:
         names = self.parts.names
         self.sampler = cohort_sampler(self.config, len(names), len(parts.names) - len(names))
         passes = len(self.method.plan(self.initial).passes)
+        trainable = self.initial.tensors.select(self.method.plan(self.initial).trainable).without(personal)
         self.protection = protect(
-            self.config, self.method.card, self.parts.names, self.parts.units, self.sampler, passes, entropy
+            self.config,
+            self.method.card,
+            self.parts.names,
+            self.parts.units,
+            self.sampler,
+            passes,
+            entropy,
+            trainable.numel,
         )
+        self.pools["phantoms"] = phantoms(self.config, self.protection.phantoms, names, self.parts.units)
+        if self.pools["phantoms"].units:
+            told = {"units": len(self.pools["phantoms"].units), "digest": self.pools["phantoms"].digest}
+            self.parts = replace(self.parts, facts={**self.parts.facts, "phantoms": told})
+        private = self.config.privacy.unit != "none" or bool(self.config.evaluation.phantoms)
+        self.audited = "phantoms" if private and not self.pools["data"].units else "data"
         self.initial = replace(self.initial, clip_norm=self.protection.clip_norm)
         require_protectable(self.protection, self.objective, self.parts, self.method.plan(self.initial), initial)
         self.watch = watch(self.config, self.method, initial, self.parts, self.objective)
         self.purse = Purse()
         self._statement = ""
-        self.clients = participants.clients(self, personal)
+        bench = participants.workbench(self, personal)
+        self.clients = participants.clients(self, bench)
+        self.turns = participants.turns(self, lambda round_: self.server.draw(round_), passes)
+        self.phantoms = participants.phantoms(self, bench)
+        everybody = [*self.clients, *self.phantoms]
+        asked = crowd(self.sampler, len(self.phantoms))
         self.masks = behind_masks(
-            self.config, self.protection, self.sampler, self.clients, self.method, initial, personal, self.device
+            self.config, self.protection, asked, everybody, self.method, initial, personal, self.device
         )
-        self.transport = in_process(self.config, self.clients, self.masks)
-        self.server = participants.server(self, personal)
+        self.transport = in_process(self.config, everybody, self.masks)
+        self.server = participants.server(self, personal, bench)
         self._require_precise()
+
+    @property
+    def held(self) -> Held:
+        """The units that an audit asks about: those of the data where coins held some out, else phantoms."""
+        return self.pools[self.audited]
 
     @property
     def warnings(self) -> list[str]:
@@ -250,7 +276,7 @@ class Federation:
             "versions": outcome.versions(),
         }
         store.begin(self.config, facts)
-        self.held.save(store.path)
+        self.pools["data"].save(store.path)
         checkpoint, records = store.restore()
         if checkpoint is None:
             return self.initial, records

@@ -113,7 +113,7 @@ def of(
         accountant=_ACCOUNTANTS["renyi" if protection.place == "shares" else plan.release.accountant],
         noise=words["noise"],
         trust=trusted(protection, masks),
-        released=f"{_most(protection, releases)} {words['released']}, and every model made of them",
+        released=f"{_most(protection, releases)} {words['released']}, and every model made of them{_phantoms(protection)}",
         not_covered=(*NOT_COVERED, *membership.NOT_COVERED, *held_out, *_uncovered(protection), *kept),
         private=protection.entropy.private,
     )
@@ -124,6 +124,17 @@ def _adjacency(protection: Protection, plan: Plan) -> str:
         return "one client's data there or not; without them it sends zeros and its share of the noise"
     poisson = plan.release.adjacency == "add-remove"
     return f"{_NEIGHBOURS[protection.unit]} {'more or less' if poisson else 'replaced by another'}"
+
+
+def _phantoms(protection: Protection) -> str:
+    """What they are to the guarantee: nothing that depends on anybody's data."""
+    count = protection.phantoms.phantoms
+    if not count:
+        return ""
+    return (
+        f". In them are {count} phantoms, random contributions that are nobody's data and depend on none: the noise is as "
+        "without them, and the membership figures of phantoms are made of what is released alone"
+    )
 
 
 def _uncovered(protection: Protection) -> tuple[str, ...]:

@@ -80,7 +80,8 @@ class Held:
 
     kind: what a unit is: "example", "group" or "client". members: (units,) whether it trains. why: if there is no pool, the
     reason. names, train, groups: of all clients, with everything they have. copies: equal examples that were held out, which
-    are no units.
+    are no units. of: whose the units are, of the "data" or "phantoms" that are nobody's; directions: whether they pull the
+    model along directions of their own.
     """
 
     kind: str
@@ -92,6 +93,8 @@ class Held:
     why: str = ""
     places: tuple[_Place, ...] = ()
     copies: tuple[_Place, ...] = ()
+    of: str = "data"
+    directions: bool = False
 
     def dealt(self, inside: NDArray[np.bool_]) -> Dealt:
         """What the clients would train on if the units of the pool that are `inside` were members, in its usual order."""
@@ -131,9 +134,9 @@ class Held:
 
 def pool(config: RunConfig, parts: Parts) -> Held:
     """The audit pool of a configuration over these parts, with its coins tossed; nothing is taken out yet."""
-    kind = _kind(config)
+    kind = kind_of(config)
     held = Held(kind, parts.names, parts.train, parts.groups)
-    share = config.evaluation.audit_fraction
+    share = config.audit_fraction
     if share == 0:
         return replace(held, why="evaluation.audit_fraction is 0, so that every unit trained")
     count = sum(parts.units) if kind != "client" else len(parts.names)
@@ -141,7 +144,7 @@ def pool(config: RunConfig, parts: Parts) -> Held:
     if share * count < FEWEST:
         return replace(
             held,
-            why=f"of {count} units ({kind}s), evaluation.audit_fraction = {config.evaluation.audit_fraction:g} would hold "
+            why=f"of {count} units ({kind}s), evaluation.audit_fraction = {config.audit_fraction:g} would hold "
             f"fewer than {FEWEST} in the audit pool: too few to tell anything, so every one trained",
         )
     try:
@@ -152,7 +155,7 @@ def pool(config: RunConfig, parts: Parts) -> Held:
     there = Counter(content for _, _, content in candidates)
     units, members, places, copies = list[Unit](), list[bool](), list[_Place](), list[_Place]()
     for place, name, content in candidates:
-        lot, coin = _draws(key, content)
+        lot, coin = draws(key, content)
         if lot < share and there[content] == 1:
             units.append(Unit(name, held.names[place.client], _taken(held.train[place.client], place.at)))
             members.append(coin < 0.5)
@@ -163,7 +166,7 @@ def pool(config: RunConfig, parts: Parts) -> Held:
     return replace(held, units=tuple(units), members=coins, places=tuple(places), copies=tuple(copies))
 
 
-def _kind(config: RunConfig) -> str:
+def kind_of(config: RunConfig) -> str:
     """What coins are tossed for: what privacy protects, or else what was chosen."""
     chosen, protected = config.evaluation.audit_unit, config.privacy.unit
     return chosen if chosen != "auto" else {"none": "example"}.get(protected, protected)
@@ -238,7 +241,7 @@ def _tell(digest: Any, value: Any) -> None:
         raise TypeError(f"there is a {type(value).__name__} in them")
 
 
-def _draws(key: bytes, content: bytes) -> tuple[float, float]:
+def draws(key: bytes, content: bytes) -> tuple[float, float]:
     """Two numbers in [0, 1), uniform and independent over keys."""
     said = hashlib.blake2b(content, key=key, digest_size=16).digest()
     return int.from_bytes(said[:8], "big") / 2**64, int.from_bytes(said[8:], "big") / 2**64
@@ -259,12 +262,12 @@ def hold_out(config: RunConfig, parts: Parts) -> tuple[Held, Parts]:
     if not any(map(len, dealt.train)):
         whole = f"{len(held.names)} clients" if held.kind == "client" else f"{sum(map(len, held.train))} examples"
         raise ConfigError(
-            f"evaluation.audit_fraction is {config.evaluation.audit_fraction:g}, and the coins of federation.seed = "
+            f"evaluation.audit_fraction is {config.audit_fraction:g}, and the coins of federation.seed = "
             f"{config.federation.seed} hold out all {whole} for the audit, so that nothing is left to train on: lower "
             "evaluation.audit_fraction, or set another federation.seed"
         )
     facts = {**parts.facts, "clients": dealt.names, "audit": {"units": len(held.units), "digest": held.digest}}
-    collate = reading(parts.collate) if config.evaluation.canaries == "direction" else parts.collate
+    collate = reading(parts.collate) if held.directions else parts.collate
     return held, replace(parts, names=dealt.names, train=dealt.train, groups=dealt.groups, facts=facts, collate=collate)
 
 
@@ -276,4 +279,5 @@ def _planted(config: RunConfig, held: Held, parts: Parts) -> Held:
             "evaluation.audit_fraction"
         )
     soil = Soil.of(config, parts, held.kind)
-    return with_examples(held, planted(config.evaluation.canaries, held.units, soil))
+    units = planted(config.evaluation.canaries, held.units, soil)
+    return replace(with_examples(held, units), directions=config.evaluation.canaries == "direction")

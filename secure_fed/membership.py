@@ -1,7 +1,9 @@
-"""What a run tells of membership by itself, beside its accuracy: the loss threshold of Yeom et al. (2018, arXiv 1709.01604).
+"""What a run tells of membership by itself, beside its accuracy: one attack, the cheapest there is for the units it has.
 
-The cheapest attack there is: whoever has the final model calls those units members that it fits best. It needs one forward
-pass over the audit pool. Finding nothing with it says little; finding something says much.
+Of a private run, how far its releases go along the directions of phantoms (`phantom_scores`), which are nobody's data. Of
+units of the data, the loss threshold of Yeom et al. (2018, arXiv 1709.01604): whoever has the final model calls those units
+members that it fits best. It needs one forward pass over the audit pool. Finding nothing with it says little; finding
+something says much.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from torch import nn
 from secure_fed import roc
 from secure_fed.data.encode import batches
 from secure_fed.directions import direction, layout_of
+from secure_fed.phantom_scores import SCORES
 from secure_fed.training import to_device
 
 if TYPE_CHECKING:
@@ -30,8 +33,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = 32  # of a unit that are looked at
 NOT_COVERED = (
-    "the membership figures of the run, audits of it and recordings for them: they are made of what trained, without noise, "
-    "for those who hold the data",
+    "membership figures of units of the data, audits of them and recordings for them: they are made of what trained, without "
+    "noise, for those who hold the data",
     "where canaries are planted for an audit (evaluation.canaries), the data as they were before",
 )
 HELD_OUT = (
@@ -71,9 +74,9 @@ def mean_of_units(values: NDArray[np.float64], owner: NDArray[np.int64], units: 
     return np.where(counts > 0, sums / np.maximum(counts, 1), values.mean() if len(values) else 0.0)
 
 
-def fitted(federation: Federation, state: State) -> NDArray[np.float64]:
+def fitted(federation: Federation, state: State, held: Held) -> NDArray[np.float64]:
     """(units,) how well the model fits each."""
-    units, parts = federation.held.units, federation.parts
+    units, parts = held.units, federation.parts
     examples, owner = looked_at(units)
     model = federation.objective.load(state.tensors)
     batch_size = federation.config.evaluation.batch_size
@@ -81,7 +84,7 @@ def fitted(federation: Federation, state: State) -> NDArray[np.float64]:
     return mean_of_units(phi, owner, len(units))
 
 
-def along(federation: Federation, state: State) -> NDArray[np.float64] | None:
+def along(federation: Federation, state: State, held: Held) -> NDArray[np.float64] | None:
     """(units,) <u, V> of each unit's direction u and of how far the global state went, V, over |V|, where units are canaries of
     that kind: what the attack `one_run` of an audit goes by.
 
@@ -99,7 +102,7 @@ def along(federation: Federation, state: State) -> NDArray[np.float64] | None:
     moved = method.contribute(plan.passes[0], initial.tensors, after, {})
     if layout_of(moved, list(moved)) != layout:
         return None
-    pulled = (direction(unit.name, config.seed, whole).select(sent) for unit in federation.held.units)
+    pulled = (direction(unit.name, config.seed, whole).select(sent) for unit in held.units)
     towards = _unit_vector(moved, layout)
     return np.array([_unit_vector(one, layout) @ towards for one in pulled])
 
@@ -110,24 +113,55 @@ def _unit_vector(tensors: Tensors, layout: Layout) -> NDArray[np.float64]:
 
 
 def measured(federation: Federation, state: State) -> dict[str, Any]:
-    """The membership part of `result.json`; without numbers, why there are none."""
-    held: Held = federation.held
+    """The membership part of `result.json`; without numbers, why there are none.
+
+    of: "phantoms" in a private run: a function of what was released, so that the guarantee covers it. Else "data".
+    """
+    config = federation.config
+    if config.privacy.unit == "none" and not config.evaluation.phantoms:
+        return of_pool(federation, state, federation.pools["data"])
+    return of_pool(federation, state, federation.pools["phantoms"])
+
+
+def of_data(federation: Federation, state: State) -> dict[str, Any] | None:
+    """What the model tells of units of the data that were held out; None where none were. Without noise: for those who hold
+    them.
+    """
+    held = federation.pools["data"]
+    return of_pool(federation, state, held) if held.units else None
+
+
+def of_pool(federation: Federation, state: State, held: Held) -> dict[str, Any]:
+    """The figures of the cheapest attack on these units."""
+    phantoms = held.of == "phantoms"
     members = int(held.members.sum())
-    directions = federation.config.evaluation.canaries == "direction"
-    told: dict[str, Any] = {"attack": "one_run" if directions else "loss", "unit": held.kind}
+    attack = "phantoms" if phantoms else "one_run" if held.directions else "loss"
+    told: dict[str, Any] = {"of": held.of, "attack": attack, "unit": held.kind}
     told |= {"members": members, "non_members": len(held.units) - members}
     nothing = told | {"auc": None, "auc_interval": None, "tpr_at_fpr": None}
     if held.why:
         return nothing | {"why": held.why}
     if not 0 < members < len(held.units):
         return nothing | {"why": "the coins of all units of the audit pool fell on one side"}
-    scores = along(federation, state) if directions else fitted(federation, state)
+    scores = heard(state, held) if phantoms else _scores_of_data(federation, state, held)
     if scores is None:
         return nothing | {"why": _NOT_ALONG.format(federation.method.card.name)}
     if not np.isfinite(scores).all():
         return nothing | {"why": "the model gives no finite scores"}
     found = roc.to_dict(roc.rank(scores[held.members], scores[~held.members]))
     return told | {name: found[name] for name in ("auc", "auc_interval", "tpr_at_fpr")} | {"why": ""}
+
+
+def heard(state: State, phantoms: Held) -> NDArray[np.float64]:
+    """(phantoms,) the scores that their directions came to in all rounds (`phantom_scores`); zeros before the first."""
+    if SCORES not in state.memory:
+        return np.zeros(len(phantoms.units))
+    scores: NDArray[np.float64] = state.memory.tensor(SCORES).numpy()
+    return scores
+
+
+def _scores_of_data(federation: Federation, state: State, held: Held) -> NDArray[np.float64] | None:
+    return along(federation, state, held) if held.directions else fitted(federation, state, held)
 
 
 _NOT_ALONG = (

@@ -78,6 +78,7 @@ def train_privately(
     stream: Stream,
     groups: Sequence[Hashable] | None = None,
     group_examples: int | None = None,
+    phantoms: Sequence[Any] = (),
 ) -> Trained:
     """Take `steps` private steps from `before`, moving `trainable` and nothing else: so many releases.
 
@@ -87,10 +88,13 @@ def train_privately(
     whenever the group is; it bounds the work, while what a group moves is bounded by clipping. settings.microbatch: how many
     examples are worked on at a time, those of like length together; it changes nothing beyond rounding. A client without
     examples releases nothing. An example of a direction (`directions.Pointing`, in an audit) has a gradient along it that is
-    longer than `clip_norm`, and is one like others in all else.
+    longer than `clip_norm`, and is one like others in all else. phantoms: such examples beside the units, which are nobody's
+    data: each is drawn by a secret coin of the same rate, clipped as the units are and added to their noised sum. Neither the
+    rate nor the divisor goes by them, so that to the units they are a number that does not depend on any of them.
     """
     members = members_of(len(examples), groups)
     sampler = batch_sampler(len(members), settings)
+    beside = Poisson(len(phantoms), sampler.rate)
     placed = Placed.of(before, trainable, objective.device)
     # On a CPU a few at a time take as long, and less where lengths differ, since each few are padded to their own longest.
     at_once = settings.microbatch or (_ON_CPU if objective.device.type == "cpu" else None)
@@ -102,6 +106,9 @@ def train_privately(
         for _ in range(steps if members else 0):
             drawn = [_counted(members[unit], group_examples, rng) for unit in sampler.draw(stream.uniform)]
             total = clipped.over([[examples[i] for i in unit] for unit in drawn], placed)
+            if nobody := [[phantoms[i]] for i in beside.draw(stream.uniform)]:
+                pulled = clipped.over(nobody, placed)
+                total = {name: part + pulled[name] for name, part in total.items()}
             noised = mechanism.noised(total, clip_norm, stream)
             for name, tensor in placed.moving.items():
                 pull = settings.proximal * (tensor.detach() - placed.start[name])

@@ -28,6 +28,7 @@ from secure_fed.directions import Plain
 from secure_fed.errors import ConfigError
 from secure_fed.methods.method import Card, Method, RoundPlan, State
 from secure_fed.parts import Parts
+from secure_fed.phantom_plan import Count, Room, count
 from secure_fed.private_models import gradients_of, require_data_free_start, require_supported
 from secure_fed.private_training import batch_sampler, planned_steps
 from secure_fed.tensors import Layout, Tensors
@@ -47,7 +48,8 @@ class Protection:
     mechanism: what bounds and noises; with shares of noise, only bounds. shares: that of the shares, if there are any.
     clip_norm: that of the first round. entropy: where noise and secret coins come from. hidden: whether each client tosses for
     itself whether to train, so that nobody else knows. audited: whether units are held out for an audit, a share of them that
-    goes by their number.
+    goes by their number. phantoms: how many units there are beside the real ones that are nobody's data. beside: how many of
+    them are expected in a sum.
     """
 
     unit: str = "none"
@@ -59,6 +61,8 @@ class Protection:
     plan: Plan | None = None
     hidden: bool = False
     audited: bool = False
+    phantoms: Count = Count()  # noqa: RUF009 - it has no state
+    beside: int = 0
 
     @property
     def in_travel(self) -> Mechanism:
@@ -81,9 +85,9 @@ class Protection:
         Shares of noise are counted as if nobody had vanished.
         """
         if self.shares is not None:
-            return self.shares.std(clip_norm, dim, self.shares.contributors) / cohort
+            return self.shares.std(clip_norm, dim, self.shares.contributors - self.beside) / cohort
         std = self.in_travel.std(clip_norm)
-        return std / (cohort if self.place == "sum" else math.sqrt(cohort))
+        return std / cohort if self.place == "sum" else std * math.sqrt(cohort + self.beside) / cohort
 
 
 def protect(
@@ -94,14 +98,16 @@ def protect(
     cohorts: Sampler,
     passes: int,
     entropy: Entropy | None = None,
+    numbers: int = 0,
 ) -> Protection:
     """The protection that a configuration asks for.
 
-    names: of the clients. units: how many examples, or groups of them, each has. passes: releases a round.
+    names: of the clients. units: how many examples, or groups of them, each has. passes: releases a round. numbers: that train;
+    0 where that is not known, and then there are no phantoms but those that were asked for.
     """
     privacy = config.privacy
     if privacy.unit == "none":
-        return Protection()
+        return Protection(phantoms=Count(config.evaluation.phantoms or 0))
     if privacy.unit not in card.units:
         raise ConfigError(f"{card.name} cannot protect privacy.unit = {privacy.unit!r}: {card.refusals[privacy.unit]}")
     _check_delta(config, len(names) if privacy.unit == "client" else sum(units))
@@ -110,8 +116,12 @@ def protect(
     mechanism: Mechanism = Gaussian(plan.noise_multiplier)
     if privacy.clip_quantile is not None:
         mechanism = AdaptiveGaussian.of(plan.noise_multiplier, privacy.clip_quantile, cohorts.expected)
+    phantoms = count(config, _room(config, place, names, units, cohorts, numbers, plan.noise_multiplier))
     contributors = len(names) if privacy.hidden_cohort else round(cohorts.expected)
-    shares = _shares(config, plan.noise_multiplier, contributors) if place == "shares" else None
+    beside = 0
+    if phantoms.phantoms and place != "gradients":
+        beside = phantoms.phantoms if privacy.hidden_cohort else round(_beside(cohorts, phantoms.phantoms).expected)
+    shares = _shares(config, plan.noise_multiplier, contributors, beside) if place == "shares" else None
     return Protection(
         unit=privacy.unit,
         place=place,
@@ -121,7 +131,9 @@ def protect(
         entropy=entropy or SystemEntropy(),
         plan=plan,
         hidden=privacy.hidden_cohort,
-        audited=config.evaluation.audit_fraction > 0,
+        audited=config.audit_fraction > 0,
+        phantoms=phantoms,
+        beside=beside,
     )
 
 
@@ -159,6 +171,31 @@ def cohort_sampler(config: RunConfig, clients: int, held_out: int = 0) -> Sample
     return FixedSize(clients, min(cohort, clients))
 
 
+def phantom_sampler(sampler: Sampler, phantoms: int) -> Sampler | None:
+    """How the phantoms of a round are drawn, beside a cohort that is as it would be without them; None where there are none.
+
+    Where each client has a coin, so has each phantom, of the same rate. Beside a cohort of fixed size there is a fixed number
+    of phantoms, so that the size of a masked sum is public.
+    """
+    return _beside(sampler, phantoms) if phantoms else None
+
+
+def crowd(sampler: Sampler, phantoms: int) -> Sampler:
+    """The law of everybody who is asked in a round, phantoms too: what the size of a masked sum goes by."""
+    if not phantoms:
+        return sampler
+    population = getattr(sampler, "population", 0) + phantoms
+    if isinstance(sampler, Poisson):
+        return Places(population, sampler.rate, getattr(sampler, "empty", 0))
+    return FixedSize(population, round(sampler.expected + _beside(sampler, phantoms).expected))
+
+
+def _beside(sampler: Sampler, phantoms: int) -> Sampler:
+    if isinstance(sampler, Poisson):
+        return Poisson(phantoms, sampler.rate)
+    return FixedSize(phantoms, min(phantoms, max(1, round(phantoms * sampler.rate))))
+
+
 def require_protectable(
     protection: Protection, objective: Objective, parts: Parts, plan: RoundPlan, initial: Tensors
 ) -> None:
@@ -173,15 +210,38 @@ def require_protectable(
     gradients_of(objective, parts.collate, Placed.of(initial, plan.trainable, objective.device), Plain(examples))
 
 
-def _shares(config: RunConfig, noise_multiplier: float, contributors: int) -> DistributedGaussian:
-    """Shares of noise that are enough without the clients that may vanish, and without those that collude."""
+def _shares(config: RunConfig, noise_multiplier: float, contributors: int, silent: int) -> DistributedGaussian:
+    """Shares of noise that are enough without the clients that may vanish, without those that collude, and without phantoms:
+    these bring none, so that the noise is what it would be without them, and rests on nobody but real clients.
+    """
     from privacy.distributed import DistributedGaussian
     from protocols.choice import colluding, surviving
 
-    settings = config.secure_aggregation
-    counted = surviving(contributors, settings.dropout) - colluding(contributors, settings.corrupt)
+    settings, everybody = config.secure_aggregation, contributors + silent
+    counted = surviving(everybody, settings.dropout) - colluding(everybody, settings.corrupt) - silent
     bits: Literal[32, 64] = 32 if settings.bits == 32 else 64
-    return DistributedGaussian(noise_multiplier, contributors, counted, bits)
+    if silent and counted < 1:
+        raise ConfigError(
+            f"evaluation.phantoms puts {silent} phantoms beside {contributors} clients of a sum, of whom as many may vanish or "
+            "collude as leave no share of noise to count on: lower it, or secure_aggregation.dropout and corrupt"
+        )
+    return DistributedGaussian(noise_multiplier, everybody, counted, bits)
+
+
+def _room(
+    config: RunConfig,
+    place: Place,
+    names: Sequence[str],
+    units: Sequence[int],
+    cohorts: Sampler,
+    numbers: int,
+    z: float,
+) -> Room:
+    """The public numbers that say how many phantoms there is room for."""
+    if place == "gradients":
+        return Room(sum(units), config.training.batch_size, numbers, z, place)
+    lost = config.secure_aggregation.corrupt + config.secure_aggregation.dropout
+    return Room(len(names), cohorts.expected, numbers, z, place, lost)
 
 
 def _plan(

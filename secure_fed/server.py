@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from privacy.sampling import Sampler
+from privacy.sampling import Sampler, Uniform
 from secure_fed.errors import TrainingError
 from secure_fed.low_rank import in_own_factors
 from secure_fed.methods.method import Method, Reporting, RoundPlan, State
+from secure_fed.phantom_scores import SCORES, Listening
 from secure_fed.protection import Protection
 from secure_fed.server_optimizer import ServerOptimizer
 from secure_fed.summation import PlainSum, Summation
@@ -44,8 +45,10 @@ class Intake:
 class Server:
     """Everything the server decides; a round's order is in `engine`.
 
-    charge: makes the charge for one release of the federation durable, or refuses it; the round and the pass are noted.
-    masked: sums contributions behind masks; without it they are added as they come.
+    names: of the clients, and after them of the phantoms that stand beside them. charge: makes the charge for one release of
+    the federation durable, or refuses it; the round and the pass are noted. masked: sums contributions behind masks; without
+    it they are added as they come. phantoms: how these are drawn, beside a cohort that is as without them. listens: keeps how
+    far what rounds release goes along the directions of phantoms.
     """
 
     method: Method
@@ -59,14 +62,33 @@ class Server:
     charge: Callable[[int, str], None]
     open_sum: Callable[[Layout], Summation] = PlainSum
     masked: MaskedSums | None = None
+    phantoms: Sampler | None = None
+    listens: Listening | None = None
+
+    @property
+    def clients(self) -> int:
+        """How many there are, phantoms apart: the first of all who are asked."""
+        return len(self.names) - getattr(self.phantoms, "population", 0)
 
     def draw(self, round_: int) -> list[int]:
         """Whom to ask: by secret coins if the guarantee counts on them, else seeded; everybody, if each tosses for itself."""
         if self.protection.hidden:
             return list(range(len(self.names)))
+        cohort = self.sampler.draw(self._coins("cohort", round_, _COHORT_STREAM))
+        if self.phantoms is None:
+            return cohort
+        beside = self.phantoms.draw(self._coins("phantoms", round_, _PHANTOM_STREAM))
+        return [*cohort, *(self.clients + phantom for phantom in beside)]
+
+    def _coins(self, name: str, round_: int, number: int) -> Uniform:
+        """Of a round: secret where the guarantee counts on it, else of the seed and a number that is no client's index."""
         if self.protection.hides_cohort:
-            return self.sampler.draw(self.protection.entropy.stream("cohort", round_).uniform)
-        return self.sampler.draw(np.random.default_rng([self.seed, round_, _COHORT_STREAM]).random)
+            return self.protection.entropy.stream(name, round_).uniform
+        return np.random.default_rng([self.seed, round_, number]).random
+
+    def real(self, asked: Sequence[int]) -> list[int]:
+        """Those of them that are clients, and no phantoms."""
+        return [client for client in asked if client < self.clients]
 
     def plan(self, state: State) -> RoundPlan:
         """The method's plan; what is personal trains but does not travel."""
@@ -103,7 +125,8 @@ class Server:
         if reply.contribution.is_finite():
             intake.total.add(reply.contribution, reply.weight)
             intake.heard.append(reply.client)
-            intake.losses.append(reply.loss)
+            if reply.client < self.clients:
+                intake.losses.append(reply.loss)
             return
         intake.rejected.append(reply.client)
         if not self.skip_nonfinite:
@@ -116,10 +139,10 @@ class Server:
         """The mean contribution, perturbed as the mechanism says: all that a method ever sees.
 
         With noise on the sum it is divided by the expected size of a cohort, which is public, and never by the size that was
-        drawn; the sum of nobody is noise all the same. Otherwise it is divided by the weight that arrived, and of nobody it
-        is zero.
+        drawn; the sum of nobody is noise all the same. Otherwise it is divided by the weight that arrived from clients, and of
+        nobody it is zero. What phantoms weigh is in no divisor.
         """
-        if intake.rejected and not intake.heard and not self.protection.hides_cohort:
+        if intake.rejected and not self.real(intake.heard) and not self.protection.hides_cohort:
             raise TrainingError(
                 f"every client of the cohort sent an update that is not finite ({len(intake.rejected)} of them); "
                 "lower training.lr, or federation.server_lr if the state they started from is to blame"
@@ -135,6 +158,10 @@ class Server:
             total = Tensors(self.protection.mechanism.noised(total.dense().parts(), state.clip_norm, stream))
         if self.protection.place in ("sum", "shares"):
             weight = self.sampler.expected
+        elif beside := len(intake.heard) - len(self.real(intake.heard)):
+            weight -= beside
+            if weight < 0.5:  # phantoms alone: nobody's change is none
+                return total * 0.0
         return total * (1.0 / weight) if weight else total
 
     def publishable(self, record: dict[str, Any], state: State, plan: RoundPlan) -> dict[str, Any]:
@@ -150,7 +177,7 @@ class Server:
 
     def _traffic(self, state: State, plan: RoundPlan) -> tuple[float, float]:
         """The bytes that clients are expected to send and receive in this round, whatever they trained."""
-        cohort = self.sampler.expected
+        cohort = self.sampler.expected + (self.phantoms.expected if self.phantoms else 0.0)
         up = down = 0.0
         after = state.tensors.select(plan.trainable).without(self.personal)
         means: dict[str, Tensors] = {}
@@ -175,6 +202,15 @@ class Server:
         """What the method has to say of these means, if anything."""
         return self.method.reported(means) if isinstance(self.method, Reporting) else {}
 
+    def listened(
+        self, state: State, following: State, plan: RoundPlan, lr: float, means: Mapping[str, Tensors]
+    ) -> State:
+        """The state that follows, with the scores of phantoms after what this round released."""
+        if self.listens is None:
+            return following
+        scores = self.listens.heard(self, state, plan, lr, means)
+        return replace(following, memory=following.memory | {SCORES: scores})
+
     def apply(self, state: State, means: Mapping[str, Tensors]) -> State:
         """The next state; one that is not finite is refused before anybody gets to see it."""
         mechanism, first = self.protection.in_travel, next(iter(means.values()))
@@ -190,3 +226,4 @@ class Server:
 
 
 _COHORT_STREAM = 2**32 - 1  # no client has this index, so no client's randomness is the cohort's
+_PHANTOM_STREAM = 2**32 - 3

@@ -89,6 +89,8 @@ def _membership(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if found.get("auc") is None:
         return [("membership", f"not measured: {found.get('why') or 'no reason is given'}")]
     sizes = f"{found['members']:,} in training, {found['non_members']:,} held out"
+    if found.get("of") == "phantoms":
+        sizes = f"{found['members']:,} phantoms that pulled, {found['non_members']:,} that did not"
     caught = [(f"  caught at {100 * target:g} %", rate) for target, rate in rates(found)]
     return [("membership AUC", f"{auc(found)} where .5 is a coin; {sizes}"), *caught]
 
@@ -151,10 +153,14 @@ def _hides_cohort(summary: Mapping[str, Any]) -> bool:
 
 def _those_in(summary: Mapping[str, Any]) -> str:
     """Who is in a round."""
-    cohort, clients = summary["cohort"], summary["clients"]
+    cohort, clients, found = summary["cohort"], summary["clients"], summary.get("membership") or {}
+    if found.get("of") == "phantoms" and found["unit"] == "client" and found["members"] + found["non_members"]:
+        clients = f"{clients} clients, beside {found['members'] + found['non_members']} phantoms"
+    else:
+        clients = f"{clients} clients"
     if summary["privacy"] is not None and summary["privacy"]["hidden_cohort"]:
-        return f"all {clients} clients, about {cohort} of whom train"
-    return f"{cohort} of {clients} clients"
+        return f"all {clients}, about {cohort} of whom train"
+    return f"{cohort} of {clients}"
 
 
 def _percent(value: float | None) -> str:

@@ -53,7 +53,7 @@ def _of_sums(masks: Masks) -> str:
 def _of_shares(protection: Protection, masks: Masks) -> str:
     """With noise that the clients bring into sums."""
     terms, counted = masks.sums.terms, protection.shares.shares if protection.shares else 0
-    least, chance = terms.least(masks.invited), terms.choice(masks.invited).failure
+    least, chance = terms.least(masks.invited) - protection.beside, terms.choice(masks.invited).failure
     league = f"in league with at most {least - counted} of" if least > counted else "in league with none of"
     server, otherwise = _ACTIVE if terms.settings.active else _PASSIVE
     return (

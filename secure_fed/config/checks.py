@@ -42,6 +42,15 @@ def diagnostics(config: RunConfig) -> None:
             )
 
 
+def phantoms(config: RunConfig) -> None:
+    """Refuse phantoms whose weight in a mean nobody could say."""
+    if config.evaluation.phantoms and config.federation.weighting == "examples":
+        raise ConfigError(
+            f"evaluation.phantoms = {config.evaluation.phantoms} is refused with federation.weighting = 'examples': a phantom "
+            "has no examples to be weighed by; set federation.weighting = 'uniform'"
+        )
+
+
 def privacy(config: RunConfig) -> None:
     """Refuse what would void the guarantee, or what a guarantee cannot be made of."""
     privacy, federation = config.privacy, config.federation

@@ -73,10 +73,16 @@ EFFECTS: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
     ("data.client", lambda c: c.data.partition in ("auto", "natural"), "data.partition = 'natural' or 'auto'"),
     (
         "evaluation.audit_unit",
-        lambda c: c.evaluation.audit_fraction > 0 and c.privacy.unit == "none",
-        "evaluation.audit_fraction above 0, and privacy.unit = 'none': else it is the unit that privacy protects",
+        lambda c: (c.audit_fraction > 0 or bool(c.evaluation.phantoms)) and c.privacy.unit == "none",
+        "evaluation.audit_fraction above 0 or evaluation.phantoms, and privacy.unit = 'none': else it is the unit that privacy "
+        "protects",
     ),
-    ("evaluation.canaries", lambda c: c.evaluation.audit_fraction > 0, "evaluation.audit_fraction above 0"),
+    (
+        "evaluation.phantoms",
+        lambda c: c.privacy.unit != "none" or c.evaluation.audit_unit == "client",
+        "privacy.unit to be set, or evaluation.audit_unit = 'client': without privacy nothing takes the gradients of examples",
+    ),
+    ("evaluation.canaries", lambda c: c.audit_fraction > 0, "evaluation.audit_fraction above 0"),
     ("data.examples", _generated, "data.name = 'builtin/notes' and no data.train"),
     ("data.test_examples", _generated, "data.name = 'builtin/notes' and no data.train"),
     ("data.alpha", _dirichlet, "data.partition = 'dirichlet', 'label_dirichlet' or 'language'"),

@@ -44,6 +44,15 @@ class RunConfig:
             object.__setattr__(self, name, _fitted_section(name, getattr(self, name)))
         _check_together(self)
 
+    @property
+    def audit_fraction(self) -> float:
+        """The share of the data's units that is held out for an audit, with what stands for a choice that is left open."""
+        chosen, settings = self.evaluation.audit_fraction, self.evaluation
+        if chosen is not None:
+            return chosen
+        phantoms = self.privacy.unit != "none" or bool(settings.phantoms)
+        return 0.0 if phantoms and settings.canaries == "none" else _AUDITED
+
     @classmethod
     def from_dict(cls, tables: Mapping[str, Mapping[str, Any]]) -> RunConfig:
         """From nested tables; unknown sections and keys are refused."""
@@ -157,5 +166,9 @@ def _check_together(config: RunConfig) -> None:
             "span other columns: use 'mean', or method.transport_form = 'dense'"
         )
     checks.privacy(config)
+    checks.phantoms(config)
     checks.partition(config.data)
     checks.diagnostics(config)
+
+
+_AUDITED = 0.1

@@ -241,12 +241,21 @@ class EvaluationConfig:
     target_accuracy: float | None = key(
         None, "say after how many rounds this was reached", above=0.0, at_most=1.0, optional=0.8
     )
-    audit_fraction: float = key(
-        0.1,
-        "share of the units (examples; groups or clients where privacy protects these) of which a coin decides whether they "
-        "train, so that it can be measured what the model tells of membership; 0 for none",
+    phantoms: int | None = key(
+        None,
+        "units that are nobody's data, of which a coin decides whether they pull the model along a random direction, to "
+        "measure what is told of membership (with privacy as many as cost hardly any accuracy, else none)",
+        at_least=0,
+        at_most=100_000,
+        optional=20,
+    )
+    audit_fraction: float | None = key(
+        None,
+        "share of the units of the data (examples; groups or clients where privacy protects these) of which a coin decides "
+        "whether they train, to measure membership on them (0.1; 0 with privacy or phantoms, unless canaries ask for it)",
         at_least=0.0,
         at_most=1.0,
+        optional=0.1,
     )
     audit_unit: str = key(
         "auto",

@@ -87,9 +87,10 @@ def _invited(sampler: Sampler, protection: Protection, clients: int) -> int:
     finishes and what it costs then tell nothing of the cohort.
     """
     usual = clients if protection.hidden else min(round(sampler.expected), clients)
-    if usual < FEWEST:
+    real = usual - protection.beside  # what phantoms contribute is known, and hides nobody
+    if real < FEWEST:
         raise ConfigError(
-            f"secure_aggregation.enabled needs {FEWEST} clients at least in a round, and there are {usual}: raise "
+            f"secure_aggregation.enabled needs {FEWEST} clients at least in a round, and there are {real}: raise "
             "federation.cohort, since of a sum over two each could subtract its own"
         )
     if protection.hides_cohort and isinstance(sampler, Poisson):

@@ -22,7 +22,8 @@ from secure_fed.client import Client
 from secure_fed.errors import TrainingError
 from secure_fed.masked.asked import Rounds, contributors, require_enough, require_foreseen, require_terms
 from secure_fed.masked.bound import Passes, masks_alone
-from secure_fed.masked.words import Carrier, Said, Words
+from secure_fed.masked.words import Carrier, Noised, Said, Words
+from secure_fed.phantom_clients import Phantom
 from secure_fed.tensors import Layout
 from secure_fed.transport import Asked, Reply, Request, Stage, Staged
 
@@ -132,7 +133,7 @@ class Member:
         self._passes.take(request, cohort)
         stream = self._entropy.stream("share", stage.round, self.client.index)
         layout = self._rounds.foreseen(request).layouts[request.pass_name]
-        carrier = self._terms.carrier(layout.size, request.clip_norm)
+        carrier = self._carrier(layout.size, request.clip_norm)
         started = time.perf_counter()
         said = self._said(replace(request, clip_norm=self._longest(request, carrier))) if self._trains() else None
         trained = time.perf_counter() - started
@@ -144,6 +145,13 @@ class Member:
                     f"client {self.client.name}: {error}; raise secure_aggregation.range, or lower training.lr"
                 ) from error
             return carrier.words(None, stream), trained
+
+    def _carrier(self, size: int, clip_norm: float) -> Carrier:
+        """The run's; a client that is nobody brings no noise."""
+        carrier = self._terms.carrier(size, clip_norm)
+        if isinstance(carrier, Noised) and isinstance(self.client, Phantom):
+            return replace(carrier, silent=True)
+        return carrier
 
     def _require_filling(self) -> None:
         """Where no coins draw the cohort, nobody is asked for zeros: a server that asked all but one would have that one's."""

@@ -123,8 +123,10 @@ class Terms:
         return self.varies and self.settings.active
 
     def fewest(self, clients: int) -> int:
-        """The least number of contributors in a sum of so many clients: two honest ones at least, where others send zeros."""
-        return max(FEWEST, colluding(clients, self.settings.corrupt) + 2)
+        """The least number of contributors in a sum of so many clients: two honest ones at least, where others send zeros,
+        beside the phantoms, of which everybody may know what they contribute.
+        """
+        return max(FEWEST, colluding(clients, self.settings.corrupt) + 2) + self.protection.beside
 
     def require_contributors(self, places: int, rate: float) -> None:
         """Refuse coins, one for each of `places`, that may draw a cohort too small for a sum that declares its contributors.

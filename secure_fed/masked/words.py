@@ -118,10 +118,15 @@ class Rounded:
 
 @dataclass(frozen=True)
 class Noised:
-    """`privacy.distributed`: what a client sends is bounded, rounded and noised before it is masked."""
+    """`privacy.distributed`: what a client sends is bounded, rounded and noised before it is masked.
+
+    silent: what a phantom sends is not noised. Its words are masked all the same, so that nobody can tell them from others';
+    and the noise of a sum is what it would be without phantoms, and rests on real clients alone.
+    """
 
     plan: PublicPlan
     mechanism: DistributedGaussian
+    silent: bool = False
 
     @property
     def length(self) -> int:
@@ -139,7 +144,8 @@ class Noised:
 
     def words(self, said: Said | None, stream: Stream) -> Words:
         values = np.zeros(self.plan.size) if said is None else said.values
-        return to_words(self.mechanism.encoded(values, self.plan.clip_norm, stream), self.mechanism.bits)
+        encode = self.mechanism.silent if self.silent else self.mechanism.encoded
+        return to_words(encode(values, self.plan.clip_norm, stream), self.mechanism.bits)
 
     def read(self, total: Words) -> Said:
         values = self.mechanism.decoded(centred(total), self.plan.clip_norm, self.plan.size)

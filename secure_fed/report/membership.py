@@ -50,15 +50,34 @@ def _told(record: RunRecord, found: Mapping[str, Any]) -> str:
     key = (
         ("accuracy", percent(record.last("accuracy"))),
         ("membership AUC (0.5 is a coin)", auc(found)),
-        ("in training, held out", f"{number(found.get('members'))}, {number(found.get('non_members'))}"),
+        (_sides(found), f"{number(found.get('members'))}, {number(found.get('non_members'))}"),
     )
     caught = [(f"members caught, {100 * target:g} % falsely accused", rate) for target, rate in rates(found)]
+    silent = _SILENT_PHANTOMS if _phantoms(found) else _SILENT
     return (
-        paragraph(_meaning(found)) + facts(key, "key") + (facts(caught, "terms") if caught else "") + paragraph(_SILENT)
+        paragraph(_meaning(found)) + facts(key, "key") + (facts(caught, "terms") if caught else "") + paragraph(silent)
     )
+
+
+def _phantoms(found: Mapping[str, Any]) -> bool:
+    return found.get("of") == "phantoms"
+
+
+def _sides(found: Mapping[str, Any]) -> str:
+    return "phantoms that pulled, that did not" if _phantoms(found) else "in training, held out"
 
 
 def _meaning(found: Mapping[str, Any]) -> str:
+    if _phantoms(found):
+        count = number(int(found.get("members") or 0) + int(found.get("non_members") or 0))
+        right = f"{100 * float(found['auc']):.0f}"
+        beside = _PAIRS.get(str(found.get("unit")), _PAIRS["example"])[0]
+        return (
+            f"Beside the {beside} stood {count} phantoms, which are nobody's data. A coin decided of each whether it pulled the"
+            " model along a random direction of its own, as hard as the clip norm lets anybody. Shown one that pulled and one"
+            " that did not, somebody who has all that was released, and calls the one a member along whose direction it went"
+            f" further, is right in {right} of 100 cases, where a coin is right in 50. {_judgement(found, 'a phantom')}"
+        )
     whose = _PAIRS.get(str(found.get("unit")), _PAIRS["example"])
     right = f"{100 * float(found['auc']):.0f}"
     return (
@@ -110,5 +129,10 @@ _PAIRS = {
 _SILENT = (
     "This is the cheapest attack there is, with the final model alone. That it finds nothing is no sign of privacy, and whoever"
     " sees more than the model may learn more: secure-fed audit tries stronger ones."
+)
+_SILENT_PHANTOMS = (
+    "These figures are made of what was released, so that the guarantee covers them as it covers the model. A phantom pulls"
+    " harder than real data do, and up to what the guarantee allows it may be seen. secure-fed audit holds what phantoms show"
+    " against the guarantee."
 )
 _AUDIT = "The audit of this run: every attack, from every vantage point"

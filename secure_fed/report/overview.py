@@ -44,7 +44,7 @@ def results(record: RunRecord) -> str:
         ("model", _model(record)),
         ("data", _data(record)),
         ("task", str(record.facts.get("task", MISSING))),
-        ("clients", number(len(record.client_names))),
+        ("clients", number(len(record.client_names)) + _phantoms(record)),
         ("clients that train in a round" if record.hides_training else "clients a round", _cohort(record)),
         ("rounds", f"{number(len(record.rounds))} of {number(record.planned)}"),
         *key_numbers(record),
@@ -131,6 +131,12 @@ def _data(record: RunRecord) -> str:
     files = record.config.data.train
     configured = (files if isinstance(files, str) else ", ".join(files)) or record.config.data.name
     return str((record.result or {}).get("data") or configured)
+
+
+def _phantoms(record: RunRecord) -> str:
+    """Those beside the clients; phantom examples are at clients, and no more of them."""
+    count = (record.facts.get("phantoms") or {}).get("units")
+    return f" and {number(count)} phantoms" if count and record.config.privacy.unit in ("none", "client") else ""
 
 
 def _cohort(record: RunRecord) -> str:

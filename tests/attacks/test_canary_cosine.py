@@ -177,7 +177,7 @@ def test_rounds_are_looked_at_evenly() -> None:
 
 def test_without_directions_it_does_not_apply() -> None:
     case, _ = canaried.case({"evaluation.audit_fraction": 1.0}, [5] * 3)
-    with pytest.raises(Inapplicable, match=r"takes evaluation\.canaries = 'direction'"):
+    with pytest.raises(Inapplicable, match=r"evaluation\.canaries = 'direction'"):
         canary_cosine.run(case, Settings())
 
 

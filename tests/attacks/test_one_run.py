@@ -14,6 +14,7 @@ from attacks.vantage import Seen
 from privacy.entropy import SeededEntropy
 from secure_fed import roc
 from secure_fed.config import RunConfig
+from secure_fed.membership import of_data
 from tests.attacks import canaried
 from tests.secure_fed import toys
 
@@ -110,10 +111,12 @@ PERSONAL = {"method.personal": ["classifier.weight"]}
 
 
 def ran(settings: dict[str, Any]) -> tuple[dict[str, Any], Case]:
-    """What result.json has of membership, and the case of an outsider."""
+    """What the run measured on its data, and the case of an outsider."""
     federation = toys.federation({**DIRECTIONS, **settings}, sizes=[3] * 80, entropy=SeededEntropy(1))
     result = federation.run()
-    return result.summary["membership"], Case(federation, Seen("outsider", result.state.tensors), canaried.never)
+    told = of_data(federation, result.state)
+    assert told is not None
+    return told, Case(federation, Seen("outsider", result.state.tensors), canaried.never)
 
 
 @pytest.mark.parametrize(

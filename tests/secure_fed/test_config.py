@@ -76,7 +76,8 @@ def test_every_line_of_the_commented_file_that_is_commented_out_can_be_put_in(tm
     unset = [name for (_, name), value in zip(KEYS, values(RunConfig()), strict=True) if value is None]
     training = ["clients", "cohort", "sketch", "bottleneck", "final_rank", "steps", "microbatch"]
     privacy = ["epsilon", "noise_multiplier", "clip_quantile", "participations"]
-    assert unset == [*training, *privacy, "neighbours", "threshold", "target_accuracy", "bandwidth"]
+    audit = ["target_accuracy", "phantoms", "audit_fraction", "bandwidth"]
+    assert unset == [*training, *privacy, "neighbours", "threshold", *audit]
     for name in unset:
         text = text.replace(f"# {name} = ", f"{name} = ")
     with pytest.raises(ConfigError, match="has no effect here"):

@@ -8,7 +8,7 @@ import torch
 
 from secure_fed.confidence import of_classes, of_likelihood
 from secure_fed.holding import Unit
-from secure_fed.membership import EXAMPLES, looked_at, mean_of_units
+from secure_fed.membership import EXAMPLES, looked_at, mean_of_units, of_data
 from tests.secure_fed import toys
 from tests.secure_fed.test_holding import CLIENT, numbered
 
@@ -66,10 +66,13 @@ def test_small_runs_say_why_nothing_was_measured() -> None:
 
 def test_with_privacy_for_clients_the_units_are_clients() -> None:
     settings = {**CLIENT, "evaluation.audit_fraction": 0.6}
-    found = toys.federation(settings, train=numbered((3,) * 80)).run().summary
-    assert found["membership"]["unit"] == "client"
-    assert found["membership"]["non_members"] == 80 - found["clients"]
-    assert any("membership" in words for words in found["privacy"]["not_covered"])
+    federation = toys.federation(settings, train=numbered((3,) * 80))
+    result = federation.run()
+    found = of_data(federation, result.state)
+    assert found is not None
+    assert found["unit"] == "client"
+    assert found["non_members"] == 80 - result.summary["clients"]
+    assert any("membership" in words for words in result.summary["privacy"]["not_covered"])
 
 
 def test_a_unit_counts_by_the_mean_of_a_few_of_its_examples() -> None:

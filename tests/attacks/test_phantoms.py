@@ -1,0 +1,103 @@
+"""Audits of phantoms: they flag broken noise under every kind of neighbours, and no noise that is right."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from attacks.audit import Target, audited
+from attacks.case import Settings
+from privacy.distributed import DistributedGaussian
+from privacy.entropy import SeededEntropy
+from privacy.mechanisms import Gaussian
+from secure_fed.federation import Federation
+from secure_fed.membership import heard
+from secure_fed.recording import Recorded
+from tests.attacks import canaried
+from tests.secure_fed import toys
+
+MASKED = {
+    "secure_aggregation.enabled": True,
+    "secure_aggregation.bits": 64,
+    "secure_aggregation.corrupt": 0.0,
+    "secure_aggregation.dropout": 0.0,
+}
+PLACES: dict[str, dict[str, Any]] = {
+    "central": {},
+    "fixed": {"federation.sampling": "fixed"},
+    "local": {"privacy.noise": "local", "privacy.participations": 3},
+    "distributed": {"privacy.noise": "distributed", **MASKED},
+    "example": {**canaried.EXAMPLES, "privacy.unit": "example"},
+}
+
+
+def ran(place: str, *, noise: bool, phantoms: int = 120, z: float = 10.0, **more: Any) -> tuple[Federation, Target]:
+    """A run in which everybody takes part in each of three rounds, and its audit's target."""
+    usual: dict[str, Any] = {**canaried.CLIENTS, "federation.cohort": 6, "privacy.noise_multiplier": z, **PLACES[place]}
+    settings = usual | {"evaluation.phantoms": phantoms, **more}
+    for name in ("evaluation.audit_fraction", "evaluation.canaries"):
+        del settings[name]
+    sizes = [40] * 3 if place == "example" else [2] * 6
+    states = canaried.States()
+    built = Federation(
+        toys.config(settings),
+        model=canaried.wide(),
+        train=[canaried.examples(client + 1, size) for client, size in enumerate(sizes)],
+        test=canaried.examples(999, 20),
+        entropy=SeededEntropy(0),
+        callbacks=[states],
+    )
+    silent = patch.object(DistributedGaussian, "encoded", DistributedGaussian.silent)
+    with (
+        nullcontext() if noise else patch.object(Gaussian, "noised", canaried._clean),
+        nullcontext() if noise else silent,
+    ):
+        result = built.run()
+    summary = {**result.summary, "privacy": {**result.summary["privacy"], "private": True}}  # noise came from a seed
+    recorded = Recorded({0: built.initial.tensors, **states.kept}, lr=dict.fromkeys(range(3), 0.05))
+    return built, Target(built, result.state, recorded, summary)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_run_without_its_noise_contradicts_its_guarantee_whoever_should_have_added_it(place: str) -> None:
+    federation, target = ran(place, noise=False)
+    audit = audited(target, ["canary_cosine"], Settings(references=0))
+    cell = next(one for one in audit["cells"] if one["vantage"] == "fellow_client")
+    assert audit["audited_of"] == "phantoms"
+    assert cell["epsilon_accounted"] is not None
+    assert cell["epsilon_lower"] > cell["epsilon_accounted"]
+    assert target.result["membership"]["auc"] > 0.95
+    found = heard(target.final, federation.held)
+    assert found[federation.held.members].mean() > found[~federation.held.members].mean()
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_right_noise_is_not_flagged(place: str) -> None:
+    _, target = ran(place, noise=True)
+    audit = audited(target, ["canary_cosine", "one_run", "loss"], Settings(references=0))
+    cells = [one for one in audit["cells"] if one["applicable"] and one["epsilon_accounted"] is not None]
+    assert cells
+    assert all(one["epsilon_lower"] <= one["epsilon_accounted"] for one in cells)
+    assert target.result["membership"]["auc"] < 0.95
+    whys = [one["why"] for one in audit["cells"] if one["attack"] == "loss" and one["vantage"] == "fellow_client"]
+    assert any("nobody's data" in why for why in whys)
+    assert "no texts" in audit["baseline"]["why"]
+
+
+@pytest.mark.parametrize("place", ["central", "example"])
+def test_under_right_noise_those_who_are_no_members_follow_the_known_law(place: str) -> None:
+    """The scores of phantoms that do not pull are sums of coordinates of uniform points on a sphere: normal, of a known
+    variance.
+    """
+    federation, target = ran(place, noise=True, phantoms=400, z=50.0)
+    audit = audited(target, ["canary_cosine"], Settings(references=0))
+    cell = next(one for one in audit["cells"] if one["vantage"] == "fellow_client")
+    assert cell["measured"]["null_p_value"] > 1e-3
+    scores = heard(target.final, federation.held)[~federation.held.members]
+    if place == "example":  # three rounds, of variance one each
+        assert abs(float(np.mean(scores))) < 5 * np.sqrt(3 / len(scores))
+        assert float(np.std(scores)) == pytest.approx(np.sqrt(3), rel=0.25)

@@ -1,0 +1,267 @@
+"""Phantoms: audited units that are nobody's data. What a private run tells of membership is made of its releases alone."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+
+from privacy.entropy import SeededEntropy
+from secure_fed import membership
+from secure_fed.config import RunConfig
+from secure_fed.directions import direction
+from secure_fed.errors import ConfigError
+from secure_fed.federation import Federation
+from secure_fed.holding import Held
+from secure_fed.methods.method import State
+from secure_fed.phantom_plan import COST, Room, count
+from secure_fed.phantom_pool import phantoms
+from secure_fed.server import Server
+from secure_fed.tensors import Layout, Tensors
+from secure_fed.transport import Recording
+from tests.secure_fed import private_toys, toys
+
+CLIENT = {**private_toys.CLIENT, "privacy.noise_multiplier": 1.0, "federation.cohort": 4}
+MASKED = {"secure_aggregation.enabled": True}
+# Where the noise is, and whether cohorts are of fixed size: every kind of neighbours that a guarantee for clients has.
+PLACES: dict[str, dict[str, Any]] = {
+    "central": {},
+    "masked": MASKED,
+    "fixed": {"federation.sampling": "fixed"},
+    "fixed and masked": {"federation.sampling": "fixed", **MASKED},
+    "local": {"privacy.noise": "local"},
+    "distributed": {"privacy.noise": "distributed", **MASKED},
+    "hidden": {"privacy.noise": "distributed", "privacy.hidden_cohort": True, **MASKED},
+}
+UNITS = {
+    "client": {**CLIENT, "evaluation.phantoms": 12},
+    "example": {**private_toys.EXAMPLE, "privacy.noise_multiplier": 1.0, "evaluation.phantoms": 12},
+}
+
+
+def built(settings: dict[str, Any], seed: int = 0, shift: int = 0, sizes: tuple[int, ...] = (4,) * 8) -> Federation:
+    """shift: of the seeds that everybody's data come from."""
+    train = [toys.examples(client + 1 + shift, size) for client, size in enumerate(sizes)]
+    return toys.federation(settings, train=train, entropy=SeededEntropy(seed))
+
+
+def test_in_a_private_run_all_data_train_and_phantoms_are_the_audit_pool() -> None:
+    federation = built(CLIENT, sizes=(2,) * 200)
+    assert len(federation.clients) == len(federation.parts.names) == 200
+    assert [len(one.examples) for one in federation.clients] == [2] * 200
+    assert not federation.pools["data"].units
+    assert len(federation.held.units) == 20
+    assert {unit.examples for unit in federation.held.units} == {()}
+    found = federation.run().summary
+    assert found["clients"] == 200
+    assert found["membership"]["of"] == "phantoms"
+    assert found["membership"]["members"] + found["membership"]["non_members"] == 20
+    assert 0 <= found["membership"]["auc"] <= 1
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_the_figure_is_a_function_of_what_was_released(unit: str) -> None:
+    """Other clients' data, other noise and other secret coins, and the same releases: not a bit of it may change."""
+
+    def released(self: Server, intake: Any, state: State, pass_name: str) -> Tensors:
+        layout = self.layout(state, pass_name)
+        return layout.unflatten(torch.from_numpy(np.random.default_rng(state.round).normal(size=layout.size)).float())
+
+    with patch.object(Server, "release", released):
+        told = [built(UNITS[unit], seed=i, shift=100 * i).run().summary["membership"] for i in range(2)]
+    assert told[0]["auc"] is not None
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("place", [*PLACES, "example"])
+def test_phantoms_that_do_not_pull_change_nothing(place: str) -> None:
+    """Their coins all say no: clients, noise and divisor are as in a run without any, and so is what is released."""
+    settings = UNITS["example"] if place == "example" else UNITS["client"] | PLACES[place]
+
+    def nobody(*of: Any) -> Held:
+        pool = phantoms(*of)
+        return Held(**{**vars(pool), "members": np.zeros(len(pool.units), dtype=bool)})
+
+    with patch("secure_fed.federation.phantoms", nobody):
+        beside = built(settings).run().state.tensors
+    alone = built({**settings, "evaluation.phantoms": 0}).run().state.tensors
+    far = float((beside - alone).norm())
+    if place in ("central", "fixed", "example"):
+        assert far == 0
+    elif place in ("masked", "fixed and masked"):  # a sum of more places is rounded to another grid
+        assert far < 1e-5
+    else:  # shares and grid are others', and phantoms add noise to what they send where everybody does
+        noise = float((alone - built(settings).initial.tensors).norm())
+        assert 0 < far < 4 * noise
+
+
+def sent_by(place: str, *, member: bool) -> list[Tensors]:
+    """What one phantom sends in the clear in all rounds."""
+    federation = built({**UNITS["client"], **PLACES[place], "federation.cohort": 8})
+    pool = federation.pools["phantoms"]
+    who = len(federation.clients) + int(np.flatnonzero(pool.members == member)[0])
+    recording = Recording(federation.transport)
+    federation.transport = recording
+    federation.run()
+    return [reply.contribution for _, reply in recording.exchanges if reply.client == who]
+
+
+def test_a_member_sends_the_clip_norm_along_its_direction_and_any_other_zeros() -> None:
+    pulling, still = sent_by("central", member=True), sent_by("central", member=False)
+    assert len(pulling) == len(still) == 3
+    federation = built(UNITS["client"])
+    unit = next(u for u, m in zip(federation.held.units, federation.held.members, strict=True) if m)
+    for one in pulling:
+        towards = direction(unit.name, 0, Layout.of(one))
+        assert float((one - towards * 0.1).norm()) < 1e-6
+    assert all(float(one.norm()) == 0 for one in still)
+
+
+def test_with_noise_of_the_clients_own_a_phantom_that_is_no_member_sends_noise_alone() -> None:
+    still = sent_by("local", member=False)
+    for one in still:
+        std = float(Layout.of(one).flatten(one).std())
+        assert 0.07 < std < 0.14  # 0.1 = noise multiplier x clip norm
+
+
+@pytest.mark.parametrize("place", ["distributed", "hidden"])
+def test_shares_of_noise_are_brought_by_clients_alone_and_counted_among_them(place: str) -> None:
+    """As many as there are clients in the sums; and those count that are left if all that vanish or collude are clients."""
+    federation = built({**UNITS["client"], **PLACES[place], "secure_aggregation.corrupt": 0.2}, sizes=(4,) * 16)
+    shares, asked = federation.protection.shares, 16 if place == "hidden" else 4
+    assert shares is not None
+    assert federation.masks is not None
+    beside = federation.protection.beside
+    invited = federation.masks.invited
+    assert (beside, invited) == (12 if place == "hidden" else 3, asked + beside)
+    assert shares.shares == federation.masks.sums.terms.least(invited) - math.floor(0.2 * invited) - beside
+    brought = []
+
+    def noted(sigma: int, size: int, stream: Any) -> Any:
+        brought.append(size)
+        return np.zeros(size, dtype=np.int64)
+
+    with patch("privacy.distributed.discrete_gaussian", noted):
+        federation.run()
+    assert len(brought) == 3 * asked
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_run_that_was_killed_ends_with_the_same_bits_of_the_figure(tmp_path: Path, unit: str) -> None:
+    class Killed:
+        def on_round_end(self, record: Any, state: State) -> None:
+            if state.round == 2:
+                raise KeyboardInterrupt
+
+    whole = built(UNITS[unit]).run(tmp_path / "whole")
+    killed = built(UNITS[unit])
+    killed.callbacks = [Killed()]
+    with pytest.raises(KeyboardInterrupt):
+        killed.run(tmp_path / "killed")
+    resumed = built(UNITS[unit]).run(tmp_path / "killed", resume=True)
+    pool = killed.pools["phantoms"]
+    np.testing.assert_array_equal(membership.heard(whole.state, pool), membership.heard(resumed.state, pool))
+    assert whole.summary["membership"] == resumed.summary["membership"]
+
+
+def test_units_of_the_data_are_held_out_where_the_setting_says_so_and_told_apart() -> None:
+    federation = built({**UNITS["client"], "evaluation.audit_fraction": 0.5}, sizes=(3,) * 60)
+    result = federation.run()
+    of_data = membership.of_data(federation, result.state)
+    assert of_data is not None
+    assert (of_data["of"], result.summary["membership"]["of"]) == ("data", "phantoms")
+    assert of_data["members"] + of_data["non_members"] == len(federation.pools["data"].units) > 10
+    assert federation.held is federation.pools["data"], "an audit asks about what was asked for"
+    assert membership.of_data(built(UNITS["client"]), federation.initial) is None
+
+
+def test_without_privacy_phantoms_are_clients_and_no_client_is_held_out() -> None:
+    settings = {
+        "evaluation.phantoms": 12,
+        "evaluation.audit_unit": "client",
+        "federation.sampling": "poisson",
+        "federation.cohort": 6,
+        "federation.rounds": 6,
+    }
+    federation = built(settings)
+    result = federation.run()
+    assert len(federation.clients) == 8
+    assert result.summary["membership"]["auc"] > 0.9
+    assert all(record["train_loss"] is not None for record in result.records if record["cohort"])
+    assert "phantoms" not in RunConfig().to_dict()["privacy"]
+
+
+def test_a_mean_is_not_thinned_by_phantoms() -> None:
+    settings = {"evaluation.phantoms": 12, "evaluation.audit_unit": "client", "federation.cohort": 8}
+    pool = phantoms
+
+    def nobody(*of: Any) -> Held:
+        found = pool(*of)
+        return Held(**{**vars(found), "members": np.zeros(len(found.units), dtype=bool)})
+
+    with patch("secure_fed.federation.phantoms", nobody):
+        beside = built(settings).run().state.tensors
+    alone = built({"federation.cohort": 8}).run().state.tensors
+    assert float((beside - alone).norm()) < 1e-6
+
+
+def test_phantoms_are_called_what_no_client_is_called() -> None:
+    config = RunConfig.from_dict({"privacy": {"unit": "client", "epsilon": 8.0}, "evaluation": {"phantoms": 3}})
+    found = phantoms(config, count(config, Room(5, 2.0, 10, 1.0, "sum")), ["phantom-0001", "anna"], [1, 1])
+    assert [unit.name for unit in found.units] == ["phantom_-0000", "phantom_-0001", "phantom_-0002"]
+
+
+def test_phantom_examples_are_spread_in_proportion_to_what_clients_have() -> None:
+    config = toys.config(UNITS["example"])
+    found = phantoms(config, count(config, Room(24, 4.0, 10, 1.0, "gradients")), list("abcd"), [0, 4, 20, 0])
+    assert [[unit.client for unit in found.units].count(name) for name in "abcd"] == [0, 2, 10, 0]
+    federation = built(UNITS["example"])
+    assert sum(len(one.phantoms) for one in federation.clients) == int(federation.held.members.sum())
+
+
+def test_as_many_as_cost_a_hundredth_and_none_where_that_would_be_too_few() -> None:
+    config = RunConfig.from_dict({"privacy": {"unit": "client", "epsilon": 8.0}})
+    assert count(config, Room(5000, 250.0, 24_000, 0.6, "sum")).phantoms == 500
+    assert count(config, Room(10**6, 250.0, 24_000, 0.6, "sum")).phantoms == 2000
+    few = count(config, Room(150, 10.0, 24_000, 0.6, "sum"))
+    assert (few.phantoms, "too few to tell anything" in few.why) == (0, True)
+    assert not count(config, Room(5000, 250.0, 40, 0.6, "sum")).phantoms, "they would drown the noise of forty numbers"
+    assert count(config, Room(5000, 250.0, 24_000, 0.6, "contribution")).phantoms == 49
+    asked = config.replace({("evaluation", "phantoms"): 7})
+    assert count(asked, Room(5, 2.0, 10, 0.01, "sum")).phantoms == 7
+
+
+@pytest.mark.parametrize("place", ["sum", "shares", "contribution"])
+def test_the_cost_is_the_variance_that_phantoms_add(place: str) -> None:
+    """By drawing it: the variance of one coordinate of a sum of zeros, with phantoms over without."""
+    clients, cohort, numbers, z, phantoms_ = 400, 100, 50, 0.3, 80
+    room = Room(clients, cohort, numbers, z, place)
+    rng, rounds = np.random.default_rng(0), 40_000
+    pulling = rng.binomial(phantoms_ // 2, cohort / clients, rounds)
+    sums = rng.normal(size=rounds) * np.sqrt(pulling / numbers)
+    local = place == "contribution"
+    noise = z**2 * cohort if local else z**2
+    beside = z**2 * phantoms_ * cohort / clients if local else 0.0
+    assert room.cost(phantoms_) == pytest.approx((sums.var() + beside) / noise, rel=0.05)
+    assert math.isinf(Room(clients, cohort, numbers, 0.0, place).cost(1))
+    assert room.cost(10) > COST > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"evaluation.phantoms": 12}, "has no effect"),
+        (
+            {"evaluation.phantoms": 12, "evaluation.audit_unit": "client", "federation.weighting": "examples"},
+            "no examples",
+        ),
+    ],
+)
+def test_what_phantoms_cannot_be_is_refused(settings: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        toys.config(settings)
