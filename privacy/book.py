@@ -154,7 +154,8 @@ class Book:
         if self.opening.ledger != head.ledger:
             text = "is a foreign ledger, not the one that was used before: put that one back, or correct privacy.ledger"
         elif head.row > self.last.id:
-            text = f"has been cut: it ends at row {self.last.id}, and row {head.row} was written{source}; {RESTORE}"
+            ends = f"it ends at row {self.last.id}, and row {head.row} was written{source}"
+            text = f"has been cut, or is an older copy: {ends}; {RESTORE}"
         else:
             text = f"has been rewritten: row {head.row} is not the row that was written{source}; {RESTORE}"
         raise LedgerError(f"{self.path} {text}")

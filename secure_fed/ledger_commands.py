@@ -74,17 +74,18 @@ def _amounts(facts: dict[str, Any]) -> Table:
 def _runs(facts: dict[str, Any]) -> Table:
     from rich.table import Table
 
-    table = Table("run", "epsilon", "delta", "releases", "unit", "since")
+    several = len(facts["units"]) > 1
+    table = Table("run", "epsilon", "delta", "releases", *(["unit"] if several else []), "since")
     for run in facts["runs"]:
         spent = (_number(run["epsilon"]), _number(run["delta"]), f"{run['releases']:,}")
-        table.add_row(run["run"], *spent, run["unit"], str(run["time"] or ""))
+        table.add_row(run["run"], *spent, *([run["unit"]] if several else []), str(run["time"] or ""))
     return table
 
 
 def _units(facts: dict[str, Any]) -> Table:
     from rich.table import Table
 
-    table = Table("unit", "is", "neighbours", "rows of each, as a keyed digest")
+    table = Table("unit", "is", "neighbours", "keyed digest")
     for unit in facts["units"]:
         table.add_row(unit["name"], unit["kind"], unit["neighbours"], unit["members"][:_SHOWN])
     return table

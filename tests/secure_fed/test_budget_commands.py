@@ -16,6 +16,7 @@ from privacy import accounting
 from privacy.errors import LedgerError
 from privacy.ledger import Cost, Ledger
 from secure_fed.cli import main
+from secure_fed.ledger_heads import heads_at
 from tests.privacy.ledger_child import UNIT
 
 SMALL = ("--delta", "1e-5", "--rounds", "5", "--clients", "20", "--cohort", "2")
@@ -163,6 +164,26 @@ def test_units_and_what_was_declared_the_same_are_shown_and_stay_in_the_chain(le
     assert [run["unit"] for run in facts["runs"]] == ["patient", "patient 2027"]
     assert f"declared one unit: patient and patient 2027 ({facts['same'][0]['time']})" in told("show", ledger)[1]
     assert UNIT.members not in json.dumps(facts), "a digest that was not keyed would confirm guesses"
+
+
+def test_heads_are_in_the_users_folder_for_state_unless_another_place_is_chosen(
+    ledger: Path, told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for state, folder in ((str(tmp_path / "state"), tmp_path / "state"), ("here", tmp_path / "home/.local/state")):
+        monkeypatch.setenv("XDG_STATE_HOME", state)
+        assert heads_at("").path == folder / "secure-fed" / "ledgers.sqlite"
+    chosen = tmp_path / "chosen.sqlite"
+    kept = Ledger.open(ledger, heads=heads_at(chosen))
+    older = ledger.read_bytes()
+    kept.reserve("first", Cost(1.0, 1e-6), data_digest="d", unit=UNIT, terms={})
+    ledger.write_bytes(older)
+    assert told("show", ledger, "--heads", chosen)[0] == 2
+    assert told("same", ledger, "a", "b", "--heads", chosen)[0] == 2
+    assert told("show", ledger)[0] == 0
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["chosen.sqlite", "notes.ledger"], (
+        "looking leaves nothing"
+    )
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def test_an_older_copy_of_a_ledger_is_noticed_by_a_run_that_starts_anew(tmp_path
     federation(settings).run(tmp_path / "second")
     (tmp_path / "wards.sqlite").write_bytes(older)
     before = everything(tmp_path)
-    with pytest.raises(LedgerError, match=r"has been cut: .*, as .*heads\.sqlite notes") as refused:
+    with pytest.raises(LedgerError, match=r"is an older copy: .*, as .*heads\.sqlite notes") as refused:
         federation(settings).run(tmp_path / "third")
     assert refused.value.exit_code == 2
     assert everything(tmp_path) == before
