@@ -40,7 +40,9 @@ class PlainSum:
     is in factors of its own, so that nothing but the sum can be read from it.
 
     precise: add in float64 and form every product, for sums whose sensitivity must not grow by the rounding of thousands of
-    additions.
+    additions. Each addition is off by 2^-53 of a partial sum, which is no longer than n C. So one of n contributions of norm C
+    moves the rounded sum by n^2 2^-53 C more than the exact one: by 7e-7 C at n = 80,000, within what `privacy.mechanisms`
+    leaves of C.
     """
 
     def __init__(self, layout: Layout, *, precise: bool = False) -> None:
