@@ -12,6 +12,7 @@ import numpy as np
 from privacy.sampling import Sampler, Uniform
 from secure_fed.errors import TrainingError
 from secure_fed.low_rank import in_own_factors
+from secure_fed.masked.plausible import require_plausible_release
 from secure_fed.methods.method import Method, Reporting, RoundPlan, State
 from secure_fed.phantom_scores import SCORES, Listening
 from secure_fed.protection import Protection
@@ -154,8 +155,7 @@ class Server:
                 "or federation.server_lr if the state they started from is to blame"
             )
         if self.protection.place == "sum":
-            stream = self.protection.entropy.stream("sum", state.round, pass_name)
-            total = Tensors(self.protection.mechanism.noised(total.dense().parts(), state.clip_norm, stream))
+            total = self._noised(total, state, pass_name)
         if self.protection.place in ("sum", "shares"):
             weight = self.sampler.expected
         elif beside := len(intake.heard) - len(self.real(intake.heard)):
@@ -163,6 +163,16 @@ class Server:
             if weight < 0.5:  # phantoms alone: nobody's change is none
                 return total * 0.0
         return total * (1.0 / weight) if weight else total
+
+    def _noised(self, total: Tensors, state: State, pass_name: str) -> Tensors:
+        """The sum under the server's noise, refused if clients behind masks have spoiled it."""
+        mechanism, clip_norm = self.protection.mechanism, state.clip_norm
+        stream = self.protection.entropy.stream("sum", state.round, pass_name)
+        noised = Tensors(mechanism.noised(total.dense().parts(), clip_norm, stream))
+        if self.masked is not None:
+            clipped = noised.without(mechanism.counters)
+            require_plausible_release(clipped, clip_norm, mechanism.std(clip_norm), self.sampler.most)
+        return noised
 
     def publishable(self, record: dict[str, Any], state: State, plan: RoundPlan) -> dict[str, Any]:
         """A round's record without what tells who took part or how many, where the guarantee counts on nobody's knowing."""

@@ -4,6 +4,9 @@ Masks keep single contributions from the server, so it cannot bound one: within 
 client may, or a weight that cancels those of all others. The server can judge the sum. Over n honest contributors every
 coordinate and the whole vector are within n times the bound, the weights add up to between 0 and n times the largest, and the
 counters are counts. A sum beyond that is refused before anything is done with it. Nobody can tell which client spoiled it.
+
+Where the server adds the noise that a guarantee rests on, it judges the noised sum, by the number of all who may contribute.
+Judged without noise, a sum would tell a client that lies on which side of a limit the others brought it.
 """
 
 from __future__ import annotations
@@ -15,36 +18,48 @@ import numpy as np
 
 from protocols.errors import Tampering
 from secure_fed.masked.words import LOSS, Carrier, Noised, Rounded, Said
+from secure_fed.tensors import Tensors
 
 
-def require_plausible(said: Said, carrier: Carrier, contributors: int, counters: int = 0) -> None:
-    """Tampering if the decoded sum cannot be one of so many contributors. counters: coordinates beside the clipped ones."""
-    for what in _implausible(said, carrier, contributors, counters):
-        raise Tampering(
-            f"{what}, which {contributors} honest contributors cannot make: a client lied about its input, and nobody can tell "
-            "which one",
-            stage="unmask",
-            protected="nothing was released of this sum",
-        )
+def require_plausible(said: Said, carrier: Carrier, contributors: int) -> None:
+    """Tampering if the decoded sum cannot be one of so many contributors."""
+    for what in _implausible(said, carrier, contributors):
+        raise _spoiled(what, contributors)
 
 
-def _implausible(said: Said, carrier: Carrier, contributors: int, counters: int) -> Iterator[str]:
+def require_plausible_release(released: Tensors, clip_norm: float, std: float, contributors: int) -> None:
+    """Tampering if a sum to which noise was added, of that standard deviation, cannot be one of so many contributors.
+
+    The length of honest noise is beyond this limit with a probability of at most exp(-40).
+    """
+    size = sum(part.numel() for part in released.parts().values())
+    norm = released.norm()
+    if not norm <= contributors * clip_norm + std * (math.sqrt(size) + _FARTHEST):
+        raise _spoiled(f"the noised sum is {norm:.6g} long", contributors)
+
+
+def _spoiled(what: str, contributors: int) -> Tampering:
+    return Tampering(
+        f"{what}, which {contributors} honest contributors cannot make: a client lied about its input, and nobody can tell "
+        "which one",
+        stage="unmask",
+        protected="nothing was released of this sum",
+    )
+
+
+def _implausible(said: Said, carrier: Carrier, contributors: int) -> Iterator[str]:
     if isinstance(carrier, Rounded):
-        yield from _of_words(said, carrier, contributors, counters)
+        yield from _of_words(said, carrier, contributors)
     if isinstance(carrier, Noised):
         yield from _of_noised(said, carrier, contributors)
 
 
-def _of_words(said: Said, carrier: Rounded, contributors: int, counters: int) -> Iterator[str]:
+def _of_words(said: Said, carrier: Rounded, contributors: int) -> Iterator[str]:
     off = contributors * carrier.codec.error  # rounding, at most
     values = said.values / carrier.most
     largest, weight = float(np.abs(values).max(initial=0.0)), said.weight / carrier.most
     if largest > contributors * carrier.plan.bound + off:
         yield f"a coordinate of the sum is {largest:.6g}"
-    if math.isfinite(carrier.plan.clip_norm):
-        norm, most = float(np.linalg.norm(values)), contributors * math.hypot(carrier.plan.clip_norm, *[1.0] * counters)
-        if norm > most * (1 + _FLOAT):  # what rounding adds is within the clip norm
-            yield f"the sum is {norm:.6g} long"
     slack = off / carrier.plan.bound
     if not -slack <= weight <= contributors + slack:
         yield f"the contributors' weights add up to {said.weight:.6g}"
@@ -72,5 +87,4 @@ def _of_noised(said: Said, carrier: Noised, contributors: int) -> Iterator[str]:
         yield f"the noised sum is {norm:.6g} long"
 
 
-_FLOAT = 1e-9
 _FARTHEST = math.sqrt(80)

@@ -165,10 +165,10 @@ class MaskedSums:
 
     def _read(self, machine: Unmasking, carrier: Carrier, layout: Layout, count: int) -> Summed:
         said = carrier.read(machine.total())
-        require_plausible(said, carrier, count, len(self.terms.protection.in_travel.counters))
         values = torch.from_numpy(said.values)
-        if self.terms.protection.place != "sum":
-            values = values.float()  # else they stay float64: the server's noise comes on top
+        if self.terms.protection.place != "sum":  # else they stay float64, and are judged under the server's noise
+            require_plausible(said, carrier, count)
+            values = values.float()
         losses = [] if math.isnan(said.loss) else [said.loss]
         told = count if said.contributed is None else said.contributed
         return Summed(layout.unflatten(values.to(self.device)), said.weight, told, losses)

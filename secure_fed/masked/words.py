@@ -48,7 +48,11 @@ class Carrier(Protocol):
 
     @property
     def largest(self) -> int:
-        """The most that one client's word can be, in magnitude; 0 where noise sets no limit."""
+        """The most that one client's word can be, in magnitude; 0 where a sum is not to be judged by it.
+
+        That is so where the clients' noise sets no limit. It is so, too, where the server adds noise that a guarantee rests on:
+        whether a sum is refused is seen, and may depend on the sum under that noise alone.
+        """
 
     def admitted(self) -> float:
         """The longest that a contribution may be, so that what it becomes keeps to the clip norm."""
@@ -87,7 +91,7 @@ class Rounded:
 
     @property
     def largest(self) -> int:
-        return self.codec.largest
+        return 0 if math.isfinite(self.plan.clip_norm) else self.codec.largest
 
     def admitted(self) -> float:
         return self.plan.longest()

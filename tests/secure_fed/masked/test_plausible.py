@@ -95,6 +95,20 @@ def test_a_sum_that_is_longer_than_all_clip_norms_is_refused(
         one_round(lying({**settings, "federation.sampling": "fixed"}, spread, monkeypatch))
 
 
+@pytest.mark.parametrize("length", [0.9, 1.4])
+def test_under_the_server_s_noise_a_sum_without_it_is_not_judged(
+    length: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All eight together are within 0.8. A client that knew on which side of that its lie has put the sum of the others would
+    know a part of it that no noise hides."""
+
+    def longer(numbers: np.ndarray, bound: float) -> None:
+        numbers[:100] = length / 10
+
+    built = lying({**CLIPPED, "federation.sampling": "fixed"}, longer, monkeypatch)
+    assert one_round(built).after.tensors.is_finite()
+
+
 def test_a_lie_within_the_bounds_of_all_is_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the threat table says: up to as many times its bound as there are clients."""
     seen = one_round(lying({}, _vector(6.0), monkeypatch))
