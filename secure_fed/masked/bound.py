@@ -40,7 +40,8 @@ class Passes:
     exact: bool
     _latest: tuple[int, int] = (-1, -1)  # round, and number of the pass in it
     _first: str = ""
-    _summed: Clients | None = None  # the clients of the first sum, once its list of survivors has been accepted
+    _summed: Clients | None = None  # the clients of the first sum, once this client has opened its shares for it
+    _survivors: Clients = frozenset()  # as listed for the pass under way
     _cohort: Clients | None = None  # those who contribute to the pass under way, where this client does and knows them
 
     @property
@@ -76,16 +77,17 @@ class Passes:
 
     def check(self, survivors: Clients) -> None:
         """Aborted unless the list of survivors of a later pass has all clients of the first sum."""
+        self._survivors = survivors
         if self._checks and self._latest[1] > 0 and (missing := (self._summed or frozenset()) - survivors):
             raise Aborted(
                 f"{len(missing)} of the clients in the round's first sum are missing from a later one, which would tell the "
                 "server their contributions"
             )
 
-    def accepted(self, survivors: Clients) -> None:
-        """This client has accepted that list of survivors: for the first pass, it says who is in the first sum."""
+    def opened(self) -> None:
+        """This client has opened its shares for the list that was checked: in a first pass, they are the first sum's."""
         if self._checks and self._latest[1] == 0:
-            self._summed = survivors & (self._cohort or frozenset())
+            self._summed = self._survivors & (self._cohort or frozenset())
 
     @property
     def _checks(self) -> bool:

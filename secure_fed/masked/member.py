@@ -6,7 +6,7 @@ Weight and loss are words of the sum. Whether a client that tosses for itself tr
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -107,18 +107,18 @@ class Member:
             "unmask": masking.unmask,
         }
         if stage.name == ("consistency" if stage.parameters.active else "unmask"):
-            return self._listed(stage, steps[stage.name]), 0.0
-        return steps[stage.name](stage.message), 0.0
+            self._check_survivors(stage)
+        answer = steps[stage.name](stage.message)
+        if stage.name == "unmask":
+            self._passes.opened()  # only now: a list that the protocol refuses is nobody's sum
+        return answer, 0.0
 
-    def _listed(self, stage: Stage, step: Callable[[bytes], bytes]) -> bytes:
-        """Answer a list of survivors, if the sum over them may be had."""
+    def _check_survivors(self, stage: Stage) -> None:
+        """Refuse a list of survivors over whom there may be no sum."""
         survivors = listed(stage.message, stage.parameters)
         if self._asked is not None:
             require_enough(survivors.intersection(self._asked.contributors), stage.parameters, self._terms)
         self._passes.check(survivors)
-        answer = step(stage.message)
-        self._passes.accepted(survivors)  # only now: a list that the protocol refuses is nobody's sum
-        return answer
 
     def _words(self, stage: Stage) -> tuple[Words, float]:
         request = stage.request
