@@ -63,11 +63,12 @@ def build(case: str, path: str) -> Federation:
 
 def gather(built: Federation, state: State, asked: Sequence[int], means: Mapping[str, Tensors]) -> Summed:
     """One round over these clients as the server makes it; `means`: what its passes released, where that is settled."""
-    server, found = built.server, Summed()
+    server, found, first = built.server, Summed(), ""
     _listen(built, found.sent)
     plan = server.plan(state)
     for pass_name in plan.passes:
-        request = server.request(state, plan, pass_name, LR, found.means)
+        request = server.request(state, plan, pass_name, LR, found.means, first)
+        first = first or request.digest
         intake = server.gather(asked, request, server.layout(state, pass_name), built.transport)
         found.totals[pass_name] = dict(intake.total.total().dense().parts())
         assert {part.dtype for part in found.totals[pass_name].values()} == {torch.float64}
