@@ -22,8 +22,9 @@ from torch import Tensor
 
 from secure_fed.adapters.lora import LoraAdapter, pairs
 from secure_fed.federation import Federation
+from secure_fed.gradient_trial import length
 from secure_fed.methods.method import State
-from secure_fed.private_models import gradients_of, length
+from secure_fed.packs import Packs
 from secure_fed.tensors import LowRank, Member, Tensors, dense
 from secure_fed.training import Placed
 
@@ -120,7 +121,7 @@ def gradients(
 ) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
     """Some units after others, and the gradients (units, P) of the sum of each one's losses at `before`. Dropout is off."""
     placed = Placed.of(before, names, federation.device)
-    each = gradients_of(federation.objective, federation.parts.collate, placed, examples)
+    each = Packs.of(federation.objective, federation.parts.collate, known=examples)
     federation.objective.eval()
     numbers = sum(before.tensor(name).numel() for name in names)
     for units, at, local in _batches(examples, owner, numbers):

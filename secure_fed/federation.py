@@ -123,7 +123,8 @@ class Federation:
         private = self.config.privacy.unit != "none" or bool(self.config.evaluation.phantoms)
         self.audited = "phantoms" if private and not self.pools["data"].units else "data"
         self.initial = replace(self.initial, clip_norm=self.protection.clip_norm)
-        require_protectable(self.protection, self.objective, self.parts, self.method.plan(self.initial), initial)
+        plan = self.method.plan(self.initial)
+        require_protectable(self.protection, self.objective, self.parts, plan, initial, self.config.training)
         self.watch = watch(self.config, self.method, initial, self.parts, self.objective)
         self.purse = Purse()
         self._statement = ""

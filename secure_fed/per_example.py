@@ -24,6 +24,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from secure_fed.adapters.examplewise import ExampleWise
 from secure_fed.errors import ModelError
@@ -63,7 +65,7 @@ class _Call(NamedTuple):
 def by_layer(objective: Objective, collate: Collate, placed: Placed, items: Sequence[Any]) -> Gradients:
     """All examples in one pass; ModelError where a tensor that moves is in a layer without a rule, or without examples."""
     calls: list[_Call] = []
-    with _noting(objective.model, placed.moving, calls):
+    with _noting(objective.model, placed.moving, calls), _SmallProductsApart(len(items)):
         total = losses(objective, collate, placed, items).sum()
     backprops = torch.autograd.grad(total, [call.y for call in calls], allow_unused=True) if calls else ()
     found: Gradients = {}
@@ -76,6 +78,40 @@ def by_layer(objective: Objective, collate: Collate, placed: Placed, items: Sequ
         name: found[name] if name in found else tensor.new_zeros((len(items), *tensor.shape))
         for name, tensor in placed.moving.items()
     }
+
+
+class _SmallProductsApart(TorchFunctionMode):
+    """Matrix products that give an example few numbers, such as its scores, are made for each example apart.
+
+    In a product for all examples the rounding of a row can go by its place. Where an example has thousands of numbers a trial
+    sees that; of three scores it may see nothing, though the next three differ.
+    """
+
+    def __init__(self, examples: int) -> None:
+        super().__init__()
+        self.examples = examples
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        place = 1 if func in _AFTER_A_SUMMAND else 0
+        numbers = -2 if func is functional.linear else -1  # which dimension of the weight is that of the product
+        if (
+            (func in _PRODUCTS or place)
+            and len(args) > place + 1
+            and self._small(args[place], args[place + 1], numbers)
+        ):
+            parts = args[place].chunk(self.examples)
+            return torch.cat([func(*args[:place], part, *args[place + 1 :], **kwargs) for part in parts])
+        return func(*args, **kwargs)
+
+    def _small(self, x: Any, weight: Any, numbers: int) -> bool:
+        if not isinstance(x, Tensor) or not isinstance(weight, Tensor) or weight.ndim != 2 or x.ndim < 2:
+            return False
+        rows = x.numel() // max(1, x.shape[-1])
+        divided = self.examples > 1 and len(x) > 0 and len(x) % self.examples == 0
+        return divided and rows * weight.shape[numbers] // self.examples < _FEW
 
 
 def _by_rule(call: _Call, backprop: Tensor, size: int) -> Gradients:
@@ -142,4 +178,7 @@ def _rules() -> Mapping[type[nn.Module], Callable[[nn.Module, list[Tensor], Tens
     return rules
 
 
+_PRODUCTS = (functional.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
+_AFTER_A_SUMMAND = (torch.addmm, Tensor.addmm)
+_FEW = 2048
 _HALF = (torch.bfloat16, torch.float16)

@@ -7,9 +7,10 @@ all examples of one person; g_u is the mean of the gradients of its examples. cl
 trained tensors together; a gradient that is not finite counts as zero. The FedProx term is a function of what has been noised,
 and is added after.
 
-Guarantee: the sum moves by at most C if one unit is added or removed, so a step is a Poisson-sampled Gaussian mechanism of
-noise multiplier z (`batch_sampler(...).release(z)`), and the steps of a call compose. Public are n, the settings and the number
-of steps. An empty S is released like any other. No loss is told: it would be a release without noise.
+Guarantee: the sum moves by at most C if one unit is added or removed (`ClippedSum`), in float32 and bfloat16 alike, since the
+gradient of an example is the same to the bit whoever is drawn with it (`packs`). So a step is a Poisson-sampled Gaussian
+mechanism of noise multiplier z (`batch_sampler(...).release(z)`), and the steps of a call compose. Public are n, the settings
+and the number of steps. An empty S is released like any other. No loss is told: it would be a release without noise.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from privacy.entropy import Stream
 from privacy.mechanisms import Mechanism
 from privacy.sampling import Poisson
 from secure_fed.config import TrainingConfig
-from secure_fed.directions import Plain, pointing
+from secure_fed.directions import Plain, Pointing, pointing
 from secure_fed.errors import ModelError
+from secure_fed.gradient_trial import length
+from secure_fed.packs import Packs
 from secure_fed.per_example import Gradients
-from secure_fed.private_models import gradients_of, length
 from secure_fed.tensors import Tensors
 from secure_fed.training import Collate, Objective, Placed, Trained, optimizer_of, seeded
 
@@ -86,7 +88,7 @@ def train_privately(
     of a group count; it is to be as secret as the coins, for what it gives one unit depends on how many came before.
     groups: for each example, whose it is. group_examples: the most examples of one group that count in a step, drawn anew
     whenever the group is; it bounds the work, while what a group moves is bounded by clipping. settings.microbatch: how many
-    examples are worked on at a time, those of like length together; it changes nothing beyond rounding. A client without
+    examples are worked on at a time, those of one kind together; it changes nothing beyond rounding. A client without
     examples releases nothing. An example of a direction (`directions.Pointing`, in an audit) has a gradient along it that is
     longer than `clip_norm`, and is one like others in all else. phantoms: such examples beside the units, which are nobody's
     data: each is drawn by a secret coin of the same rate, clipped as the units are and added to their noised sum. Neither the
@@ -96,10 +98,10 @@ def train_privately(
     sampler = batch_sampler(len(members), settings)
     beside = Poisson(len(phantoms), sampler.rate)
     placed = Placed.of(before, trainable, objective.device)
-    # On a CPU a few at a time take as long, and less where lengths differ, since each few are padded to their own longest.
-    at_once = settings.microbatch or (_ON_CPU if objective.device.type == "cpu" else None)
-    gradients = pointing(gradients_of(objective, collate, placed, Plain(examples)), 2 * clip_norm)
-    clipped = ClippedSum(gradients, mechanism, clip_norm, at_once)
+    packs = Packs.of(objective, collate, settings, Plain(examples))
+    clipped = ClippedSum(pointing(packs, 2 * clip_norm), mechanism, clip_norm, packs.most, _kind_of(packs))
+    if members:
+        packs.try_out(placed, [Plain(examples)])
     optimizer = optimizer_of(placed.moving.values(), settings, lr)
     objective.begin()
     with seeded(objective.device, rng):
@@ -119,50 +121,57 @@ def train_privately(
 
 @dataclass(frozen=True)
 class ClippedSum:
-    """sum_u clip_C(g_u) over units, of which at most `microbatch` examples are worked on at a time."""
+    """sum_u clip_C(g_u) over units, of which at most `microbatch` examples are worked on at a time.
+
+    kind: which examples are best given to `gradients` together.
+
+    Guarantee: the sum moves by at most C in the L2 norm, over all tensors together, when a unit is added or removed. It needs
+    `gradients` that give each example the same numbers whoever comes with it (`packs.Packs`): then the others' shares stay,
+    up to rounding in float64, and the clipped share of a unit is shorter than C by more than that (`mechanisms.clip_factor`).
+    """
 
     gradients: Callable[[Placed, Sequence[Any]], Gradients]
     mechanism: Mechanism
     clip_norm: float
     microbatch: int | None
+    kind: Callable[[Any], Hashable] = lambda item: None
 
     def over(self, units: Sequence[Unit], placed: Placed) -> Gradients:
-        """The sum, float64 on the CPU. It moves by at most C when a unit is added or removed."""
+        """The sum, float64 on the CPU."""
         total = {name: torch.zeros(tensor.shape, dtype=torch.float64) for name, tensor in placed.moving.items()}
-        by_length = sorted(units, key=lambda unit: max(map(length, unit)))
-        for pack in _packs(by_length, self.microbatch):
-            means = self._means(pack, placed)
-            factors = self._factors(means)
-            for name, mean in means.items():
-                kept = mean.masked_fill(_column(factors, mean) == 0, 0)  # an infinity times zero is no zero
-                wide = torch.float32 if mean.device.type == "mps" else torch.float64  # nor may rounding lengthen a sum
-                total[name] += torch.tensordot(factors.to(wide), kept.to(wide), 1).to("cpu", torch.float64)
+        units = sorted(units, key=lambda unit: max(map(length, unit)))
+        begun: dict[int, Gradients] = {}
+        left = [len(unit) for unit in units]
+        for pack in _packs(units, self.kind, self.microbatch):
+            found = self._each(placed, [item for _, item in pack])
+            single = [row for row, (number, _) in enumerate(pack) if len(units[number]) == 1]
+            if single:
+                self._add(
+                    total, {name: each if len(single) == len(pack) else each[single] for name, each in found.items()}
+                )
+            for row, (number, _) in enumerate(pack):
+                if len(units[number]) > 1:
+                    _gather(begun, number, {name: each[row] for name, each in found.items()})
+                    left[number] -= 1
+                    if not left[number]:
+                        size = len(units[number])
+                        self._add(total, {name: part[None] / size for name, part in begun.pop(number).items()})
         return total
 
+    def _add(self, total: Gradients, means: Gradients) -> None:
+        """Add units' gradients, {name: (units, *shape)}, each clipped; in float64, so that no rounding lengthens a share."""
+        wide = _wide(means)
+        factors = self._factors(wide)
+        for name, mean in wide.items():
+            kept = mean.masked_fill(_column(factors, mean) == 0, 0)  # an infinity times zero is no zero
+            total[name] += torch.tensordot(factors, kept, 1).cpu()
+
     def _factors(self, means: Gradients) -> Tensor:
-        """(units,) what to scale each by; its norm is taken over all tensors together, in float64."""
-        some = next(iter(means.values()))
-        where = "cpu" if some.device.type == "mps" else some.device  # that one knows no float64
-        flat = [mean.flatten(1).to(where, torch.float64) for mean in means.values()]
+        """(units,) what to scale each by; its norm is taken over all tensors together."""
+        flat = [mean.flatten(1) for mean in means.values()]
         norms = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part, dim=1) for part in flat]), dim=0)
         factors = [self.mechanism.scale(partial(float, norm), self.clip_norm) for norm in norms.tolist()]
-        return torch.tensor(factors, dtype=some.dtype, device=some.device)
-
-    def _means(self, pack: Sequence[Unit], placed: Placed) -> Gradients:
-        """{name: (units, *shape)}: the mean of the gradients of each unit's examples."""
-        items = [item for unit in pack for item in unit]
-        if len(items) == len(pack):
-            return self._each(placed, items)
-        sizes = torch.tensor([len(unit) for unit in pack])
-        owners = torch.repeat_interleave(torch.arange(len(pack)), sizes)
-        most = self.microbatch or len(items)
-        means = {name: tensor.new_zeros((len(pack), *tensor.shape)).detach() for name, tensor in placed.moving.items()}
-        for at in range(0, len(items), most):
-            owner = owners[at : at + most]
-            for name, gradient in self._each(placed, items[at : at + most]).items():
-                share = gradient / _column(sizes[owner].to(gradient), gradient)
-                means[name].index_add_(0, owner.to(gradient.device), share)
-        return means
+        return torch.tensor(factors, dtype=torch.float64, device=norms.device)
 
     def _each(self, placed: Placed, items: Sequence[Any]) -> Gradients:
         """{name: (B, *shape)}, and nothing of another length: what is not an example's own cannot be clipped as its own."""
@@ -176,16 +185,39 @@ class ClippedSum:
         return found
 
 
-def _packs(units: Sequence[Unit], most: int | None) -> Iterator[list[Unit]]:
-    """Consecutive units that hold at most `most` examples together, or one unit that alone holds more."""
-    pack: list[Unit] = []
-    for unit in units:
-        if pack and most is not None and sum(map(len, pack)) + len(unit) > most:
-            yield pack
-            pack = []
-        pack.append(unit)
-    if pack:
-        yield pack
+def _packs(units: Sequence[Unit], kind: Callable[[Any], Hashable], most: int | None) -> Iterator[list[tuple[int, Any]]]:
+    """All examples, with the number of their unit, in lists of at most `most` of one kind.
+
+    A list is given as soon as it is full, so that few units are begun and not finished.
+    """
+    waiting: dict[Hashable, list[tuple[int, Any]]] = {}
+    for number, unit in enumerate(units):
+        for item in unit:
+            its = kind(item)
+            waiting.setdefault(its, []).append((number, item))
+            if len(waiting[its]) == most:
+                yield waiting.pop(its)
+    yield from waiting.values()
+
+
+def _gather(begun: dict[int, Gradients], number: int, found: Gradients) -> None:
+    """Add an example's gradient to those of its unit that have been made."""
+    wide = _wide(found)
+    before = begun.get(number)
+    begun[number] = wide if before is None else {name: before[name] + part for name, part in wide.items()}
+
+
+def _wide(found: Gradients) -> Gradients:
+    """In float64, on the CPU where the device knows none."""
+    return {
+        name: part.detach().to(device="cpu" if part.device.type == "mps" else part.device, dtype=torch.float64)
+        for name, part in found.items()
+    }
+
+
+def _kind_of(packs: Packs) -> Callable[[Any], Hashable]:
+    """The kind of an example; those of a direction are no model's business, and are of none."""
+    return lambda item: None if isinstance(item, Pointing) else packs.kinds(item)
 
 
 def _counted(members: list[int], most: int | None, rng: np.random.Generator) -> list[int]:
@@ -197,6 +229,3 @@ def _counted(members: list[int], most: int | None, rng: np.random.Generator) -> 
 def _column(values: Tensor, like: Tensor) -> Tensor:
     """(B,) as (B, 1, ..., 1), to go with (B, ...)."""
     return values.view(-1, *[1] * (like.ndim - 1))
-
-
-_ON_CPU = 8

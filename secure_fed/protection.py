@@ -23,13 +23,14 @@ from privacy.clipping import AdaptiveGaussian
 from privacy.entropy import Entropy, SystemEntropy
 from privacy.mechanisms import Gaussian, Mechanism, NoMechanism
 from privacy.sampling import FixedSize, Poisson, Sampler
-from secure_fed.config import RunConfig
+from secure_fed.config import RunConfig, TrainingConfig
 from secure_fed.directions import Plain
 from secure_fed.errors import ConfigError
 from secure_fed.methods.method import Card, Method, RoundPlan, State
+from secure_fed.packs import Packs
 from secure_fed.parts import Parts
 from secure_fed.phantom_plan import Count, Room, count
-from secure_fed.private_models import gradients_of, require_data_free_start, require_supported
+from secure_fed.private_models import require_data_free_start, require_supported
 from secure_fed.private_training import batch_sampler, planned_steps
 from secure_fed.tensors import Layout, Tensors
 from secure_fed.training import Objective, Placed
@@ -197,7 +198,12 @@ def _beside(sampler: Sampler, phantoms: int) -> Sampler:
 
 
 def require_protectable(
-    protection: Protection, objective: Objective, parts: Parts, plan: RoundPlan, initial: Tensors
+    protection: Protection,
+    objective: Objective,
+    parts: Parts,
+    plan: RoundPlan,
+    initial: Tensors,
+    settings: TrainingConfig,
 ) -> None:
     """Refuse a model, a loss or a method's tensors for which the guarantee would not hold, with the reason."""
     if protection.place == "nowhere":
@@ -206,8 +212,9 @@ def require_protectable(
     if protection.place != "gradients":
         return
     require_supported(objective.model, plan.trainable)
-    examples = max(parts.train, key=len)
-    gradients_of(objective, parts.collate, Placed.of(initial, plan.trainable, objective.device), Plain(examples))
+    clients = [Plain(own) for own in parts.train]
+    packs = Packs.of(objective, parts.collate, settings, max(clients, key=len))
+    packs.try_out(Placed.of(initial, plan.trainable, objective.device), clients)
 
 
 def _shares(config: RunConfig, noise_multiplier: float, contributors: int, silent: int) -> DistributedGaussian:

@@ -28,8 +28,8 @@ from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
 from secure_fed.errors import ModelError, SecureFedError
+from secure_fed.gradient_trial import agree, probe_of, still
 from secure_fed.per_example import losses as losses_of
-from secure_fed.private_models import agree, probe_of, still
 from secure_fed.training import Collate, Objective, Placed, require_one_each, seeded, to_device
 
 Items = list[Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -43,8 +43,8 @@ class Objective(nn.Module):
         self.model = model
         self.loss = loss
         self.device = device
-        # Which way of taking per-example gradients has proven right, by the names that train (`private_models`).
-        self.paths: dict[frozenset[str], Callable[..., dict[str, Tensor]]] = {}
+        # Which ways of taking per-example gradients have proven right (`packs`).
+        self.ways: dict[Hashable, Any] = {}
         self._named = dict(model.named_parameters())
         # Looked up once: walking a model of many modules costs more than a client's share of a round.
         self._buffers_at_start = [

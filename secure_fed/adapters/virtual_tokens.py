@@ -35,7 +35,7 @@ class Room:
 
         A model with fewer positions than `max_length` was not loaded by the settings, so these say nothing of its texts.
         """
-        limit = _positions(base)
+        limit = positions_of(base)
         room = cls(type(base).__name__, limit, length)
         if limit is not None and length >= limit:
             raise MethodError(
@@ -129,8 +129,9 @@ def masked(mask: Tensor, length: int) -> Tensor:
     return torch.cat([mask.new_ones(len(mask), length), mask], 1)
 
 
-def _positions(base: nn.Module) -> int | None:
-    limit = getattr(base.config, "max_position_embeddings", None)
+def positions_of(base: nn.Module) -> int | None:
+    """How many tokens the model has positions for; None is no limit, or none that it names."""
+    limit = getattr(getattr(base, "config", None), "max_position_embeddings", None)
     if not isinstance(limit, int) or limit <= 0:
         return None
     learned = (module for name, module in base.named_modules() if name.endswith("position_embeddings"))

@@ -34,8 +34,9 @@ class Row:
 
     accuracy, membership_auc: None where a run did not measure it. metrics: what the task asks for first beside accuracy.
     rounds: finished ones, on average. target: an accuracy, None where none was asked for; reached: how many runs did;
-    rounds_to_target: the mean over those. epsilon: of one run, the largest there is, None without privacy; delta: that of the
-    same. early: how many runs ended before their last round.
+    rounds_to_target: the mean over those. epsilon_one_run: the largest of the runs, None without privacy; delta_one_run: of the
+    same. epsilon_all_seeds, delta_all_seeds: the sums over the runs (basic composition), which hold against whoever sees the
+    models of all of them, for a unit whose data are in each. early: how many runs ended before their last round.
     """
 
     name: str
@@ -52,8 +53,10 @@ class Row:
     target: float | None
     reached: int
     rounds_to_target: float | None
-    epsilon: float | None
-    delta: float | None
+    epsilon_one_run: float | None
+    delta_one_run: float | None
+    epsilon_all_seeds: float | None
+    delta_all_seeds: float | None
     membership_auc: Spread | None
     early: int
     curve: tuple[Point, ...]
@@ -71,6 +74,7 @@ def row_of(name: str, runs: Mapping[int, RunRecord], target: float | None) -> Ro
     waited = [] if target is None else [_first_round(record, target) for record in records]
     reached = [rounds for rounds in waited if rounds is not None]
     epsilons = [float(result["epsilon"]) for result in results if result.get("epsilon") is not None]
+    private = len(epsilons) == len(results)  # a sum over some of the runs would promise too much
     per_run: dict[str, float] = {
         field: fmean(float(result[field]) for result in results) for field in ("bytes_up", "bytes_down", "seconds")
     }
@@ -88,8 +92,10 @@ def row_of(name: str, runs: Mapping[int, RunRecord], target: float | None) -> Ro
         target=target,
         reached=len(reached),
         rounds_to_target=fmean(reached) if reached else None,
-        epsilon=max(epsilons, default=None),
-        delta=settings.privacy.delta if epsilons else None,
+        epsilon_one_run=max(epsilons) if private else None,
+        delta_one_run=settings.privacy.delta if private else None,
+        epsilon_all_seeds=sum(epsilons) if private else None,
+        delta_all_seeds=len(epsilons) * settings.privacy.delta if private else None,
         membership_auc=spread_of(results, _membership_auc),
         early=sum(bool(result.get("ended_early")) for result in results),
         curve=_curve(records),

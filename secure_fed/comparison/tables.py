@@ -26,7 +26,8 @@ def heads(rows: Sequence[Row]) -> list[str]:
     target = f"rounds to {percent(targets.pop())}" if len(targets) == 1 and None not in targets else "rounds to target"
     sent = ["up a round", "down a round", "up", "down"]
     own = [spoken(name) for name in measured(rows)]
-    return ["configuration", "method", "accuracy", *own, *sent, target, "time", "epsilon", "membership AUC"]
+    private = ["epsilon of one run", "epsilon of all seeds together"]
+    return ["configuration", "method", "accuracy", *own, *sent, target, "time", *private, "membership AUC"]
 
 
 def cells(row: Row, metrics: Sequence[str]) -> list[str]:
@@ -39,7 +40,8 @@ def cells(row: Row, metrics: Sequence[str]) -> list[str]:
         *(size(count) for count in (row.bytes_up_round, row.bytes_down_round, row.bytes_up, row.bytes_down)),
         _reached(row),
         duration(row.seconds),
-        NOTHING if row.epsilon is None else f"{at_most(row.epsilon)} (delta {row.delta:g})",
+        _private(row.epsilon_one_run, row.delta_one_run),
+        _private(row.epsilon_all_seeds, row.delta_all_seeds),
         _plain(row.membership_auc),
     ]
 
@@ -64,10 +66,12 @@ def notes(rows: Sequence[Row]) -> list[str]:
     spoken.append("Bytes are those of all clients of a round, or of the whole run; time is that of the whole run.")
     if any(row.target is not None for row in rows):
         spoken.append("Rounds to the target: the mean over the runs that reached it, by evaluated rounds.")
-    if any(row.epsilon is not None for row in rows):
-        spoken.append(
-            "Epsilon is what one run costs. Runs on the same data add up, and so does choosing among them by their results."
-        )
+    if any(row.epsilon_one_run is not None for row in rows):
+        spoken += [
+            f"Epsilon of all seeds together holds against whoever sees the models of all its {counted(len(seeds), 'run')}, for a "
+            "unit whose data are in each of them: epsilons add up, and so do deltas.",
+            "Configurations on the same data add up too, and choosing one by its results costs the sum over all.",
+        ]
     spoken += [f"{row.name}: {row.early} of {len(row.seeds)} runs ended early." for row in rows if row.early]
     return spoken
 
@@ -104,6 +108,10 @@ def as_csv(rows: Sequence[Row]) -> str:
 
 
 _SPREADS = ("accuracy", "membership_auc")
+
+
+def _private(epsilon: float | None, delta: float | None) -> str:
+    return NOTHING if epsilon is None else f"{at_most(epsilon)} (delta {delta:g})"
 
 
 def _percents(found: Spread | None) -> str:

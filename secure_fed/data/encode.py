@@ -7,7 +7,7 @@ share a batch, so little of the arithmetic is spent on padding.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
@@ -134,14 +134,21 @@ class Collate:
     `pad_id` and the rest with 0. Without an `attention_mask` of their own, every token of the items counts. `labels`, or
     `label`, is what `labels(items, name, longest)` makes of it, usually one whole number an item: (batch,). Anything else is
     refused, since no model would know it.
+
+    width: the least number of tokens that a batch is padded to.
     """
 
     pad_id: int
     labels: Callable[[Sequence[Item], str, int], torch.Tensor] = whole_numbers
+    width: int = 0
+
+    def padded_to(self, width: int) -> Collate:
+        """The same, of batches with at least so many tokens."""
+        return replace(self, width=width)
 
     def __call__(self, items: Sequence[Item]) -> dict[str, torch.Tensor]:
         lengths = np.array([len(item["input_ids"]) for item in items])
-        real = np.arange(lengths.max()) < lengths[:, None]  # (B, L)
+        real = np.arange(max(int(lengths.max()), self.width)) < lengths[:, None]  # (B, L)
         names = dict.fromkeys(name for item in items for name in item)
         label = "labels" if "labels" in names else "label"
         batch = {

@@ -7,7 +7,7 @@ with a and b two passes, each with a random choice of experts of its own, and p 
 a place share their upper layer, as in the authors' settings, so there are M lower ones. All are averaged, expert by expert.
 
 Guarantee: the mean of the parameters is exact. Experts are drawn for a whole pass and without regard to what is in it. For
-privacy of examples each has a pass of its own (`private_models.path_for`): were a draw shared, who shares it would go by who
+privacy of examples each has a pass of its own (`gradient_trial.tried`): were a draw shared, who shares it would go by who
 else is there.
 
 Deviations. The upper layers start at zero, so that the model starts at exactly what it was. Clients merge nothing before they

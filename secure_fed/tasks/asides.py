@@ -27,6 +27,10 @@ class Aside:
 
     plain: Collate
 
+    def padded_to(self, width: int) -> Aside:
+        """The same, of batches with at least so many tokens."""
+        return Aside(self.plain.padded_to(width))
+
     def __call__(self, items: Sequence[Item]) -> dict[str, Any]:
         batch: dict[str, Any] = dict(self.plain([_read(item) for item in items]))
         if ASIDE in items[0]:

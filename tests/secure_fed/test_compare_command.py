@@ -59,7 +59,9 @@ def test_a_comparison_is_shown_and_written(told: Told, configs: tuple[Path, Path
     status, shown, progressed = told(*configs, "--seeds", "3,5", "--out", out, "--target", "0.01")
     assert status == 0
     lines = {line.split("│")[1].strip(): line for line in shown.splitlines() if line.startswith("│")}
-    assert {"accuracy", "up a round", "rounds to 1.0 %", "epsilon", "membership AUC"} <= set(lines)
+    assert {"accuracy", "up a round", "rounds to 1.0 %", "epsilon of all seeds together", "membership AUC"} <= set(
+        lines
+    )
     assert lines["rounds to 1.0 %"].count("2 of 2 reached it") == 2
     assert max(len(line) for line in shown.splitlines() if "│" in line) <= 100
     assert f"table: {out / 'compare.md'}" in shown

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from secure_fed.adapters.examplewise import ExampleWise
 from secure_fed.errors import ModelError
+from secure_fed.gradient_trial import path_for
 from secure_fed.per_example import by_layer, one_by_one
-from secure_fed.private_models import path_for
 from secure_fed.training import Objective, Placed
 
 CPU = torch.device("cpu")

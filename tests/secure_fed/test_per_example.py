@@ -15,10 +15,10 @@ from torch.utils.data import default_collate
 from secure_fed.config import MethodConfig
 from secure_fed.data.encode import Collate
 from secure_fed.errors import ConfigError, ModelError
+from secure_fed.gradient_trial import agree, path_for, probe_of
 from secure_fed.methods import build
 from secure_fed.methods.method import State
 from secure_fed.per_example import Gradients, Path, by_layer, one_by_one
-from secure_fed.private_models import agree, gradients_of, path_for, probe_of
 from secure_fed.tasks import classification
 from secure_fed.training import Objective, Placed
 from tests.secure_fed import small_models, toys
@@ -381,19 +381,6 @@ def test_a_batch_that_a_layer_sees_otherwise_is_refused_whenever_it_comes() -> N
     where = placed(model, adapted(model, target_modules=("query_proj",)))
     with pytest.raises(ModelError, match="what examples share"):
         by_layer(Objective(model, classification.loss, CPU), Collate(0), where, texts())
-
-
-def test_the_path_is_found_once_for_each_set_of_names() -> None:
-    model = made("bert")
-    trained = adapted(model)
-    objective, where = Objective(model, classification.loss, CPU), placed(model, trained)
-    gradients_of(objective, Collate(0), where, texts(1))
-    assert not objective.paths
-    gradients_of(objective, Collate(0), where, texts())
-    assert objective.paths == {frozenset(trained): by_layer}
-    only_b = [name for name in trained if "lora_A" not in name]
-    gradients_of(objective, Collate(0), placed(model, only_b), texts())
-    assert set(objective.paths) == {frozenset(trained), frozenset(only_b)}
 
 
 def test_a_probe_has_unequal_lengths() -> None:

@@ -19,8 +19,9 @@ from privacy.mechanisms import Gaussian
 from secure_fed.config import TrainingConfig
 from secure_fed.data.encode import Collate
 from secure_fed.errors import MethodError, ModelError
+from secure_fed.packs import Packs
 from secure_fed.per_example import by_layer, one_by_one
-from secure_fed.private_models import path_for, require_data_free_start, require_supported
+from secure_fed.private_models import require_data_free_start, require_supported
 from secure_fed.private_training import train_privately
 from secure_fed.tasks import classification
 from secure_fed.tensors import Tensors
@@ -109,7 +110,10 @@ Loss = Callable[[nn.Module, Any], Tensor]
 def tried(model: nn.Module, loss: Loss, items: Sequence[Any], collate: Any) -> Any:
     objective = Objective(model, loss, CPU)
     before = Tensors((name, model.get_parameter(name).detach().clone()) for name in trainable(model))
-    return path_for(objective, collate, Placed.of(before, list(before), CPU), items)
+    packs = Packs.of(objective, collate, known=items)
+    packs.try_out(Placed.of(before, list(before), CPU), [items])
+    paths = {way.path for way in objective.ways.values()}
+    return paths.pop() if len(paths) == 1 else paths
 
 
 def in_batch_negatives(model: nn.Module, batch: Any) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ from privacy.sampling import Poisson
 from secure_fed.config import MethodConfig, TrainingConfig
 from secure_fed.errors import ModelError
 from secure_fed.methods import build
+from secure_fed.packs import Way
 from secure_fed.per_example import Gradients, by_layer, one_by_one
 from secure_fed.private_training import ClippedSum, batch_sampler, members_of, planned_steps, train_privately
 from secure_fed.tasks import classification
@@ -222,14 +224,23 @@ def test_units() -> None:
 
 
 class Seen:
-    """A collate that notes which examples come in each call."""
+    """A path that notes which examples come in each pass."""
 
     def __init__(self) -> None:
         self.calls: list[list[int]] = []
 
-    def __call__(self, items: Sequence[Any]) -> Any:
+    def __call__(self, objective: Objective, collate: Any, placed: Placed, items: Sequence[Any]) -> Gradients:
         self.calls.append([item["name"] for item in items])
-        return default_collate([{"x": item["x"], "labels": item["labels"]} for item in items])
+        return by_layer(objective, collate, placed, items)
+
+
+def unnamed(items: Sequence[Any]) -> Any:
+    return default_collate([{"x": item["x"], "labels": item["labels"]} for item in items])
+
+
+def forced(target: Objective, path: Any) -> None:
+    """Every kind of examples takes this path, in passes of any size."""
+    target.ways = defaultdict(lambda: Way(path, tuple(range(1, 101))))
 
 
 def named(count: int) -> list[dict[str, Any]]:
@@ -242,10 +253,10 @@ def test_batches_are_poisson_and_come_from_the_stream_alone() -> None:
     counts = []
     for seed in (0, 1):
         target, seen = objective(), Seen()
-        target.paths[frozenset(weights(target.model))] = by_layer
+        forced(target, seen)
         stream = SeededEntropy(7).stream("coins")
         settings = TrainingConfig(batch_size=3, microbatch=100)
-        trained(target, named(12), settings, steps=400, stream=stream, seed=seed, collate=seen, lr=1e-9)
+        trained(target, named(12), settings, steps=400, stream=stream, seed=seed, collate=unnamed, lr=1e-9)
         counts.append(seen.calls)
     assert counts[0] == counts[1]
     sizes = np.bincount([len(call) for call in counts[0]], minlength=13)
@@ -278,7 +289,6 @@ def test_a_client_with_one_example_and_one_with_none() -> None:
     before, one = trained(target, toys.examples(1, 1), TrainingConfig(batch_size=4, **SGD), noise=1.0, steps=2)
     assert one.after.is_finite()
     assert not toys.same(one.after, before)
-    assert not target.paths
     _, none = trained(target, [], TrainingConfig(), noise=1.0, steps=0)
     assert toys.same(none.after, before)
     assert math.isnan(none.loss)
@@ -444,9 +454,11 @@ def test_groups_of_one_are_examples() -> None:
 
 def test_of_a_group_at_most_so_many_examples_count_and_all_get_their_turn() -> None:
     target, seen = objective(), Seen()
-    target.paths[frozenset(weights(target.model))] = by_layer
+    forced(target, seen)
     groups = [0] * 6 + [1] * 3 + [2]
-    trained(target, named(10), full(microbatch=100), steps=60, collate=seen, groups=groups, group_examples=2, lr=1e-9)
+    trained(
+        target, named(10), full(microbatch=100), steps=60, collate=unnamed, groups=groups, group_examples=2, lr=1e-9
+    )
     drawn = [[sum(name in range(*span) for name in call) for span in ((0, 6), (6, 9), (9, 10))] for call in seen.calls]
     assert drawn == [[2, 2, 1]] * 60
     assert {name for call in seen.calls for name in call} == set(range(10))
@@ -458,32 +470,18 @@ def test_microbatches_change_nothing_but_memory(groups: list[int] | None) -> Non
     for most in (None, 1, 2, 4):
         target, seen = objective(), Seen()
         settings = TrainingConfig(batch_size=3, microbatch=most, **SGD)
-        target.paths[frozenset(weights(target.model))] = by_layer
-        done.append(trained(target, named(9), settings, noise=1.0, steps=3, groups=groups, collate=seen)[1].after)
+        forced(target, seen)
+        done.append(trained(target, named(9), settings, noise=1.0, steps=3, groups=groups, collate=unnamed)[1].after)
         largest.append(max(len(call) for call in seen.calls))
     assert all((after - done[0]).norm() < 1e-5 * done[0].norm() for after in done[1:])
     assert largest[1:] == [1, 2, 4]
-
-
-def test_examples_of_like_length_share_a_microbatch() -> None:
-    calls: list[list[int]] = []
-
-    def collate(items: Sequence[Any]) -> Any:
-        calls.append([len(item["input_ids"]) for item in items])
-        return default_collate([{"x": item["x"], "labels": item["labels"]} for item in items])
-
-    items = [item | {"input_ids": [1] * (1 + 5 * i % 6)} for i, item in enumerate(toys.examples(1, 6))]
-    target = objective()
-    target.paths[frozenset(weights(target.model))] = by_layer
-    trained(target, items, full(microbatch=2), collate=collate)
-    assert calls == [[1, 2], [3, 4], [5, 6]]
 
 
 def test_both_paths_train_alike() -> None:
     done = []
     for path in (by_layer, one_by_one):
         target = objective()
-        target.paths[frozenset(weights(target.model))] = path
+        forced(target, path)
         done.append(
             trained(target, toys.examples(1, 9), TrainingConfig(batch_size=4, **SGD), noise=1.0, steps=3)[1].after
         )

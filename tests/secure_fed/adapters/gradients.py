@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from secure_fed.data.encode import Collate
+from secure_fed.gradient_trial import path_for
 from secure_fed.per_example import Gradients, Path, one_by_one
-from secure_fed.private_models import path_for
 from secure_fed.tasks import classification
 from secure_fed.training import Objective, Placed
 from tests.secure_fed import small_models

@@ -20,8 +20,8 @@ from secure_fed.adapters.places import places
 from secure_fed.adapters.tensor_train import TensorTrainLinear, TensorTrains, core_shapes
 from secure_fed.data.encode import Collate
 from secure_fed.errors import MethodError
+from secure_fed.gradient_trial import agree, path_for
 from secure_fed.per_example import by_layer, one_by_one
-from secure_fed.private_models import agree, path_for
 from secure_fed.tasks import classification
 from secure_fed.training import Objective, Placed
 from tests.secure_fed import small_models, toys

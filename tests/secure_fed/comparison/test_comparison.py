@@ -101,9 +101,10 @@ def test_a_row_is_what_the_run_directories_say(compared: tuple[Path, list[Any]])
         assert row.rounds_to_target == (pytest.approx(statistics.mean(reached)) if reached else None)
         assert row.membership_auc is None
         assert row.early == 0
-    assert rows[0].epsilon is None
-    assert rows[1].epsilon == max(result["epsilon"] for result in held(out, rows[1].name)[0])
-    assert rows[1].delta == 1e-3
+    assert rows[0].epsilon_one_run is None
+    epsilons = [result["epsilon"] for result in held(out, rows[1].name)[0]]
+    assert (rows[1].epsilon_one_run, rows[1].delta_one_run) == (max(epsilons), 1e-3)
+    assert (rows[1].epsilon_all_seeds, rows[1].delta_all_seeds) == (sum(epsilons), len(epsilons) * 1e-3)
 
 
 def test_a_curve_holds_the_measured_rounds_and_the_bytes_until_them(compared: tuple[Path, list[Any]]) -> None:
@@ -129,7 +130,7 @@ def test_the_tables_say_what_the_rows_do(compared: tuple[Path, list[Any]]) -> No
         assert float(line["bytes_up_round"]) == row.bytes_up_round
         assert line["seeds"] == "0 1 4"
         assert line["membership_auc_mean"] == ""
-    assert lines[0]["epsilon"] == ""
+    assert lines[0]["epsilon_one_run"] == lines[0]["epsilon_all_seeds"] == ""
     text = (out / "compare.md").read_text(encoding="utf-8")
     header, _, plain, private = [line for line in text.splitlines() if line.startswith("|")]
     assert "rounds to 50.0 %" in header
@@ -310,4 +311,4 @@ def test_a_spent_budget_ends_the_comparison_and_leaves_what_finished(base: RunCo
     assert (tmp_path / "out" / "a" / "seed-0" / "result.json").exists()
     assert not (tmp_path / "out" / "a" / "seed-1").exists()
     assert not (tmp_path / "out" / "compare.md").exists()
-    assert compare({"a": config}, [0], tmp_path / "out")[0].epsilon == pytest.approx(4.0, rel=0.02)
+    assert compare({"a": config}, [0], tmp_path / "out")[0].epsilon_one_run == pytest.approx(4.0, rel=0.02)

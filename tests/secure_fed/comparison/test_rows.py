@@ -102,10 +102,13 @@ def test_a_run_that_ended_early_is_told_of_and_cuts_the_curve() -> None:
     assert "a: 1 of 2 runs ended early." in notes([found])
 
 
-def test_epsilon_is_the_largest_and_rounded_up() -> None:
+def test_epsilon_of_one_run_is_the_largest_and_of_all_seeds_the_sum() -> None:
     found = row(record([0.5], epsilon=2.991), record([0.5], epsilon=2.9))
-    assert found.epsilon == 2.991
-    assert "3 (delta 1e-05)" in cells(found, ())
+    assert (found.epsilon_one_run, found.delta_one_run) == (2.991, 1e-5)
+    assert (found.epsilon_all_seeds, found.delta_all_seeds) == (pytest.approx(5.891), 2e-5)
+    assert cells(found, ())[-3:-1] == ["3 (delta 1e-05)", "5.9 (delta 2e-05)"]
+    assert "whoever sees the models of all its 2 runs" in " ".join(notes([found]))
+    assert row(record([0.5], epsilon=2.9), record([0.5])).epsilon_all_seeds is None
     assert any("add up" in note for note in notes([found]))
     assert not any("add up" in note for note in notes([row(record([0.5]))]))
 
@@ -123,7 +126,7 @@ def test_numbers_are_json_and_the_same_in_csv() -> None:
     assert flat["accuracy_mean"] == pytest.approx(0.6)
     assert flat["seeds"] == [0, 1]
     header, line = as_csv([found]).splitlines()
-    assert dict(zip(header.split(","), line.split(","), strict=True))["epsilon"] == "1.5"
+    assert dict(zip(header.split(","), line.split(","), strict=True))["epsilon_all_seeds"] == "2.9"
 
 
 def test_names_cannot_break_the_tables() -> None:

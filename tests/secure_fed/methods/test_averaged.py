@@ -14,10 +14,10 @@ from secure_fed.config import RunConfig
 from secure_fed.data.encode import Collate
 from secure_fed.errors import MethodError
 from secure_fed.federation import Federation
+from secure_fed.gradient_trial import path_for
 from secure_fed.methods import METHODS, card
 from secure_fed.methods.method import CHANGE, State
 from secure_fed.per_example import by_layer, one_by_one
-from secure_fed.private_models import path_for
 from secure_fed.tasks import classification
 from secure_fed.tensors import Layout, Tensors
 from secure_fed.training import Objective, Placed

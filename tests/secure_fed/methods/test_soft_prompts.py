@@ -15,11 +15,11 @@ from secure_fed.config import RunConfig
 from secure_fed.data.encode import Collate
 from secure_fed.errors import ConfigError, MethodError
 from secure_fed.federation import Federation
+from secure_fed.gradient_trial import path_for
 from secure_fed.methods import build
 from secure_fed.methods.averaging import Averaged
 from secure_fed.methods.method import CHANGE, Method, State
 from secure_fed.per_example import by_layer, one_by_one
-from secure_fed.private_models import path_for
 from secure_fed.tasks import classification
 from secure_fed.tensors import Tensors
 from secure_fed.training import Objective, Placed
