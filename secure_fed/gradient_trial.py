@@ -179,7 +179,7 @@ def _require_uncoupled(
 ) -> None:
     """Each example's loss is what it is alone: in whole batches and parts of them, in other orders, among copies of itself."""
     count = len(probe)
-    orders = [range(size) for size in _candidates(count)]
+    orders: list[Sequence[int]] = [range(size) for size in _candidates(count)]
     orders += [range(count - 1, -1, -1), [0] * count, [count - 1] * count, [i % min(2, count) for i in range(count)]]
     with torch.no_grad():
         own = torch.cat([losses(objective, alone, placed, [item]) for item in probe])

@@ -89,10 +89,10 @@ class Packs:
         shapes = tuple((name, tensor.shape) for name, tensor in placed.moving.items())
         key = (shapes, kind, self.most)
         try:
-            return self.objective.ways[key]
+            way: Way = self.objective.ways[key]
         except KeyError:
             way = self.objective.ways[key] = self._tried(kind, placed, items)
-            return way
+        return way
 
     def try_out(self, placed: Placed, clients: Sequence[Sequence[Any]]) -> None:
         """Try the kinds of the clients' examples now, so that what is refused is refused before anything is released.

@@ -68,8 +68,8 @@ def notes(rows: Sequence[Row]) -> list[str]:
         spoken.append("Rounds to the target: the mean over the runs that reached it, by evaluated rounds.")
     if any(row.epsilon_one_run is not None for row in rows):
         spoken += [
-            f"Epsilon of all seeds together holds against whoever sees the models of all its {counted(len(seeds), 'run')}, for a "
-            "unit whose data are in each of them: epsilons add up, and so do deltas.",
+            f"Epsilon of all seeds together holds against whoever sees the models of all its {counted(len(seeds), 'run')}, for "
+            "a unit whose data are in each of them: epsilons add up, and so do deltas.",
             "Configurations on the same data add up too, and choosing one by its results costs the sum over all.",
         ]
     spoken += [f"{row.name}: {row.early} of {len(row.seeds)} runs ended early." for row in rows if row.early]

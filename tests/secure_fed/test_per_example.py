@@ -363,7 +363,7 @@ def summed(objective: Objective, collate: Any, where: Placed, items: Sequence[An
 def test_a_broken_path_is_not_taken(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = made("bert")
     trained = adapted(model)
-    monkeypatch.setattr("secure_fed.private_models.by_layer", broken)
+    monkeypatch.setattr("secure_fed.gradient_trial.by_layer", broken)
     assert check(model, trained, texts()) is one_by_one
 
 

@@ -202,7 +202,7 @@ class Drawn(Stream):
 
     def uniform(self, count: int) -> Any:
         coins = np.full(count, 1 - 2.0**-53)
-        coins[self.present] = 0
+        coins[self.present if count else []] = 0
         return coins
 
 
