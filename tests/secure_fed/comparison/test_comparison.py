@@ -136,10 +136,10 @@ def test_the_tables_say_what_the_rows_do(compared: tuple[Path, list[Any]]) -> No
     assert "rounds to 50.0 %" in header
     assert f"{100 * rows[0].accuracy.mean:.1f} ± {100 * rows[0].accuracy.deviation:.1f} %" in plain
     assert f"{rows[0].reached} of 3 reached it" in plain
-    assert plain.endswith("| - | - |")
+    assert plain.endswith("| - | - | - |")
     assert r"private \$x\_1\$ \|b\|" in private, "names are read as they are"
     assert "(delta 0.001)" in private
-    assert "Epsilon is what one run costs" in text
+    assert "whoever sees the models of all its 3 runs" in text
 
 
 def test_the_drawing_has_a_line_for_each_and_the_names_as_they_are(compared: tuple[Path, list[Any]]) -> None:
