@@ -28,8 +28,8 @@ from secure_fed.federation import Federation
 from secure_fed.methods.method import State, fits
 from secure_fed.parts import GIVEN
 from secure_fed.recording import Recorded
-from secure_fed.run_dir import CONFIG, RESULT, read_config, read_facts, read_object
-from secure_fed.run_store import read_checkpoint
+from secure_fed.run_dir import CONFIG, RESULT, read_config, read_facts, read_whole_result
+from secure_fed.run_store import differing_digests, read_checkpoint
 
 SCHEMA = 1
 AUDIT, PAGE = "audit.json", "audit.html"
@@ -63,12 +63,13 @@ def opened(run_dir: Path) -> Target:
     if checkpoint is None:
         raise RunDirectoryError(f"{run_dir} is damaged: it has a result and no checkpoint; restore it")
     federation = Federation(config)
-    for name in ("data_digest", "audit", "phantoms"):
-        if federation.parts.facts.get(name) != facts.get(name):
-            raise RunDirectoryError(
-                f"{run_dir} was trained on other data than its settings lead to now, or by another version: {name} in run.json "
-                "differs; an audit needs the very data that it was trained on"
-            )
+    known = federation.parts.facts
+    differing = differing_digests(run_dir, {name: known.get(name) for name in ("data_digest", "audit")})
+    for name in [*differing, *(["phantoms"] if known.get("phantoms") != facts.get("phantoms") else [])]:
+        raise RunDirectoryError(
+            f"{run_dir} was trained on other data than its settings lead to now, or by another version: {name} "
+            "differs; an audit needs the very data that it was trained on"
+        )
     if not fits(federation.method, federation.initial.tensors, checkpoint.state):
         raise RunDirectoryError(f"{run_dir} holds the state of another model than {config.model.name!r} is now")
     recorded = recording.read(run_dir)
@@ -79,7 +80,7 @@ def opened(run_dir: Path) -> Target:
 
 def _result(run_dir: Path, config: RunConfig) -> dict[str, Any]:
     """The run's result, with all that an audit reads of it."""
-    result = read_object(run_dir, RESULT)
+    result = read_whole_result(run_dir)
     private = config.privacy.unit != "none"
     numbers = ("seconds", *(("epsilon", "epsilon_participants", "delta") if private else ()))
     whole = all(_is_number(result.get(name), 1.0 if name == "delta" else math.inf) for name in numbers)

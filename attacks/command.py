@@ -76,27 +76,31 @@ def side_by_side(run_dir: Path, other: Path) -> list[str]:
 
 
 def written(audit: dict[str, Any], run_dir: Path, beside: Sequence[Path]) -> Path:
-    """audit.json and audit.html, for the owner of the run; of some attacks alone audit-NAME.json and audit-NAME.html."""
+    """audit.json and audit.html, in the run's private part; of some attacks alone audit-NAME.json and audit-NAME.html."""
     from attacks.audit import AUDIT, PAGE
     from attacks.report import write
     from attacks.sweep import swept
     from secure_fed.durable import atomic_write
+    from secure_fed.run_dir import made_private
 
     audit["sweep"] = swept(audit, run_dir, beside)
     some = "-".join(["", *audit.get("asked_for", ())])
-    page = run_dir / PAGE.replace(".", f"{some}.")
+    folder = made_private(run_dir)
+    page = folder / PAGE.replace(".", f"{some}.")
     write(audit, page)
-    atomic_write(run_dir / AUDIT.replace(".", f"{some}."), _as_json(audit, indent=1) + "\n", private=True)
+    atomic_write(folder / AUDIT.replace(".", f"{some}."), _as_json(audit, indent=1) + "\n", private=True)
     return page
 
 
 def _require_writable(run_dir: Path) -> None:
     """Refuse a folder in which an audit could not be kept, before it is made."""
     from secure_fed.errors import RunDirectoryError
+    from secure_fed.run_dir import private_part
 
+    folder = private_part(run_dir)
     if run_dir.is_dir():
         try:
-            with TemporaryFile(dir=run_dir):
+            with TemporaryFile(dir=folder if folder.is_dir() else run_dir):
                 pass
         except OSError as error:
             raise RunDirectoryError(

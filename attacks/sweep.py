@@ -15,7 +15,7 @@ from attacks.values import number, words
 from attacks.vantage import VANTAGES
 from attacks.wording import at_least
 from secure_fed.errors import RunDirectoryError
-from secure_fed.run_dir import RESULT, read_object, read_text
+from secure_fed.run_dir import AUDIT, RESULT, private_part, read_object, read_text
 
 Row = dict[str, Any]
 
@@ -40,9 +40,10 @@ def rows_beside(run_dir: Path, beside: Sequence[Path]) -> list[Row]:
 
 
 def _audited_row(run_dir: Path) -> Row:
-    if read_text(run_dir / "audit.json") is None:
+    folder = private_part(run_dir)
+    if read_text(folder / AUDIT) is None:
         raise RunDirectoryError(f"{run_dir} has not been audited: run `secure-fed audit {run_dir}` first")
-    audit, result = read_object(run_dir, "audit.json"), read_object(run_dir, RESULT)
+    audit, result = read_object(folder, AUDIT), read_object(run_dir, RESULT)
     if audit.get("rounds") != result.get("rounds"):
         raise RunDirectoryError(
             f"{run_dir} was audited after {audit.get('rounds')} rounds and has {result.get('rounds')} now: audit it again"

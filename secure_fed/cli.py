@@ -137,12 +137,14 @@ def _add_reading(command: Callable[..., argparse.ArgumentParser]) -> None:
 def _demo(chosen: argparse.Namespace) -> None:
     from attacks import command as audits
     from secure_fed import demo, report
+    from secure_fed.run_dir import private_part
 
     out = _run(demo.config(), chosen, "demo", resume=False)
     print("secure-fed: the same again without privacy and masks, for comparison", file=sys.stderr)
-    beside = argparse.Namespace(out=str(out / "unprotected"), json=False)
+    unprotected = private_part(out) / "unprotected"  # it is on the same data
+    beside = argparse.Namespace(out=str(unprotected), json=False)
     _run(demo.unprotected(), beside, "unprotected", resume=False, quiet=True)
-    found = audits.side_by_side(out, out / "unprotected")
+    found = audits.side_by_side(out, unprotected)
     report.write(out)  # again, since there is an audit now
     if not chosen.json:
         print("\n".join(found))
@@ -166,7 +168,7 @@ def _run(config: RunConfig, chosen: argparse.Namespace, name: str, *, resume: bo
     from secure_fed import report
     from secure_fed.federation import Federation
     from secure_fed.progress import ConsoleProgress, TensorBoard
-    from secure_fed.run_dir import claimed
+    from secure_fed.run_dir import TENSORBOARD, claimed, private_part
     from secure_fed.run_store import read_checkpoint, read_records, require_unused, resumable
     from secure_fed.terminal import show_result
 
@@ -183,15 +185,16 @@ def _run(config: RunConfig, chosen: argparse.Namespace, name: str, *, resume: bo
         checkpoint = read_checkpoint(out)
         done = read_records(out, checkpoint.state.round) if checkpoint else []
         if config.evaluation.tensorboard:
-            federation.callbacks.append(TensorBoard(out / "tensorboard", len(done)))
+            federation.callbacks.append(TensorBoard(private_part(out) / TENSORBOARD, len(done)))
         federation.callbacks.append(stack.enter_context(ConsoleProgress(config.federation.rounds, done)))
         result = federation.run(out, resume=resume)
     page = report.write(out)
     if chosen.json:
         print(json.dumps(result.summary))
     elif not quiet:
-        show_result(result.summary)
-        print(f"report: {page}\nadapter: secure-fed export {out} OUT_DIR")
+        show_result(result.whole)
+        own = f", and for you alone {private_part(out) / page.name}" if result.withheld else ""
+        print(f"report: {page}{own}\nadapter: secure-fed export {out} OUT_DIR")
     return out
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
@@ -25,10 +26,9 @@ def atomic_write(path: Path, data: bytes | str, *, private: bool = False) -> Non
     """
     content = data.encode() if isinstance(data, str) else data
     part = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
-    mode = 0o600 if private else 0o666  # less what the user's mask takes away
     with _written(path):
         try:
-            with open(part, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            with open(part, "xb", opener=_opener(private)) as file:
                 file.write(content)
                 crash_point(f"{path.name}:written")
                 file.flush()
@@ -57,10 +57,13 @@ def clear_parts(folder: Path) -> None:
                 file.unlink(missing_ok=True)
 
 
-def append_line(path: Path, line: str) -> None:
-    """Add a line that is on disk when this returns; a kill may leave part of it at the end of the file."""
+def append_line(path: Path, line: str, *, private: bool = False) -> None:
+    """Add a line that is on disk when this returns; a kill may leave part of it at the end of the file.
+
+    private: a file that this makes is readable by its owner alone.
+    """
     content = line.encode() + b"\n"
-    with _written(path), path.open("ab") as file:
+    with _written(path), open(path, "ab", opener=_opener(private)) as file:
         file.write(content[: len(content) // 2])
         file.flush()
         crash_point(f"{path.name}:torn")
@@ -68,6 +71,11 @@ def append_line(path: Path, line: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     crash_point(f"{path.name}:appended")
+
+
+def _opener(private: bool) -> Callable[[str, int], int]:
+    mode = 0o600 if private else 0o666  # less what the user's mask takes away
+    return lambda name, flags: os.open(name, flags, mode)
 
 
 def _written(path: Path) -> AbstractContextManager[None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,13 @@ from torch import nn
 
 from privacy.entropy import Entropy
 from privacy.errors import BudgetExhausted
-from secure_fed import engine, fingerprint, guarantee, outcome, participants, recording, tasks
+from secure_fed import engine, fingerprint, guarantee, outcome, participants, published, recording, tasks
 from secure_fed.budget_terms import Subject
 from secure_fed.client import personal_names
 from secure_fed.config import RunConfig
 from secure_fed.config.anchor import anchored
 from secure_fed.data.encode import pad_id
+from secure_fed.data.holdout import is_declared
 from secure_fed.diagnostics.watch import watch
 from secure_fed.engine import Keeper, KeepsNothing, Record, Schedule
 from secure_fed.errors import ConfigError, RunDirectoryError
@@ -40,19 +41,29 @@ from secure_fed.protection import cohort_sampler, crowd, protect, require_protec
 from secure_fed.recording import Recorder
 from secure_fed.releases import Releases, kept_by
 from secure_fed.run_budget import Purse, RunBudget, opened, require_room
-from secure_fed.run_store import RunStore, require_unused
+from secure_fed.run_dir import private_part
+from secure_fed.run_store import RunStore, read_personal, require_unused
 from secure_fed.training import Collate, Loss, Objective, scheduled_lr
 from secure_fed.transport import Transport
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run ends with: `summary` is `result.json`, `records` the rounds, `state` the global tensors."""
+    """What a run ends with: `summary` is `result.json`, `state` the global tensors.
+
+    records: the rounds; withheld: what a private run keeps from `summary`. Both are for those who hold the data.
+    """
 
     summary: dict[str, Any]
     records: list[Record]
     state: State
     run_dir: Path | None
+    withheld: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> dict[str, Any]:
+        """The summary with what is withheld of it."""
+        return published.together(self.summary, self.withheld)
 
 
 class Federation:
@@ -128,6 +139,7 @@ class Federation:
         self.watch = watch(self.config, self.method, initial, self.parts, self.objective)
         self.purse = Purse()
         self._statement = ""
+        self._measured: set[str] = set()
         bench = participants.workbench(self, personal)
         self.clients = participants.clients(self, bench)
         self.turns = participants.turns(self, lambda round_: self.server.draw(round_), passes)
@@ -187,7 +199,7 @@ class Federation:
                     records.append(record)
                     recorder.end_of_round(state, record["lr"])
                     if store:
-                        store.save(state, kept_by(self.clients), record)
+                        store.save(state, kept_by(self.clients), *self._cut(record))
                     self._tell("on_round_end", record, state)
             except BudgetExhausted as error:
                 if not records:
@@ -211,9 +223,10 @@ class Federation:
         run_dir = store.path if store else None
         summary = outcome.summary(self, state, records, run_dir, budget, ended_early)
         self._statement = summary["privacy_statement"]
-        result = Result(summary, records, state, run_dir)
+        shown, withheld = (summary, {}) if self.protection.plan is None else published.of_result(summary)
+        result = Result(shown, records, state, run_dir, withheld)
         if store:
-            store.finish(result.summary)
+            store.finish(shown, withheld)
         self._tell("on_end", result)
         return result
 
@@ -258,9 +271,13 @@ class Federation:
         """What protects a state of this federation: what its last run says, or before there is one, its plan."""
         if self._statement:
             return self._statement
-        personal = bool(self.server.personal)
-        facts = guarantee.planned(self.protection, self.sampler.rate, personal=personal, masks=self.masks)
+        facts = self._planned()
         return str(facts["privacy"]["text"]) if facts else ""
+
+    def _planned(self) -> dict[str, Any]:
+        """What a run of this federation notes of its guarantee when it begins."""
+        personal, tested = bool(self.server.personal), self.parts.facts["test"]["from"]
+        return guarantee.planned(self.protection, self.sampler.rate, personal=personal, masks=self.masks, tested=tested)
 
     def _start(self, store: RunStore | None) -> tuple[State, list[Record]]:
         """Where to begin: at the checkpoint, or at the beginning, whatever this federation ran before."""
@@ -270,14 +287,12 @@ class Federation:
             return self.initial, []
         facts = {
             **self.parts.facts,
-            **guarantee.planned(
-                self.protection, self.sampler.rate, personal=bool(self.server.personal), masks=self.masks
-            ),
+            **self._planned(),
             "model_digest": self._base,
             "versions": outcome.versions(),
         }
         store.begin(self.config, facts)
-        self.pools["data"].save(store.path)
+        self.pools["data"].save(private_part(store.path))
         checkpoint, records = store.restore()
         if checkpoint is None:
             return self.initial, records
@@ -285,9 +300,16 @@ class Federation:
             raise RunDirectoryError(
                 f"{store.path} holds the state of another model; resume with the model it was begun with"
             )
+        personal = read_personal(store.path, checkpoint.state.round)
         for client in self.clients:
-            client.kept = checkpoint.personal.get(client.index)
+            client.kept = personal.get(client.index)
         return checkpoint.state, records
+
+    def _cut(self, record: Record) -> tuple[Record, Record]:
+        """What may be shown of a round, and what is withheld."""
+        if self.protection.plan is None:
+            return record, {}
+        return published.of_round(record, self._measured, declared=is_declared(self.parts.facts["test"]["from"]))
 
     def _require_precise(self) -> None:
         """Refuse masks whose words are too coarse for what is summed."""
@@ -310,7 +332,9 @@ class Federation:
         return Schedule(rounds, lambda round_: scheduled_lr(training, round_, rounds), self.config.evaluation.every)
 
     def _evaluate(self, state: State) -> Record:
-        return evaluated(self, state)
+        found = evaluated(self, state)
+        self._measured |= set(found)
+        return found
 
     def _tell(self, event: str, *news: Any) -> None:
         for callback in self.callbacks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 from collections.abc import Container, Iterable, Sequence
 
@@ -51,3 +52,8 @@ def of_model(model: nn.Module, but: Container[str]) -> str:
         digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
         digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def sealed(digest: str, key: str) -> str:
+    """A digest by a secret key of the run, HMAC-SHA-256. Whoever lacks the key cannot check a guess of what was digested."""
+    return hmac.new(bytes.fromhex(key), digest.encode(), hashlib.sha256).hexdigest()

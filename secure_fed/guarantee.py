@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from privacy.clipping import AdaptiveGaussian
 from privacy.statement import NOT_COVERED, Statement
 from secure_fed import membership
+from secure_fed.data.holdout import HELD_OUT
 from secure_fed.protection import Protection
 from secure_fed.trust import trusted
 
@@ -34,7 +35,8 @@ def guarantee(
     charged = max(budget.charged.values(), default=0)
     covered = plan.releases if plan.limits else max(charged, plan.releases)  # a client never exceeds its limit
     personal = bool(federation.server.personal)
-    statement = of(protection, covered, federation.server.sampler.rate, personal=personal, masks=federation.masks)
+    rate, tested = federation.server.sampler.rate, federation.parts.facts["test"]["from"]
+    statement = of(protection, covered, rate, personal=personal, masks=federation.masks, tested=tested)
     return {
         "unit": protection.unit,
         "epsilon": statement.epsilon,
@@ -81,21 +83,30 @@ def _realised(federation: Federation, plan: Plan, releases: int, records: Sequen
 
 
 def planned(
-    protection: Protection, cohort_rate: float, *, personal: bool, masks: Masks | None = None
+    protection: Protection, cohort_rate: float, *, personal: bool, masks: Masks | None = None, tested: str = ""
 ) -> dict[str, Any]:
     """What a run notes when it starts. A resumed run has to come to the same."""
     plan = protection.plan
     if plan is None:
         return {}
-    statement = of(protection, plan.releases, cohort_rate, personal=personal, masks=masks)
+    statement = of(protection, plan.releases, cohort_rate, personal=personal, masks=masks, tested=tested)
     noise = {"noise_multiplier": plan.noise_multiplier, "clip_norm": protection.clip_norm}
     return {"privacy": {**statement.to_dict(), **noise, "text": statement.text}}
 
 
 def of(
-    protection: Protection, releases: int, cohort_rate: float, *, personal: bool, masks: Masks | None = None
+    protection: Protection,
+    releases: int,
+    cohort_rate: float,
+    *,
+    personal: bool,
+    masks: Masks | None = None,
+    tested: str = "",
 ) -> Statement:
-    """The statement of a run that makes so many releases, with or without masks around what the clients send."""
+    """The statement of a run that makes so many releases, with or without masks around what the clients send.
+
+    tested: where its test rows are from.
+    """
     plan = protection.plan
     if plan is None:
         raise ValueError("a run without privacy has no guarantee to state")
@@ -114,7 +125,14 @@ def of(
         noise=words["noise"],
         trust=trusted(protection, masks),
         released=f"{_most(protection, releases)} {words['released']}, and every model made of them{_phantoms(protection)}",
-        not_covered=(*NOT_COVERED, *membership.NOT_COVERED, *held_out, *_uncovered(protection), *kept),
+        not_covered=(
+            *NOT_COVERED,
+            *membership.NOT_COVERED,
+            *held_out,
+            *_uncovered(protection),
+            *kept,
+            *_TESTED.get(tested, ()),
+        ),
         private=protection.entropy.private,
     )
 
@@ -176,6 +194,14 @@ def _sampling(protection: Protection, cohort_rate: float, *, poisson: bool) -> s
     return f"every client draws its batches by secret coins, at rate {rate:.4g} where the guarantee is weakest; {most}"
 
 
+_TESTED = {
+    HELD_OUT[unit]: (f"{whose} held out for testing: they never train, and what is measured on them is exact",)
+    for unit, whose in (
+        ("client", "the clients that were"),
+        ("person", "the persons whose rows were"),
+        ("example", "the rows that were"),
+    )
+}
 _PERSONAL = ("the personal tensors of a client, which have no noise: they protect nobody once they leave it",)
 _UNITS = {
     "client": "a client with everything it has",

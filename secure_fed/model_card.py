@@ -118,13 +118,21 @@ class ModelCard:
 
 
 def run_facts(
-    config: RunConfig, method: Card, rounds: int, measured: Mapping[str, float], client: str | None, statement: str = ""
+    config: RunConfig,
+    method: Card,
+    rounds: int,
+    measured: Mapping[str, float] | None,
+    client: str | None,
+    statement: str = "",
 ) -> dict[str, str]:
-    """What the run was, what was measured of it at the end, and what protects it: `statement`, if anything."""
+    """What the run was, what was measured of it at the end, and what protects it: `statement`, if anything.
+
+    measured: None where it is not to be told, because the test rows were held out of what the run protects.
+    """
     facts = {
         "method": f"{method.name} ({method.paper})",
         "rounds": str(rounds),
-        **_measured(config.data.task, measured),
+        **(_NOT_TOLD if measured is None else _measured(config.data.task, measured)),
     }
     if config.method.personal:
         facts["personal tensors"] = f"{', '.join(config.method.personal)}: here those of client {client!r} alone"
@@ -144,6 +152,7 @@ def _measured(task: str, found: Mapping[str, float]) -> dict[str, str]:
     return rows
 
 
+_NOT_TOLD = {"measured on test rows": "not told: these rows were held out of the clients' own data, without noise"}
 _PRIVACY = "privacy"
 _VOID = "NOT PRIVATE"
 _BFLOAT16 = (

@@ -64,7 +64,8 @@ def summary(
         "cohort": round(sampler.expected),
         "personal": list(federation.server.personal),
         **{name: last.get(name) for name in _METRICS},
-        "membership": membership.measured(federation, state),
+        "test": federation.parts.facts["test"],
+        **_membership(federation, state),
         "metrics": {name: value for name, value in last.items() if name not in _ALWAYS and name not in _METRICS},
         **(
             _unprotected(federation, len(plan.passes) * state.round)
@@ -83,6 +84,13 @@ def summary(
         "run_dir": str(run_dir) if run_dir else None,
         "versions": versions(),
     }
+
+
+def _membership(federation: Federation, state: State) -> dict[str, Any]:
+    """What is told of membership. Figures of units that may have trained are no release: a private run withholds them."""
+    found = {"membership": membership.measured(federation, state)}
+    own = membership.of_data(federation, state) if federation.protection.plan is not None else None
+    return found | ({"membership_of_data": own} if own else {})
 
 
 def _unprotected(federation: Federation, releases: int) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from secure_fed.config import RunConfig
 from secure_fed.data import division, partition, sources
 from secure_fed.data.encode import Collate as PadCollate
 from secure_fed.data.encode import Encoded
+from secure_fed.data.holdout import is_declared
 from secure_fed.errors import ConfigError, DataError
 from secure_fed.evaluation import Metrics
 from secure_fed.models.heads import head_of
@@ -64,20 +65,23 @@ class Parts:
 def configured(config: RunConfig) -> Parts:
     """The parts a configuration describes."""
     seed, task = config.federation.seed, tasks.build(config.data)
-    source = sources.load(config.data, seed=seed, group=config.privacy.group_column)
+    private = config.privacy.unit != "none"
+    source = sources.load(config.data, seed=seed, group=config.privacy.group_column, unit=config.privacy.unit)
     labels = source.train.label_names
     strata = tuple(task.strata(source.train, seed))
     divided = division.divide(config, replace(source, train=replace(source.train, label=strata)))
     loss, metrics = task.loss(labels), task.metrics(labels)
     data_digest = fingerprint.of_rows(source.train, source.test)
     loaded = load(config.model, task, labels, seed)
-    encoded = task.encode(loaded.tokenizer, source.train, config.model.max_length)
+    encoded, test = (
+        task.encode(loaded.tokenizer, rows, config.model.max_length) for rows in (source.train, source.test)
+    )
     return Parts(
         model=loaded.model,
         head=head_of(loaded.model, loaded.head, config.method.modules_to_save),
         train=[encoded.take(part) for part in divided.parts],
         names=divided.names,
-        test=task.encode(loaded.tokenizer, source.test, config.model.max_length),
+        test=test,
         collate=task.collate(loaded.tokenizer),
         loss=loss,
         metrics=metrics,
@@ -92,25 +96,35 @@ def configured(config: RunConfig) -> Parts:
             assigned=[list(map(int, part)) for part in divided.parts],
             jensen_shannon=partition.jensen_shannon(strata, divided.parts, max(strata) + 1),
             sizes=[len(part) for part in divided.parts],
-            private=config.privacy.unit != "none",
+            private=private,
+            test=_test(source.tested, len(test), private=private),
         )
         | {"data_digest": data_digest},
         data_digest=data_digest,
         unit_digest=""
         if config.privacy.unit == "none"
         else fingerprint.of_units(source.train, division.units(config, source, divided)),
-        warning=_unknown(config, encoded, loaded.tokenizer),
+        warning=_unknown(config, test if private else encoded, "test" if private else "training", loaded.tokenizer),
     )
 
 
-def _unknown(config: RunConfig, encoded: Encoded, tokenizer: Any) -> str:
-    """A warning if the tokenizer does not know much of the text: examples that look alike to the model teach it nothing."""
+def _test(tested: str, rows: int, *, private: bool) -> dict[str, Any]:
+    """Where the test rows are from. How many were held out of private rows tells how many of these there are."""
+    return {"from": tested, "rows": rows if is_declared(tested) or not private else None}
+
+
+def _unknown(config: RunConfig, encoded: Encoded, which: str, tokenizer: Any) -> str:
+    """A warning if the tokenizer does not know much of the text: examples that look alike to the model teach it nothing.
+
+    A share of private texts would be released without noise, so with privacy the test texts, which train nothing, stand for
+    them.
+    """
     tokens = np.concatenate(encoded.input_ids)
     share = float((tokens == tokenizer.unk_token_id).mean()) if tokenizer.unk_token_id is not None else 0.0
     if share < _MUCH_UNKNOWN:
         return ""
     tokens_of = f"tokens are unknown to the tokenizer of {config.model.name}"
-    return f"{share:.0%} of the training {tokens_of}, and look alike to it; set model.name to another model"
+    return f"{share:.0%} of the {which} {tokens_of}, and look alike to it; set model.name to another model"
 
 
 def given(
@@ -149,7 +163,14 @@ def given(
         loss=loss or classification.loss,
         metrics=metrics or classification.metrics,
         confidence=confidence("", loss or classification.loss),
-        facts=_facts(GIVEN, [], names, sizes=[len(own) for own in train], private=config.privacy.unit != "none"),
+        facts=_facts(
+            GIVEN,
+            [],
+            names,
+            sizes=[len(own) for own in train],
+            private=config.privacy.unit != "none",
+            test=_test(GIVEN, len(test), private=config.privacy.unit != "none"),
+        ),
         unit_digest=fingerprint.of_sizes(len(own) for own in train),
     )
 
@@ -164,15 +185,13 @@ def _facts(
     kind: str = "natural",
     jensen_shannon: float | None = None,
     private: bool,
+    test: dict[str, Any],
 ) -> dict[str, Any]:
     """What is noted of a run. How many examples each client has, and how their labels differ, is private where clients are."""
     divided: dict[str, Any] = {"kind": kind, "jensen_shannon": jensen_shannon, "sizes": sizes}
     if private:  # a run that goes on still knows its data
-        divided = {
-            "kind": kind,
-            "digest": hashlib.sha256(json.dumps([list(names), assigned or sizes]).encode()).hexdigest(),
-        }
-    return {"task": task, "label_names": list(labels), "clients": list(names), "partition": divided}
+        divided["digest"] = hashlib.sha256(json.dumps([list(names), assigned or sizes]).encode()).hexdigest()
+    return {"task": task, "label_names": list(labels), "clients": list(names), "partition": divided, "test": test}
 
 
 def _check_examples(train: Any, test: Any) -> None:

@@ -95,7 +95,7 @@ _BESIDE = ("f1", "perplexity", "rmse")
 class TensorBoard:
     """Every number of a round's record as a scalar under its own name; resuming writes over later rounds.
 
-    The folder appears with the first round: it lies in the run directory, which must be unused when the run begins.
+    The folder appears with the first round: it lies in the private part of the run directory, since every event has its time.
     """
 
     def __init__(self, folder: Path, finished: int) -> None:

@@ -1,7 +1,7 @@
 """What travels in a run, kept for an audit when `evaluation.record` asks for it.
 
-    recording/round-00000.safetensors    the initial state
-    recording/round-00001.safetensors    the state after the first round, and what was sent in it
+    private/recording/round-00000.safetensors    the initial state
+    private/recording/round-00001.safetensors    the state after the first round, and what was sent in it
 
 "models" keeps the global states, which every client of a round is given anyway. "updates" keeps what single clients sent as
 well, or behind masks the sums that the server decoded, before any noise of its own: raw material for whoever wants to know what
@@ -27,6 +27,7 @@ from secure_fed.durable import atomic_write, clear_parts
 from secure_fed.errors import ConfigError, RunDirectoryError, plainly
 from secure_fed.masked.sum import Gathered
 from secure_fed.overhearing import Decoded, Overheard
+from secure_fed.run_dir import private_part
 from secure_fed.server import Server
 from secure_fed.tensors import Tensors
 from secure_fed.transport import Reply, Request, Transport
@@ -89,7 +90,7 @@ class Recorder:
 
     @property
     def folder(self) -> Path | None:
-        return self.run_dir / FOLDER if self.run_dir is not None and self.asked != "nothing" else None
+        return private_part(self.run_dir) / FOLDER if self.run_dir is not None and self.asked != "nothing" else None
 
     def begin(self, state: State) -> None:
         """The state that a run begins with; one that goes on has it already."""
@@ -161,7 +162,7 @@ def _round(name: str) -> int | None:
 
 def read(run_dir: Path) -> Recorded | None:
     """The recording of the run in this directory, if it made one; files of other names than a recording's are passed over."""
-    folder = run_dir / FOLDER
+    folder = private_part(run_dir) / FOLDER
     with plainly(RunDirectoryError, f"{folder} cannot be read", "make it readable, or take it away"):
         names = {_round(file.name): file for file in folder.iterdir()} if folder.is_dir() else {}
     files = {number: file for number, file in names.items() if number is not None}

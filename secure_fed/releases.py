@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from secure_fed.client import Client
 from secure_fed.engine import Record
 from secure_fed.methods.method import State
-from secure_fed.run_store import RELEASED, RunStore, read_checkpoint
+from secure_fed.run_store import RunStore, read_released
 from secure_fed.tensors import Tensors
 
 
@@ -20,7 +20,7 @@ class Releases:
     clients: Sequence[Client]
 
     def kept(self, round_: int) -> tuple[State, Record] | None:
-        found = read_checkpoint(self.store.path, RELEASED)
+        found = read_released(self.store.path)
         if found is None or found.state.round != round_:
             return None
         for client in self.clients:

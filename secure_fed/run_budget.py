@@ -1,7 +1,9 @@
 """A run's place in a ledger: found when it starts, and found again when it goes on.
 
-    budget.json       the run's name in the ledger, the ledger's path, and the ledger's end when the run last wrote to it
-    budget.sqlite     the ledger, where `privacy.ledger` names none: its limit is the run's own epsilon
+    private/budget.json     the run's name in the ledger, the ledger's path, and its end when the run last wrote to it
+    private/budget.sqlite   the ledger, where `privacy.ledger` names none: its limit is the run's own epsilon
+
+A ledger has digests of the data and the times of its charges, which tell how long rounds took.
 
 A ledger that runs share is made by `secure-fed budget create` alone: one that is missing is an error, never a fresh budget.
 
@@ -29,8 +31,8 @@ from secure_fed.config.sections import PrivacyConfig
 from secure_fed.durable import atomic_write
 from secure_fed.errors import RunDirectoryError
 from secure_fed.ledger_heads import heads_at
-from secure_fed.run_dir import read_object
-from secure_fed.run_store import CHECKPOINT, RELEASED
+from secure_fed.run_dir import CHECKPOINT, PRIVATE, made_private, private_part, read_object
+from secure_fed.run_store import RELEASED
 
 if TYPE_CHECKING:
     from secure_fed.privacy_plan import Plan
@@ -139,12 +141,15 @@ def opened(privacy: PrivacyConfig, plan: Plan, run_dir: Path | None, subject: Su
 
 def _reserved(privacy: PrivacyConfig, plan: Plan, folder: Path, subject: Subject) -> RunBudget:
     noted = _noted(folder)
+    made_private(folder)
     ledger = _ledger(privacy, folder, noted)
+    if ledger.path.parent == private_part(folder):
+        ledger.path.chmod(0o600)
     run = noted["run"] if noted is not None else f"{folder.name}-{uuid.uuid4().hex[:8]}"
 
     def keep(head: Head) -> None:
         note = {"run": run, "ledger": str(ledger.path), "head": head.to_dict()}
-        atomic_write(folder / BUDGET, json.dumps(note, indent=2) + "\n")
+        atomic_write(private_part(folder) / BUDGET, json.dumps(note, indent=2) + "\n", private=True)
 
     if ledger.reserved(run) is None:
         keep(ledger.head)
@@ -177,7 +182,7 @@ def _reserved(privacy: PrivacyConfig, plan: Plan, folder: Path, subject: Subject
 def _ledger(privacy: PrivacyConfig, folder: Path, noted: Mapping[str, Any] | None) -> Ledger:
     if privacy.ledger:
         return _shared(privacy, noted)
-    path = folder / OWN_LEDGER
+    path = private_part(folder) / OWN_LEDGER
     if path.exists() or noted is not None:
         return Ledger.open(path, head=_head(noted))
     epsilon, delta = (privacy.epsilon, privacy.delta) if privacy.epsilon is not None else (None, None)
@@ -214,21 +219,22 @@ def _reserved_releases(ledger: Ledger, run: str) -> int:
 
 def _noted(folder: Path) -> dict[str, Any] | None:
     """What the run wrote down of its ledger, if it came to that; without it a run that has released cannot go on."""
-    if not (folder / BUDGET).exists():
-        if (folder / CHECKPOINT).exists() or (folder / RELEASED).exists():
+    own_part = private_part(folder)
+    if not (own_part / BUDGET).exists():
+        if (folder / CHECKPOINT).exists() or (own_part / RELEASED).exists():
             raise RunDirectoryError(
-                f"{folder} has released, but {BUDGET}, which says from what budget, is missing: restore it"
+                f"{folder} has released, but {PRIVATE}/{BUDGET}, which says from what budget, is missing: restore it"
             )
         return None
-    noted = read_object(folder, BUDGET)
+    noted = read_object(own_part, BUDGET)
     own = Path(str(noted.get("ledger", "")))
-    if own.name == OWN_LEDGER and own.parent != folder.absolute():
+    if own.name == OWN_LEDGER and own.parent != own_part.absolute():
         raise RunDirectoryError(
-            f"{folder} was moved or copied from {own.parent}, and what is gone on with in two places is released twice: "
+            f"{folder} was moved or copied from {own.parent.parent}, and what is gone on with in two places is released twice: "
             "move it back"
         )
     if not (isinstance(noted.get("run"), str) and isinstance(noted.get("head"), dict)):
         raise RunDirectoryError(
-            f"{folder / BUDGET} is damaged: it does not say what the run is called in its ledger; restore it"
+            f"{own_part / BUDGET} is damaged: it does not say what the run is called in its ledger; restore it"
         )
     return noted

@@ -1,21 +1,93 @@
 """The run directory from outside: its place, the names of its files, and its JSON files read with suspicion.
 
+A run directory has two parts. Files at its top follow from what was released, from settings and from public data, and may be
+shown (`secure_fed.published` says of every value from which). The folder `private/` holds everything else that a run writes,
+and is for those who hold the data: only they can open it. An export and the report read a run through `Published`, which can
+name no file in that folder.
+
 Needs no torch, so that a report starts at once. Whatever was done to the files, what is wrong is said in one sentence.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from secure_fed.config import RunConfig
+from secure_fed.data.holdout import is_declared
 from secure_fed.errors import ConfigError, RunDirectoryError, plainly
+from secure_fed.published import together
 
 CONFIG, FACTS, METRICS, RESULT = "config.json", "run.json", "metrics.jsonl", "result.json"
+CHECKPOINT, REPORT = "checkpoint.safetensors", "report.html"
+PUBLIC = (CONFIG, FACTS, METRICS, CHECKPOINT, RESULT, REPORT)
+
+PRIVATE = "private"
+OWN_FACTS, OWN_ROUNDS, OWN_RESULT = "facts.json", "rounds.jsonl", "figures.json"
+AUDIT, AUDIT_PAGE = "audit.json", "audit.html"
+TENSORBOARD = "tensorboard"
+
+
+def private_part(run_dir: Path) -> Path:
+    """The folder of a run directory that is for those who hold the data; it need not exist."""
+    return run_dir / PRIVATE
+
+
+def made_private(run_dir: Path) -> Path:
+    """The same folder, made if need be, which nobody but its owner can open."""
+    folder = private_part(run_dir)
+    with usable(folder):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.chmod(0o700)
+    return folder
+
+
+@dataclass(frozen=True)
+class Published:
+    """A reader of what may be shown of a run, and of nothing else: it opens the files of `PUBLIC`, by these names."""
+
+    run_dir: Path
+
+    def path(self, name: str) -> Path:
+        if name not in PUBLIC:
+            raise ValueError(f"{name!r} is no file of the public part of a run directory ({', '.join(PUBLIC)})")
+        return self.run_dir / name
+
+    def text(self, name: str) -> str | None:
+        """The content of a file, or None where there is none."""
+        return read_text(self.path(name))
+
+    @property
+    def config(self) -> RunConfig:
+        return read_config(self.run_dir)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return read_facts(self.run_dir)
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """`result.json`, once the run has ended."""
+        content = self.text(RESULT)
+        return None if content is None else parsed(content, str(self.path(RESULT)))
+
+
+def without_times(run_dir: Path) -> None:
+    """Give all public files of a private run, and their folder, the time at which the run began.
+
+    The times of files would tell how long rounds took, and so how many clients trained. Resuming moves none of them back.
+    """
+    with suppress(OSError):
+        began = (run_dir / CONFIG).stat().st_mtime_ns
+        for file in (*(run_dir / name for name in PUBLIC), run_dir):
+            if file.exists():
+                os.utime(file, ns=(began, began))
 
 
 def usable(path: Path) -> AbstractContextManager[None]:
@@ -69,6 +141,12 @@ def read_facts(path: Path) -> dict[str, Any]:
     return facts
 
 
+def withholds_test(config: RunConfig, facts: Mapping[str, Any]) -> bool:
+    """Whether measurements on test rows are not for everybody, because these rows were held out of private ones."""
+    tested = str(facts.get("test", {}).get("from", ""))
+    return config.privacy.unit != "none" and not is_declared(tested)
+
+
 def read_object(path: Path, name: str) -> dict[str, Any]:
     """The JSON object in the file `name` of a run directory, which must be there."""
     content = read_text(path / name)
@@ -78,6 +156,12 @@ def read_object(path: Path, name: str) -> dict[str, Any]:
             "or, where that was stopped before it wrote anything, start it again without --resume"
         )
     return parsed(content, str(path / name))
+
+
+def read_whole_result(path: Path) -> dict[str, Any]:
+    """The result of the run in `path` with what is withheld of it: for those who hold the data."""
+    result, folder = read_object(path, RESULT), private_part(path)
+    return together(result, read_object(folder, OWN_RESULT)) if (folder / OWN_RESULT).exists() else result
 
 
 def read_text(file: Path) -> str | None:

@@ -175,19 +175,25 @@ class Server:
         return noised
 
     def publishable(self, record: dict[str, Any], state: State, plan: RoundPlan) -> dict[str, Any]:
-        """A round's record without what tells who took part or how many, where the guarantee counts on nobody's knowing."""
-        if not self.protection.hides_cohort:
+        """A round's record without what tells who took part or how many, where the guarantee counts on nobody's knowing.
+
+        Bytes behind masks tell who vanished in the middle of a sum: under privacy, they are those of a sum that loses nobody.
+        """
+        hides = self.protection.hides_cohort
+        if not hides and (self.protection.place == "nowhere" or "masked" not in record):
             return record
-        up, down = self._traffic(state, plan)
-        record = {name: value for name, value in record.items() if name != "caught"}
+        cohort = self.sampler.expected if hides else record["cohort"]
+        up, down = self._traffic(state, plan, cohort + (self.phantoms.expected if self.phantoms else 0.0))
+        if hides:
+            record = {name: value for name, value in record.items() if name != "caught"}
         sizes = {"bytes_up": round(up), "bytes_down": round(down)}
         if "masked" in record:
-            record = record | {"masked": record["masked"] | sizes | {"survivors": None}}
-        return record | sizes | {"cohort": round(self.sampler.expected), "rejected": []}
+            survivors = {"survivors": None} if hides else {}
+            record = record | {"masked": record["masked"] | sizes | survivors}
+        return record | sizes | ({"cohort": round(cohort), "rejected": []} if hides else {})
 
-    def _traffic(self, state: State, plan: RoundPlan) -> tuple[float, float]:
-        """The bytes that clients are expected to send and receive in this round, whatever they trained."""
-        cohort = self.sampler.expected + (self.phantoms.expected if self.phantoms else 0.0)
+    def _traffic(self, state: State, plan: RoundPlan, cohort: float) -> tuple[float, float]:
+        """The bytes that a cohort of this size sends and receives in this round, whatever it trained."""
         up = down = 0.0
         after = state.tensors.select(plan.trainable).without(self.personal)
         means: dict[str, Tensors] = {}

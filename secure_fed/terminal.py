@@ -56,7 +56,8 @@ def show_result(summary: Mapping[str, Any]) -> None:
     table.add_row("sent", f"{size(summary['bytes_up'])} up, {size(summary['bytes_down'])} down{expected}")
     for row in (*_privacy(summary), *_masks(summary)):
         table.add_row(*row)
-    table.add_row("time", f"{summary['seconds']:.1f} s")
+    if summary["seconds"] is not None:
+        table.add_row("time", f"{summary['seconds']:.1f} s")
     PlainConsole().print(table)
 
 
@@ -83,16 +84,20 @@ def show_methods(model: str, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def _membership(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """How well the cheapest attack tells members from others; none where the result is older than that."""
-    found = summary.get("membership")
+    of_data = _told("membership of data", summary.get("membership_of_data"))
+    return [*_told("membership", summary.get("membership")), *of_data]
+
+
+def _told(name: str, found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     if not found:
         return []
     if found.get("auc") is None:
-        return [("membership", f"not measured: {found.get('why') or 'no reason is given'}")]
+        return [(name, f"not measured: {found.get('why') or 'no reason is given'}")]
     sizes = f"{found['members']:,} in training, {found['non_members']:,} held out"
     if found.get("of") == "phantoms":
         sizes = f"{found['members']:,} phantoms that pulled, {found['non_members']:,} that did not"
     caught = [(f"  caught at {100 * target:g} %", rate) for target, rate in rates(found)]
-    return [("membership AUC", f"{auc(found)} where .5 is a coin; {sizes}"), *caught]
+    return [(f"{name} AUC", f"{auc(found)} where .5 is a coin; {sizes}"), *caught]
 
 
 def _privacy(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -130,7 +135,7 @@ def _masks(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
         ("  took", f"{size(found['bytes_up'])} up, {size(found['bytes_down'])} down, the model with it"),
     ]
-    if _hides_cohort(summary):  # the time would tell how many took part
+    if _hides_cohort(summary) or found["client_seconds"] is None:  # the time would tell how many took part
         return rows
     spent = f"{time(found['client_seconds'])} of the clients, {time(found['server_seconds'])} of the server"
     return [*rows, ("  time for masks", spent)]

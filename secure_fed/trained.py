@@ -24,8 +24,8 @@ from secure_fed.models import loading
 from secure_fed.models.heads import head_of
 from secure_fed.parts import GIVEN
 from secure_fed.personal import completed
-from secure_fed.run_dir import RESULT, read_config, read_facts, read_object
-from secure_fed.run_store import Checkpoint, read_checkpoint, read_records
+from secure_fed.run_dir import METRICS, Published, withholds_test
+from secure_fed.run_store import Checkpoint, read_checkpoint, read_lines, read_personal
 from secure_fed.tasks import classification
 from secure_fed.tasks.task import Answer
 from secure_fed.tensors import Tensors
@@ -36,7 +36,8 @@ from secure_fed.training import Objective, to_device
 class Trained:
     """A run's model, of one client where tensors are personal, and what it says about itself.
 
-    initial: what the method's `prepare` returned. state: the last, completed by the tensors of that client.
+    initial: what the method's `prepare` returned. state: the last, completed by the tensors of that client. withheld: whether
+    what was measured is not to be told, since its test rows were held out of private ones.
     """
 
     config: RunConfig
@@ -50,11 +51,13 @@ class Trained:
     measured: Mapping[str, float]
     client: str | None
     statement: str = ""
+    withheld: bool = False
 
     @property
     def card(self) -> ModelCard:
         """The README of an export."""
-        facts = run_facts(self.config, self.method.card, self.state.round, self.measured, self.client, self.statement)
+        measured = None if self.withheld else self.measured
+        facts = run_facts(self.config, self.method.card, self.state.round, measured, self.client, self.statement)
         pad = pad_id(self.tokenizer)
         task = tasks.build(self.config.data)
         told = task.model_settings(self.label_names)
@@ -98,12 +101,16 @@ class Trained:
 def load(run_dir: Path, client: str | None = None) -> Trained:
     """The run in this directory, after its last finished round.
 
+    All of it is of the public part of the directory, but for what is personal.
+
     client: whose model, for a run with personal tensors, and only for one. It was not measured on the test set.
     """
-    facts, config = read_facts(run_dir), read_config(run_dir)
-    checkpoint = _last(run_dir, facts)
+    published = Published(run_dir)
+    facts, config = published.facts, published.config
+    checkpoint = _last(published)
     personal, seed = config.method.personal, config.federation.seed
-    tensors = completed(checkpoint.state.tensors, personal, client, facts["clients"], checkpoint.personal)
+    kept = read_personal(run_dir, checkpoint.state.round) if personal and client is not None else {}
+    tensors = completed(checkpoint.state.tensors, personal, client, facts["clients"], kept)
     labels = tuple(facts["label_names"])
     loaded = loading.load(config.model, tasks.build(config.data), labels, seed)
     head = head_of(loaded.model, loaded.head, config.method.modules_to_save)
@@ -115,7 +122,7 @@ def load(run_dir: Path, client: str | None = None) -> Trained:
             f"{run_dir} holds the state of another model than {config.model.name!r} is now; restore the one it was trained on"
         )
     Objective(loaded.model, classification.loss, next(loaded.model.parameters()).device).load(tensors)
-    measured = {} if personal else _measured(run_dir, checkpoint.state.round)
+    measured = {} if personal else _measured(published, checkpoint.state.round)
     return Trained(
         config,
         method,
@@ -127,21 +134,23 @@ def load(run_dir: Path, client: str | None = None) -> Trained:
         state,
         measured=measured,
         client=client,
-        statement=stated(run_dir, facts),
+        statement=stated(published),
+        withheld=withholds_test(config, facts),
     )
 
 
-def stated(run_dir: Path, facts: Mapping[str, Any]) -> str:
+def stated(published: Published) -> str:
     """What protects a run: in its result's words, or before there is one, in those of its plan."""
-    if (run_dir / RESULT).exists():
-        return str(read_object(run_dir, RESULT).get("privacy_statement", ""))
-    planned = facts.get("privacy", {}).get("text", "")
+    if (result := published.result) is not None:
+        return str(result.get("privacy_statement", ""))
+    planned = published.facts.get("privacy", {}).get("text", "")
     return f"{_UNFINISHED}: {planned}" if planned else ""
 
 
-def _last(run_dir: Path, facts: Mapping[str, Any]) -> Checkpoint:
+def _last(published: Published) -> Checkpoint:
     """The checkpoint of a run whose model a configuration describes."""
-    if facts.get("task") == GIVEN:
+    run_dir = published.run_dir
+    if published.facts.get("task") == GIVEN:
         raise RunDirectoryError(
             f"{run_dir} was trained on a model given in Python, which only that program can make: "
             "there, write it with Federation.export"
@@ -154,9 +163,10 @@ def _last(run_dir: Path, facts: Mapping[str, Any]) -> Checkpoint:
     return checkpoint
 
 
-def _measured(run_dir: Path, rounds: int) -> dict[str, float]:
+def _measured(published: Published, rounds: int) -> dict[str, float]:
     """The last evaluation's record, or nothing."""
-    evaluated = [record for record in read_records(run_dir, rounds) if "loss" in record or "accuracy" in record]
+    records = read_lines(published.path(METRICS), rounds)
+    evaluated = [record for record in records if "loss" in record or "accuracy" in record]
     return evaluated[-1] if evaluated else {}
 
 

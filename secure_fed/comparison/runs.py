@@ -12,7 +12,7 @@ from secure_fed.comparison.rows import Row, row_of
 from secure_fed.config import RunConfig
 from secure_fed.durable import atomic_write
 from secure_fed.errors import RunDirectoryError
-from secure_fed.report.record import RunRecord, read
+from secure_fed.report.record import RunRecord, owned
 from secure_fed.run_dir import CONFIG, FACTS, claimed
 
 # Entered around a run that is to be made or gone on with. What it gives is a callback of the federation, which is told of its
@@ -50,7 +50,7 @@ def _finished(job: Job) -> RunRecord | None:
 
     if not (job.run_dir / CONFIG).exists() or not (job.run_dir / FACTS).exists():
         return None
-    record = read(job.run_dir)
+    record = owned(job.run_dir)
     if record.result is None:
         return None
     if not (job.run_dir / _PAGE).exists():  # killed between its end and its report
@@ -72,7 +72,7 @@ def _made(job: Job, progress: Progress) -> RunRecord:
             told.on_begin(federation)
         federation.run(job.run_dir, resume=True)
     report.write(job.run_dir)
-    record = read(job.run_dir)
+    record = owned(job.run_dir)
     if record.result is None:
         raise RunDirectoryError(f"{job.run_dir} lost its result while the comparison ran; start the comparison again")
     return record
@@ -80,10 +80,11 @@ def _made(job: Job, progress: Progress) -> RunRecord:
 
 def _events(job: Job) -> object:
     from secure_fed.progress import TensorBoard
+    from secure_fed.run_dir import TENSORBOARD, private_part
     from secure_fed.run_store import read_checkpoint
 
     checkpoint = read_checkpoint(job.run_dir)
-    return TensorBoard(job.run_dir / "tensorboard", checkpoint.state.round if checkpoint else 0)
+    return TensorBoard(private_part(job.run_dir) / TENSORBOARD, checkpoint.state.round if checkpoint else 0)
 
 
 def _write(out: Path, rows: Sequence[Row]) -> None:

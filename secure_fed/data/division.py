@@ -11,7 +11,6 @@ from secure_fed.config import RunConfig
 from secure_fed.data import sources
 from secure_fed.data.partition import Partition, partition
 from secure_fed.data.skews import matrix_of
-from secure_fed.errors import DataError
 
 
 def kind(config: RunConfig, source: sources.Source) -> str:
@@ -60,10 +59,8 @@ def _languages(config: RunConfig) -> list[str] | None:
     """
     if config.data.partition != "language":
         return None
-    try:
-        again = sources.load(config.data, seed=config.federation.seed, group=config.data.language)
-    except DataError as error:
-        raise DataError(str(error).replace("privacy.group_column", "data.language")) from error
+    seed, group, unit = config.federation.seed, config.privacy.group_column, config.privacy.unit
+    again = sources.load(config.data, seed=seed, group=group, unit=unit, told=config.data.language)
     return list(again.train.group or ())
 
 

@@ -7,17 +7,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from secure_fed import tasks
 from secure_fed.data import files, hub
 from secure_fed.data.files import Table
+from secure_fed.data.holdout import HELD_OUT, Indices, at_random, each_by_itself, whole_clients
 from secure_fed.data.rows import Rows
 from secure_fed.data.texts import require_some
 from secure_fed.errors import DataError, plainly
 
 if TYPE_CHECKING:
     from secure_fed.config import DataConfig
+
+GENERATED, SPLIT, FILES = "generated", "test split of the data", "data.test"
+Columns = tuple[str, ...]  # beside those of the task and of data.client, by name
 
 _BUILTIN = "builtin/notes"
 _TEST_SPLITS = ("test", "validation", "valid", "dev")  # the first there is serves as test data
@@ -29,11 +31,13 @@ class Source:
 
     keyed: `train.client` says who owns which example because the user said so, by naming a column or by
            giving one file a client
+    tested: where the test rows are from
     """
 
     train: Rows
     test: Rows
     keyed: bool
+    tested: str = GENERATED
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,40 +49,41 @@ class _Tables:
     owners: tuple[str, ...] | None = None
 
 
-def load(data: DataConfig, *, seed: int, group: str = "") -> Source:
-    """The training and test examples that `data` asks for; the same `data` and `seed` give the same rows.
+def load(data: DataConfig, *, seed: int, group: str = "", unit: str = "none", told: str = "") -> Source:
+    """The training and test examples that `data` asks for; the same arguments give the same rows.
 
     `data.train` overrides `data.name`. Without test data, `data.test_fraction` of the training rows is held
     out by `seed`. A column named by `data.client` says who owns an example; without it, each file of a list
     is one client, called like the file. `group` names the column that says whom a training example is about.
+    unit: what privacy protects, which is held out as a whole. told: a column that `train.group` then holds instead.
     """
     paths, test_paths = _paths(data.train, "data.train"), _paths(data.test, "data.test")
     if test_paths and not paths:
         raise DataError(f"data.test is {str(test_paths[0])!r} and data.train is not set; set data.train too")
     if not paths and data.name == _BUILTIN:
-        return _notes(data, seed, group)
-    tables = _from_files(data, paths, test_paths, group) if paths else _from_name(data, group)
-    return _source(data, tables, seed, group)
+        return _notes(data, seed, told or group, "data.language" if told else "privacy.group_column")
+    columns = tuple(name for name in (group, told) if name)
+    tables = _from_files(data, paths, test_paths, columns) if paths else _from_name(data, columns)
+    source = _source(data, tables, (unit, seed), group, told)
+    return replace(source, tested=FILES) if test_paths else source
 
 
-def _from_name(data: DataConfig, group: str) -> _Tables:
+def _from_name(data: DataConfig, columns: Columns) -> _Tables:
     for folder in _paths(data.name, "data.name"):
         if folder.is_file():
             raise DataError(f"data.name is the file {data.name!r}; set data.train to it instead")
-        if folder.is_dir() and (tables := _from_folder(data, folder, group)):
+        if folder.is_dir() and (tables := _from_folder(data, folder, columns)):
             return tables
-    return _from_hub(data, group)
+    return _from_hub(data, columns)
 
 
-def _notes(data: DataConfig, seed: int, group: str) -> Source:
+def _notes(data: DataConfig, seed: int, group: str, setting: str) -> Source:
     from secure_fed.data import notes
 
     if data.client not in ("", "site"):
         raise DataError(f"data.client is {data.client!r}; {_BUILTIN} has one such column, 'site'")
     if group:
-        raise DataError(
-            f"privacy.group_column is {group!r}, but {_BUILTIN} says of no note whom it is about; use files"
-        )
+        raise DataError(f"{setting} is {group!r}, but {_BUILTIN} says of no note whom it is about; use files")
     train = notes.generate(data.examples, seed=seed, split="train")
     test = notes.generate(data.test_examples, seed=seed, split="test")
     return Source(train, test, keyed=data.client == "site")
@@ -94,17 +99,17 @@ def _paths(value: str | Sequence[str], setting: str) -> list[Path]:
     return paths
 
 
-def _wanted(data: DataConfig, group: str) -> Collection[str]:
+def _wanted(data: DataConfig, columns: Columns) -> Collection[str]:
     task = tasks.build(data)
-    names = (task.columns.text, task.columns.text_b, task.columns.label, *task.beside, data.client, group)
+    names = (task.columns.text, task.columns.text_b, task.columns.label, *task.beside, data.client, *columns)
     return dict.fromkeys(name for name in names if name)
 
 
-def _from_files(data: DataConfig, paths: Sequence[Path], test_paths: Sequence[Path], group: str) -> _Tables:
-    wanted = _wanted(data, group)
+def _from_files(data: DataConfig, paths: Sequence[Path], test_paths: Sequence[Path], columns: Columns) -> _Tables:
+    wanted = _wanted(data, columns)
     owners = None
     if len(paths) == 1 and paths[0].is_dir():
-        tables = _from_folder(data, paths[0], group)
+        tables = _from_folder(data, paths[0], columns)
         if tables is None:
             raise DataError(
                 f"{paths[0]} holds no training examples (train.jsonl, train.csv, train.parquet, ...); "
@@ -122,17 +127,17 @@ def _from_files(data: DataConfig, paths: Sequence[Path], test_paths: Sequence[Pa
     return _Tables(train, test, owners)
 
 
-def _from_folder(data: DataConfig, folder: Path, group: str) -> _Tables | None:
+def _from_folder(data: DataConfig, folder: Path, columns: Columns) -> _Tables | None:
     """The `train` and test files of a folder, or None when it holds no `train` file of a kind we read."""
-    wanted = _wanted(data, group)
+    wanted = _wanted(data, columns)
     train = [files.read(path, wanted) for path in files.split_files(folder, "train")]
     test = [files.read(path, wanted) for path in _test_files(folder)] if train else []
     return _Tables(train, test) if train else None
 
 
-def _from_hub(data: DataConfig, group: str) -> _Tables:
+def _from_hub(data: DataConfig, columns: Columns) -> _Tables:
     label = tasks.build(data).columns.label
-    train, tests = hub.read(data.name, _wanted(data, group), label, _TEST_SPLITS)
+    train, tests = hub.read(data.name, _wanted(data, columns), label, _TEST_SPLITS)
     labelled = [table for table in tests if not label or hub.has_labels(table, label)]
     return _Tables([train], labelled[:1])
 
@@ -142,7 +147,7 @@ def _test_files(folder: Path) -> list[Path]:
     return next((found for split in _TEST_SPLITS if (found := files.split_files(folder, split))), [])
 
 
-def _source(data: DataConfig, tables: _Tables, seed: int, group: str) -> Source:
+def _source(data: DataConfig, tables: _Tables, split: tuple[str, int], group: str, told: str) -> Source:
     task = tasks.build(data)
     for table in (*tables.train, *tables.test):
         require_some(table, task.columns.text, "data.text")
@@ -154,9 +159,30 @@ def _source(data: DataConfig, tables: _Tables, seed: int, group: str) -> Source:
         owned = zip(tables.owners, tables.train, strict=True)
         train = replace(train, client=tuple(owner for owner, table in owned for _ in range(len(table))))
     keyed = train.client is not None
+    known = train
+    if told:
+        train = replace(
+            train, group=tuple(key for table in tables.train for key in _keys(table, told, "data.language"))
+        )
     if tables.test:
-        return Source(train, _owned(data, test, tables.test, need_client=False), keyed)
-    return Source(*_hold_out(train, data.test_fraction, np.random.default_rng(seed)), keyed)
+        return Source(train, _owned(data, test, tables.test, need_client=False), keyed, SPLIT)
+    kept, out, tested = _held_out(data, known, *split, keyed=keyed)
+    return Source(train.take(kept), train.take(out), keyed, tested)
+
+
+def _held_out(data: DataConfig, rows: Rows, unit: str, seed: int, *, keyed: bool) -> tuple[Indices, Indices, str]:
+    """The rows that train, those that are the test set instead, and how they were chosen: by unit, where privacy protects one.
+
+    Clients that we make of the rows that are left hold none of those that are held out.
+    """
+    share = data.test_fraction
+    if unit == "none":
+        return *at_random(rows, share, seed), HELD_OUT["row"]
+    if unit == "group":
+        return *each_by_itself(rows, share, seed, persons=True), HELD_OUT["person"]
+    if unit == "client" and keyed and data.partition in ("auto", "natural"):
+        return *whole_clients(rows, share, seed), HELD_OUT["client"]
+    return *each_by_itself(rows, share, seed, persons=False), HELD_OUT["example"]
 
 
 def _owned(data: DataConfig, rows: Rows, tables: Sequence[Table], *, need_client: bool, group: str = "") -> Rows:
@@ -191,20 +217,3 @@ def _unique(names: Sequence[str]) -> tuple[str, ...]:
         candidates = (name, *(f"{name}-{count}" for count in range(2, len(names) + 2)))
         taken.append(next(candidate for candidate in candidates if candidate not in taken))
     return tuple(taken)
-
-
-def _hold_out(rows: Rows, fraction: float, rng: np.random.Generator) -> tuple[Rows, Rows]:
-    """A random `fraction` of the rows as test, at least one; each class and client keeps one in training."""
-    order = rng.permutation(len(rows))
-    kept = np.zeros(len(rows), dtype=bool)
-    for column in (rows.classes, rows.client):
-        if column is not None:
-            kept[np.unique(np.asarray(column)[order], return_index=True)[1]] = True
-    free = np.flatnonzero(~kept)
-    if not len(free):
-        raise DataError(
-            f"{len(rows)} training examples are too few to hold out a test set (data.test_fraction = "
-            f"{fraction}) and leave one of every class and client; set data.test to a file of test examples"
-        )
-    test = order[free[: max(1, round(fraction * len(rows)))]]
-    return rows.take(np.setdiff1d(order, test).tolist()), rows.take(np.sort(test).tolist())

@@ -64,13 +64,13 @@ def rounds(record: RunRecord) -> str:
 
 
 def _more(record: RunRecord) -> dict[str, Callable[[Mapping[str, Any]], str]]:
-    """What else there is to say of a round. How long it took tells how many trained, and is left out where that is secret."""
+    """What else there is to say of a round. How long it took, and who stayed, is left out where it is withheld."""
     columns: dict[str, Callable[[Mapping[str, Any]], str]] = {}
-    if masked(record) and not record.hides_cohort:
-        columns["in the sum"] = lambda row: number(row["masked"]["survivors"])
+    if masked(record) and record.series("masked", "survivors"):
+        columns["in the sum"] = lambda row: number(row["masked"].get("survivors"))
     if record.series("sketch_residual"):
         columns["lost by the sketch"] = lambda row: percent(row.get("sketch_residual"))
-    if not (record.hides_cohort or record.hides_training):
+    if record.series("seconds"):
         columns["time"] = lambda row: duration(row.get("seconds"))
     return columns
 

@@ -1,6 +1,6 @@
 """Secure aggregation in a run: whether there was any, how its parameters were chosen, and what it took.
 
-Where it is secret how many took part, neither survivors nor seconds are told: both would tell.
+Where privacy protects somebody, neither survivors nor seconds are told on a page for everybody: both tell who took part.
 """
 
 from __future__ import annotations
@@ -80,11 +80,11 @@ def _traffic(record: RunRecord, found: Facts | None) -> Rows:
 
 def _time(record: RunRecord, found: Facts | None) -> Rows:
     """Seconds on either side, and who stayed."""
-    if record.hides_cohort:
+    if record.hides_cohort or not record.series("masked", "client_seconds"):
         return [("time, and who stayed", "not told, since it would tell how many took part")]
     clients = _total(record, "client_seconds")
     invited = f" of {number(found['clients'])} invited" if found else ""
-    told = [row["masked"]["survivors"] for row in record.rounds]
+    told = [row["masked"].get("survivors") for row in record.rounds]
     fewest = min((count for count in told if count is not None), default=None)
     return [
         ("time of all clients together", time(clients) + _each(time(clients / _turns(record, found)), found)),

@@ -17,6 +17,12 @@ _SENTENCES = {
 }
 
 
+_WITHHELD = (
+    "How good the shared model is was measured on rows that were held out of the clients' own data, which no noise covers: it"
+    " is not told here."
+)
+
+
 def keys(record: RunRecord) -> tuple[str, ...]:
     """The metrics that are asked for beside accuracy."""
     return first_metrics(record.config.data.task)
@@ -25,12 +31,16 @@ def keys(record: RunRecord) -> tuple[str, ...]:
 def key_numbers(record: RunRecord) -> list[tuple[str, str]]:
     """Accuracy, where the task has one, and what is asked for beside it."""
     task = record.config.data.task
+    if record.withholds_test:
+        return []
     accuracy = [("accuracy", percent(record.last("accuracy")))] if has_accuracy(task) else []
     return accuracy + [(spoken(key), number(record.last(key))) for key in keys(record)]
 
 
 def how_good(record: RunRecord) -> str:
     """The last evaluation as a sentence."""
+    if record.withholds_test:
+        return _WITHHELD
     task, accuracy, loss = record.config.data.task, record.last("accuracy"), record.last("loss")
     if accuracy is None and loss is None:
         return "The shared model has not been evaluated on test examples."

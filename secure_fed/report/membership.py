@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from secure_fed.report.markup import facts, link, paragraph, section
-from secure_fed.report.record import AUDIT_PAGE, RunRecord
+from secure_fed.report.markup import facts, link, paragraph, section, subsection
+from secure_fed.report.record import RunRecord
 from secure_fed.report.words import MISSING, number, percent
 
 _CHANCE = 0.5
@@ -18,10 +18,16 @@ _CHANCE = 0.5
 
 def membership(record: RunRecord) -> str:
     """Accuracy, AUC and true-positive rates side by side, and what they mean; empty where nobody looked and nobody audited."""
-    found = measured(record)
+    found, own = measured(record), (record.result or {}).get("membership_of_data") or {}
     told = "" if not found else _told(record, found)
-    audit = link(AUDIT_PAGE, _AUDIT) if record.audited else ""
-    return section("Who was in the training, as the model tells it", told, audit)
+    of_data = subsection("Of those who hold the data", _told(record, own)) if own else ""
+    audit = link(_from_page(record), _AUDIT) if record.audit else ""
+    return section("Who was in the training, as the model tells it", told, of_data, audit)
+
+
+def _from_page(record: RunRecord) -> str:
+    """Where the audit is, seen from the page that may tell of it: that of a private run lies beside the audit."""
+    return record.audit.rpartition("/")[2] if record.private else record.audit
 
 
 def measured(record: RunRecord) -> Mapping[str, Any]:

@@ -106,8 +106,9 @@ def _how_long(record: RunRecord) -> str:
     left_out = sum(len(names) for _, names in record.rejected)
     why = "came as no answer of the protocol" if masked(record) else "held numbers that are not finite"
     updates = f" The server left out {counted(left_out, 'update')} that {why}."
-    took = "It took" if record.result else "So far it took"
-    return f"{took} {duration(_seconds(record))}.{updates if left_out else ''}"
+    took, seconds = "It took" if record.result else "So far it took", _seconds(record)
+    told = f"{took} {duration(seconds)}." if seconds is not None else _TIME_WITHHELD
+    return f"{told}{updates if left_out else ''}"
 
 
 def _own_metrics(record: RunRecord) -> list[tuple[str, str]]:
@@ -164,5 +165,11 @@ def _chip(warns: bool) -> str:
     return "state open" if warns else "state"
 
 
-def _seconds(record: RunRecord) -> float:
+def _seconds(record: RunRecord) -> float | None:
+    """How long the rounds took, where that is told."""
+    if record.private and not record.owned:
+        return None
     return float((record.result or {}).get("seconds") or record.total("seconds"))
+
+
+_TIME_WITHHELD = "How long it took is withheld, since that tells how many clients trained."

@@ -10,7 +10,8 @@ from secure_fed.durable import atomic_write
 from secure_fed.errors import RunDirectoryError
 from secure_fed.report import curves, details, diagnostics, masks, membership, overview, privacy
 from secure_fed.report.markup import text
-from secure_fed.report.record import RunRecord, read
+from secure_fed.report.record import RunRecord, owned, read
+from secure_fed.run_dir import REPORT, private_part, without_times
 
 Section = Callable[[RunRecord], str]
 
@@ -39,15 +40,22 @@ def write(run_dir: Path) -> Path:
     """Write `report.html` of the run in `run_dir` and return its path.
 
     The file is there whole or as it was before, needs no network, runs no script, and is the same, byte
-    for byte, for the same contents of the run directory.
+    for byte, for the same contents of the run directory. That of a private run is made of the public part alone; another, of
+    all that the run knows, lies beside what it is made of, in the private part.
     """
-    path = run_dir / "report.html"
+    path, private = run_dir / REPORT, private_part(run_dir)
     try:
-        content = page(read(run_dir))
+        shown = read(run_dir)
+        whole = page(owned(run_dir))
+        content = page(shown) if shown.private else whole
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # Rounds, result and facts are shown as they were found, whatever somebody has put into them.
         raise RunDirectoryError(f"{run_dir} is damaged: it holds a value that no run writes ({error})") from error
     atomic_write(path, content)
+    if shown.private:
+        if private.is_dir():
+            atomic_write(private / REPORT, whole, private=True)
+        without_times(run_dir)
     return path
 
 

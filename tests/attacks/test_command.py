@@ -48,10 +48,11 @@ def test_an_audit_is_one_json_object_and_two_files(run_dir: Path, capsys: pytest
     for cell in found["cells"]:
         assert {"attack", "vantage", "applicable", "auc", "auc_interval", "epsilon_lower"} <= set(cell)
     assert found["epsilon_accounted"] is None
-    assert json.loads((run_dir / "audit.json").read_text()) == found
+    assert json.loads((run_dir / "private" / "audit.json").read_text()) == found
+    assert stat.S_IMODE((run_dir / "private").stat().st_mode) == 0o700
     for name in ("audit.json", "audit.html", "membership.json"):
-        assert stat.S_IMODE((run_dir / name).stat().st_mode) == 0o600
-    assert "No leak was found" in (run_dir / "audit.html").read_text()
+        assert stat.S_IMODE((run_dir / "private" / name).stat().st_mode) == 0o600
+    assert "No leak was found" in (run_dir / "private" / "audit.html").read_text()
 
 
 def test_texts_are_shown_only_when_asked(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,10 +65,10 @@ def test_some_attacks_alone_do_not_take_the_place_of_an_audit_by_all(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     audit(run_dir, capsys, "--references", "0")
-    before = [(run_dir / name).read_text() for name in ("audit.json", "audit.html")]
+    before = [(run_dir / "private" / name).read_text() for name in ("audit.json", "audit.html")]
     found = audit(run_dir, capsys, "--attack", "loss", "--attack", "round_losses")
     assert found["asked_for"] == ["loss", "round_losses"]
-    assert [(run_dir / name).read_text() for name in ("audit.json", "audit.html")] == before
+    assert [(run_dir / "private" / name).read_text() for name in ("audit.json", "audit.html")] == before
     assert json.loads((run_dir / "audit-loss-round_losses.json").read_text()) == found
     for name in ("audit-loss-round_losses.json", "audit-loss-round_losses.html"):
         assert stat.S_IMODE((run_dir / name).stat().st_mode) == 0o600
@@ -100,7 +101,7 @@ def test_runs_stand_beside_each_other(run_dir: Path, copied: Path, capsys: pytes
     first, second, page = side_by_side(run_dir, copied)
     assert first.removeprefix("without privacy, run: ") == second.removeprefix("without privacy, copied: ")
     assert first.startswith("without privacy, run: accuracy ")
-    assert page == f"audit: {run_dir / 'audit.html'}"
+    assert page == f"audit: {run_dir / 'private' / 'audit.html'}"
 
 
 @pytest.mark.parametrize(
@@ -113,9 +114,9 @@ def test_runs_stand_beside_each_other(run_dir: Path, copied: Path, capsys: pytes
 def test_an_audit_of_another_state_does_not_stand_beside(
     run_dir: Path, copied: Path, damage: Any, fault: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told, result = (json.loads((copied / name).read_text()) for name in ("audit.json", "result.json"))
+    told, result = (json.loads((copied / name).read_text()) for name in ("private/audit.json", "result.json"))
     damage(told, result)
-    (copied / "audit.json").write_text(json.dumps(told))
+    (copied / "private" / "audit.json").write_text(json.dumps(told))
     (copied / "result.json").write_text(json.dumps(result))
     assert cli.main(["audit", str(run_dir), "--attack", "loss", "--beside", str(copied)]) == 2
     assert fault in capsys.readouterr().err
@@ -125,8 +126,8 @@ def test_an_audit_of_another_state_does_not_stand_beside(
 def test_a_damaged_audit_beside_is_read_as_far_as_it_can_be(
     run_dir: Path, copied: Path, cells: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told, result = (json.loads((copied / name).read_text()) for name in ("audit.json", "result.json"))
-    (copied / "audit.json").write_text(json.dumps({**told, "cells": cells}))
+    told, result = (json.loads((copied / name).read_text()) for name in ("private/audit.json", "result.json"))
+    (copied / "private" / "audit.json").write_text(json.dumps({**told, "cells": cells}))
     (copied / "result.json").write_text(json.dumps({**result, "epsilon": "much"}))
     found = audit(run_dir, capsys, "--attack", "loss", "--beside", str(copied))
     assert found["sweep"][1]["epsilon"] is None
@@ -154,15 +155,15 @@ def test_a_recording_of_another_run_is_refused(
     run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = shutil.copytree(run_dir, tmp_path / "other")
-    max((other / "recording").glob("round-*")).unlink()
+    max((other / "private" / "recording").glob("round-*")).unlink()
     assert cli.main(["audit", str(other), "--attack", "loss"]) == 2
     assert "is of another run, or lacks rounds" in capsys.readouterr().err
 
 
 def kept(folder: Path, cells: list[dict[str, Any]], **result: Any) -> Path:
     """A run that was audited, as far as a row of a sweep reads it."""
-    folder.mkdir()
-    (folder / "audit.json").write_text(json.dumps({"cells": cells}))
+    (folder / "private").mkdir(parents=True)
+    (folder / "private" / "audit.json").write_text(json.dumps({"cells": cells}))
     (folder / "result.json").write_text(json.dumps({"accuracy": 0.8, **result}))
     return folder
 
@@ -217,7 +218,10 @@ def test_a_number_that_is_none_is_null_in_json(run_dir: Path, tmp_path: Path, mo
     shown = {"exposed": [{"score": None}, {"score": [1.0, None]}], "auc": None, "n": 3, "why": "", "cells": cells}
     monkeypatch.setattr("attacks.report.write", lambda audit, path: path)
     written(dict(audited), tmp_path, ())
-    assert json.loads((tmp_path / "audit.json").read_text(), parse_constant=pytest.fail) == {**shown, "sweep": []}
+    assert json.loads((tmp_path / "private" / "audit.json").read_text(), parse_constant=pytest.fail) == {
+        **shown,
+        "sweep": [],
+    }
     monkeypatch.setattr("attacks.audit.audited", lambda *args, **named: dict(audited))
     capsys.readouterr()
     assert main("loss", [str(run_dir), "--json"]) == 0
@@ -225,11 +229,11 @@ def test_a_number_that_is_none_is_null_in_json(run_dir: Path, tmp_path: Path, mo
 
 
 def test_an_attack_alone_writes_nothing(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (run_dir / "audit.json").unlink(missing_ok=True)
+    (run_dir / "private" / "audit.json").unlink(missing_ok=True)
     assert main("loss", [str(run_dir), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {cell["attack"] for cell in found["cells"]} == {"loss"}
-    assert not (run_dir / "audit.json").exists()
+    assert not (run_dir / "private" / "audit.json").exists()
 
 
 @pytest.mark.parametrize(

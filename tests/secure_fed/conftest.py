@@ -61,6 +61,7 @@ def result_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "accuracy": rows[-1].get("accuracy"),
         "macro_f1": rows[-1].get("macro_f1"),
         "loss": rows[-1].get("loss"),
+        "test": {"from": "generated", "rows": 2000},
         "membership": None,
         "recorded": "nothing",
         "metrics": {"clients_accuracy": rows[-1].get("clients_accuracy"), "top_2": 0.953} if rows else {},
@@ -112,7 +113,7 @@ def make_private(run: dict[str, Any], **terms: Any) -> None:
     run["config"]["evaluation"]["per_client"] = False
     run["config"]["federation"]["sampling"] = "auto"
     for row in run["rows"]:
-        row["train_loss"] = None
+        del row["train_loss"], row["rejected"], row["seconds"]
         del row["clients_accuracy"]
     statement = {**STATEMENT, **terms}
     run["run"]["privacy"] = {**statement, "noise_multiplier": 1.1, "text": "The plan in words."}
@@ -138,6 +139,7 @@ def make_private(run: dict[str, Any], **terms: Any) -> None:
             "privacy": {**statement, **ledger},
             "privacy_statement": "The guarantee in words.",
             "metrics": {},
+            "seconds": None,
         }
 
 
@@ -156,6 +158,7 @@ def run_folder(tmp_path: Path) -> RunFolder:
         *,
         planned: int | None = None,
         finished: bool = True,
+        name: str = "hand-made",
         edit: Callable[[dict[str, Any]], None] = lambda run: None,
     ) -> Path:
         rows = [round_row(number) for number in range(1, rounds + 1)]
@@ -166,13 +169,14 @@ def run_folder(tmp_path: Path) -> RunFolder:
                 "label_names": list(LABELS),
                 "clients": list(CLIENTS),
                 "partition": {"kind": "dirichlet", "jensen_shannon": 0.1834, "sizes": list(SIZES)},
+                "test": {"from": "generated", "rows": 2000},
                 "versions": dict(VERSIONS),
             },
             "rows": rows,
             "result": result_of(rows) if finished else None,
         }
         edit(run)
-        folder = tmp_path / "hand-made"
+        folder = tmp_path / name
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(run["config"]), encoding="utf-8")
         (folder / "run.json").write_text(json.dumps(run["run"]), encoding="utf-8")

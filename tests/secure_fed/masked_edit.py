@@ -47,11 +47,10 @@ def masked(case: str, **facts: Any) -> Callable[[dict[str, Any]], None]:
             run["config"]["federation"]["sampling"] = "fixed"
         if case == "coins":
             run["config"]["federation"]["sampling"] = "poisson"
-        hides = case.startswith("central")
         run["config"]["secure_aggregation"] = {"enabled": True, "corrupt": 0.3, "active": facts.get("active", False)}
         for row in run["rows"]:
             sizes = {name: row[name] for name in ("bytes_up", "bytes_down")}
-            row["masked"] = sizes | _ROUND | ({"survivors": None} if hides else {})
+            row["masked"] = sizes | (_ROUND if case in _BARE else {})
         if run["result"] is not None:
             _finish(run["result"], run["rows"], case, facts)
 
@@ -60,19 +59,20 @@ def masked(case: str, **facts: Any) -> Callable[[dict[str, Any]], None]:
 
 def _finish(result: dict[str, Any], rows: list[dict[str, Any]], case: str, facts: dict[str, Any]) -> None:
     names = ("bytes_up", "bytes_down", "client_seconds", "server_seconds")
-    spent = {name: sum(row["masked"][name] for row in rows) for name in names}
+    private = case not in _BARE
+    spent = {
+        name: None if private and "seconds" in name else sum(row["masked"][name] for row in rows) for name in names
+    }
     result["secure_aggregation"] = (
         _FACTS
         | {"coins": case in ("central", "coins")}
         | facts
-        | {"survivors": rows[-1]["masked"]["survivors"]}
+        | {"survivors": rows[-1]["masked"].get("survivors")}
         | spent
     )
     if case not in _BARE:
         place = _PLACES.get(case, "sum")
         result["privacy"] |= {"place": place, "hidden_cohort": case == "hidden"}
         result["unit"] = "example" if case == "example" else "client"
-        if place == "shares":
-            result["privacy"]["realised"] = {"survivors": 3, "noise_multiplier": 1.2, "epsilon": 2.6}
-        elif place != "sum":
+        if place not in ("sum", "shares"):
             result["privacy"]["participations"] = 5

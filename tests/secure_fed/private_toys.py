@@ -105,7 +105,7 @@ def charges(ledger: Ledger | Path) -> list[tuple[str, int]]:
 
 def own_ledger(run: Path) -> Ledger:
     """The ledger inside a run directory."""
-    return Ledger.open(run / "budget.sqlite")
+    return Ledger.open(run / "private" / "budget.sqlite")
 
 
 def charged(run: Path) -> int:

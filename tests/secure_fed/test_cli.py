@@ -257,7 +257,7 @@ def test_tensorboard_events_are_written(told: Told, settings: list[str], tmp_pat
     told("train", *settings, "--out", out, "--json", "--set", "evaluation.tensorboard=true")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(out / "tensorboard"))
+    events = EventAccumulator(str(out / "private" / "tensorboard"))
     events.Reload()
     rounds = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     written = events.Scalars("accuracy")

@@ -232,7 +232,7 @@ def test_a_run_without_privacy_says_what_masks_do_and_no_more(
     ids=["sum", "shares", "hidden", "contribution", "gradients"],
 )
 def test_a_program_can_tell_where_the_noise_is(settings: dict[str, Any], place: str, hidden: bool) -> None:
-    terms = federation({**settings, "federation.rounds": 1}, sizes=[4] * 5).run().summary["privacy"]
+    terms = federation({**settings, "federation.rounds": 1}, sizes=[4] * 5).run().whole["privacy"]
     assert (terms["place"], terms["hidden_cohort"]) == (place, hidden)
     assert (terms["realised"] is not None) == (place == "shares")
 

@@ -258,7 +258,7 @@ def test_names_of_columns_may_come_in_any_order() -> None:
 def test_the_coins_are_kept_with_the_run_for_its_owner(tmp_path: Path) -> None:
     federation = toys.federation(WIDE, train=numbered())
     federation.run(tmp_path / "run")
-    file = tmp_path / "run" / "membership.json"
+    file = tmp_path / "run" / "private" / "membership.json"
     kept = json.loads(file.read_text())
     assert [one["member"] for one in kept["units"]] == federation.held.members.tolist()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600

@@ -36,16 +36,21 @@ def _files(*names: str) -> list[str]:
 
 _LEDGER = ["appended", "committed"]  # a transaction of the ledger, one that only reads too
 _START = [
-    *_files("config.json", "run.json"),
+    *_files("config.json", "facts.json", "run.json"),
     *("built", "linked", "created", *_LEDGER * 2),
     *(*_files("budget.json"), *_LEDGER, *_files("budget.json"), *_LEDGER),
 ]
 _CHARGE = [*_LEDGER, *_LEDGER, *_files("budget.json")]
-_ROUND = [
-    *(*_CHARGE, *_files(RELEASED)),
-    *("metrics.jsonl:torn", "metrics.jsonl:appended", *_files("checkpoint.safetensors")),
-]
-POINTS = [*_START, *_ROUND * ROUNDS, *_LEDGER * 2, *_files("result.json")]
+_LINES = [f"{name}:{step}" for name in ("rounds.jsonl", "metrics.jsonl") for step in ("torn", "appended")]
+
+
+def _round(number: int) -> list[str]:
+    ends = _files(f"personal-{number}.safetensors", "checkpoint.safetensors")
+    return [*_CHARGE, *_files(RELEASED), *_LINES, *ends]
+
+
+_ROUND = _round(1)
+POINTS = [*_START, *_round(1), *_round(2), *_round(3), *_LEDGER * 2, *_files("figures.json", "result.json")]
 CHARGED = len(_START) + 3  # the charge of the first round is on disk
 COMPUTED = len(_START) + len(_CHARGE)  # and that round's release is about to be
 KEPT = COMPUTED + 2  # and is
@@ -153,7 +158,8 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def assert_same_released(left: Path, right: Path) -> None:
     """The same states and records, and no end of it."""
-    for name in ("checkpoint.safetensors", RELEASED, "config.json", "run.json"):
+    kept = [file.name for file in (left / "private").glob("personal-*")]
+    for name in ("checkpoint.safetensors", "config.json", "run.json", *(f"private/{one}" for one in (RELEASED, *kept))):
         assert (left / name).read_bytes() == (right / name).read_bytes(), name
     assert toys.without_time(read_records(left)) == toys.without_time(read_records(right))
 

@@ -14,7 +14,7 @@ from privacy import accounting
 from privacy.errors import LedgerError
 from secure_fed import durable
 from secure_fed.errors import RunDirectoryError
-from secure_fed.run_store import RELEASED, read_checkpoint
+from secure_fed.run_store import RELEASED, read_checkpoint, read_released
 from secure_fed.transport import Reply, Request
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.private_toys import NOISE, charged, federation
@@ -67,7 +67,7 @@ class States:
 
 def test_a_kept_release_is_what_the_run_goes_on_with(tmp_path: Path) -> None:
     interrupted(tmp_path / "run", "released")
-    kept = read_checkpoint(tmp_path / "run", RELEASED)
+    kept = read_released(tmp_path / "run")
     assert kept is not None
     assert kept.state.round == 2
     states = States()
@@ -107,7 +107,7 @@ def test_what_was_released_is_on_disk_before_anybody_sees_it(tmp_path: Path) -> 
             seen.append(f"told {state.round}")
 
     def spied(state: Any) -> Any:
-        kept = read_checkpoint(path, RELEASED)
+        kept = read_released(path)
         assert kept is not None
         assert kept.state.round == state.round
         assert toys.same(kept.state.tensors, state.tensors)
@@ -170,7 +170,7 @@ def edited(path: Path, sql: str) -> None:
 )
 def test_a_ledger_changed_since_is_refused(tmp_path: Path, sql: str, words: str) -> None:
     interrupted(tmp_path / "run", "released")
-    edited(tmp_path / "run" / "budget.sqlite", sql)
+    edited(tmp_path / "run" / "private" / "budget.sqlite", sql)
     with pytest.raises(LedgerError, match=words) as refused:
         federation(NOISE).run(tmp_path / "run", resume=True)
     assert refused.value.exit_code == 2
@@ -178,13 +178,13 @@ def test_a_ledger_changed_since_is_refused(tmp_path: Path, sql: str, words: str)
 
 def test_an_old_copy_or_another_ledger_in_its_place_is_refused(tmp_path: Path) -> None:
     interrupted(tmp_path / "run", "released", round_=1)
-    shutil.copy(tmp_path / "run" / "budget.sqlite", tmp_path / "copy.sqlite")
+    shutil.copy(tmp_path / "run" / "private" / "budget.sqlite", tmp_path / "copy.sqlite")
     federation(NOISE).run(tmp_path / "run", resume=True)
-    shutil.copy(tmp_path / "copy.sqlite", tmp_path / "run" / "budget.sqlite")
+    shutil.copy(tmp_path / "copy.sqlite", tmp_path / "run" / "private" / "budget.sqlite")
     with pytest.raises(LedgerError, match="has been cut"):
         federation(NOISE).run(tmp_path / "run", resume=True)
     federation(NOISE).run(tmp_path / "other")
-    shutil.copy(tmp_path / "other" / "budget.sqlite", tmp_path / "run" / "budget.sqlite")
+    shutil.copy(tmp_path / "other" / "private" / "budget.sqlite", tmp_path / "run" / "private" / "budget.sqlite")
     with pytest.raises(LedgerError, match="foreign ledger"):
         federation(NOISE).run(tmp_path / "run", resume=True)
 

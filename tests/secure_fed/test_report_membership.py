@@ -96,8 +96,9 @@ def test_an_unfinished_run_has_none_either(run_folder: RunFolder) -> None:
 
 def audited(folder: Path, told: str) -> None:
     """Lays an audit beside a run."""
-    (folder / "audit.html").write_text("an audit", encoding="utf-8")
-    (folder / "audit.json").write_text(told, encoding="utf-8")
+    (folder / "private").mkdir()
+    (folder / "private" / "audit.html").write_text("an audit", encoding="utf-8")
+    (folder / "private" / "audit.json").write_text(told, encoding="utf-8")
 
 
 @pytest.mark.parametrize("edit", [measured(), lambda run: None])
@@ -105,8 +106,8 @@ def test_the_audit_is_linked_where_there_is_one(run_folder: RunFolder, edit: Cal
     folder = run_folder(edit=edit)
     assert "audit.html" not in page(folder)
     audited(folder, json.dumps({"rounds": len((folder / "metrics.jsonl").read_text().splitlines())}))
-    assert page(folder).count('<a href="audit.html">') == 1
-    (folder / "audit.html").unlink()
+    assert page(folder).count('<a href="private/audit.html">') == 1
+    (folder / "private" / "audit.html").unlink()
     assert "audit.html" not in page(folder)
 
 

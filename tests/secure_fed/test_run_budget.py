@@ -38,7 +38,7 @@ def test_a_run_without_a_ledger_has_one_of_its_own(tmp_path: Path) -> None:
     assert (ledger.epsilon, ledger.delta, ledger.data_set) == (8.0, 1e-3, "run")
     assert charges(ledger) == [("", 1)] * 3
     assert said["epsilon"] == said["epsilon_cumulative"] == ledger.spent().epsilon == pytest.approx(EPSILON)
-    assert said["privacy"]["ledger"] == str(tmp_path / "run" / "budget.sqlite")
+    assert said["privacy"]["ledger"] == str(tmp_path / "run" / "private" / "budget.sqlite")
     again = federation({**Z, "privacy.epsilon": 8.0}).run(tmp_path / "again").summary
     assert again["epsilon_cumulative"] == said["epsilon"], "so a demonstration can be repeated"
 
@@ -74,7 +74,7 @@ def test_two_runs_add_up(tmp_path: Path) -> None:
     assert len({row.run for row in reserved}) == 2
     assert all(ledger.charged(row.run) == {"": 3} for row in reserved)
     assert {"releases": 3, "noise_multiplier": 0.9}.items() <= reserved[0].body["terms"].items()
-    assert not (tmp_path / "first" / "budget.sqlite").exists()
+    assert not (tmp_path / "first" / "private" / "budget.sqlite").exists()
     with pytest.raises(BudgetExhausted):
         federation(settings).run(tmp_path / "third")
     assert not (tmp_path / "third").exists()
@@ -218,7 +218,7 @@ def test_a_ledger_with_room_for_nothing_stops_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{}", '{"run": 7}', "[]", '{"run": "x", "ledger": "y", "head": {"row": 1}}'])
 def test_a_damaged_note_is_refused(tmp_path: Path, text: str) -> None:
     federation(Z).run(tmp_path / "run")
-    (tmp_path / "run" / "budget.json").write_text(text)
+    (tmp_path / "run" / "private" / "budget.json").write_text(text)
     with pytest.raises((RunDirectoryError, LedgerError)) as refused:
         federation(Z).run(tmp_path / "run", resume=True)
     assert refused.value.exit_code == 2
@@ -226,14 +226,14 @@ def test_a_damaged_note_is_refused(tmp_path: Path, text: str) -> None:
 
 def test_a_note_that_is_gone_is_missed(tmp_path: Path) -> None:
     federation(Z).run(tmp_path / "run")
-    (tmp_path / "run" / "budget.json").unlink()
+    (tmp_path / "run" / "private" / "budget.json").unlink()
     with pytest.raises(RunDirectoryError, match=r"budget\.json"):
         federation(Z).run(tmp_path / "run", resume=True)
 
 
 def test_a_ledger_that_is_gone_is_missed(tmp_path: Path) -> None:
     federation(Z).run(tmp_path / "run")
-    (tmp_path / "run" / "budget.sqlite").unlink()
+    (tmp_path / "run" / "private" / "budget.sqlite").unlink()
     with pytest.raises(LedgerError, match="does not exist"):
         federation(Z).run(tmp_path / "run", resume=True)
 

@@ -203,7 +203,7 @@ def test_what_was_realised_counts_the_rounds_that_were_made_again(tmp_path: Path
         with pytest.raises(KeyboardInterrupt):
             built.run(tmp_path / "run", resume=(tmp_path / "run").exists())
     built = federation(settings)
-    said = built.run(tmp_path / "run", resume=True).summary
+    said = built.run(tmp_path / "run", resume=True).whole
     assert said["releases"] == 6 > said["privacy"]["planned_releases"] == 3
     told = said["privacy"]["realised"]
     assert told["noise_multiplier"] == said["noise_multiplier"], "nobody vanished, and nobody was to"

@@ -65,7 +65,7 @@ def test_a_target_is_kept_to_from_below(base: dict[str, Any]) -> None:
 @pytest.mark.parametrize("share", [0.0, 0.3])
 def test_what_the_survivors_realised_is_told_and_refunds_nothing(base: dict[str, Any], share: float) -> None:
     settings = {**base, **HALF, "federation.vanishing": share, "federation.seed": 3}
-    said = federation(settings, sizes=TEN).run().summary
+    said = federation(settings, sizes=TEN).run().whole
     realised = said["privacy"]["realised"]
     survivors = said["secure_aggregation"]["survivors"]
     assert realised["survivors"] == survivors

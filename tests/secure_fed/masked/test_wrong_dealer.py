@@ -110,7 +110,7 @@ def test_what_a_lost_round_charged_stays_charged_and_no_more_sums_are_made_than_
     way: dict[str, Any], tmp_path: Path
 ) -> None:
     built = misdealing({**DISTRIBUTED, **way}, 5)
-    said = built.run(tmp_path / "run").summary
+    said = built.run(tmp_path / "run").whole
     passes = 2 if way else 1
     assert said["releases"] == private_toys.charged(tmp_path / "run") == 4 * passes - (passes - 1)
     assert said["epsilon"] <= built.protection.plan.epsilon()
@@ -122,4 +122,4 @@ def test_where_the_cohort_is_secret_a_lost_round_names_nobody() -> None:
     result = misdealing({**settings, "federation.rounds": 2}, 0, 1, 2, 3, 4, 5).run()
     assert any("lost" in record for record in result.records)
     assert "client-" not in str(result.records)
-    assert result.summary["secure_aggregation"]["caught"] == {}
+    assert result.whole["secure_aggregation"]["caught"] == {}

@@ -1,0 +1,169 @@
+"""What of a private run may be shown: every value of its public files, and what that value follows from.
+
+    run.json, metrics.jsonl, result.json     a value that follows from one of `Source`
+    private/                                 everything else that a run notes: see `WITHHELD`
+
+The guarantee covers whatever is computed of releases. A value that is computed of anything else, be it the time that a round
+took, must not stand beside them. So the split is a table: a name that is not in it stops the run (ValueError), and a file whose
+names are all in it holds what their sources say.
+Without privacy there are no releases: such a run withholds nothing but digests of its data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from enum import Enum
+from typing import Any
+
+
+class Source(Enum):
+    """What a public value follows from."""
+
+    RELEASE = "what the mechanism released, and nothing else that is private"
+    SETTINGS = "the configuration, the accountant, a ledger, and the software"
+    DECLARED = "what the statement takes as public: labels, names and number of the clients, what the noise goes by"
+    TEST = "the test set, which trains nothing, and the released model"
+
+
+RELEASE, SETTINGS, DECLARED, TEST = Source
+WITHHELD = None  # this value goes to the private part, and the public file has null or nothing in its place
+
+Table = Mapping[str, Any]  # of a Source, WITHHELD, or a Table for the values of an object
+
+_PROTOCOL: Table = {
+    **dict.fromkeys(("bytes_up", "bytes_down"), SETTINGS),
+    **dict.fromkeys(("client_seconds", "server_seconds", "survivors", "left_out"), WITHHELD),
+}
+
+FACTS: Table = {
+    "task": SETTINGS,
+    "label_names": DECLARED,
+    "clients": DECLARED,
+    "partition": {"kind": SETTINGS, "jensen_shannon": WITHHELD, "sizes": WITHHELD, "digest": WITHHELD},
+    "test": {"from": SETTINGS, "rows": TEST},
+    "privacy": SETTINGS,
+    "phantoms": SETTINGS,
+    "model_digest": SETTINGS,
+    "versions": SETTINGS,
+    "data_digest": WITHHELD,
+    "audit": WITHHELD,
+}
+
+# What the engine notes of a round. What an evaluation measured has names of its own, and is passed by them.
+ROUND: Table = {
+    **dict.fromkeys(("round", "cohort", "bytes_up", "bytes_down", "lr", "transfer_seconds"), SETTINGS),
+    **dict.fromkeys(("sketch_residual", "ranks", "variation"), RELEASE),
+    **dict.fromkeys(("train_loss", "rejected", "caught", "lost", "seconds"), WITHHELD),
+    "masked": _PROTOCOL,
+}
+
+_BANDWIDTH: Table = {
+    **dict.fromkeys(("megabytes_per_second", "transfer_seconds"), SETTINGS),
+    **dict.fromkeys(("compute_seconds", "seconds"), WITHHELD),
+}
+
+RESULT: Table = {
+    **dict.fromkeys(("schema", "method", "model", "data", "task", "rounds", "cohort", "personal", "unit"), SETTINGS),
+    **dict.fromkeys(("clients", "label_names"), DECLARED),
+    **dict.fromkeys(("accuracy", "macro_f1", "loss", "metrics"), TEST),
+    "test": {"from": SETTINGS, "rows": TEST},
+    "membership": RELEASE,
+    "membership_of_data": WITHHELD,
+    **dict.fromkeys(("epsilon", "epsilon_participants", "delta", "noise_multiplier", "sampling_rate"), SETTINGS),
+    **dict.fromkeys(
+        ("releases", "epsilon_cumulative", "delta_cumulative", "privacy_statement", "ended_early"), SETTINGS
+    ),
+    "privacy": {
+        **dict.fromkeys(
+            ("unit", "adjacency", "epsilon", "epsilon_participants", "delta", "mechanism", "sampling", "accountant"),
+            SETTINGS,
+        ),
+        **dict.fromkeys(("noise", "trust", "released", "not_covered", "private", "place", "hidden_cohort"), SETTINGS),
+        **dict.fromkeys(("clip_norm", "planned_releases", "participations"), SETTINGS),
+        **dict.fromkeys(("ledger", "data_set", "budget_epsilon", "budget_delta"), SETTINGS),
+        "realised": WITHHELD,
+    },
+    **dict.fromkeys(("bytes_up", "bytes_down"), SETTINGS),
+    "secure_aggregation": {
+        **dict.fromkeys(
+            ("clients", "coins", "neighbours", "threshold", "least", "corrupt", "active", "bits"), SETTINGS
+        ),
+        **dict.fromkeys(("failure", "abort"), SETTINGS),
+        **_PROTOCOL,
+        "rounds_lost": RELEASE,
+        "caught": WITHHELD,
+    },
+    "diagnostics": {"variation": RELEASE, "target": TEST, "bandwidth": _BANDWIDTH},
+    "recorded": SETTINGS,
+    **dict.fromkeys(("trainable", "seed", "run_dir", "versions"), SETTINGS),
+    "seconds": WITHHELD,
+}
+
+
+def of_round(
+    record: Mapping[str, Any], measured: Collection[str], *, declared: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A round's record, cut into what may be shown and what is withheld.
+
+    measured: the names that an evaluation gave. declared: whether its test set is one that somebody declared; of rows that were
+    held out of the clients' own, measurements are withheld.
+    """
+    tested = dict.fromkeys(measured, TEST if declared else WITHHELD)
+    return cut(record, {**tested, **ROUND}, whole=False)
+
+
+def of_result(summary: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A run's result likewise; it keeps every key, with null for what is withheld."""
+    shown, withheld = cut(summary, RESULT, whole=True)
+    shown.pop("membership_of_data", None)
+    return shown, withheld
+
+
+def of_facts(facts: Mapping[str, Any], *, private: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a run notes when it begins. Without privacy only digests of the data, and of who was held out, are withheld."""
+    if private:
+        return cut(facts, FACTS, whole=False)
+    divided = dict(facts["partition"])
+    own = {"partition": {"digest": divided.pop("digest")}} if "digest" in divided else {}
+    own |= {name: facts[name] for name in ("data_digest", "audit") if name in facts}
+    return {name: value for name, value in facts.items() if name not in own} | {"partition": divided}, own
+
+
+def cut(values: Mapping[str, Any], table: Table, *, whole: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`values` in two, by a table that has to name each; `whole`: with null where something was taken out."""
+    shown: dict[str, Any] = {}
+    withheld: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in table:
+            raise ValueError(f"{name!r} is in no table of what a private run may show: say there what it follows from")
+        rule = table[name]
+        if isinstance(rule, Mapping) and isinstance(value, Mapping):
+            shown[name], kept = cut(value, rule, whole=whole)
+            withheld |= {name: kept} if kept else {}
+        elif rule is WITHHELD:
+            withheld |= {name: value}
+            shown |= {name: None} if whole else {}
+        else:
+            shown[name] = value
+    return shown, withheld
+
+
+def without_withheld(values: Mapping[str, Any], table: Table) -> dict[str, Any]:
+    """`values` as they may be shown, whatever a file holds: without what the table withholds."""
+    shown: dict[str, Any] = {}
+    for name, value in values.items():
+        rule = table.get(name, TEST)
+        if isinstance(rule, Mapping) and isinstance(value, Mapping):
+            shown[name] = without_withheld(value, rule)
+        elif rule is not WITHHELD:
+            shown[name] = value
+    return shown
+
+
+def together(shown: Mapping[str, Any], withheld: Mapping[str, Any]) -> dict[str, Any]:
+    """Both parts, as they were before they were cut: for those who hold the data."""
+    whole = dict(shown)
+    for name, value in withheld.items():
+        own = whole.get(name)
+        whole[name] = together(own, value) if isinstance(own, Mapping) and isinstance(value, Mapping) else value
+    return whole

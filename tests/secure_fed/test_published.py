@@ -1,0 +1,251 @@
+"""What a private run shows follows from what it released, from settings and from public data, and from nothing else.
+
+The main test is one of non-interference: two runs over different private data, with different coins and noise, in which the
+same is released. Every byte of their public parts, reports and exports must then be the same.
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from secure_fed import federation as front
+from secure_fed import outcome, published, report, trained
+from secure_fed.config import RunConfig
+from secure_fed.federation import Federation, Result
+from secure_fed.published import FACTS, RESULT, ROUND, Table
+from secure_fed.run_dir import PUBLIC, Published
+from secure_fed.server import Intake, Server
+from secure_fed.tensors import Tensors
+from tests.secure_fed import private_toys, toys
+
+Rows = Sequence[Mapping[str, Any]]
+SITES = [f"site-{letter}" for letter in "abcdef"]
+
+
+def rows(text: str, count: int, calm: int) -> Rows:
+    """For each site `count` rows, more at later sites where `count` is 0, of which the first `calm` have that label."""
+    return [
+        {"text": f"{text} word{row}", "label": "calm" if row < calm else "wild", "site": site}
+        for number, site in enumerate(SITES)
+        for row in range(count or 4 + number)
+    ]
+
+
+ONE, OTHER = rows("word1 calm", 5, 1), rows("zzz qqq xxx vvv yyy", 0, 3)
+SAME_SIZES = rows("zzz qqq xxx vvv yyy", 5, 4)
+CLIENT = {"privacy.unit": "client", "privacy.noise_multiplier": 1.0, "federation.cohort": 3}
+MASKED = {"secure_aggregation.enabled": True, "privacy.noise": "distributed", "federation.cohort": 4}
+SCENARIOS: dict[str, tuple[dict[str, Any], Rows]] = {
+    "central": ({**CLIENT, "privacy.clip_quantile": 0.5, "evaluation.diagnostics": ["variation"]}, OTHER),
+    "distributed": ({**CLIENT, **MASKED}, OTHER),
+    # How many examples a client has is public where these are what is protected.
+    "example": ({"privacy.unit": "example", "privacy.noise_multiplier": 1.0, "federation.cohort": 3}, SAME_SIZES),
+}
+
+
+@dataclass
+class Played:
+    """A server that notes what it releases, or releases what another has noted; all else it does by itself."""
+
+    inner: Server
+    tape: list[Tensors]
+    replays: bool
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def release(self, intake: Intake, state: Any, pass_name: str) -> Tensors:
+        own = self.inner.release(intake, state, pass_name)
+        if self.replays:
+            return self.tape.pop(0)
+        self.tape.append(own)
+        return own
+
+
+def config(settings: Mapping[str, Any], model: Path, data: Path, **more: Any) -> RunConfig:
+    usual = {
+        "model.name": str(model),
+        "data.train": str(data / "train.jsonl"),
+        "data.test": str(data / "test.jsonl"),
+        "data.client": "site",
+        "privacy.delta": 1e-3,
+        "federation.rounds": 2,
+        "training.steps": 1,
+        "training.batch_size": 4,
+        "evaluation.audit_fraction": 0.0,
+    }
+    chosen = {**usual, **settings, **more}
+    return RunConfig().replace({tuple(name.split(".", 1)): value for name, value in chosen.items()})  # type: ignore[misc]
+
+
+def write(data: Path, train: Rows) -> None:
+    data.mkdir(exist_ok=True)
+    test = [{"text": f"word{row} calm", "label": ("calm", "wild")[row % 2], "site": "site-a"} for row in range(8)]
+    for name, own in (("train", train), ("test", test)):
+        (data / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own), encoding="utf-8")
+
+
+def run(chosen: RunConfig, place: Path, tape: list[Tensors], *, replays: bool) -> Federation:
+    """A run, its report and its export, in `place`."""
+    built = Federation(chosen)
+    built.server = Played(built.server, tape, replays)  # type: ignore[assignment]
+    built.run(place / "run")
+    report.write(place / "run")
+    trained.load(place / "run").export(place / "export")
+    return built
+
+
+def shown(place: Path) -> dict[str, bytes]:
+    """Everything there, but for what is private."""
+    files = [file for file in sorted(place.rglob("*")) if file.is_file() and "private" not in file.parts]
+    return {str(file.relative_to(place)): file.read_bytes() for file in files}
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_what_is_shown_follows_from_what_was_released(scenario: str, small_model: Path, tmp_path: Path) -> None:
+    """Other texts, lengths, labels and (where private) numbers of rows; other coins and noise; the same releases."""
+    settings, other = SCENARIOS[scenario]
+    tape: list[Tensors] = []
+    place, data = tmp_path / "place", tmp_path / "data"
+    write(data, ONE)
+    first = run(config(settings, small_model, data), place, tape, replays=False)
+    place.rename(tmp_path / "first")
+    write(data, other)
+    second = run(config(settings, small_model, data), place, tape, replays=True)
+
+    assert not tape, "both runs released as often"
+    assert {"run/result.json", "run/metrics.jsonl", "run/report.html", "export/README.md"} <= set(shown(place))
+    assert shown(place) == shown(tmp_path / "first")
+    assert first.warnings == second.warnings
+    of_data = [json.loads((one / "run/private/facts.json").read_text()) for one in (place, tmp_path / "first")]
+    assert of_data[0]["data_digest"] != of_data[1]["data_digest"]
+    assert len({(place / "run" / name).stat().st_mtime_ns for name in PUBLIC}) == 1, "times tell how long rounds took"
+
+
+@pytest.fixture(scope="module")
+def held_out(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A private run whose test rows are those of whole clients that were held out, recorded, and with personal tensors."""
+    place = tmp_path_factory.mktemp("held-out")
+    write(place / "data", ONE)
+    settings = {**CLIENT, "data.test": "", "data.test_fraction": 0.34, "evaluation.record": "models"}
+    run(config(settings, small_model, place / "data"), place, [], replays=False)
+    return place
+
+
+def test_a_report_and_an_export_need_nothing_private(held_out: Path, tmp_path: Path) -> None:
+    """Without the private part they come out the same."""
+    before = shown(held_out)
+    hidden = (held_out / "run" / "private").rename(tmp_path / "hidden")
+    try:
+        report.write(held_out / "run")
+        trained.load(held_out / "run").export(tmp_path / "export")
+    finally:
+        hidden.rename(held_out / "run" / "private")
+    assert shown(held_out) == before
+    assert {f"export/{name}": content for name, content in shown(tmp_path / "export").items()} == {
+        name: content for name, content in before.items() if name.startswith("export/")
+    }
+
+
+def test_only_its_owner_opens_the_private_part(held_out: Path) -> None:
+    folder = held_out / "run" / "private"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in folder.rglob("*") if file.is_file()}
+    assert {"facts.json", "rounds.jsonl", "figures.json", "released.safetensors", "report.html"} <= set(modes)
+    assert set(modes.values()) == {0o600}, modes
+    with pytest.raises(ValueError, match="no file of the public part"):
+        Published(held_out / "run").path("private/facts.json")
+
+
+def test_accuracy_on_rows_held_out_of_private_ones_is_not_passed_on(held_out: Path) -> None:
+    """They never train and are outside the guarantee; result.json says where they are from, and nothing else tells."""
+    result = json.loads((held_out / "run" / "result.json").read_text())
+    assert isinstance(result["accuracy"], float)
+    assert result["test"] == {"from": "held out by client", "rows": None}
+    assert "clients that were held out for testing" in result["privacy_statement"]
+    assert "accuracy" not in (held_out / "run" / "metrics.jsonl").read_text()
+    card = (held_out / "export" / "README.md").read_text()
+    assert f"{result['accuracy']:.4f}" not in card
+    assert "not told: these rows were held out" in card
+    for page, tells in (("report.html", False), ("private/report.html", True)):
+        words = (held_out / "run" / page).read_text()
+        assert (f"{100 * result['accuracy']:.1f} %" in words) == tells
+        assert ("it is not told here" in words) != tells
+
+
+def test_a_digest_confirms_no_guess(held_out: Path, small_model: Path, tmp_path: Path) -> None:
+    """Of the same data two runs note different digests, and the public part has none of data."""
+    chosen = config({**CLIENT, "federation.rounds": 1}, small_model, held_out / "data")
+    for name in ("one", "two"):
+        Federation(chosen).run(tmp_path / name)
+    notes = [json.loads((tmp_path / name / "private" / "facts.json").read_text()) for name in ("one", "two")]
+    assert notes[0]["data_digest"] != notes[1]["data_digest"]
+    assert notes[0]["partition"]["digest"] != notes[1]["partition"]["digest"]
+    plain = Federation(chosen).parts.facts["data_digest"]
+    assert all(plain not in (tmp_path / "one" / name).read_text() for name in ("run.json", "result.json"))
+    assert plain != notes[0]["data_digest"]
+    Federation(chosen).run(tmp_path / "one", resume=True)  # the same data are known again
+
+
+# Every name.
+
+
+def names(value: Any, table: Table, at: str = "") -> list[str]:
+    """The names in a public file that follow from nothing that is public, or that no table has."""
+    wrong = []
+    for name, inner in value.items():
+        rule = table.get(name, "unknown")
+        if isinstance(rule, Mapping) and isinstance(inner, Mapping):
+            wrong += names(inner, rule, f"{at}{name}.")
+        elif rule == "unknown" or (rule is None and inner is not None):
+            wrong.append(f"{at}{name}")
+    return wrong
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {**private_toys.NOISE, "evaluation.bandwidth": 1.0, "evaluation.target_accuracy": 0.1},
+        {**private_toys.NOISE, "privacy.noise": "local"},
+        {**private_toys.NOISE, "secure_aggregation.enabled": True, "privacy.noise": "distributed"},
+        {**private_toys.NOISE, "method.name": "fra_lora", "method.transport_form": "sketch", "method.sketch": 1},
+        {**private_toys.EXAMPLE, "privacy.noise_multiplier": 1.0, "evaluation.diagnostics": ["variation"]},
+    ],
+    ids=str,
+)
+def test_every_value_that_is_shown_has_a_source(settings: dict[str, Any], tmp_path: Path) -> None:
+    toys.federation(settings).run(tmp_path / "run")
+    tested = dict.fromkeys(("accuracy", "macro_f1", "loss"), published.TEST)
+    files = [json.loads((tmp_path / "run" / name).read_text()) for name in ("run.json", "result.json")]
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert names(files[0], FACTS) == names(files[1], RESULT) == []
+    assert [names(line, {**tested, **ROUND}) for line in lines] == [[], [], []]
+    owned = json.loads((tmp_path / "run" / "private" / "figures.json").read_text())
+    assert owned["seconds"] > 0
+
+
+@pytest.mark.parametrize("where", ["round", "result"])
+def test_a_value_without_a_source_stops_a_private_run(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if where == "round":
+        monkeypatch.setattr(Server, "publishable", lambda self, record, state, plan: {**record, "clients_asked": 3})
+    else:
+        whole = outcome.summary
+        monkeypatch.setattr(front.outcome, "summary", lambda *given: {**whole(*given), "clients_asked": 3})
+    with pytest.raises(ValueError, match="'clients_asked' is in no table"):
+        toys.federation(private_toys.NOISE).run(tmp_path / "run")
+
+
+def test_without_privacy_all_is_told_but_digests(tmp_path: Path) -> None:
+    result: Result = toys.federation({}).run(tmp_path / "run")
+    assert result.withheld == {}
+    assert result.summary["seconds"] > 0
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["partition"]["sizes"] == [5, 8, 11]
