@@ -20,7 +20,7 @@ def membership(record: RunRecord) -> str:
     """Accuracy, AUC and true-positive rates side by side, and what they mean; empty where nobody looked and nobody audited."""
     found, own = measured(record), (record.result or {}).get("membership_of_data") or {}
     told = "" if not found else _told(record, found)
-    of_data = subsection("Of those who hold the data", _told(record, own)) if own else ""
+    of_data = subsection("Units of the data, for those who hold them", _told(record, own)) if own else ""
     audit = link(_from_page(record), _AUDIT) if record.audit else ""
     return section("Who was in the training, as the model tells it", told, of_data, audit)
 
