@@ -69,9 +69,9 @@ def test_some_attacks_alone_do_not_take_the_place_of_an_audit_by_all(
     found = audit(run_dir, capsys, "--attack", "loss", "--attack", "round_losses")
     assert found["asked_for"] == ["loss", "round_losses"]
     assert [(run_dir / "private" / name).read_text() for name in ("audit.json", "audit.html")] == before
-    assert json.loads((run_dir / "audit-loss-round_losses.json").read_text()) == found
+    assert json.loads((run_dir / "private" / "audit-loss-round_losses.json").read_text()) == found
     for name in ("audit-loss-round_losses.json", "audit-loss-round_losses.html"):
-        assert stat.S_IMODE((run_dir / name).stat().st_mode) == 0o600
+        assert stat.S_IMODE((run_dir / "private" / name).stat().st_mode) == 0o600
 
 
 def test_what_was_asked_for_and_does_not_apply_is_said_and_nothing_is_written(
