@@ -264,12 +264,13 @@ def test_what_is_no_finished_run_is_named(tmp_path: Path, capsys: pytest.Capture
 def test_other_data_than_it_was_trained_on_are_refused(
     run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    facts = json.loads((run_dir / "run.json").read_text())
+    noted = run_dir / "private" / "facts.json"
+    facts = json.loads(noted.read_text())
     for name in ("data_digest", "audit"):
-        (run_dir / "run.json").write_text(json.dumps({**facts, name: "another"}))
+        noted.write_text(json.dumps({**facts, name: "another"}))
         assert cli.main(["audit", str(run_dir), "--attack", "loss"]) == 2
-        assert f"{name} in run.json differs" in capsys.readouterr().err
-    (run_dir / "run.json").write_text(json.dumps(facts))
+        assert f"{name} differs" in capsys.readouterr().err
+    noted.write_text(json.dumps(facts))
 
 
 @pytest.mark.parametrize("result", [{}, {"seconds": 1.0, "unit": "client"}, {"seconds": "long", "unit": "none"}])
