@@ -6,7 +6,9 @@ number whose sum is released.
 Complete graph. Each client's shares are held by all others, c = C of them corrupt: nothing is left to chance, and `failure`
 is 0. S - 1 holders are left for each, so with t <= S - 1 `abort` is 0.
 
-Ring in random order, k neighbours. H(N, K, m) counts the marked ones among m drawn without replacement from N with K marked.
+H(N, K, m) counts the marked ones among m drawn without replacement from N with K marked.
+
+Ring in random order, k neighbours, in passive sessions.
 
     failure   n P[H(S - 1, C, k) > c] + n P[H(S, C, k / 2) > window]
               Some client has more than c corrupt neighbours, or some k / 2 consecutive places have more than `window`. One term
@@ -16,7 +18,20 @@ Ring in random order, k neighbours. H(N, K, m) counts the marked ones among m dr
               D clients chosen at random are missing at the end. Some client has fewer than t holders left, or the ring is not
               certain to hold together. Were some missing before the ring is drawn, it would be less.
 
-Both bounds are for one session. c and `window` are the least that keep each term of `failure` to half of 2^-security.
+Clients that choose k holders each and mask with the first m = k / 2 of them, in active sessions (see `chosen`). Of the first m
+choices of each survivor u = c' + a have to survive.
+
+    failure   n P[H(n - 1, C, k) > c] + n P[H(n - 1, C, m) > c'] + P[cut]
+              Some client has more than c corrupt holders, or more than c' corrupt among its first m choices, or somewhere the
+              honest survivors can be cut in two. P[cut] is at most the sum over s = a + 1, a + 2, ... of the number of pairs
+              of disjoint sets of s and r = max(a + 1, S - C - s) honest clients, times the probability for each pair that
+              nobody in one has chosen anybody in the other. Who survives, the server may pick after it has seen all choices.
+    abort     n P[H(n - 1, D, k) > k - t] + n P[H(n - 1, D, m) > m - u]
+              D clients chosen at random are missing, from whichever stage on. Some client has fewer than t holders left, or
+              fewer than u of its first m choices.
+
+Both bounds are for one session. c, c' and `window` are the least that keep their terms of `failure` to half of 2^-security or
+less, and a the least that keeps P[cut] to half of it.
 """
 
 from __future__ import annotations
@@ -44,9 +59,11 @@ class Choice:
     threshold: int
     survivors: int  # the least number whose sum is released
     corrupt: int  # most among the holders of one client's shares
-    window: int  # most in k / 2 consecutive places of the ring; 0 on a complete graph, which has no need of it
+    window: int  # most in k / 2 consecutive places of the ring; 0 on a graph that is none
     failure: float  # probability, at most, that chance puts more there
     abort: float  # probability, at most, that a round aborts from which the foreseen share of clients drops out
+    partners: int = 0  # where clients choose: so many of the first k / 2 choices of each have to survive
+    colluding: int = 0  # most among all who are invited
 
 
 def choose(
@@ -59,8 +76,8 @@ def choose(
     threshold: int | None = None,
     security: int = 40,
 ) -> Choice:
-    """A ring with the least even number of neighbours that has `failure` <= 2^-security and `abort` <= 1e-6, or a complete
-    graph: for fewer than 100 clients, and where the ring would save less than half of the neighbours.
+    """A graph with the least even number of neighbours that has `failure` <= 2^-security and `abort` <= 1e-6, or a complete
+    graph: for fewer than 100 clients, and where another would save less than half of the neighbours.
 
     `corrupt` and `dropout` are shares of the clients, taken as the decimals they are written as. On a ring the threshold is the
     least that is safe, since a higher one only aborts more. On a complete graph it is halfway between the least that is safe
@@ -75,10 +92,10 @@ def choose(
     if neighbours is not None and neighbours < 1:
         raise ParameterError(f"neighbours is {neighbours}: choose an even number from 2 on, or clients - 1 for all")
     if neighbours is not None and neighbours < clients - 1:
-        return _given_ring(case, neighbours, threshold)
+        return _given(case, neighbours, threshold)
     if neighbours is None:
         for k in range(2, _most_neighbours(case) + 1, 2):
-            if (found := _ring(case, k, threshold)) is not None and found.abort <= ABORT:
+            if (found := _graph(case, k, threshold)) is not None and found.abort <= ABORT:
                 return found
     return _complete(case, threshold)
 
@@ -166,15 +183,17 @@ def _complete(case: _Case, threshold: int | None) -> Choice:
             f"threshold is {chosen}, and on a complete graph of {case.clients} clients with {case.corrupt} corrupt and "
             f"{case.missing} missing it has to be from {least} to {most}: choose one of these"
         )
-    return Choice(case.clients, case.clients - 1, chosen, case.survivors, case.corrupt, 0, 0.0, 0.0)
+    return Choice(
+        case.clients, case.clients - 1, chosen, case.survivors, case.corrupt, 0, 0.0, 0.0, colluding=case.corrupt
+    )
 
 
-def _given_ring(case: _Case, k: int, threshold: int | None) -> Choice:
+def _given(case: _Case, k: int, threshold: int | None) -> Choice:
     if k % 2:
         raise ParameterError(
-            f"neighbours is {k} on a ring: choose an even number, or {case.clients - 1} for a complete graph"
+            f"neighbours is {k}, fewer than all: choose an even number, or {case.clients - 1} for a complete graph"
         )
-    found = _ring(case, k, threshold)
+    found = _graph(case, k, threshold)
     if found is not None:
         return found
     corrupt, _ = _most_corrupt(case, k)
@@ -183,13 +202,13 @@ def _given_ring(case: _Case, k: int, threshold: int | None) -> Choice:
         raise ParameterError(
             f"threshold is {threshold}, and chance may put {corrupt} corrupt among {k} holders: choose from {least} to {k}"
         )
+    cut = "leave too few honest ones among the first half" if case.active else f"fill {k // 2} consecutive places"
     raise ParameterError(
-        f"neighbours is {k}, and chance may put {corrupt} corrupt among as many, or fill {k // 2} consecutive places with "
-        "corrupt ones: raise neighbours"
+        f"neighbours is {k}, and chance may put {corrupt} corrupt among as many, or {cut}: raise neighbours"
     )
 
 
-def _ring(case: _Case, k: int, threshold: int | None) -> Choice | None:
+def _graph(case: _Case, k: int, threshold: int | None) -> Choice | None:
     """None if k neighbours with that threshold are not safe."""
     corrupt, surrounded = _most_corrupt(case, k)
     least = case.least_threshold(k, corrupt)
@@ -197,25 +216,65 @@ def _ring(case: _Case, k: int, threshold: int | None) -> Choice | None:
     if not least <= chosen <= k:
         return None
     n, half = case.clients, k // 2
+    window, partners = 0, 0
     short = n * float(_at_least(n - 1, case.missing, k)[k - chosen + 1])
-    window, cut = _exceeded(case, case.survivors, half)
-    if window >= half:
-        return None
-    torn = n * float(_at_least(n, case.missing, half)[half - window])
-    return Choice(n, k, chosen, case.survivors, corrupt, window, failure=surrounded + cut, abort=min(1.0, short + torn))
+    if case.active:
+        if (found := _partners(case, half)) is None:
+            return None
+        partners, cut = found
+        torn = n * float(_at_least(n - 1, case.missing, half)[half - partners + 1])
+    else:
+        window, cut = _exceeded(case, case.survivors, half)
+        if window >= half:
+            return None
+        torn = n * float(_at_least(n, case.missing, half)[half - window])
+    failure, abort = surrounded + cut, min(1.0, short + torn)
+    return Choice(n, k, chosen, case.survivors, corrupt, window, failure, abort, partners, case.corrupt)
 
 
 def _most_corrupt(case: _Case, k: int) -> tuple[int, float]:
     """c, and its term of `failure`."""
-    others = case.survivors - 1
-    return _exceeded(case, others, min(k, others))
+    others = (case.clients if case.active else case.survivors) - 1
+    return _exceeded(case, others, min(k, others), parts=4 if case.active else 2)
 
 
-def _exceeded(case: _Case, population: int, drawn: int) -> tuple[int, float]:
-    """The least number that n draws exceed with a probability of at most half of 2^-security, and that probability."""
+def _exceeded(case: _Case, population: int, drawn: int, parts: int = 2) -> tuple[int, float]:
+    """The least number that n draws exceed with a probability of at most 2^-security / parts, and that probability."""
     tails = case.clients * _at_least(population, case.corrupt, drawn)
-    most = int(np.argmax(tails <= 2.0 ** -(case.security + 1))) - 1
+    most = int(np.argmax(tails <= 2.0**-case.security / parts)) - 1
     return most, float(tails[most + 1])
+
+
+@lru_cache(maxsize=4096)
+def _partners(case: _Case, masked: int) -> tuple[int, float] | None:
+    """u, and its terms of `failure`; None if not even all of the first m choices are enough."""
+    corrupt, surrounded = _exceeded(case, case.clients - 1, masked, parts=4)
+    for honest in range(1, masked - corrupt + 1):
+        cut = _cut(case, masked, honest)
+        if cut <= 2.0 ** -(case.security + 1):
+            return corrupt + honest, surrounded + cut
+    return None
+
+
+def _cut(case: _Case, masked: int, honest: int) -> float:
+    """P[cut], if each of the honest has so many honest survivors among its first m choices."""
+    everybody, others = case.clients - case.corrupt, case.clients - 1
+    s = np.arange(honest + 1, everybody - honest)
+    r = np.maximum(honest + 1, case.survivors - case.corrupt - s)
+    s, r = s[s + r <= everybody], r[s + r <= everybody]
+    logs = _log_factorials(case.clients)
+    pairs = logs[everybody] - logs[s] - logs[r] - logs[everybody - s - r]
+    with np.errstate(invalid="ignore"):
+        avoided = [_log_avoiding(logs, others, some, masked) for some in (r, s)]
+        terms = pairs + s * avoided[0] + r * avoided[1]
+    return min(1.0, float(np.exp(np.minimum(terms, 0.0)).sum()))
+
+
+def _log_avoiding(logs: NDArray[np.float64], others: int, some: NDArray[np.int64], drawn: int) -> NDArray[np.float64]:
+    """log P[none of `drawn` of the others is among so many of them]; minus infinity where they have no room."""
+    room = others - some - drawn
+    ways = logs[others - some] - logs[np.maximum(room, 0)] - logs[others] + logs[others - drawn]
+    return np.where(room >= 0, ways, -np.inf)
 
 
 def _at_least(population: int, marked: int, drawn: int) -> NDArray[np.float64]:

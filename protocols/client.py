@@ -13,19 +13,19 @@ import hashlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 
-from protocols.dealing import Held, Keys, collect, deal
+from protocols.dealing import Held, Keys, check_dealt, collect, deal
 from protocols.errors import Aborted, MessageError, ParameterError, ProtocolError, RangeError, Tampering
-from protocols.graph import Graph
-from protocols.keys import Identity, Secret, commitment, pair_mask
+from protocols.keys import Identity, Secret, pair_mask
 from protocols.masking import add_masks
-from protocols.messages import Advertise, Confirm, Delivery, Masked, Reveal, Words
-from protocols.opening import check_survivors, confirmed, listed, open_shares, signers
+from protocols.messages import Advertise, Confirm, Delivery, Masked, Words
+from protocols.opening import check_statements, check_survivors, confirmed, listed, near, open_shares, signers
 from protocols.parameters import Parameters, Policy
 from protocols.record import InMemory, Sessions
-from protocols.roster import Agreed, Identities, drawn, judged, topology
+from protocols.roster import Agreed, Identities, Topology, chosen_by, judged, related, topology, topology_of
 
 
 class Client:
@@ -51,6 +51,7 @@ class Client:
             raise ParameterError(f"client {me} is not among the {len(parameters.clients)} that the session invites")
         self.parameters, self.me = parameters, me
         self._window = policy.window
+        self._graph: Topology
         self._identities, self._identity = _registered(parameters, policy), identity
         if parameters.active and (identity is None or (me, identity.public) not in self._identities):
             raise ParameterError(f"client {me} has no identity, or not the one that is registered for it")
@@ -64,67 +65,64 @@ class Client:
         self._inbound: dict[int, Secret] = {}
 
     def advertise(self) -> bytes:
-        """Its public keys, signed if the session is active."""
+        """Its public keys, and the seed of its choice of neighbours if it has one; signed if the session is active."""
         with self._turn("advertise") as keys:
-            committed = self._commitment(keys) if self.parameters.draws else b""
-            unsigned = Advertise(keys.channel.public, keys.mask.public, committed)
-            signature = self._sign("advertise", unsigned.signed(self.me)) if self.parameters.active else b""
-            self._advert = Advertise(unsigned.channel, unsigned.mask, committed, signature)
+            choice = keys.choice.reveal() if self.parameters.chosen else b""
+            unsigned = Advertise(keys.channel.public, keys.mask.public, choice)
+            self._advert = replace(unsigned, signature=self._sign("advertise", unsigned.signed(self.me)))
             return self._advert.to_bytes(self.parameters, self.me)
 
-    def reveal(self, roster: bytes) -> bytes:
-        """Its part of the joint randomness, signed together with the roster. Only where the graph is drawn."""
-        with self._turn("reveal") as keys:
-            self._meet(roster)
-            secret = keys.draw.reveal()
-            signature = self._sign("reveal", Reveal.signed(self.me, self._agreed.digest, secret))
-            return Reveal(secret, signature).to_bytes(self.parameters, self.me)
-
     def share(self, message: bytes) -> bytes:
-        """Shares of its secrets for its neighbours, after the roster, or after the reveals where the graph is drawn."""
+        """Shares of its secrets for those who are to hold them, after the roster."""
         with self._turn("share") as keys:
-            seed = None
-            if self.parameters.draws:
-                seed = drawn(bytes(message), self.parameters, self._identities, self._roster)
-            else:
-                self._meet(message)
-            self._graph: Graph = topology(self.parameters, self._agreed, seed)
-            neighbours = {other: self._agreed.adverts[other] for other in self._graph.neighbours(self.me)}
-            shares, self._inbound = deal(self.parameters, self.me, keys, neighbours)
+            self._agreed: Agreed = judged(bytes(message), self.parameters, self._identities)
+            if self._agreed.adverts.get(self.me) != self._advert:
+                raise Tampering("the roster does not show this client with the keys that it advertised")
+            holders = self._holders()
+            others = self._agreed.members if self.parameters.active else holders
+            adverts = {other: self._agreed.adverts[other] for other in others if other != self.me}
+            shares, self._inbound = deal(self.parameters, self.me, keys, adverts, holders)
             return shares.to_bytes(self.parameters, self.me)
 
     def mask(self, message: bytes, vector: Words) -> bytearray:
-        """Its vector, of `length` unsigned words, under its own mask and one for each neighbour that has dealt shares."""
+        """Its vector, of `length` unsigned words, under its own mask and one for each partner that has dealt shares."""
         with self._turn("mask") as keys:
             self._check_vector(vector)
             session = self.parameters.session
             delivery = Delivery.from_bytes(message, self.parameters)
+            if self.parameters.active:
+                self._graph = topology_of(delivery.dealt, self.parameters)
+                check_dealt(delivery, self.me, self._advert.choice, self._agreed.adverts, self._graph, self.parameters)
             self._held = collect(delivery, self._inbound, session, self.me)
             self._inbound = {}
-            if len(self._held) < self.parameters.threshold:
-                raise Aborted(f"{len(self._held)} neighbours have dealt shares, fewer than {self.parameters.threshold}")
+            self._dealt = delivery.digest
+            partners = self._graph.partners(self.me) if self.parameters.active else tuple(self._held)
+            present = self._graph.holders(self.me) if self.parameters.active else partners
+            if len(present) < self.parameters.threshold:
+                raise Aborted(f"{len(present)} neighbours have dealt shares, fewer than {self.parameters.threshold}")
             masks = [(keys.seed, 1)]
-            for other in self._held:
+            for other in partners:
                 masks.append(pair_mask(keys.mask, self._agreed.adverts[other].mask, session, self.me, other))
-            frame, view = Masked.frame(self.parameters, self.me)
+            statement = self._sign("masked", Masked.signed(self.me, self._dealt))
+            frame, view = Masked.frame(self.parameters, self.me, statement)
             view[:] = vector
             add_masks(view, masks, threads=self._threads)
             return frame
 
     def confirm(self, message: bytes) -> bytes:
-        """Its signature over the list of survivors that it was shown. Only in an active session."""
+        """Its signature over the list of survivors that it was shown, once for this session. Only in an active one."""
         with self._turn("confirm"):
             self._accept(message)
-            signed = Confirm.signed(self.me, self._agreed.digest, hashlib.sha256(self._list).digest())
+            self._sessions.claim(hashlib.sha256(b"signed" + self.parameters.session).digest())  # before it has left
+            signed = Confirm.signed(self.me, self._dealt, self._list)
             return Confirm(self._sign("survivors", signed)).to_bytes(self.parameters, self.me)
 
     def unmask(self, message: bytes) -> bytes:
         """One share of each neighbour's secrets, after the survivors, or in an active session after their signatures."""
         with self._turn("unmask"):
             if self.parameters.active:
-                known, digest = self._identities, self._agreed.digest
-                found = signers(bytes(message), self.parameters, known, digest, self._list)
-                confirmed(found, self.me, self._survivors, self._graph, self.parameters.threshold)
+                found = signers(bytes(message), self.parameters, self._identities, self._dealt, self._list)
+                confirmed(found, self.me, self._survivors, self._graph, self.parameters)
             else:
                 self._accept(message)
             self._sessions.claim(self.parameters.session)  # before anything is opened, and for good
@@ -132,18 +130,23 @@ class Client:
             self._forget()
             return opened
 
-    def _meet(self, message: bytes) -> None:
-        """Accept a roster on which this client is as it advertised itself."""
-        self._roster = bytes(message)
-        self._agreed: Agreed = judged(self._roster, self.parameters, self._identities)
-        if self._agreed.adverts.get(self.me) != self._advert:
-            raise Tampering("the roster does not show this client with the keys that it advertised")
+    def _holders(self) -> tuple[int, ...]:
+        """Who are to hold its shares, of those on the roster."""
+        if not self.parameters.chosen:
+            self._graph = topology(self.parameters, self._agreed)
+            return self._graph.holders(self.me)
+        related(self.me, self._advert.choice, self._agreed, self.parameters)
+        own = chosen_by(self.me, self._advert.choice, self.parameters)
+        return tuple(sorted(self._agreed.adverts.keys() & set(own)))
 
     def _accept(self, message: bytes) -> None:
         """Accept a list of survivors for which shares may be opened."""
-        self._list = bytes(message)
-        self._survivors = listed(self._list, self.parameters)
+        told = listed(bytes(message), self.parameters)
+        self._survivors, self._list = frozenset(told.clients), told.digest
         check_survivors(self._survivors, self.me, self.parameters, self._graph, self._held, self._window)
+        if self.parameters.active:
+            expected = near(self.me, self._graph, self._survivors)
+            check_statements(told.statements, expected, self.parameters, self._identities, self._dealt)
 
     def _check_vector(self, vector: Words) -> None:
         expected, bound = np.dtype(f"u{self.parameters.bits // 8}"), self.parameters.bound
@@ -153,12 +156,10 @@ class Client:
         if bound and not -bound <= signed.min() <= signed.max() <= bound:
             raise RangeError(f"a coordinate of the vector is beyond the session's bound of {bound}: clip it first")
 
-    def _commitment(self, keys: Keys) -> bytes:
-        return commitment(keys.draw, self.parameters.session, "graph", self.me)
-
     def _sign(self, purpose: str, body: bytes) -> bytes:
-        if self._identity is None:  # the constructor has refused such a client
-            raise ParameterError(f"client {self.me} has no identity to sign with")
+        """Nothing in a passive session."""
+        if self._identity is None or not self.parameters.active:
+            return b""  # the constructor has refused a client without identity in an active session
         return self._identity.sign(purpose, self.parameters.session, body)
 
     @contextmanager
@@ -183,9 +184,8 @@ class Client:
 
 def steps(parameters: Parameters) -> tuple[str, ...]:
     """A client's methods in the order in which this session calls them."""
-    drawn_graph = ("reveal",) if parameters.draws else ()
     agreed_list = ("confirm",) if parameters.active else ()
-    return ("advertise", *drawn_graph, "share", "mask", *agreed_list, "unmask")
+    return ("advertise", "share", "mask", *agreed_list, "unmask")
 
 
 def _registered(parameters: Parameters, policy: Policy) -> Identities:

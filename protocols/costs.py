@@ -2,7 +2,7 @@
 
 With n clients, d words of w bytes, h holders of each client's shares (n - 1 on a complete graph, else k), D clients dropped:
 
-    bytes, a client up      d w + O(h)          down   O(n) for the roster, O(h) for the shares
+    bytes, a client up      d w + O(h)          down   O(n) for lists, O(h) for keys (O(n) if clients do not choose) and shares
     work, a client          h agreements, O(h t) for the shares, (h + 1) d words of keystream and additions
     work, the server        n d additions; n secrets rebuilt at O(t) each, (n + D h) d words of keystream
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from protocols.messages import DIGEST, HEADER, SEALED, SHARE, SIGNATURE, Advertise
+from protocols.messages import DIGEST, HEADER, SEALED, SHARE, SIGNATURE, Advertise, seeds
 from protocols.parameters import Parameters, stages
 
 _ID, _COUNT = 4, 4
@@ -25,33 +25,44 @@ class Traffic(NamedTuple):
 
 
 def traffic(parameters: Parameters) -> dict[str, Traffic]:
-    """By stage, in order. What comes down in a stage is what a client needs to answer in it; in the first, the parameters."""
-    clients, holders = len(parameters.clients), parameters.holders
+    """By stage, in order. What comes down in a stage is what a client needs to answer in it; in the first, the parameters.
+
+    Where clients choose, what is near a client depends on the choices: its expectation is given, to the nearest byte. All that
+    goes up, and the shares, are exact as the mean of all clients.
+    """
+    clients, holders, active = len(parameters.clients), parameters.holders, parameters.active
     advert = sum(Advertise.sizes(parameters))
-    roster = _table(clients, advert)
-    survivors = _table(clients, 0)
+    shown, near = _near(parameters)
+    survivors = _table(clients, 0) + (_table(near, SIGNATURE) if active else 0)
     dealt = _table(holders, SEALED)
+    signature = SIGNATURE if active else 0
     up = {
         "advertise": advert,
-        "reveal": DIGEST + SIGNATURE,
         "share": DIGEST + dealt,
-        "mask": parameters.length * parameters.bits // 8,
+        "mask": parameters.length * parameters.bits // 8 + signature,
         "consistency": SIGNATURE,
         "unmask": _table(holders, SHARE) + _table(0, SHARE),
     }
     down = {
-        "reveal": roster,
-        "share": _table(clients, DIGEST + SIGNATURE) if parameters.draws else roster,
-        "mask": dealt,
+        "share": _table(shown, advert),
+        "mask": dealt + (_table(clients, seeds(parameters)) if active else 0),
         "consistency": survivors,
-        "unmask": _table(clients, SIGNATURE) if parameters.active else survivors,
+        "unmask": _table(clients, SIGNATURE) if active else survivors,
     }
     invitation = len(parameters.to_bytes())
     return {
-        name: Traffic(HEADER.size + up[name], HEADER.size + down[name] if name in down else invitation)
+        name: Traffic(round(HEADER.size + up[name]), round(HEADER.size + down[name]) if name in down else invitation)
         for name in stages(parameters)
     }
 
 
-def _table(entries: int, width: int) -> int:
+def _near(parameters: Parameters) -> tuple[float, float]:
+    """How many adverts a client is shown, and how many are near it when the survivors are listed."""
+    clients, k, m = len(parameters.clients), parameters.neighbours, parameters.masked
+    if not parameters.chosen:
+        return clients, clients - 1
+    return 1 + 2 * k - k * k / (clients - 1), k + m - k * m / (clients - 1)
+
+
+def _table(entries: float, width: int) -> float:
     return _COUNT + entries * (_ID + width)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from protocols.errors import Tampering
+from protocols.chosen import Chosen
+from protocols.errors import Aborted, Tampering
 from protocols.keys import AgreementKey, Secret, channels, commitment, seal, unseal
 from protocols.messages import SHARE, Advertise, Delivery, Shares
 from protocols.parameters import Parameters
+from protocols.roster import Topology
 from protocols.shamir import split
 
 
@@ -19,7 +21,7 @@ class Keys:
     channel: AgreementKey
     mask: AgreementKey
     seed: Secret  # of its self mask
-    draw: Secret  # its part of the joint randomness
+    choice: Secret  # the seed of its choice of neighbours, secret until it is advertised
 
     @classmethod
     def new(cls) -> Keys:
@@ -35,21 +37,45 @@ class Held:
 
 
 def deal(
-    parameters: Parameters, me: int, keys: Keys, neighbours: Mapping[int, Advertise]
+    parameters: Parameters, me: int, keys: Keys, adverts: Mapping[int, Advertise], holders: Sequence[int]
 ) -> tuple[Shares, dict[int, Secret]]:
-    """Shares of the seed and of the mask key for every neighbour, each pair sealed for its receiver alone.
+    """Shares of the seed and of the mask key for every holder, each pair sealed for its receiver alone.
 
-    Also returns, by neighbour, the key of what that neighbour will send back.
+    Also returns, for everybody in `adverts`, the key of what may come from there.
     """
-    session, holders = parameters.session, tuple(neighbours)
+    session = parameters.session
     seeds = split(keys.seed, parameters.threshold, holders)
     privates = split(keys.mask.private, parameters.threshold, holders)
     sealed: dict[int, bytes] = {}
     inbound: dict[int, Secret] = {}
-    for holder, advert in neighbours.items():
-        outbound, inbound[holder] = channels(keys.channel, advert.channel, session, me, holder)
-        sealed[holder] = seal(outbound, seeds[holder] + privates[holder], session, me, holder)
+    for other, advert in adverts.items():
+        outbound, inbound[other] = channels(keys.channel, advert.channel, session, me, other)
+        if other in seeds:
+            sealed[other] = seal(outbound, seeds[other] + privates[other], session, me, other)
     return Shares(commitment(keys.seed, session, "seed", me), sealed), inbound
+
+
+def check_dealt(
+    delivery: Delivery, me: int, mine: bytes, adverts: Mapping[int, Advertise], graph: Topology, parameters: Parameters
+) -> None:
+    """In an active session: Tampering unless the list of those who have dealt agrees with what this client knows of itself and
+    of those near it, and brings the shares of each whose shares it is to hold; Aborted if too few have dealt."""
+    dealt = delivery.dealt
+    if dealt.get(me) != mine:
+        raise Tampering("the list of those who have dealt does not show this client with the choice that it advertised")
+    for other in {*graph.partners(me), *graph.owners(me), *graph.holders(me)}:
+        if other not in adverts:
+            raise Tampering(f"client {other} and this one are to mask together, and its keys were not on the roster")
+        if adverts[other].choice != dealt[other]:
+            raise Tampering(f"client {other} is shown with another choice than it advertised")
+    if set(delivery.sealed) != set(graph.owners(me)):
+        raise Tampering("the shares that are delivered are not those of the clients that are said to have dealt them")
+    if len(dealt) < parameters.survivors:
+        raise Aborted(
+            f"{len(dealt)} clients have dealt shares, and no sum of fewer than {parameters.survivors} is opened"
+        )
+    if isinstance(graph, Chosen):
+        graph.require_partners(me, dealt, parameters.partners)
 
 
 def collect(delivery: Delivery, inbound: Mapping[int, Secret], session: bytes, me: int) -> dict[int, Held]:

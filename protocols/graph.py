@@ -1,5 +1,8 @@
 """Who shares secrets with whom: everybody with everybody, or a ring in random order on which one knows the nearest places.
 
+The ring is for passive sessions, where the server delivers what was dealt, so that all survivors have masked with each of their
+neighbours among them. Where the server may withhold deliveries, clients choose for themselves: see `chosen`.
+
 The ring is a Harary graph: on a random permutation of the members, two are neighbours if their places differ by at most k / 2
 around the ring. The permutation is a pure function of the members and a seed of 32 bytes, the same on every machine.
 """
@@ -38,6 +41,18 @@ class Graph:
         half, count = self.k // 2, len(self.order)
         steps = (*range(-half, 0), *range(1, half + 1))
         return tuple(sorted(self.order[(place + step) % count] for step in steps))
+
+    def holders(self, member: int) -> tuple[int, ...]:
+        """Who hold its shares: here, and in all that follow, its neighbours."""
+        return self.neighbours(member)
+
+    def owners(self, member: int) -> tuple[int, ...]:
+        """Whose shares it holds."""
+        return self.neighbours(member)
+
+    def partners(self, member: int) -> tuple[int, ...]:
+        """With whom it shares a mask."""
+        return self.neighbours(member)
 
     def holds_together(self, alive: Collection[int], window: int) -> bool:
         """Whether the honest ones of `alive` are certainly connected through each other, wherever the corrupt ones are.
@@ -89,9 +104,9 @@ def ring(members: Collection[int], k: int, seed: bytes) -> Graph:
     if len(seed) != 32:
         raise ParameterError(f"the seed of a graph has {len(seed)} bytes: give 32")
     order = list(ascending)
-    words = _words(seed)
+    words = stream(seed)
     for last in range(len(order) - 1, 0, -1):  # Fisher and Yates
-        other = _below(last + 1, words)
+        other = below(last + 1, words)
         order[last], order[other] = order[other], order[last]
     return Graph(tuple(order), k)
 
@@ -103,14 +118,14 @@ def _distinct(members: Collection[int]) -> tuple[int, ...]:
     return ascending
 
 
-def _words(seed: bytes) -> Iterator[int]:
+def stream(seed: bytes) -> Iterator[int]:
     """The ChaCha20 keystream of that key, nonce and counter zero, as little-endian words of 32 bits."""
     keystream = Cipher(algorithms.ChaCha20(seed, bytes(16)), mode=None).encryptor()
     while True:
         yield from np.frombuffer(keystream.update(bytes(4096)), dtype="<u4").tolist()
 
 
-def _below(limit: int, words: Iterator[int]) -> int:
+def below(limit: int, words: Iterator[int]) -> int:
     """Exactly uniform in 0 .. limit - 1: words beyond the last multiple of `limit` are passed over."""
     multiple = 2**32 - 2**32 % limit
     return next(word for word in words if word < multiple) % limit

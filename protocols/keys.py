@@ -16,7 +16,7 @@ import hashlib
 import hmac
 import os
 import struct
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NoReturn
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
@@ -154,10 +154,12 @@ class Identity:
         raise TypeError("an Identity is not pickled")
 
 
+@lru_cache(maxsize=4096)
 def verify(public: bytes, signature: bytes, purpose: str, session: bytes, body: bytes) -> bool:
     """Whether the holder of that identity signed this, for this purpose, in this session.
 
     An identity of small order has no holder: anybody can sign for it, and 32 zeros, where one was forgotten, are of order 4.
+    All of this is public, so a process that plays many clients checks a signature once.
     """
     if (int.from_bytes(public, "little") & (2**255 - 1)) % _FIELD in _SMALL_ORDER:
         return False

@@ -16,9 +16,10 @@ and `server` to judge.
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cache
 
@@ -47,13 +48,11 @@ class Kind(IntEnum):
     """What a message is. From 16 on they are the server's."""
 
     ADVERTISE = 1
-    REVEAL = 2
     SHARES = 3
     MASKED = 4
     CONFIRM = 5
     OPENED = 6
     ROSTER = 16
-    REVEALS = 17
     DELIVERY = 18
     SURVIVORS = 19
     CONFIRMATIONS = 20
@@ -128,16 +127,16 @@ class Reader:
 
 @dataclass(frozen=True)
 class Advertise:
-    """A client's two public keys; its commitment to a part of the joint randomness; its signature over all of it."""
+    """A client's two public keys; the seed of its choice of neighbours; its signature over all of it."""
 
     channel: bytes
     mask: bytes
-    commitment: bytes = b""  # only where the graph is drawn from joint randomness
+    choice: bytes = b""  # only where clients choose their neighbours
     signature: bytes = b""  # only in active sessions
 
     def signed(self, owner: int) -> bytes:
         """What the signature is over."""
-        return struct.pack("<I", owner) + self.channel + self.mask + self.commitment
+        return struct.pack("<I", owner) + self.channel + self.mask + self.choice
 
     def to_bytes(self, parameters: Parameters, sender: int) -> bytes:
         return _written(Kind.ADVERTISE, parameters, sender, *zip(self.fields(), self.sizes(parameters), strict=True))
@@ -148,33 +147,12 @@ class Advertise:
             return cls(*(reader.take(size) for size in cls.sizes(parameters)))
 
     def fields(self) -> tuple[bytes, bytes, bytes, bytes]:
-        return self.channel, self.mask, self.commitment, self.signature
+        return self.channel, self.mask, self.choice, self.signature
 
     @staticmethod
     def sizes(parameters: Parameters) -> tuple[int, int, int, int]:
         """How long each field is in this session; zero: it has none."""
-        return PUBLIC, PUBLIC, DIGEST if parameters.draws else 0, SIGNATURE if parameters.active else 0
-
-
-@dataclass(frozen=True)
-class Reveal:
-    """What a client had committed itself to, signed together with the roster it was shown."""
-
-    secret: bytes
-    signature: bytes
-
-    @staticmethod
-    def signed(owner: int, roster: bytes, secret: bytes) -> bytes:
-        """What the signature is over; `roster` is the digest of the roster's bytes."""
-        return struct.pack("<I", owner) + roster + secret
-
-    def to_bytes(self, parameters: Parameters, sender: int) -> bytes:
-        return _written(Kind.REVEAL, parameters, sender, (self.secret, DIGEST), (self.signature, SIGNATURE))
-
-    @classmethod
-    def from_bytes(cls, data: Buffer, parameters: Parameters, sender: int) -> Reveal:
-        with Reader(data, Kind.REVEAL, parameters, sender) as reader:
-            return cls(reader.take(DIGEST), reader.take(SIGNATURE))
+        return PUBLIC, PUBLIC, seeds(parameters), SIGNATURE if parameters.active else 0
 
 
 @dataclass(frozen=True)
@@ -195,22 +173,29 @@ class Shares:
 
 @dataclass(frozen=True)
 class Masked:
-    """A masked vector: `length` words of `bits` bits, little-endian."""
+    """A masked vector, `length` words of `bits` bits, little-endian; and the sender's signature over whom it masked with."""
 
     vector: Words
+    signature: bytes = b""  # only in active sessions
 
     @staticmethod
-    def frame(parameters: Parameters, sender: int) -> tuple[bytearray, Words]:
+    def signed(owner: int, dealt: bytes) -> bytes:
+        """What the signature is over: the digest of the list of those who have dealt, by which it masked."""
+        return struct.pack("<I", owner) + dealt
+
+    @staticmethod
+    def frame(parameters: Parameters, sender: int, signature: bytes = b"") -> tuple[bytearray, Words]:
         """A message of zeros, and its vector as a view: what is written there is in the message."""
-        data = bytearray(HEADER.size + parameters.length * parameters.bits // 8)
+        data = bytearray(HEADER.size + parameters.length * parameters.bits // 8) + signature
         HEADER.pack_into(data, 0, MAGIC, PROTOCOL, Kind.MASKED, 0, parameters.session, sender, 0)
-        return data, np.frombuffer(data, dtype=word(parameters), offset=HEADER.size)
+        return data, np.frombuffer(data, dtype=word(parameters), count=parameters.length, offset=HEADER.size)
 
     @classmethod
     def from_bytes(cls, data: Buffer, parameters: Parameters, sender: int) -> Masked:
         """The vector is a view of `data`."""
         with Reader(data, Kind.MASKED, parameters, sender) as reader:
-            return cls(np.frombuffer(reader.view(parameters.length * parameters.bits // 8), dtype=word(parameters)))
+            vector = np.frombuffer(reader.view(parameters.length * parameters.bits // 8), dtype=word(parameters))
+            return cls(vector, reader.take(SIGNATURE if parameters.active else 0))
 
 
 @dataclass(frozen=True)
@@ -220,9 +205,9 @@ class Confirm:
     signature: bytes
 
     @staticmethod
-    def signed(owner: int, roster: bytes, survivors: bytes) -> bytes:
-        """What the signature is over: digests of the roster's and of the list's bytes, so it holds for fresh keys only."""
-        return struct.pack("<I", owner) + roster + survivors
+    def signed(owner: int, dealt: bytes, survivors: bytes) -> bytes:
+        """What the signature is over: digests of the list of those who have dealt and of the list of survivors."""
+        return struct.pack("<I", owner) + dealt + survivors
 
     def to_bytes(self, parameters: Parameters, sender: int) -> bytes:
         return _written(Kind.CONFIRM, parameters, sender, (self.signature, SIGNATURE))
@@ -272,50 +257,48 @@ class Roster:
 
 
 @dataclass(frozen=True)
-class Reveals:
-    """Everybody's part of the joint randomness."""
-
-    reveals: Mapping[int, Reveal]
-
-    def to_bytes(self, parameters: Parameters) -> bytes:
-        entries = {owner: reveal.secret + reveal.signature for owner, reveal in self.reveals.items()}
-        return _written(Kind.REVEALS, parameters, SERVER, (entries, DIGEST + SIGNATURE))
-
-    @classmethod
-    def from_bytes(cls, data: Buffer, parameters: Parameters) -> Reveals:
-        with Reader(data, Kind.REVEALS, parameters, SERVER) as reader:
-            entries = reader.table(DIGEST + SIGNATURE)
-        return cls({owner: Reveal(entry[:DIGEST], entry[DIGEST:]) for owner, entry in entries.items()})
-
-
-@dataclass(frozen=True)
 class Delivery:
-    """To one client: what its neighbours sealed for it."""
+    """To one client: what others sealed for it, and in active sessions who has dealt shares, each with its choice's seed."""
 
     sealed: Mapping[int, bytes]  # by sender
+    dealt: Mapping[int, bytes] = field(default_factory=dict)  # the same for all
+
+    @property
+    def digest(self) -> bytes:
+        """(32,) of `dealt`, over which clients sign."""
+        return hashlib.sha256(b"".join(_COUNT.pack(owner) + self.dealt[owner] for owner in sorted(self.dealt))).digest()
 
     def to_bytes(self, parameters: Parameters) -> bytes:
-        return _written(Kind.DELIVERY, parameters, SERVER, (self.sealed, SEALED))
+        dealt = [(self.dealt, seeds(parameters))] if parameters.active else []
+        return _written(Kind.DELIVERY, parameters, SERVER, (self.sealed, SEALED), *dealt)
 
     @classmethod
     def from_bytes(cls, data: Buffer, parameters: Parameters) -> Delivery:
         with Reader(data, Kind.DELIVERY, parameters, SERVER) as reader:
-            return cls(reader.table(SEALED))
+            return cls(reader.table(SEALED), reader.table(seeds(parameters)) if parameters.active else {})
 
 
 @dataclass(frozen=True)
 class Survivors:
-    """Whose vectors are in the sum."""
+    """Whose vectors are in the sum; in active sessions, also what those near one client signed with their vectors."""
 
-    clients: tuple[int, ...]  # ascending
+    clients: tuple[int, ...]  # ascending; the same for all
+    statements: Mapping[int, bytes] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> bytes:
+        """(32,) of `clients`, over which they sign."""
+        return hashlib.sha256(struct.pack(f"<{len(self.clients)}I", *self.clients)).digest()
 
     def to_bytes(self, parameters: Parameters) -> bytes:
-        return _written(Kind.SURVIVORS, parameters, SERVER, (dict.fromkeys(self.clients, b""), 0))
+        listed = dict.fromkeys(self.clients, b"")
+        statements = [(self.statements, SIGNATURE)] if parameters.active else []
+        return _written(Kind.SURVIVORS, parameters, SERVER, (listed, 0), *statements)
 
     @classmethod
     def from_bytes(cls, data: Buffer, parameters: Parameters) -> Survivors:
         with Reader(data, Kind.SURVIVORS, parameters, SERVER) as reader:
-            return cls(tuple(reader.table(0)))
+            return cls(tuple(reader.table(0)), reader.table(SIGNATURE) if parameters.active else {})
 
 
 @dataclass(frozen=True)
@@ -333,6 +316,11 @@ class Confirmations:
             return cls(reader.table(SIGNATURE))
 
 
+def seeds(parameters: Parameters) -> int:
+    """How many bytes the seed of a client's choice has in this session; zero: there is none."""
+    return DIGEST if parameters.chosen else 0
+
+
 def word(parameters: Parameters) -> str:
     """numpy's name for the type of a vector's words."""
     return f"<u{parameters.bits // 8}"
@@ -346,15 +334,15 @@ def named(sender: int) -> str:
 def _written(kind: Kind, parameters: Parameters, sender: int, *fields: tuple[bytes | Entries, int]) -> bytes:
     """The header, then each field with its size in bytes; of a table, the size of an entry."""
     parts = [HEADER.pack(MAGIC, PROTOCOL, kind, 0, parameters.session, sender, 0)]
-    for field, size in fields:
-        for value in [field] if isinstance(field, bytes) else field.values():
+    for content, size in fields:
+        for value in [content] if isinstance(content, bytes) else content.values():
             if len(value) != size:
                 raise MessageError(f"a field of a {kind.name.lower()} message has {len(value)} bytes, not {size}")
-        if isinstance(field, bytes):
-            parts.append(field)
+        if isinstance(content, bytes):
+            parts.append(content)
         else:
-            parts.append(_COUNT.pack(len(field)))
-            parts.extend(_COUNT.pack(owner) + field[owner] for owner in sorted(field))
+            parts.append(_COUNT.pack(len(content)))
+            parts.extend(_COUNT.pack(owner) + content[owner] for owner in sorted(content))
     return b"".join(parts)
 
 

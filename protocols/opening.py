@@ -7,55 +7,89 @@ into small ones. So the client refuses a list
 - without itself, or with somebody who is not on the roster;
 - shorter than `survivors`, or with fewer than `threshold` of those who hold its own shares;
 - with a neighbour that never dealt shares, so never completed the stage before the masks;
-- on which the survivors no longer hang together against its `window`, since each part would then have a sum of its own.
+- on a ring: on which the survivors no longer hang together against its `window`, since each part would have a sum of its own.
 
-In an active session the list must also be the one that the others were shown. Each client signs one list for one roster, and
-the client asks for valid signatures of `threshold` of its h neighbours and of the same share, threshold / h, of the whole
-roster. As 2 threshold > h + c, and a share c / h of all are corrupt at most, more than half of the honest clients are among the
-signers of every list that is accepted: so there is one such list.
+In an active session every client signs, with its vector, the list of those who have dealt shares, which says whom it masked
+with; and it signs one list of survivors together with that one, ever (`Sessions`). A client refuses a list of survivors
+
+- with somebody near it who did not sign the same list of those who have dealt (`near`: whose shares it holds, or with whom it
+  shares a mask), so that the edges that are counted are masks that both sides have added;
+- where clients choose: with fewer than `partners` of the first choices of somebody whose shares it holds, or of its own;
+- without the signatures of `signers` clients, `threshold` of those who hold its own shares among them.
+
+On a complete graph 2 threshold > h + c, and where clients choose 2 survivors > n + C, so there is one pair of lists that honest
+clients open for. On a complete graph all honest survivors share masks with each other, so no part of them has a sum of its own;
+where clients choose see `chosen` for the proof.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 
+from protocols.chosen import Chosen
 from protocols.dealing import Held
 from protocols.errors import Aborted, Tampering
-from protocols.graph import Graph
 from protocols.keys import verify
-from protocols.messages import Confirm, Confirmations, Opened, Survivors
+from protocols.messages import Confirm, Confirmations, Masked, Opened, Survivors
 from protocols.parameters import Parameters
-from protocols.roster import Identities
+from protocols.roster import Identities, Topology
 
 
 @lru_cache(maxsize=4)
-def listed(data: bytes, parameters: Parameters) -> frozenset[int]:
-    """The survivors in these bytes."""
-    return frozenset(Survivors.from_bytes(data, parameters).clients)
+def listed(data: bytes, parameters: Parameters) -> Survivors:
+    """The list in these bytes."""
+    return Survivors.from_bytes(data, parameters)
 
 
 def check_survivors(
-    survivors: frozenset[int], me: int, parameters: Parameters, graph: Graph, held: Collection[int], window: int
+    survivors: frozenset[int], me: int, parameters: Parameters, graph: Topology, held: Collection[int], window: int
 ) -> None:
     """Tampering, or Aborted if too few are left, unless shares may be opened for this list."""
     if me not in survivors:
         raise Tampering("the list of survivors leaves out this client, which has sent its vector")
     strangers = survivors.difference(graph.order)
     if strangers:
-        raise Tampering(f"client {min(strangers)} is listed as a survivor and is not on the roster")
-    neighbours = frozenset(graph.neighbours(me))
-    undealt = (survivors & neighbours).difference(held)
+        missing = "has not dealt its shares" if parameters.active else "is not on the roster"
+        raise Tampering(f"client {min(strangers)} is listed as a survivor and {missing}")
+    undealt = (survivors & frozenset(graph.owners(me))).difference(held)
     if undealt:
         raise Tampering(f"client {min(undealt)} is listed as a survivor and never dealt its shares")
     if len(survivors) < parameters.survivors:
         raise Aborted(f"{len(survivors)} survivors, and no sum of fewer than {parameters.survivors} is opened")
-    holders = len(survivors & neighbours)
+    holders = len(survivors.intersection(graph.holders(me)))
     if holders < parameters.threshold:
         raise Aborted(f"{holders} holders of its shares survive, fewer than the threshold of {parameters.threshold}")
-    if not graph.holds_together(survivors, window):
+    if isinstance(graph, Chosen):
+        for owner in (me, *graph.owners(me)):
+            if owner in survivors:
+                graph.require_partners(owner, survivors, parameters.partners)
+    elif not graph.holds_together(survivors, window):
         raise Aborted(f"with {window} corrupt in a window of the ring, the survivors could be cut into separate sums")
+
+
+def near(me: int, graph: Topology, survivors: Collection[int]) -> tuple[int, ...]:
+    """Those survivors whose shares a client holds or with whom it shares a mask."""
+    return tuple(sorted({*graph.owners(me), *graph.partners(me)}.intersection(survivors)))
+
+
+def check_statements(
+    statements: Mapping[int, bytes], expected: Collection[int], parameters: Parameters, known: Identities, dealt: bytes
+) -> None:
+    """Tampering unless exactly the expected signed, with their vectors, the list of those who have dealt with this digest."""
+    if set(statements) != set(expected):
+        raise Tampering("the list of survivors comes with the signatures of others than those near this client")
+    identities = dict(known)
+    for owner, signature in statements.items():
+        if not states(owner, signature, parameters, identities[owner], dealt):
+            raise Tampering(
+                f"client {owner} is listed as a survivor and masked with others than were shown here as dealing"
+            )
+
+
+def states(owner: int, signature: bytes, parameters: Parameters, identity: bytes, dealt: bytes) -> bool:
+    """Whether it is the owner's signature, with its vector, over the list of those who have dealt."""
+    return verify(identity, signature, "masked", parameters.session, Masked.signed(owner, dealt))
 
 
 def open_shares(survivors: frozenset[int], held: Mapping[int, Held]) -> Opened:
@@ -66,41 +100,37 @@ def open_shares(survivors: frozenset[int], held: Mapping[int, Held]) -> Opened:
     )
 
 
-def quorum(threshold: int, neighbours: int, members: int) -> int:
-    """How many of the other members must sign a list: the same share of them as `threshold` is of the neighbours."""
-    return -(-threshold * (members - 1) // neighbours)
-
-
-def confirmed(signers: frozenset[int], me: int, survivors: frozenset[int], graph: Graph, threshold: int) -> None:
-    """Tampering or Aborted unless enough of the others have signed the list."""
-    others = signers - {me}
-    strangers = others - survivors
+def confirmed(
+    signers: frozenset[int], me: int, survivors: frozenset[int], graph: Topology, parameters: Parameters
+) -> None:
+    """Tampering or Aborted unless enough of the survivors have signed the list."""
+    everybody = signers | {me}  # which has signed itself, whether or not it is shown that
+    strangers = everybody - survivors
     if strangers:
         raise Tampering(f"client {min(strangers)} signs a list of survivors on which it is not")
-    neighbours = graph.neighbours(me)
-    near, needed = len(others.intersection(neighbours)), quorum(threshold, len(neighbours), len(graph.order))
-    if near < threshold or len(others) < needed:
+    holders = len(everybody.intersection(graph.holders(me)))
+    if holders < parameters.threshold or len(everybody) < parameters.signers:
         raise Aborted(
-            f"the list of survivors is signed by {near} neighbours and {len(others)} clients in all, "
-            f"fewer than {threshold} and {needed}"
+            f"the list of survivors is signed by {holders} holders of this client's shares and {len(everybody)} clients in "
+            f"all, fewer than {parameters.threshold} and {parameters.signers}"
         )
 
 
 @lru_cache(maxsize=4)
 def signers(
-    data: bytes, parameters: Parameters, identities: Identities, roster: bytes, survivors: bytes
+    data: bytes, parameters: Parameters, identities: Identities, dealt: bytes, survivors: bytes
 ) -> frozenset[int]:
-    """Who signed this list; `roster` is a digest, `survivors` the list's bytes. Tampering if somebody signed another."""
-    known, digest = dict(identities), hashlib.sha256(survivors).digest()
+    """Who signed these lists, given by their digests. Tampering if somebody signed others."""
+    known = dict(identities)
     signatures = Confirmations.from_bytes(data, parameters).signatures
     for owner, signature in signatures.items():
-        if owner not in known or not signs(owner, signature, parameters, known[owner], roster, digest):
+        if owner not in known or not signs(owner, signature, parameters, known[owner], dealt, survivors):
             raise Tampering(f"client {owner} has not signed the list of survivors that was shown here")
     return frozenset(signatures)
 
 
 def signs(
-    owner: int, signature: bytes, parameters: Parameters, identity: bytes, roster: bytes, survivors: bytes
+    owner: int, signature: bytes, parameters: Parameters, identity: bytes, dealt: bytes, survivors: bytes
 ) -> bool:
-    """Whether it is the owner's signature over the list with this digest, after the roster with this digest."""
-    return verify(identity, signature, "survivors", parameters.session, Confirm.signed(owner, roster, survivors))
+    """Whether it is the owner's signature over the lists with these digests."""
+    return verify(identity, signature, "survivors", parameters.session, Confirm.signed(owner, dealt, survivors))

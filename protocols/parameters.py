@@ -8,6 +8,10 @@ With h holders of each client's shares, c of them corrupt, and t shares to rebui
     passive    c < t           the corrupt holders alone rebuild nothing
     active     2 t > h + c     two different lists of survivors would need t answers each. Every corrupt holder can give two, an
                                honest one gives one: h + c in all. So never both secrets of one client are rebuilt.
+
+Where n clients choose their neighbours (`chosen`), C of them corrupt, a list is opened after `survivors` signatures:
+
+    2 survivors > n + C        two different lists would need so many signatures each, and get n + C at most
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from protocols.registry import registry_digest
 
 __all__ = ["PROTOCOL", "SERVER", "Parameters", "Policy", "registry_digest", "stages"]
 
-PROTOCOL = 1
+PROTOCOL = 2
 SERVER = 2**32 - 1  # the server's number; clients have smaller ones
 WORDS = (32, 64)
 _SMALL, _LARGE = 2**32 - 1, 2**64 - 1  # the largest numbers that the session's encoding has room for
@@ -36,6 +40,8 @@ class Parameters:
 
     `clients` are those invited; fewer may come. The shares of each are held by its neighbours in the graph on those who came:
     `neighbours` of them, or all others where there are no more. No sum of fewer than `survivors` is released.
+
+    In an active session that is not complete every client chooses its neighbours itself (see `chosen`).
     """
 
     run: str
@@ -50,6 +56,7 @@ class Parameters:
     active: bool
     bound: int = 0  # largest magnitude of one encoded coordinate; 0: the size of the sum is not checked
     registry: bytes = bytes(32)  # digest of the identities of the invited; zeros in a passive session
+    partners: int = 0  # where clients choose: so many of the first `masked` choices of each survive; else 0
 
     def __post_init__(self) -> None:
         for sentence in self._violations():
@@ -65,18 +72,18 @@ class Parameters:
 
             "secure-fed/session" | version u32 | bytes of run u32 | run | round u64 | layout 32 | length u32 | bits u32
                 | number of clients u32 | clients u32 each | neighbours u32 | threshold u32 | survivors u32
-                | active u32 | bound u64 | registry 32
+                | active u32 | partners u32 | bound u64 | registry 32
 
         Every part is of fixed size or preceded by its size, so no two different sessions encode alike.
         """
         run = self.run.encode()
-        numbers = (self.neighbours, self.threshold, self.survivors, int(self.active))
+        numbers = (self.neighbours, self.threshold, self.survivors, int(self.active), self.partners)
         parts = (
             b"secure-fed/session",
             struct.pack("<II", PROTOCOL, len(run)) + run,
             struct.pack("<Q", self.round) + self.layout + struct.pack("<II", self.length, self.bits),
             struct.pack(f"<I{len(self.clients)}I", len(self.clients), *self.clients),
-            struct.pack("<4IQ", *numbers, self.bound) + self.registry,
+            struct.pack("<5IQ", *numbers, self.bound) + self.registry,
         )
         return b"".join(parts)
 
@@ -91,10 +98,19 @@ class Parameters:
         return min(self.neighbours, len(self.clients) - 1)
 
     @property
-    def draws(self) -> bool:
-        """Whether the graph is drawn from randomness of all clients, in a stage of its own: a server that actively lies
-        could otherwise choose who surrounds whom."""
+    def chosen(self) -> bool:
+        """Whether every client chooses its neighbours itself: a server that actively lies could otherwise surround it."""
         return self.active and not self.complete
+
+    @property
+    def masked(self) -> int:
+        """With how many of its choices, the first, a client shares a mask, where clients choose."""
+        return self.neighbours // 2
+
+    @property
+    def signers(self) -> int:
+        """How many clients must sign a list of survivors of an active session."""
+        return self.survivors if self.chosen else self.threshold + 1
 
     def _violations(self) -> Iterator[str]:
         yield from self._of_the_vector()
@@ -133,7 +149,7 @@ class Parameters:
         if not _whole(self.neighbours, 1, _SMALL):
             yield f"neighbours is {self.neighbours!r:.40}: it is a whole number from 1 on"
         if not self.complete and self.neighbours % 2:
-            yield f"neighbours is {self.neighbours} on a ring: it is even, as many on either side, or at least clients - 1"
+            yield f"neighbours is {self.neighbours} on a graph that is not complete: it is even, or at least clients - 1"
         if not _whole(self.threshold, 1, self.holders):
             yield (
                 f"threshold is {self.threshold!r:.40} and {self.holders} hold shares of a client: "
@@ -146,16 +162,31 @@ class Parameters:
             )
         if not _whole(self.survivors, 2, len(self.clients)):
             yield f"survivors is {self.survivors!r:.40}: choose the least size of a sum from 2 to {len(self.clients)}"
+        yield from self._of_the_choices()
         most = (2 ** (self.bits - 1) - 1) // len(self.clients)
         if not _whole(self.bound, 0, most):
             yield f"bound is {self.bound!r:.40}: {self.bits} bits hold sums of {len(self.clients)} up to a bound of {most}"
 
+    def _of_the_choices(self) -> Iterator[str]:
+        if not self.chosen:
+            if self.partners != 0:
+                yield f"partners is {self.partners!r:.40}: it is 0 where clients do not choose their neighbours"
+            return
+        if not _whole(self.partners, 1, self.masked):
+            yield (
+                f"partners is {self.partners!r:.40}: choose from 1 to {self.masked}, the choices of a client that share a mask"
+            )
+        if 2 * self.survivors <= len(self.clients):
+            yield (
+                f"survivors is {self.survivors}, and two lists of survivors could each be signed by so many of "
+                f"{len(self.clients)}: choose at least {len(self.clients) // 2 + 1}"
+            )
+
 
 def stages(parameters: Parameters) -> tuple[str, ...]:
     """The names of a session's stages, in order."""
-    drawn = ("reveal",) if parameters.draws else ()
     agreed = ("consistency",) if parameters.active else ()
-    return ("advertise", *drawn, "share", "mask", *agreed, "unmask")
+    return ("advertise", "share", "mask", *agreed, "unmask")
 
 
 @dataclass(frozen=True)
@@ -163,7 +194,7 @@ class Policy:
     """What a client asks of a session, whatever the server says: minima, and how many it believes corrupt at the most.
 
     `corrupt` counts among the holders of one client's shares (on a complete graph, among all clients), `window` among any k / 2
-    consecutive places of a ring.
+    consecutive places of a ring, `colluding` among all who are invited. `partners` is the least of the parameter of that name.
     """
 
     threshold: int
@@ -174,9 +205,11 @@ class Policy:
     identities: Mapping[int, bytes] = field(default_factory=dict)  # registered out of band
     clients: int = 2  # least number invited
     neighbours: int | None = None  # exactly so many, where corrupt and window were worked out for these
+    partners: int = 0
+    colluding: int = 0
 
     def __post_init__(self) -> None:
-        least = {"threshold": 1, "survivors": 2, "corrupt": 0, "window": 0, "clients": 2}
+        least = {"threshold": 1, "survivors": 2, "corrupt": 0, "window": 0, "clients": 2, "partners": 0, "colluding": 0}
         for name, value in least.items():
             if not _whole(getattr(self, name), value, _SMALL):
                 raise ParameterError(f"{name} of the policy is {getattr(self, name)!r:.40}: it is {value} or more")
@@ -195,10 +228,11 @@ class Policy:
         for name, value in given.items():
             if value < getattr(self, name):
                 yield f"the session's {name} is {value}, and this client's policy asks for at least {getattr(self, name)}"
-        if parameters.survivors < self.corrupt + 2:
+        corrupt = max(self.corrupt, self.colluding)
+        if parameters.survivors < corrupt + 2:
             yield (
-                f"the session releases sums of {parameters.survivors}, and with {self.corrupt} corrupt among them fewer than "
-                f"two would be honest: raise survivors to at least {self.corrupt + 2}"
+                f"the session releases sums of {parameters.survivors}, and with {corrupt} corrupt among them fewer than "
+                f"two would be honest: raise survivors to at least {corrupt + 2}"
             )
         yield from self._of_the_holders(parameters)
         yield from self._of_the_identities(parameters)
@@ -219,8 +253,24 @@ class Policy:
                 f"the session's threshold is {threshold}; with {self.corrupt} corrupt among {holders} holders {kind} session "
                 f"needs at least {least}: raise threshold"
             )
-        if parameters.complete:
-            return
+        if parameters.chosen:
+            yield from self._of_the_choices(parameters)
+        elif not parameters.complete:
+            yield from self._of_the_ring(parameters)
+
+    def _of_the_choices(self, parameters: Parameters) -> Iterator[str]:
+        if parameters.partners < max(self.partners, 1):
+            yield f"the session's partners is {parameters.partners}, and this client's policy asks for {self.partners}"
+        if self.corrupt and not self.partners:
+            yield "the policy expects corrupt holders and asks for no partners: set partners, as `choose` has it"
+        clients, colluding = len(parameters.clients), max(self.colluding, self.corrupt)
+        if 2 * parameters.survivors <= clients + colluding:
+            yield (
+                f"the session releases sums of {parameters.survivors}, and with {colluding} corrupt of {clients} two lists of "
+                f"survivors could be signed: raise survivors to at least {(clients + colluding) // 2 + 1}"
+            )
+
+    def _of_the_ring(self, parameters: Parameters) -> Iterator[str]:
         if self.corrupt and not self.window:
             yield (
                 f"the policy expects {self.corrupt} corrupt holders and none in a window of the ring: set window, "

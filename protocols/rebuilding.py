@@ -11,28 +11,30 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from protocols.chosen import Chosen
 from protocols.errors import Aborted, Misdealt, ProtocolError, Tampering
-from protocols.graph import Graph
 from protocols.keys import AgreementKey, Mask, Secret, belongs, commitment, pair_mask
 from protocols.messages import Opened
 from protocols.parameters import Parameters
-from protocols.roster import Agreed
+from protocols.roster import Agreed, Topology
 from protocols.shamir import Rebuilder
+
+Near = Callable[[int], Collection[int]]
 
 
 @dataclass(frozen=True)
 class Ballot:
     """Which secret of which client is to be rebuilt, and the shares of it that have come so far."""
 
-    graph: Graph
+    graph: Topology
     survivors: frozenset[int]
     dropped: frozenset[int]  # dealt shares, and sent no vector
     shares: dict[int, dict[int, bytes]] = field(default_factory=dict, repr=False)  # by owner, by holder
 
     def asked(self, holder: int) -> tuple[frozenset[int], frozenset[int]]:
         """Whose seeds and whose mask keys a holder is to open shares of."""
-        neighbours = frozenset(self.graph.neighbours(holder))
-        return neighbours & self.survivors, neighbours & self.dropped
+        owners = frozenset(self.graph.owners(holder))
+        return owners & self.survivors, owners & self.dropped
 
     def add(self, holder: int, opened: Opened) -> None:
         for shares in (opened.seeds, opened.keys):
@@ -43,26 +45,32 @@ class Ballot:
         """Aborted if these holders cannot rebuild some secret that is needed."""
         present = frozenset(holders)
         for owner in sorted(self.survivors | self.dropped):
-            neighbours = self.graph.neighbours(owner)
-            left = len(present.intersection(neighbours))
-            if left < threshold and (owner in self.survivors or not self.survivors.isdisjoint(neighbours)):
+            left = len(present.intersection(self.graph.holders(owner)))
+            if left < threshold and (
+                owner in self.survivors or not self.survivors.isdisjoint(self.graph.partners(owner))
+            ):
                 raise Aborted(f"{left} holders of the shares of client {owner} are left, fewer than {threshold}")
 
 
-def core(graph: Graph, members: Collection[int], threshold: int) -> frozenset[int]:
-    """The largest set of `members` of whom each has at least `threshold` neighbours in the set.
+def core(graph: Topology, members: Collection[int], threshold: int, partners: int = 0) -> frozenset[int]:
+    """The largest set of `members` of whom each has at least `threshold` holders in the set, and where clients choose also
+    `partners` of those whom it chose to mask with.
 
-    A client outside would find too few holders of its shares and give up, after its neighbours had counted on it.
+    A client outside would find too few and give up, after its neighbours had counted on it.
     """
+    needs: list[tuple[Near, Near, int]] = [(graph.holders, graph.owners, threshold)]
+    if isinstance(graph, Chosen):
+        needs.append((graph.firsts, graph.first_of, partners))
     left = set(members)
-    degree = {member: len(left.intersection(graph.neighbours(member))) for member in left}
-    leaving = [member for member in left if degree[member] < threshold]
+    degrees = [{member: len(left.intersection(near(member))) for member in left} for near, _, _ in needs]
+    leaving = [member for member in left if any(d[member] < n[2] for d, n in zip(degrees, needs, strict=True))]
     left.difference_update(leaving)
     while leaving:
-        for other in graph.neighbours(leaving.pop()):
-            if other in left:
+        gone = leaving.pop()
+        for degree, (_, towards, least) in zip(degrees, needs, strict=True):
+            for other in left.intersection(towards(gone)):
                 degree[other] -= 1
-                if degree[other] < threshold:
+                if degree[other] < least:
                     left.remove(other)
                     leaving.append(other)
     return frozenset(left)
@@ -81,7 +89,7 @@ def masks_left(
         for owner in sorted(ballot.survivors):
             masks.append((rebuild(owner, _committed(commitments[owner], session, owner)), -1))
         for owner in sorted(ballot.dropped):
-            others = ballot.survivors.intersection(ballot.graph.neighbours(owner))
+            others = ballot.survivors.intersection(ballot.graph.partners(owner))
             if others:
                 secret = rebuild(owner, _public(agreed.adverts[owner].mask))
                 masks.extend(_of_a_pair(secret, agreed, session, owner, other) for other in sorted(others))

@@ -1,8 +1,7 @@
 """What a roster fixes for everybody who accepts it: who takes part with which keys, and the graph among them.
 
-Every client reads the whole roster and judges it alone; so does the server, before it shows it. The functions are pure, of
-immutable arguments that are public, so one process that plays many clients reads one roster once (`lru_cache`). A roster
-that was refused is not remembered.
+Every client reads the roster that it is shown and judges it alone. The functions are pure, of immutable arguments that are
+public, so one process that plays many clients reads one roster once (`lru_cache`). A roster that was refused is not remembered.
 """
 
 from __future__ import annotations
@@ -13,13 +12,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
+from protocols.chosen import Chosen, choices
 from protocols.errors import Aborted, Tampering
 from protocols.graph import Graph, complete, ring
-from protocols.keys import Secret, commitment, verify
-from protocols.messages import Advertise, Reveal, Reveals, Roster
+from protocols.keys import verify
+from protocols.messages import Advertise, Roster
 from protocols.parameters import Parameters
 
 Identities = tuple[tuple[int, bytes], ...]  # the invited clients' public identity keys; empty in passive sessions
+
+Topology = Graph | Chosen
 
 _PRIME = 2**255 - 19
 # The u-coordinates of the points whose order divides 8, on the curve and on its twist: with them any key agrees on zero.
@@ -70,12 +72,13 @@ def judged(data: bytes, parameters: Parameters, identities: Identities) -> Agree
 
     Tampering if somebody on it was not invited, or a key is of small order, occurs twice or (active) is not signed.
     Aborted if it is too short for any sum: fewer than `survivors`, or than a client and `threshold` holders of its shares.
+    Where clients choose, it shows a client those near it alone, and `related` says whether these are enough.
     """
     adverts = Roster.from_bytes(data, parameters).adverts
     uninvited = adverts.keys() - set(parameters.clients)
     if uninvited:
         raise Tampering(f"client {min(uninvited)} is on the roster and was not invited")
-    least = max(parameters.survivors, parameters.threshold + 1)
+    least = 1 if parameters.chosen else max(parameters.survivors, parameters.threshold + 1)
     if len(adverts) < least:
         raise Aborted(f"{len(adverts)} clients take part, fewer than the {least} that a sum needs")
     known, seen = dict(identities), set[int]()
@@ -88,44 +91,42 @@ def judged(data: bytes, parameters: Parameters, identities: Identities) -> Agree
     return Agreed(tuple(adverts), MappingProxyType(adverts), hashlib.sha256(data).digest())
 
 
+def related(me: int, mine: bytes, agreed: Agreed, parameters: Parameters) -> None:
+    """Where clients choose: Tampering if somebody is on the roster who neither chose `me` nor was chosen; Aborted if fewer
+    than `threshold` of those chosen take part. `mine` is the seed of the own choice."""
+    own = chosen_by(me, mine, parameters)
+    for other in agreed.adverts.keys() - {me, *own}:
+        if me not in chosen_by(other, agreed.adverts[other].choice, parameters):
+            raise Tampering(f"client {other} is on the roster, and neither it nor client {me} chose the other")
+    present = len(agreed.adverts.keys() & set(own))
+    if present < parameters.threshold:
+        raise Aborted(f"{present} of the clients chosen take part, fewer than the threshold of {parameters.threshold}")
+
+
+def chosen_by(client: int, seed: bytes, parameters: Parameters) -> tuple[int, ...]:
+    """Whom a client chose by this seed."""
+    return choices(seed, parameters.clients, client, parameters.neighbours)
+
+
+def topology(parameters: Parameters, agreed: Agreed) -> Graph:
+    """The graph of a session in which clients do not choose: complete, or a ring drawn by a hash of the roster."""
+    seed = hashlib.sha256(b"secure-fed/1 graph" + parameters.session + agreed.digest).digest()
+    return _graph(agreed.members, parameters.neighbours, seed)
+
+
+def topology_of(dealt: Mapping[int, bytes], parameters: Parameters) -> Topology:
+    """The graph of an active session on those who have dealt shares, from the seeds of their choices."""
+    uninvited = dealt.keys() - set(parameters.clients)
+    if uninvited:
+        raise Tampering(f"client {min(uninvited)} is said to have dealt shares and was not invited")
+    return _chosen(tuple(dealt.items()), parameters)
+
+
 @lru_cache(maxsize=4)
-def drawn(data: bytes, parameters: Parameters, identities: Identities, roster: bytes) -> bytes:
-    """The seed of the graph from everybody's part of the joint randomness; `roster` is the roster itself.
-
-    Each part was committed to before any was opened, and is signed by its owner together with the roster it saw. A missing part
-    is Aborted: if it were left out, whoever speaks last could choose between two graphs.
-    """
-    agreed = judged(roster, parameters, identities)
-    reveals = Reveals.from_bytes(data, parameters).reveals
-    strangers = reveals.keys() - agreed.adverts.keys()
-    if strangers:
-        raise Tampering(f"joint randomness of client {min(strangers)}, which is not on the roster")
-    missing = sorted(agreed.adverts.keys() - reveals.keys())
-    if missing:
-        raise Aborted(f"the joint randomness lacks the part of {len(missing)} clients, the first of them {missing[0]}")
-    known = dict(identities)
-    for owner, reveal in reveals.items():
-        revealed(owner, reveal, agreed, parameters, known[owner])
-    return _seed(parameters, agreed, *(reveal.secret for reveal in reveals.values()))
-
-
-def revealed(owner: int, reveal: Reveal, agreed: Agreed, parameters: Parameters, identity: bytes) -> None:
-    """Tampering unless it is what the owner committed itself to, signed over this roster."""
-    session = parameters.session
-    if commitment(Secret(reveal.secret), session, "graph", owner) != agreed.adverts[owner].commitment:
-        raise Tampering(f"client {owner} reveals something else than it committed itself to")
-    signed = Reveal.signed(owner, agreed.digest, reveal.secret)
-    if not verify(identity, reveal.signature, "reveal", session, signed):
-        raise Tampering(f"client {owner} did not sign the roster that was shown here, or not for this session")
-
-
-def topology(parameters: Parameters, agreed: Agreed, seed: bytes | None = None) -> Graph:
-    """The graph on the members: of `seed` if it was drawn from joint randomness, else of the roster."""
-    return _graph(agreed.members, parameters.neighbours, seed or _seed(parameters, agreed))
-
-
-def _seed(parameters: Parameters, agreed: Agreed, *secrets: bytes) -> bytes:
-    return hashlib.sha256(b"secure-fed/1 graph" + parameters.session + agreed.digest + b"".join(secrets)).digest()
+def _chosen(dealt: tuple[tuple[int, bytes], ...], parameters: Parameters) -> Topology:
+    if parameters.complete:
+        return complete([member for member, _ in dealt])
+    return Chosen({member: chosen_by(member, seed, parameters) for member, seed in dealt}, parameters.masked)
 
 
 @lru_cache(maxsize=4)

@@ -10,13 +10,13 @@ An error in `receive` leaves the session as it was. An error in `close` ends it:
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
+from protocols.chosen import Chosen
 from protocols.errors import Aborted, MessageError, ParameterError, ProtocolError, Tampering
-from protocols.graph import Graph, complete
+from protocols.graph import complete
 from protocols.masking import add_masks
 from protocols.messages import (
     Advertise,
@@ -26,18 +26,16 @@ from protocols.messages import (
     Delivery,
     Masked,
     Opened,
-    Reveal,
-    Reveals,
     Roster,
     Shares,
     Survivors,
     Words,
     word,
 )
-from protocols.opening import quorum, signs
+from protocols.opening import near, signs, states
 from protocols.parameters import Parameters, registry_digest, stages
 from protocols.rebuilding import Ballot, core, masks_left
-from protocols.roster import Agreed, Identities, authentic, drawn, judged, revealed, topology, usable
+from protocols.roster import Agreed, Identities, Topology, authentic, judged, topology, topology_of, usable
 
 
 class Server:
@@ -58,9 +56,9 @@ class Server:
         self._heard: set[int] = set()  # have sent
         self._points: set[int] = set()
         self._adverts: dict[int, Advertise] = {}
-        self._reveals: dict[int, Reveal] = {}
         self._commitments: dict[int, bytes] = {}
         self._mail: dict[int, dict[int, bytes]] = {}  # by receiver, by sender
+        self._statements: dict[int, bytes] = {}
         self._signatures: dict[int, bytes] = {}
         self._ballot = Ballot(complete(()), frozenset(), frozenset())
         self._accumulator: Words = np.zeros(0, dtype=word(parameters))
@@ -112,7 +110,6 @@ class Server:
     def _takes(self) -> dict[str, Callable[[int, Buffer], None]]:
         return {
             "advertise": self._take_advert,
-            "reveal": self._take_reveal,
             "share": self._take_shares,
             "mask": self._take_vector,
             "consistency": self._take_signature,
@@ -122,7 +119,6 @@ class Server:
     def _ends(self) -> dict[str, Callable[[], dict[int, bytes]]]:
         return {
             "advertise": self._show_roster,
-            "reveal": self._show_reveals,
             "share": self._deliver,
             "mask": self._list_survivors,
             "consistency": self._show_signatures,
@@ -139,67 +135,83 @@ class Server:
         self._adverts[sender] = advert
 
     def _show_roster(self) -> dict[int, bytes]:
-        self._roster = Roster(self._adverts).to_bytes(self.parameters)
-        self._agreed: Agreed = judged(self._roster, self.parameters, self._identities)
-        if not self.parameters.draws:
-            self._graph: Graph = topology(self.parameters, self._agreed)
-        return dict.fromkeys(self._agreed.members, self._roster)
+        if not self.parameters.chosen:
+            message = Roster(self._adverts).to_bytes(self.parameters)
+            self._agreed: Agreed = judged(message, self.parameters, self._identities)
+            self._graph: Topology = topology(self.parameters, self._agreed)
+            return dict.fromkeys(self._agreed.members, message)
+        self._enough(len(self._adverts), "take part")
+        self._agreed = Agreed(tuple(sorted(self._adverts)), self._adverts, b"")
+        self._graph = topology_of(self._choices(self._agreed.members), self.parameters)
+        return {member: self._roster_of(member) for member in self._agreed.members}
 
-    def _take_reveal(self, sender: int, message: Buffer) -> None:
-        reveal = Reveal.from_bytes(message, self.parameters, sender)
-        revealed(sender, reveal, self._agreed, self.parameters, self._known[sender])
-        self._reveals[sender] = reveal
+    def _roster_of(self, member: int) -> bytes:
+        """Those whom a client chose, those who chose it, and itself."""
+        shown = {member, *self._graph.holders(member), *self._graph.owners(member)}
+        return Roster({one: self._adverts[one] for one in shown}).to_bytes(self.parameters)
 
-    def _show_reveals(self) -> dict[int, bytes]:
-        message = Reveals(self._reveals).to_bytes(self.parameters)
-        seed = drawn(message, self.parameters, self._identities, self._roster)
-        self._graph = topology(self.parameters, self._agreed, seed)
-        return dict.fromkeys(self._agreed.members, message)
+    def _choices(self, members: Collection[int]) -> dict[int, bytes]:
+        return {member: self._adverts[member].choice for member in sorted(members)}
 
     def _take_shares(self, sender: int, message: Buffer) -> None:
         shares = Shares.from_bytes(message, self.parameters, sender)
-        if tuple(shares.sealed) != self._graph.neighbours(sender):
+        if tuple(shares.sealed) != self._graph.holders(sender):
             raise MessageError(f"client {sender} does not share its secrets with its neighbours, and with them alone")
         self._commitments[sender] = shares.commitment
         for receiver, sealed in shares.sealed.items():
             self._mail.setdefault(receiver, {})[sender] = sealed
 
     def _deliver(self) -> dict[int, bytes]:
-        self._dealt = core(self._graph, self._heard, self.parameters.threshold)
-        self._enough(len(self._dealt), "have dealt shares to enough others")
+        members = core(self._graph, self._heard, self.parameters.threshold, self.parameters.partners)
+        self._enough(len(members), "have dealt shares to enough others")
         self._accumulator = np.zeros(self.parameters.length, dtype=word(self.parameters))
         mail, self._mail = self._mail, {}
+        dealt = self._choices(members) if self.parameters.active else {}
+        if self.parameters.active:
+            self._graph = topology_of(dealt, self.parameters)
+        self._members, self._digest = members, Delivery({}, dealt).digest
         return {
-            receiver: Delivery({k: v for k, v in mail[receiver].items() if k in self._dealt}).to_bytes(self.parameters)
-            for receiver in sorted(self._dealt)
+            receiver: Delivery({k: v for k, v in mail.get(receiver, {}).items() if k in members}, dealt).to_bytes(
+                self.parameters
+            )
+            for receiver in sorted(members)
         }
 
     def _take_vector(self, sender: int, message: Buffer) -> None:
-        vector = Masked.from_bytes(message, self.parameters, sender).vector
-        np.add(self._accumulator, vector, out=self._accumulator)
+        masked = Masked.from_bytes(message, self.parameters, sender)
+        if self.parameters.active:
+            if not states(sender, masked.signature, self.parameters, self._known[sender], self._digest):
+                raise Tampering(f"client {sender} signed something else than the list of those who have dealt shares")
+            self._statements[sender] = masked.signature
+        np.add(self._accumulator, masked.vector, out=self._accumulator)
 
     def _list_survivors(self) -> dict[int, bytes]:
         self._enough(len(self._heard), "have sent their vectors")
         survivors = frozenset(self._heard)
-        self._ballot = Ballot(self._graph, survivors, self._dealt - survivors)
+        self._ballot = Ballot(self._graph, survivors, self._members - survivors)
         self._ballot.enough(survivors, self.parameters.threshold)
+        if isinstance(self._graph, Chosen):
+            for survivor in sorted(survivors):
+                self._graph.require_partners(survivor, survivors, self.parameters.partners)
         self.survivors = tuple(sorted(survivors))
-        message = Survivors(self.survivors).to_bytes(self.parameters)
-        self._list = hashlib.sha256(message).digest()
-        return dict.fromkeys(self.survivors, message)
+        self._list = Survivors(self.survivors).digest
+        return {survivor: self._list_for(survivor) for survivor in self.survivors}
+
+    def _list_for(self, survivor: int) -> bytes:
+        around = near(survivor, self._graph, self.survivors) if self.parameters.active else ()
+        return Survivors(self.survivors, {one: self._statements[one] for one in around}).to_bytes(self.parameters)
 
     def _take_signature(self, sender: int, message: Buffer) -> None:
         signature = Confirm.from_bytes(message, self.parameters, sender).signature
-        if not signs(sender, signature, self.parameters, self._known[sender], self._agreed.digest, self._list):
+        if not signs(sender, signature, self.parameters, self._known[sender], self._digest, self._list):
             raise Tampering(f"client {sender} signed something else than the list of survivors")
         self._signatures[sender] = signature
 
     def _show_signatures(self) -> dict[int, bytes]:
-        threshold, members = self.parameters.threshold, len(self._agreed.members)
-        needed = 1 + quorum(threshold, min(self.parameters.neighbours, members - 1), members)
+        needed = self.parameters.signers
         if len(self._heard) < needed:
             raise Aborted(f"{len(self._heard)} clients signed the list of survivors, fewer than the {needed} it takes")
-        self._ballot.enough(self._heard, threshold)
+        self._ballot.enough(self._heard, self.parameters.threshold)
         message = Confirmations(self._signatures).to_bytes(self.parameters)
         return dict.fromkeys(sorted(self._heard), message)
 

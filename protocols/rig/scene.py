@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from protocols import opening, roster
+from protocols import chosen, keys, opening, roster
 from protocols.client import Client
 from protocols.errors import ProtocolError, Tampering
 from protocols.keys import Identity
@@ -26,7 +26,7 @@ SERVER = -1  # who the server is among those that may notice something
 PARAMETERS = "parameters"  # the stage before the first: what a session is to be
 
 Inbox = dict[int, bytes]  # what the server tells, by client
-METHODS = {stage: stage for stage in ("advertise", "reveal", "share", "mask", "unmask")} | {"consistency": "confirm"}
+METHODS = {stage: stage for stage in ("advertise", "share", "mask", "unmask")} | {"consistency": "confirm"}
 
 Progress = Callable[[str, int, int], None]  # stage, clients that are done with it, of how many
 
@@ -260,5 +260,5 @@ class Scene:
 def _forget_shared_work() -> None:
     """What all clients compute alike from one message is remembered within a process: let the first one do it again, so
     that the longest time of a stage is that of a client on its own."""
-    for remembered in (roster.judged, roster.drawn, opening.listed, opening.signers):
+    for remembered in (roster.judged, roster._chosen, chosen.choices, keys.verify, opening.listed, opening.signers):
         remembered.cache_clear()

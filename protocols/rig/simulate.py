@@ -113,6 +113,7 @@ class Simulation:
             threshold=choice.threshold,
             survivors=choice.survivors,
             active=self.active,
+            partners=choice.partners,
             bound=max(1, 2 ** (self.bits - 1 - _ROOM) // self.clients),
             registry=digest,
         )
@@ -200,6 +201,8 @@ def _scene(simulation: Simulation, progress: Progress | None) -> Scene:
         survivors=choice.survivors,
         corrupt=choice.corrupt,
         window=choice.window,
+        partners=choice.partners,
+        colluding=choice.colluding,
         active=simulation.active,
         identities=public,
         clients=simulation.clients,
@@ -214,11 +217,8 @@ def _scene(simulation: Simulation, progress: Progress | None) -> Scene:
 
 
 def departures(parameters: Parameters, count: int) -> Mapping[str, list[int]]:
-    """Who vanishes before which stage: as many before each, drawn by the operating system.
-
-    Nobody does before "reveal", where one who is missing ends the session: the graph is to depend on everybody's part.
-    """
-    where = [stage for stage in stages(parameters) if stage != "reveal"]
+    """Who vanishes before which stage: as many before each, drawn by the operating system."""
+    where = list(stages(parameters))
     _RANDOM.shuffle(where)  # which of them get one more
     leaving: dict[str, list[int]] = {stage: [] for stage in where}
     for turn, client in enumerate(_RANDOM.sample(parameters.clients, count)):

@@ -34,8 +34,6 @@ with atheris.instrument_imports(include=["protocols"]):
         Delivery,
         Masked,
         Opened,
-        Reveal,
-        Reveals,
         Roster,
         Shares,
         Survivors,
@@ -51,8 +49,8 @@ CASTS: list[dict[str, Any]] = [
     {"count": 6, "neighbours": 4, "threshold": 3, "active": True, "bits": 64},
     {"count": 6, "neighbours": 2, "threshold": 1, "length": 1},
 ]
-UP = {1: Advertise, 2: Reveal, 3: Shares, 4: Masked, 5: Confirm, 6: Opened}
-DOWN = {16: Roster, 17: Reveals, 18: Delivery, 19: Survivors, 20: Confirmations}
+UP = {1: Advertise, 3: Shares, 4: Masked, 5: Confirm, 6: Opened}
+DOWN = {16: Roster, 18: Delivery, 19: Survivors, 20: Confirmations}
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,7 @@ OTHERS = [message for recording in RECORDINGS for message in recording.messages]
 
 def written(decoded: Any, parameters: Parameters, sender: int) -> bytes:
     if isinstance(decoded, Masked):
-        frame, view = Masked.frame(parameters, sender)
+        frame, view = Masked.frame(parameters, sender, decoded.signature)
         view[:] = decoded.vector
         return bytes(frame)
     encoded: bytes = decoded.to_bytes(parameters) if sender == SERVER else decoded.to_bytes(parameters, sender)

@@ -15,14 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from protocols.chosen import Chosen
 from protocols.client import Client
 from protocols.dealing import Keys
 from protocols.errors import Aborted
-from protocols.graph import Graph
 from protocols.keys import AgreementKey, Identity, Secret
 from protocols.masking import add_masks
 from protocols.messages import Masked, Opened
 from protocols.parameters import stages
+from protocols.roster import Topology, chosen_by
 from protocols.server import Server
 from tests.protocols.sessions import METHODS, Cast
 
@@ -63,6 +64,7 @@ def crowd(rng: random.Random) -> Crowd:
         length=rng.randint(128 // bits, 7),  # what is searched for has 16 bytes or more
         bound=rng.choice([0, 2 ** (bits - 8)]),
         window=window,
+        partners=rng.randint(1, max(1, neighbours // 4)),
         run=f"schedule {rng.random()}",
         numbers=tuple(sorted(rng.sample(range(2**32 - 1), count))),
     )
@@ -186,21 +188,22 @@ def foretold(session: Session) -> set[int] | None:
     parameters, silent = session.cast.parameters, session.silent
     least = max(parameters.survivors, parameters.threshold + 1)
     left = set(parameters.clients) - silent["advertise"]
-    members = len(left)
-    if members < least or (parameters.draws and left & silent["reveal"]):
+    if len(left) < least:
         return None
     graph = session.server._graph
-    left = dealt = naive_core(graph, left - silent.get("reveal", set()) - silent["share"], parameters.threshold)
+    if parameters.chosen:
+        chosen = {me: chosen_by(me, session.keys[me].choice.reveal(), parameters) for me in left}
+        graph = Chosen(chosen, parameters.masked)
+    left = dealt = naive_core(graph, left - silent["share"], parameters.threshold, parameters.partners)
     survivors = dealt - silent["mask"]
     if min(len(dealt), len(survivors)) < least or short(graph, dealt, survivors, survivors, parameters.threshold):
         return None
-    if not together(graph, survivors, session.cast.window):
+    if not together(graph, survivors, session.cast.window, parameters.partners):
         return None
     left = set(survivors)
     if parameters.active:
         left -= silent["consistency"]
-        near = min(parameters.neighbours, members - 1)
-        if (len(left) - 1) * near < parameters.threshold * (members - 1):
+        if len(left) < (parameters.survivors if parameters.chosen else parameters.threshold + 1):
             return None
         if short(graph, dealt, survivors, left, parameters.threshold):
             return None
@@ -208,22 +211,29 @@ def foretold(session: Session) -> set[int] | None:
     return None if short(graph, dealt, survivors, left, parameters.threshold) else survivors
 
 
-def naive_core(graph: Graph, members: set[int], threshold: int) -> set[int]:
-    """Throw out one at a time until nobody has too few neighbours left."""
+def naive_core(graph: Topology, members: set[int], threshold: int, partners: int = 0) -> set[int]:
+    """Throw out one at a time until nobody has too few holders left, or too few of those it chose to mask with."""
     left = set(members)
-    while lonely := [me for me in left if len(left.intersection(graph.neighbours(me))) < threshold]:
-        left.remove(lonely[0])
+
+    def lonely(me: int) -> bool:
+        alone = isinstance(graph, Chosen) and len(left.intersection(graph.firsts(me))) < partners
+        return alone or len(left.intersection(graph.holders(me))) < threshold
+
+    while found := [me for me in left if lonely(me)]:
+        left.remove(found[0])
     return left
 
 
-def short(graph: Graph, dealt: set[int], survivors: set[int], present: set[int], threshold: int) -> bool:
+def short(graph: Topology, dealt: set[int], survivors: set[int], present: set[int], threshold: int) -> bool:
     """Whether a secret that is needed has too few holders present: a survivor's, or of one whose masks are in the sum."""
-    needed = {me for me in dealt if me in survivors or survivors.intersection(graph.neighbours(me))}
-    return any(len(present.intersection(graph.neighbours(me))) < threshold for me in needed)
+    needed = {me for me in dealt if me in survivors or survivors.intersection(graph.partners(me))}
+    return any(len(present.intersection(graph.holders(me))) < threshold for me in needed)
 
 
-def together(graph: Graph, survivors: set[int], window: int) -> bool:
-    """Whether any k / 2 places in a row have more survivors than the window."""
+def together(graph: Topology, survivors: set[int], window: int, partners: int) -> bool:
+    """Whether any k / 2 places in a row have more survivors than the window, or everybody enough of those it chose."""
+    if isinstance(graph, Chosen):
+        return all(len(survivors.intersection(graph.firsts(me))) >= partners for me in survivors)
     if graph.complete:
         return True
     around, half = [*graph.order, *graph.order], graph.k // 2

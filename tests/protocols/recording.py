@@ -28,7 +28,10 @@ Session = dict[str, Any]
 
 CASTS: dict[str, dict[str, Any]] = {
     "passive, complete, 32 bits": {"count": 4, "threshold": 2, "bound": 1000, "length": 5},
-    "active, ring, 64 bits": {"count": 6, "neighbours": 4, "threshold": 3, "active": True, "bits": 64, "bound": 10**6},
+    "active, chosen, 64 bits": {
+        **{"count": 6, "neighbours": 4, "threshold": 3, "survivors": 5},
+        **{"active": True, "bits": 64, "bound": 10**6},
+    },
 }
 
 
@@ -44,10 +47,10 @@ def clients_of(session: Session, made: Cast) -> dict[int, Client]:
     """The clients with the keys of the recording."""
     clients = {}
     for me in made.ids:
-        channel, mask, seed, draw = (
-            Secret(bytes.fromhex(session["keys"][str(me)][name])) for name in ("channel", "mask", "seed", "draw")
+        channel, mask, seed, choice = (
+            Secret(bytes.fromhex(session["keys"][str(me)][name])) for name in ("channel", "mask", "seed", "choice")
         )
-        keys = Keys(AgreementKey.from_secret(channel), AgreementKey.from_secret(mask), seed, draw)
+        keys = Keys(AgreementKey.from_secret(channel), AgreementKey.from_secret(mask), seed, choice)
         clients[me] = made.client(me, _keys=keys)
     return clients
 
@@ -137,23 +140,20 @@ def fields(direction: str, stage: str, made: Cast, message: bytes) -> Iterator[t
     keys = [
         ("channel", 32),
         ("mask", 32),
-        *([("commitment", 32)] if p.draws else []),
+        *([("choice", 32)] if p.chosen else []),
         *([("signature", 64)] if p.active else []),
     ]
-    reveal = [("secret", 32), ("signature", 64)]
     sealed = [("count", 4), ("id", 4), ("ciphertext", 82)]
     signatures = [("count", 4), ("id", 4), ("signature", 64)]
     survivors = [("count", 4), ("id", 4)]
     told = {
-        "reveal": [("count", 4), ("id", 4), *keys],
-        "share": [("count", 4), ("id", 4), *(reveal if p.draws else keys)],
+        "share": [("count", 4), ("id", 4), *keys],
         "mask": sealed,
         "consistency": survivors,
         "unmask": signatures if p.active else survivors,
     }
     said = {
         "advertise": keys,
-        "reveal": reveal,
         "share": [("commitment", 32), *sealed],
         "mask": [("words", p.bits // 8)],
         "consistency": [("signature", 64)],
@@ -163,11 +163,26 @@ def fields(direction: str, stage: str, made: Cast, message: bytes) -> Iterator[t
     for name, size in HEADER + (told if direction == "told" else said)[stage]:
         yield name, at, size
         at += size
+    if p.active:
+        yield from second(direction, stage, made, message)
     if (direction, stage) == ("said", "unmask"):
         at = 52 + struct.unpack_from("<I", message, 48)[0] * 37
         yield "count of keys", at, 4
         if len(message) > at + 4:  # it has a neighbour that dropped
             yield from (("owner of a key", at + 4, 4), ("share of a key", at + 8, 33))
+
+
+def second(direction: str, stage: str, made: Cast, message: bytes) -> Iterator[tuple[str, int, int]]:
+    """What an active session's messages have behind the first table, or behind the words."""
+    p = made.parameters
+    if (direction, stage) == ("said", "mask"):
+        yield "signature", len(message) - 64, 64
+    if direction == "told" and stage in ("mask", "consistency"):
+        width, entry, name = (86, 32, "choice") if stage == "mask" else (4, 64, "signature")
+        at = 52 + struct.unpack_from("<I", message, 48)[0] * width
+        yield from (("second count", at, 4), ("second id", at + 4, 4))
+        if stage == "consistency" or p.chosen:
+            yield name, at + 8, entry
 
 
 def changes(session: Session) -> Iterator[dict[str, Any]]:
@@ -188,7 +203,7 @@ def changes(session: Session) -> Iterator[dict[str, Any]]:
 
 def record(name: str) -> Session:
     made = Cast(**CASTS[name])
-    names = ("channel", "mask", "seed", "draw", "identity")
+    names = ("channel", "mask", "seed", "choice", "identity")
     session: Session = {
         "name": name,
         "cast": CASTS[name],

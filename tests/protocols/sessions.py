@@ -18,7 +18,6 @@ from protocols.server import Server
 
 METHODS = {
     "advertise": "advertise",
-    "reveal": "reveal",
     "share": "share",
     "mask": "mask",
     "consistency": "confirm",
@@ -40,6 +39,7 @@ class Cast:
     bound: int = 0
     corrupt: int = 0
     window: int = 0
+    partners: int = 1
     run: str = "test"
     identities: Mapping[int, Identity] = field(default_factory=dict)
 
@@ -50,6 +50,15 @@ class Cast:
     @cached_property
     def public(self) -> dict[int, bytes]:
         return {client: identity.public for client, identity in self.identities.items()}
+
+    @property
+    def chosen(self) -> bool:
+        return self.active and (self.neighbours or self.count) < self.count - 1
+
+    @property
+    def least(self) -> int:
+        """More than half of all, where clients choose their neighbours."""
+        return max(self.survivors, self.count // 2 + 1) if self.chosen else self.survivors
 
     @cached_property
     def parameters(self) -> Parameters:
@@ -63,9 +72,10 @@ class Cast:
             clients=self.ids,
             neighbours=neighbours,
             threshold=self.threshold or 2 * min(neighbours, self.count - 1) // 3 + 1,
-            survivors=self.survivors,
+            survivors=self.least,
             active=self.active,
             bound=self.bound,
+            partners=self.partners if self.chosen else 0,
             registry=registry_digest(self.public, self.ids) if self.active else bytes(32),
         )
 
@@ -73,9 +83,10 @@ class Cast:
     def policy(self) -> Policy:
         return Policy(
             threshold=self.parameters.threshold,
-            survivors=self.survivors,
+            survivors=self.least,
             corrupt=self.corrupt,
             window=self.window,
+            partners=self.parameters.partners,
             active=self.active,
             identities=self.public,
             neighbours=self.parameters.neighbours,
@@ -148,16 +159,21 @@ def play(
     seed: int = 0,
     clients: dict[int, Client] | None = None,
     server: Server | None = None,
+    after: Play | None = None,
 ) -> Play:
     """Go through all stages, or stop before the clients act in stage `until`.
 
     `silent[stage]` say nothing from that stage on. `tell` and `say` may put another message in the place of one on its way down
-    or up. A client that raises is silent from then on; what the server raises is raised.
+    or up. A client that raises is silent from then on; what the server raises is raised. `after` is a play that was stopped,
+    to go on from there.
     """
-    scene = Play(cast, server or cast.server(), clients or cast.clients(), cast.vectors(seed))
-    inbox = dict.fromkeys(scene.clients, b"")
+    scene = after or Play(cast, server or cast.server(), clients or cast.clients(), cast.vectors(seed))
+    now = scene.server.stage
+    inbox = {me: scene.told[now, me] for me in scene.clients if (now, me) in scene.told} if after else {}
+    inbox = inbox or dict.fromkeys(scene.clients, b"")
     gone: set[int] = set()
-    for stage in stages(cast.parameters):
+    names = stages(cast.parameters)
+    for stage in names[names.index(now) :]:
         gone.update((silent or {}).get(stage, ()))
         for client, message in inbox.items():
             scene.told[stage, client] = tell(stage, client, message)

@@ -131,15 +131,16 @@ def signed(identity: bytes, signature: bytes, purpose: str, session: bytes, body
     return True
 
 
-def ring(members: list[int], seed: bytes) -> list[int]:
-    """Fisher and Yates on the words of ChaCha20 with that key and nonce zero; words that would favour some are left out."""
-    order, words = sorted(members), stream_words(seed)
-    for last in range(len(order) - 1, 0, -1):
-        while (word := next(words)) >= 2**32 // (last + 1) * (last + 1):
-            pass
-        other = word % (last + 1)
-        order[last], order[other] = order[other], order[last]
-    return order
+def choices(seed: bytes, clients: list[int], chooser: int, count: int) -> list[int]:
+    """One of the others after the other, until there are enough; words that would favour some are left out."""
+    others, found = sorted(one for one in clients if one != chooser), list[int]()
+    for word in stream_words(seed):
+        one = others[word % len(others)]
+        if word < 2**32 // len(others) * len(others) and one not in found:
+            found.append(one)
+        if len(found) == count:
+            break
+    return found
 
 
 def stream_words(key: bytes) -> Iterator[int]:
@@ -156,10 +157,12 @@ def session_number(cast: Mapping[str, Any], ids: list[int], identities: Mapping[
     if active:
         entries = b"".join(struct.pack("<I", me) + identities[me] for me in ids)
         registry = hashlib.sha256(b"secure-fed/registry" + struct.pack("<I", len(ids)) + entries).digest()
-    numbers = (cast.get("neighbours", len(ids) - 1), cast["threshold"], cast.get("survivors", 2), active, cast["bound"])
-    encoded = b"secure-fed/session" + struct.pack("<II", 1, 4) + b"test" + struct.pack("<Q", 7) + bytes(range(32))
+    neighbours = cast.get("neighbours", len(ids) - 1)
+    partners = int(bool(active) and neighbours < len(ids) - 1)
+    numbers = (neighbours, cast["threshold"], cast.get("survivors", 2), active, partners, cast["bound"])
+    encoded = b"secure-fed/session" + struct.pack("<II", 2, 4) + b"test" + struct.pack("<Q", 7) + bytes(range(32))
     encoded += struct.pack("<II", cast.get("length", 4), cast.get("bits", 32))
-    encoded += struct.pack(f"<I{len(ids)}I", len(ids), *ids) + struct.pack("<4IQ", *numbers) + registry
+    encoded += struct.pack(f"<I{len(ids)}I", len(ids), *ids) + struct.pack("<5IQ", *numbers) + registry
     return hashlib.sha256(encoded).digest()
 
 

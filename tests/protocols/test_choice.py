@@ -48,6 +48,23 @@ def of_a_ring(choice: Choice, *, corrupt: int, missing: int) -> tuple[Fraction, 
     return n * failure, min(Fraction(1), n * abort)
 
 
+def of_choices(choice: Choice, *, corrupt: int, missing: int) -> tuple[Fraction, Fraction]:
+    """The same where clients choose: a from the partners asked for, and every s, term by term."""
+    n, k, m, left = choice.clients, choice.neighbours, choice.neighbours // 2, choice.survivors
+    most = next(c for c in range(m + 1) if n * exact(n - 1, corrupt, m, c + 1) <= Fraction(1, 2**42))
+    failure = n * exact(n - 1, corrupt, k, choice.corrupt + 1) + n * exact(n - 1, corrupt, m, most + 1)
+    honest, a, cut = n - corrupt, choice.partners - most, 0.0
+    assert a >= 1
+    for s in range(a + 1, honest - a):
+        r = max(a + 1, left - corrupt - s)
+        if s + r <= honest and n - 1 - max(r, s) >= m:
+            pairs = math.lgamma(honest + 1) - sum(math.lgamma(x + 1) for x in (s, r, honest - s - r))
+            ways = [math.log(math.comb(n - 1 - x, m)) - math.log(math.comb(n - 1, m)) for x in (r, s)]
+            cut += math.exp(min(0.0, pairs + s * ways[0] + r * ways[1]))
+    abort = exact(n - 1, missing, k, k - choice.threshold + 1) + exact(n - 1, missing, m, m - choice.partners + 1)
+    return failure + Fraction(cut), min(Fraction(1), n * abort)
+
+
 @pytest.mark.parametrize("active", [False, True])
 @pytest.mark.parametrize(("corrupt", "dropout"), SHARES)
 @pytest.mark.parametrize("clients", SIZES)
@@ -66,8 +83,9 @@ def test_every_choice_keeps_its_promises(clients: int, corrupt: float, dropout: 
     assert clients >= 100
     assert h <= (clients - 1) / 2
     assert choice.window < h // 2
-    failure, abort = of_a_ring(choice, corrupt=bad, missing=missing)
-    assert choice.failure == pytest.approx(float(failure), rel=1e-8, abs=0)
+    promised = of_choices if active else of_a_ring
+    failure, abort = promised(choice, corrupt=bad, missing=missing)
+    assert choice.failure == pytest.approx(float(failure), rel=1e-6, abs=1e-30)
     assert choice.abort == pytest.approx(float(abort), rel=1e-8, abs=0)
     assert failure <= Fraction(1, 2**40)
     assert abort <= ABORT
@@ -91,6 +109,7 @@ def test_a_clients_policy_accepts_every_choice(active: bool) -> None:
                 threshold=choice.threshold,
                 survivors=choice.survivors,
                 active=active,
+                partners=choice.partners,
                 registry=registry_digest(keys, invited) if active else bytes(32),
             )
             Policy(
@@ -102,6 +121,8 @@ def test_a_clients_policy_accepts_every_choice(active: bool) -> None:
                 identities=keys,
                 clients=clients,
                 neighbours=choice.neighbours,
+                partners=choice.partners,
+                colluding=choice.colluding,
             ).check(parameters)
 
 
@@ -121,7 +142,7 @@ def test_the_choice_for_a_thousand_is_this_one() -> None:
     passive = choose(1000, corrupt=0.1, dropout=0.1, active=False)
     assert (passive.neighbours, passive.threshold, passive.corrupt, passive.window) == (96, 40, 39, 27)
     active = choose(1000, corrupt=0.1, dropout=0.1, active=True)
-    assert (active.neighbours, active.threshold, active.corrupt, active.window) == (100, 70, 39, 28)
+    assert (active.neighbours, active.threshold, active.corrupt, active.partners) == (96, 67, 37, 28)
 
 
 @pytest.mark.parametrize("active", [False, True])
@@ -196,13 +217,13 @@ REFUSED: list[tuple[int, dict[str, Any], str]] = [
     (10, {"dropout": math.nan}, "dropout is nan"),
     (10, {"security": 0}, "security is 0"),
     (10, {"neighbours": 0}, "neighbours is 0"),
-    (100, {"neighbours": 7}, "neighbours is 7 on a ring"),
+    (100, {"neighbours": 7}, "neighbours is 7, fewer than all"),
     (10, {"corrupt": 0.5, "dropout": 0.4}, "fewer than two would be honest: lower corrupt or dropout"),
     (100, {"corrupt": 0.3, "dropout": 0.4}, r"lower dropout to at most 0\.34, or lower corrupt to at most 0\.18"),
     (100, {"corrupt": 0.0, "dropout": 0.6}, r"lower dropout to at most 0\.49$"),
     (10, {"threshold": 4}, "from 6 to 8"),
     (10, {"threshold": 9}, "from 6 to 8"),
-    (1000, {"neighbours": 100, "threshold": 69}, "choose from 70 to 100"),
+    (1000, {"neighbours": 100, "threshold": 68}, "choose from 70 to 100"),
     (1000, {"neighbours": 100, "threshold": 101}, "choose from 70 to 100"),
     (1000, {"neighbours": 8}, "8 corrupt among as many"),
 ]

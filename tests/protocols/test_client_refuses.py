@@ -15,14 +15,16 @@ from protocols.client import Client, steps
 from protocols.dealing import Keys
 from protocols.errors import Aborted, MessageError, ParameterError, ProtocolError, RangeError, Spent, Tampering
 from protocols.keys import AgreementKey, Identity
-from protocols.messages import Advertise, Confirm, Confirmations, Delivery, Opened, Reveal, Reveals, Roster, Survivors
+from protocols.messages import Advertise, Confirm, Confirmations, Delivery, Masked, Opened, Roster, Shares, Survivors
+from protocols.opening import near
 from protocols.parameters import Policy
 from protocols.record import InMemory, OnDisk
-from protocols.roster import SMALL_ORDER, point
+from protocols.roster import SMALL_ORDER, chosen_by, point
 from tests.protocols.sessions import METHODS, Cast, Play, cast, play
 
 VICTIM = 3
 RING = {"count": 9, "neighbours": 4, "threshold": 3}
+CHOSEN = {"count": 14, "neighbours": 4, "threshold": 3, "active": True}
 
 
 def at(stage: str, **options: Any) -> Play:
@@ -43,8 +45,7 @@ def refused(scene: Play, stage: str, message: bytes, error: type[ProtocolError],
 
 
 def roster_of(scene: Play) -> dict[int, Advertise]:
-    stage = "reveal" if scene.cast.parameters.draws else "share"
-    return dict(Roster.from_bytes(scene.told[stage, VICTIM], scene.cast.parameters).adverts)
+    return dict(Roster.from_bytes(scene.told["share", VICTIM], scene.cast.parameters).adverts)
 
 
 def lied(scene: Play, adverts: Mapping[int, Advertise]) -> bytes:
@@ -176,61 +177,100 @@ def test_a_roster_of_the_same_session_from_before_a_restart() -> None:
     refused(scene, "share", before.told["share", VICTIM], Tampering, "keys that it advertised")
 
 
-# --- joint randomness
+# --- choices
 
 
-def test_a_roster_that_others_were_not_shown() -> None:
-    """The victim sees a roster without client 5; the others signed the one with it. All reveals are genuine."""
-    scene = at("reveal", **RING, active=True)
+def chosen_at(stage: str, **options: Any) -> tuple[Play, tuple[int, ...], tuple[int, ...]]:
+    """A session in which clients choose; whom the victim chose, and who chose the victim without being chosen by it."""
+    while True:
+        scene = at(stage, **(CHOSEN | options))
+        seeds = {me: scene.clients[me]._advert.choice for me in scene.cast.ids}
+        chose = {me: chosen_by(me, seed, scene.cast.parameters) for me, seed in seeds.items()}
+        own = chose[VICTIM]
+        choosers = tuple(me for me, some in chose.items() if VICTIM in some[:2] and me not in own)
+        if choosers:
+            return scene, own, choosers
+
+
+def test_a_roster_is_of_those_it_chose_and_those_who_chose_it() -> None:
+    scene, own, choosers = chosen_at("share")
     adverts = roster_of(scene)
-    del adverts[5]
-    answers = {VICTIM: scene.act("reveal", VICTIM, lied(scene, adverts))}
-    for me in adverts:
-        if me != VICTIM:
-            answers[me] = scene.act("reveal", me, scene.told["reveal", me])
-    read = {me: Reveal.from_bytes(message, scene.cast.parameters, me) for me, message in answers.items()}
-    with pytest.raises(Tampering, match="client 7 did not sign the roster that was shown here"):
-        scene.act("share", VICTIM, Reveals(read).to_bytes(scene.cast.parameters))
-
-
-def reveals_of(scene: Play) -> dict[int, Reveal]:
-    return dict(Reveals.from_bytes(scene.told["share", VICTIM], scene.cast.parameters).reveals)
-
-
-def test_signatures_over_another_roster() -> None:
-    scene = at("share", **RING, active=True)
-    reveals, session = reveals_of(scene), scene.cast.parameters.session
-    signed = Reveal.signed(5, bytes(32), reveals[5].secret)
-    reveals[5] = replace(reveals[5], signature=scene.cast.identities[5].sign("reveal", session, signed))
-    message = Reveals(reveals).to_bytes(scene.cast.parameters)
-    refused(scene, "share", message, Tampering, "client 5 did not sign the roster")
-
-
-def test_joint_randomness_that_was_changed_after_the_others_was_known() -> None:
-    scene = at("share", **RING, active=True)
-    reveals, session = reveals_of(scene), scene.cast.parameters.session
-    digest = scene.clients[VICTIM]._agreed.digest
-    signature = scene.cast.identities[5].sign("reveal", session, Reveal.signed(5, digest, bytes(32)))
-    reveals[5] = Reveal(bytes(32), signature)
-    message = Reveals(reveals).to_bytes(scene.cast.parameters)
-    refused(scene, "share", message, Tampering, "client 5 reveals something else than it committed itself to")
-
-
-def test_joint_randomness_with_a_part_missing_or_too_many() -> None:
-    scene = at("share", **RING, active=True)
-    some = {owner: reveal for owner, reveal in reveals_of(scene).items() if owner != 5}
-    refused(scene, "share", Reveals(some).to_bytes(scene.cast.parameters), Aborted, "lacks the part of 1 clients.* 5")
-    scene = at("share", **RING, active=True)
-    more = {**reveals_of(scene), 4: reveals_of(scene)[5]}
+    assert {VICTIM, *own, *choosers} <= adverts.keys() < set(scene.cast.ids)
+    stranger = next(me for me in scene.cast.ids if me not in adverts)
+    advert = Advertise.from_bytes(scene.said["advertise", stranger], scene.cast.parameters, stranger)
+    message = lied(scene, {**adverts, stranger: advert})
     refused(
-        scene, "share", Reveals(more).to_bytes(scene.cast.parameters), Tampering, "client 4, which is not on the roster"
+        scene, "share", message, Tampering, f"client {stranger} is on the roster, and neither it nor client 3 chose"
     )
 
 
-def test_where_the_graph_is_drawn_a_roster_is_no_reveal_and_no_step_is_left_out() -> None:
-    scene = at("reveal", **RING, active=True)
-    with pytest.raises(MessageError, match=r"share\(\) is out of turn: reveal\(\) comes next"):
-        scene.clients[VICTIM].share(scene.told["reveal", VICTIM])
+def test_a_roster_with_another_choice_for_somebody() -> None:
+    scene, own, _ = chosen_at("share")
+    adverts = roster_of(scene)
+    adverts[own[0]] = replace(adverts[own[0]], choice=bytes(32))
+    refused(scene, "share", lied(scene, adverts), Tampering, f"keys of client {own[0]} do not bear its signature")
+
+
+def test_a_roster_with_too_few_of_those_it_chose() -> None:
+    scene, own, _ = chosen_at("share")
+    adverts = {me: advert for me, advert in roster_of(scene).items() if me not in own[2:]}
+    refused(
+        scene, "share", lied(scene, adverts), Aborted, "2 of the clients chosen take part, fewer than the threshold"
+    )
+
+
+def test_shares_go_to_those_it_chose_whoever_chose_it() -> None:
+    scene, own, _ = chosen_at("share")
+    answer = Shares.from_bytes(scene.act("share", VICTIM, scene.told["share", VICTIM]), scene.cast.parameters, VICTIM)
+    assert set(answer.sealed) == set(own)
+
+
+def dealt_lie(scene: Play, dealt: Mapping[int, bytes], sealed: Mapping[int, bytes] | None = None) -> bytes:
+    true = Delivery.from_bytes(scene.told["mask", VICTIM], scene.cast.parameters)
+    return Delivery(true.sealed if sealed is None else sealed, dealt).to_bytes(scene.cast.parameters)
+
+
+def test_lists_of_those_who_have_dealt() -> None:
+    def check(match: str, change: Callable[[dict[int, bytes], tuple[int, ...], tuple[int, ...]], None]) -> None:
+        scene, own, choosers = chosen_at("mask")
+        dealt = dict(Delivery.from_bytes(scene.told["mask", VICTIM], scene.cast.parameters).dealt)
+        change(dealt, own, choosers)
+        refused(scene, "mask", dealt_lie(scene, dealt), (Tampering, Aborted), match)  # type: ignore[arg-type]
+
+    check("does not show this client with the choice", lambda dealt, own, _: dealt.update({VICTIM: bytes(32)}))
+    check("does not show this client with the choice", lambda dealt, own, _: dealt.__delitem__(VICTIM))
+    check("client 4 is said to have dealt shares and was not invited", lambda dealt, *_: dealt.update({4: bytes(32)}))
+    check("is shown with another choice than it adv", lambda dealt, own, _: dealt.update({own[0]: bytes(32)}))
+    check("are not those of the clients that are said", lambda dealt, own, choosers: dealt.__delitem__(choosers[0]))
+
+
+def test_those_who_have_dealt_are_enough() -> None:
+    scene, own, _ = chosen_at("mask")
+    true = Delivery.from_bytes(scene.told["mask", VICTIM], scene.cast.parameters)
+    for gone, match in (
+        (own[2:], "2 neighbours have dealt shares, fewer than 3"),
+        (own[:2], "0 of the clients that client 3 chose to mask with are left, fewer than 1"),
+    ):
+        again = copy.copy(scene.clients[VICTIM])
+        parts = [{one: value for one, value in part.items() if one not in gone} for part in (true.sealed, true.dealt)]
+        with pytest.raises(Aborted, match=match):
+            again.mask(Delivery(*parts).to_bytes(scene.cast.parameters), scene.vectors[VICTIM])
+    few = {me: seed for me, seed in true.dealt.items() if me in {VICTIM, *own}}
+    sealed = {me: part for me, part in true.sealed.items() if me in few}
+    refused(scene, "mask", dealt_lie(scene, few, sealed), Aborted, "5 clients have dealt shares, and no sum of fewer")
+
+
+def test_who_chose_it_and_is_hidden_is_missed_when_choices_are_read() -> None:
+    scene, _, choosers = chosen_at("share")
+    adverts = {me: advert for me, advert in roster_of(scene).items() if me != choosers[0]}
+    lie = lied(scene, adverts)
+
+    def tell(stage: str, client: int, message: bytes) -> bytes:
+        return lie if (stage, client) == ("share", VICTIM) else message
+
+    later = play(scene.cast, tell=tell, until="mask", after=scene)
+    match = f"client {choosers[0]} and this one are to mask together, and its keys were not on the roster"
+    refused(later, "mask", later.told["mask", VICTIM], Tampering, match)
 
 
 # --- deliveries
@@ -283,8 +323,8 @@ def test_a_delivery_from_itself_or_from_a_stranger() -> None:
 
 def test_a_delivery_from_a_member_that_is_no_neighbour() -> None:
     scene = at("mask", **RING)
-    near = scene.clients[VICTIM]._graph.neighbours(VICTIM)
-    far = next(me for me in scene.cast.ids if me != VICTIM and me not in near)
+    beside = scene.clients[VICTIM]._graph.holders(VICTIM)
+    far = next(me for me in scene.cast.ids if me != VICTIM and me not in beside)
     message = sent(scene, {**delivered(scene), far: bytes(82)})
     refused(scene, "mask", message, Tampering, f"of client {far}, which is no neighbour")
 
@@ -323,7 +363,39 @@ def test_a_coordinate_beyond_the_bound(value: int) -> None:
 
 
 def listing(scene: Play, survivors: Collection[int]) -> bytes:
-    return Survivors(tuple(sorted(survivors))).to_bytes(scene.cast.parameters)
+    """With the signatures that those near the victim have sent, if the session is active."""
+    around = near(VICTIM, scene.clients[VICTIM]._graph, survivors) if scene.cast.active else ()
+    statements = {me: scene.server._statements[me] for me in around}
+    return Survivors(tuple(sorted(survivors)), statements).to_bytes(scene.cast.parameters)
+
+
+def test_a_survivor_that_masked_by_another_list_of_those_who_dealt() -> None:
+    for lie, match in (
+        ("another list", "client 5 is listed as a survivor and masked with others than were shown here"),
+        ("another signer", "client 5 is listed as a survivor and masked with others"),
+        ("nothing", "signatures of others than those near this client"),
+    ):
+        scene = at("consistency", active=True)
+        signatures, key = scene.server._statements, scene.cast.identities[5]
+        body = Masked.signed(5, bytes(32))
+        forged = key.sign("masked", scene.cast.parameters.session, body) if lie == "another list" else signatures[7]
+        statements = {me: signatures[me] for me in scene.cast.ids if me != VICTIM} | {5: forged}
+        if lie == "nothing":
+            del statements[5]
+        message = Survivors(scene.cast.ids, statements).to_bytes(scene.cast.parameters)
+        refused(scene, "consistency", message, Tampering, match)
+
+
+def test_survivors_among_whom_somebody_is_left_with_too_few_it_chose_to_mask_with() -> None:
+    """The victim itself, and whoever's shares it holds: two of three are said to be gone."""
+    for whose in ("its own", "an owner's"):
+        scene, _, choosers = chosen_at("consistency", neighbours=6, threshold=4, partners=2)
+        one = VICTIM if whose == "its own" else choosers[0]
+        gone = [me for me in scene.clients[VICTIM]._graph.firsts(one) if me != VICTIM][:2]  # type: ignore[union-attr]
+        message = listing(scene, set(scene.cast.ids) - set(gone))
+        refused(
+            scene, "consistency", message, Aborted, f"1 of the clients that client {one} chose to mask with are left"
+        )
 
 
 LISTS: dict[str, tuple[Callable[[Cast], set[int]], type[ProtocolError], str]] = {
@@ -331,7 +403,7 @@ LISTS: dict[str, tuple[Callable[[Cast], set[int]], type[ProtocolError], str]] = 
     "with a stranger": (
         lambda made: {*made.ids, 4},
         Tampering,
-        "client 4 is listed as a survivor and is not on the roster",
+        "client 4 is listed as a survivor and (is not on the roster|has not dealt its shares)",
     ),
     "fewer than allowed": (lambda made: {3, 5, 7, 9}, Aborted, "4 survivors, and no sum of fewer than 5"),
     "nobody else": (lambda made: {VICTIM}, Aborted, "1 survivors"),
@@ -407,12 +479,10 @@ def test_a_list_that_is_not_in_order(lie: str) -> None:
 
 
 def signed(
-    scene: Play, survivors: Collection[int], signer: int, *, purpose: str = "survivors", roster: bytes = b""
+    scene: Play, survivors: Collection[int], signer: int, *, purpose: str = "survivors", dealt: bytes = b""
 ) -> bytes:
-    import hashlib
-
-    digest = hashlib.sha256(listing(scene, survivors)).digest()
-    body = Confirm.signed(signer, roster or scene.clients[VICTIM]._agreed.digest, digest)
+    digest = Survivors(tuple(sorted(survivors))).digest
+    body = Confirm.signed(signer, dealt or scene.clients[VICTIM]._dealt, digest)
     return scene.cast.identities[signer].sign(purpose, scene.cast.parameters.session, body)
 
 
@@ -430,7 +500,8 @@ def test_two_clients_that_were_given_different_lists() -> None:
 
     def tell(stage: str, client: int, message: bytes) -> bytes:
         if (stage, client) == ("consistency", VICTIM):
-            return Survivors(made.ids[:-1]).to_bytes(made.parameters)
+            few = {me: server._statements[me] for me in made.ids[:-1] if me != VICTIM}
+            return Survivors(made.ids[:-1], few).to_bytes(made.parameters)
         return message
 
     server = made.server()
@@ -443,15 +514,15 @@ def test_two_clients_that_were_given_different_lists() -> None:
         scene.act("unmask", VICTIM, told(scene, others))
 
 
-@pytest.mark.parametrize("lie", ["another purpose", "another roster", "another signer", "another session"])
+@pytest.mark.parametrize("lie", ["another purpose", "others who dealt", "another signer", "another session"])
 def test_a_signature_over_the_list(lie: str) -> None:
     scene = at("unmask", count=6, threshold=4, active=True)
     signatures = confirmations(scene)
     ids = scene.cast.ids
     other = play(replace(scene.cast, run="earlier"), until="unmask")
     signatures[5] = {
-        "another purpose": signed(scene, ids, 5, purpose="reveal"),
-        "another roster": signed(scene, ids, 5, roster=bytes(32)),
+        "another purpose": signed(scene, ids, 5, purpose="masked"),
+        "others who dealt": signed(scene, ids, 5, dealt=bytes(32)),
         "another signer": signatures[7],
         "another session": confirmations(other)[5],
     }[lie]
@@ -463,14 +534,29 @@ def test_too_few_signatures_even_with_its_own() -> None:
     scene = at("unmask", count=6, threshold=4, active=True)
     signatures = confirmations(scene)
     some = {me: signatures[me] for me in (VICTIM, 5, 7, 9)}
-    refused(scene, "unmask", told(scene, some), Aborted, "signed by 3 neighbours and 3 clients in all, fewer than 4")
+    refused(
+        scene, "unmask", told(scene, some), Aborted, "signed by 3 holders .* and 4 clients in all, fewer than 4 and 5"
+    )
 
 
-def test_on_a_ring_the_whole_roster_is_asked_and_not_the_neighbours_alone() -> None:
-    scene = at("unmask", **RING, active=True)
+def test_where_clients_choose_all_are_asked_and_not_the_holders_alone() -> None:
+    scene = at("unmask", **CHOSEN)
     signatures = confirmations(scene)
-    near = {me: signatures[me] for me in scene.clients[VICTIM]._graph.neighbours(VICTIM)}
-    refused(scene, "unmask", told(scene, near), Aborted, "4 neighbours and 4 clients in all, fewer than 3 and 6")
+    held = {me: signatures[me] for me in scene.clients[VICTIM]._graph.holders(VICTIM)}
+    refused(scene, "unmask", told(scene, held), Aborted, "4 holders .* and 5 clients in all, fewer than 3 and 8")
+
+
+def test_a_list_is_signed_once_even_by_a_copy_or_after_a_restart(tmp_path: Path) -> None:
+    """Two signatures of honest clients over different lists could make two lists pass."""
+    made = cast(active=True, threshold=3)
+    kept = {me: made.client(me, sessions=OnDisk(tmp_path / str(me))) for me in made.ids}
+    scene = play(made, clients=kept, until="consistency")
+    twin = copy.copy(scene.clients[VICTIM])
+    scene.act("consistency", VICTIM, scene.told["consistency", VICTIM])
+    with pytest.raises(Spent):
+        twin.confirm(listing(scene, made.ids[:-1]))
+    again = {me: made.client(me, sessions=OnDisk(tmp_path / str(me))) for me in made.ids}
+    assert set(play(made, clients=again).errors) == {VICTIM}
 
 
 def test_the_signature_of_one_that_is_not_on_the_list() -> None:
@@ -542,7 +628,7 @@ def test_the_claim_comes_before_anything_is_opened() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"active": True}, {**RING, "active": True}], ids=["passive", "active", "drawn"]
+    "options", [{}, {"active": True}, {**RING, "active": True}], ids=["passive", "active", "chosen"]
 )
 def test_a_step_out_of_turn_finishes_the_client(options: dict[str, Any]) -> None:
     made = cast(**options)

@@ -28,8 +28,6 @@ from protocols.messages import (
     Masked,
     Opened,
     Reader,
-    Reveal,
-    Reveals,
     Roster,
     Shares,
     Survivors,
@@ -39,8 +37,8 @@ from tests.fuzz.mutations import mutated
 from tests.protocols.fooling import CASTS, choices, messages, pool, recorded
 
 DECODERS: dict[int, Any] = {
-    **{Kind.ADVERTISE: Advertise, Kind.REVEAL: Reveal, Kind.SHARES: Shares, Kind.MASKED: Masked, Kind.CONFIRM: Confirm},
-    **{Kind.OPENED: Opened, Kind.ROSTER: Roster, Kind.REVEALS: Reveals, Kind.DELIVERY: Delivery},
+    **{Kind.ADVERTISE: Advertise, Kind.SHARES: Shares, Kind.MASKED: Masked, Kind.CONFIRM: Confirm},
+    **{Kind.OPENED: Opened, Kind.ROSTER: Roster, Kind.DELIVERY: Delivery},
     **{Kind.SURVIVORS: Survivors, Kind.CONFIRMATIONS: Confirmations},
 }
 every_cast = pytest.mark.parametrize("name", CASTS)
@@ -73,7 +71,7 @@ def read(kind: int, data: bytes, parameters: Parameters, sender: int) -> Any:
 
 def written(decoded: Any, parameters: Parameters, sender: int) -> bytes:
     if isinstance(decoded, Masked):
-        frame, view = Masked.frame(parameters, sender)
+        frame, view = Masked.frame(parameters, sender, decoded.signature)
         view[:] = decoded.vector
         return bytes(frame)
     return bytes(decoded.to_bytes(parameters) if sender == SERVER else decoded.to_bytes(parameters, sender))

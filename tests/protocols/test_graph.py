@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from protocols.errors import ParameterError
-from protocols.graph import Graph, _below, complete, ring
+from protocols.graph import Graph, below, complete, ring
 
 SEED = bytes(range(32))
 GOLDEN = (0, 6, 5, 3, 9, 4, 10, 2, 8, 7, 11, 1)
@@ -86,12 +86,12 @@ def test_every_order_is_equally_likely() -> None:
 )
 def test_words_that_would_favour_small_numbers_are_passed_over(limit: int, passed_over: list[int]) -> None:
     last = (2**32 // limit) * limit - 1
-    assert _below(limit, iter([*passed_over, last, 0])) == limit - 1
-    assert _below(limit, iter([*passed_over, 0])) == 0
+    assert below(limit, iter([*passed_over, last, 0])) == limit - 1
+    assert below(limit, iter([*passed_over, 0])) == 0
 
 
 def test_a_power_of_two_passes_nothing_over() -> None:
-    assert _below(8, iter([2**32 - 1])) == 7
+    assert below(8, iter([2**32 - 1])) == 7
 
 
 @pytest.mark.parametrize(("count", "k"), [(4, 2), (6, 4), (7, 4), (9, 2), (20, 6), (101, 98)])

@@ -23,8 +23,6 @@ from protocols.messages import (
     Masked,
     Opened,
     Reader,
-    Reveal,
-    Reveals,
     Roster,
     Shares,
     Survivors,
@@ -46,13 +44,14 @@ def parameters(*, active: bool = True, neighbours: int = 4, bits: int = 32, run:
         clients=CLIENTS,
         neighbours=neighbours,
         threshold=3 if neighbours == 4 else 6,
-        survivors=4,
+        survivors=6,
         active=active,
+        partners=1 if active and neighbours == 4 else 0,
         registry=registry,
     )
 
 
-DRAWS = parameters()
+CHOSEN = parameters()
 PASSIVE = parameters(active=False)
 
 
@@ -61,35 +60,32 @@ def filled(size: int, start: int = 1) -> bytes:
 
 
 ADVERT = Advertise(filled(32), filled(32, 2), filled(32, 3), filled(64, 4))
-REVEAL = Reveal(filled(32), filled(64, 5))
 CLIENT_MESSAGES: list[Any] = [
     ADVERT,
-    REVEAL,
     Shares(filled(32), {10: filled(82), 17: filled(82, 9)}),
     Confirm(filled(64)),
     Opened({10: filled(33), 11: filled(33, 3)}, {15: filled(33, 8)}),
 ]
 SERVER_MESSAGES: list[Any] = [
     Roster({10: ADVERT, 14: Advertise(filled(32, 5), filled(32, 6), filled(32, 7), filled(64, 8))}),
-    Reveals({10: REVEAL, 11: Reveal(filled(32, 8), filled(64, 9))}),
-    Delivery({10: filled(82), 11: filled(82, 4)}),
-    Survivors((10, 13, 19)),
+    Delivery({10: filled(82), 11: filled(82, 4)}, {10: filled(32, 6), 12: filled(32, 7)}),
+    Survivors((10, 13, 19), {10: filled(64, 3)}),
     Confirmations({10: filled(64), 13: filled(64, 2)}),
 ]
 
 
 def encoded(message: Any) -> bytes:
-    return message.to_bytes(DRAWS, SENDER) if message in CLIENT_MESSAGES else message.to_bytes(DRAWS)
+    return message.to_bytes(CHOSEN, SENDER) if message in CLIENT_MESSAGES else message.to_bytes(CHOSEN)
 
 
 def decoder(kind: type) -> Callable[[bytes], Any]:
-    if kind in (Roster, Reveals, Delivery, Survivors, Confirmations):
-        return lambda data: kind.from_bytes(data, DRAWS)  # type: ignore[attr-defined]
-    return lambda data: kind.from_bytes(data, DRAWS, SENDER)  # type: ignore[attr-defined]
+    if kind in (Roster, Delivery, Survivors, Confirmations):
+        return lambda data: kind.from_bytes(data, CHOSEN)  # type: ignore[attr-defined]
+    return lambda data: kind.from_bytes(data, CHOSEN, SENDER)  # type: ignore[attr-defined]
 
 
-def frame(words: list[int], used: Parameters = DRAWS) -> bytes:
-    data, view = Masked.frame(used, SENDER)
+def frame(words: list[int], used: Parameters = CHOSEN) -> bytes:
+    data, view = Masked.frame(used, SENDER, filled(64, 6) if used.active else b"")
     view[:] = words
     return bytes(data)
 
@@ -112,14 +108,14 @@ def test_a_masked_vector_is_read_as_it_was_written() -> None:
 
 
 def test_the_frame_of_a_masked_vector_is_the_message_itself() -> None:
-    data, view = Masked.frame(DRAWS, SENDER)
+    data, view = Masked.frame(CHOSEN, SENDER, filled(64))
     view += np.uint32(0x04030201)
-    assert data[HEADER.size :] == bytes([1, 2, 3, 4] * 5)
-    assert np.shares_memory(Masked.from_bytes(data, DRAWS, SENDER).vector, view)
+    assert data[HEADER.size :] == bytes([1, 2, 3, 4] * 5) + filled(64)
+    assert np.shares_memory(Masked.from_bytes(data, CHOSEN, SENDER).vector, view)
 
 
 def test_the_header_is_as_documented() -> None:
-    expected = b"SFSA" + bytes([1, Kind.CONFIRM, 0, 0]) + DRAWS.session + struct.pack("<II", SENDER, 0)
+    expected = b"SFSA" + bytes([2, Kind.CONFIRM, 0, 0]) + CHOSEN.session + struct.pack("<II", SENDER, 0)
     assert EXAMPLES[Confirm] == expected + filled(64)
     assert len(expected) == HEADER.size == 48
 
@@ -132,8 +128,9 @@ def test_sizes_are_those_that_the_parameters_call_for() -> None:
     assert len(EXAMPLES[Shares]) == 48 + 32 + 4 + 2 * (4 + 82)
     assert len(EXAMPLES[Opened]) == 48 + 8 + 3 * (4 + 33)
     assert len(EXAMPLES[Roster]) == 48 + 4 + 2 * (4 + 160)
-    assert len(EXAMPLES[Survivors]) == 48 + 4 + 3 * 4
-    assert len(EXAMPLES[Masked]) == 48 + 5 * 4
+    assert len(EXAMPLES[Delivery]) == 48 + 4 + 2 * (4 + 82) + 4 + 2 * (4 + 32)
+    assert len(EXAMPLES[Survivors]) == 48 + 4 + 3 * 4 + 4 + 4 + 64
+    assert len(EXAMPLES[Masked]) == 48 + 5 * 4 + 64
 
 
 @pytest.mark.parametrize(
@@ -156,7 +153,7 @@ def test_every_other_length_is_refused(kind: type) -> None:
 
 HEADER_LIES = {
     "magic": (0, b"SFSB"),
-    "version": (4, b"\2"),
+    "version": (4, b"\1"),
     "kind": (5, b"\7"),
     "reserved": (6, b"\1"),
     "session": (8, parameters(run="another").session),
@@ -185,14 +182,13 @@ def test_a_message_of_another_kind_is_refused(kind: type) -> None:
 
 def test_a_message_of_another_client_is_refused() -> None:
     with pytest.raises(MessageError, match="its sender number is 12"):
-        Confirm.from_bytes(EXAMPLES[Confirm], DRAWS, 13)
+        Confirm.from_bytes(EXAMPLES[Confirm], CHOSEN, 13)
 
 
 TABLES: dict[type, tuple[int, int]] = {  # where the first table is counted, and how wide its entries are
     Shares: (80, 86),
     Opened: (48, 37),
     Roster: (48, 164),
-    Reveals: (48, 100),
     Delivery: (48, 86),
     Survivors: (48, 4),
     Confirmations: (48, 68),
@@ -224,33 +220,33 @@ def test_a_count_that_the_bytes_do_not_bear_out_is_refused_at_once(kind: type, c
 
 
 def test_memory_is_bounded_by_the_size_of_the_message() -> None:
-    data = Survivors(tuple(range(100_000))).to_bytes(DRAWS)
+    data = Survivors(tuple(range(100_000))).to_bytes(CHOSEN)
     tracemalloc.start()
-    Survivors.from_bytes(data, DRAWS)
+    Survivors.from_bytes(data, CHOSEN)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 50 * len(data)
 
 
 def test_both_shares_of_one_client_are_no_message() -> None:
-    both = Opened({10: filled(33), 11: filled(33)}, {11: filled(33)}).to_bytes(DRAWS, SENDER)
+    both = Opened({10: filled(33), 11: filled(33)}, {11: filled(33)}).to_bytes(CHOSEN, SENDER)
     with pytest.raises(MessageError, match="both shares of client 11"):
-        Opened.from_bytes(both, DRAWS, SENDER)
+        Opened.from_bytes(both, CHOSEN, SENDER)
 
 
 def test_what_is_read_from_a_message_no_longer_depends_on_its_bytes() -> None:
     data = bytearray(EXAMPLES[Delivery])
-    read = Delivery.from_bytes(data, DRAWS)
+    read = Delivery.from_bytes(data, CHOSEN)
     data[60:] = bytes(len(data) - 60)
     assert read == decoder(Delivery)(EXAMPLES[Delivery])
 
 
 def test_an_error_names_the_message_and_who_sent_it() -> None:
     with pytest.raises(MessageError) as caught:
-        Confirm.from_bytes(b"", DRAWS, SENDER)
+        Confirm.from_bytes(b"", CHOSEN, SENDER)
     assert str(caught.value) == "no confirm message: 0 bytes, fewer than the 48 of a header [client 12]"
     with pytest.raises(MessageError, match=r"\[the server\]"):
-        Reader(b"", Kind.ROSTER, DRAWS, SERVER)
+        Reader(b"", Kind.ROSTER, CHOSEN, SERVER)
 
 
 @every_kind
@@ -268,7 +264,7 @@ def test_whatever_the_bytes_only_the_typed_error_escapes(kind: type, data: st.Da
         except MessageError:
             continue
         if kind is Masked:
-            assert frame(read.vector.tolist()) == candidate
+            assert frame(read.vector.tolist())[: -len(read.signature)] + read.signature == candidate
         else:  # what is accepted is exactly what would be written
-            server = kind in (Roster, Reveals, Delivery, Survivors, Confirmations)
-            assert (read.to_bytes(DRAWS) if server else read.to_bytes(DRAWS, SENDER)) == candidate
+            server = kind in (Roster, Delivery, Survivors, Confirmations)
+            assert (read.to_bytes(CHOSEN) if server else read.to_bytes(CHOSEN, SENDER)) == candidate

@@ -15,7 +15,7 @@ from protocols.parameters import PROTOCOL, Parameters, registry_digest, stages
 
 IDENTITIES = {client: hashlib.sha256(str(client).encode()).digest() for client in range(30)}
 TEN = tuple(range(10))
-GOLDEN = "a1c69bbe8afaacb5a419a04fc03e95ffebaeecc445e2d9f9635ba7c1c9c4ac51"
+GOLDEN = "f2fe2555ddfbc6096fa0759bb0ab092f4246f754b7191e9ad8dbb0edba7d3960"
 
 
 def session_of(**changes: Any) -> Parameters:
@@ -37,7 +37,9 @@ def session_of(**changes: Any) -> Parameters:
 
 def active_of(**changes: Any) -> Parameters:
     clients = changes.get("clients", TEN)
-    return session_of(**({"active": True, "registry": registry_digest(IDENTITIES, clients)} | changes))
+    chosen = changes.get("neighbours", 9) < len(clients) - 1
+    given = {"active": True, "registry": registry_digest(IDENTITIES, clients), "partners": int(chosen)}
+    return session_of(**(given | changes))
 
 
 def naive_encoding(parameters: Parameters) -> bytes:
@@ -50,6 +52,7 @@ def naive_encoding(parameters: Parameters) -> bytes:
     encoded += b"".join(number(client) for client in parameters.clients)
     for value in (parameters.neighbours, parameters.threshold, parameters.survivors, int(parameters.active)):
         encoded += number(value)
+    encoded += number(parameters.partners)
     return encoded + number(parameters.bound, 8) + parameters.registry
 
 
@@ -77,6 +80,7 @@ CHANGES: dict[str, tuple[Any, ...]] = {
     "survivors": (6, 8, 10),
     "active": (True,),
     "bound": (1, 1000, 2**27),
+    "partners": (1, 4),
     "registry": (registry_digest(IDENTITIES, TEN), registry_digest(IDENTITIES, range(9))),
 }
 
@@ -84,9 +88,9 @@ CHANGES: dict[str, tuple[Any, ...]] = {
 def varied(name: str, value: Any) -> Parameters:
     """A session that differs from another in that one field; those that say `active` differ from an active one."""
     threshold = {"threshold": 4} if name == "neighbours" and value == 4 else {}
-    if name == "active":
+    if name in ("active", "partners"):
         base = replace(session_of())
-        object.__setattr__(base, "active", value)  # alone: no usable session is active with a registry of zeros
+        object.__setattr__(base, name, value)  # alone: no usable session differs in that one field
         return base
     if name == "registry":
         return active_of(registry=value)
@@ -153,7 +157,7 @@ VIOLATIONS: list[tuple[dict[str, Any], str]] = [
     ({"registry": bytes([1] * 32)}, "passive one has zeros"),
     ({"registry": b""}, "registry is not 32 bytes"),
     ({"neighbours": 0}, "neighbours is 0"),
-    ({"neighbours": 7}, "neighbours is 7 on a ring"),
+    ({"neighbours": 7}, "neighbours is 7 on a graph that is not complete"),
     ({"threshold": 0}, "threshold is 0 and 9 hold"),
     ({"threshold": 10}, "from 1 to 9"),
     ({"neighbours": 4, "threshold": 5}, "from 1 to 4"),
@@ -186,14 +190,15 @@ def test_the_largest_values_are_usable() -> None:
     session_of(clients=(0, 1), neighbours=1, threshold=1, survivors=2)
 
 
-def test_complete_draws_and_stages() -> None:
+def test_complete_chosen_and_stages() -> None:
     assert [session_of(neighbours=k).complete for k in (8, 9, 10)] == [False, True, True]
     assert [session_of(neighbours=k).holders for k in (8, 9, 10)] == [8, 9, 9]
-    assert [active_of(neighbours=k).draws for k in (8, 9, 10)] == [True, False, False]
-    assert not session_of(neighbours=8).draws
+    assert [active_of(neighbours=k).chosen for k in (8, 9, 10)] == [True, False, False]
+    assert not session_of(neighbours=8).chosen
     assert stages(session_of(neighbours=8)) == ("advertise", "share", "mask", "unmask")
     assert stages(active_of()) == ("advertise", "share", "mask", "consistency", "unmask")
-    assert stages(active_of(neighbours=8)) == ("advertise", "reveal", "share", "mask", "consistency", "unmask")
+    assert stages(active_of(neighbours=8)) == stages(active_of())
+    assert (active_of(neighbours=8).masked, active_of(neighbours=8).signers, active_of().signers) == (4, 7, 7)
 
 
 def test_the_registry_is_the_digest_of_numbers_and_keys() -> None:

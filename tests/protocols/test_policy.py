@@ -33,7 +33,9 @@ def session_of(**changes: Any) -> Parameters:
 
 def active_of(**changes: Any) -> Parameters:
     clients = changes.get("clients", TEN)
-    return session_of(**({"active": True, "registry": registry_digest(IDENTITIES, clients)} | changes))
+    chosen = changes.get("neighbours", 9) < len(clients) - 1
+    given = {"active": True, "registry": registry_digest(IDENTITIES, clients), "partners": int(chosen)}
+    return session_of(**(given | changes))
 
 
 def policy_of(**changes: Any) -> Policy:
@@ -65,7 +67,7 @@ def test_an_active_session_needs_twice_the_threshold_over_holders_and_corrupt(ne
         for corrupt in range(h):
             parameters = active_of(neighbours=neighbours, threshold=threshold, survivors=10)
             safe = 2 * threshold > h + corrupt
-            policy = policy_of(corrupt=corrupt, window=min(corrupt, 1), neighbours=neighbours)
+            policy = policy_of(corrupt=corrupt, partners=int(neighbours < 9), neighbours=neighbours)
             assert accepts(policy, parameters) == safe
             seen.add(safe)
     assert seen == {True, False}
@@ -124,8 +126,52 @@ def test_a_window_that_guards_nothing_is_refused() -> None:
         policy_of(corrupt=3, window=4).check(ring)
 
 
+def test_where_clients_choose_a_policy_asks_for_partners_and_for_one_list() -> None:
+    def chosen(**changes: Any) -> Parameters:
+        return active_of(**({"neighbours": 8, "threshold": 7, "survivors": 8, "partners": 3} | changes))
+
+    policy = policy_of(corrupt=2, partners=3, colluding=5, neighbours=8)
+    policy.check(chosen())
+    with pytest.raises(ParameterError, match="partners is 2, and this client's policy asks for 3"):
+        policy.check(chosen(partners=2))
+    with pytest.raises(ParameterError, match=r"with 5 corrupt of 10 two lists .* raise survivors to at least 8"):
+        policy.check(chosen(survivors=7))
+    with pytest.raises(ParameterError, match="asks for no partners: set partners"):
+        policy_of(corrupt=2, neighbours=8).check(chosen())
+    for changes, says in (
+        ({"partners": 0}, "partners is 0: choose from 1 to 4"),
+        ({"partners": 5}, "partners is 5: choose from 1 to 4"),
+        ({"survivors": 5}, "survivors is 5, and two lists"),
+    ):
+        with pytest.raises(ParameterError, match=says):
+            chosen(**changes)
+    with pytest.raises(ParameterError, match="partners is 1: it is 0 where clients do not choose"):
+        session_of(partners=1)
+
+
+def test_two_lists_of_survivors_cannot_both_be_signed_by_enough() -> None:
+    """Every corrupt client signs both, an honest one only one. Exactly the rule leaves too few for one of them."""
+    for clients in range(2, 12):
+        for corrupt in range(clients + 1):
+            for survivors in range(1, clients + 1):
+                honest = clients - corrupt
+                both = any(
+                    one + corrupt >= survivors and honest - one + corrupt >= survivors for one in range(honest + 1)
+                )
+                assert both == (2 * survivors <= clients + corrupt)
+
+
 @pytest.mark.parametrize(
-    "changes", [{"threshold": 0}, {"survivors": 1}, {"corrupt": -1}, {"window": -1}, {"clients": 1}, {"corrupt": 0.5}]
+    "changes",
+    [
+        {"threshold": 0},
+        {"survivors": 1},
+        {"corrupt": -1},
+        {"window": -1},
+        {"clients": 1},
+        {"corrupt": 0.5},
+        {"partners": -1},
+    ],
 )
 def test_a_policy_is_of_sensible_numbers(changes: dict[str, Any]) -> None:
     with pytest.raises(ParameterError, match=f"{next(iter(changes))} of the policy"):

@@ -18,7 +18,7 @@ from tests.protocols.test_policy import accepts, active_of, policy_of, session_o
 @pytest.mark.parametrize("told", [4, 6, 8, 9, 10, 50])
 def test_a_client_takes_part_on_the_graph_of_its_policy_and_on_no_other(named: int, told: int) -> None:
     parameters = active_of(neighbours=told, threshold=min(told, 9), survivors=10)
-    policy = policy_of(corrupt=1, window=1, neighbours=named)
+    policy = policy_of(corrupt=1, partners=int(named < 9), neighbours=named)
     assert accepts(policy, parameters) == (named == told)
     if named != told:
         with pytest.raises(ParameterError, match=f"has {told} neighbours, and this client's policy is for {named}"):
@@ -36,8 +36,8 @@ def test_who_expects_corrupt_clients_in_an_active_session_has_to_name_a_number()
     for neighbours in (8, 9):
         parameters = active_of(neighbours=neighbours, threshold=8, survivors=10)
         for corrupt in range(3):
-            assert accepts(policy_of(corrupt=corrupt, window=corrupt), parameters) == (corrupt == 0)
-            assert accepts(policy_of(corrupt=corrupt, window=corrupt, neighbours=neighbours), parameters)
+            assert accepts(policy_of(corrupt=corrupt, partners=int(neighbours < 9)), parameters) == (corrupt == 0)
+            assert accepts(policy_of(corrupt=corrupt, partners=int(neighbours < 9), neighbours=neighbours), parameters)
     with pytest.raises(ParameterError, match="does not say among how many neighbours: set neighbours"):
         policy_of(corrupt=1, window=1).check(active_of(threshold=9, survivors=10))
     policy_of(corrupt=1, window=1).check(session_of())  # the rule of a passive session goes by no number of holders
@@ -64,12 +64,13 @@ def test_nothing_is_sent_on_another_graph() -> None:
 def test_a_graph_on_which_the_colluders_would_read_a_vector_is_refused(
     clients: int, corrupt: float, dropout: float
 ) -> None:
-    """On a ring, c counts colluders among few neighbours. Were everybody a neighbour, all that there are would hold shares: at
-    the threshold that c asks for, half of the honest and all colluders make two lists of survivors."""
+    """Where clients choose, c counts colluders among few neighbours. Were everybody a neighbour, all that there are would hold
+    shares: at the threshold that c asks for, half of the honest and all colluders make two lists of survivors."""
     choice = choose(clients, corrupt=corrupt, dropout=dropout, active=True)
     identities = {client: client.to_bytes(32) for client in range(clients)}
     policy = Policy(choice.threshold, 2, choice.corrupt, choice.window, True, identities, neighbours=choice.neighbours)
-    own = _session(clients, choice.neighbours, choice.threshold, identities)
+    policy = replace(policy, partners=choice.partners, colluding=choice.colluding)
+    own = _session(clients, choice.neighbours, choice.threshold, identities, choice.partners)
     policy.check(own)
     assert 2 * own.threshold > own.holders + choice.corrupt
     caught = 0
@@ -82,7 +83,9 @@ def test_a_graph_on_which_the_colluders_would_read_a_vector_is_refused(
     assert caught, "the attack would have succeeded at some of these thresholds"
 
 
-def _session(clients: int, neighbours: int, threshold: int, identities: dict[int, bytes]) -> Parameters:
+def _session(
+    clients: int, neighbours: int, threshold: int, identities: dict[int, bytes], partners: int = 0
+) -> Parameters:
     invited = tuple(range(clients))
     return session_of(
         clients=invited,
@@ -90,5 +93,6 @@ def _session(clients: int, neighbours: int, threshold: int, identities: dict[int
         threshold=threshold,
         survivors=clients,
         active=True,
+        partners=partners,
         registry=registry_digest(identities, invited),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,9 +13,10 @@ from numpy.typing import NDArray
 from scipy import stats
 
 import protocols
+from protocols.chosen import Chosen, choices
 from protocols.client import Client
 from protocols.dealing import Keys
-from protocols.errors import Aborted, MessageError, ProtocolError
+from protocols.errors import Aborted, MessageError, ParameterError, ProtocolError
 from protocols.graph import Graph, complete, ring
 from protocols.keys import Secret, pair_mask
 from protocols.masking import add_masks
@@ -288,23 +290,35 @@ def test_fresh_keys_for_every_client_and_session() -> None:
     assert len(keys) == 20
 
 
-def test_the_ring_of_a_drawn_graph_depends_on_everybodys_randomness() -> None:
-    made = cast(count=15, neighbours=4, threshold=3, active=True)  # of nine, two rings in 9! would be alike
-    keys = {me: Keys.new() for me in made.ids}
-    orders = []
-    for changed in (None, made.ids[0], made.ids[-1]):
-        drawn = {
-            me: Keys(k.channel, k.mask, k.seed, Secret.new() if me == changed else k.draw) for me, k in keys.items()
-        }
-        scene = play(made, clients={me: made.client(me, _keys=drawn[me]) for me in made.ids}, until="mask")
-        orders.append(scene.server._graph.order)
-    assert len(set(orders)) == 3
+def test_choices_are_uniform_and_depend_on_the_seed_alone() -> None:
+    """Every ordered pair of others is equally often chosen, and the longer choice begins as the shorter one does."""
+    clients, rng = (2, 5, 6, 9, 11), random.Random(5)
+    seen: Counter[tuple[int, ...]] = Counter()
+    for _ in range(12_000):
+        seed = rng.randbytes(32)
+        pair = choices(seed, clients, 6, 2)
+        assert choices(seed, clients, 6, 4)[:2] == pair
+        seen[pair] += 1
+    assert set(seen) == {(one, other) for one in clients for other in clients if one != other and 6 not in (one, other)}
+    assert sum((count - 1000) ** 2 / 1000 for count in seen.values()) < 35  # chi-square of 11, p < 1e-3
+    with pytest.raises(ParameterError, match="cannot be chosen"):
+        choices(bytes(31), clients, 6, 2)
 
 
-def test_without_a_part_of_the_joint_randomness_there_is_no_session() -> None:
-    made = cast(count=9, neighbours=4, threshold=3, active=True)
-    with pytest.raises(Aborted, match="lacks the part of 1 clients, the first of them 3"):
-        play(made, silent={"reveal": made.ids[:1]})
+def test_the_relations_of_a_chosen_graph_are_each_others_inverses() -> None:
+    rng = random.Random(6)
+    clients = tuple(range(0, 60, 3))
+    chosen = {me: choices(rng.randbytes(32), clients, me, 6) for me in clients}
+    for members in (clients, clients[::2], clients[4:17]):
+        graph = Chosen(chosen, 3).among(members)
+        assert graph.order == members
+        for me in members:
+            assert graph.holders(me) == tuple(sorted(set(chosen[me]) & set(members)))
+            assert graph.firsts(me) == tuple(sorted(set(chosen[me][:3]) & set(members)))
+            assert set(graph.owners(me)) == {one for one in members if me in chosen[one]}
+            assert set(graph.first_of(me)) == {one for one in members if me in chosen[one][:3]}
+            assert set(graph.partners(me)) == {*graph.firsts(me), *graph.first_of(me)}
+            assert all(me in graph.partners(other) for other in graph.partners(me))
 
 
 def test_messages_have_the_sizes_that_were_promised() -> None:

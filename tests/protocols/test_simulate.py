@@ -40,9 +40,13 @@ def test_everybody_stays_and_the_sum_is_exact_at_the_promised_cost(options: dict
     assert (report.exact, report.aborted, report.tamper) == (True, None, None)
     assert (report.survivors, report.dropped, report.well) == (asked.clients, 0, True)
     promised = traffic(asked.parameters(()))
-    assert {stage.name: (stage.bytes_up, stage.bytes_down) for stage in report.stages} == promised
+    chosen = asked.parameters(()).chosen  # who is near a client is by chance
+    for stage in report.stages:
+        up, down = promised[stage.name]
+        assert (stage.bytes_up, stage.bytes_down) == (up, pytest.approx(down, rel=0.15 if chosen else 0))
     assert [stage.answered for stage in report.stages] == [asked.clients] * len(promised)
-    assert report.bytes_total == asked.clients * sum(up + down for up, down in promised.values())
+    if not chosen:
+        assert report.bytes_total == asked.clients * sum(up + down for up, down in promised.values())
     for stage in report.stages:
         assert 0 < stage.client_seconds <= stage.client_seconds_most
         assert stage.server_seconds > 0
@@ -109,7 +113,7 @@ def test_with_too_many_gone_there_is_no_sum_and_a_sentence(monkeypatch: pytest.M
     assert [stage.name for stage in report.stages] == ["advertise", "share", "mask"]
 
 
-@pytest.mark.parametrize("options", [MODES["passive"], MODES["ring, active"]], ids=["passive", "drawn"])
+@pytest.mark.parametrize("options", [MODES["passive"], MODES["ring, active"]], ids=["passive", "chosen"])
 def test_departures_are_spread_over_the_stages_and_differ_from_run_to_run(options: dict[str, Any]) -> None:
     parameters = simulation(**{**options, "clients": 24}).parameters(())
     seen = set()
@@ -118,7 +122,7 @@ def test_departures_are_spread_over_the_stages_and_differ_from_run_to_run(option
         gone = [client for clients in leaving.values() for client in clients]
         assert len(gone) == len(set(gone)) == 11
         assert set(gone) <= set(parameters.clients)
-        assert set(leaving) == set(stages(parameters)) - {"reveal"}
+        assert set(leaving) == set(stages(parameters))
         assert max(map(len, leaving.values())) - min(map(len, leaving.values())) <= 1
         seen.add(str(sorted(leaving.items())))
     assert len(seen) > 15
@@ -151,7 +155,7 @@ def test_what_is_given_is_kept_to_and_the_rest_is_chosen() -> None:
         ({"corrupt": float("nan")}, "corrupt is nan"),
         ({"corrupt": 0.95}, "lower corrupt"),
         ({"neighbours": 0}, "neighbours is 0"),
-        ({"clients": 30, "neighbours": 7}, "neighbours is 7 on a ring: choose an even number"),
+        ({"clients": 30, "neighbours": 7}, "neighbours is 7, fewer than all: choose an even number"),
         ({"threshold": 99}, "threshold is 99"),
         ({"threshold": 0}, "threshold is 0"),
         ({"tamper": "nonsense"}, "tamper is 'nonsense': choose one of weak-masks"),

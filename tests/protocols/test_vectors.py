@@ -30,7 +30,7 @@ class Reading:
         self.dropped = recorded["silent"]["mask"]
         self.survivors = recorded["survivors"]
         self.session = bytes.fromhex(recorded["session"])
-        self.draws = self.active and self.cast["neighbours"] < len(self.ids) - 1
+        self.chooses = self.active and self.cast["neighbours"] < len(self.ids) - 1
 
     def key(self, me: int, name: str) -> bytes:
         return bytes.fromhex(self.recorded["keys"][str(me)][name])
@@ -42,24 +42,29 @@ class Reading:
         return bytes.fromhex(self.recorded["told"][f"{stage} {me}"])
 
     @cached_property
-    def roster(self) -> bytes:
-        return self.told("reveal" if self.draws else "share", self.ids[0])
+    def chosen(self) -> dict[int, list[int]]:
+        """By client, whom it chose, in that order; all others where nobody chooses."""
+        if not self.chooses:
+            return {me: [other for other in self.ids if other != me] for me in self.ids}
+        return {me: slow.choices(self.key(me, "choice"), self.ids, me, self.cast["neighbours"]) for me in self.ids}
 
     @cached_property
-    def neighbours(self) -> dict[int, list[int]]:
-        if not self.draws:
-            return {me: [other for other in self.ids if other != me] for me in self.ids}
-        secrets = b"".join(self.key(me, "draw") for me in self.ids)
-        digest = hashlib.sha256(self.roster).digest()
-        order = slow.ring(self.ids, hashlib.sha256(b"secure-fed/1 graph" + self.session + digest + secrets).digest())
-        half, count = self.cast["neighbours"] // 2, len(order)
-        near = [step for step in range(-half, half + 1) if step]
-        return {me: sorted(order[(place + step) % count] for step in near) for place, me in enumerate(order)}
+    def partners(self) -> dict[int, list[int]]:
+        if not self.chooses:
+            return self.chosen
+        first = {me: own[: self.cast["neighbours"] // 2] for me, own in self.chosen.items()}
+        return {me: sorted({*first[me], *(other for other in self.ids if me in first[other])}) for me in self.ids}
+
+    @cached_property
+    def dealt(self) -> bytes:
+        """The digest of the list of those who have dealt shares: here all, each with its choice."""
+        entries = (struct.pack("<I", me) + (self.key(me, "choice") if self.chooses else b"") for me in self.ids)
+        return hashlib.sha256(b"".join(entries)).digest()
 
     @cached_property
     def shares(self) -> dict[int, dict[int, bytes]]:
         """By owner and holder: the share of the seed and that of the mask key."""
-        return {me: {other: self.unsealed(me, other) for other in self.neighbours[me]} for me in self.ids}
+        return {me: {other: self.unsealed(me, other) for other in self.chosen[me]} for me in self.ids}
 
     def unsealed(self, sender: int, receiver: int) -> bytes:
         agreed = slow.x25519(self.key(receiver, "channel"), slow.public(self.key(sender, "channel")))
@@ -71,7 +76,7 @@ class Reading:
         """y_i, from everybody's keys."""
         total = list(self.recorded["vectors"][str(me)])
         masks = [(1, self.key(me, "seed"))]
-        for other in self.neighbours[me]:
+        for other in self.partners[me]:
             agreed = slow.x25519(self.key(me, "mask"), slow.public(self.key(other, "mask")))
             secret = slow.hkdf(agreed, self.session, "mask", min(me, other), max(me, other))
             masks.append((1 if other > me else -1, secret))
@@ -100,10 +105,10 @@ def test_the_slow_primitives_are_the_standard_ones() -> None:
 def test_the_session_and_every_header_are_as_described(read: Reading) -> None:
     identities = {me: slow_identity(read, me) for me in read.ids} if read.active else {}
     assert slow.session_number(read.cast, read.ids, identities) == read.session
-    kinds = {"advertise": 1, "reveal": 2, "share": 3, "mask": 4, "consistency": 5, "unmask": 6}
+    kinds = {"advertise": 1, "share": 3, "mask": 4, "consistency": 5, "unmask": 6}
     for name, message in read.recorded["said"].items():
         stage, me = name.split()
-        header = b"SFSA" + bytes([1, kinds[stage], 0, 0]) + read.session + struct.pack("<II", int(me), 0)
+        header = b"SFSA" + bytes([2, kinds[stage], 0, 0]) + read.session + struct.pack("<II", int(me), 0)
         assert bytes.fromhex(message)[:48] == header
 
 
@@ -112,28 +117,34 @@ def slow_identity(read: Reading, me: int) -> bytes:
 
 
 @every_reading
-def test_advertisements_are_public_keys_commitments_and_signatures(read: Reading) -> None:
+def test_advertisements_are_public_keys_choices_and_signatures(read: Reading) -> None:
     adverts = {}
     for me in read.ids:
         expected = slow.public(read.key(me, "channel")) + slow.public(read.key(me, "mask"))
-        if read.draws:
-            committed = slow.framed("graph", read.session + struct.pack("<I", me), read.key(me, "draw"))
-            expected += hashlib.sha256(committed).digest()
+        if read.chooses:
+            expected += read.key(me, "choice")
         said = adverts[me] = read.said("advertise", me)
         assert said[: len(expected)] == expected
         if read.active:
             body = struct.pack("<I", me) + expected
             assert slow.signed(read.key(me, "identity"), said[len(expected) :], "advertise", read.session, body)
-    assert slow.table(read.roster[48:], len(adverts[read.ids[0]])) == (adverts, b"")
+    for me in read.ids:
+        shown = {me, *read.chosen[me], *(other for other in read.ids if me in read.chosen[other])}
+        roster = slow.table(read.told("share", me)[48:], len(adverts[me]))
+        assert roster == ({one: advert for one, advert in adverts.items() if one in shown}, b"")
 
 
 @every_reading
-def test_reveals_open_the_commitments_and_sign_the_roster(read: Reading) -> None:
-    for me in read.ids if read.draws else []:
-        said = read.said("reveal", me)
-        assert said[:32] == read.key(me, "draw")
-        body = struct.pack("<I", me) + hashlib.sha256(read.roster).digest() + said[:32]
-        assert slow.signed(read.key(me, "identity"), said[32:], "reveal", read.session, body)
+def test_deliveries_are_the_shares_dealt_to_a_client_and_everybodys_choice(read: Reading) -> None:
+    for me in read.survivors:
+        sealed, rest = slow.table(read.told("mask", me)[48:], 82)
+        owners = [other for other in read.ids if me in read.chosen[other]]
+        assert sealed == {other: slow.table(read.said("share", other)[32:], 82)[0][me] for other in owners}
+        if not read.active:
+            assert rest == b""
+            continue
+        choices = {other: read.key(other, "choice") if read.chooses else b"" for other in read.ids}
+        assert slow.table(rest, 32 if read.chooses else 0) == (choices, b"")
 
 
 @every_reading
@@ -154,18 +165,26 @@ def test_every_set_of_shares_rebuilds_the_secrets(read: Reading) -> None:
 def test_masked_vectors_are_the_vectors_and_their_masks(read: Reading) -> None:
     assert set(read.survivors) == set(read.ids) - set(read.dropped)
     for me in read.survivors:
-        words = struct.unpack(f"<{read.length}{'I' if read.bits == 32 else 'Q'}", read.said("mask", me))
+        said, size = read.said("mask", me), read.length * read.bits // 8
+        words = struct.unpack(f"<{read.length}{'I' if read.bits == 32 else 'Q'}", said[:size])
         assert list(words) == read.masked(me)
+        assert len(said) == size + 64 * read.active
+        if read.active:
+            body = struct.pack("<I", me) + read.dealt
+            assert slow.signed(read.key(me, "identity"), said[size:], "masked", read.session, body)
 
 
 @every_reading
-def test_signatures_are_over_the_list_and_the_roster(read: Reading) -> None:
+def test_signatures_are_over_the_lists_of_survivors_and_of_those_who_dealt(read: Reading) -> None:
+    digest = hashlib.sha256(struct.pack(f"<{len(read.survivors)}I", *read.survivors)).digest()
     for me in read.survivors if read.active else []:
-        survivors = read.told("consistency", me)
-        digests = hashlib.sha256(read.roster).digest() + hashlib.sha256(survivors).digest()
-        body = struct.pack("<I", me) + digests
+        listed, rest = slow.table(read.told("consistency", me)[48:], 0)
+        assert sorted(listed) == read.survivors
+        around = {*read.partners[me], *(other for other in read.ids if me in read.chosen[other])}
+        statements = {other: read.said("mask", other)[-64:] for other in around if other in read.survivors}
+        assert slow.table(rest, 64) == (statements, b"")
+        body = struct.pack("<I", me) + read.dealt + digest
         assert slow.signed(read.key(me, "identity"), read.said("consistency", me), "survivors", read.session, body)
-        assert sorted(slow.table(survivors[48:], 0)[0]) == read.survivors
 
 
 @every_reading
@@ -174,7 +193,7 @@ def test_one_share_is_opened_of_each_neighbour(read: Reading) -> None:
         seeds, rest = slow.table(read.said("unmask", me), 33)
         keys, rest = slow.table(rest, 33)
         assert rest == b""
-        near = read.neighbours[me]
+        near = [other for other in read.ids if me in read.chosen[other]]
         assert seeds == {other: read.shares[other][me][:33] for other in near if other in read.survivors}
         assert keys == {other: read.shares[other][me][33:] for other in near if other in read.dropped}
 
@@ -207,4 +226,4 @@ def test_every_field_of_every_message_is_among_the_changed(session: Session) -> 
     listed = [{name: value for name, value in change.items() if name != "refused"} for change in session["tampered"]]
     assert listed == list(changes(session))
     stages = {(change["direction"], change["stage"]) for change in listed}
-    assert len(stages) == (11 if session["cast"].get("active") else 7)
+    assert len(stages) == (9 if session["cast"].get("active") else 7)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 
 from protocols.errors import Aborted, MessageError, Spent, Tampering
 from protocols.keys import Identity
@@ -15,10 +14,10 @@ from protocols.rig.tampering.means import listing
 def _ask_again(scene: Scene, stage: str) -> None:
     if stage != "unmask":
         return
-    lie = listing(scene, set(scene.server.survivors) - {scene.peer})
+    lie = set(scene.server.survivors) - {scene.peer}
     for client, machine in scene.clients.items():
         if client in scene.inbox and client not in {*scene.gone, scene.peer}:
-            scene.lie(machine, "unmask", lie)
+            scene.lie(machine, "unmask", listing(scene, lie, client))
 
 
 def _keep_copy(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
@@ -37,11 +36,11 @@ def _split(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
     if stage != "consistency":
         return inbox
     survivors = set(scene.server.survivors)
-    one, other = listing(scene, survivors), listing(scene, survivors - {scene.peer})
-    scene.kept = {one: {}, other: {}}  # whose signature over which list
     ordered = sorted(inbox, key=lambda client: client != scene.peer)
     half = (len(ordered) + 1) // 2
-    return dict.fromkeys(ordered[:half], one) | dict.fromkeys(ordered[half:], other)
+    scene.kept = [], []  # whose signatures over which list
+    lists = dict.fromkeys(ordered[:half], survivors) | dict.fromkeys(ordered[half:], survivors - {scene.peer})
+    return {client: listing(scene, shown, client) for client, shown in lists.items()}
 
 
 def _keep_signatures(scene: Scene, stage: str, client: int, answer: bytes) -> None:
@@ -49,30 +48,30 @@ def _keep_signatures(scene: Scene, stage: str, client: int, answer: bytes) -> No
     if stage != "consistency":
         scene.hear(client, answer)
         return
-    shown = scene.clients[client]._list
-    scene.kept[shown][client] = Confirm.from_bytes(answer, scene.parameters, client).signature
+    side = scene.kept[scene.peer not in scene.clients[client]._survivors]
+    side.append((client, Confirm.from_bytes(answer, scene.parameters, client).signature))
 
 
 def _show_sides(scene: Scene, stage: str) -> None:
     """Each side is handed the signatures over its own list, all of them genuine."""
     if stage != "consistency":
         return
-    for signatures in scene.kept.values():
-        message = Confirmations(signatures).to_bytes(scene.parameters)
-        for client in signatures:
+    for side in scene.kept:
+        message = Confirmations(dict(side)).to_bytes(scene.parameters)
+        for client, _ in side:
             scene.lie(scene.clients[client], "unmask", message)
 
 
 def _forge(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
     """The victim alone is shown a list without the peer, and then signatures over it that the server has made itself."""
-    lie = listing(scene, set(scene.server.survivors) - {scene.peer})
+    lie = set(scene.server.survivors) - {scene.peer}
     if stage == "consistency":
-        return {**inbox, scene.victim: lie}
+        return {**inbox, scene.victim: listing(scene, lie, scene.victim)}
     if stage != "unmask":
         return inbox
-    session, roster = scene.parameters.session, scene.clients[scene.victim]._agreed.digest
+    session, shown = scene.parameters.session, scene.clients[scene.victim]
     signatures = {
-        client: Identity.new().sign("survivors", session, Confirm.signed(client, roster, hashlib.sha256(lie).digest()))
+        client: Identity.new().sign("survivors", session, Confirm.signed(client, shown._dealt, shown._list))
         for client in scene.server.survivors
         if client != scene.peer
     }

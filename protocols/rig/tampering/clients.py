@@ -43,6 +43,15 @@ def _self_share(scene: Scene, answer: bytes) -> bytes:
     return replace(shares, sealed=sealed).to_bytes(scene.parameters, scene.liar)
 
 
+def _changed_choice(scene: Scene, answer: bytes) -> bytes:
+    """It deals to another client than one of those it chose when it advertised."""
+    shares = Shares.from_bytes(answer, scene.parameters, scene.liar)
+    sealed = dict(shares.sealed)
+    stranger = next(one for one in scene.parameters.clients if one not in sealed and one != scene.liar)
+    sealed[stranger] = sealed.pop(next(iter(sealed)))
+    return replace(shares, sealed=sealed).to_bytes(scene.parameters, scene.liar)
+
+
 def _wrong_commitment(scene: Scene, answer: bytes) -> bytes:
     shares = Shares.from_bytes(answer, scene.parameters, scene.liar)
     return replace(shares, commitment=Secret.new().reveal()).to_bytes(scene.parameters, scene.liar)
@@ -120,6 +129,17 @@ CLIENTS = (
         MessageError,
         exact=True,
         send=refused("share", _self_share),
+    ),
+    Attack(
+        "changed-choice",
+        "A client deals its shares to others than it chose when it advertised.",
+        "server",
+        "share",
+        MessageError,
+        active=True,
+        ring=True,
+        exact=True,
+        send=refused("share", _changed_choice),
     ),
     Attack(
         "wrong-commitment",

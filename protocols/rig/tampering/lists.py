@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from protocols.errors import Aborted, MessageError, Tampering
+from protocols.messages import HEADER
 from protocols.rig.scene import Attack, Inbox, Scene
 from protocols.rig.tampering.means import Tell, earlier, listing, unheard
 
@@ -19,7 +21,7 @@ def to_victim(change: Change) -> Tell:
             return inbox
         survivors = set(scene.server.survivors)
         change(scene, survivors)
-        return {**inbox, scene.victim: listing(scene, survivors)}
+        return {**inbox, scene.victim: listing(scene, survivors, scene.victim)}
 
     return tell
 
@@ -32,7 +34,7 @@ def to_all_listed(change: Change) -> Tell:
             return inbox
         survivors = set(scene.server.survivors)
         change(scene, survivors)
-        return {client: listing(scene, survivors) for client in inbox if client in survivors}
+        return {client: listing(scene, survivors, client) for client in inbox if client in survivors}
 
     return tell
 
@@ -51,7 +53,7 @@ def _shorten(scene: Scene, survivors: set[int]) -> None:
 
 
 def _isolate(scene: Scene, survivors: set[int]) -> None:
-    survivors.difference_update(scene.server._graph.neighbours(scene.victim))
+    survivors.difference_update(scene.server._graph.holders(scene.victim))
 
 
 def _cut(scene: Scene, survivors: set[int]) -> None:
@@ -62,12 +64,22 @@ def _cut(scene: Scene, survivors: set[int]) -> None:
     survivors.difference_update(turned[half + 1 : 2 * half + 1], turned[2 * half + 3 : 3 * half + 3])
 
 
+def _cut_choices(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
+    """Where clients choose, all whom the victim chose to mask with are said to be gone. It and its holders notice."""
+    if not scene.parameters.chosen or stage != scene.stage_of("survivors"):
+        return to_all_listed(_cut)(scene, stage, inbox)
+    graph: Any = scene.server._graph
+    listed = set(scene.server.survivors) - set(graph.firsts(scene.victim))
+    shown = listed & {scene.victim, *graph.holders(scene.victim)}
+    return {client: listing(scene, listed, client) if client in shown else true for client, true in inbox.items()}
+
+
 def _twice(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
     """Written by hand, since no code of ours would."""
     if stage != scene.stage_of("survivors"):
         return inbox
-    true = inbox[scene.victim]
-    return dict.fromkeys(inbox, true[:-4] + true[-8:-4])
+    end = HEADER.size + 4 + 4 * len(scene.server.survivors)  # of the list: signatures may follow
+    return {client: true[: end - 4] + true[end - 8 : end - 4] + true[end:] for client, true in inbox.items()}
 
 
 def _stale(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
@@ -79,9 +91,9 @@ def _stale(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
 def _undealt(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
     if stage != scene.stage_of("survivors"):
         return inbox
-    lie = listing(scene, {*scene.server.survivors, scene.liar})
-    near = scene.server._graph.neighbours(scene.liar)
-    return {client: lie if client in near else message for client, message in inbox.items()}
+    lie = {*scene.server.survivors, scene.liar}
+    known = inbox if scene.parameters.active else scene.server._graph.holders(scene.liar)
+    return {client: listing(scene, lie, client) if client in known else true for client, true in inbox.items()}
 
 
 LISTS = (
@@ -128,12 +140,12 @@ LISTS = (
     ),
     Attack(
         "cut-ring",
-        "The server says that two stretches of the ring dropped out, so that two clients have a sum of their own.",
+        "The server says that those dropped out who share masks with one client or two, so that these have a sum of their own.",
         "clients",
         "survivors",
         Aborted,
         ring=True,
-        tell=to_all_listed(_cut),
+        tell=_cut_choices,
     ),
     Attack(
         "listed-twice",

@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from protocols.keys import AgreementKey, Identity
-from protocols.messages import Advertise, Survivors
+from protocols.messages import SIGNATURE, Advertise, Survivors, seeds
+from protocols.opening import near
 from protocols.parameters import Policy, registry_digest
 from protocols.rig.scene import SERVER, Inbox, Scene
 
@@ -41,8 +42,7 @@ def found_out(stage: str, change: Change) -> Send:
 
 def forged(scene: Scene) -> Advertise:
     """Keys that somebody makes to stand for another's."""
-    commitment = bytes(32) if scene.parameters.draws else b""
-    return Advertise(AgreementKey.new().public, AgreementKey.new().public, commitment)
+    return Advertise(AgreementKey.new().public, AgreementKey.new().public, bytes(seeds(scene.parameters)))
 
 
 def signed(scene: Scene, advert: Advertise, owner: int, identity: Identity | None) -> Advertise:
@@ -60,14 +60,15 @@ def earlier(scene: Scene) -> Scene:
     invited = tuple(sorted({*roles, *others}))
     identities = {client: scene.identities[client] for client in invited if client in scene.identities}
     public = {client: identity.public for client, identity in identities.items()}
-    complete = not scene.parameters.draws
+    complete = not scene.parameters.chosen
     parameters = replace(
         scene.parameters,
         round=scene.parameters.round - 1,
         clients=invited,
         neighbours=len(invited) - 1 if complete else 2,
         threshold=len(invited) - 1 if complete else 2,
-        survivors=2,
+        survivors=2 if complete else len(invited),
+        partners=0 if complete else 1,
         registry=registry_digest(public, invited) if scene.parameters.active else bytes(32),
     )
     policy = Policy(threshold=parameters.threshold, survivors=2, active=parameters.active, identities=public)
@@ -76,8 +77,12 @@ def earlier(scene: Scene) -> Scene:
     return before
 
 
-def listing(scene: Scene, survivors: Collection[int]) -> bytes:
-    return Survivors(tuple(sorted(survivors))).to_bytes(scene.parameters)
+def listing(scene: Scene, survivors: Collection[int], client: int) -> bytes:
+    """For one client, with the signatures of those near it as far as the server has them."""
+    given = scene.server._statements
+    around = near(client, scene.server._graph, survivors) if scene.parameters.active else ()
+    statements = {one: given.get(one, bytes(SIGNATURE)) for one in around}
+    return Survivors(tuple(sorted(survivors)), statements).to_bytes(scene.parameters)
 
 
 def unheard(scene: Scene, stage: str, client: int, answer: bytes) -> None:

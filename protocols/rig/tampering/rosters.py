@@ -1,4 +1,4 @@
-"""Rosters, joint randomness and deliveries that a server has changed."""
+"""Rosters, choices and deliveries that a server has changed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from protocols.errors import Aborted, Tampering
 from protocols.keys import Identity
-from protocols.messages import SEALED, Advertise, Delivery, Reveals, Roster
+from protocols.messages import SEALED, Advertise, Delivery, Roster
+from protocols.opening import near
 from protocols.rig.scene import Attack, Inbox, Scene
 from protocols.rig.tampering.means import Tell, earlier, forged, signed
 
@@ -47,34 +48,90 @@ def _uninvited(scene: Scene, adverts: Adverts) -> None:
     adverts[stranger] = signed(scene, forged(scene), stranger, Identity.new())
 
 
+def _few_choices(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
+    """Where clients choose, the victim is shown too few of those it chose; else all are shown a roster that is too short."""
+    if not scene.parameters.chosen or stage != "share":
+        return roster(_short_roster)(scene, stage, inbox)
+    adverts = dict(Roster.from_bytes(inbox[scene.victim], scene.parameters).adverts)
+    for client in scene.server._graph.holders(scene.victim)[scene.parameters.threshold - 1 :]:
+        adverts.pop(client, None)
+    return {**inbox, scene.victim: Roster(adverts).to_bytes(scene.parameters)}
+
+
 def _short_roster(scene: Scene, adverts: Adverts) -> None:
     spared = (scene.peer, scene.victim)
     for client in [one for one in adverts if one not in spared][scene.parameters.survivors - 1 - len(spared) :]:
         del adverts[client]
 
 
-def reveals(change: Callable[[Scene, bytes], bytes]) -> Tell:
-    """All are shown joint randomness that was changed."""
+def _swapped_choice(scene: Scene, adverts: Adverts) -> None:
+    adverts[scene.peer] = replace(adverts[scene.peer], choice=bytes(32))
+
+
+def near_peer(change: Callable[[Scene, Adverts], None]) -> Tell:
+    """All who are shown the peer are shown a roster that was changed."""
 
     def tell(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
-        if stage != "share":
+        if stage != scene.stage_of("roster"):
             return inbox
-        lie = change(scene, inbox[scene.victim])
-        return dict.fromkeys(inbox, lie)
+        told = dict(inbox)
+        for client, message in inbox.items():
+            adverts = dict(Roster.from_bytes(message, scene.parameters).adverts)
+            if scene.peer in adverts and client != scene.peer:
+                change(scene, adverts)
+                told[client] = Roster(adverts).to_bytes(scene.parameters)
+        return told
 
     return tell
 
 
-def _chosen_graph(scene: Scene, message: bytes) -> bytes:
-    parts = dict(Reveals.from_bytes(message, scene.parameters).reveals)
-    parts[scene.peer] = replace(parts[scene.peer], secret=bytes(32))  # any of its choice, until the ring suits it
-    return Reveals(parts).to_bytes(scene.parameters)
+def _hide_chooser(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
+    """The victim is not shown somebody who chose it. It notices once it reads everybody's choice, in the next stage."""
+    if stage == "share":
+        adverts = dict(Roster.from_bytes(inbox[scene.victim], scene.parameters).adverts)
+        del adverts[scene.server._graph.owners(scene.victim)[0]]
+        return {**inbox, scene.victim: Roster(adverts).to_bytes(scene.parameters)}
+    if stage == "mask":
+        scene.expect(scene.victim)
+    return inbox
 
 
-def _withheld_part(scene: Scene, message: bytes) -> bytes:
-    parts = dict(Reveals.from_bytes(message, scene.parameters).reveals)
-    del parts[scene.peer]
-    return Reveals(parts).to_bytes(scene.parameters)
+def _other_choices(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
+    """All who are near the peer read another choice of it than it advertised, when those who have dealt are listed."""
+    if stage != "mask":
+        return inbox
+    told = dict(inbox)
+    for client, message in inbox.items():
+        if scene.peer in scene.clients[client]._agreed.adverts:
+            true = Delivery.from_bytes(message, scene.parameters)
+            lie = replace(true, dealt={**true.dealt, scene.peer: bytes(32)})
+            told[client] = lie.to_bytes(scene.parameters)
+    return told
+
+
+def _withhold(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
+    """The victim is told that somebody has not dealt who has, and is brought nothing from there, so that it does not mask with
+    that client. It notices by the list of survivors, and who is near it by what it has signed."""
+    if stage == "mask":
+        true = Delivery.from_bytes(inbox[scene.victim], scene.parameters)
+        withheld = scene.server._graph.partners(scene.victim)[0]
+        lie = [{one: entry for one, entry in part.items() if one != withheld} for part in (true.sealed, true.dealt)]
+        return {**inbox, scene.victim: Delivery(*lie).to_bytes(scene.parameters)}
+    if stage == "consistency":
+        for client in inbox.keys() - scene.gone:
+            if scene.victim in (client, *near(client, scene.server._graph, scene.server.survivors)):
+                scene.expect(client)
+    return inbox
+
+
+def _whatever_it_signed(scene: Scene, stage: str, client: int, answer: bytes) -> None:
+    """The server that has lied to the victim takes its vector nevertheless."""
+    if (stage, client) != ("mask", scene.victim):
+        scene.hear(client, answer)
+        return
+    digest, scene.server._digest = scene.server._digest, scene.clients[client]._dealt
+    scene.hear(client, answer)
+    scene.server._digest = digest
 
 
 def delivery(change: Callable[[Scene, dict[int, bytes]], None]) -> Tell:
@@ -84,8 +141,12 @@ def delivery(change: Callable[[Scene, dict[int, bytes]], None]) -> Tell:
         if stage != "mask":
             return inbox
         sealed = dict(Delivery.from_bytes(inbox[scene.victim], scene.parameters).sealed)
+        dealt = dict(Delivery.from_bytes(inbox[scene.victim], scene.parameters).dealt)
         change(scene, sealed)
-        return {**inbox, scene.victim: Delivery(sealed).to_bytes(scene.parameters)}
+        if dealt:  # whose shares are not brought is not said to have dealt
+            owners = scene.server._graph.owners(scene.victim)
+            dealt = {one: seed for one, seed in dealt.items() if one not in owners or one in sealed}
+        return {**inbox, scene.victim: Delivery(sealed, dealt).to_bytes(scene.parameters)}
 
     return tell
 
@@ -145,27 +206,47 @@ ROSTERS = (
         "clients",
         "roster",
         Aborted,
-        tell=roster(_short_roster),
+        tell=_few_choices,
     ),
     Attack(
         "surround",
-        "The server changes one client's part of the joint randomness, to pick the graph and surround whom it likes.",
+        "The server shows those near a client another choice of neighbours than the client made, to surround whom it likes.",
         "clients",
-        "share",
+        "roster",
         Tampering,
         active=True,
         ring=True,
-        tell=reveals(_chosen_graph),
+        tell=near_peer(_swapped_choice),
     ),
     Attack(
-        "withheld-part",
-        "The server leaves out one client's part of the joint randomness, to choose between two graphs.",
+        "other-choice",
+        "The server lists another choice of neighbours than a client made, so that masks are on one side only.",
         "clients",
-        "share",
-        Aborted,
+        "mask",
+        Tampering,
         active=True,
         ring=True,
-        tell=reveals(_withheld_part),
+        tell=_other_choices,
+    ),
+    Attack(
+        "hidden-choice",
+        "The server hides from one client that another chose it as a neighbour.",
+        "clients",
+        "",
+        Tampering,
+        active=True,
+        ring=True,
+        tell=_hide_chooser,
+    ),
+    Attack(
+        "withheld-delivery",
+        "The server says to one client that a neighbour has not dealt its shares, so that the two share no mask.",
+        "clients",
+        "consistency",
+        Tampering,
+        active=True,
+        tell=_withhold,
+        send=_whatever_it_signed,
     ),
     Attack(
         "deserted",
