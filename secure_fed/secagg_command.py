@@ -152,9 +152,10 @@ def _outcome(report: Report) -> Table:
 
 def _terms(simulation: Simulation) -> list[tuple[str, str]]:
     choice = simulation.choice
-    ring = "of a ring" if choice.neighbours < choice.clients - 1 else "all others"
+    ring = "chosen by each client" if simulation.active else "of a ring"
+    kind = ring if choice.neighbours < choice.clients - 1 else "all others"
     return [
-        ("neighbours", f"{choice.neighbours:,} ({ring})"),
+        ("neighbours", f"{choice.neighbours:,} ({kind})"),
         ("threshold", f"{choice.threshold:,} shares rebuild a secret"),
         ("least sum", f"of {choice.survivors:,} clients"),
         ("too many corrupt", f"{_power(choice.failure)} ({choice.corrupt} among one client's holders are borne)"),
@@ -182,9 +183,11 @@ def _kinds() -> str:
 
     lines = ["kinds of lies for --tamper, each with who notices it in which stage:", ""]
     for attack in ATTACKS.values():
-        needs = [name for name, needed in (("--active", attack.active), ("a ring", attack.ring)) if needed]
+        needs = [
+            name for name, needed in (("--active", attack.active), ("fewer neighbours than all", attack.ring)) if needed
+        ]
         who = "nobody has to" if attack.outcome is not None else f"the {attack.catcher}"
-        where = {"": "any stage", "roster": "stage share or reveal", "survivors": "stage unmask or consistency"}
+        where = {"": "any stage", "roster": "stage share", "survivors": "stage unmask or consistency"}
         stage = where.get(attack.stage, f"stage {attack.stage}")
         suffix = f"; needs {' and '.join(needs)}" if needs else ""
         lines.append(f"  {attack.kind}  ({who}, {stage}{suffix})")

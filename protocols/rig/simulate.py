@@ -73,7 +73,9 @@ class Simulation:
                 "raise clients or lower dropout"
             )
         if attack.ring and self.parameters(()).complete:
-            raise ParameterError(f"tamper is {attack.kind}: it takes a ring: lower neighbours, or raise clients to 200")
+            raise ParameterError(
+                f"tamper is {attack.kind}: it takes fewer neighbours than all: lower neighbours, or raise clients to 200"
+            )
 
     @property
     def attack(self) -> Attack:

@@ -101,7 +101,6 @@ class Member:
             words, elsewhere = self._words(stage)
             return masking.mask(stage.message, words), elsewhere
         steps = {
-            "reveal": masking.reveal,
             "share": masking.share,
             "consistency": masking.confirm,
             "unmask": masking.unmask,
@@ -115,7 +114,7 @@ class Member:
 
     def _check_survivors(self, stage: Stage) -> None:
         """Refuse a list of survivors over whom there may be no sum."""
-        survivors = listed(stage.message, stage.parameters)
+        survivors = frozenset(listed(stage.message, stage.parameters).clients)
         if self._asked is not None:
             require_enough(survivors.intersection(self._asked.contributors), stage.parameters, self._terms)
         self._passes.check(survivors)

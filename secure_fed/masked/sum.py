@@ -124,25 +124,13 @@ class MaskedSums:
         spent: Spent,
         refused: set[int],
     ) -> Gathered:
-        wanted, gone = set(asked), set(self.barred)
-        for _ in range(_TRIES):
-            invited = self._invited(asked, gone)
-            carrier = self.terms.carrier(layout.size, request.clip_norm)
-            contribute = Asked(request.digest, tuple(sorted(wanted - gone))) if self.terms.declares else None
-            digest = contribute.layout if contribute else bytes.fromhex(request.digest)
-            parameters = self.terms.parameters(next(self._numbers), invited, digest, carrier.length, carrier.largest)
-            with _advised():
-                machine, missing = self._run(parameters, wanted - gone, contribute, request, transport, spent, refused)
-            if not missing:
-                break
-            gone |= missing
-            self._require_all(wanted - gone, wanted, request, spent, refused)
-        else:
-            raise Aborted(
-                f"clients went missing where nobody may, in {_TRIES} sums begun one after the other",
-                stage="reveal",
-                protected="no vector was sent",
-            )
+        wanted, invited = set(asked), self._invited(asked)
+        carrier = self.terms.carrier(layout.size, request.clip_norm)
+        contribute = Asked(request.digest, tuple(sorted(wanted))) if self.terms.declares else None
+        digest = contribute.layout if contribute else bytes.fromhex(request.digest)
+        parameters = self.terms.parameters(next(self._numbers), invited, digest, carrier.length, carrier.largest)
+        with _advised():
+            machine = self._run(parameters, wanted, contribute, request, transport, spent, refused)
         started = time.perf_counter()
         heard = [client for client in machine.survivors if client in wanted]
         total = self._read(machine, carrier, layout, len(heard))
@@ -190,8 +178,8 @@ class MaskedSums:
         transport: Transport,
         spent: Spent,
         refused: set[int],
-    ) -> tuple[Unmasking, set[int]]:
-        """One session to its end, or up to where the graph cannot be drawn because somebody is missing, and who."""
+    ) -> Unmasking:
+        """One session to its end."""
         machine = Unmasking(parameters, identities=self.terms.registry.public if self.terms.registry else {})
         messages: Mapping[int, bytes] = dict.fromkeys(parameters.clients, b"")
         while machine.stage != "done":
@@ -216,23 +204,20 @@ class MaskedSums:
                 except ProtocolError:  # whoever sends what is no answer is left out, as if it had vanished
                     refused.add(staged.client)
                 spent.server_seconds += time.perf_counter() - started
-            if name == "reveal" and machine.waiting:
-                return machine, set(parameters.clients) - (set(messages) - machine.waiting)
             started = time.perf_counter()
             messages = machine.close()
             spent.server_seconds += time.perf_counter() - started
             if name not in ("consistency", "unmask"):  # from here on, who vanishes stays in the sum
                 self._require_all(asked.intersection(messages), asked, request, spent, refused)
-        return machine, set()
+        return machine
 
-    def _invited(self, asked: Sequence[int], gone: set[int]) -> list[int]:
-        """Those asked, less those gone; where their number is secret, others fill it up to what the terms are."""
-        present = [client for client in asked if client not in gone]
+    def _invited(self, asked: Sequence[int]) -> list[int]:
+        """Those asked; where their number is secret, others fill it up to what the terms are."""
         if not self.terms.varies:
-            return sorted(present)
-        left_out = gone.union(asked)
+            return sorted(asked)
+        left_out = self.barred.union(asked)
         others = (client for client in range(self.clients) if client not in left_out)
-        return sorted([*present, *itertools.islice(others, max(0, self.terms.invited - len(present)))])
+        return sorted([*asked, *itertools.islice(others, max(0, self.terms.invited - len(asked)))])
 
 
 @contextmanager
@@ -243,6 +228,3 @@ def _advised() -> Iterator[None]:
     except Aborted as error:
         advice = f"{error.what} (secure_aggregation.dropout says how many may vanish)"
         raise Aborted(advice, who=error.who, stage=error.stage, protected=error.protected) from error
-
-
-_TRIES = 5  # each draws a graph anew, and with it the chance that the corrupt ones surround somebody

@@ -94,6 +94,7 @@ class Terms:
             survivors=self.least(len(invited)),
             active=self.settings.active,
             bound=bound,
+            partners=choice.partners,
             registry=registry_digest(self.registry.public, invited) if self.registry else bytes(32),
         )
 
@@ -111,6 +112,8 @@ class Terms:
             survivors=self.least(clients),
             corrupt=choice.corrupt,
             window=choice.window,
+            partners=choice.partners,
+            colluding=choice.colluding,
             active=self.settings.active,
             identities=self.registry.public if self.registry else {},
             clients=FEWEST,

@@ -27,10 +27,10 @@ MODES: dict[str, dict[str, Any]] = {
     "passive": {"clients": 8},
     "active": {"clients": 8, "active": True},
     "ring": {"clients": 24, "neighbours": 10, "corrupt": 0.0},
-    "drawn": {"clients": 24, "neighbours": 10, "corrupt": 0.0, "active": True},
+    "chosen": {"clients": 24, "neighbours": 10, "corrupt": 0.0, "active": True},
 }
-EVERYWHERE = ("passive", "active", "ring", "drawn")
-SIGNED = ("active", "drawn")
+EVERYWHERE = ("passive", "active", "ring", "chosen")
+SIGNED = ("active", "chosen")
 
 # Kind -> who notices, in which stage, with which words; "roster" and "survivors" are the stages in which these are shown.
 NOTICED: dict[str, tuple[str, str, str]] = {
@@ -41,28 +41,31 @@ NOTICED: dict[str, tuple[str, str, str]] = {
     "copied-key": ("server", "advertise", "a key of another client"),
     "repeated-id": ("server", "advertise", "has spoken already"),
     "impostor": ("server", "advertise", "do not bear its signature"),
+    "changed-choice": ("server", "share", "does not share its secrets with its neighbours, and with them alone"),
     "self-share": ("server", "share", "does not share its secrets with its neighbours, and with them alone"),
     "wrong-commitment": ("server", "unmask", "shares rebuild what was committed to"),
     "wrong-share": ("server", "unmask", "opened wrong shares"),
     "early-drop": ("server", "share", "dealt no shares, and the sum is that of the"),
     "replay": ("server", "advertise", "belongs to another session"),
     "low-threshold": ("clients", "parameters", "threshold"),
-    "small-sum": ("clients", "parameters", "survivors is 2"),
+    "small-sum": ("clients", "parameters", "survivors is"),
     "downgrade": ("clients", "parameters", "asks for an active one"),
     "foreign-registry": ("clients", "parameters", "not those that this client has registered"),
     "swapped-key": ("clients", "roster", "do not bear its signature"),
     "reused-key": ("clients", "roster", "do not bear its signature"),
     "small-order-roster": ("clients", "roster", "a key of small order that would hide nothing"),
     "uninvited": ("clients", "roster", "was not invited"),
-    "short-roster": ("clients", "roster", "clients take part, fewer than the"),
-    "surround": ("clients", "share", "reveals something else than it committed itself to"),
-    "withheld-part": ("clients", "share", "lacks the part of 1 clients"),
-    "deserted": ("clients", "mask", "neighbours have dealt shares, fewer than"),
+    "short-roster": ("clients", "roster", "take part, fewer than the"),
+    "surround": ("clients", "roster", "do not bear its signature"),
+    "other-choice": ("clients", "mask", "with the choice that it advertised|with another choice than it advertised"),
+    "hidden-choice": ("clients", "mask", "its keys were not on the roster"),
+    "withheld-delivery": ("clients", "consistency", "masked with others than were shown|has not dealt its shares"),
+    "deserted": ("clients", "mask", "have dealt shares, fewer than|have dealt shares, and no sum of fewer"),
     "altered-share": ("clients", "mask", "does not open"),
-    "own-share": ("clients", "mask", "which is no neighbour"),
+    "own-share": ("clients", "mask", "which is no neighbour|not those of the clients that are said to have dealt"),
     "left-out": ("clients", "survivors", "leaves out this client"),
-    "unlisted-survivor": ("clients", "survivors", "is not on the roster"),
-    "undealt-survivor": ("clients", "survivors", "never dealt its shares"),
+    "unlisted-survivor": ("clients", "survivors", "is not on the roster|has not dealt its shares"),
+    "undealt-survivor": ("clients", "survivors", "never dealt its shares|has not dealt its shares"),
     "short-list": ("clients", "survivors", "no sum of fewer than"),
     "isolated": ("clients", "survivors", "survivors, and no sum of fewer|holders of its shares survive"),
     "cut-ring": ("clients", "survivors", "survivors, and no sum of fewer"),
@@ -74,10 +77,10 @@ NOTICED: dict[str, tuple[str, str, str]] = {
     "forged-signatures": ("clients", "unmask", "has not signed the list of survivors"),
 }
 SIGNED_ONLY = {
-    *("impostor", "downgrade", "foreign-registry", "swapped-key", "reused-key", "surround", "withheld-part"),
-    *("split-survivors", "forged-signatures"),
+    *("impostor", "downgrade", "foreign-registry", "swapped-key", "reused-key", "surround", "other-choice"),
+    *("split-survivors", "forged-signatures", "hidden-choice", "withheld-delivery", "changed-choice"),
 }
-RING_ONLY = {"surround", "withheld-part", "cut-ring"}
+RING_ONLY = {"surround", "other-choice", "hidden-choice", "changed-choice", "cut-ring"}
 # The others get their sum, or all who are not lied to do.
 EXACT = {
     *(
@@ -87,6 +90,7 @@ EXACT = {
         "repeated-id",
         "impostor",
         "self-share",
+        "changed-choice",
         "wrong-share",
         "early-drop",
     ),
@@ -108,7 +112,7 @@ def tampered(kind: str, mode: str, dropout: float = 0.0, **options: Any) -> Repo
 
 def stage(name: str, mode: str) -> str:
     if name == "roster":
-        return "reveal" if mode == "drawn" else "share"
+        return "share"
     if name == "survivors":
         return "consistency" if mode in SIGNED else "unmask"
     return name
@@ -149,7 +153,7 @@ def test_what_only_an_active_session_notices_is_not_tried_in_a_passive_one(kind:
 
 @pytest.mark.parametrize("kind", sorted(RING_ONLY))
 def test_what_takes_a_ring_is_not_tried_without_one(kind: str) -> None:
-    with pytest.raises(ParameterError, match=f"tamper is {kind}: it takes a ring: lower neighbours"):
+    with pytest.raises(ParameterError, match=f"tamper is {kind}: it takes fewer neighbours than all: lower"):
         Simulation(clients=24, dim=4, active=True, tamper=kind)
 
 
@@ -201,7 +205,7 @@ def trusting(delivery: Any, inbound: Any, session: bytes, me: int) -> Any:
     return protocols.dealing.collect(type(delivery)(sealed), inbound, session, me)
 
 
-def all_or_nothing(graph: Any, members: Any, threshold: int) -> Any:
+def all_or_nothing(graph: Any, members: Any, *least: int) -> Any:
     """`core` of a protocol in which whoever drops early takes the session with it."""
     if len(members) < len(graph.order):
         raise Aborted("somebody dropped out")
@@ -239,16 +243,18 @@ REMOVED: list[tuple[str, str, Patches]] = [
     ("reused-key", "active", [(Parameters, "session", bytes(32))]),
     *((kind, "active", [(Policy, "check", nothing)]) for kind in ("low-threshold", "small-sum", "downgrade")),
     ("small-sum", "passive", [(Policy, "check", nothing)]),
-    *((kind, "drawn", [(protocols.roster, "authentic", nothing)]) for kind in ("swapped-key", "reused-key")),
-    ("surround", "drawn", [(protocols.roster, "revealed", nothing)]),
+    *((kind, "active", [(protocols.roster, "authentic", nothing)]) for kind in ("swapped-key", "reused-key")),
+    ("surround", "chosen", [(protocols.roster, "authentic", nothing), (protocols.client, "related", nothing)]),
+    ("other-choice", "chosen", [(protocols.client, "check_dealt", nothing)]),
+    *(("withheld-delivery", mode, [(protocols.client, "check_statements", nothing)]) for mode in SIGNED),
     ("altered-share", "passive", [(protocols.dealing, "unseal", lambda *of: bytes(66))]),
     ("own-share", "ring", [(protocols.client, "collect", trusting)]),
     *(
         (kind, mode, [(protocols.client, "check_survivors", nothing)])
         for kind in ("left-out", "unlisted-survivor", "undealt-survivor", "short-list", "isolated")
-        for mode in ("passive", "drawn")
+        for mode in ("passive", "chosen")
     ),
-    ("cut-ring", "ring", [(protocols.client, "check_survivors", nothing)]),
+    *(("cut-ring", mode, [(protocols.client, "check_survivors", nothing)]) for mode in ("ring", "chosen")),
     ("second-unmask", "active", [(InMemory, "claim", nothing)]),
     *(("split-survivors", mode, [(protocols.client, "confirmed", nothing)]) for mode in SIGNED),
     *(("forged-signatures", mode, [(protocols.opening, "signs", believing)]) for mode in SIGNED),

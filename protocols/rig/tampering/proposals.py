@@ -17,11 +17,13 @@ def _low_threshold(parameters: Parameters) -> Parameters:
 
 
 def _small_sum(parameters: Parameters) -> Parameters:
-    return replace(parameters, survivors=min(2, parameters.survivors - 1))
+    """Of two, or where clients choose of the fewest that one list of survivors can be agreed on by."""
+    least = len(parameters.clients) // 2 + 1 if parameters.chosen else 2
+    return replace(parameters, survivors=min(least, parameters.survivors - 1))
 
 
 def _passive(parameters: Parameters) -> Parameters:
-    return replace(parameters, active=False, registry=bytes(32))
+    return replace(parameters, active=False, registry=bytes(32), partners=0)
 
 
 def _foreign_registry(parameters: Parameters) -> Parameters:
@@ -40,7 +42,7 @@ PROPOSALS = (
     ),
     Attack(
         "small-sum",
-        "The server asks its clients into a session that releases sums of two.",
+        "The server asks its clients into a session that releases sums of fewer than they agreed on, of two if it can.",
         "clients",
         PARAMETERS,
         ParameterError,

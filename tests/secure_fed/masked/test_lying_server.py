@@ -26,19 +26,19 @@ from tests.secure_fed.masked import wide_toys
 from tests.secure_fed.masked.lying import Heard, Watched, request_of, session, watch
 from tests.secure_fed.masked.wide_toys import DISTRIBUTED, HIDDEN, MASKED, federation
 
-EIGHT = [3] * 8
+TWELVE = [3] * 12
 ACTIVE = {"secure_aggregation.active": True, "secure_aggregation.dropout": 0.125}
 KINDS = {
     "hidden": {**HIDDEN, **ACTIVE},
-    "hidden ring": {**HIDDEN, **ACTIVE, "secure_aggregation.neighbours": 6, "secure_aggregation.corrupt": 0.0},
+    "hidden, chosen": {**HIDDEN, **ACTIVE, "secure_aggregation.neighbours": 8, "secure_aggregation.corrupt": 0.0},
     "masks": {**MASKED, **ACTIVE},
 }
 LANDS = {0, 2, 5}
 
 
 def build(kind: str) -> tuple[Any, Watched]:
-    """Eight clients; where they toss, the coins of `LANDS` would land and the others' would not."""
-    built = federation(KINDS[kind], sizes=EIGHT)
+    """Twelve clients; where they toss, the coins of `LANDS` would land and the others' would not."""
+    built = federation(KINDS[kind], sizes=TWELVE)
     if built.protection.hidden:
         for index, member in enumerate(built.masks.members):  # type: ignore[union-attr]
             member._coin = 1.0 if index in LANDS else 0.0
@@ -49,7 +49,7 @@ def refused_by_all(heard: Heard, seen: Watched, stage: str) -> bool:
     """Alike, at that stage, with nothing trained and no coin drawn."""
     where = {place for place, _, _ in heard.refused.values()}
     unspoilt = not seen.trained and not seen.entropy.drawn("coin")
-    return len(heard.refused) == len(EIGHT) and heard.alike and where == {stage} and unspoilt
+    return len(heard.refused) == len(TWELVE) and heard.alike and where == {stage} and unspoilt
 
 
 def test_an_honest_session_is_answered_and_tosses_once() -> None:
@@ -57,22 +57,22 @@ def test_an_honest_session_is_answered_and_tosses_once() -> None:
     built, seen = build("hidden")
     assert not session(built, request_of(built)).refused
     assert {client for _, client in seen.trained} == LANDS
-    assert seen.entropy.drawn("coin") == 8
+    assert seen.entropy.drawn("coin") == 12
 
 
 # Graphs that the terms were not worked out for.
 
 
 def ring_terms() -> tuple[Terms, int]:
-    """170 clients of which a quarter may collude, on a ring."""
+    """170 clients of which a quarter may collude, who choose their neighbours."""
     chosen = {"enabled": True, "active": True, "corrupt": 0.25, "dropout": 0.05}
     settings = RunConfig().replace({("secure_aggregation", name): value for name, value in chosen.items()})
     return Terms(settings.secure_aggregation, Protection(), 170, 170, registry=Registry(170)), 170
 
 
 def test_a_server_that_names_more_neighbours_to_read_a_vector_is_refused_at_the_first_step() -> None:
-    """More neighbours at the least threshold that the count of the ring's colluders lets pass: two lists of survivors would
-    both find enough answers, and a client's both secrets with them."""
+    """More neighbours at the least threshold that the count of colluders among those chosen lets pass: two lists of survivors
+    would both find enough answers, and a client's both secrets with them."""
     terms, clients = ring_terms()
     policy = terms.policy(clients)
     own = terms.parameters(0, range(clients), bytes(32), 5, 0)
@@ -80,7 +80,7 @@ def test_a_server_that_names_more_neighbours_to_read_a_vector_is_refused_at_the_
     require_terms(own, terms)
     policy.check(own)
     threshold = max((clients - 1 + policy.corrupt) // 2 + 1, policy.threshold)
-    lied = replace(own, neighbours=clients - 1, threshold=threshold)
+    lied = replace(own, neighbours=clients - 1, threshold=threshold, partners=0)
     colluding = clients // 4
     assert 2 * threshold <= lied.holders + colluding, "the attack would succeed"
     with pytest.raises(Tampering, match="not those of the run's configuration"):
@@ -97,13 +97,16 @@ def test_a_server_that_names_more_neighbours_to_read_a_vector_is_refused_at_the_
 AT_ADVERTISE: dict[str, dict[str, Callable[[Parameters], Any]]] = {
     "run": {"run": lambda p: "another"},
     "bits": {"bits": lambda p: 64},
-    "more neighbours": {"neighbours": lambda p: p.neighbours + 1 + p.neighbours % 2},
-    "fewer neighbours": {"neighbours": lambda p: 4, "threshold": lambda p: 4},
+    "more neighbours": {
+        **{"neighbours": lambda p: p.neighbours + 3, "threshold": lambda p: max(p.threshold, 7)},
+        "partners": lambda p: 0,
+    },
+    "fewer neighbours": {"neighbours": lambda p: 4, "threshold": lambda p: 4, "partners": lambda p: 1},
     "threshold": {"threshold": lambda p: p.threshold - 1 if 2 * (p.threshold - 1) > p.holders else p.threshold + 1},
-    "fewer survivors": {"survivors": lambda p: 2},
-    "more survivors": {"survivors": lambda p: 8},
-    "passive": {"active": lambda p: False, "registry": lambda p: bytes(32)},
-    "registry": {"registry": lambda p: registry_digest(Registry(8).public, p.clients)},
+    "fewer survivors": {"survivors": lambda p: p.survivors - 1},
+    "more survivors": {"survivors": lambda p: 12},
+    "passive": {"active": lambda p: False, "registry": lambda p: bytes(32), "partners": lambda p: 0},
+    "registry": {"registry": lambda p: registry_digest(Registry(12).public, p.clients)},
 }
 AT_MASK: dict[str, dict[str, Callable[[Parameters], Any]]] = {
     "bound": {"bound": lambda p: p.bound + 1},
@@ -128,7 +131,7 @@ def test_a_session_on_other_terms_is_refused_before_a_key_is_sent(kind: str, wha
 
 WHERE: dict[str, Callable[[str], bool]] = {
     "throughout": lambda stage: True,
-    "before the vectors": lambda stage: stage in ("advertise", "reveal", "share"),
+    "before the vectors": lambda stage: stage in ("advertise", "share"),
     "with the vectors": lambda stage: stage == "mask",
 }
 
@@ -230,5 +233,5 @@ def _stage_of(built: Any, number: int) -> Any:
     terms, request = built.masks.sums.terms, request_of(built)
     layout = built.server.layout(built.initial, request.pass_name)
     carrier = terms.carrier(layout.size, math.inf)
-    parameters = terms.parameters(number, range(8), bytes.fromhex(request.digest), carrier.length, carrier.largest)
+    parameters = terms.parameters(number, range(12), bytes.fromhex(request.digest), carrier.length, carrier.largest)
     return Stage(0, "mask", parameters, b"", request)

@@ -18,26 +18,30 @@ from tests.secure_fed.masked.wide_toys import DISTRIBUTED, MASKED, SKETCH, Losin
 EIGHT = [4] * 8
 SOME = {"secure_aggregation.dropout": 0.25}
 ACTIVE = {"secure_aggregation.active": True}
-RING = {**ACTIVE, "secure_aggregation.neighbours": 6, "secure_aggregation.corrupt": 0.0}
+CHOSEN = {
+    **ACTIVE,
+    **{"secure_aggregation.neighbours": 10, "secure_aggregation.corrupt": 0.0, "secure_aggregation.dropout": 0.2},
+}
 NAMES = ("advertise", "share", "mask", "unmask")
 
 
-@pytest.mark.parametrize("kind", [{}, ACTIVE, RING], ids=["passive", "active", "ring"])
-@pytest.mark.parametrize("stage", ["advertise", "reveal", "share", "mask", "consistency", "unmask"])
+@pytest.mark.parametrize("kind", [{}, ACTIVE, CHOSEN], ids=["passive", "active", "chosen"])
+@pytest.mark.parametrize("stage", ["advertise", "share", "mask", "consistency", "unmask"])
 def test_the_sum_is_that_of_those_whose_vectors_came(stage: str, kind: dict[str, Any]) -> None:
-    built = federation({**MASKED, **SOME, **kind}, sizes=EIGHT)
+    many = 12 if kind is CHOSEN else 8
+    built = federation({**MASKED, **SOME, **kind}, sizes=[4] * many)
     lost = Losing(built.transport, dict.fromkeys((2, 5), stage))
     heard = listen(built)
     seen = one_round(built, transport=lost)
-    is_there = stage in NAMES or (stage == "consistency" and kind) or (stage == "reveal" and kind == RING)
+    is_there = stage in NAMES or (stage == "consistency" and kind)
     assert lost.lost == ({2, 5} if is_there else set())
-    before = is_there and stage in ("advertise", "reveal", "share", "mask")
-    stayed = set(range(8)) - ({2, 5} if before else set())
+    before = is_there and stage in ("advertise", "share", "mask")
+    stayed = set(range(many)) - ({2, 5} if before else set())
     values = heard.values(0, "change")
     assert set(values) == stayed
     np.testing.assert_allclose(seen.means["change"], np.mean(list(values.values()), 0), atol=1e-7)
     assert seen.record["masked"]["survivors"] == len(stayed)
-    assert seen.record["cohort"] == 8
+    assert seen.record["cohort"] == many
     assert seen.record["rejected"] == []
 
 
@@ -57,14 +61,15 @@ def test_who_vanishes_from_the_first_pass_is_in_neither_sum(stage: str) -> None:
     assert seen.record["masked"]["survivors"] == 6
 
 
-@pytest.mark.parametrize("kind", [{}, ACTIVE, RING], ids=["passive", "active", "ring"])
+@pytest.mark.parametrize("kind", [{}, ACTIVE, CHOSEN], ids=["passive", "active", "chosen"])
 @pytest.mark.parametrize("stage", ["advertise", "share", "mask"])
 def test_with_one_too_many_gone_there_is_no_sum(stage: str, kind: dict[str, Any]) -> None:
-    built = federation({**MASKED, **SOME, **kind}, sizes=EIGHT)
+    many = 12 if kind is CHOSEN else 8
+    built = federation({**MASKED, **SOME, **kind}, sizes=[4] * many)
     heard = listen(built)
     with pytest.raises(Aborted, match=r"fewer than .*secure_aggregation\.dropout"):
         one_round(built, transport=Losing(built.transport, dict.fromkeys((1, 2, 5), stage)))
-    assert len(heard.replies.get((0, "change"), ())) == (5 if stage == "mask" else 0)
+    assert len(heard.replies.get((0, "change"), ())) == (many - 3 if stage == "mask" else 0)
 
 
 def test_with_fewer_than_the_threshold_left_to_open_there_is_no_sum() -> None:
@@ -136,12 +141,12 @@ def test_as_many_vanish_as_may(share: float, clients: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("masks", [{}, MASKED, {**MASKED, **ACTIVE}, {**MASKED, **RING}, DISTRIBUTED], ids=str)
+@pytest.mark.parametrize("masks", [{}, MASKED, {**MASKED, **ACTIVE}, {**MASKED, **CHOSEN}, DISTRIBUTED], ids=str)
 @pytest.mark.parametrize("way", [{}, SKETCH], ids=["fedlora", "sketch"])
 def test_rounds_go_on_without_those_who_vanish(way: dict[str, Any], masks: dict[str, Any]) -> None:
-    more = SOME if masks else {}
-    settings = {**masks, **more, **way, "federation.vanishing": 0.25, "federation.rounds": 6}
-    built = federation(settings, sizes=EIGHT)
+    settings = {**(SOME if masks else {}), **masks, **way, "federation.vanishing": 0.25, "federation.rounds": 6}
+    many = 12 if masks.get("secure_aggregation.neighbours") else 8
+    built = federation(settings | {"federation.vanishing": 2 / many}, sizes=[4] * many)
     recording = built.transport = Recording(built.transport)
     result = built.run()
     asked = [{reply.client for ask, reply in recording.exchanges if ask.round == round_} for round_ in range(6)]
