@@ -64,7 +64,7 @@ def crowd(rng: random.Random) -> Crowd:
         length=rng.randint(128 // bits, 7),  # what is searched for has 16 bytes or more
         bound=rng.choice([0, 2 ** (bits - 8)]),
         window=window,
-        partners=rng.randint(1, max(1, neighbours // 4)),
+        partners=rng.randint(1, max(1, neighbours // 2)),
         run=f"schedule {rng.random()}",
         numbers=tuple(sorted(rng.sample(range(2**32 - 1), count))),
     )

@@ -197,6 +197,33 @@ def test_rounds_abort_as_seldom_as_promised() -> None:
     assert choice.abort < 60 * aborted / trials  # the union bound is above the truth by no more than what is united
 
 
+def lost(choice: Choice, gone: int, source: np.random.Generator) -> bool:
+    """Whether a round aborts in which clients choose and so many are missing, from whichever stage on."""
+    n, m = choice.clients, choice.neighbours // 2
+    alive = np.arange(n) < n - gone  # whom the others have chosen is by chance: so may the missing be the last ones
+    for member in range(n - gone):
+        others = source.choice(n - 1, choice.neighbours, replace=False)
+        stays = alive[others + (others >= member)]
+        if stays.sum() < choice.threshold or stays[:m].sum() < choice.partners:
+            return True
+    return n - gone < choice.survivors
+
+
+def test_where_clients_choose_rounds_abort_as_seldom_as_promised() -> None:
+    choice = choose(60, corrupt=0.05, dropout=0.2, active=True, neighbours=20, security=20)
+    source, trials = np.random.default_rng(4), 600
+    share = sum(lost(choice, 60 - choice.survivors, source) for _ in range(trials)) / trials
+    assert 0 < share <= choice.abort + 3 * math.sqrt(choice.abort / trials)
+    assert lost(choice, 60 - choice.survivors + 1, source)
+
+
+def test_an_early_loss_costs_no_session() -> None:
+    """500 clients of whom half a per cent are gone before the graph is there, or a tenth: in a joint draw one would be enough."""
+    choice, source = choose(500, corrupt=0.1, dropout=0.1, active=True), np.random.default_rng(5)
+    assert choice.neighbours < 499
+    assert not any(lost(choice, gone, source) for gone in [source.binomial(500, 0.005) for _ in range(20)] + [50] * 5)
+
+
 def test_given_neighbours_and_threshold_are_kept_to() -> None:
     choice = choose(1000, corrupt=0.1, dropout=0.1, active=True, neighbours=120, threshold=85)
     assert (choice.neighbours, choice.threshold) == (120, 85)

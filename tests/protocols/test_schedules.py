@@ -102,7 +102,6 @@ def forget_a_mask(*arguments: Any) -> Any:
         ("protocols.server.Server._abort", keep_shares, 0),
         ("protocols.server.Server._take_vector", keep_a_vector, 0),
         ("protocols.server.masks_left", forget_a_mask, 0),
-        ("protocols.server.core", lambda graph, members, *least: frozenset(members), 260),  # it seldom matters
         ("protocols.graph.Graph.holds_together", lambda graph, alive, window: True, 0),
     ],
 )

@@ -128,6 +128,24 @@ def test_departures_are_spread_over_the_stages_and_differ_from_run_to_run(option
     assert len(seen) > 15
 
 
+@pytest.mark.nightly
+def test_of_five_hundred_clients_some_vanish_before_the_first_shares_are_dealt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An active session, half a per cent before every stage from the very first on."""
+    gone = {"advertise": [3, 4, 5], "share": [77, 78, 79], "mask": [100, 200], "consistency": [300], "unmask": [400]}
+    monkeypatch.setattr(module, "departures", lambda parameters, count: gone)
+    report = simulate(simulation(clients=500, dim=4, dropout=0.02, active=True))
+    assert report.exact, report.aborted
+    assert report.survivors == 492
+
+
+@pytest.mark.parametrize("stage", ["advertise", "share"])
+def test_an_early_loss_leaves_the_sum_of_the_others(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "departures", lambda parameters, count: {stage: [0, 7]})
+    report = simulate(simulation(**RING, dropout=0.1, active=True))
+    assert report.exact, report.aborted
+    assert report.survivors == 22
+
+
 def test_what_is_given_is_kept_to_and_the_rest_is_chosen() -> None:
     asked = simulation(clients=24, neighbours=10, threshold=8, active=True, corrupt=0.0)
     assert (asked.choice.neighbours, asked.choice.threshold) == (10, 8)

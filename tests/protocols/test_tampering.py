@@ -245,7 +245,6 @@ REMOVED: list[tuple[str, str, Patches]] = [
     ("small-sum", "passive", [(Policy, "check", nothing)]),
     *((kind, "active", [(protocols.roster, "authentic", nothing)]) for kind in ("swapped-key", "reused-key")),
     ("surround", "chosen", [(protocols.roster, "authentic", nothing), (protocols.client, "related", nothing)]),
-    ("other-choice", "chosen", [(protocols.client, "check_dealt", nothing)]),
     *(("withheld-delivery", mode, [(protocols.client, "check_statements", nothing)]) for mode in SIGNED),
     ("altered-share", "passive", [(protocols.dealing, "unseal", lambda *of: bytes(66))]),
     ("own-share", "ring", [(protocols.client, "collect", trusting)]),
