@@ -101,6 +101,7 @@ def _protocol(record: RunRecord, found: Facts) -> Rows:
     if record.draws_by_coins and record.hides_cohort:
         more = ", however many of them the coins draw: the others send zeros"
     left = f"nothing is unmasked with fewer than {number(found['least'])} of them left"
+    among = _CHOSEN if found["active"] else _RING
     return [
         (
             "server",
@@ -109,7 +110,7 @@ def _protocol(record: RunRecord, found: Facts) -> Rows:
             else "is assumed to keep to the protocol",
         ),
         ("clients invited to a sum", f"{clients}{more}; {left}"),
-        ("masks", f"shared with {'all ' if complete else ''}{neighbours} others{'' if complete else _RING}"),
+        ("masks", f"shared with {'all ' if complete else ''}{neighbours} others{'' if complete else among}"),
         ("threshold", f"{number(found['threshold'])} of these others together open a client's masks"),
         ("in league with the server", _league(found)),
         ("sums lost by chance", _abort(found)),
@@ -165,6 +166,7 @@ _BLAME = {
     "opened wrong shares": "they were corrected, unless the client that dealt them was the liar",
 }
 _RING = ", on a ring in random order"
+_CHOSEN = " on average: each client chooses its own"
 _MISSING = (
     "The run asked for secure aggregation, but its files do not show that there was any: treat it as a run in which the server"
     " saw what every single client sent."

@@ -218,7 +218,7 @@ def test_where_clients_choose_rounds_abort_as_seldom_as_promised() -> None:
 
 
 def test_an_early_loss_costs_no_session() -> None:
-    """500 clients of whom half a per cent are gone before the graph is there, or a tenth: in a joint draw one would be enough."""
+    """500 clients, half a per cent or a tenth of them gone before the graph is there: in a joint draw one would be enough."""
     choice, source = choose(500, corrupt=0.1, dropout=0.1, active=True), np.random.default_rng(5)
     assert choice.neighbours < 499
     assert not any(lost(choice, gone, source) for gone in [source.binomial(500, 0.005) for _ in range(20)] + [50] * 5)

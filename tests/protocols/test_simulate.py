@@ -128,7 +128,7 @@ def test_departures_are_spread_over_the_stages_and_differ_from_run_to_run(option
     assert len(seen) > 15
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_of_five_hundred_clients_some_vanish_before_the_first_shares_are_dealt(monkeypatch: pytest.MonkeyPatch) -> None:
     """An active session, half a per cent before every stage from the very first on."""
     gone = {"advertise": [3, 4, 5], "share": [77, 78, 79], "mask": [100, 200], "consistency": [300], "unmask": [400]}
