@@ -86,10 +86,20 @@ def near_peer(change: Callable[[Scene, Adverts], None]) -> Tell:
 
 
 def _hide_chooser(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
-    """The victim is not shown somebody who chose it. It notices once it reads everybody's choice, in the next stage."""
+    """The victim, somebody whom another chose one-sidedly, is not shown the other. It notices once it reads everybody's choice,
+    in the next stage."""
     if stage == "share":
+        graph, leaving = scene.server._graph, set().union(*scene.leaving.values())
+        staying = [client for client in inbox if client not in leaving]
+        one_sided = (
+            (client, owner)
+            for client in (scene.victim, *staying)
+            for owner in graph.owners(client)
+            if owner in staying and owner not in graph.holders(client)
+        )
+        scene.victim, hidden = next(one_sided)
         adverts = dict(Roster.from_bytes(inbox[scene.victim], scene.parameters).adverts)
-        del adverts[scene.server._graph.owners(scene.victim)[0]]
+        del adverts[hidden]
         return {**inbox, scene.victim: Roster(adverts).to_bytes(scene.parameters)}
     if stage == "mask":
         scene.expect(scene.victim)
