@@ -246,10 +246,10 @@ def test_resuming_goes_on_to_more_rounds(
 def test_resuming_with_another_setting_is_refused_by_name(
     finished: tuple[Path, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = {path: path.read_bytes() for path in finished[0].iterdir()}
+    before = {path: path.read_bytes() for path in finished[0].rglob("*") if path.is_file()}
     assert main(["train", "--resume", "--out", str(finished[0]), "--set", "training.lr=0.5"]) == 2
     assert "training.lr: 0.5, not 0.02" in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in finished[0].iterdir()} == before
+    assert {path: path.read_bytes() for path in finished[0].rglob("*") if path.is_file()} == before
 
 
 def test_tensorboard_events_are_written(told: Told, settings: list[str], tmp_path: Path) -> None:

@@ -23,16 +23,28 @@ import torch
 from secure_fed import cli, durable, report
 from secure_fed.errors import RunDirectoryError
 from secure_fed.federation import Federation
-from secure_fed.run_store import read_checkpoint, read_records
+from secure_fed.run_store import read_checkpoint, read_personal, read_records
 from tests.secure_fed import small_models, toys
 
 ROUNDS = 4
 _REPLACED = ("written", "synced", "replaced")
-_ROUND = ("metrics.jsonl:torn", "metrics.jsonl:appended", *(f"checkpoint.safetensors:{step}" for step in _REPLACED))
+
+
+def _files(*names: str) -> list[str]:
+    return [f"{name}:{step}" for name in names for step in _REPLACED]
+
+
+def _round(number: int) -> list[str]:
+    return [
+        *("metrics.jsonl:torn", "metrics.jsonl:appended"),
+        *_files(f"personal-{number}.safetensors", "checkpoint.safetensors"),
+    ]
+
+
 POINTS = (
-    *(f"{name}:{step}" for name in ("config.json", "run.json") for step in _REPLACED),
-    *(_ROUND * ROUNDS),
-    *(f"{name}:{step}" for name in ("result.json", "report.html") for step in _REPLACED),
+    *_files("config.json", "facts.json", "run.json"),
+    *(point for number in range(1, ROUNDS + 1) for point in _round(number)),
+    *_files("result.json", "report.html"),
 )
 # A new interpreter for each of the hundred processes below would take minutes; where the system has it, one that has
 # torch loaded and has done nothing with it is forked.
@@ -139,7 +151,8 @@ def assert_same_run(left: Path, right: Path) -> None:
     """The same files with the same bits in them, but for the time it took and the place (which the report has, too)."""
     names = [{file.name for file in path.iterdir()} - {".lock", "report.html"} for path in (left, right)]
     assert names[0] == names[1]
-    for name in ("checkpoint.safetensors", "config.json", "run.json"):
+    personal = [f"private/{file.name}" for file in (left / "private").glob("personal-*")]
+    for name in ("checkpoint.safetensors", "config.json", "run.json", *personal):
         assert (left / name).read_bytes() == (right / name).read_bytes(), name
     assert toys.without_time(read_records(left)) == toys.without_time(read_records(right))
     lines = (left / "metrics.jsonl").read_text().splitlines()
@@ -157,7 +170,8 @@ def assert_same_run(left: Path, right: Path) -> None:
 def test_every_write_of_a_run_has_its_instants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert instants(monkeypatch, tmp_path / "run") == list(POINTS)
     written = {name.partition(":")[0] for name in POINTS}
-    assert written == {file.name for file in (tmp_path / "run").iterdir()} - {".lock"}
+    kept = {file.name for file in (tmp_path / "run").rglob("*") if file.is_file()} - {".lock"}
+    assert kept == written - {f"personal-{number}.safetensors" for number in range(1, ROUNDS)}
 
 
 def test_the_scenario_exercises_what_it_says(uninterrupted: dict[str, Path]) -> None:
@@ -165,7 +179,7 @@ def test_the_scenario_exercises_what_it_says(uninterrupted: dict[str, Path]) -> 
     records = read_records(uninterrupted["everything_at_once"])
     assert checkpoint is not None
     assert {name[0] for name in checkpoint.state.memory} == {"m", "v"}
-    heads = {kept.to_bytes() for kept in checkpoint.personal.values()}
+    heads = {kept.to_bytes() for kept in read_personal(uninterrupted["everything_at_once"], ROUNDS).values()}
     assert len(heads) == 3
     assert len({record["cohort"] for record in records}) > 1
     assert records[0]["bytes_up"] != records[-1]["bytes_up"]
