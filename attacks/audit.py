@@ -2,7 +2,8 @@
 
 Attacks get a `Case`; `judge` gets their scores and the coins. An attack is made from the weakest vantage that allows it, and
 again from those at which it has more to go by; in between, whoever sees more can make it too, and its cells there say the same.
-Intervals are of 95 % each; lower bounds, and the intervals called corrected, hold for all findings on membership together.
+Intervals of AUCs and rates are of 95 % each, by themselves. Lower bounds hold for all findings on membership together, and so
+does what is called found (`evidence`): one attack is the main one, which no score decides (`main_attack`).
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from attacks import judge
+from attacks.allowed import allowed
 from attacks.baseline import baseline
 from attacks.case import Settings
 from attacks.catalogue import ATTACKS, Attack
-from attacks.making import PLAIN_SIGHT, Made, Progress, Where, findings, in_plain_sight
-from attacks.ranking import clients, exposed
+from attacks.main_attack import levels, main_of
+from attacks.making import Made, Progress, Where, findings, in_plain_sight, plain_sight
+from attacks.ranking import accusations, clients, exposed
 from attacks.vantage import VANTAGES
 from attacks.verdict import verdict
 from secure_fed import recording
@@ -116,13 +119,15 @@ def audited(
     why = held.why or ("" if 0 < held.members.sum() < len(held.members) else "all of the audit pool are on one side")
     made = findings(target, attacks, settings, why, progress, asked=bool(names))
     judged = _judged(target, made, settings)
+    main = main_of((where for where, one in judged.items() if one.ranking), list(VANTAGES))
     audit = _header(target, settings) | {
+        "main": main and {"attack": main[0], "vantage": main[1]},
         "asked_for": [one.name for one in attacks] if names else [],
         "attacks": [{"name": one.name, "title": one.title, "paper": one.paper} for one in attacks],
         "cells": [_cell(target, attack, vantage, made, judged) for attack in attacks for vantage in VANTAGES],
         "roc": {f"{name}/{vantage}": one.curve for (name, vantage), one in judged.items() if one.ranking},
         "baseline": _baseline(target, settings, why),
-        **_standing_out(target.federation, list(judged.values()), show_texts=show_texts),
+        **_standing_out(target.federation, judged[main] if main else None, show_texts=show_texts),
         "sweep": [],
     }
     return audit | {"verdict": verdict(audit)}
@@ -131,25 +136,32 @@ def audited(
 def _judged(target: Target, made: Mapping[Where, Made | str], settings: Settings) -> dict[Where, judge.Judged]:
     """All findings held against the truth, at a significance that those on membership share."""
     found = {where: one.finding for where, one in made.items() if isinstance(one, Made)}
-    level = settings.significance / max(1, sum(one.scores is not None for one in found.values()))
-    delta, members = float(target.result.get("delta") or 0.0), target.federation.held.members
+    scored = [where for where, one in found.items() if one.scores is not None]
+    level = levels(settings.significance, scored, list(VANTAGES))
+    result, members = target.result, target.federation.held.members
+    delta, releases = float(result.get("delta") or 0.0), result.get("releases") or None
     return {
-        where: judge.judged(one, members, delta=delta, significance=level, seed=settings.seed)
+        where: judge.judged(
+            one,
+            members,
+            delta=delta,
+            significance=level.get(where, settings.significance),
+            seed=settings.seed,
+            releases=releases,
+        )
         for where, one in found.items()
     }
 
 
-def _standing_out(federation: Federation, judged: Sequence[judge.Judged], *, show_texts: bool) -> dict[str, Any]:
-    """Whom the attack with the largest area exposes most."""
-    best = max(
-        (one for one in judged if one.ranking), key=lambda one: one.ranking.auc if one.ranking else 0, default=None
-    )
-    if best is None or best.finding.scores is None:
-        return {"clients": [], "exposed": []}
-    scores = best.finding.scores
+def _standing_out(federation: Federation, main: judge.Judged | None, *, show_texts: bool) -> dict[str, Any]:
+    """Whom the main attack accuses first, rightly or not."""
+    if main is None or main.finding.scores is None:
+        return {"clients": [], "exposed": [], "accusations": []}
+    scores = main.finding.scores
     return {
         "clients": clients(federation.held, scores),
         "exposed": exposed(federation, scores, show_texts=show_texts),
+        "accusations": accusations(federation.held, scores),
     }
 
 
@@ -165,7 +177,7 @@ def _cell(
     if order.index(vantage) < order.index(attack.vantage):
         return judge.empty(attack.name, vantage, f"this adversary does not see {VANTAGES[attack.vantage].sees}")
     if in_plain_sight(attack, target.federation, vantage):
-        return judge.empty(attack.name, vantage, PLAIN_SIGHT)
+        return judge.empty(attack.name, vantage, plain_sight(vantage))
     at = max(
         (at for name, at in made if name == attack.name and order.index(at) <= order.index(vantage)), key=order.index
     )
@@ -173,7 +185,9 @@ def _cell(
     if isinstance(found, str):
         return judge.empty(attack.name, vantage, found)
     promised = accounted(target.result, vantage, target.federation.held.of)
-    return judge.cell(attack.name, vantage, judged[attack.name, at], found.seconds, promised)
+    limit = None if promised is None or target.federation.held.kind != target.result.get("unit") else promised
+    ceiling = None if limit is None else allowed(target.result, limit)
+    return judge.cell(attack.name, vantage, judged[attack.name, at], found.seconds, promised, ceiling)
 
 
 def accounted(result: Mapping[str, Any], vantage: str, of: str = "data") -> float | None:

@@ -10,9 +10,9 @@ the client's epsilon) are not units here.
 another, and a mechanism may keep its (epsilon, delta) while the Gaussian curve fitted to it has a larger epsilon there. So it
 stands beside as an estimate and never makes a violation. Each of the two holds at the whole significance by itself.
 
-Clopper and Pearson's bounds take units for independent draws. Scores of one run are not, since all have seen the same noise:
-they are for one score from each of many runs, or where independence is otherwise known. Nothing here takes the best of several
-tests without correcting for it (`best_of`).
+`clopper_pearson_epsilon` takes units for independent draws. Scores of one run are not, since all have seen the same noise: it
+is for one score from each of many runs, and no audit calls it (`estimates.independent` does the like where the law of
+non-members is known, and calls that an estimate). Nothing here takes the best of several tests without correcting for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -53,20 +52,11 @@ class Bound:
     most: float = 0.0
 
 
-def violates(bound: Bound, accounted: float | None) -> bool:
-    """Whether the bound contradicts an accounted epsilon; nothing contradicts a run that promised none."""
-    return bound.epsilon is not None and accounted is not None and bound.epsilon > accounted
-
-
-class Way(Protocol):
-    """One way to bound epsilon from scores of units, fixed before they are seen."""
-
-    def __call__(self, scores: Floats, members: Bools, significance: float) -> float: ...
-
-
 @dataclass(frozen=True)
 class Guesses:
-    """Guess that these shares of the units, the highest and the lowest scores, are members and non-members; see `guessing`."""
+    """A way to bound epsilon, fixed before scores are seen: guess that these shares of the units, of the highest and of the
+    lowest scores, are members and non-members (`guessing`).
+    """
 
     highest: float
     lowest: float
@@ -86,41 +76,7 @@ class Guesses:
         return one_run_epsilon(len(scores), made, self.right(scores, members), self.delta, significance)
 
 
-@dataclass(frozen=True)
-class Threshold:
-    """Take who scores above `value` for a member; for units that are independent draws."""
-
-    value: float
-    delta: float = 0.0
-
-    def __call__(self, scores: Floats, members: Bools, significance: float) -> float:
-        above = scores > self.value
-        tp, fp, ins = int((above & members).sum()), int((above & ~members).sum()), int(members.sum())
-        return clopper_pearson_epsilon(tp, ins, fp, len(members) - ins, self.delta, significance)
-
-
-def best_of(
-    ways: Sequence[Way],
-    scores: ArrayLike,
-    members: ArrayLike,
-    significance: float,
-    correction: Literal["bonferroni", "split"] = "bonferroni",
-    seed: int = 0,
-) -> tuple[float, int]:
-    """The best bound of several ways and which of them gave it; wrong with a probability of at most `significance`.
-
-    bonferroni: each way at an equal share of the significance. split: the best on one random half, tried on the other at all
-    of it; given the coins of the first half, the second is a game of its own. Equal scores are put in random order.
-    """
-    found, truth = _shuffled(scores, members, seed)
-    if correction == "bonferroni":
-        return _best(ways, found, truth, significance / len(ways))
-    half = len(found) // 2
-    _, chosen = _best(ways, found[:half], truth[:half], significance)
-    return ways[chosen](found[half:], truth[half:], significance), chosen
-
-
-def _best(ways: Sequence[Way], scores: Floats, members: Bools, significance: float) -> tuple[float, int]:
+def _best(ways: Sequence[Guesses], scores: Floats, members: Bools, significance: float) -> tuple[float, int]:
     bounds = [way(scores, members, significance) for way in ways]
     return max(bounds), int(np.argmax(bounds))
 
@@ -181,51 +137,8 @@ def clopper_pearson_epsilon(
     tp: int, members: int, fp: int, non_members: int, delta: float, significance: float
 ) -> float:
     """max(0, ln((1 - delta - FNR_u) / FPR_u)), both upper limits at significance / 2; for one threshold fixed beforehand."""
-    fnr, fpr = _miss_limits(tp, members, fp, non_members, significance)
-    return _epsilon(1 - fnr, fpr, delta)
-
-
-def gaussian_mu(tp: int, members: int, fp: int, non_members: int, significance: float) -> float:
-    """max(0, Phi^-1(1 - FPR_u) - Phi^-1(FNR_u)): a lower bound of mu for a mu-GDP mechanism."""
-    return _mu(*_miss_limits(tp, members, fp, non_members, significance))
-
-
-def known_null_epsilon(tp: int, members: int, fpr: float, delta: float, significance: float) -> float:
-    """The bound where the law of a non-member's score is known, and with it FPR: only the members' share has a limit."""
-    return _epsilon(1 - _upper(members - tp, members, significance), fpr, delta)
-
-
-def known_null_mu(tp: int, members: int, fpr: float, significance: float) -> float:
-    """`gaussian_mu` where FPR is known."""
-    return _mu(_upper(members - tp, members, significance), fpr)
-
-
-def known_null(tails: ArrayLike, delta: float, significance: float) -> Bound:
-    """The bound from members whose scores have a known law under the null, as those of random canaries' cosines, N(0, 1 / d).
-
-    tails: for each member the probability that a non-member scores so high. Members are taken for independent
-    draws, which canaries in random directions are but for overlaps of order 1 / sqrt(d). Thresholds are fixed: `NULL_RATES`.
-    """
-    found, each = np.asarray(tails, dtype=np.float64), significance / len(NULL_RATES)
-    check_levels(delta, significance)
-    if found.ndim != 1 or not ((found >= 0) & (found <= 1)).all():
-        raise ValueError("tails are probabilities, one for each member")
-    if not len(found):
-        return Bound(None, "there are no canaries", significance)
-    hits = [int((found <= rate).sum()) for rate in NULL_RATES]
-    limits = [(1 - _upper(len(found) - k, len(found), each), rate) for k, rate in zip(hits, NULL_RATES, strict=True)]
-    bounds = [_epsilon(tpr, rate, delta) for tpr, rate in limits]
-    best, mu = int(np.argmax(bounds)), max(_mu(1 - tpr, rate) for tpr, rate in limits)
-    how = (
-        f"{hits[best]} of {len(found)} members score as only {NULL_RATES[best]:g} of non-members would"
-        f" (Clopper and Pearson, 1934, as the best of {len(NULL_RATES)} thresholds)"
-    )
-    estimate = gaussian_epsilon(mu, delta) if delta else None
-    return Bound(bounds[best], how, significance, mu, estimate, len(found), hits[best])
-
-
-def _miss_limits(tp: int, members: int, fp: int, non_members: int, significance: float) -> tuple[float, float]:
-    return _upper(members - tp, members, significance / 2), _upper(fp, non_members, significance / 2)
+    fnr, fpr = _upper(members - tp, members, significance / 2), _upper(fp, non_members, significance / 2)
+    return max(0.0, math.log((1 - fnr - delta) / fpr)) if 1 - fnr > delta else 0.0
 
 
 def _upper(count: int, of: int, tail: float) -> float:
@@ -234,17 +147,6 @@ def _upper(count: int, of: int, tail: float) -> float:
     return float(exact_limits(np.array(count), of, tail)[1])
 
 
-def _epsilon(tpr: float, fpr: float, delta: float) -> float:
-    return max(0.0, math.log((tpr - delta) / fpr)) if tpr > delta else 0.0
-
-
-def _mu(fnr: float, fpr: float) -> float:
-    from scipy.special import ndtri
-
-    return max(0.0, float(-ndtri(fpr) - ndtri(fnr)))
-
-
 # Shares of the units, highest scores and lowest: balanced attacks are found by the first, tails by the others.
 WAYS = ((0.5, 0.5), (0.15, 0.15), (0.05, 0.05), (0.15, 0.0), (0.05, 0.0), (0.015, 0.0))
-NULL_RATES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-6, 1e-9, 1e-12)
 _ROUNDING = 1e-9  # 0.15 * 20 is 3 and 0.29 * 100 is 28.999999999999996

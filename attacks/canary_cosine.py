@@ -7,7 +7,8 @@ sees only the last state) and d the number of coordinates. The score is the sum 
     score(u) = <u, V> sqrt(d) / |V|,   V = sum_t c_t / |c_t|.
 
 V does not depend on the u of a unit that did not train, so the score of such a unit is sqrt(d) times a coordinate of a uniform
-point on the unit sphere: N(0, 1), up to terms of order 1 / d, whatever the model, the data and the noise are.
+point on the unit sphere: N(0, 1), up to terms of order 1 / d, whatever the model, the data and the noise are. The exact law
+goes with the scores (`null`), so that no held-out unit is needed to say how seldom one scores so high.
 
 The sum over rounds is more powerful than the largest of the rounds' cosines where noise is as large as a canary or larger: over
 20 rounds, each shifted by one standard deviation, it ranks with an AUC of .999 against .911, and where 3 in 10 rounds draw
@@ -28,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attacks.case import Case, Finding, Inapplicable, Settings
+from attacks.null import Null, sphere_tails
 from attacks.released import Release, evenly, releases, unit_vector
 from secure_fed.canaries import length_beyond_clipping
 from secure_fed.directions import direction, length_of_steps
@@ -59,7 +61,19 @@ def run(case: Case, settings: Settings) -> Finding:
         "null_p_value": null_p_value(np.array(fresh) / spread),
         "rounds": len(some),
     }
-    return Finding(np.array(scores) / spread, measured)
+    found = np.array(scores) / spread
+    return Finding(found, measured, null=Null(_tails(found, some)) if exact else None)
+
+
+def _tails(scores: Floats, seen: Sequence[Release]) -> Floats:
+    """By the law on the sphere; where releases are of several layouts, by N(0, 1), whose tails are heavier if anything."""
+    from scipy.special import ndtr
+
+    sizes = {release.layout.digest: release.layout.size for release in seen}
+    if len(sizes) == 1:
+        return sphere_tails(scores, *sizes.values())
+    normal: Floats = ndtr(-scores)
+    return normal
 
 
 def null_p_value(scores: Floats) -> float:

@@ -7,7 +7,8 @@ s_t = sqrt(d) l w / |c_t| if it was. So the score of a unit is
 
     sum over t of log(1 - q + q exp(s_t x_t - s_t^2 / 2))
 
-which no sum or largest of the cosines beats where this holds (Neyman and Pearson).
+which no sum or largest of the cosines beats where this holds (Neyman and Pearson). The law of the score of a client that did
+not train does not rest on any of this: it is that of the x_t of a random direction (`null`), and is drawn from.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 
 from attacks.canary_cosine import sent_of
 from attacks.case import Case, Finding, Floats, Inapplicable, Settings
+from attacks.null import Null, drawn_tails
 from attacks.released import Release, evenly, releases
 from secure_fed.directions import length_of_steps
 
@@ -45,16 +47,26 @@ def run(case: Case, settings: Settings) -> Finding:
     found = of_client(units[0].client)
     _require_linear(case, found)
     shift = np.array([_shift(case, release, len(units[0].examples)) for release in found])
-    x = np.array(
+    scale = np.sqrt([release.layout.size for release in found])
+    x = scale * np.array(
         [
             [float(release.moved @ sent_of(case, release, unit.name, len(unit.examples))) for release in found]
             for unit in units
         ]
     )
-    scale = np.sqrt([release.layout.size for release in found])
     rate = federation.sampler.rate
     measured = {"shift": float(np.median(shift)), "rate": rate, "rounds": len(found)}
-    return Finding(likelihood(x * scale, shift, rate), measured)
+    scores = likelihood(x, shift, rate)
+    return Finding(scores, measured, null=Null(_tails(scores, found, shift, rate, settings.seed), x, rate))
+
+
+def _tails(scores: Floats, found: list[Release], shift: Floats, rate: float, seed: int) -> Floats:
+    """By draws of the numbers x_t of a unit that did not train (`null`)."""
+    layouts = dict.fromkeys(release.layout.digest for release in found)
+    order = [[i for i, release in enumerate(found) if release.layout.digest == layout] for layout in layouts]
+    spans = [np.stack([found[i].moved for i in rounds]) for rounds in order]
+    shifts = np.concatenate([shift[rounds] for rounds in order])
+    return drawn_tails(scores, spans, lambda x: likelihood(x, shifts, rate), np.random.default_rng(seed))
 
 
 def _require_linear(case: Case, found: list[Release]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attacks.null import Null
 from attacks.vantage import Seen
 from secure_fed.errors import UsageError
 from secure_fed.federation import Federation
@@ -43,12 +44,14 @@ class Settings:
 class Finding:
     """scores: (units,), higher means more likely a member; None of an attack on something else than membership.
 
-    measured: what else there is to say, as JSON. note: what a reader of the number has to know.
+    measured: what else there is to say, as JSON. note: what a reader of the number has to know. null: the law of the score of a
+    unit that did not train, where that is known.
     """
 
     scores: Floats | None = None
     measured: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
+    null: Null | None = None
 
 
 @dataclass

@@ -36,11 +36,6 @@ class Attack:
     def module(self) -> str:
         return f"attacks.{self.name}"
 
-    @property
-    def vantages(self) -> tuple[str, ...]:
-        """From which it is made, the weakest first."""
-        return (self.vantage, *self.again)
-
     def run(self, case: Case, settings: Settings) -> Finding:
         return cast("Run", import_module(self.module).run)(case, settings)
 

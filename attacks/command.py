@@ -149,9 +149,16 @@ def _audit(chosen: argparse.Namespace, names: Sequence[str], *, show_texts: bool
         progress=lambda said: print(f"secure-fed: {said}", file=sys.stderr),
     )
     if names and not any(cell["applicable"] for cell in audit["cells"]):
-        why = {f"{cell['attack']}: {cell['why']}" for cell in audit["cells"] if cell["vantage"] == "server"}
-        raise UsageError(f"what was asked for does not apply to this run. {'; '.join(sorted(why))}")
+        raise UsageError(f"what was asked for does not apply to this run. {'; '.join(_reasons(audit))}")
     return audit
+
+
+def _reasons(audit: Mapping[str, Any]) -> list[str]:
+    """Why each attack does not apply, with whose reason it is; a reason that several have is given once."""
+    whose: dict[tuple[str, str], list[str]] = {}
+    for cell in audit["cells"]:
+        whose.setdefault((cell["attack"], cell["why"]), []).append(cell["vantage"])
+    return [f"{attack} ({', '.join(vantages)}): {why}" for (attack, why), vantages in whose.items()]
 
 
 def _show(audit: dict[str, Any], *, as_json: bool) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attacks.bounds import Bound, known_null, lower_bound
-from attacks.canary_estimate import andrew_epsilon
+from attacks import against_null
+from attacks.bounds import Bound, lower_bound
 from attacks.case import Finding, Floats
+from attacks.estimates import Estimate, estimates
+from attacks.null import refuted
 from secure_fed import roc
 
 ROC_POINTS = 200  # that a curve is drawn by
@@ -19,67 +22,83 @@ ROC_POINTS = 200  # that a curve is drawn by
 @dataclass(frozen=True)
 class Judged:
     """A finding held against the truth. ranking and bound: None of an attack on something else than membership, or of scores
-    that are not numbers; why: the reason. estimates: of epsilon, sharper than the bound under assumptions, and no bounds.
+    that are not numbers; why: the reason. null: "known" where members were held against the known law of a non-member's score,
+    "refuted" where there is such a law and the held-out units do not keep to it, so that members were held against these; else
+    nothing. estimates: of epsilon, sharper than the bound under assumptions, and no bounds; none where the law is refuted.
     """
 
     finding: Finding
     ranking: roc.Ranking | None = None
-    corrected: tuple[float, float] | None = None
     bound: Bound | None = None
     curve: dict[str, list[float]] = field(default_factory=dict)
-    estimates: dict[str, float] = field(default_factory=dict)
+    null: str = ""
+    estimates: tuple[Estimate, ...] = ()
     why: str = ""
 
 
-def judged(finding: Finding, members: NDArray[np.bool_], *, delta: float, significance: float, seed: int) -> Judged:
-    """significance: of the corrected interval and of the lower bound, which is what is left to each of several attacks."""
-    scores = finding.scores
+def judged(
+    finding: Finding,
+    members: NDArray[np.bool_],
+    *,
+    delta: float,
+    significance: float,
+    seed: int,
+    releases: int | None = None,
+) -> Judged:
+    """significance: of the lower bound, which is what is left to each of several attacks. releases: of the run, if public."""
+    scores, null = finding.scores, finding.null
     if scores is None:
         return Judged(finding)
     if np.isnan(scores).any():
         return Judged(finding, why="its scores are not numbers")
-    ins, outs = scores[members], scores[~members]
-    ranking = roc.rank(ins, outs, seed=seed)
-    corrected = roc.rank(ins, outs, confidence=1 - significance, seed=seed).auc_interval
     bound = lower_bound(scores, members, delta, significance, seed)
-    estimates = _estimates(finding, bound, ins, delta)
-    return Judged(finding, ranking, corrected, bound, _curve(ins, outs), estimates)
-
-
-def _estimates(finding: Finding, bound: Bound, ins: Floats, delta: float) -> dict[str, float]:
-    """If the mechanism is Gaussian; of canaries whose null law is known, if their cosines are normal, or independent."""
-    told = {} if bound.gaussian_epsilon is None else {"estimate_if_gaussian": bound.gaussian_epsilon}
-    if finding.measured.get("null_is_exact") and delta and len(ins) > 1:
-        from scipy.stats import norm
-
-        told["estimate_if_normal"] = andrew_epsilon(ins, 1, delta)
-        told["estimate_if_independent"] = known_null(norm.sf(ins), delta, bound.significance).epsilon or 0.0
-    return told
+    if null is None or refuted(null.tails[~members]):
+        ins, outs = scores[members], scores[~members]
+        given_up = "refuted" if null is not None else ""
+        return Judged(finding, roc.rank(ins, outs, seed=seed), bound, _curve(ins, outs), given_up)
+    tails = null.tails[members]
+    ranking = against_null.rank(tails, int((~members).sum()), seed)
+    told = tuple(estimates(null, members, delta, releases))
+    return Judged(finding, ranking, bound, _thinned(against_null.curve(tails), len(tails)), "known", told)
 
 
 def _curve(ins: Floats, outs: Floats) -> dict[str, list[float]]:
     """The ROC with its band, thinned to what a plot can show."""
     band = roc.band(ins, outs)
-    points = len(band.fpr)
-    keep = np.unique(np.linspace(0, points - 1, min(points, ROC_POINTS)).astype(int))
-    few = np.flatnonzero(band.fpr * len(outs) <= 20)[: ROC_POINTS // 4]  # which a log axis shows at length
-    keep = np.union1d(keep, few)
     lines = {"fpr": band.fpr, "tpr": band.tpr, "low": band.low, "high": band.high}
-    return {name: line[keep].tolist() for name, line in lines.items()}
+    return _thinned({name: line.tolist() for name, line in lines.items()}, len(outs))
 
 
-def cell(attack: str, vantage: str, one: Judged, seconds: float, accounted: float | None) -> dict[str, Any]:
-    """One cell of the matrix as JSON."""
+def _thinned(lines: Mapping[str, list[float]], units: int) -> dict[str, list[float]]:
+    fpr = np.array(lines["fpr"])
+    keep = np.unique(np.linspace(0, len(fpr) - 1, min(len(fpr), ROC_POINTS)).astype(int))
+    few = np.flatnonzero(fpr * units <= 20)[: ROC_POINTS // 4]  # which a log axis shows at length
+    return {name: [line[i] for i in np.union1d(keep, few).tolist()] for name, line in lines.items()}
+
+
+def cell(
+    attack: str,
+    vantage: str,
+    one: Judged,
+    seconds: float,
+    accounted: float | None,
+    allowed: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """One cell of the matrix as JSON. allowed: what the guarantee allows an attack to find, where it covers this adversary."""
+    measured = dict(one.finding.measured)
+    if one.bound is not None and one.bound.gaussian_epsilon is not None:
+        measured["estimate_if_gaussian"] = one.bound.gaussian_epsilon
     told = empty(attack, vantage, one.why) | {
         "applicable": not one.why,
-        "measured": {**one.finding.measured, **one.estimates},
+        "measured": measured,
         "note": one.finding.note,
         "seconds": round(seconds, 3),
         "epsilon_accounted": accounted,
     }
     if one.ranking is not None:
         told |= roc.to_dict(one.ranking)
-        told["auc_interval_corrected"] = list(one.corrected or ())
+        told |= {"null": one.null, "allowed": None if allowed is None else dict(allowed)}
+        told["estimates"] = [asdict(estimate) for estimate in one.estimates]
     if one.bound is not None:
         told |= {"epsilon_lower": one.bound.epsilon, "epsilon_how": one.bound.how, "epsilon_showable": one.bound.most}
     return told
@@ -89,9 +108,9 @@ def empty(attack: str, vantage: str, why: str) -> dict[str, Any]:
     """A cell that has no figures, with the reason."""
     nothing = dict.fromkeys(
         (
-            *("auc", "auc_interval", "auc_interval_corrected", "members", "non_members", "tpr_at_fpr"),
-            *("epsilon_lower", "epsilon_showable", "epsilon_accounted", "seconds"),
+            *("auc", "auc_interval", "members", "non_members", "tpr_at_fpr"),
+            *("epsilon_lower", "epsilon_showable", "epsilon_accounted", "allowed", "seconds"),
         )
     )
     named = {"attack": attack, "vantage": vantage, "applicable": False, "why": why}
-    return named | nothing | {"epsilon_how": "", "measured": {}, "note": ""}
+    return named | nothing | {"epsilon_how": "", "measured": {}, "note": "", "null": "", "estimates": []}

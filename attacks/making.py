@@ -16,7 +16,10 @@ from secure_fed.federation import Federation
 if TYPE_CHECKING:
     from attacks.audit import Target
 
-PLAIN_SIGHT = "this server sees by name which clients take part: membership of a whole client is in plain sight"
+_PLAIN_SIGHT = {
+    "secure_server": "this server invites clients to a sum by name, so membership of a whole client is in plain sight",
+    "server": "this server gets every update with its client's name, so membership of a whole client is in plain sight",
+}
 Progress = Callable[[str], None]
 Where = tuple[str, str]  # an attack and a vantage point
 
@@ -32,7 +35,8 @@ class Made:
 def findings(
     target: Target, attacks: Sequence[Attack], settings: Settings, why: str, progress: Progress, *, asked: bool
 ) -> dict[Where, Made | str]:
-    """What each attack found from each vantage at which it has more to go by than before; or why it found nothing.
+    """What each attack found from each vantage at which it has more to go by than before; or why it found nothing, which is
+    asked of every adversary anew: a reason is its own.
 
     why: there is no truth about membership; asked: the attacks were asked for by name.
     """
@@ -47,21 +51,33 @@ def findings(
     for attack in attacks:
         progress(attack.title)
         before: Seen | None = None
-        for vantage in attack.vantages:
+        for vantage in _from(attack):
             now = views[vantage]
-            if before is not None and (len(now.sums), len(now.updates)) == (len(before.sums), len(before.updates)):
+            if before is not None and not _sees_more(attack, before, now):
                 continue
             nothing = why if attack.membership else ""
             case = Case(target.federation, now, shadows)
-            found[attack.name, vantage] = nothing or _tried(attack, case, settings, asked=asked)
-            before = now
+            one = found[attack.name, vantage] = nothing or _tried(attack, case, settings, asked=asked)
+            before = None if isinstance(one, str) else now
     return found
+
+
+def _from(attack: Attack) -> list[str]:
+    """The vantage points that see enough, the weakest first."""
+    names = list(VANTAGES)
+    return names[names.index(attack.vantage) :]
+
+
+def _sees_more(attack: Attack, before: Seen, now: Seen) -> bool:
+    """Whether an attack that was made has more to go by here."""
+    more = (len(now.sums), len(now.updates)) != (len(before.sums), len(before.updates))
+    return more and now.vantage in attack.again
 
 
 def _tried(attack: Attack, case: Case, settings: Settings, *, asked: bool) -> Made | str:
     """What an attack found; or why it could not be made, which goes by no coin and no score."""
     if in_plain_sight(attack, case.federation, case.seen.vantage):
-        return PLAIN_SIGHT
+        return plain_sight(case.seen.vantage)
     if case.federation.held.directions and not attack.directions:
         if attack.membership and case.federation.held.of == "phantoms":
             return "the audited units are phantoms, which are nobody's data: there are no examples of theirs to look at"
@@ -87,6 +103,11 @@ def _of_those_who_learn(case: Case) -> Case:
     canaries = {unit.client for unit in case.units}
     updates = [update for update in case.seen.updates if update.client not in canaries]
     return replace(case, seen=replace(case.seen, updates=updates))
+
+
+def plain_sight(vantage: str) -> str:
+    """Why nothing is tried there on whole clients: this server's own reason."""
+    return _PLAIN_SIGHT[vantage]
 
 
 def in_plain_sight(attack: Attack, federation: Federation, vantage: str) -> bool:

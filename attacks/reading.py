@@ -28,9 +28,29 @@ class Tail:
 
 
 @dataclass(frozen=True)
+class Estimated:
+    """An estimate: its kind, the end that epsilon is above with 95 % if what it supposes holds, and the likeliest epsilon."""
+
+    name: str
+    epsilon: float
+    point: float | None
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What an attack may find on a run that keeps its guarantee. by: "mechanism" of the curve of its noise, else "epsilon"."""
+
+    auc: float
+    rates: Mapping[float, float]
+    by: str
+
+
+@dataclass(frozen=True)
 class Cell:
-    """One attack at one vantage point. corrected: the interval of the AUC that holds for all attacks together. lower: the lower
-    bound on epsilon; accounted: what it is to be set against, None where nothing is promised against this adversary.
+    """One attack at one vantage point. interval: of the AUC by itself, at 95 %. lower: the lower bound on epsilon; accounted:
+    what it is to be set against, None where nothing is promised against this adversary. null: "known" where members were held
+    against a known law. estimates: of epsilon, no bounds. allowed: what the guarantee lets an attack find, where it was worked
+    out.
     """
 
     attack: str
@@ -39,7 +59,6 @@ class Cell:
     why: str
     auc: float | None
     interval: Interval | None
-    corrected: Interval | None
     tails: tuple[Tail, ...]
     lower: float | None
     how: str
@@ -50,6 +69,14 @@ class Cell:
     note: str
     seconds: float | None
     showable: float | None = None
+    null: str = ""
+    estimates: tuple[Estimated, ...] = ()
+    allowed: Allowed | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether the law of a non-member's score was known, so that no held-out unit has a part in AUC and rates."""
+        return self.null == "known"
 
     @property
     def of_membership(self) -> bool:
@@ -84,7 +111,7 @@ class Baseline:
 class Audit:
     """One audit. unit: whom the guarantee protects, "none" without one; audited: what was in or out by a coin. epsilon: what
     findings can be set against; promised: that of the run, of an `adjacency` that coins may be unable to ask about. asked_for:
-    attacks by name, empty if all; personal: tensors that stay with clients.
+    attacks by name, empty if all; personal: tensors that stay with clients. main: attack and vantage of the main one.
     """
 
     run: str
@@ -111,6 +138,13 @@ class Audit:
     adjacency: str = ""
     asked_for: tuple[str, ...] = ()
     personal: tuple[str, ...] = ()
+    main: tuple[str, str] | None = None
+    accusations: tuple[Row, ...] = ()
+
+    @property
+    def main_cell(self) -> Cell | None:
+        """The cell of the main attack, which was named before scores were seen; None of an audit that names none."""
+        return next((cell for cell in self.of_membership if (cell.attack, cell.vantage) == self.main), None)
 
     @property
     def protected(self) -> bool:
@@ -191,7 +225,14 @@ def read(audit: Mapping[str, Any]) -> Audit:
         adjacency=words(told.get("adjacency")),
         asked_for=_names(told.get("asked_for")),
         personal=_names(told.get("personal")),
+        main=_main(row(told.get("main"))),
+        accusations=rows(told.get("accusations")),
     )
+
+
+def _main(told: Row) -> tuple[str, str] | None:
+    attack, vantage = words(told.get("attack")), words(told.get("vantage"))
+    return (attack, vantage) if attack and vantage else None
 
 
 def _names(value: object) -> tuple[str, ...]:
@@ -207,7 +248,6 @@ def _cell(one: Row, told: Row) -> Cell:
         why=words(one.get("why")),
         auc=number(one.get("auc")) if applicable else None,
         interval=interval(one.get("auc_interval")) if applicable else None,
-        corrected=interval(one.get("auc_interval_corrected")) if applicable else None,
         tails=_tails(row(one.get("tpr_at_fpr"))) if applicable else (),
         lower=number(one.get("epsilon_lower")) if applicable else None,
         how=words(one.get("epsilon_how")),
@@ -218,7 +258,30 @@ def _cell(one: Row, told: Row) -> Cell:
         note=words(one.get("note")),
         seconds=number(one.get("seconds")),
         showable=number(one.get("epsilon_showable")) if applicable else None,
+        null=words(one.get("null")),
+        estimates=_estimates(one.get("estimates")) if applicable else (),
+        allowed=_allowed(row(one.get("allowed"))),
     )
+
+
+def _estimates(value: object) -> tuple[Estimated, ...]:
+    found = ((words(one.get("name")), number(one.get("epsilon")), number(one.get("point"))) for one in rows(value))
+    return tuple(Estimated(name, epsilon, point) for name, epsilon, point in found if name and epsilon is not None)
+
+
+def _allowed(told: Row) -> Allowed | None:
+    auc = number(told.get("auc"))
+    if auc is None:
+        return None
+    rates = {float(name): number(rate) for name, rate in row(told.get("tpr_at_fpr")).items() if _is_rate(name)}
+    return Allowed(auc, {at: rate for at, rate in rates.items() if rate is not None}, words(told.get("by")))
+
+
+def _is_rate(name: object) -> bool:
+    try:
+        return math.isfinite(float(name))  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
 
 
 def _accounted(one: Row, told: Row) -> float | None:
@@ -237,13 +300,11 @@ def _own(one: Row, told: Row, name: str) -> int | None:
 def _tails(told: Row) -> tuple[Tail, ...]:
     found = []
     for name, rates in told.items():
-        try:
-            target = float(name)
-        except (TypeError, ValueError):
+        if not _is_rate(name):
             continue
         at = row(rates)
         tpr, fpr = number(at.get("tpr")), number(at.get("fpr"))
-        found.append(Tail(target, tpr, interval(at.get("tpr_interval")), fpr, interval(at.get("fpr_interval"))))
+        found.append(Tail(float(name), tpr, interval(at.get("tpr_interval")), fpr, interval(at.get("fpr_interval"))))
     return tuple(sorted(found, key=lambda tail: -tail.target))
 
 

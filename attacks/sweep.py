@@ -69,13 +69,14 @@ def sentence(row: Mapping[str, Any]) -> str:
 
 
 def _row(run_dir: Path, audit: Mapping[str, Any]) -> Row:
-    """A run by its attack of the largest area, with an interval that allows for the choice, and the largest lower bound against
-    those whom its guarantee covers. The two may be of different attacks and adversaries, and each is named.
+    """A run by its main attack, which was named before scores were seen, and the largest lower bound against those whom its
+    guarantee covers (of an audit that names no main one, by that of the largest area). The two may be of different attacks and
+    adversaries, and each is named.
 
     delta: of the bound, that of the guarantee, and 0 of a run without one.
     """
     result, told = read_object(run_dir, RESULT), read(audit)
-    best, epsilon = evidence.strongest(told.of_membership), number(result.get("epsilon"))
+    best, epsilon = told.main_cell or evidence.strongest(told.of_membership), number(result.get("epsilon"))
     covered = [cell for cell in told.bounded if epsilon is None or cell.accounted is not None]
     shown = max(covered, key=lambda cell: cell.lower or 0.0, default=None)
     return {
@@ -88,7 +89,7 @@ def _row(run_dir: Path, audit: Mapping[str, Any]) -> Row:
         "attack": best and best.attack,
         "vantage": best and best.vantage,
         "auc": best and best.auc,
-        "auc_interval": best and (best.corrected or best.interval),
+        "auc_interval": best and best.interval,
         "tpr_at_1": _tail(best, 0.01),
         "tpr_at_01": _tail(best, 0.001),
         "epsilon_lower": shown and shown.lower,

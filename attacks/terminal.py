@@ -11,17 +11,30 @@ from rich.table import Column, Table
 from attacks import evidence
 from attacks.reading import Audit, Cell, read
 from attacks.report.matrix import measured
+from attacks.told_estimates import NAMES, estimates
+from attacks.told_membership import standing, uncovered
 from attacks.values import words
 from attacks.verdict import verdict
-from attacks.wording import at_least, confidence, promised
+from attacks.wording import at_least, promised
 from secure_fed.report.words import number, percent
 from secure_fed.terminal import PlainConsole
 
-_MARKS = {"leak": "LEAK", "part": "in part", "sign": "weak sign", "inverted": "below .5", "chance": "", "none": ""}
-_PART = "no leak of membership found; part of the texts read back"
-_LEVELS = {
+_MARKS = {
     "leak": "LEAK",
-    "none_found": "no leak found",
+    "within": "as guaranteed",
+    "beyond": "MORE THAN ALLOWED",
+    "part": "in part",
+    "sign": "weak sign",
+    "inverted": "below .5",
+    "chance": "",
+    "none": "",
+}
+_PART = "nothing of membership found; part of the texts read back"
+_TEXTS = "LEAK (texts)"
+_LEVELS = {
+    "leak": "LEAK, {}",
+    "within": "within the guarantee",
+    "none_found": "nothing found",
     "violation": "GUARANTEE CONTRADICTED",
     "unsupported": "cannot tell",
 }
@@ -33,10 +46,12 @@ def show(audit: Mapping[str, Any]) -> None:
     found = told.verdict if words(told.verdict.get("level")) in _LEVELS and told.verdict.get("text") else verdict(audit)
     console = PlainConsole()
     part = found["level"] == "none_found" and evidence.partly(told)
-    console.print(f"verdict: {_PART if part else _LEVELS[str(found['level'])]}", style="bold")
+    texts = found["level"] == "leak" and standing(told) != "leak"
+    level = _PART if part else _TEXTS if texts else _LEVELS[str(found["level"])].format(uncovered(told))
+    console.print(f"verdict: {level}", style="bold")
     console.print(words(found["text"]))
     console.print(_matrix(told))
-    console.print(f"AUC with its {confidence(told)} interval; .5 is a coin. n/a: does not apply, the report says why.")
+    console.print("AUC with its 95 % interval; .5 is a coin. n/a: does not apply, the report says why.")
     console.print(_numbers(told))
 
 
@@ -66,6 +81,8 @@ def _numbers(audit: Audit) -> Table:
     table.add_row("accuracy", percent(audit.accuracy))
     table.add_row("in training, held out", f"{number(audit.members)}, {number(audit.non_members)}")
     table.add_row("epsilon promised", promised(audit))
+    for one in estimates(audit):
+        table.add_row(f"estimated, {NAMES.get(one.name, one.name)}", at_least(one.epsilon))
     table.add_row("epsilon shown, at least", at_least(next((cell.lower for cell in audit.bounded), None)))
     without = {True: "at chance", False: "NOT AT CHANCE: AUCs are void", None: "not checked"}
     table.add_row("without any model", without[audit.baseline.at_chance])

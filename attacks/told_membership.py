@@ -1,4 +1,4 @@
-"""What an audit found of membership, in sentences: a leak, none, or that it cannot tell."""
+"""What an audit found of membership, in sentences: nothing, something within the guarantee, a leak, or that it cannot tell."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Literal
 
 from attacks import evidence
-from attacks.reading import Audit, Cell
+from attacks.reading import NO_UNIT, Audit, Cell
 from attacks.told_guarantee import ONE_IN
-from attacks.wording import UNITS, between, capital, confidence, guess, hundred, who
+from attacks.wording import UNITS, at_most_hundred, between, capital, guess, hundred, who
 from secure_fed.report.words import counted, percent
 from secure_fed.report.words import number as shown
 
-Standing = Literal["void", "leak", "none_found", "unsupported"]
+Standing = Literal["void", "leak", "beyond", "within", "none_found", "unsupported"]
 SERVERS = ("secure_server", "server")
 
 
@@ -20,14 +20,24 @@ def standing(audit: Audit) -> Standing:
     """What can be said of membership."""
     if audit.baseline.at_chance is False:
         return "void"
-    if any(evidence.holds_up(cell, audit) for cell in audit.cells):
-        return "leak"
+    marks = {evidence.mark(cell, audit) for cell in audit.of_membership}
+    ordered: tuple[Standing, ...] = ("leak", "beyond", "within")
+    for found in ordered:
+        if found in marks:
+            return found
     return "none_found" if evidence.enough(audit) else "unsupported"
 
 
 def found_out(audit: Audit) -> str:
     """The sentences of what it is."""
-    tellers = {"void": _void, "leak": _leak, "none_found": _none_found, "unsupported": _unsupported}
+    tellers = {
+        "void": _void,
+        "leak": _leak,
+        "beyond": _beyond,
+        "within": _within,
+        "none_found": _none_found,
+        "unsupported": _unsupported,
+    }
     return tellers[standing(audit)](audit)
 
 
@@ -70,19 +80,25 @@ def missed(audit: Audit) -> str:
 
 
 def _leak(audit: Audit) -> str:
-    held = [cell for cell in audit.cells if evidence.holds_up(cell, audit)]
-    weakest = min((cell.vantage for cell in held), key=audit.rank)
-    first = evidence.strongest([cell for cell in held if cell.vantage == weakest])
-    worst = evidence.strongest(held)
-    if first is None or worst is None:
-        return ""
-    told = f"A leak was found. {capital(_found(audit, first))}"
-    if worst.vantage != first.vantage and (worst.auc or 0.0) > (first.auc or 0.0):
-        told += f" {capital(who(audit, worst.vantage))} is {_rate(worst)}."
-    results = [cell for cell in audit.results if evidence.holds_up(cell, audit)]
-    if len(audit.results) < 2:
-        return f"{told} {_tried(audit)}"
-    return f"{told} {_tried(audit)} {shown(len(results))} of them {'holds' if len(results) == 1 else 'hold'} up after that."
+    covered = _marked(audit, "within") or _marked(audit, "beyond")
+    beside = (
+        f" What {who(audit, covered.vantage)} found is covered by the guarantee{_limit(audit, covered)}."
+        if covered
+        else ""
+    )
+    return f"A leak was found, and {uncovered(audit)}. {_found_by(audit, 'leak')}{beside}"
+
+
+def _within(audit: Audit) -> str:
+    """By the one who found most, since the guarantee is the same against all whom it covers."""
+    best = _marked(audit, "within")
+    return "" if best is None else f"{_WITHIN} {capital(_found(audit, best))}{_allows(audit, best)}"
+
+
+def _beyond(audit: Audit) -> str:
+    best = _marked(audit, "beyond")
+    found = f"{_found_by(audit, 'beyond')}{_allows(audit, best)}"
+    return f"This audit cannot tell whether the guarantee holds. {found} {_MORE}"
 
 
 def _none_found(audit: Audit) -> str:
@@ -90,7 +106,58 @@ def _none_found(audit: Audit) -> str:
     if best is None:
         return ""
     of = " of membership" if evidence.named(audit) else ""
-    return f"No leak{of} was found. At best, {_found(audit, best)} {_tried(audit)}"
+    return f"Nothing{of} was found. At best, {_found(audit, best)}"
+
+
+def _marked(audit: Audit, mark: str) -> Cell | None:
+    return evidence.strongest([cell for cell in audit.of_membership if evidence.mark(cell, audit) == mark])
+
+
+def _found_by(audit: Audit, mark: str) -> str:
+    """What the weakest adversary of that mark found, and the one who found most."""
+    held = [cell for cell in audit.of_membership if evidence.mark(cell, audit) == mark]
+    weakest = min((cell.vantage for cell in held), key=audit.rank)
+    first = evidence.strongest([cell for cell in held if cell.vantage == weakest])
+    worst = evidence.strongest(held)
+    if first is None or worst is None:
+        return ""
+    told = capital(_found(audit, first))
+    if worst.vantage != first.vantage and (worst.auc or 0.0) > (first.auc or 0.0):
+        told += f" {capital(who(audit, worst.vantage))} is {_rate(worst)}."
+    return told
+
+
+def uncovered(audit: Audit) -> str:
+    """Why a leak is held against no epsilon."""
+    other = audit.unit != NO_UNIT and not audit.comparable
+    return "the run's guarantee is not one that it can be set against" if other else "no guarantee covers it"
+
+
+def tried(audit: Audit) -> str:
+    """How many attacks were made, and how many of them hold up; nothing where nothing can be said of membership."""
+    of_membership = standing(audit)
+    if of_membership in ("void", "unsupported") or not audit.results:
+        return ""
+    if of_membership == "none_found" or len(audit.results) < 2:
+        return _tried(audit)
+    held = sum(evidence.holds_up(cell, audit) for cell in audit.results)
+    return f"{_tried(audit)} {shown(held)} of them {'holds' if held == 1 else 'hold'} up after that."
+
+
+def _allows(audit: Audit, cell: Cell | None) -> str:
+    """What the guarantee lets an attack find there."""
+    most = None if cell is None else evidence.allows(cell, audit)
+    if cell is None or most is None:
+        return ""
+    run = "whose noise is exactly as accounted" if most.by == "mechanism" else "with this epsilon and delta"
+    above = evidence.mark(cell, audit) == "within" and (cell.auc or 0.0) > most.auc
+    included = ", which the interval includes" if above else ""
+    return f" A run {run} may show up to {at_most_hundred(most.auc)}{included}."
+
+
+def _limit(audit: Audit, cell: Cell) -> str:
+    most = evidence.allows(cell, audit)
+    return "" if most is None else f", which allows up to {at_most_hundred(most.auc)}; it is {_rate(cell)}"
 
 
 def _void(audit: Audit) -> str:
@@ -120,7 +187,7 @@ def _found(audit: Audit, cell: Cell) -> str:
     if cell.interval is not None:
         low, high = cell.interval
         side = "includes 50" if low <= evidence.CHANCE <= high else "does not include 50"
-        told += f"; the {confidence(audit)} interval, {between(low, high)}, {side}"
+        told += f"; the 95 % interval, {between(low, high)}, {side}"
     tail = next((tail for tail in cell.tails if evidence.tail_holds_up(tail, cell, audit)), None)
     if tail is not None:
         told += (
@@ -145,8 +212,12 @@ def _tried(audit: Audit) -> str:
         if attacks == results
         else f"{counted(attacks, 'attack')} on membership gave {results} different results, which"
     )
-    luck = "The more there are, the more look successful by luck alone; that has been allowed for."
-    return f"{made} compare {_counts(audit)}. {luck}"
+    luck = "The more there are, the more look successful by luck alone; that has been allowed for"
+    main = audit.main_cell
+    named = (
+        "" if main is None else f", least for the main one, {audit.attack_title(main.attack)}, which no score decided"
+    )
+    return f"{made} compare {_counts(audit)}. {luck}{named}."
 
 
 def _counts(audit: Audit) -> str:
@@ -166,3 +237,10 @@ def _largest(audit: Audit) -> tuple[int, int] | None:
 
 def _baseline_rate(audit: Audit) -> str:
     return "" if audit.baseline.auc is None else f" (right in {hundred(audit.baseline.auc)} of 100 cases)"
+
+
+_WITHIN = "What was found is within the guarantee."
+_MORE = (
+    "What was found is more than that, and yet no lower bound contradicts the guarantee, which alone can. Luck does this in one"
+    " audit in 40 or so: repeat run and audit with another seed, and with more units."
+)

@@ -1,13 +1,17 @@
 """An audit in one paragraph, for somebody who has to answer for the data and is no statistician.
 
-Four levels, the first that applies:
+Four verdicts, and a fifth level where none of them can be reached; the first that applies:
 
-    violation     a lower bound on epsilon is above the epsilon accounted for the same unit and adversary
-    leak          texts were read back (`attacks.readback`)
+    violation     the guarantee is contradicted: a lower bound on epsilon is above the epsilon accounted for the same unit and
+                  adversary
+    leak          texts were read back (`attacks.readback`), whatever guarantee there is
     unsupported   members and non-members differ without any model, so that what was found of membership is void
-    leak          an attack on membership holds up although so many were tried (`attacks.evidence`)
+    leak          something of membership holds up although so much was tried (`attacks.evidence`), found by an adversary, or
+                  of a unit, that no guarantee covers
+    unsupported   what holds up is covered by a guarantee and more than it allows, and yet no lower bound contradicts it
+    within        what holds up is covered by a guarantee and no more than it allows
     unsupported   there were no attacks on membership, or too few units for finding nothing to mean anything
-    none_found    otherwise
+    none_found    nothing was found: otherwise
 
 The baseline without a model comes behind the first two. The lower bound of Steinke et al. (2023) rests on the coins alone: if
 they are fair, it is too high in at most `significance` of audits, those in which the baseline fails by luck among them. That is
@@ -15,43 +19,50 @@ one audit in 40, and a false alarm must not hide that a guarantee is broken; the
 in whether a text was read back. What an attack found of membership is withheld: its reader takes it for something that the
 model learned, and where words alone tell members from others, it may come from the words.
 
-A model that tells nothing of membership is called a leak in at most `significance` of audits. An interval above chance that
+Of a model that tells nothing of membership something is called found in at most `significance` of audits. A contradiction rests
+on a lower bound alone, never on an interval or an estimate, which suppose more than fair coins. An interval above chance that
 does not hold up is told as a weak sign; one below chance is never told as privacy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from attacks import evidence
 from attacks.reading import Audit, read
+from attacks.told_estimates import estimated
 from attacks.told_guarantee import contradicted, guarantee
-from attacks.told_membership import SERVERS, found_out, inverted, missed, signs, standing
+from attacks.told_membership import SERVERS, found_out, inverted, missed, signs, standing, tried
 from attacks.told_texts import texts
 from attacks.wording import UNITS
 from secure_fed.report.words import listed
 
-Level = Literal["leak", "none_found", "violation", "unsupported"]
-LEVELS: tuple[Level, ...] = ("leak", "none_found", "violation", "unsupported")
+Level = Literal["none_found", "within", "leak", "violation", "unsupported"]
+LEVELS: tuple[Level, ...] = ("none_found", "within", "leak", "violation", "unsupported")
 
 
 def verdict(audit: Mapping[str, Any]) -> dict[str, str]:
-    """`{"level", "text"}` of a parsed audit.json, whatever may be missing in it."""
+    """`{"level", "text", "summary"}` of a parsed audit.json, whatever is missing in it; the text begins with the summary."""
     told = read(audit)
     level = level_of(told)
-    sentences = [*_opening(told, level), *_common(told, level), _closing(told, level)]
-    return {"level": level, "text": " ".join(sentence for sentence in sentences if sentence)}
+    opening = _opening(told, level)
+    summary, text = map(_joined, (opening, [*opening, *_common(told, level), _closing(told, level)]))
+    return {"level": level, "text": text, "summary": summary}
+
+
+def _joined(sentences: Sequence[str]) -> str:
+    return " ".join(sentence for sentence in sentences if sentence)
 
 
 def level_of(audit: Audit) -> Level:
-    """Which of the four an audit is."""
+    """Which of these an audit is."""
     if any(evidence.contradicts(cell, audit) for cell in audit.cells):
         return "violation"
     if any(map(evidence.recovers, audit.cells)):
         return "leak"
-    of_membership = standing(audit)
-    return "unsupported" if of_membership == "void" else of_membership
+    found = standing(audit)
+    return "unsupported" if found == "void" or found == "beyond" else found
 
 
 def _opening(audit: Audit, level: Level) -> list[str]:
@@ -69,10 +80,12 @@ def _common(audit: Audit, level: Level) -> list[str]:
     if of_membership == "void":
         return [_in_plain_sight(audit)]
     return [
+        tried(audit) if level != "violation" else "",
         _CANARIES.format(units=UNITS.get(audit.audited, "units")) if audit.canaries != "none" and audit.results else "",
-        signs(audit) if of_membership != "leak" and level != "violation" else "",
+        signs(audit) if of_membership in ("none_found", "unsupported") and level != "violation" else "",
         inverted(audit),
         "" if level == "violation" else guarantee(audit),
+        estimated(audit),
         missed(audit) if of_membership == "none_found" and level != "violation" else "",
         _in_plain_sight(audit),
         _UNCHECKED if audit.baseline.at_chance is None else "",
@@ -105,8 +118,9 @@ def _closing(audit: Audit, level: Level) -> str:
 _CLOSING = {
     "violation": "Treat the model as if it had no guarantee until the mistake is found.",
     "leak": "This is the least that is given away: a better attack may find more.",
+    "within": "A guarantee limits what is given away; it does not promise that nothing is.",
     "none_found": "To find nothing is not proof of privacy: it is what these attacks, on this run, did not find.",
-    "unsupported": "That no leak is reported here is not a sign of privacy.",
+    "unsupported": "That no verdict was reached is not a sign of privacy.",
 }
 _UNCHECKED = "Whether the two sides differ by themselves, without any model, was not checked."
 _CANARIES = (

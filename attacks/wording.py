@@ -7,6 +7,7 @@ import math
 from attacks.reading import NO_UNIT, Audit
 from secure_fed.report.words import MISSING, at_most
 
+_ALMOST = 0.99
 COIN = 0.5  # how often a coin is right
 UNITS = {"client": "clients", "group": "groups", "example": "examples"}
 _WHO = {
@@ -53,6 +54,12 @@ def guess(unit: str) -> str:
 def hundred(share: float | None, digits: int = 0) -> str:
     """`0.531` -> "53": of 100 cases."""
     return MISSING if share is None else f"{100 * share:.{digits}f}"
+
+
+def at_most_hundred(share: float) -> str:
+    """Rounded up, so that a limit stays one: `0.6521` -> "66", `0.99966` -> "99.97"; of 100 cases."""
+    digits = 0 if share <= _ALMOST else 2
+    return f"{math.ceil(round(10**digits * 100 * share, 6)) / 10**digits:.{digits}f}"
 
 
 def between(low: float, high: float) -> str:

@@ -8,9 +8,10 @@ from attacks import evidence
 from attacks.reading import NO_UNIT, Audit, Cell
 from attacks.report import plots
 from attacks.report.plots import Curve
+from attacks.told_estimates import NAMES, SHORT, estimates, supposing
 from attacks.values import numbers
 from attacks.wording import apart, at_least, confidence, promised, unit_one
-from secure_fed.report.markup import figure, figures, folded, paragraph, section, table
+from secure_fed.report.markup import figure, figures, folded, paragraph, section, subsection, table
 from secure_fed.report.words import MISSING, at_most, number, percent
 
 _LOWEST = 1e-4
@@ -19,10 +20,15 @@ _HEAD = ("attack", "weakest adversary", "shown, at least", "promised, at most", 
 
 
 def characteristic(audit: Audit) -> str:
-    """The characteristic of the strongest attack of every adversary, among those that no weaker one can make as well."""
+    """The characteristic of the strongest attack of every adversary, among those that no weaker one can make as well; of the
+    main attack for the adversary who makes that.
+    """
     drawable = [cell for cell in audit.results if _curve(audit, cell)]
     best = [
-        evidence.strongest([cell for cell in drawable if cell.vantage == vantage.name]) for vantage in audit.vantages
+        audit.main_cell
+        if audit.main_cell in drawable and audit.main_cell.vantage == vantage.name
+        else evidence.strongest([cell for cell in drawable if cell.vantage == vantage.name])
+        for vantage in audit.vantages
     ]
     drawn = [_drawing(audit, cell) for cell in best if cell is not None]
     return section(
@@ -45,7 +51,8 @@ def bounds(audit: Audit) -> str:
         paragraph(_loud(audit, cell), "loud") if broken else "",
         paragraph(_bounds(audit)),
         figures(_bars(audit, cell)),
-        table(_HEAD, rows[:_FIRST]),
+        _estimated(audit),
+        subsection("Every lower bound", table(_HEAD, rows[:_FIRST])),
         folded("The other lower bounds", table(_HEAD, rows[_FIRST:])) if rows[_FIRST:] else "",
     )
 
@@ -80,6 +87,9 @@ def _drawing(audit: Audit, cell: Cell) -> str:
             told.append(f"At {100 * tail.target:g} % no rate is stated: too few were held out.")
         else:
             told.append(f"With {percent(tail.fpr)} falsely accused, {percent(tail.tpr)} of the members are caught.")
+    most = evidence.allows(cell, audit)
+    if most is not None and most.by == "mechanism":
+        told.append(f"The guarantee allows an AUC of {number(most.auc)}.")
     drawn = plots.characteristic(f"operating characteristic, cell {place + 1}", curve, _floor(cell))
     return figure(title, drawn, " ".join(told))
 
@@ -117,17 +127,30 @@ def _bounds(audit: Audit) -> str:
         else "This run's guarantee has no epsilon that coins can test, so it is not set against these."
     )
     return (
-        "Accounting gives an upper limit for epsilon by calculation; an attack gives a lower one by experiment, each with a"
-        f" confidence of {confidence(audit)}. The truth lies between, if both are right. {against}"
+        "Accounting gives an upper limit for epsilon by calculation, which no experiment has a part in. An attack gives"
+        f" a lower one by experiment: all lower bounds together hold with a confidence of {confidence(audit)}, if the"
+        f" coins were fair, whatever the mechanism is. The truth lies between, if both are right. {against}"
     )
+
+
+def _estimated(audit: Audit) -> str:
+    """The estimates, each with what it supposes."""
+    rows = [
+        (NAMES.get(one.name, one.name), at_least(one.epsilon), at_least(one.point), supposing(one))
+        for one in estimates(audit)
+    ]
+    if not rows:
+        return ""
+    head = ("estimate", "epsilon, 95 % end", "most likely", "supposes, beside fair coins")
+    return subsection("Estimates, which are no bounds", paragraph(_ESTIMATES), table(head, rows))
 
 
 def _bars(audit: Audit, cell: Cell) -> str:
     accounted = cell.accounted if audit.covers(cell) else None
-    told = (
-        f"{audit.attack_title(cell.attack)}, {audit.vantage_title(cell.vantage)}{f': {cell.how}' if cell.how else ''}."
-    )
-    drawn = plots.promised_and_shown("lower bound beside accounted epsilon", cell.lower or 0.0, accounted)
+    how = f": {cell.how}" if cell.how else ""
+    told = f"Shown: {audit.attack_title(cell.attack)}, {audit.vantage_title(cell.vantage)}{how}."
+    between = [(f"estimate, {SHORT[one.name]}", one.epsilon) for one in estimates(audit) if one.name in SHORT]
+    drawn = plots.promised_and_shown("lower bound beside accounted epsilon", cell.lower or 0.0, accounted, between)
     return figure("Epsilon for one unit", drawn, told)
 
 
@@ -140,9 +163,13 @@ def _promise(audit: Audit, cell: Cell) -> str:
 
 
 _READING = (
-    "For the strongest attack of each adversary: how many members it names (upwards) when it is wrong about so many of the"
-    " others (to the right). Both axes count in powers of ten. On the dotted line it does no better than a coin; what matters"
-    " is how far it rises above that on the left, where hardly anybody is accused falsely. An attack that a weaker adversary"
-    " can make as well is drawn there alone."
+    "For the strongest attack of each adversary, or the main one: how many members it names (upwards) when it is wrong"
+    " about so many of the others (to the right). Both axes count in powers of ten. On the dotted line it does no better"
+    " than a coin; what matters is how far it rises above that on the left, where hardly anybody is accused falsely. An"
+    " attack that a weaker adversary can make as well is drawn there alone."
+)
+_ESTIMATES = (
+    "They say more than a bound, because they suppose more than fair coins; they never make a contradiction. Each end"
+    " is below the true epsilon with 95 % confidence, by itself, if what it supposes holds."
 )
 _NO_BOUND = "No attack gave a lower bound on epsilon."

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from attacks.reading import Audit
 from attacks.values import Row, count, number, words
-from attacks.wording import UNITS
+from attacks.wording import UNITS, capital
 from secure_fed.report.markup import folded, paragraph, section, table
 from secure_fed.report.words import MISSING, counted, percent
 from secure_fed.report.words import number as shown
@@ -15,20 +15,18 @@ _FIRST = 10  # of a long list; the rest opens on a click
 
 
 def clients(audit: Audit) -> str:
-    """Clients by how well their units were told from others."""
+    """Clients by how well their units were told from others, beside those of their units that were held out."""
     if not audit.clients:
         return ""
-    own = any(number(one.get("auc")) is not None for one in audit.clients)
-    head = ("rank", "client", "units", "score", *(("AUC within the client",) if own else ()))
+    head = ("rank", "client", "in training", "their score", "held out", "their score")
     rows = [
         (
-            *(
-                str(rank),
-                words(one.get("client")) or MISSING,
-                shown(count(one.get("units"))),
-                shown(number(one.get("score"))),
-            ),
-            *((shown(number(one.get("auc"))),) if own else ()),
+            str(rank),
+            words(one.get("client")) or MISSING,
+            shown(count(one.get("units"))),
+            shown(number(one.get("score"))),
+            shown(count(one.get("held_out"))),
+            shown(number(one.get("score_held_out"))),
         )
         for rank, one in enumerate(audit.clients, start=1)
     ]
@@ -45,9 +43,24 @@ def examples(audit: Audit) -> str:
     rows = [(*_unit(one), *((words(one.get("text")) or "not shown",) if texts else ())) for one in ordered]
     return section(
         f"The {UNITS.get(audit.audited, 'units')} that stand out most",
+        paragraph(_false(audit), "lead") if audit.accusations else "",
         paragraph(_SHOWN if texts else _REDACTED, "notice" if texts else ""),
         *_long(head, rows, "unit"),
     )
+
+
+def _false(audit: Audit) -> str:
+    """How many of the first accusations are false, in one line."""
+    pairs = [(count(one.get("first")), count(one.get("false"))) for one in audit.accusations]
+    told = [
+        f"of the first {first}, {wrong or 'none'} had not trained"
+        for first, wrong in pairs
+        if first and wrong is not None
+    ]
+    pool = (audit.members or 0) + (audit.non_members or 0)
+    if not told or not pool:
+        return ""
+    return f"{capital('; '.join(told))}. Of names drawn from a hat {percent((audit.non_members or 0) / pool)} would not have."
 
 
 def _unit(one: Row) -> tuple[str, ...]:
@@ -67,11 +80,12 @@ def _long(head: Sequence[str], rows: Sequence[Sequence[str]], name: str) -> tupl
 
 
 _CLIENTS = (
-    "The score of a client is the share of those held out that its members stand out from, by the strongest attack; 0.5 is"
-    " chance. With few units it is mostly luck, so it says where to look first, not who was harmed."
+    "The score of a client is the share of all units held out that its own stand out from, by the main attack; 0.5 is"
+    " chance. Where a client's held-out units stand as high as those that trained, the cause is what it writes and not"
+    " what was learned. With few units it is mostly luck, so it says where to look first, not who was harmed."
 )
 _REDACTED = (
-    "What they hold is not shown. But the page names clients and says who was trained on: it is for those who may know that."
-    " The score is that of the strongest attack; how far it can be trusted, its AUC says."
+    "All units of the audit, those that trained and those held out alike, by the score of the main attack. What they"
+    " hold is not shown. But the page names clients and says who was trained on: it is for those who may know that."
 )
-_SHOWN = "This page holds texts of the training data, as it was asked for: treat it as you treat the data."
+_SHOWN = "This page holds texts of the clients' data, as it was asked for: treat it as you treat the data."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attacks.evidence import looks
 from attacks.reading import Audit
 from attacks.told_guarantee import ONE_IN
-from attacks.wording import UNITS, confidence, unit_one
+from attacks.wording import UNITS, unit_one
 from secure_fed.report.markup import bullets, facts, folded, paragraph, section, table
 from secure_fed.report.words import MISSING, number
 
@@ -50,19 +50,21 @@ def how(audit: Audit) -> str:
     rows = (
         ("unit", unit_one(audit.audited)),
         ("members and non-members", f"{number(audit.members)} and {number(audit.non_members)}"),
-        ("significance", f"{audit.significance:g}"),
-        ("numbers that could have been called a leak", number(looks(audit))),
+        ("significance of all that is called found, together", f"{audit.significance:g}"),
+        ("significance of all lower bounds, together", f"{audit.significance:g}"),
+        ("numbers that could have been called found", number(looks(audit))),
         ("delta of lower bounds", MISSING if audit.delta is None else f"{audit.delta:g}"),
     )
     papers = ((attack.title, attack.about or MISSING) for attack in audit.attacks)
     return section(
         "How it was measured",
         paragraph(
-            f"Before training, some {units} were chosen at random, and a fair coin decided for each whether it trained or was"
-            " left out. So members and non-members differ in nothing but that. No attack is told how the coins fell; its scores"
-            f" are compared with them afterwards. Each interval has a confidence of {confidence(audit)}. Because many attacks"
-            " are tried, a number counts as a leak only where luck would give as much in a share of audits below the"
-            " significance divided by how many numbers were looked at."
+            f"Before training, some {units} were chosen at random, and a fair coin decided for each whether it trained"
+            " or was left out. So members and non-members differ in nothing but that. No attack is told how the coins"
+            " fell; its scores are compared with them afterwards. Each interval has a confidence of 95 %, by itself."
+            " Because many attacks are tried, a number counts as found only where luck seldom gives as much: the AUC of"
+            " the main attack is judged at four fifths of the significance; the other numbers share the rest, or all of"
+            " it once the main one holds up."
         ),
         facts(rows),
         folded("Attacks and where they come from", table(("attack", "paper"), papers)) if audit.attacks else "",

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from attacks import evidence
+from attacks.main_attack import level
 from attacks.reading import Audit, Cell, Named
 from attacks.told_texts import short
 from attacks.values import Row, count, number, row, words
-from attacks.wording import at_least, confidence
+from attacks.wording import at_least
 from secure_fed.report.markup import bullets, folded, paragraph, section, table, text
-from secure_fed.report.words import MISSING, at_most, duration, listed, percent
+from secure_fed.report.words import MISSING, at_most, counted, duration, listed, percent
 from secure_fed.report.words import number as shown
 
 _SHOWN = 3  # numbers of an attack that is not of membership
@@ -29,6 +30,8 @@ _OWN = {  # in this order, before all others
 _INSIDE = ("most_exposed", "most_exposed_guess", "all_rounds", "matching")
 _WORDS = {
     "leak": "leak",
+    "within": "within the guarantee",
+    "beyond": "more than the guarantee allows",
     "sign": "weak sign",
     "inverted": "below chance",
     "chance": "not told from chance",
@@ -44,11 +47,30 @@ def matrix(audit: Audit) -> str:
         "The attacks that were asked for, by every adversary"
         if audit.asked_for
         else "Every attack, by every adversary",
-        paragraph(_READING.format(confidence=confidence(audit))),
+        paragraph(_READING),
+        paragraph(_main(audit)),
         bullets((*sees, "Each adversary also has what those before it have.")),
         _table(audit),
         _left_out(audit),
         folded("All numbers of every cell", _numbers(audit), _notes(audit)),
+    )
+
+
+def _main(audit: Audit) -> str:
+    """Which attack is the main one, and what that means."""
+    cell = audit.main_cell
+    if cell is None:
+        return ""
+    others = evidence.looks(audit) - 1
+    rest = (
+        ""
+        if not others
+        else f"; the {counted(others, 'other number')} looked at share the rest of {audit.significance:g}"
+    )
+    return (
+        f"The main attack is {audit.attack_title(cell.attack)} ({audit.vantage_title(cell.vantage).lower()}). It was"
+        " chosen before any score was seen, by what can be made on this run. Its AUC is judged at a significance of"
+        f" {level(audit.significance, others, main=True):g}{rest}."
     )
 
 
@@ -98,15 +120,28 @@ def _nowhere(audit: Audit, attack: Named) -> bool:
 
 
 def _left_out(audit: Audit) -> str:
-    """The attacks that no adversary could make, with the reason that the one who sees most has."""
-    out = [attack for attack in audit.attacks if _nowhere(audit, attack)]
-    most = audit.vantages[-1].name
-    titles: dict[str, list[str]] = {}
-    for attack in out:
-        cell = audit.cell(attack.name, most)
-        titles.setdefault((cell and cell.why) or "no reason is given", []).append(attack.title)
-    lines = [f"{'; '.join(named)}: {why}" for why, named in titles.items()]
+    """The attacks that no adversary could make, each adversary with its own reason; attacks with the same reasons together."""
+    titles: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for attack in audit.attacks:
+        if _nowhere(audit, attack):
+            titles.setdefault(_reasons(audit, attack), []).append(attack.title)
+    lines = [f"{'; '.join(named)}. {_given(reasons)}" for reasons, named in titles.items()]
     return paragraph("These attacks do not apply to this run, whoever makes them:") + bullets(lines) if lines else ""
+
+
+def _reasons(audit: Audit, attack: Named) -> tuple[tuple[str, str], ...]:
+    """(adversaries, reason), the weakest first."""
+    whose: dict[str, list[str]] = {}
+    for vantage in audit.vantages:
+        cell = audit.cell(attack.name, vantage.name)
+        whose.setdefault((cell and cell.why) or "no reason is given", []).append(vantage.title)
+    return tuple((listed(titles), why) for why, titles in whose.items())
+
+
+def _given(reasons: tuple[tuple[str, str], ...]) -> str:
+    if len(reasons) == 1:
+        return f"All adversaries: {reasons[0][1]}."
+    return " ".join(f"{titles}: {why}." for titles, why in reasons)
 
 
 def _row(audit: Audit, attack: Named) -> str:
@@ -128,14 +163,17 @@ def _cell(audit: Audit, cell: Cell | None) -> str:
         return _filled(css, *(own or ("no number", cell.note or "no reason is given")), *([told] if told else []))
     low, high = cell.interval or (None, None)
     between = f"{shown(low)} to {shown(high)}" if cell.interval else "no interval"
-    word = _WORDS[mark] if mark != "leak" or evidence.ranks_hold_up(cell, audit) else _rarely(audit, cell)
-    return _filled(mark, f"{shown(cell.auc)}", between, word)
+    few = mark in ("leak", "within", "beyond") and not evidence.ranks_hold_up(cell, audit)
+    word = f"{_WORDS[mark]}{_rarely(audit, cell)}" if few else _WORDS[mark]
+    main = ["main attack"] if cell == audit.main_cell else []
+    css = {"within": "own", "beyond": "sign"}.get(mark, mark)
+    return _filled(css, f"{shown(cell.auc)}", between, *main, word)
 
 
 def _rarely(audit: Audit, cell: Cell) -> str:
-    """Where a leak is that the AUC does not show: among the few that are accused first."""
+    """Where a finding is that the AUC does not show: among the few that are accused first."""
     tail = next(tail for tail in cell.tails if evidence.tail_holds_up(tail, cell, audit))
-    return f"leak: {percent(tail.tpr)} caught at {percent(tail.fpr)}"
+    return f": {percent(tail.tpr)} caught at {percent(tail.fpr)}"
 
 
 def _filled(mark: str, first: str, *rest: str) -> str:
@@ -180,7 +218,8 @@ def tails(cell: Cell) -> Iterable[str]:
         if tail.tpr is None:
             yield f"{100 * tail.target:g} % accused falsely: refused, too few were held out"
             continue
-        accused = f"{percent(tail.fpr)}{_between(tail.fpr_interval)} accused falsely"
+        exactly = " exactly" if cell.known else _between(tail.fpr_interval)
+        accused = f"{percent(tail.fpr)}{exactly} accused falsely"
         yield f"{100 * tail.target:g} %: {percent(tail.tpr)}{_between(tail.tpr_interval)}, with {accused}"
 
 
@@ -196,9 +235,13 @@ def _own(name: str, value: object) -> str:
 
 
 _READING = (
-    "Each number is the AUC: of all pairs of one that was trained on and one that was held out, the share in which the attack"
-    " ranks the first higher. 0.5 is a coin, 1 is always right; below it stands its {confidence} interval. “Leak” means that it"
-    " is above 0.5 even after allowing for how many were tried; “weak sign”, that its interval alone is above. Attacks on"
-    " something else than membership show their own numbers: of texts, how many of their words came back and how many of those"
-    " named are right, then the same of words with their places. There “leak” means that more than half came back."
+    "Each number is the AUC: of all pairs of one that was trained on and one that was held out, the share in which the"
+    " attack ranks the first higher. 0.5 is a coin, 1 is always right. Below it stands its 95 % interval, of this number"
+    " by itself; it is the only interval of an AUC on this page. How many were tried is allowed for in the words: “leak”"
+    " and “within the guarantee” stand where luck gives as much in 5 % of audits at most, whatever was"
+    " tried, the second where the run's guarantee covers this adversary and allows as much. “Weak sign” means that only the"
+    " interval is above 0.5. Where canaries pull along random directions, the law of those held out is known, and the"
+    " AUC is against that law. Attacks on something else than membership show their own numbers: of texts, how many of"
+    " their words came back and how many of those named are right, then the same of words with their places. There"
+    " “leak” means that more than half came back."
 )

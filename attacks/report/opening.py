@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from attacks import evidence
 from attacks.reading import NO_UNIT, Audit
+from attacks.told_estimates import NAMES, estimates
+from attacks.told_membership import standing, uncovered
 from attacks.values import words
 from attacks.verdict import LEVELS
 from attacks.wording import UNITS, at_least, confidence, promised, unit_one
@@ -11,12 +13,14 @@ from secure_fed.report.markup import facts, paragraph, section, text
 from secure_fed.report.words import at_most, number, percent
 
 _HEADLINES = {
-    "leak": "A leak was found",
-    "none_found": "No leak was found",
+    "none_found": "Nothing was found",
+    "within": "What was found is within the guarantee",
+    "leak": "A leak was found, and {uncovered}",
     "violation": "The privacy guarantee is contradicted",
     "unsupported": "This audit cannot tell",
 }
-_PART = "No leak of membership was found, and part of the texts was read back"
+_TEXTS = "A leak was found: texts were read back"
+_PART = "Nothing of membership was found, and part of the texts was read back"
 _WARNS = ("leak", "violation", "unsupported")
 
 
@@ -25,23 +29,29 @@ def name(audit: Audit) -> str:
     return audit.run.replace("\\", "/").rstrip("/").rpartition("/")[2] or "a run without a name"
 
 
-def recorded(audit: Audit) -> tuple[str, str] | None:
-    """Level and text of the verdict that the audit carries; None where it carries none."""
-    level, told = words(audit.verdict.get("level")), words(audit.verdict.get("text"))
-    return (level, told) if level in LEVELS and told else None
+def recorded(audit: Audit) -> tuple[str, str, str] | None:
+    """Level, text and summary of the verdict that the audit carries; None where it carries none."""
+    level, told, summary = (words(audit.verdict.get(name)) for name in ("level", "text", "summary"))
+    return (level, told, summary) if level in LEVELS and told else None
 
 
 def heading(audit: Audit, level: str) -> str:
     """Whose audit it is, and the verdict as a label."""
     part = level == "none_found" and evidence.partly(audit)
-    chip = paragraph(_PART if part else _HEADLINES[level], "state open" if part or level in _WARNS else "state")
+    texts = level == "leak" and standing(audit) != "leak"
+    told = _PART if part else _TEXTS if texts else _HEADLINES[level].format(uncovered=uncovered(audit))
+    chip = paragraph(told, "state open" if part or level in _WARNS else "state")
     return f'<header>\n<p class="kind">Privacy audit</p>\n<h1>{text(name(audit))}</h1>\n{chip}</header>\n'
 
 
-def verdict(level: str, told: str) -> str:
-    """The paragraph that somebody reads who reads nothing else."""
+def verdict(level: str, told: str, summary: str = "") -> str:
+    """The paragraph that somebody reads who reads nothing else, and behind it the rest of the verdict."""
     warns = " warning" if level in _WARNS else ""
-    return section("The verdict in words", paragraph(told, "lead"), css_class=f"privacy{warns}")
+    if not summary or not told.startswith(summary):
+        summary = told
+    rest = told[len(summary) :].strip()
+    more = paragraph(rest) if rest else ""
+    return section("The verdict in words", paragraph(summary, "lead"), more, css_class=f"privacy{warns}")
 
 
 def numbers(audit: Audit) -> str:
@@ -50,10 +60,23 @@ def numbers(audit: Audit) -> str:
         (f"{UNITS.get(audit.audited, 'units')} in training", number(audit.members)),
         (f"{UNITS.get(audit.audited, 'units')} held out", number(audit.non_members)),
         ("accuracy of the model", percent(audit.accuracy)),
+        *_main(audit),
         ("epsilon promised", promised(audit)),
+        *((f"epsilon estimated, {NAMES.get(one.name, one.name)}", at_least(one.epsilon)) for one in estimates(audit)),
         ("epsilon shown, at least", at_least(_lower(audit))),
     )
     return section("In numbers", facts(rows, "key"), paragraph(_ends(audit), "after"))
+
+
+def _main(audit: Audit) -> list[tuple[str, str]]:
+    """The main attack's AUC, and what a run with exactly this guarantee may show."""
+    cell = audit.main_cell
+    if cell is None:
+        return []
+    between = "" if cell.interval is None else f" ({number(cell.interval[0])} to {number(cell.interval[1])})"
+    most = evidence.allows(cell, audit)
+    told = [(f"AUC of {audit.attack_title(cell.attack)}", f"{number(cell.auc)}{between}")]
+    return told if most is None else [*told, ("AUC that the guarantee allows", number(most.auc))]
 
 
 def _lower(audit: Audit) -> float | None:

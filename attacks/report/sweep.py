@@ -108,10 +108,11 @@ _KINDS = {
     "canaries": "the canaries planted",
 }
 _READING = (
-    "The AUC is that of the strongest attack, and caught at 1 % are the members that it names when it is wrong about 1 % of the"
-    " others. A rate is refused where too few were held out to show it. The epsilon shown is the largest lower bound, with a"
-    " guarantee against those whom it covers: it may be of another attack and another adversary. Both are named in brackets."
-    " Bounds of runs without a guarantee are at delta 0, where the same guesses show more than at the delta of a guarantee."
+    "The AUC is that of the main attack, which was named before any score was seen, and caught at 1 % are the members"
+    " that it names when it is wrong about 1 % of the others. A rate is refused where too few were held out to show it."
+    " The epsilon shown is the largest lower bound, with a guarantee against those whom it covers: it may be of another"
+    " attack and another adversary. Both are named in brackets. Bounds of runs without a guarantee are at delta 0, where"
+    " the same guesses show more than at the delta of a guarantee."
 )
 _SCORES = "Accuracy should stay high and the AUC near 0.5. The whiskers are intervals."
 _EPSILONS = "The second bar is the epsilon shown. A run without a guarantee has no first bar."

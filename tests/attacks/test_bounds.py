@@ -13,7 +13,7 @@ from scipy import stats
 from scipy.optimize import linprog
 
 from attacks import bounds
-from attacks.bounds import Bound, Guesses, Threshold, best_of, lower_bound, violates
+from attacks.bounds import Bound, Guesses, lower_bound
 from attacks.guessing import gaussian_rejected, one_run_p
 
 Floats = NDArray[np.float64]
@@ -156,22 +156,12 @@ def test_clopper_and_pearsons_bounds_are_their_formulas(tp: int, ins: int, fp: i
     fnr, fpr = naive_upper(ins - tp, ins, 0.025), naive_upper(fp, outs, 0.025)
     found = bounds.clopper_pearson_epsilon(tp, ins, fp, outs, delta, 0.05)
     assert found == pytest.approx(max(0.0, math.log((1 - delta - fnr) / fpr)))
-    expected = stats.norm.ppf(1 - fpr) - stats.norm.ppf(fnr)
-    assert bounds.gaussian_mu(tp, ins, fp, outs, 0.05) == pytest.approx(max(0.0, expected))
-
-
-def test_a_known_law_of_non_members_leaves_only_the_members_to_chance() -> None:
-    fnr = naive_upper(10, 40, 0.05)
-    assert bounds.known_null_epsilon(30, 40, 1e-4, 1e-5, 0.05) == pytest.approx(math.log((1 - 1e-5 - fnr) / 1e-4))
-    assert bounds.known_null_mu(30, 40, 1e-4, 0.05) == pytest.approx(-stats.norm.ppf(1e-4) - stats.norm.ppf(fnr))
 
 
 def test_an_inverted_sign_is_no_leak() -> None:
     """Never the absolute value: members that score lower show nothing, however clearly."""
     members = np.arange(200) < 100
-    assert bounds.gaussian_mu(0, 100, 100, 100, 0.05) == 0.0
     assert bounds.clopper_pearson_epsilon(0, 100, 100, 100, 0.0, 0.05) == 0.0
-    assert bounds.known_null_mu(0, 100, 0.5, 0.05) == 0.0
     found = lower_bound(-members.astype(float), members, 1e-5, 0.05)
     assert (found.epsilon, found.mu) == (0.0, 0.0)
 
@@ -206,7 +196,8 @@ def test_the_gaussian_estimate_is_no_bound_of_other_mechanisms() -> None:
     found = lower_bound(*responses(6_000, 1.0, np.random.default_rng(1)), 1e-5, 0.05)
     assert found.gaussian_epsilon is not None
     assert found.gaussian_epsilon > 1.2
-    assert not violates(found, 1.0)
+    assert found.epsilon is not None
+    assert found.epsilon <= 1.0
 
 
 @pytest.mark.parametrize("mu", [0.3, 1.0, 3.0])
@@ -224,9 +215,8 @@ def test_no_more_than_a_gaussian_mechanisms_mu_is_found(mu: float) -> None:
 def test_a_mechanism_without_noise_violates_what_it_promises() -> None:
     members = np.random.default_rng(0).random(1000) < 0.5
     found = lower_bound(members.astype(float), members, 1e-5, 0.05)
-    assert violates(found, 4.0)
-    assert not violates(found, 8.0)  # more than so few units can show
-    assert not violates(found, None)
+    assert found.epsilon is not None
+    assert 4.0 < found.epsilon < 8.0  # no more than so few units can show
     assert found.epsilon == bounds.one_run_epsilon(
         1000, 300, 300, 1e-5, 0.05 / 6
     )  # of all 1000 some are beyond the half
@@ -267,45 +257,11 @@ def test_the_best_of_many_guess_counts_without_correction_is_chances_work() -> N
     assert 0.35 < null_rate(uncorrected, 400, 300) < 0.55
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("correction", ["bonferroni", "split"])
-def test_a_corrected_choice_of_guess_counts_is_as_often_wrong_as_said(correction: str) -> None:
-    def corrected(scores: Floats, members: Bools, seed: int) -> float:
-        return best_of(GRID, scores, members, 0.05, correction, seed)[0]  # type: ignore[arg-type]
-
-    assert null_rate(corrected, 400, 300) <= within(0.05, 300) / 300
-
-
 def test_the_bound_of_an_audit_is_as_often_wrong_as_said() -> None:
     def audits(scores: Floats, members: Bools, seed: int) -> float:
         return lower_bound(scores, members, 0.0, 0.05, seed).epsilon or 0.0
 
     assert null_rate(audits, 400, 500) <= within(0.05, 500) / 500
-
-
-THRESHOLDS = [Threshold(float(value)) for value in np.linspace(-2.5, 2.5, 60)]
-
-
-@pytest.mark.parametrize("correction", ["none", "bonferroni", "split"])
-def test_thresholds_are_corrected_for_likewise(correction: str) -> None:
-    """For independent draws. At a level of .3, which both limits of one threshold share, so that one alone fails less often."""
-
-    def best(scores: Floats, members: Bools, seed: int) -> float:
-        if correction == "none":
-            return max(way(scores, members, 0.3) for way in THRESHOLDS)
-        return best_of(THRESHOLDS, scores, members, 0.3, correction, seed)[0]  # type: ignore[arg-type]
-
-    rate = null_rate(best, 400, 200)
-    assert rate > 0.4 if correction == "none" else rate <= within(0.3, 200) / 200
-
-
-def test_a_choice_says_what_it_chose() -> None:
-    members = np.arange(400) % 2 == 0
-    scores = members * 1.0
-    ways = [Guesses(0.01, 0.0), Guesses(0.5, 0.5), Guesses(0.1, 0.1)]
-    assert best_of(ways, scores, members, 0.05) == (bounds.one_run_epsilon(400, 400, 400, 0.0, 0.05 / 3), 1)
-    epsilon, chosen = best_of([Guesses(0.1, 0.1), Guesses(0.3, 0.3)], scores, members, 0.05, "split")
-    assert (epsilon, chosen) == (bounds.one_run_epsilon(200, 120, 120, 0.0, 0.05), 1)
 
 
 def test_equal_scores_are_guessed_in_an_order_that_knows_no_members() -> None:
@@ -332,7 +288,6 @@ def test_infinite_scores_are_ranked() -> None:
 def test_so_few_units_are_told_to_show_nothing(m: int) -> None:
     found = lower_bound(np.arange(float(m)), np.ones(m, dtype=bool), 0.0, 0.05)
     assert found == Bound(None, f"{m} units cannot show anything at delta 0, however right every guess", 0.05)
-    assert not violates(found, 0.0)
 
 
 @pytest.mark.parametrize("m", [8, 9, 20, 21])
@@ -341,24 +296,6 @@ def test_few_units_show_little_but_something(m: int) -> None:
     found = lower_bound(members * 1.0, members, 0.0, 0.05)
     assert found.epsilon is not None
     assert 0 < found.epsilon <= bounds.one_run_epsilon(m, m, m, 0.0, 0.05)
-
-
-def test_canaries_of_a_known_law_bound_epsilon() -> None:
-    cosines = np.random.default_rng(0).normal(4.0, 1.0, 100)  # times sqrt(d), moved by a mu of 4
-    tails = stats.norm.sf(cosines)
-    found = bounds.known_null(tails, 1e-5, 0.05)
-    assert found.mu is not None
-    assert 2.0 < found.mu <= 4.0
-    assert found.epsilon is not None
-    assert 4.0 < found.epsilon <= bounds.gaussian_epsilon(4.0, 1e-5)
-    assert found.guesses == 100
-    assert bounds.known_null([], 1e-5, 0.05).epsilon is None
-
-
-def test_canaries_of_the_null_show_nothing() -> None:
-    rng, runs = np.random.default_rng(0), 500
-    wrong = sum((bounds.known_null(rng.random(50), 0.0, 0.05).epsilon or 0.0) > 0 for _ in range(runs))
-    assert wrong <= within(0.05, runs)
 
 
 def test_what_is_no_audit_is_refused() -> None:
@@ -375,8 +312,6 @@ def test_what_is_no_audit_is_refused() -> None:
         bounds.one_run_epsilon(10, 4, 5, 0.0, 0.05)
     with pytest.raises(ValueError, match="-1 of 4"):
         bounds.clopper_pearson_epsilon(5, 4, 0, 4, 0.0, 0.05)
-    with pytest.raises(ValueError, match="probabilities"):
-        bounds.known_null([1.5], 0.0, 0.05)
 
 
 def test_where_delta_is_large_for_so_many_units_nothing_can_be_shown_and_that_is_said() -> None:

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from attacks import canary_cosine, canary_likelihood
+from attacks import canary_cosine, canary_likelihood, judge
 from attacks.canary_likelihood import likelihood
 from attacks.case import Inapplicable, Settings
+from attacks.null import refuted
 from secure_fed import roc
 from tests.attacks import canaried
 
@@ -72,6 +73,42 @@ def test_the_shift_foretold_is_the_shift_there_is() -> None:
     assert scores is not None
     # A sum of three rounds' cosines over sqrt(3): each shifted as foretold.
     assert scores[members].mean() == pytest.approx(of_all.measured["shift"] * math.sqrt(3), rel=0.25)
+
+
+def test_the_law_of_those_held_out_is_known_and_a_wrong_one_is_noticed() -> None:
+    """By the held-out clients themselves; scores made with twice the dimension do not keep to the law."""
+    case, _ = canaried.case(DRAWN, canaried.MANY_CLIENTS)
+    found, members = canary_likelihood.run(case, Settings()), case.federation.held.members
+    assert found.null is not None
+    assert found.null.rounds is not None
+    assert found.null.rounds.shape == (len(case.units), 6)
+    assert found.null.rate == pytest.approx(0.2)
+    assert not refuted(found.null.tails[~members])
+    assert np.median(found.null.tails[members]) < 0.3
+    releases = canary_cosine.releases(case, case.units[0].client)
+    shift = np.array([canary_likelihood._shift(case, one, 2) for one in releases])
+    wider = likelihood(found.null.rounds * math.sqrt(2), shift, found.null.rate)
+    assert refuted(canary_likelihood._tails(wider, releases, shift, found.null.rate, 0)[~members])
+
+
+def test_rates_that_few_held_out_cannot_show_are_known_from_the_law() -> None:
+    """Sixty or so on either side: against each other 1 % is refused; against the law it is not, and nothing leans on them."""
+    case, _ = canaried.case(DRAWN, canaried.MANY_CLIENTS)
+    found, members = canary_likelihood.run(case, Settings()), case.federation.held.members
+    told = judge.judged(found, members, delta=1e-3, significance=0.05, seed=0, releases=6)
+    assert told.null == "known"
+    assert told.ranking is not None
+    assert found.null is not None
+    rates = told.ranking.at
+    assert all(at is not None and at.fpr.value == rate for rate, at in rates.items())
+    assert told.ranking.auc == pytest.approx(1 - float(found.null.tails[members].mean()))
+    assert [one.name for one in told.estimates] == ["independent", "sampled_gaussian"]
+    refused = judge.judged(replace(found, null=None), members, delta=1e-3, significance=0.05, seed=0)
+    assert refused.ranking is not None
+    assert set(refused.ranking.at.values()) == {None}
+    wrong = replace(found, null=replace(found.null, tails=np.square(found.null.tails)))
+    given_up = judge.judged(wrong, members, delta=1e-3, significance=0.05, seed=0)
+    assert (given_up.null, given_up.estimates, given_up.ranking) == ("refuted", (), refused.ranking)
 
 
 def test_where_it_cannot_know_the_length_it_says_so() -> None:

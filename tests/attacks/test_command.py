@@ -52,7 +52,7 @@ def test_an_audit_is_one_json_object_and_two_files(run_dir: Path, capsys: pytest
     assert stat.S_IMODE((run_dir / "private").stat().st_mode) == 0o700
     for name in ("audit.json", "audit.html", "membership.json"):
         assert stat.S_IMODE((run_dir / "private" / name).stat().st_mode) == 0o600
-    assert "No leak was found" in (run_dir / "private" / "audit.html").read_text()
+    assert "Nothing was found" in (run_dir / "private" / "audit.html").read_text()
 
 
 def test_texts_are_shown_only_when_asked(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,9 +80,9 @@ def test_what_was_asked_for_and_does_not_apply_is_said_and_nothing_is_written(
     before = sorted(path.name for path in run_dir.iterdir())
     for attempt in (["canary_cosine"], ["update_score"], ["lira", "--references", "0"]):
         assert cli.main(["audit", str(run_dir), "--attack", *attempt]) == 2
-        assert f"does not apply to this run. {attempt[0]}: " in capsys.readouterr().err
+        assert f"does not apply to this run. {attempt[0]} (" in capsys.readouterr().err
         assert main(attempt[0], [str(run_dir), *attempt[1:]]) == 2
-        assert f"does not apply to this run. {attempt[0]}: " in capsys.readouterr().err
+        assert f"does not apply to this run. {attempt[0]} (" in capsys.readouterr().err
     assert sorted(path.name for path in run_dir.iterdir()) == before
 
 

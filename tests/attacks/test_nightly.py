@@ -119,7 +119,7 @@ def test_coins_drawn_anew_call_a_leak_as_seldom_as_said(tmp_path: Path, monkeypa
     leaks = 0
     for seed in range(300):
         coins = np.random.default_rng(seed).random(len(built.held.units)) < 0.5
-        monkeypatch.setattr(built, "held", replace(built.held, members=coins))
+        monkeypatch.setitem(built.pools, built.audited, replace(built.held, members=coins))
         monkeypatch.setattr("attacks.audit.baseline", lambda units, members, seed: "left out")
         found = audited(Target(built, result.state, None, result.summary), ["loss"], Settings(references=0))
         leaks += found["verdict"]["level"] == "leak"

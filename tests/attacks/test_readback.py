@@ -47,7 +47,7 @@ def test_words_that_came_back_and_are_right_are_a_leak_although_their_places_are
         "named 100.0 % of the words of a client's texts (all that was named is right), and 98.0 % of the pairs of word and"
         " place (23.0 % of those named are right), as a mean over 10 updates." in text
     )
-    assert "No leak of membership was found." in text
+    assert "Nothing of membership was found." in text
     assert "ittle" not in text
 
 
@@ -116,7 +116,7 @@ def test_texts_are_told_beside_a_violation_and_beside_a_leak_of_membership() -> 
     assert broken["level"] == "violation"
     assert "Texts can be read back:" in broken["text"]
     text = verdict(audit_of(cell(0.8), texts))["text"]
-    assert text.startswith("A leak was found. An outsider")
+    assert text.startswith("A leak was found, and no guarantee covers it. An outsider")
     assert text.count("A leak was found") == 1
     assert "Texts can be read back:" in text
 
@@ -136,9 +136,9 @@ def test_how_much_it_is_has_a_word_that_is_true(share: float, said: str) -> None
 def test_where_a_part_was_read_it_is_not_said_that_no_leak_or_nothing_was_found() -> None:
     level, text = judged(words(0.3))
     assert level == "none_found"
-    assert "No leak of membership was found." in text
+    assert "Nothing of membership was found." in text
     assert "To find nothing" not in text
-    assert "No leak was found." in judged(words(0.1))[1]
+    assert "Nothing was found." in judged(words(0.1))[1]
 
 
 def test_much_that_is_mostly_wrong_is_not_called_little() -> None:
@@ -169,7 +169,7 @@ def test_guesses_are_told_with_their_precision_and_what_public_texts_give() -> N
     text = judged({"recall": None, "guessed_recall": 0.58, "guessed_precision": 1.0})[1]
     assert "was not measured, so this is not counted as a leak" in text
     assert "named 58.0 % of the words of a client's texts in their places (all that was named is right)" in text
-    assert "No leak was found" not in text
+    assert "Nothing was found" not in text
 
 
 def test_guesses_that_name_more_stand_beside_the_exact_test() -> None:

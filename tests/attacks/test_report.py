@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from attacks import report, terminal
+from attacks import report, sweep, terminal
 from attacks.report import plots
 from attacks.verdict import verdict
 from tests.attacks import samples
@@ -181,6 +181,67 @@ def test_texts_are_shown_only_where_the_audit_holds_them(unprotected: Audit, und
     assert "What they hold is not shown" not in text
 
 
+def test_false_accusations_are_shown_among_the_first_and_counted_in_one_line(unprotected: Audit, undrawn: None) -> None:
+    told = samples.copied(unprotected, accusations=[{"first": 10, "false": 0}, {"first": 50, "false": 12}])
+    text = outlined(told).text
+    assert "Of the first 10, none had not trained; of the first 50, 12 had not trained." in text
+    assert "Of names drawn from a hat 50.1 % would not have." in text
+    assert text.count("no: a false accusation") == 2
+
+
+def test_each_adversary_has_its_own_reason(unprotected: Audit, undrawn: None) -> None:
+    told = samples.copied(unprotected)
+    reasons = {
+        "outsider": "it hears too little",
+        "fellow_client": "it hears too little",
+        "server": "it needs no attack",
+    }
+    for one in told["cells"]:
+        if one["attack"] == "loss":
+            one |= samples.nothing(reasons.get(one["vantage"], "it is asked by name"))
+    text = outlined(told).text
+    assert (
+        "Loss threshold. Outsider and Fellow client: it hears too little. Server behind secure aggregation: it is asked by"
+        " name. Server without secure aggregation: it needs no attack." in text
+    )
+
+
+ESTIMATES = [
+    {"name": "independent", "epsilon": 2.401, "point": None},
+    {"name": "sampled_gaussian", "epsilon": 4.609, "point": 6.109},
+]
+
+
+def test_estimates_stand_beside_the_bound_with_what_they_suppose(protected: Audit, undrawn: None) -> None:
+    told = samples.copied(protected, main={"attack": "canary_cosine", "vantage": "fellow_client"})
+    for one in told["cells"]:
+        one["estimates"] = ESTIMATES if one["attack"] == "canary_cosine" else []
+    text = outlined(told).text
+    assert "Estimates, which are no bounds" in text
+    assert "if canaries are independent 2.40 – the law of non-members' scores" in text
+    assert "if the mechanism is Gaussian too 4.60 6.10 the same, and a Gaussian mechanism" in text
+    assert "they never make a contradiction" in text
+    assert "Estimates, which are no bounds" not in outlined(protected).text
+
+
+def test_a_confidence_is_said_of_the_bound_and_not_of_what_was_accounted(protected: Audit, undrawn: None) -> None:
+    text = outlined(protected).text
+    assert "each with a confidence" not in text
+    assert "Accounting gives an upper limit for epsilon by calculation, which no experiment has a part in." in text
+    assert "all lower bounds together hold with a confidence of 95 %" in text
+
+
+def test_one_auc_has_one_interval(unprotected: Audit, tmp_path: Path) -> None:
+    """That of the cell, beside other runs too: of the main attack, so that nothing is to be corrected for a choice."""
+    told = samples.copied(unprotected, main={"attack": "rmia", "vantage": "outsider"})
+    for one in told["cells"]:
+        one["auc_interval_corrected"] = [0.111, 0.999]
+    (tmp_path / "result.json").write_text(json.dumps({"epsilon": None, "accuracy": 0.9}))
+    row = sweep._row(tmp_path, told)
+    of_main = next(one for one in told["cells"] if (one["attack"], one["vantage"]) == ("rmia", "outsider"))
+    assert (row["attack"], row["auc"], list(row["auc_interval"])) == ("rmia", of_main["auc"], of_main["auc_interval"])
+
+
 def test_a_long_list_is_folded_and_whole(unprotected: Audit) -> None:
     text = outlined(unprotected).text
     assert "4 more clients" in text
@@ -223,7 +284,7 @@ def test_a_terminal_of_80_columns_shows_the_verdict_and_every_attack(
     terminal.show(samples.copied(unprotected, method=HOSTILE))
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80
-    assert printed.startswith("verdict: LEAK\n")
+    assert printed.startswith("verdict: LEAK, no guarantee covers it\n")
     assert " ".join(verdict(unprotected)["text"].split()) in " ".join(printed.split())
     assert printed.count("LEAK") == 19
     assert "n/a" in printed

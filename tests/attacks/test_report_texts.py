@@ -91,13 +91,13 @@ def test_no_headline_says_that_there_is_no_leak_where_a_part_of_the_texts_is_rea
     protected: Audit, capsys: pytest.CaptureFixture[str]
 ) -> None:
     part = texts(protected, bag_recall=0.3, bag_precision=1.0)
-    assert "No leak of membership was found, and part of the texts was read back" in outlined(part).text
-    assert "No leak was found" not in outlined(part).text
+    assert "Nothing of membership was found, and part of the texts was read back" in outlined(part).text
+    assert "Nothing was found" not in outlined(part).text
     terminal.show(part)
     printed = capsys.readouterr().out
-    assert "verdict: no leak of membership found; part of the texts read back" in printed
+    assert "verdict: nothing of membership found; part of the texts read back" in printed
     assert "in part" in printed
-    assert "No leak was found" in outlined(protected).text
+    assert "Nothing was found" in outlined(protected).text
 
 
 def test_a_guarantee_without_an_epsilon_that_coins_can_test_is_not_called_none(

@@ -32,9 +32,11 @@ def test_bounds_of_another_unit_or_against_a_trusted_server_contradict_nothing()
     assert judged({**high, "epsilon_accounted": 4.9}, unit="example", epsilon_accounted=9.0)[0] == "violation"
 
 
-def test_a_leak_within_the_guarantee_does_not_contradict_it() -> None:
+def test_what_is_found_within_the_guarantee_is_no_leak() -> None:
     level, text = judged(cell(0.7, epsilon_lower=0.8), unit="example", epsilon_accounted=7.961)
-    assert level == "leak"
+    assert level == "within"
+    assert text.startswith("What was found is within the guarantee.")
+    assert "A run with this epsilon and delta may show up to 99.97." in text
     assert "The guarantee is not contradicted: it allows epsilon 7.97, and at least 0.80 was shown" in text
 
 

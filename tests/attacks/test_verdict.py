@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attacks import evidence
+from attacks import against_null, evidence
+from attacks.main_attack import level, main_of
 from attacks.reading import read
+from attacks.vantage import VANTAGES
 from attacks.verdict import verdict
+from secure_fed import roc
 from tests.attacks import samples
 
 Audit = dict[str, Any]
@@ -44,7 +47,7 @@ def test_the_three_samples_are_what_they_are() -> None:
 def test_nothing_found_is_said_with_its_interval_and_is_no_proof() -> None:
     level, text = judged(cell(0.53))
     assert level == "none_found"
-    assert text.startswith("No leak was found. At best, an outsider who has the final adapter")
+    assert text.startswith("Nothing was found. At best, an outsider who has the final adapter")
     assert (
         "is right in 53 of 100 cases, where a coin is right in 50; the 95 % interval, 50.0 to 56.0, includes 50" in text
     )
@@ -54,7 +57,7 @@ def test_nothing_found_is_said_with_its_interval_and_is_no_proof() -> None:
 
 def test_a_leak_names_the_weakest_adversary_and_the_strongest() -> None:
     text = verdict(samples.unprotected())["text"]
-    assert text.startswith("A leak was found. An outsider who has the final adapter")
+    assert text.startswith("A leak was found, and no guarantee covers it. An outsider who has the final adapter")
     assert "is right in 77 of 100 cases" in text
     assert "A server that sees what every single client sends is right in 90 of 100 cases" in text
     assert "5 attacks on membership were made" in text  # 16 cells, of which most repeat a weaker adversary's
@@ -82,13 +85,6 @@ def test_the_best_of_many_is_no_leak_where_one_alone_would_be() -> None:
     assert "31 numbers are looked at" in text
 
 
-def test_a_corrected_interval_that_reaches_chance_is_no_leak() -> None:
-    assert judged(cell(0.56, auc_interval_corrected=[0.51, 0.61]))[0] == "leak"
-    level, text = judged(cell(0.56, auc_interval_corrected=[0.49, 0.63]))
-    assert level == "none_found"
-    assert "weak sign" in text
-
-
 def test_a_leak_among_the_first_accused_counts_although_the_auc_is_at_chance() -> None:
     tail = {"tpr": 0.08, "tpr_interval": [0.063, 0.1], "fpr": 0.01, "fpr_interval": [0.005, 0.02]}
     level, text = judged(cell(0.51, tpr_at_fpr={"0.01": tail, "0.001": None}))
@@ -108,6 +104,126 @@ def silent() -> list[list[Audit]]:
 def test_a_model_that_tells_nothing_has_a_leak_in_at_most_five_of_a_hundred_audits(silent: list[list[Audit]]) -> None:
     found = sum(verdict(audit_of(*cells))["level"] == "leak" for cells in silent)
     assert found <= 24  # Bin(300, .05) exceeds 24 with a chance of 1 in 100; the seed is fixed
+
+
+def with_a_main(cells: list[Audit]) -> Audit:
+    return audit_of(*cells, main={"attack": "attack-0", "vantage": "outsider"})
+
+
+def test_with_a_main_attack_it_has_one_as_seldom(silent: list[list[Audit]]) -> None:
+    found = sum(verdict(with_a_main(cells))["level"] == "leak" for cells in silent)
+    assert found <= 24
+
+
+def test_the_main_attack_at_all_and_the_others_at_as_much_again_would_fail(silent: list[list[Audit]]) -> None:
+    """Twice the family-wise error: what four fifths and one fifth are for."""
+
+    def found(cells: list[Audit], share: float) -> bool:
+        chances = [evidence.by_rank(one["auc"], one["members"], one["non_members"]) for one in cells]
+        return chances[0] <= 0.05 * share or min(chances[1:]) <= 0.05 / 7
+
+    naive, split = (sum(found(cells, share) for cells in silent) for share in (1.0, 0.0))
+    assert naive > split + 5  # the main one's own share comes on top of a whole family
+
+
+def test_others_that_tell_nothing_are_called_found_beside_a_main_one_that_does_as_seldom() -> None:
+    """Once the main one holds up, the others share all of the significance: strong control, not only where all tell nothing."""
+    random, wrong = np.random.default_rng(1), 0
+    for _ in range(300):
+        leaking = samples.ranked(random.normal(1, 1, 120), random.normal(size=150), bound=False)
+        others = [samples.ranked(random.normal(size=120), random.normal(size=150), bound=False) for _ in range(7)]
+        told = read(with_a_main([leaking, *others]))
+        assert evidence.holds_up(told.cells[0], told)
+        wrong += any(evidence.holds_up(one, told) for one in told.cells[1:])
+    assert wrong <= 27  # Bin(300, .05) exceeds 27 once in a thousand times; the seed is fixed
+
+
+def test_the_main_attack_has_most_of_the_significance() -> None:
+    """An AUC that holds up as the main one and not among the others; with one attack alone all of it is the main one's."""
+    cells = [cell(0.527, half=0.026), *[cell(0.5) for _ in range(12)]]
+    assert judged(*cells, main={"attack": "attack-0", "vantage": "outsider"})[0] == "leak"
+    assert judged(*cells, main={"attack": "attack-1", "vantage": "outsider"})[0] == "none_found"
+    assert judged(*cells)[0] == "none_found"
+    assert level(0.05, 0, main=True) == 0.05
+    assert level(0.05, 4, main=True) + 4 * level(0.05, 4, main=False) == pytest.approx(0.05)
+    assert 4 * level(0.05, 4, main=False, main_found=True) == pytest.approx(0.05)
+
+
+def test_which_attack_is_the_main_one_follows_from_what_was_made() -> None:
+    vantages = list(VANTAGES)
+    made = [("loss", "outsider"), ("lira", "outsider"), ("regression", "server"), ("regression", "fellow_client")]
+    assert main_of(made, vantages) == ("lira", "outsider")
+    assert main_of(made[2:], vantages) == ("regression", "fellow_client")
+    canaries = [("one_run", "outsider"), ("canary_cosine", "fellow_client"), ("canary_likelihood", "fellow_client")]
+    assert main_of(canaries, vantages) == ("canary_likelihood", "fellow_client")
+    assert main_of(canaries[:2], vantages) == ("canary_cosine", "fellow_client")
+    assert main_of([], vantages) is None
+
+
+def test_against_a_known_law_few_members_suffice_and_a_silent_model_is_called_found_as_seldom() -> None:
+    random, found = np.random.default_rng(2), 0
+    for _ in range(300):
+        ranking = roc.to_dict(against_null.rank(random.random(40), 30))
+        found += judged({**ranking, "null": "known"})[0] != "none_found"
+    assert found <= 24
+    tail = {"tpr": 0.1, "tpr_interval": [0.04, 0.2], "fpr": 0.001, "fpr_interval": [0.001, 0.001]}
+    found_by_tail = {**cell(0.51, units=40), "tpr_at_fpr": {"0.001": tail}}
+    assert judged({**found_by_tail, "null": "known"})[0] == "leak"
+
+
+ALLOWED = {"auc": 0.66, "tpr_at_fpr": {"0.01": 0.088, "0.001": 0.026}, "by": "mechanism"}
+COVERED: Audit = {"unit": "example", "epsilon_accounted": 7.97}
+
+
+def test_the_four_verdicts() -> None:
+    """Nothing; as much as a run that keeps its guarantee shows; the same without a guarantee; a bound above the guarantee."""
+    found = cell(0.65, epsilon_lower=0.4, allowed=ALLOWED)
+    assert judged(cell(0.51, epsilon_lower=0.0, allowed=ALLOWED), **COVERED)[0] == "none_found"
+    grade, text = judged(found, **COVERED)
+    assert grade == "within"
+    assert text.startswith("What was found is within the guarantee. An outsider who has the final adapter")
+    assert "A run whose noise is exactly as accounted may show up to 66." in text
+    assert "leak" not in text
+    assert judged(found)[0] == "leak"
+    assert judged({**found, "epsilon_accounted": None}, **COVERED)[0] == "leak"
+    assert judged({**found, "epsilon_lower": 8.1}, **COVERED)[0] == "violation"
+
+
+def test_a_leak_that_nothing_covers_comes_before_what_is_within() -> None:
+    within = cell(0.65, epsilon_lower=0.4, allowed=ALLOWED)
+    server = {**cell(0.9, epsilon_lower=2.0), "vantage": "server", "epsilon_accounted": None}
+    level, text = judged(within, server, **COVERED)
+    assert level == "leak"
+    assert text.startswith(
+        "A leak was found, and no guarantee covers it. A server that sees what every single client sends"
+    )
+    assert "found is covered by the guarantee, which allows up to 66; it is right in 65 of 100" in text
+
+
+def test_more_than_the_guarantee_allows_is_neither_within_nor_a_contradiction() -> None:
+    """An interval supposes more than fair coins, so that it contradicts nothing; nor may it be called within."""
+    level, text = judged(cell(0.75, epsilon_lower=0.4, allowed=ALLOWED), **COVERED)
+    assert level == "unsupported"
+    assert "This audit cannot tell whether the guarantee holds." in text
+    assert "What was found is more than that, and yet no lower bound contradicts the guarantee" in text
+
+
+def test_no_estimate_makes_a_contradiction() -> None:
+    high = [
+        {"name": "independent", "epsilon": 9.0, "point": None},
+        {"name": "sampled_gaussian", "epsilon": 20.0, "point": 30.0},
+    ]
+    main = {"attack": "attack-0", "vantage": "outsider"}
+    level, text = judged(cell(0.65, epsilon_lower=0.4, allowed=ALLOWED, estimates=high), main=main, **COVERED)
+    assert level == "within"
+    assert (
+        "say epsilon 9.00 (if canaries are independent) and 20.00 (if the mechanism is Gaussian too; most likely 30.00)"
+        in text
+    )
+    assert "One is above what was accounted. That contradicts nothing by itself" in text
+    low = [{**one, "epsilon": 3.0} for one in high]
+    text = judged(cell(0.65, epsilon_lower=0.4, allowed=ALLOWED, estimates=low), main=main, **COVERED)[1]
+    assert "One is above" not in text
 
 
 def test_without_the_correction_that_test_would_fail(silent: list[list[Audit]]) -> None:

@@ -1,0 +1,67 @@
+"""What a guarantee allows: against the accountant, closed forms, and draws."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from attacks.allowed import allowed
+from attacks.tradeoff import area, rate, sampled_gaussian
+from privacy import accounting
+
+DEMO = {"noise_multiplier": 0.5583, "sampling_rate": 0.05, "releases": 20, "delta": 1e-5}
+
+
+@pytest.mark.parametrize(("z", "q", "count"), [(0.5583, 0.05, 20), (1.0, 1.0, 5), (2.0, 0.3, 40), (1.2, 0.02, 300)])
+def test_its_epsilon_is_the_accountants(z: float, q: float, count: int) -> None:
+    expected = accounting.epsilon(accounting.poisson_sampled(q, z), count, 1e-5, discretization=accounting.COARSE)
+    assert sampled_gaussian(z, q, count).epsilon(1e-5) == pytest.approx(expected, rel=1e-2)
+
+
+def test_golden_numbers_of_the_demo() -> None:
+    curve = sampled_gaussian(0.5583, 0.05, 20)
+    assert curve.epsilon(1e-5) == pytest.approx(7.97, abs=0.01)
+    assert curve.area == pytest.approx(0.66, abs=0.005)
+
+
+def test_where_everybody_takes_part_it_is_the_gaussian_curve() -> None:
+    curve, mu = sampled_gaussian(2.0, 1.0, 4), math.sqrt(4) / 2.0
+    assert curve.area == pytest.approx(stats.norm.cdf(mu / math.sqrt(2)), abs=1e-4)
+    for fpr in (0.001, 0.01, 0.3):
+        assert curve.rate(fpr) == pytest.approx(stats.norm.cdf(stats.norm.ppf(fpr) + mu), abs=1e-3)
+
+
+def test_the_sampled_curve_is_that_of_draws() -> None:
+    rng, mu, q = np.random.default_rng(0), 1.5, 0.2
+
+    def losses(x: np.ndarray) -> np.ndarray:
+        return np.log(1 - q + q * np.exp(mu * x - mu**2 / 2)).sum(1)
+
+    outs = losses(rng.normal(size=(40_000, 6)))
+    ins = losses(rng.normal(size=(40_000, 6)) + mu * (rng.random((40_000, 6)) < q))
+    curve = sampled_gaussian(1 / mu, q, 6)
+    assert curve.area == pytest.approx(stats.mannwhitneyu(ins, outs).statistic / 40_000**2, abs=0.006)
+    assert curve.rate(0.05) == pytest.approx((ins > np.quantile(outs, 0.95)).mean(), abs=0.01)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.0), (0.5, 0.0), (1.0, 0.1), (7.97, 1e-5)])
+def test_the_area_of_epsilon_and_delta_is_the_integral_of_its_rates(epsilon: float, delta: float) -> None:
+    fpr = np.linspace(0, 1, 400_001)
+    assert area(epsilon, delta) == pytest.approx(
+        np.trapezoid([rate(one, epsilon, delta) for one in fpr], fpr), abs=1e-4
+    )
+    if not delta:
+        assert area(epsilon, 0.0) == pytest.approx(math.exp(epsilon) / (1 + math.exp(epsilon)))  # randomised response
+
+
+def test_the_mechanisms_curve_is_taken_only_if_the_accounted_epsilon_is_its_own() -> None:
+    own = allowed(DEMO, 7.966)
+    assert own["by"] == "mechanism"
+    assert own["auc"] == pytest.approx(0.66, abs=0.005)
+    assert own["tpr_at_fpr"]["0.01"] == pytest.approx(0.088, abs=0.001)
+    for other in (allowed(DEMO, 5.0), allowed({**DEMO, "noise_multiplier": None}, 7.966)):
+        assert other["by"] == "epsilon"
+    assert allowed(DEMO, 65.0)["auc"] == pytest.approx(1.0)
