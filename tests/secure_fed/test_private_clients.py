@@ -180,5 +180,5 @@ def test_a_ledger_and_a_record_hold_nothing_of_the_cohort(tmp_path: Path) -> Non
         {"round": round_, "pass": "change"} for round_ in range(3)
     ]
     assert {row.body["who"] for row in rows if row.kind == "charge"} == {""}
-    note = json.loads((tmp_path / "run" / "budget.json").read_text())
+    note = json.loads((tmp_path / "run" / "private" / "budget.json").read_text())
     assert note["head"]["row"] == rows[-1].id

@@ -32,7 +32,7 @@ def recorded(tmp_path: Path, settings: dict[str, Any], **own: Any) -> tuple[reco
 
 def test_nothing_is_kept_unless_asked(tmp_path: Path) -> None:
     toys.federation().run(tmp_path / "run")
-    assert not (tmp_path / "run" / recording.FOLDER).exists()
+    assert not (tmp_path / "run" / "private" / recording.FOLDER).exists()
     assert recording.read(tmp_path / "run") is None
 
 
@@ -74,7 +74,7 @@ def test_behind_masks_only_sums_are_there_to_be_kept(tmp_path: Path) -> None:
 
 def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
     recorded(tmp_path, UPDATES)
-    folder = tmp_path / "run" / recording.FOLDER
+    folder = tmp_path / "run" / "private" / recording.FOLDER
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o600}
 
@@ -117,7 +117,7 @@ def test_what_a_client_noised_itself_is_kept_noised(tmp_path: Path) -> None:
 
 def test_a_damaged_recording_is_named(tmp_path: Path) -> None:
     recorded(tmp_path, UPDATES)
-    file = tmp_path / "run" / recording.FOLDER / "round-00002.safetensors"
+    file = tmp_path / "run" / "private" / recording.FOLDER / "round-00002.safetensors"
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(RunDirectoryError, match="round-00002"):
         recording.read(tmp_path / "run")
@@ -125,7 +125,7 @@ def test_a_damaged_recording_is_named(tmp_path: Path) -> None:
 
 def test_a_recording_with_a_gap_is_no_recording(tmp_path: Path) -> None:
     recorded(tmp_path, UPDATES)
-    (tmp_path / "run" / recording.FOLDER / "round-00001.safetensors").unlink()
+    (tmp_path / "run" / "private" / recording.FOLDER / "round-00001.safetensors").unlink()
     with pytest.raises(RunDirectoryError, match="lacks rounds"):
         recording.read(tmp_path / "run")
 
@@ -135,7 +135,7 @@ def test_a_recording_with_a_gap_is_no_recording(tmp_path: Path) -> None:
 )
 def test_other_files_beside_a_recording_are_none_of_it(tmp_path: Path, name: str) -> None:
     recorded(tmp_path, UPDATES)
-    (tmp_path / "run" / recording.FOLDER / name).write_text("mine")
+    (tmp_path / "run" / "private" / recording.FOLDER / name).write_text("mine")
     found = recording.read(tmp_path / "run")
     assert found is not None
     assert sorted(found.states) == [0, 1, 2, 3]
@@ -143,7 +143,7 @@ def test_other_files_beside_a_recording_are_none_of_it(tmp_path: Path, name: str
 
 def test_a_run_that_goes_on_clears_what_a_kill_left_of_its_recording(tmp_path: Path) -> None:
     toys.federation(UPDATES | {"federation.rounds": 1}).run(tmp_path / "run")
-    folder = tmp_path / "run" / recording.FOLDER
+    folder = tmp_path / "run" / "private" / recording.FOLDER
     (folder / "round-00002.safetensors.0123456789abcdef.part").write_text("half")
     toys.federation(UPDATES).run(tmp_path / "run", resume=True)
     assert sorted(file.name for file in folder.iterdir()) == [f"round-{n:05d}.safetensors" for n in range(4)]
@@ -198,7 +198,7 @@ def test_without_its_last_rounds_it_is_refused(tmp_path: Path) -> None:
     """And with one more, as of a run that was resumed and killed between a recording and its checkpoint."""
     found, federation, result = recorded(tmp_path, UPDATES)
     names = federation.parts.names
-    folder = tmp_path / "run" / recording.FOLDER
+    folder = tmp_path / "run" / "private" / recording.FOLDER
     (folder / "round-00003.safetensors").unlink()
     less = recording.read(tmp_path / "run")
     assert less is not None

@@ -96,7 +96,7 @@ def test_an_unfinished_run_has_none_either(run_folder: RunFolder) -> None:
 
 def audited(folder: Path, told: str) -> None:
     """Lays an audit beside a run."""
-    (folder / "private").mkdir()
+    (folder / "private").mkdir(exist_ok=True)
     (folder / "private" / "audit.html").write_text("an audit", encoding="utf-8")
     (folder / "private" / "audit.json").write_text(told, encoding="utf-8")
 
@@ -137,8 +137,8 @@ def test_an_audit_of_another_state_is_not_the_audit_of_this_run(run_folder: RunF
 def test_an_audit_that_may_not_be_read_does_not_keep_the_report_from_being_written(run_folder: RunFolder) -> None:
     folder = run_folder(edit=measured())
     audited(folder, "")
-    (folder / "audit.json").unlink()
-    (folder / "audit.json").mkdir()
+    (folder / "private" / "audit.json").unlink()
+    (folder / "private" / "audit.json").mkdir()
     assert "audit.html" not in page(folder)
 
 
