@@ -6,17 +6,19 @@ the server's momentum averages the noise of several rounds. `ffa_lora`, because 
 
 What they send is masked, for a twentieth of a cohort in league with the server and another gone in mid-round. The noise is
 central all the same: with noise of the clients' own, for sampling to count, everybody would have to send in every round
-(`privacy.hidden_cohort`): 5,000 masked vectors where 372 do. That many are invited to every sum, whatever number the coins
+(`privacy.hidden_cohort`): 5,500 masked vectors where 403 do. That many are invited to every sum, whatever number the coins
 draw: those that they did not draw send zeros.
 
-A tenth of the clients are for the audit: coins decide which of them train, and those pull the model along a random direction
-each, as far as a client may. That is the most that one client can make itself felt; real notes, of which nobody's is seen
-more than a few times, leave hardly a trace even without privacy.
+All clients train. Beside them stand phantoms for the audit, a tenth as many, which are nobody's data: coins decide which of
+them pull the model along a random direction each, as far as a client may. That is the most that one client can make itself
+felt; real notes, of which nobody's is seen more than a few times, leave hardly a trace even without privacy.
 """
 
 from __future__ import annotations
 
 from secure_fed.config import RunConfig
+
+PHANTOMS = 500  # what a private run of so many clients has by default; named, since one without privacy has none
 
 
 def config() -> RunConfig:
@@ -35,7 +37,7 @@ def config() -> RunConfig:
             "training": {"lr": 0.02},
             "privacy": {"unit": "client", "epsilon": 8.0, "clip_norm": 3.1},
             "secure_aggregation": {"enabled": True, "corrupt": 0.05, "dropout": 0.05},
-            "evaluation": {"every": 4, "canaries": "direction", "record": "models"},
+            "evaluation": {"every": 4, "record": "models", "phantoms": PHANTOMS},
         }
     )
 

@@ -1,0 +1,35 @@
+"""The figure of membership that a private run gives by itself exists for every method, and sees phantoms where there is no
+noise.
+"""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from privacy.mechanisms import Gaussian
+from secure_fed.membership import heard
+from secure_fed.methods import METHODS
+from tests.attacks.canaried import _clean
+from tests.contracts import runs
+
+# Gradients of single examples over all tensors take a minute.
+LONG = {("fedft", "example"): pytest.mark.nightly}
+CELLS = [
+    pytest.param(name, unit, marks=LONG.get((name, unit), pytest.mark.slow))
+    for name in METHODS
+    for unit in ("client", "example")
+    if runs.supported(name, unit)
+]
+
+
+@pytest.mark.parametrize(("name", "unit"), CELLS)
+def test_every_method_gives_a_figure_of_phantoms(name: str, unit: str) -> None:
+    built = runs.federation(runs.settings(name, unit, **{"evaluation.phantoms": 20, "evaluation.every": 9}))
+    with patch.object(Gaussian, "noised", _clean):
+        result = built.run()
+    assert result.summary["membership"]["why"] == ""
+    assert np.isfinite(heard(result.state, built.held)).all()
+    assert result.summary["membership"]["auc"] > (0.99 if unit == "client" else 0.5)
