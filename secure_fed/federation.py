@@ -158,6 +158,10 @@ class Federation:
         """The units that an audit asks about: those of the data where coins held some out, else phantoms."""
         return self.pools[self.audited]
 
+    @held.setter
+    def held(self, held: Held) -> None:
+        self.pools = {**self.pools, self.audited: held}
+
     @property
     def warnings(self) -> list[str]:
         """What the user should hear before training starts."""
