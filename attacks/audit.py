@@ -177,7 +177,7 @@ def _cell(
     if order.index(vantage) < order.index(attack.vantage):
         return judge.empty(attack.name, vantage, f"this adversary does not see {VANTAGES[attack.vantage].sees}")
     if in_plain_sight(attack, target.federation, vantage):
-        return judge.empty(attack.name, vantage, plain_sight(vantage))
+        return judge.empty(attack.name, vantage, plain_sight(vantage, target.federation))
     at = max(
         (at for name, at in made if name == attack.name and order.index(at) <= order.index(vantage)), key=order.index
     )

@@ -20,6 +20,10 @@ _PLAIN_SIGHT = {
     "secure_server": "this server invites clients to a sum by name, so membership of a whole client is in plain sight",
     "server": "this server gets every update with its client's name, so membership of a whole client is in plain sight",
 }
+_BESIDE_PHANTOMS = {
+    "secure_server": "phantoms ask what the releases tell; the sums that this server sees before them are not attacked",
+    "server": "phantoms ask what the releases tell; this server sees of every phantom whether it pulls",
+}
 Progress = Callable[[str], None]
 Where = tuple[str, str]  # an attack and a vantage point
 
@@ -77,7 +81,7 @@ def _sees_more(attack: Attack, before: Seen, now: Seen) -> bool:
 def _tried(attack: Attack, case: Case, settings: Settings, *, asked: bool) -> Made | str:
     """What an attack found; or why it could not be made, which goes by no coin and no score."""
     if in_plain_sight(attack, case.federation, case.seen.vantage):
-        return plain_sight(case.seen.vantage)
+        return plain_sight(case.seen.vantage, case.federation)
     if case.federation.held.directions and not attack.directions:
         if attack.membership and case.federation.held.of == "phantoms":
             return "the audited units are phantoms, which are nobody's data: there are no examples of theirs to look at"
@@ -105,9 +109,9 @@ def _of_those_who_learn(case: Case) -> Case:
     return replace(case, seen=replace(case.seen, updates=updates))
 
 
-def plain_sight(vantage: str) -> str:
+def plain_sight(vantage: str, federation: Federation) -> str:
     """Why nothing is tried there on whole clients: this server's own reason."""
-    return _PLAIN_SIGHT[vantage]
+    return (_BESIDE_PHANTOMS if federation.held.of == "phantoms" else _PLAIN_SIGHT)[vantage]
 
 
 def in_plain_sight(attack: Attack, federation: Federation, vantage: str) -> bool:

@@ -111,7 +111,8 @@ class Baseline:
 class Audit:
     """One audit. unit: whom the guarantee protects, "none" without one; audited: what was in or out by a coin. epsilon: what
     findings can be set against; promised: that of the run, of an `adjacency` that coins may be unable to ask about. asked_for:
-    attacks by name, empty if all; personal: tensors that stay with clients. main: attack and vantage of the main one.
+    attacks by name, empty if all; personal: tensors that stay with clients. main: attack and vantage of the main one. phantoms:
+    whether the units are phantoms, which are nobody's data.
     """
 
     run: str
@@ -140,6 +141,7 @@ class Audit:
     personal: tuple[str, ...] = ()
     main: tuple[str, str] | None = None
     accusations: tuple[Row, ...] = ()
+    phantoms: bool = False
 
     @property
     def main_cell(self) -> Cell | None:
@@ -227,6 +229,7 @@ def read(audit: Mapping[str, Any]) -> Audit:
         personal=_names(told.get("personal")),
         main=_main(row(told.get("main"))),
         accusations=rows(told.get("accusations")),
+        phantoms=words(told.get("audited_of")) == "phantoms",
     )
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 from attacks import evidence
 from attacks.reading import NO_UNIT, Audit, Cell
 from attacks.told_guarantee import ONE_IN
-from attacks.wording import UNITS, at_most_hundred, between, capital, guess, hundred, who
+from attacks.wording import at_most_hundred, between, capital, guess, hundred, sides, units, who
 from secure_fed.report.words import counted, percent
 from secure_fed.report.words import number as shown
 
@@ -72,10 +72,9 @@ def missed(audit: Audit) -> str:
     least = evidence.unnoticed(audit)
     if least is None:
         return ""
-    units = UNITS.get(audit.audited, "units")
     return (
-        f"With this number of {units}, an attack that is right in {hundred(least)} of 100 cases would as likely as not have"
-        " gone unnoticed."
+        f"With this number of {units(audit)}, an attack that is right in {hundred(least)} of 100 cases would as likely as not"
+        " have gone unnoticed."
     )
 
 
@@ -222,7 +221,8 @@ def _tried(audit: Audit) -> str:
 
 def _counts(audit: Audit) -> str:
     members, non_members = _largest(audit) or (None, None)
-    return f"{shown(members)} {UNITS.get(audit.audited, 'units')} in training with {shown(non_members)} held out"
+    member, non_member = sides(audit)
+    return f"{shown(members)} {units(audit)} {member} with {shown(non_members)} {non_member}"
 
 
 def _largest(audit: Audit) -> tuple[int, int] | None:

@@ -35,7 +35,7 @@ from attacks.told_estimates import estimated
 from attacks.told_guarantee import contradicted, guarantee
 from attacks.told_membership import SERVERS, found_out, inverted, missed, signs, standing, tried
 from attacks.told_texts import texts
-from attacks.wording import UNITS
+from attacks.wording import units
 from secure_fed.report.words import listed
 
 Level = Literal["none_found", "within", "leak", "violation", "unsupported"]
@@ -81,22 +81,29 @@ def _common(audit: Audit, level: Level) -> list[str]:
         return [_in_plain_sight(audit)]
     return [
         tried(audit) if level != "violation" else "",
-        _CANARIES.format(units=UNITS.get(audit.audited, "units")) if audit.canaries != "none" and audit.results else "",
+        _planted(audit),
         signs(audit) if of_membership in ("none_found", "unsupported") and level != "violation" else "",
         inverted(audit),
         "" if level == "violation" else guarantee(audit),
         estimated(audit),
         missed(audit) if of_membership == "none_found" and level != "violation" else "",
         _in_plain_sight(audit),
-        _UNCHECKED if audit.baseline.at_chance is None else "",
+        _UNCHECKED if audit.baseline.at_chance is None and not audit.phantoms else "",
         _PERSONAL if audit.personal else "",
         _some(audit),
     ]
 
 
+def _planted(audit: Audit) -> str:
+    """That the audited units are conspicuous, where they are."""
+    if not audit.results or (audit.canaries == "none" and not audit.phantoms):
+        return ""
+    return _PHANTOMS if audit.phantoms else _CANARIES.format(units=units(audit))
+
+
 def _in_plain_sight(audit: Audit) -> str:
     """That servers need no attack to learn which clients were members."""
-    if audit.audited != "client":
+    if audit.audited != "client" or audit.phantoms:
         return ""
     counted = any(cell.vantage in SERVERS for cell in audit.of_membership)
     return _PLAIN_SIGHT + ("." if counted else ", and no attack on it is counted.")
@@ -126,6 +133,10 @@ _UNCHECKED = "Whether the two sides differ by themselves, without any model, was
 _CANARIES = (
     "The {units} that were audited are canaries, made conspicuous on purpose; ordinary ones were not audited here, and are"
     " expected to give away less."
+)
+_PHANTOMS = (
+    "The units that were audited are phantoms: they are nobody's data, and those that a coin chose pulled the model as far as"
+    " one unit may. Units of the data were not audited here, and are expected to give away less."
 )
 _PERSONAL = (
     "Parts of the model stay with the clients. Outsiders and other clients were given the shared part alone, the rest as it was"

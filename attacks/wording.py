@@ -46,6 +46,16 @@ def unit_one(unit: str) -> str:
     return _ONE.get(unit, f"one {unit}")
 
 
+def units(audit: Audit) -> str:
+    """The units that were audited: "clients", "phantoms"."""
+    return "phantoms" if audit.phantoms else UNITS.get(audit.audited, "units")
+
+
+def sides(audit: Audit) -> tuple[str, str]:
+    """What members are, and what non-members: "in training" and "held out"."""
+    return ("that pulled", "that did not") if audit.phantoms else ("in training", "held out")
+
+
 def guess(unit: str) -> str:
     """What an AUC is the share of right answers to."""
     return _GUESS.get(unit, _GUESS["example"])

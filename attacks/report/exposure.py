@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from attacks.reading import Audit
 from attacks.values import Row, count, number, words
-from attacks.wording import UNITS, capital
+from attacks.wording import capital, units
 from secure_fed.report.markup import folded, paragraph, section, table
 from secure_fed.report.words import MISSING, counted, percent
 from secure_fed.report.words import number as shown
@@ -39,10 +39,13 @@ def examples(audit: Audit) -> str:
         return ""
     ordered = sorted(audit.exposed, key=lambda one: number(one.get("rank")) or float("inf"))
     texts = any(words(one.get("text")) for one in ordered)
-    head = ("rank", "unit", "score", "above of those held out", "in training", *(("text",) if texts else ()))
+    sides = (
+        ("above of those that did not pull", "pulled") if audit.phantoms else ("above of those held out", "in training")
+    )
+    head = ("rank", "unit", "score", *sides, *(("text",) if texts else ()))
     rows = [(*_unit(one), *((words(one.get("text")) or "not shown",) if texts else ())) for one in ordered]
     return section(
-        f"The {UNITS.get(audit.audited, 'units')} that stand out most",
+        f"The {units(audit)} that stand out most",
         paragraph(_false(audit), "lead") if audit.accusations else "",
         paragraph(_SHOWN if texts else _REDACTED, "notice" if texts else ""),
         *_long(head, rows, "unit"),
@@ -51,9 +54,10 @@ def examples(audit: Audit) -> str:
 
 def _false(audit: Audit) -> str:
     """How many of the first accusations are false, in one line."""
+    did = "pulled" if audit.phantoms else "trained"
     pairs = [(count(one.get("first")), count(one.get("false"))) for one in audit.accusations]
     told = [
-        f"of the first {first}, {wrong or 'none'} had not trained"
+        f"of the first {first}, {wrong or 'none'} had not {did}"
         for first, wrong in pairs
         if first and wrong is not None
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attacks.evidence import looks
 from attacks.reading import Audit
 from attacks.told_guarantee import ONE_IN
-from attacks.wording import UNITS, unit_one
+from attacks.wording import sides, unit_one, units
 from secure_fed.report.markup import bullets, facts, folded, paragraph, section, table
 from secure_fed.report.words import MISSING, number
 
@@ -17,6 +17,8 @@ def baseline(audit: Audit) -> str:
     if told.interval is not None:
         about += f" ({number(told.interval[0])} to {number(told.interval[1])})"
     title = "Without any model"
+    if audit.phantoms:
+        return section(title, paragraph(_NO_TEXTS))
     if told.at_chance is None:
         return section(title, paragraph(_UNCHECKED.format(why=f" ({told.why})" if told.why else ""), "notice"))
     if told.at_chance:
@@ -46,10 +48,9 @@ def not_proved(audit: Audit) -> str:
 
 def how(audit: Audit) -> str:
     """Coins, unit, significance, and whose attacks these are."""
-    units = UNITS.get(audit.audited, "units")
     rows = (
         ("unit", unit_one(audit.audited)),
-        ("members and non-members", f"{number(audit.members)} and {number(audit.non_members)}"),
+        (f"{units(audit)} " + " and ".join(sides(audit)), f"{number(audit.members)} and {number(audit.non_members)}"),
         ("significance of all that is called found, together", f"{audit.significance:g}"),
         ("significance of all lower bounds, together", f"{audit.significance:g}"),
         ("numbers that could have been called found", number(looks(audit))),
@@ -59,8 +60,7 @@ def how(audit: Audit) -> str:
     return section(
         "How it was measured",
         paragraph(
-            f"Before training, some {units} were chosen at random, and a fair coin decided for each whether it trained"
-            " or was left out. So members and non-members differ in nothing but that. No attack is told how the coins"
+            f"{_PULLED if audit.phantoms else _TRAINED.format(units=units(audit))} No attack is told how the coins"
             " fell; its scores are compared with them afterwards. Each interval has a confidence of 95 %, by itself."
             " Because many attacks are tried, a number counts as found only where luck seldom gives as much: the AUC of"
             " the main attack is judged at four fifths of the significance; the other numbers share the rest, or all of"
@@ -71,6 +71,19 @@ def how(audit: Audit) -> str:
     )
 
 
+_TRAINED = (
+    "Before training, some {units} were chosen at random, and a fair coin decided for each whether it trained or was left out."
+    " So members and non-members differ in nothing but that."
+)
+_PULLED = (
+    "Phantoms stood beside the units of the data. They are nobody's data. A fair coin decided for each whether it pulled"
+    " the model along a random direction of its own, as far as a unit of the data may, or did nothing. So members and"
+    " non-members differ in nothing but that."
+)
+_NO_TEXTS = (
+    "Phantoms have no texts, and their coins are drawn without regard to anything. So nothing but the run can tell those that"
+    " pulled from the others."
+)
 _WHAT = "A classifier that never saw the model tried to tell members from non-members by their texts alone."
 _FAIR = "So what an attack finds comes from the model."
 _UNFAIR = (

@@ -8,7 +8,7 @@ from attacks.told_estimates import NAMES, estimates
 from attacks.told_membership import standing, uncovered
 from attacks.values import words
 from attacks.verdict import LEVELS
-from attacks.wording import UNITS, at_least, confidence, promised, unit_one
+from attacks.wording import at_least, confidence, promised, sides, unit_one, units
 from secure_fed.report.markup import facts, paragraph, section, text
 from secure_fed.report.words import at_most, number, percent
 
@@ -56,9 +56,10 @@ def verdict(level: str, told: str, summary: str = "") -> str:
 
 def numbers(audit: Audit) -> str:
     """How many were tried for, how good the model is, and the two ends between which the truth about epsilon lies."""
+    member, non_member = sides(audit)
     rows = (
-        (f"{UNITS.get(audit.audited, 'units')} in training", number(audit.members)),
-        (f"{UNITS.get(audit.audited, 'units')} held out", number(audit.non_members)),
+        (f"{units(audit)} {member}", number(audit.members)),
+        (f"{units(audit)} {non_member}", number(audit.non_members)),
         ("accuracy of the model", percent(audit.accuracy)),
         *_main(audit),
         ("epsilon promised", promised(audit)),

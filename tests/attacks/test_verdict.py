@@ -12,6 +12,7 @@ import pytest
 from attacks import against_null, evidence
 from attacks.main_attack import level, main_of
 from attacks.reading import read
+from attacks.report import page
 from attacks.vantage import VANTAGES
 from attacks.verdict import verdict
 from secure_fed import roc
@@ -304,6 +305,19 @@ def test_that_servers_see_which_clients_take_part_is_said_of_clients_alone() -> 
 def test_canaries_are_told_where_membership_was_tried() -> None:
     assert "are canaries" in judged(cell(0.5), canaries="direction")[1]
     assert "are canaries" not in verdict(audit_of(canaries="direction"))["text"]
+
+
+def test_phantoms_are_not_told_as_clients_who_trained() -> None:
+    unchecked = {"auc": None, "auc_interval": None, "at_chance": None, "why": "phantoms have no texts"}
+    about = {"audited_unit": "client", "audited_of": "phantoms", "canaries": "direction", "baseline": unchecked}
+    text = judged(cell(0.5), **about)[1]
+    assert "nobody's data" in text
+    assert "phantoms that pulled" in text
+    for wrong in ("in training", "held out", "are canaries", "not checked", "take part"):
+        assert wrong not in text
+    shown = page(audit_of(cell(0.5), **about))
+    assert "900 in training" not in shown
+    assert "It was not checked" not in shown
 
 
 def test_an_interval_that_begins_just_above_chance_does_not_read_as_if_it_began_there() -> None:
