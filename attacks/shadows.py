@@ -36,7 +36,8 @@ from attacks.reference import Reference
 from secure_fed.directions import plain
 from secure_fed.errors import UsageError
 from secure_fed.federation import Federation
-from secure_fed.holding import Held, content
+from secure_fed.fingerprint import content
+from secure_fed.holding import Held
 from secure_fed.stacked import Ways, train_stacked
 from secure_fed.tensors import Tensors
 from secure_fed.training import scheduled_lr

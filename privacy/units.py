@@ -7,14 +7,14 @@ of which rows belong to which unit, and the neighbours. A reservation for anybod
 
 What digests cannot tell, the user states: a patient with new rows is the same patient. The user gives the changed unit a name
 of its own and declares that the two names are of one unit; the statement is a row of the ledger. Neighbours of different kinds
-never add up, whatever is stated.
+never add up, whatever is stated, nor do examples and those whom they belong to: a client or a group has many of them.
 """
 
 from __future__ import annotations
 
 import hmac
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,13 @@ class Units:
                     f"{path} counts privacy for neighbours {known.neighbours!r}, not {unit.neighbours!r} (row {row}): use the "
                     "same privacy.noise and federation.sampling, or another ledger"
                 )
+        for known, row in self.used.values():
+            if _differ((known.kind, unit.kind)):
+                raise LedgerError(
+                    f"{path} counts privacy for unit {known.name!r}, and costs of unit {unit.name!r} do not add up with it "
+                    f"(row {row}), whatever is declared, since privacy.unit was {known.kind!r} and is {unit.kind!r}: use "
+                    "another ledger"
+                )
         if unit.name in self.used:
             self._require_unchanged(path, unit, *self.used[unit.name])
         elif self.used and not self.same(unit.name) & set(self.used):
@@ -107,6 +114,12 @@ class Units:
             f"new name and say so with `{_statement(path, unit.name, 'NEW-NAME')}`, else use another ledger"
         )
 
+    def _kind(self, name: str) -> str:
+        """Of a unit that has reserved, or is called by its kind, as it is where nobody names it; "" if it is not known yet."""
+        if name in self.used:
+            return self.used[name][0].kind
+        return name if name in _KINDS else ""
+
     def require_declarable(self, path: Path, one: str, other: str) -> None:
         """Refuse a statement that adds nothing, or that is about no unit of this ledger."""
         for name in (one, other):
@@ -115,12 +128,24 @@ class Units:
             raise LedgerError(
                 f"{path} holds {one!r} and {other!r} for the same unit already: nothing is to be declared"
             )
+        kinds = {name: self._kind(name) for name in sorted(self.same(one) | self.same(other))}
+        if _differ(kinds.values()):
+            said = ", ".join(f"{name!r} is of {kind!r}" for name, kind in kinds.items() if kind)
+            raise LedgerError(
+                f"{path} cannot hold {one!r} and {other!r} for one unit, since an example is no client and no group ({said}): "
+                "use another ledger"
+            )
         known = {*self.used, *(name for pair in self.declared for name in pair)}
         if not known & {one, other}:
             names = ", ".join(map(repr, sorted(known))) or "none"
             raise LedgerError(
                 f"{path} knows neither unit {one!r} nor {other!r}: give one that it knows, of which there are: {names}"
             )
+
+
+def _differ(kinds: Iterable[str]) -> bool:
+    """Whether some of them are examples and others, of those that are known, are not."""
+    return len({kind == "example" for kind in kinds if kind}) > 1
 
 
 def _statement(path: Path, *names: str) -> str:
@@ -132,3 +157,6 @@ def _check_name(name: str) -> None:
         raise PlanError(
             f"a unit cannot be called {name!r} in a ledger: set privacy.unit_name to a name of printable characters"
         )
+
+
+_KINDS = ("example", "client", "group")

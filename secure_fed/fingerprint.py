@@ -1,12 +1,15 @@
-"""Digests by which a resumed run knows the data and the base model it was begun with."""
+"""Digests by which a resumed run knows the data and the base model it was begun with, and a ledger its units."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import json
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -34,8 +37,18 @@ def of_units(rows: Rows, units: Iterable[Sequence[int]]) -> str:
     return _joined([json.dumps(rows.label_names), *held])
 
 
+def of_objects(train: Sequence[Sequence[Any]], *, each: bool) -> str:
+    """`of_units` for examples of the user's own, by their content: a client is a unit, or `each` example by itself.
+
+    TypeError of examples that have no content that we know.
+    """
+    marks = [[content(own[index]).hex() for index in range(len(own))] for own in train]
+    held = [[mark] for own in marks for mark in own] if each else marks
+    return _joined(["objects", *sorted(_joined(sorted(unit)) for unit in held)])
+
+
 def of_sizes(sizes: Iterable[int]) -> str:
-    """SHA-256 over how many examples each client has: all that is known of objects of the user's own."""
+    """SHA-256 over how many examples each client has: all that is known of objects without a content that we know."""
     return _joined(map(str, sizes))
 
 
@@ -57,3 +70,37 @@ def of_model(model: nn.Module, but: Container[str]) -> str:
 def sealed(digest: str, key: str) -> str:
     """A digest by a secret key of the run, HMAC-SHA-256. Whoever lacks the key cannot check a guess of what was digested."""
     return hmac.new(bytes.fromhex(key), digest.encode(), hashlib.sha256).hexdigest()
+
+
+def content(example: Any) -> bytes:
+    """Bytes that are equal exactly for equal examples; TypeError of what has no content that we know."""
+    digest = hashlib.sha256()
+    _tell(digest, example)
+    return digest.digest()
+
+
+def _tell(digest: Any, value: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, Mapping):
+        digest.update(f"map {len(value)}".encode())
+        for name in sorted(value, key=str):
+            _tell(digest, str(name))
+            _tell(digest, value[name])
+    elif isinstance(value, np.ndarray) and value.dtype != object:
+        digest.update(f"array {value.dtype.str} {value.shape}".encode())
+        digest.update(np.ascontiguousarray(value).tobytes())
+    elif is_dataclass(value) and not isinstance(value, type):
+        _tell(digest, {one.name: getattr(value, one.name) for one in fields(value)})
+    elif isinstance(value, list | tuple | np.ndarray):
+        digest.update(f"list {len(value)}".encode())
+        for one in value:
+            _tell(digest, one)
+    elif value is None or isinstance(value, bool | int | float | str | bytes):
+        said = value if isinstance(value, bytes) else repr(value).encode()
+        digest.update(f"{type(value).__name__} {len(said)} ".encode())
+        digest.update(said)
+    else:
+        raise TypeError(f"there is a {type(value).__name__} in them")

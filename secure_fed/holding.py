@@ -23,13 +23,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from secure_fed.canaries import planted
@@ -38,6 +37,7 @@ from secure_fed.data.encode import Encoded
 from secure_fed.directions import reading
 from secure_fed.durable import atomic_write
 from secure_fed.errors import ConfigError
+from secure_fed.fingerprint import content
 
 if TYPE_CHECKING:
     from secure_fed.config import RunConfig
@@ -152,11 +152,11 @@ def pool(config: RunConfig, parts: Parts) -> Held:
     except TypeError as error:
         return replace(held, why=f"the examples cannot be told apart by their content: {error}")
     key = hashlib.sha256(f"audit pool of seed {config.federation.seed}".encode()).digest()
-    there = Counter(content for _, _, content in candidates)
+    there = Counter(known for _, _, known in candidates)
     units, members, places, copies = list[Unit](), list[bool](), list[_Place](), list[_Place]()
-    for place, name, content in candidates:
-        lot, coin = draws(key, content)
-        if lot < share and there[content] == 1:
+    for place, name, known in candidates:
+        lot, coin = draws(key, known)
+        if lot < share and there[known] == 1:
             units.append(Unit(name, held.names[place.client], _taken(held.train[place.client], place.at)))
             members.append(coin < 0.5)
             places.append(place)
@@ -205,40 +205,6 @@ def _candidates(held: Held) -> list[tuple[_Place, str, bytes]]:
         else:
             found += [(_Place(client, np.array([i])), f"{name}/{i}", content(own[i])) for i in range(len(own))]
     return found
-
-
-def content(example: Any) -> bytes:
-    """Bytes that are equal exactly for equal examples; TypeError of what has no content that we know."""
-    digest = hashlib.sha256()
-    _tell(digest, example)
-    return digest.digest()
-
-
-def _tell(digest: Any, value: Any) -> None:
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu().numpy()
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, Mapping):
-        digest.update(f"map {len(value)}".encode())
-        for name in sorted(value, key=str):
-            _tell(digest, str(name))
-            _tell(digest, value[name])
-    elif isinstance(value, np.ndarray) and value.dtype != object:
-        digest.update(f"array {value.dtype.str} {value.shape}".encode())
-        digest.update(np.ascontiguousarray(value).tobytes())
-    elif is_dataclass(value) and not isinstance(value, type):
-        _tell(digest, {one.name: getattr(value, one.name) for one in fields(value)})
-    elif isinstance(value, list | tuple | np.ndarray):
-        digest.update(f"list {len(value)}".encode())
-        for one in value:
-            _tell(digest, one)
-    elif value is None or isinstance(value, bool | int | float | str | bytes):
-        said = value if isinstance(value, bytes) else repr(value).encode()
-        digest.update(f"{type(value).__name__} {len(said)} ".encode())
-        digest.update(said)
-    else:
-        raise TypeError(f"there is a {type(value).__name__} in them")
 
 
 def draws(key: bytes, content: bytes) -> tuple[float, float]:

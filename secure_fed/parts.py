@@ -36,8 +36,9 @@ class Parts:
 
     head: names of the parameters that train in full beside the adapter. confidence: how well a model fits an
     example. groups: for every client, whose each example is, if the data say so. facts: what the run directory notes of them.
-    data_digest, unit_digest: plain digests of the data, and of which rows belong to which unit that privacy protects; they
-    confirm guesses about rows, so they stay in memory. warning: what the user should hear before training starts, if anything.
+    data_digest, unit_digest: plain digests of the data before rows are held out, and of which rows belong to which unit that
+    privacy protects, for a ledger; they confirm guesses about rows, so they stay in memory. warning: what the user should hear
+    before training starts, if anything.
     """
 
     model: nn.Module
@@ -100,10 +101,10 @@ def configured(config: RunConfig) -> Parts:
             test=_test(source.tested, len(test), private=private),
         )
         | {"data_digest": data_digest},
-        data_digest=data_digest,
+        data_digest=fingerprint.of_rows(source.whole, *([source.test] if is_declared(source.tested) else [])),
         unit_digest=""
         if config.privacy.unit == "none"
-        else fingerprint.of_units(source.train, division.units(config, source, divided)),
+        else fingerprint.of_units(*division.units(config, source, divided)),
         warning=_unknown(config, test if private else encoded, "test" if private else "training", loaded.tokenizer),
     )
 
@@ -171,8 +172,22 @@ def given(
             private=config.privacy.unit != "none",
             test=_test(GIVEN, len(test), private=config.privacy.unit != "none"),
         ),
-        unit_digest=fingerprint.of_sizes(len(own) for own in train),
+        unit_digest=_units_given(config, train),
     )
+
+
+def _units_given(config: RunConfig, train: Sequence[Sequence[Any]]) -> str:
+    """A digest of which examples of the user's own belong to which unit, as far as a ledger that runs share has to know it."""
+    if config.privacy.ledger:
+        try:
+            return fingerprint.of_objects(train, each=config.privacy.unit == "example")
+        except TypeError as error:
+            if not config.privacy.unit_name:
+                raise ConfigError(
+                    "a ledger that runs share has to know its unit, and your examples cannot be told apart by their content "
+                    f"({error}): set privacy.unit_name to a name that all runs on this unit give"
+                ) from error
+    return fingerprint.of_sizes(len(own) for own in train)
 
 
 def _facts(

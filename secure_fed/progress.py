@@ -66,8 +66,9 @@ class ConsoleProgress:
         self._count(record)
         news = f"{''.join(f'{said}, ' for said in self._measured)}{size(self._bytes)} sent"
         self._progress.update(self._task, completed=finished, news=news)
+        why = _REFUSED if "masked" in record else _NOT_FINITE
         for name in record["rejected"]:
-            self._console.print(f"round {finished}: left out {name}, whose update is not finite", soft_wrap=True)
+            self._console.print(f"round {finished}: left out {name}, {why}", soft_wrap=True)
         if record.get("lost"):
             self._console.print(f"round {finished} is lost: {record['lost']}", soft_wrap=True)
         for name, how in record.get("caught", {}).items():
@@ -87,6 +88,9 @@ def _spoken(record: Record) -> list[str]:
     found = [f"accuracy {record['accuracy']:.1%}"] if isinstance(record.get("accuracy"), float) else []
     return found + [f"{spoken(name)} {record[name]:.3g}" for name in _BESIDE if isinstance(record.get(name), float)]
 
+
+_NOT_FINITE = "whose update is not finite"
+_REFUSED = "whose message is no answer of secure aggregation's protocol"  # behind masks it is the client that zeroes its update
 
 # Of tasks in which accuracy is not all.
 _BESIDE = ("f1", "perplexity", "rmse")

@@ -10,6 +10,7 @@ import numpy as np
 from secure_fed.config import RunConfig
 from secure_fed.data import sources
 from secure_fed.data.partition import Partition, partition
+from secure_fed.data.rows import Rows
 from secure_fed.data.skews import matrix_of
 
 
@@ -75,18 +76,24 @@ def groups(source: sources.Source, divided: Partition) -> list[list[str]]:
     return [[whose[int(index)] for index in part] for part in divided.parts]
 
 
-def units(config: RunConfig, source: sources.Source, divided: Partition) -> list[list[int]]:
-    """The training rows of every unit that privacy protects; a person at several clients is a unit at each of them."""
-    parts = [list(map(int, part)) for part in divided.parts]
-    if config.privacy.unit == "client":
-        return parts
-    if config.privacy.unit == "example":
-        return [[index] for part in parts for index in part]
-    members: dict[tuple[int, str], list[int]] = {}
-    for client, (part, whose) in enumerate(zip(parts, groups(source, divided), strict=True)):
-        for index, person in zip(part, whose, strict=True):
-            members.setdefault((client, person), []).append(index)
-    return list(members.values())
+def units(config: RunConfig, source: sources.Source, divided: Partition) -> tuple[Rows, list[list[int]]]:
+    """Rows, and which of them make up each unit that privacy protects; a person at several clients is a unit at each of them.
+
+    Clients that we draw are other units with another seed. All other units are the data's own, so they are given with the rows
+    that are held out for testing: another seed holds out others, and makes no other unit of them.
+    """
+    unit, rows = config.privacy.unit, source.whole
+    if unit == "example":
+        return rows, [[index] for index in range(len(rows))]
+    natural = kind(config, source) == "natural"
+    if unit == "client" and not natural:
+        return source.train, [list(map(int, part)) for part in divided.parts]
+    nobody = ("",) * len(rows)
+    owners, persons = (rows.client if natural else None) or nobody, (rows.group if unit == "group" else None) or nobody
+    members: dict[tuple[str, str], list[int]] = {}
+    for index, names in enumerate(zip(owners, persons, strict=True)):
+        members.setdefault(names, []).append(index)
+    return rows, list(members.values())
 
 
 _MOST_CLIENTS = 200

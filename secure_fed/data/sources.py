@@ -29,6 +29,7 @@ _TEST_SPLITS = ("test", "validation", "valid", "dev")  # the first there is serv
 class Source:
     """Labelled examples, divided into training and test.
 
+    whole: the training rows, and those held out of them for testing, in the order in which they were given
     keyed: `train.client` says who owns which example because the user said so, by naming a column or by
            giving one file a client
     tested: where the test rows are from
@@ -36,6 +37,7 @@ class Source:
 
     train: Rows
     test: Rows
+    whole: Rows
     keyed: bool
     tested: str = GENERATED
 
@@ -86,7 +88,7 @@ def _notes(data: DataConfig, seed: int, group: str, setting: str) -> Source:
         raise DataError(f"{setting} is {group!r}, but {_BUILTIN} says of no note whom it is about; use files")
     train = notes.generate(data.examples, seed=seed, split="train")
     test = notes.generate(data.test_examples, seed=seed, split="test")
-    return Source(train, test, keyed=data.client == "site")
+    return Source(train, test, train, keyed=data.client == "site")
 
 
 def _paths(value: str | Sequence[str], setting: str) -> list[Path]:
@@ -165,9 +167,9 @@ def _source(data: DataConfig, tables: _Tables, split: tuple[str, int], group: st
             train, group=tuple(key for table in tables.train for key in _keys(table, told, "data.language"))
         )
     if tables.test:
-        return Source(train, _owned(data, test, tables.test, need_client=False), keyed, SPLIT)
+        return Source(train, _owned(data, test, tables.test, need_client=False), known, keyed, SPLIT)
     kept, out, tested = _held_out(data, known, *split, keyed=keyed)
-    return Source(train.take(kept), train.take(out), keyed, tested)
+    return Source(train.take(kept), train.take(out), known, keyed, tested)
 
 
 def _held_out(data: DataConfig, rows: Rows, unit: str, seed: int, *, keyed: bool) -> tuple[Indices, Indices, str]:

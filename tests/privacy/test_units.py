@@ -84,6 +84,28 @@ def test_what_is_declared_the_same_adds_up_and_nothing_else_does(ledger: Ledger)
         reserve(again, "fourth", replace(GROWN, name=""))
 
 
+@pytest.mark.parametrize("first", ["client", "example"])
+def test_an_example_is_never_declared_to_be_a_client_or_a_group(ledger: Ledger, first: str) -> None:
+    other = {"client": "example", "example": "client"}[first]
+    known, foreign = (Unit(kind, kind, "the same rows", "add-remove") for kind in (first, other))
+    reserve(ledger, "first", known)
+    with pytest.raises(
+        LedgerError, match=r"an example is no client and no group \(.*'client' is of 'client'"
+    ) as refused:
+        ledger.declare_same(first, other)
+    assert "\n" not in str(refused.value)
+    ledger.declare_same(first, "somebody")  # whose kind is known when they reserve
+    ledger.declare_same("somebody", "anybody")
+    with pytest.raises(LedgerError, match="an example is no client"):
+        ledger.declare_same("anybody", other)
+    before = ledger.path.read_bytes()
+    with pytest.raises(LedgerError, match=rf"privacy\.unit was '{first}' and is '{other}'") as refused:
+        reserve(ledger, "second", replace(foreign, name="anybody"))
+    assert refused.value.exit_code == 2
+    assert ledger.path.read_bytes() == before
+    reserve(ledger, "second", replace(known, name="anybody"))
+
+
 def test_no_digest_of_rows_is_kept_that_would_confirm_a_guess(tmp_path: Path) -> None:
     """The same rows are other digests in every ledger, and its key is readable by its owner alone."""
     kept = []

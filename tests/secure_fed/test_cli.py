@@ -189,6 +189,10 @@ def test_progress_names_clients_as_they_are_called_and_counts_on(capsys: pytest.
     assert told[0] == "round 2: left out [bold]ward[/], whose update is not finite"
     assert told[1] == "round 2: left out [/], whose update is not finite"
     assert told[2].startswith("round 2/3: accuracy 50.0%, 2.00 MB sent")
+    with ConsoleProgress(3) as progress:
+        progress.on_round_end(round_of(1, rejected=["ward"], masked={}), State(Tensors({}), 1))
+    said = "round 1: left out ward, whose message is no answer of secure aggregation's protocol"
+    assert capsys.readouterr().err.splitlines()[0] == said
 
 
 def test_progress_that_cannot_be_shown_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

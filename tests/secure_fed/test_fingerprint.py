@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from secure_fed import fingerprint
 from secure_fed.budget_terms import unit_name
-from secure_fed.config import RunConfig
+from secure_fed.config import DataConfig, RunConfig
 from secure_fed.data import division, sources
 from secure_fed.data.rows import Rows
 
@@ -66,9 +66,11 @@ def unit(data: Path, **settings: Any) -> tuple[str, str]:
     usual = {"data.train": str(data), "data.test": str(data), "privacy.noise_multiplier": 1.0, "federation.clients": 2}
     chosen = {**usual, **{name.replace("__", "."): value for name, value in settings.items()}}
     config = RunConfig().replace({tuple(name.split(".", 1)): value for name, value in chosen.items()})  # type: ignore[misc]
-    source = sources.load(config.data, seed=config.federation.seed, group=config.privacy.group_column)
+    source = sources.load(
+        config.data, seed=config.federation.seed, group=config.privacy.group_column, unit=config.privacy.unit
+    )
     units = division.units(config, source, division.divide(config, source))
-    return unit_name(config), fingerprint.of_units(source.train, units)
+    return unit_name(config), fingerprint.of_units(*units)
 
 
 def test_units_are_told_apart_by_their_rows_and_not_by_who_holds_them(ward: Path, tmp_path: Path) -> None:
@@ -93,3 +95,19 @@ def test_units_are_told_apart_by_their_rows_and_not_by_who_holds_them(ward: Path
     with ward.open("a") as file:
         file.write('{"text": "one more", "label": "a", "patient": "p0", "doctor": "d0", "site": "s0"}\n')
     assert group("patient")[1] != patients[1]
+
+
+@pytest.mark.parametrize("protected", ["client", "group", "example"])
+def test_another_seed_holds_out_other_rows_and_makes_no_other_units(ward: Path, protected: str) -> None:
+    settings: dict[str, Any] = {"data__test": "", "data__test_fraction": 0.5, "privacy__unit": protected}
+    if protected == "client":
+        settings |= {"data__client": "site", "federation__clients": None}
+    if protected == "group":
+        settings |= {"privacy__group_column": "patient"}
+    seeds = (0, 2, 4)
+    own = DataConfig(train=str(ward), client=settings.get("data__client", ""), test_fraction=0.5)
+    group = settings.get("privacy__group_column", "")
+    assert len({sources.load(own, seed=seed, group=group, unit=protected).train.text for seed in seeds}) > 1
+    held_out = {unit(ward, federation__seed=seed, **settings) for seed in seeds}
+    del settings["data__test"], settings["data__test_fraction"]
+    assert held_out == {unit(ward, **settings)}, "nor does a test set of its own"

@@ -16,7 +16,8 @@ import torch
 from secure_fed import holding
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
-from secure_fed.holding import FEWEST, Held, content, hold_out, pool
+from secure_fed.fingerprint import content
+from secure_fed.holding import FEWEST, Held, hold_out, pool
 from tests.secure_fed import private_toys, toys
 
 SIZES = (60, 80, 100)

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import default_collate
 
 from privacy.errors import BudgetExhausted, LedgerError
 from privacy.ledger import Ledger
 from secure_fed import cli
-from secure_fed.errors import RunDirectoryError
-from tests.secure_fed import private_toys
+from secure_fed.errors import ConfigError, RunDirectoryError
+from tests.secure_fed import private_toys, toys
 from tests.secure_fed.private_toys import EXAMPLE, NOISE, charges, federation
 
 EPSILON = 7.2079947054028235  # of three rounds of NOISE at z = 0.9, everybody taking part
@@ -151,6 +152,77 @@ def test_neither_units_nor_neighbours_are_mixed_in_one_ledger(tmp_path: Path) ->
     fixed = {**settings, "privacy.unit_name": "ward", "federation.sampling": "fixed"}
     with pytest.raises(LedgerError, match="neighbours"):
         federation(fixed, sizes=(5, 9, 10)).run(tmp_path / "third")
+
+
+def dealt(rows: list[Any], clients: int) -> list[list[Any]]:
+    """Every so-many-th row to the same client: other companions for the same rows with another number to start from."""
+    return [rows[client::clients] for client in range(clients)]
+
+
+def test_objects_dealt_to_others_are_other_units(tmp_path: Path) -> None:
+    """Eight patients of four rows, then the same rows as those of eight doctors with four each; order alone is nothing."""
+    settings = made(tmp_path / "wards.sqlite", epsilon=None, delta=None) | {"federation.rounds": 1}
+    rows = toys.examples(1, 32)
+    patients, doctors = dealt(rows, 8), [rows[start : start + 4] for start in range(0, 32, 4)]
+    federation(settings, train=patients).run(tmp_path / "first")
+    with pytest.raises(LedgerError, match="unit 'client' with other rows"):
+        federation(settings, train=doctors).run(tmp_path / "second")
+    federation(settings, train=[own[::-1] for own in reversed(patients)]).run(tmp_path / "second")
+
+
+class Opaque:
+    """An example without a content that we know."""
+
+    def __init__(self, item: toys.Item) -> None:
+        self.item = item
+
+
+def test_objects_without_content_need_a_name_for_their_unit(tmp_path: Path) -> None:
+    settings = made(tmp_path / "wards.sqlite") | {"federation.rounds": 1}
+    own: dict[str, Any] = {
+        "train": [[Opaque(item) for item in toys.examples(client, 4)] for client in range(3)],
+        "test": [Opaque(item) for item in toys.examples(9, 4)],
+        "collate": lambda items: default_collate([one.item for one in items]),
+    }
+    with pytest.raises(ConfigError, match=r"there is a Opaque in them.*set privacy\.unit_name to a name") as refused:
+        federation(settings, **own)
+    assert refused.value.exit_code == 2
+    for name in "ab":
+        federation({**settings, "privacy.unit_name": "patient"}, **own).run(tmp_path / name)
+
+
+@pytest.mark.parametrize("unit", ["client", "example"])
+def test_runs_of_several_seeds_share_a_ledger_though_each_holds_out_other_rows(
+    small_model: Path, tmp_path: Path, unit: str
+) -> None:
+    Ledger.create(tmp_path / "ward.sqlite", data_set="ward", epsilon=None, delta=None)
+    words = ("bad", "good", "fine", "poor")
+    rows = [{"text": f"{words[n % 4]} {n}", "label": "ab"[n % 2], "site": f"s{n % 6}"} for n in range(60)]
+    (tmp_path / "ward.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {
+        "model.name": small_model,
+        "data.train": tmp_path / "ward.jsonl",
+        "data.client": "site",
+        "data.test_fraction": 0.4,
+        "method.name": "fedlora",
+        "method.rank": 2,
+        "federation.rounds": 1,
+        "training.steps": 1,
+        "privacy.unit": unit,
+        "privacy.noise_multiplier": 1.0,
+        "privacy.delta": 1e-3,
+        "privacy.ledger": tmp_path / "ward.sqlite",
+        "privacy.ledger_heads": tmp_path / "heads.sqlite",
+    }
+    tables: dict[str, list[str]] = {}
+    for name, value in settings.items():
+        section, _, key = name.partition(".")
+        tables.setdefault(section, []).append(f"{key} = {json.dumps(value, default=str)}")
+    (tmp_path / "run.toml").write_text("\n".join(f"[{section}]\n" + "\n".join(own) for section, own in tables.items()))
+    assert cli.main(["compare", str(tmp_path / "run.toml"), "--seeds", "0,1", "--out", str(tmp_path / "out")]) == 0
+    ledger = Ledger.open(tmp_path / "ward.sqlite")
+    assert len({row.run for row in ledger.rows() if row.kind == "reserve"}) == 2
+    assert len(ledger.units.used) == 1
 
 
 def test_an_older_copy_of_a_ledger_is_noticed_by_a_run_that_starts_anew(tmp_path: Path) -> None:
