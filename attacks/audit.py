@@ -77,7 +77,7 @@ def opened(run_dir: Path) -> Target:
         raise RunDirectoryError(f"{run_dir} holds the state of another model than {config.model.name!r} is now")
     recorded = recording.read(run_dir)
     if recorded is not None:
-        recording.require_of_run(recorded, checkpoint.state, federation.parts.names)
+        recording.require_of_run(recorded, checkpoint.state, federation.server.names)
     return Target(federation, checkpoint.state, recorded, result, run_dir)
 
 

@@ -87,6 +87,7 @@ def _tried(attack: Attack, case: Case, settings: Settings, *, asked: bool) -> Ma
             return "the audited units are phantoms, which are nobody's data: there are no examples of theirs to look at"
         if case.federation.held.of == "data" and (attack.membership or case.federation.held.kind != "client"):
             return "the audited units are canaries of random direction, which learn nothing of their examples"
+    if not attack.directions:
         case = _of_those_who_learn(case)
     if attack.shadows and settings.references == 0:
         return "it needs reference adapters, each of which takes as long as the run: ask for them with --references 16"
@@ -104,7 +105,9 @@ def _tried(attack: Attack, case: Case, settings: Settings, *, asked: bool) -> Ma
 
 def _of_those_who_learn(case: Case) -> Case:
     """Without the updates of clients that pull along a direction, in which there are no texts to be found."""
-    canaries = {unit.client for unit in case.units}
+    canaries = {one.name for one in case.federation.phantoms}
+    if case.federation.held.directions:
+        canaries |= {unit.client for unit in case.units}
     updates = [update for update in case.seen.updates if update.client not in canaries]
     return replace(case, seen=replace(case.seen, updates=updates))
 

@@ -56,10 +56,10 @@ class Scene:
         return self.case.federation.initial.tensors | self.case.seen.states[round_]
 
     def truth(self, clients: Sequence[str]) -> set[Key]:
-        """What these clients hold: for scoring alone."""
+        """What these clients hold, phantoms nothing: for scoring alone."""
         parts = self.case.federation.parts
         named = dict(zip(parts.names, parts.train, strict=True))
-        return truth_of([text for name in clients for text in texts_of(named[name]) or []], self.first)
+        return truth_of([text for name in clients for text in texts_of(named.get(name, ())) or []], self.first)
 
     def scored(self, found: Recovery, clients: Sequence[str]) -> dict[str, Any]:
         """A recovery against what is true, as JSON."""

@@ -77,6 +77,15 @@ class AdaptiveGaussian:
         share = float(counts[COUNTER]) + 0.5
         return clip_norm * math.exp(-self.rate * (share - self.quantile))
 
+    def least(self, clip_norm: float, rounds: int, expected: float) -> float:
+        """A clip norm below which so many rounds hardly ever come, of cohorts of that expected size.
+
+        The share b is at most one, but for the noise on the count and the deviation of a cohort that coins draw from its
+        expected size: of each, nine standard deviations over all rounds.
+        """
+        spread = _FARTHEST * math.sqrt(rounds * (self.count_std**2 + expected / 4)) / expected
+        return clip_norm * math.exp(-self.rate * (rounds * (1 - self.quantile) + spread))
+
     def std(self, clip_norm: float) -> float:
         return self.vector.std(clip_norm)
 
@@ -84,3 +93,6 @@ class AdaptiveGaussian:
         tensors = {name: tensor for name, tensor in total.items() if name != COUNTER}
         count = perturbed(total[COUNTER], self.count_std, stream)
         return self.vector.noised(tensors, clip_norm, stream) | {COUNTER: count}
+
+
+_FARTHEST = 9.0

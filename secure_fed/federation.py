@@ -173,7 +173,7 @@ class Federation:
         Killed at any instant and run again with `resume`, it ends in the same tensors as if it had not been.
         """
         run_dir = Path(out) if out is not None else None
-        recorder = Recorder.of(self.config, run_dir, self.parts.names)
+        recorder = Recorder.of(self.config, run_dir, self.server.names)
         if run_dir is None and resume:
             raise RunDirectoryError("resume needs the run directory to go on with: set out")
         if run_dir is not None and not resume:
@@ -320,7 +320,8 @@ class Federation:
         if self.masks:
             passes = self.server.plan(self.initial).passes
             sizes = [self.server.layout(self.initial, pass_name).size for pass_name in passes]
-            self.masks.require_precise(sizes, self.initial.clip_norm)
+            rounds = self.config.federation.rounds
+            self.masks.require_precise(sizes, self.initial.clip_norm, rounds, self.sampler.expected)
 
     def _begin_masks(self, state: State, budget: RunBudget | None) -> None:
         """Clients who bring the noise of sums bring it for those that are reserved and still to come."""

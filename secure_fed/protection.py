@@ -26,6 +26,7 @@ from privacy.sampling import FixedSize, Poisson, Sampler
 from secure_fed.config import RunConfig, TrainingConfig
 from secure_fed.directions import Plain
 from secure_fed.errors import ConfigError
+from secure_fed.holding import kind_of
 from secure_fed.methods.method import Card, Method, RoundPlan, State
 from secure_fed.packs import Packs
 from secure_fed.parts import Parts
@@ -108,7 +109,9 @@ def protect(
     """
     privacy = config.privacy
     if privacy.unit == "none":
-        return Protection(phantoms=Count(config.evaluation.phantoms or 0))
+        asked = config.evaluation.phantoms or 0
+        among_clients = asked if kind_of(config) == "client" else 0
+        return Protection(phantoms=Count(asked), beside=_in_a_sum(cohorts, among_clients))
     if privacy.unit not in card.units:
         raise ConfigError(f"{card.name} cannot protect privacy.unit = {privacy.unit!r}: {card.refusals[privacy.unit]}")
     _check_delta(config, len(names) if privacy.unit == "client" else sum(units))
@@ -120,8 +123,8 @@ def protect(
     phantoms = count(config, _room(config, place, names, units, cohorts, numbers, plan.noise_multiplier))
     contributors = len(names) if privacy.hidden_cohort else round(cohorts.expected)
     beside = 0
-    if phantoms.phantoms and place != "gradients":
-        beside = phantoms.phantoms if privacy.hidden_cohort else round(_beside(cohorts, phantoms.phantoms).expected)
+    if place != "gradients":
+        beside = phantoms.phantoms if privacy.hidden_cohort else _in_a_sum(cohorts, phantoms.phantoms)
     shares = _shares(config, plan.noise_multiplier, contributors, beside) if place == "shares" else None
     return Protection(
         unit=privacy.unit,
@@ -189,6 +192,11 @@ def crowd(sampler: Sampler, phantoms: int) -> Sampler:
     if isinstance(sampler, Poisson):
         return Places(population, sampler.rate, getattr(sampler, "empty", 0))
     return FixedSize(population, round(sampler.expected + _beside(sampler, phantoms).expected))
+
+
+def _in_a_sum(sampler: Sampler, phantoms: int) -> int:
+    """How many of the phantoms are expected in a sum."""
+    return round(_beside(sampler, phantoms).expected) if phantoms else 0
 
 
 def _beside(sampler: Sampler, phantoms: int) -> Sampler:

@@ -90,8 +90,7 @@ RESULT: Table = {
         ),
         **dict.fromkeys(("failure", "abort"), SETTINGS),
         **_PROTOCOL,
-        "rounds_lost": RELEASE,
-        "caught": WITHHELD,
+        **dict.fromkeys(("rounds_lost", "caught"), WITHHELD),  # tell whether a secret cohort had some client
     },
     "diagnostics": {"variation": RELEASE, "target": TEST, "bandwidth": _BANDWIDTH},
     "recorded": SETTINGS,

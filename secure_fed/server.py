@@ -171,7 +171,8 @@ class Server:
         noised = Tensors(mechanism.noised(total.dense().parts(), clip_norm, stream))
         if self.masked is not None:
             clipped = noised.without(mechanism.counters)
-            require_plausible_release(clipped, clip_norm, mechanism.std(clip_norm), self.sampler.most)
+            most = self.sampler.most + (self.phantoms.most if self.phantoms else 0)
+            require_plausible_release(clipped, clip_norm, mechanism.std(clip_norm), most)
         return noised
 
     def publishable(self, record: dict[str, Any], state: State, plan: RoundPlan) -> dict[str, Any]:

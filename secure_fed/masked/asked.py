@@ -13,6 +13,9 @@ Where the server's coins draw the cohort and other clients send zeros in the sam
 coins drew one client alone. With `secure_aggregation.active` the digest is therefore of the list of contributors too (`Asked`).
 Every client compares its own place on the list with what it was asked for, and neither masks nor signs a sum with fewer
 contributors than `Terms.fewest`.
+
+What a phantom contributes, everybody may know: it hides nobody. So phantoms are not counted among the contributors, and where
+the cohort is of fixed size no more of them may be invited than the run's configuration has in a sum.
 """
 
 from __future__ import annotations
@@ -84,6 +87,13 @@ def require_terms(parameters: Parameters, terms: Terms) -> None:
     own = terms.parameters(parameters.round, parameters.clients, parameters.layout, parameters.length, parameters.bound)
     if own != parameters:
         raise Tampering("the session's parameters are not those of the run's configuration", protected=_NOTHING)
+    phantoms = len(parameters.clients) - len(terms.of_somebody(parameters.clients))
+    if not terms.varies and phantoms > terms.protection.beside:
+        raise Tampering(
+            f"{phantoms} of the {len(parameters.clients)} clients that the server invites are phantoms, and the run's "
+            f"configuration has {terms.protection.beside} in a sum",
+            protected=_NOTHING,
+        )
 
 
 def contributors(stage: Stage, me: int, terms: Terms) -> frozenset[int] | None:
@@ -103,12 +113,10 @@ def contributors(stage: Stage, me: int, terms: Terms) -> frozenset[int] | None:
 
 
 def require_enough(contributing: Collection[int], parameters: Parameters, terms: Terms) -> None:
-    """Aborted if so few clients contribute that their sum would not hide one of them."""
-    fewest = terms.fewest(len(parameters.clients))
-    if len(contributing) < fewest:
-        raise Aborted(
-            f"{len(contributing)} clients contribute to the sum and the others send zeros: {fewest} at least have to"
-        )
+    """Aborted if so few clients, phantoms apart, contribute that their sum would not hide one of them."""
+    fewest, found = terms.fewest(len(parameters.clients)), len(terms.of_somebody(contributing))
+    if found < fewest:
+        raise Aborted(f"{found} clients contribute to the sum and the others send zeros: {fewest} at least have to")
 
 
 def require_foreseen(request: Request, stage: Stage, rounds: Rounds) -> None:

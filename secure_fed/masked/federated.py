@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from privacy.clipping import AdaptiveGaussian
 from privacy.sampling import Poisson, Sampler
 from protocols.parameters import stages
 from secure_fed.client import Client
@@ -17,6 +20,7 @@ from secure_fed.masked.member import Clock, Member, members
 from secure_fed.masked.sum import MaskedSums
 from secure_fed.masked.terms import FEWEST, Registry, Terms
 from secure_fed.methods.method import Method
+from secure_fed.phantom_clients import Phantom
 from secure_fed.protection import Protection
 from secure_fed.tensors import Tensors
 from secure_fed.transport import InProcess, Transport, Vanishing
@@ -40,10 +44,17 @@ class Masks:
         for member in self.members:
             member.begin(releases)
 
-    def require_precise(self, sizes: Sequence[int], clip_norm: float) -> None:
-        """Refuse words that are too coarse for contributions of so many numbers."""
-        for size in sizes:
-            self.sums.terms.carrier(size, clip_norm).require_precise()
+    def require_precise(self, sizes: Sequence[int], clip_norm: float, rounds: int, expected: float) -> None:
+        """Refuse words that are too coarse for contributions of so many numbers, at whatever clip norm the run may come to.
+
+        One that adapts is checked at the least, and above one, where the grid follows it, at that with the coarsest grid.
+        """
+        terms, reached = self.sums.terms, [clip_norm]
+        if isinstance(mechanism := terms.protection.mechanism, AdaptiveGaussian):
+            coarsest = 2 * math.frexp(1 / terms.places)[0]
+            reached += [mechanism.least(clip_norm, rounds, expected), coarsest]
+        for size, reachable in itertools.product(sizes, reached):
+            terms.carrier(size, reachable).require_precise()
 
 
 def behind_masks(
@@ -61,6 +72,7 @@ def behind_masks(
     if not settings.enabled:
         return None
     by_examples = federation.weighting == "examples"
+    real = sum(not isinstance(client, Phantom) for client in clients)
     terms = Terms(
         settings,
         protection,
@@ -69,9 +81,10 @@ def behind_masks(
         isinstance(sampler, Poisson) and sampler.rate < 1 and not protection.hidden,
         float(settings.most_examples) if by_examples else 1.0,
         Registry(len(clients)) if settings.active else None,
+        real,
     )
     terms.require_feasible()
-    terms.require_contributors(len(clients), sampler.rate)
+    terms.require_contributors(real, sampler.rate)
     clock = Clock()
     coin = sampler.rate if protection.hidden else None
     fails = federation.nonfinite == "fail"
@@ -107,8 +120,7 @@ def in_process(config: RunConfig, clients: Sequence[Client], masks: Masks | None
     if masks is not None:
         terms = masks.sums.terms
         exchanges = len(stages(terms.parameters(0, range(masks.invited), bytes(32), 1, 0)))
-    privacy, sampling = config.privacy, config.federation.sampling
-    secret = privacy.unit == "client" and privacy.noise == "central" and sampling != "fixed"
+    secret = config.privacy.unit == "client" and config.privacy.noise == "central"
     everybody = len(clients) if secret else None
     return Vanishing(inner, config.federation.vanishing, exchanges, config.federation.seed, everybody)
 

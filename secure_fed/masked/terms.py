@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
@@ -46,7 +46,8 @@ class Terms:
     invited: how many clients are invited to a sum, a public number. places: the most that a sum can ever hold. varies: whether
     coins draw the cohort; it is then filled up to `invited` with clients that contribute zeros, and only a draw of more than
     so many invites more, up to `places`. most_weight: the weight that counts in full. registry: the identities of all clients,
-    known to everybody before the run; needed where the server may lie. run: unlike any other run's.
+    known to everybody before the run; needed where the server may lie. real: how many clients are somebody's, the first of all;
+    those after them are phantoms, of which everybody may know what they contribute. None: all. run: unlike any other run's.
     """
 
     settings: SecureAggregationConfig
@@ -56,6 +57,7 @@ class Terms:
     varies: bool = False
     most_weight: float = 1.0
     registry: Registry | None = None
+    real: int | None = None
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def choice(self, clients: int) -> Choice:
@@ -126,13 +128,20 @@ class Terms:
         return self.varies and self.settings.active
 
     def fewest(self, clients: int) -> int:
-        """The least number of contributors in a sum of so many clients: two honest ones at least, where others send zeros,
-        beside the phantoms, of which everybody may know what they contribute.
-        """
-        return max(FEWEST, colluding(clients, self.settings.corrupt) + 2) + self.protection.beside
+        """The least number of contributors, phantoms apart, in a sum of so many clients where others send zeros."""
+        return max(FEWEST, self._with_two_honest(clients))
+
+    def _with_two_honest(self, clients: int) -> int:
+        return colluding(max(clients, self.invited), self.settings.corrupt) + 2
+
+    def of_somebody(self, clients: Collection[int]) -> list[int]:
+        """Those of them that are no phantoms."""
+        return [client for client in clients if self.real is None or client < self.real]
 
     def require_contributors(self, places: int, rate: float) -> None:
         """Refuse coins, one for each of `places`, that may draw a cohort too small for a sum that declares its contributors.
+
+        places: those of clients, phantoms apart, since phantoms do not count among the contributors.
 
         Such a round cannot be left out, nor others asked instead: either would tell the size of the cohort, which the guarantee
         keeps secret. So it has to be as good as impossible.
@@ -157,6 +166,7 @@ class Terms:
         """Refuse terms under which some number of clients makes no sum: now rather than in mid-run."""
         self.choice(self.invited)
         if not self.varies:
+            self._require_real_survivors()
             return
         settings = self.settings
         for name in ("neighbours", "threshold"):
@@ -170,6 +180,19 @@ class Terms:
             threshold = (clients - 1 + corrupt) // 2 + 1 if settings.active else corrupt + 1
             if threshold > left - 1 or left < corrupt + 2:
                 self.choice(clients)  # says what to lower
+
+    def _require_real_survivors(self) -> None:
+        """Where all who vanish are no phantoms, two honest clients have to be left beside these.
+
+        Every sum then has so many: survivors are at least `least`, and phantoms among those invited at most `beside`.
+        """
+        left, enough = self.least(self.invited) - self.protection.beside, self._with_two_honest(self.invited)
+        if left < enough:
+            raise ConfigError(
+                f"of {self.invited} clients in a masked sum {self.protection.beside} are phantoms, and as many may vanish as "
+                f"leave {left} others, fewer than {enough}: lower evaluation.phantoms, secure_aggregation.dropout or corrupt, "
+                "or raise federation.cohort"
+            )
 
     def carrier(self, size: int, clip_norm: float) -> Carrier:
         """How contributions of `size` numbers travel, however many clients take part."""

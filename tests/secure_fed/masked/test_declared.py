@@ -14,7 +14,7 @@ from secure_fed.masked import asked
 from secure_fed.masked.terms import Terms
 from secure_fed.transport import Asked, Recording
 from tests.secure_fed.masked.lying import Heard, request_of, session
-from tests.secure_fed.masked.wide_toys import CLIPPED, MASKED, Tampered, federation
+from tests.secure_fed.masked.wide_toys import CLIPPED, DISTRIBUTED, MASKED, Tampered, federation
 
 FEW = {"secure_aggregation.corrupt": 0.05, "secure_aggregation.dropout": 0.05}
 COINS = {**MASKED, **CLIPPED, **FEW, "secure_aggregation.active": True, "federation.cohort": 18}
@@ -106,3 +106,60 @@ def test_a_federation_of_a_small_secret_cohort_is_refused() -> None:
     with pytest.raises(ConfigError, match="draw fewer with a chance of 2\\^-"):
         build(**{"federation.cohort": 6})
     assert isinstance(build(**{"federation.cohort": 6, "secure_aggregation.active": False}).masks.sums.terms, Terms)  # type: ignore[union-attr]
+
+
+# Phantoms, of which everybody may know what they contribute: the last of all clients.
+
+BESIDE = {**MASKED, **FEW, "secure_aggregation.active": True, "evaluation.phantoms": 20, "federation.cohort": 6}
+NOTHING = {**BESIDE, "evaluation.audit_unit": "client", "federation.sampling": "fixed"}
+COHORTS: dict[str, dict[str, Any]] = {
+    "distributed": {**DISTRIBUTED, **BESIDE},
+    "central": {**CLIPPED, **BESIDE, "federation.sampling": "fixed"},
+    "nothing": NOTHING,
+}
+
+
+@pytest.mark.parametrize("cohort", COHORTS)
+def test_no_cohort_of_fixed_size_has_more_phantoms_than_the_plan(cohort: str) -> None:
+    """Of sixteen who are invited ten are phantoms. With more, a guarantee would count on clients that are not there."""
+    built = federation(COHORTS[cohort], sizes=[2] * 12)
+    request = request_of(built)
+    assert (built.masks.invited, built.protection.beside) == (16, 10)  # type: ignore[union-attr]
+    for real in (1, 5):
+        clients = [*range(2, 2 + real), *range(12, 28 - real)]
+        found = session(built, request, clients=clients)
+        assert set(found.refused) == set(clients)
+        assert found.alike
+        assert found.refused[VICTIM][:2] == ("advertise", Tampering)
+    assert not session(built, request, clients=[*range(2, 8), *range(12, 22)]).refused
+
+
+DECLARED = {"evaluation.phantoms": 20, "secure_aggregation.corrupt": 0.0}
+
+
+def test_phantoms_do_not_count_among_contributors() -> None:
+    """That this federation is there says so too: with phantoms in the law of its coins it would be refused."""
+    built, phantoms = build(**DECLARED), tuple(range(20, 40))
+    few, three = (VICTIM, 7), (VICTIM, 7, 8)
+
+    def told(real: tuple[int, ...], **lies: Any) -> Heard:
+        return summed(built, real + phantoms, {*real, *phantoms}, clients=range(40), **lies)
+
+    assert told(few).refused == dict.fromkeys(range(40), ("mask", Aborted, ""))
+    assert told(three, number=1, lost=7).refused == dict.fromkeys(set(range(40)) - {7}, ("consistency", Aborted, ""))
+
+
+def test_coins_of_phantoms_do_not_make_a_cohort_large_enough() -> None:
+    with pytest.raises(ConfigError, match=r"needs 5 contributors .* draw 15 of 20 clients on average"):
+        build(**DECLARED, **{"federation.cohort": 15})
+
+
+def test_a_sum_over_one_client_and_phantoms_is_refused() -> None:
+    for cohort in (1, 2):
+        with pytest.raises(ConfigError, match=f"needs 3 clients at least in a round, and there are {cohort}"):
+            federation({**NOTHING, "federation.cohort": cohort}, sizes=[2] * 12)
+
+
+def test_as_many_may_not_vanish_as_leave_phantoms_alone() -> None:
+    with pytest.raises(ConfigError, match=r"10 are phantoms, and as many may vanish as leave 2 others"):
+        federation({**NOTHING, "secure_aggregation.dropout": 0.25, "secure_aggregation.corrupt": 0.1}, sizes=[2] * 12)

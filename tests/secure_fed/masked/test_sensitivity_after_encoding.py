@@ -41,6 +41,7 @@ CASES: dict[str, dict[str, Any]] = {
     "adaptive clipping": {"method.name": "fedlora", "privacy.clip_quantile": 0.5},
     "clients vanish": {"method.name": "fedlora", "federation.vanishing": 0.1, "secure_aggregation.dropout": 0.2},
 }
+FIXED = {"federation.sampling": "fixed", "federation.cohort": 8, "federation.vanishing": 0.2}
 
 
 @dataclass
@@ -52,8 +53,9 @@ class Summed:
     means: dict[str, Tensors] = field(default_factory=dict)
 
 
-def build(case: str, path: str) -> Federation:
-    settings = {"privacy.clip_norm": CLIP, "federation.cohort": 4, "training.steps": 1, **PATHS[path], **CASES[case]}
+def build(case: str, path: str, **more: Any) -> Federation:
+    usual = {"privacy.clip_norm": CLIP, "federation.cohort": 4, "training.steps": 1}
+    settings = {**usual, **PATHS[path], **CASES[case], **more}
     if path == "plain":
         settings.pop("secure_aggregation.dropout", None)
     train = [runs.examples(seed + 1, 3 + seed % 3) for seed in range(CLIENTS)]
@@ -128,6 +130,14 @@ def require_bounded(case: str, path: str) -> None:
 @pytest.mark.parametrize(("case", "path"), [("adaptive clipping", "plain"), ("clients vanish", "masked")])
 def test_one_client_more_moves_the_sum_by_the_clip_norm_at_most_and_nobody_else(case: str, path: str) -> None:
     require_bounded(case, path)
+
+
+def test_a_member_of_a_fixed_secret_cohort_in_another_s_place_makes_nobody_else_vanish() -> None:
+    answered = []
+    for cohort in (range(8), range(1, 9)):  # the last for the first
+        built = build("clients vanish", "plain", **FIXED)
+        answered.append({client for _, client in gather(built, built.initial, cohort, {}).sent} - {0, 8})
+    assert answered[0] == answered[1] < set(range(1, 8))
 
 
 @pytest.mark.parametrize("path", [*SLOW, pytest.param("masked, 64 bits", marks=pytest.mark.nightly)])
