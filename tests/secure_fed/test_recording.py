@@ -251,3 +251,12 @@ def test_a_last_state_that_differs_in_anything_is_another(other: dict[str, Any])
 
 def same(one: Tensors, other: Tensors) -> bool:
     return list(one) == list(other) and all(torch.equal(one.tensor(name), other.tensor(name)) for name in one)
+
+
+@pytest.mark.parametrize("masked", [{}, MASKED], ids=["plain", "masked"])
+def test_what_phantoms_send_is_recorded_beside_what_clients_send(tmp_path: Path, masked: dict[str, Any]) -> None:
+    settings = {**private_toys.NOISE, **UPDATES, **masked, "evaluation.phantoms": 4}
+    found, federation, result = recorded(tmp_path, settings, sizes=(3, 3, 3))
+    recording.require_of_run(found, result.state, federation.server.names)
+    assert masked or {one.client for one in found.updates} == set(federation.server.names)
+    assert not masked or {one.clients for one in found.sums} == {7}

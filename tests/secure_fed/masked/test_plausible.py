@@ -13,6 +13,7 @@ from privacy.distributed import DistributedGaussian
 from privacy.entropy import SystemEntropy
 from protocols.client import Client as Masking
 from protocols.errors import Tampering
+from secure_fed.errors import ConfigError
 from secure_fed.masked.plan import PublicPlan
 from secure_fed.masked.plausible import require_plausible
 from secure_fed.masked.words import Carrier, Noised, Rounded, Said
@@ -139,3 +140,30 @@ def test_honest_sums_at_the_very_bounds_are_not_refused(name: str) -> None:
         stream = SystemEntropy().stream("share")
         words = [carrier.words(Said(values, weight, 1e6) if client < spoken else None, stream) for client in range(9)]
         require_plausible(carrier.read(np.sum(words, 0, dtype=words[0].dtype)), carrier, 9)
+
+
+def test_a_noised_sum_may_be_as_long_as_clients_and_phantoms_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of six clients and ten phantoms in each round."""
+    built = federation(
+        {**MASKED, **CLIPPED, "evaluation.phantoms": 20, "federation.cohort": 6, "federation.sampling": "fixed"},
+        sizes=[2] * 12,
+    )
+    limits: list[int] = []
+    monkeypatch.setattr("secure_fed.server.require_plausible_release", lambda *given: limits.append(given[3]))
+    one_round(built)
+    assert limits == [16]
+
+
+def test_a_clip_norm_that_adaptive_clipping_may_come_to_is_checked_before_the_run() -> None:
+    settings = {**MASKED, **CLIPPED, "privacy.clip_quantile": 0.5, "federation.rounds": 60}
+    with pytest.raises(ConfigError, match=r"set secure_aggregation\.bits = 64"):
+        federation(settings)
+    assert federation({**settings, "secure_aggregation.bits": 64}).masks
+    assert federation({**settings, "federation.rounds": 3}).masks
+
+
+def test_the_number_of_lost_rounds_is_withheld() -> None:
+    """Beside a secret cohort it tells whether a dealer of wrong shares was drawn."""
+    found = federation({**MASKED, **CLIPPED, "federation.rounds": 1}).run()
+    assert found.summary["secure_aggregation"]["rounds_lost"] is None
+    assert found.whole["secure_aggregation"]["rounds_lost"] == 0
