@@ -61,9 +61,13 @@ def compared(base: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> tuple
 
 
 def held(out: Path, name: str) -> tuple[list[dict[str, Any]], list[list[dict[str, Any]]]]:
-    """Every seed's result and rounds, read from the files."""
+    """Every seed's result and rounds, read from the files; with what is withheld of a private one."""
     folders = [out / name / f"seed-{seed}" for seed in SEEDS]
-    results = [json.loads((folder / "result.json").read_text()) for folder in folders]
+    shown = [json.loads((folder / "result.json").read_text()) for folder in folders]
+    withheld = [folder / "private" / "figures.json" for folder in folders]
+    results = [
+        one | (json.loads(file.read_text()) if file.exists() else {}) for one, file in zip(shown, withheld, strict=True)
+    ]
     return results, [[json.loads(line) for line in (f / "metrics.jsonl").read_text().splitlines()] for f in folders]
 
 

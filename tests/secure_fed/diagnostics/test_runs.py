@@ -342,19 +342,21 @@ def test_public_states_may_be_compared_under_protection(protected: dict[str, Any
     jsonschema.validate(told, SCHEMA["properties"]["diagnostics"])
 
 
-def test_a_private_run_that_was_interrupted_tells_the_variation_of_what_it_released(tmp_path: Path) -> None:
+def test_a_private_run_that_was_interrupted_tells_the_variation_of_what_it_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = asked("variation", **{"privacy.unit": "client", "privacy.epsilon": 8.0})
     federation = toys.federation(settings)
     kept = Kept(federation)
     federation.callbacks.append(kept)
 
-    def stop(state: State) -> dict[str, Any]:
+    def stop(federation: Any, state: State) -> dict[str, Any]:
         if state.round == 2 and not (tmp_path / "stopped").exists():
             (tmp_path / "stopped").touch()
             raise KeyboardInterrupt
         return {"accuracy": 0.5}
 
-    federation._evaluate = stop  # type: ignore[method-assign]
+    monkeypatch.setattr("secure_fed.federation.evaluated", stop)
     with pytest.raises(KeyboardInterrupt):
         federation.run(tmp_path / "run")
     records = federation.run(tmp_path / "run", resume=True).records
