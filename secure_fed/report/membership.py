@@ -110,7 +110,8 @@ def _judgement(found: Mapping[str, Any], one: str) -> str:
 
 def _rate(found: Mapping[str, Any], target: float, rate: Mapping[str, Any] | None) -> str:
     if rate is None:
-        return f"refused: {number(found.get('non_members'))} held out cannot show a rate of {100 * target:g} %"
+        others = "phantoms that did not pull" if _phantoms(found) else "held out"
+        return f"refused: {number(found.get('non_members'))} {others} cannot show a rate of {100 * target:g} %"
     accused = f"{percent(rate.get('fpr'))}{_share(rate.get('fpr_interval'))} accused"
     return f"{percent(rate['tpr'])}{_share(rate.get('tpr_interval'))}, with {accused}"
 

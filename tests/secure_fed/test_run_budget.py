@@ -339,7 +339,9 @@ def train(small_model: Path, small_data: Path, tmp_path: Path) -> Any:
 
 
 @pytest.mark.slow
-def test_exit_codes_and_what_is_left(train: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_codes_and_what_is_left(
+    train: Any, small_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def last() -> str:
         line = capsys.readouterr().err.splitlines()[-1]
         assert line.startswith("secure-fed: ")
@@ -358,7 +360,7 @@ def test_exit_codes_and_what_is_left(train: Any, tmp_path: Path, capsys: pytest.
     assert everything(tmp_path) == before
     assert train("privacy.data_set=wards", out="second") == 2
     assert "foreign to data set" in last()
-    assert train("data.test_fraction=0.5", "data.test=", "federation.seed=3", out="second") == 2
+    assert train(f"data.train={small_data / 'test.jsonl'}", out="second") == 2
     assert "foreign to the data of run" in last()
     assert everything(tmp_path) == before
     assert train("privacy.epsilon=1", "privacy.ledger=", out="second") == 3
