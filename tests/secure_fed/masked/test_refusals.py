@@ -100,9 +100,9 @@ def test_words_too_coarse_for_the_clip_norm_are_refused_before_anything_is_charg
 def test_noise_that_no_word_holds_is_refused_before_the_first_round() -> None:
     masks = federation({**DISTRIBUTED, "privacy.noise_multiplier": 1e4}).masks
     assert masks is not None
-    masks.require_precise([1000], 0.1)
+    masks.require_precise([1000], 0.1, 1, 4.0)
     with pytest.raises(Exception, match=r"does not fit integers of 32 bits.*64 bits") as caught:
-        masks.require_precise([10**12], 0.1)
+        masks.require_precise([10**12], 0.1, 1, 4.0)
     assert isinstance(caught.value, (ConfigError, PlanError))
     assert caught.value.exit_code == 2
 
