@@ -125,8 +125,11 @@ class RunStore:
         if personal:
             self._write(folder / _personal(state.round), State(Tensors(), state.round), personal, {})
         self._write(self.path / CHECKPOINT, state, {}, {})
-        for file in folder.glob(_personal("*")):
-            if file.name != _personal(state.round):
+        self._keep_personal_of(state.round)
+
+    def _keep_personal_of(self, round_: int) -> None:
+        for file in private_part(self.path).glob(_personal("*")):
+            if file.name != _personal(round_):
                 file.unlink()
 
     def keep(self, state: State, personal: Mapping[int, Tensors], record: Record) -> None:
@@ -148,6 +151,7 @@ class RunStore:
         """The last finished round and the records up to it, with what is withheld of them; later or torn lines are dropped."""
         checkpoint = read_checkpoint(self.path)
         finished = checkpoint.state.round if checkpoint else 0
+        self._keep_personal_of(finished)
         shown = self._records(self.path / METRICS, finished)
         if not self._private:
             return checkpoint, shown

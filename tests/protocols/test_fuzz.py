@@ -128,11 +128,18 @@ def cheap(kind: int, data: bytes, parameters: Parameters, sender: int) -> None:
     with counted() as lines:
         judged(kind, data, parameters, sender)
     assert lines[0] < 500 + 5 * len(data)
+    allowed = 20_000 + 60 * len(data)
+    # Memory is counted for all threads, and a test runner's own may receive something meanwhile: what a decoder takes, it
+    # takes every time.
+    assert any(memory_peak(kind, data, parameters, sender) < allowed for _ in range(3))
+
+
+def memory_peak(kind: int, data: bytes, parameters: Parameters, sender: int) -> int:
     tracemalloc.start()
     judged(kind, data, parameters, sender)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 20_000 + 60 * len(data)
+    return peak
 
 
 def test_lines_are_counted() -> None:

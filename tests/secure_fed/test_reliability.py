@@ -157,8 +157,9 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def assert_same_run(left: Path, right: Path) -> None:
     """The same files with the same bits in them, but for the time it took and the place (which the report has, too)."""
-    names = [{file.name for file in path.iterdir()} - {".lock", "report.html"} for path in (left, right)]
-    assert names[0] == names[1]
+    for part in ("", "private"):
+        names = [{file.name for file in (path / part).iterdir()} - {".lock", "report.html"} for path in (left, right)]
+        assert names[0] == names[1]
     personal = [f"private/{file.name}" for file in (left / "private").glob("personal-*")]
     for name in ("checkpoint.safetensors", "config.json", "run.json", *personal):
         assert (left / name).read_bytes() == (right / name).read_bytes(), name
