@@ -1,4 +1,4 @@
-"""How well members stand out where the law of a non-member's score is known (`null`): the figures of `secure_fed.roc`, exactly.
+"""How well members stand out where the law of a non-member's score is known (`null`): the figures of `secure_fed.runs.membership.roc`, exactly.
 
 With t_i the chance that a non-member scores as high as member i, the AUC is the mean of 1 - t_i: the share of all non-members
 that there could be, and not of those who were held out, below a member. At a rate r of false accusations, exactly r, the
@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from secure_fed import roc
-from secure_fed.roc_interval import exact_limits
+from secure_fed.runs.membership import roc
+from secure_fed.runs.membership.roc_interval import exact_limits
 
 Floats = NDArray[np.float64]
 
@@ -38,7 +38,7 @@ def _caught(tails: Floats, rate: float) -> roc.TprAt:
 
 
 def _interval(below: Floats, rng: np.random.Generator) -> tuple[float, float]:
-    """Of the mean: BCa, as `secure_fed.roc_interval` has it for two samples; Hoeffding's where resamples say nothing."""
+    """Of the mean: BCa, as `secure_fed.runs.membership.roc_interval` has it for two samples; Hoeffding's where resamples say nothing."""
     from scipy.special import ndtr, ndtri
 
     found, deviations = float(below.mean()), below - below.mean()

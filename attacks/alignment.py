@@ -20,13 +20,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from secure_fed.adapters.lora import LoraAdapter, pairs
 from secure_fed.federation import Federation
-from secure_fed.gradient_trial import length
+from secure_fed.learning.models.adapters.lora import LoraAdapter, pairs
+from secure_fed.learning.training.gradient_trial import length
+from secure_fed.learning.training.local import Placed
+from secure_fed.learning.training.packs import Packs
 from secure_fed.methods.method import State
-from secure_fed.packs import Packs
-from secure_fed.tensors import LowRank, Member, Tensors, dense
-from secure_fed.training import Placed
+from secure_fed.tensors.tensors import LowRank, Member, Tensors, dense
 
 Floats = NDArray[np.float64]
 

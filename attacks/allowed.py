@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attacks import tradeoff
-from secure_fed.roc import FALSE_POSITIVE_RATES
+from secure_fed.runs.membership.roc import FALSE_POSITIVE_RATES
 
 _ALIKE = 0.01
 _MOST_RELEASES = 5_000  # beyond, the grid of `tradeoff` is too coarse to be worth its time

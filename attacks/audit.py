@@ -24,15 +24,15 @@ from attacks.making import Made, Progress, Where, findings, in_plain_sight, plai
 from attacks.ranking import accusations, clients, exposed
 from attacks.vantage import VANTAGES
 from attacks.verdict import verdict
-from secure_fed import recording
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError, RunDirectoryError
 from secure_fed.federation import Federation
+from secure_fed.learning.problem import GIVEN
 from secure_fed.methods.method import State, fits
-from secure_fed.parts import GIVEN
-from secure_fed.recording import Recorded
-from secure_fed.run_dir import CONFIG, RESULT, read_config, read_facts, read_whole_result
-from secure_fed.run_store import differing_digests, read_checkpoint
+from secure_fed.runs import recording
+from secure_fed.runs.directory import CONFIG, RESULT, read_config, read_facts, read_whole_result
+from secure_fed.runs.recording import Recorded
+from secure_fed.runs.store import differing_digests, read_checkpoint
 
 SCHEMA = 1
 AUDIT, PAGE = "audit.json", "audit.html"

@@ -28,7 +28,7 @@ from attacks.guessing import Floats, check_levels, one_run_p
 from attacks.guessing import gaussian_epsilon as gaussian_epsilon
 from attacks.guessing import one_run_epsilon as one_run_epsilon
 from attacks.guessing import one_run_fdp as one_run_fdp
-from secure_fed.roc_interval import exact_limits
+from secure_fed.runs.membership.roc_interval import exact_limits
 
 Bools = NDArray[np.bool_]
 

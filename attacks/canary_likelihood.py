@@ -22,7 +22,7 @@ from attacks.canary_cosine import sent_of
 from attacks.case import Case, Finding, Floats, Inapplicable, Settings
 from attacks.null import Null, drawn_tails
 from attacks.released import Release, evenly, releases
-from secure_fed.directions import length_of_steps
+from secure_fed.learning.training.canary_directions import length_of_steps
 
 
 def likelihood(x: Floats, shift: Floats, rate: float) -> Floats:

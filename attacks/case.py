@@ -14,9 +14,9 @@ from attacks.null import Null
 from attacks.vantage import Seen
 from secure_fed.errors import UsageError
 from secure_fed.federation import Federation
-from secure_fed.holding import Unit
-from secure_fed.membership import confidences, looked_at, mean_of_units
-from secure_fed.tensors import Tensors
+from secure_fed.learning.audit_pool.pool import Unit
+from secure_fed.runs.membership.measured import confidences, looked_at, mean_of_units
+from secure_fed.tensors.tensors import Tensors
 
 if TYPE_CHECKING:
     from attacks.shadows import References

@@ -47,7 +47,7 @@ def run(chosen: argparse.Namespace) -> None:
     What could stop it at its end is tried at its beginning: the runs to stand beside it, the lock, and writing.
     """
     from attacks.sweep import rows_beside
-    from secure_fed.run_store import locked
+    from secure_fed.runs.store import locked
 
     rows_beside(chosen.run_dir, chosen.beside)
     with locked(chosen.run_dir):
@@ -80,8 +80,8 @@ def written(audit: dict[str, Any], run_dir: Path, beside: Sequence[Path]) -> Pat
     from attacks.audit import AUDIT, PAGE
     from attacks.report import write
     from attacks.sweep import swept
-    from secure_fed.durable import atomic_write
-    from secure_fed.run_dir import made_private
+    from secure_fed.runs.directory import made_private
+    from secure_fed.runs.durable import atomic_write
 
     audit["sweep"] = swept(audit, run_dir, beside)
     some = "-".join(["", *audit.get("asked_for", ())])
@@ -95,7 +95,7 @@ def written(audit: dict[str, Any], run_dir: Path, beside: Sequence[Path]) -> Pat
 def _require_writable(run_dir: Path) -> None:
     """Refuse a folder in which an audit could not be kept, before it is made."""
     from secure_fed.errors import RunDirectoryError
-    from secure_fed.run_dir import private_part
+    from secure_fed.runs.directory import private_part
 
     folder = private_part(run_dir)
     if run_dir.is_dir():
@@ -111,7 +111,7 @@ def _require_writable(run_dir: Path) -> None:
 
 def main(name: str, arguments: Sequence[str] | None = None) -> int:
     """The script of one attack: its figures on a run, nothing written."""
-    from secure_fed.cli import reported
+    from secure_fed.commands.cli import reported
 
     attack = ATTACKS[name]
     parser = argparse.ArgumentParser(

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from attacks.null import Null
 from attacks.tradeoff import sampled_gaussian
-from secure_fed.roc_interval import exact_limits
+from secure_fed.runs.membership.roc_interval import exact_limits
 
 Floats = NDArray[np.float64]
 

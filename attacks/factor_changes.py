@@ -24,9 +24,9 @@ from torch import Tensor
 from attacks.first_layer import FirstLayer
 from attacks.rounding_grid import scaled_by
 from attacks.span import MEMBER_A, MEMBER_B, Family, Rows, SpanTest, rounding, row_space
-from secure_fed.adapters.lora import Pair
+from secure_fed.learning.models.adapters.lora import Pair
 from secure_fed.methods.fra_lora import delta
-from secure_fed.tensors import LowRank, Tensors
+from secure_fed.tensors.tensors import LowRank, Tensors
 
 Shown = tuple[Rows | None, Rows | None]  # the changes of A and of B
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secure_fed.adapters.lora import Pair, pairs
+from secure_fed.learning.models.adapters.lora import Pair, pairs
 
 ANYWHERE = -1  # the position of a token in models whose first inputs do not depend on it
 _FEWEST = 3  # tokens of a vocabulary

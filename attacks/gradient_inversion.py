@@ -24,7 +24,7 @@ from attacks.token_scores import mean, means, score
 
 if TYPE_CHECKING:
     from attacks.case import Case, Finding, Settings
-    from secure_fed.recording import Update
+    from secure_fed.runs.recording import Update
 
 NOTHING = "the exact test applies to none of the {count} {what} looked at, and nothing could be guessed ({why})"
 ROUNDS, CLIENTS, MATCHED = 3, 5, 3
@@ -94,7 +94,7 @@ def _together(at: Scene, updates: Sequence[Update]) -> dict[str, Any] | None:
 
 def _matched(at: Scene, updates: Sequence[Update]) -> dict[str, Any] | None:
     """Recall of tokens by optimisation, and that of naming as many of the commonest tokens of public texts instead."""
-    from secure_fed.tasks import classification
+    from secure_fed.learning.tasks import classification
 
     training, parts = at.case.federation.config.training, at.case.federation.parts
     plain = training.optimizer == "sgd" and training.batch_size == 1 and training.steps == 1

@@ -14,7 +14,7 @@ from attacks.bounds import Bound, lower_bound
 from attacks.case import Finding, Floats
 from attacks.estimates import Estimate, estimates
 from attacks.null import refuted
-from secure_fed import roc
+from secure_fed.runs.membership import roc
 
 ROC_POINTS = 200  # that a curve is drawn by
 

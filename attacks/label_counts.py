@@ -23,7 +23,7 @@ from attacks.case import Inapplicable
 
 if TYPE_CHECKING:
     from attacks.case import Case, Finding, Settings
-    from secure_fed.recording import Update
+    from secure_fed.runs.recording import Update
 
 Floats = NDArray[np.float64]
 MOST_UPDATES, MOST_EXAMPLES = 60, 1000
@@ -92,7 +92,7 @@ def _bias(case: Case) -> str:
 
 def _require_known_steps(case: Case) -> None:
     """Refuse updates that are no steps of known length down the plain cross-entropy."""
-    from secure_fed.tasks import classification
+    from secure_fed.learning.tasks import classification
 
     config = case.federation.config
     training = config.training
@@ -133,9 +133,9 @@ def _mean_probability(case: Case, round_: int) -> Floats:
     """(classes,) what the model of that round gives to public examples."""
     import torch
 
-    from secure_fed.data.encode import batches
-    from secure_fed.tasks.classification import logits
-    from secure_fed.training import to_device
+    from secure_fed.learning.data.encode import batches
+    from secure_fed.learning.tasks.classification import logits
+    from secure_fed.learning.training.local import to_device
 
     federation = case.federation
     model = federation.objective.load(case.seen.states.get(round_, federation.initial.tensors))

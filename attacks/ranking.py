@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from attacks.case import Floats
-from secure_fed import roc
-from secure_fed.directions import plain
 from secure_fed.federation import Federation
-from secure_fed.holding import Held, Unit
+from secure_fed.learning.audit_pool.pool import Held, Unit
+from secure_fed.learning.training.canary_directions import plain
+from secure_fed.runs.membership import roc
 
 MOST = 50  # lines of the list of units
 MOST_CLIENTS = 20

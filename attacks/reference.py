@@ -22,21 +22,21 @@ from torch import Tensor
 from privacy.distributed import DistributedGaussian
 from privacy.entropy import SeededEntropy, Stream
 from privacy.mechanisms import Gaussian, Named
-from secure_fed.canaries import canary_benches
-from secure_fed.client import Client, Workbench
-from secure_fed.engine import run_round
 from secure_fed.errors import UsageError
 from secure_fed.federation import Federation
-from secure_fed.masked.federated import in_process
+from secure_fed.learning.audit_pool.canaries import canary_benches
+from secure_fed.learning.training.local import Trained, train
+from secure_fed.learning.training.stacked import Job
 from secure_fed.methods.method import State
-from secure_fed.phantom_clients import phantom_clients, phantom_examples
-from secure_fed.protection import Protection, cohort_sampler
-from secure_fed.run_budget import charges_nothing
-from secure_fed.server import Server
-from secure_fed.stacked import Job
-from secure_fed.summation import PlainSum
-from secure_fed.training import Trained, train
-from secure_fed.transport import Reply, Request, Transport
+from secure_fed.rounds.client import Client, Workbench
+from secure_fed.rounds.engine import run_round
+from secure_fed.rounds.masked.wiring import in_process
+from secure_fed.rounds.phantom_clients import phantom_clients, phantom_examples
+from secure_fed.rounds.protection import Protection, cohort_sampler
+from secure_fed.rounds.server import Server
+from secure_fed.rounds.transport import Reply, Request, Transport
+from secure_fed.runs.budget import charges_nothing
+from secure_fed.tensors.sums import PlainSum
 
 
 @dataclass

@@ -30,7 +30,7 @@ from torch import Tensor
 from attacks import alignment
 from attacks.case import Case, Finding, Inapplicable, Settings
 from attacks.stepped import EVERYBODY, examples_of, spaced, stepping, steps
-from secure_fed.tensors import Tensors
+from secure_fed.tensors.tensors import Tensors
 
 Floats = NDArray[np.float64]
 

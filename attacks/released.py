@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from attacks.case import Case, Inapplicable
 from secure_fed.methods.method import State
-from secure_fed.tensors import Layout, Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 
 Floats = NDArray[np.float64]
 

@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 
 from attacks.case import Case, Finding, Settings
 from attacks.lira import require_references
-from secure_fed import roc
 from secure_fed.errors import UsageError
-from secure_fed.membership import mean_of_units
+from secure_fed.runs.membership import roc
+from secure_fed.runs.membership.measured import mean_of_units
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

@@ -15,11 +15,11 @@ from attacks.first_layer import FirstLayer, NoFirstLayerError, first_layer
 from attacks.inversion import Recovery
 from attacks.span import Key
 from attacks.token_scores import Common, known_tokens, score, texts_of, truth_of
-from secure_fed.adapters.lora import LoraAdapter
+from secure_fed.learning.models.adapters.lora import LoraAdapter
 
 if TYPE_CHECKING:
     from attacks.case import Case
-    from secure_fed.recording import Summed, Update
+    from secure_fed.runs.recording import Summed, Update
 
 POSITIONS = 128
 _SEEN_TEXTS = 500

@@ -16,7 +16,7 @@ What differs from the run:
 - Nothing is charged and no ledger is opened; a client sits out what it would sit out once it has taken part as often as it may.
 - Privacy is not accounted for anew: the noise is that of the run, also where other members would have led to another plan.
 
-References train in lockstep, all clients that train in a round of any of them stacked over the one base (`secure_fed.stacked`).
+References train in lockstep, all clients that train in a round of any of them stacked over the one base (`secure_fed.learning.training.stacked`).
 A round is computed twice for that: first up to the first contribution of each client, to learn what is to be trained on what,
 then in full, with what came of it. Both times draw the same, since all there is to draw comes from seeds. Where noise is in the
 steps of training (privacy for examples or groups), every client trains by itself.
@@ -33,14 +33,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attacks.reference import Reference
-from secure_fed.directions import plain
 from secure_fed.errors import UsageError
 from secure_fed.federation import Federation
-from secure_fed.fingerprint import content
-from secure_fed.holding import Held
-from secure_fed.stacked import Ways, train_stacked
-from secure_fed.tensors import Tensors
-from secure_fed.training import scheduled_lr
+from secure_fed.learning.audit_pool.pool import Held
+from secure_fed.learning.data.fingerprint import content
+from secure_fed.learning.training.canary_directions import plain
+from secure_fed.learning.training.local import scheduled_lr
+from secure_fed.learning.training.stacked import Ways, train_stacked
+from secure_fed.tensors.tensors import Tensors
 
 Bools = NDArray[np.bool_]
 Progress = Callable[[int, int], None]

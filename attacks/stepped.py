@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from attacks import alignment
 from attacks.case import Case
 from secure_fed.methods.method import State
-from secure_fed.recording import Summed, Update
-from secure_fed.tensors import Tensors
+from secure_fed.runs.recording import Summed, Update
+from secure_fed.tensors.tensors import Tensors
 
 EVERYBODY = ""  # whose step it is where nobody's own is seen
 

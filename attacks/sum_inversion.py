@@ -24,7 +24,7 @@ from attacks.vantage import summed
 
 if TYPE_CHECKING:
     from attacks.case import Case, Finding, Settings
-    from secure_fed.recording import Summed, Update
+    from secure_fed.runs.recording import Summed, Update
 
 COHORTS = (1, 2, 5, 10)
 REPEATS = 3

@@ -15,7 +15,7 @@ from attacks.values import number, words
 from attacks.vantage import VANTAGES
 from attacks.wording import at_least
 from secure_fed.errors import RunDirectoryError
-from secure_fed.run_dir import AUDIT, RESULT, private_part, read_object, read_text
+from secure_fed.runs.directory import AUDIT, RESULT, private_part, read_object, read_text
 
 Row = dict[str, Any]
 

@@ -16,8 +16,8 @@ from attacks.told_membership import standing, uncovered
 from attacks.values import words
 from attacks.verdict import verdict
 from attacks.wording import at_least, promised
-from secure_fed.report.words import number, percent
-from secure_fed.terminal import PlainConsole
+from secure_fed.report.formatting import number, percent
+from secure_fed.report.terminal import PlainConsole
 
 _MARKS = {
     "leak": "LEAK",

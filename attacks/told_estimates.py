@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attacks.reading import Audit, Estimated
 from attacks.wording import at_least
-from secure_fed.report.words import listed
+from secure_fed.report.formatting import listed
 
 SHORT = {"independent": "independent", "sampled_gaussian": "Gaussian"}
 NAMES = {"independent": "if canaries are independent", "sampled_gaussian": "if the mechanism is Gaussian too"}

@@ -6,7 +6,7 @@ from attacks import evidence
 from attacks.baseline import SHUFFLES
 from attacks.reading import NO_UNIT, Audit, Cell
 from attacks.wording import apart, at_least, confidence, unit_one, who
-from secure_fed.report.words import at_most, counted
+from secure_fed.report.formatting import at_most, counted
 
 ONE_IN = SHUFFLES + 1  # so many audits with fair coins have one whose baseline fails by luck
 

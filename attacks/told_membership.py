@@ -9,8 +9,8 @@ from attacks import evidence
 from attacks.reading import NO_UNIT, Audit, Cell
 from attacks.told_guarantee import ONE_IN
 from attacks.wording import at_most_hundred, between, capital, guess, hundred, sides, units, who
-from secure_fed.report.words import counted, percent
-from secure_fed.report.words import number as shown
+from secure_fed.report.formatting import counted, percent
+from secure_fed.report.formatting import number as shown
 
 Standing = Literal["void", "leak", "beyond", "within", "none_found", "unsupported"]
 SERVERS = ("secure_server", "server")

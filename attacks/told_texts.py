@@ -8,7 +8,7 @@ from attacks import readback
 from attacks.readback import Attempt, How, Named
 from attacks.reading import Audit, Cell
 from attacks.wording import who
-from secure_fed.report.words import counted, percent
+from secure_fed.report.formatting import counted, percent
 
 _LEADS = {
     "leak": "Texts can be read back",

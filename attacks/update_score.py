@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from attacks import alignment
 from attacks.case import Case, Finding, Inapplicable, Settings
 from attacks.stepped import examples_of, of_clients, spaced
-from secure_fed.recording import Update
+from secure_fed.runs.recording import Update
 
 Floats = NDArray[np.float64]
 

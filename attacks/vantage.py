@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from secure_fed.recording import Recorded, Summed, Update
-from secure_fed.summation import PlainSum
-from secure_fed.tensors import Layout, Tensors
+from secure_fed.runs.recording import Recorded, Summed, Update
+from secure_fed.tensors.sums import PlainSum
+from secure_fed.tensors.tensors import Layout, Tensors
 
 
 @dataclass(frozen=True)

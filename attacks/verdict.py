@@ -36,7 +36,7 @@ from attacks.told_guarantee import contradicted, guarantee
 from attacks.told_membership import SERVERS, found_out, inverted, missed, signs, standing, tried
 from attacks.told_texts import texts
 from attacks.wording import units
-from secure_fed.report.words import listed
+from secure_fed.report.formatting import listed
 
 Level = Literal["none_found", "within", "leak", "violation", "unsupported"]
 LEVELS: tuple[Level, ...] = ("none_found", "within", "leak", "violation", "unsupported")

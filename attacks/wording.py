@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from attacks.reading import NO_UNIT, Audit
-from secure_fed.report.words import MISSING, at_most
+from secure_fed.report.formatting import MISSING, at_most
 
 _ALMOST = 0.99
 COIN = 0.5  # how often a coin is right

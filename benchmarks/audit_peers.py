@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from attacks import bounds, lira, rmia
-from secure_fed import roc
+from secure_fed.runs.membership import roc
 
 Floats = NDArray[np.float64]
 RATES = np.geomspace(1e-3, 1, 400)

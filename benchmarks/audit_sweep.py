@@ -19,7 +19,8 @@ from typing import Any
 from attacks.audit import audited, opened
 from attacks.case import Settings
 from attacks.command import written
-from secure_fed import Federation, RunConfig, demo
+from secure_fed import Federation, RunConfig
+from secure_fed.commands import demo
 
 Audit = dict[str, Any]
 

@@ -3,7 +3,7 @@
     python benchmarks/claims.py DATA [--only NAME ...] [--seeds 0,1] [--full] [--out runs/claims] [--docs docs]
 
 DATA holds a folder for each data set named below, with train.jsonl.gz and test.jsonl.gz of `text` and `label`. Every claim is a
-comparison (`secure_fed.comparison`): its configurations run over the seeds in OUT/NAME, finished runs are not made again, and a
+comparison (`secure_fed.commands.comparison`): its configurations run over the seeds in OUT/NAME, finished runs are not made again, and a
 killed one goes on. What came of it, contradictions included, is written to DOCS/claims.md.
 
 The encoder is all-MiniLM-L6-v2 (the `bench` extra). The reduced version, for two cores and an hour, cuts texts to 32 tokens,
@@ -30,7 +30,7 @@ import torch
 from claims_made import CLAIMS, Claim, Scale
 from claims_report import Outcome, page
 
-from secure_fed.comparison import compare
+from secure_fed.commands.comparison import compare
 from secure_fed.config import RunConfig
 
 REDUCED = Scale(train=2000, test=300, length=32, rounds=6, steps=3, batch=8, every=2)

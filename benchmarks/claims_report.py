@@ -11,9 +11,9 @@ from statistics import fmean
 
 from claims_made import Claim, Order, Scale, Widening
 
-from secure_fed.comparison import Row
-from secure_fed.comparison.rows import Spread
-from secure_fed.comparison.tables import markdown
+from secure_fed.commands.comparison import Row
+from secure_fed.commands.comparison.rows import Spread
+from secure_fed.commands.comparison.tables import markdown
 
 
 @dataclass(frozen=True)

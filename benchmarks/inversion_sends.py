@@ -12,9 +12,9 @@ from attacks.token_scores import texts_of
 from privacy.entropy import SeededEntropy
 from privacy.mechanisms import Gaussian, clip_factor
 from secure_fed import Federation, RunConfig
-from secure_fed.summation import PlainSum
-from secure_fed.tensors import Layout, Tensors
-from secure_fed.transport import Recording
+from secure_fed.rounds.transport import Recording
+from secure_fed.tensors.sums import PlainSum
+from secure_fed.tensors.tensors import Layout, Tensors
 
 COHORT, ROUNDS = 10, 4
 

@@ -14,7 +14,8 @@ import argparse
 import statistics
 
 from privacy.entropy import SeededEntropy
-from secure_fed import Federation, RunConfig, demo
+from secure_fed import Federation, RunConfig
+from secure_fed.commands import demo
 from secure_fed.config.run import find
 
 

@@ -26,9 +26,9 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-from secure_fed import models
-from secure_fed.data import notes
-from secure_fed.data.rows import Rows
+from secure_fed.learning import models
+from secure_fed.learning.data import notes
+from secure_fed.learning.data.rows import Rows
 
 TINY = Path(models.__file__).parent / "tiny"
 BATCH = 16

@@ -30,8 +30,8 @@ from torch import Tensor
 from privacy.denoise import shrunk
 from privacy.entropy import SystemEntropy
 from privacy.mechanisms import Gaussian, clip_factor
-from secure_fed.low_rank import balanced, denoised, recompressed, truncated
-from secure_fed.tensors import LowRank
+from secure_fed.tensors.low_rank import balanced, denoised, recompressed, truncated
+from secure_fed.tensors.tensors import LowRank
 
 CLIENTS = 1000
 MIB = 2.0**20

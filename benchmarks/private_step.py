@@ -32,16 +32,16 @@ from torch import Tensor, nn
 
 from privacy.entropy import SystemEntropy
 from privacy.mechanisms import Gaussian
-from secure_fed.adapters.lora import LoraAdapter
-from secure_fed.adapters.parameters import read
 from secure_fed.config import TrainingConfig
-from secure_fed.data.encode import Collate
-from secure_fed.packs import Way
-from secure_fed.per_example import one_by_one
-from secure_fed.private_training import train_privately
-from secure_fed.tasks import classification
-from secure_fed.tensors import Tensors
-from secure_fed.training import Objective
+from secure_fed.learning.data.encode import Collate
+from secure_fed.learning.models.adapters.lora import LoraAdapter
+from secure_fed.learning.models.adapters.parameters import read
+from secure_fed.learning.tasks import classification
+from secure_fed.learning.training.dp_sgd import train_privately
+from secure_fed.learning.training.local import Objective
+from secure_fed.learning.training.packs import Way
+from secure_fed.learning.training.per_example import one_by_one
+from secure_fed.tensors.tensors import Tensors
 
 BATCH, LENGTH, LABELS = 16, 64, 4
 LR, NOISE, CLIP = 1e-3, 1.0, 1.0

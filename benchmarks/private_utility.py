@@ -40,9 +40,9 @@ from privacy.accounting import calibrate
 from privacy.entropy import SeededEntropy
 from privacy.sampling import Poisson
 from secure_fed import Federation, RunConfig
-from secure_fed.evaluation import evaluate
+from secure_fed.learning.evaluation import evaluate
+from secure_fed.learning.tasks.classification import metrics
 from secure_fed.methods.fra_lora import FraLora
-from secure_fed.tasks.classification import metrics
 
 EPSILONS = (math.inf, 8.0, 3.0, 1.0)
 

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from secure_fed.config import RunConfig
 from secure_fed.federation import Federation
 from secure_fed.methods.method import CHANGE
-from secure_fed.transport import InProcess, Reply, Request
+from secure_fed.rounds.transport import InProcess, Reply, Request
 
 CLIENTS, WIDTH = 10, 390
 NUMBERS = 300_000

@@ -1,4 +1,4 @@
-"""What it gains to train reference adapters stacked over one frozen base (`secure_fed/stacked.py`).
+"""What it gains to train reference adapters stacked over one frozen base (`secure_fed/learning/training/stacked.py`).
 
     HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 python benchmarks/stacked_shadows.py [--repeats 5] [--minilm]
 
@@ -26,16 +26,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from secure_fed import stacked
-from secure_fed.adapters.lora import LoraAdapter
-from secure_fed.adapters.parameters import read
 from secure_fed.config import RunConfig, TrainingConfig
-from secure_fed.data.encode import Collate
-from secure_fed.parts import configured
-from secure_fed.stacked import Job, Ways, train_stacked
-from secure_fed.tasks import classification
-from secure_fed.tensors import Tensors
-from secure_fed.training import Objective, train
+from secure_fed.learning.data.encode import Collate
+from secure_fed.learning.models.adapters.lora import LoraAdapter
+from secure_fed.learning.models.adapters.parameters import read
+from secure_fed.learning.problem import configured
+from secure_fed.learning.tasks import classification
+from secure_fed.learning.training import stacked
+from secure_fed.learning.training.local import Objective, train
+from secure_fed.learning.training.stacked import Job, Ways, train_stacked
+from secure_fed.tensors.tensors import Tensors
 
 COUNTS, BATCHES, STEPS, LR = (1, 2, 4, 8, 16), (1, 2, 4, 8, 16), 2, 1e-3
 BEGUN = 4  # times as many are begun as share a pass

@@ -18,7 +18,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
 
-from secure_fed.data import notes, partition
+from secure_fed.learning.data import notes, partition
 
 
 def seconds(action: Callable[[], Any]) -> float:
@@ -35,7 +35,7 @@ def plain_loop(federation: Any, client: Any, trainable: list[str]) -> None:
     import torch
     from torch.nn.functional import cross_entropy
 
-    from secure_fed.data.encode import batches
+    from secure_fed.learning.data.encode import batches
 
     model = federation.parts.model.train()
     for name, parameter in model.named_parameters():
@@ -60,7 +60,7 @@ def main() -> None:
         import torch
 
         from secure_fed import Federation, RunConfig
-        from secure_fed.training import train
+        from secure_fed.learning.training.local import train
 
         torch.set_num_threads(1)
         made.update(federation=Federation, config=RunConfig(), train=train)

@@ -19,8 +19,9 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from secure_fed import Federation, RunConfig, trained
-from secure_fed.data import notes
+from secure_fed import Federation, RunConfig
+from secure_fed.export import trained
+from secure_fed.learning.data import notes
 
 
 def write_clinics(folder: Path) -> list[Path]:

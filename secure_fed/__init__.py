@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from secure_fed.adapter_folder import load_adapter
     from secure_fed.config import RunConfig
     from secure_fed.errors import SecureFedError
+    from secure_fed.export.adapter_folder import load_adapter
     from secure_fed.federation import Federation, Result
 
 __all__ = ["Federation", "Result", "RunConfig", "SecureFedError", "__version__", "load_adapter"]
@@ -23,7 +23,7 @@ _HOMES = {
     "Result": "federation",
     "RunConfig": "config",
     "SecureFedError": "errors",
-    "load_adapter": "adapter_folder",
+    "load_adapter": "export.adapter_folder",
 }
 
 

@@ -2,6 +2,6 @@
 
 import sys
 
-from secure_fed.cli import main
+from secure_fed.commands.cli import main
 
 sys.exit(main())

@@ -17,34 +17,39 @@ from torch import nn
 
 from privacy.entropy import Entropy
 from privacy.errors import BudgetExhausted
-from secure_fed import engine, fingerprint, guarantee, outcome, participants, published, recording, tasks
-from secure_fed.budget_terms import Subject
-from secure_fed.client import personal_names
 from secure_fed.config import RunConfig
-from secure_fed.config.anchor import anchored
-from secure_fed.data.encode import pad_id
-from secure_fed.data.holdout import is_declared
-from secure_fed.diagnostics.watch import watch
-from secure_fed.engine import Keeper, KeepsNothing, Record, Schedule
+from secure_fed.config.absolute_paths import anchored
 from secure_fed.errors import ConfigError, RunDirectoryError
-from secure_fed.evaluation import Metrics, evaluated
-from secure_fed.export import Adapted, write_adapter
-from secure_fed.holding import Held, hold_out
-from secure_fed.masked.federated import behind_masks, in_process
+from secure_fed.export.export import Adapted, write_adapter
+from secure_fed.export.model_card import ModelCard, run_facts
+from secure_fed.learning import tasks
+from secure_fed.learning.audit_pool.phantoms import phantoms
+from secure_fed.learning.audit_pool.pool import Held, hold_out
+from secure_fed.learning.data import fingerprint
+from secure_fed.learning.data.encode import pad_id
+from secure_fed.learning.data.holdout import is_declared
+from secure_fed.learning.evaluation import Metrics, evaluated
+from secure_fed.learning.problem import configured, given
+from secure_fed.learning.training.local import Collate, Loss, Objective, scheduled_lr
 from secure_fed.methods import build
 from secure_fed.methods.method import State, fits, loss_of
-from secure_fed.model_card import ModelCard, run_facts
-from secure_fed.parts import configured, given
-from secure_fed.personal import completed
-from secure_fed.phantom_pool import phantoms
-from secure_fed.protection import cohort_sampler, crowd, protect, require_protectable
-from secure_fed.recording import Recorder
-from secure_fed.releases import Releases, kept_by
-from secure_fed.run_budget import Purse, RunBudget, opened, require_room
-from secure_fed.run_dir import private_part
-from secure_fed.run_store import RunStore, read_personal, require_unused
-from secure_fed.training import Collate, Loss, Objective, scheduled_lr
-from secure_fed.transport import Transport
+from secure_fed.rounds import engine
+from secure_fed.rounds.client import personal_names
+from secure_fed.rounds.diagnostics.watch import watch
+from secure_fed.rounds.engine import Keeper, KeepsNothing, Record, Schedule
+from secure_fed.rounds.masked.wiring import behind_masks, in_process
+from secure_fed.rounds.personal import completed
+from secure_fed.rounds.protection import cohort_sampler, crowd, protect, require_protectable
+from secure_fed.rounds.transport import Transport
+from secure_fed.runs import assembly as participants
+from secure_fed.runs import guarantee, published, recording
+from secure_fed.runs import result as outcome
+from secure_fed.runs.budget import Purse, RunBudget, opened, require_room
+from secure_fed.runs.budget_terms import Subject
+from secure_fed.runs.directory import private_part
+from secure_fed.runs.recording import Recorder
+from secure_fed.runs.releases import Releases, kept_by
+from secure_fed.runs.store import RunStore, read_personal, require_unused
 
 
 @dataclass(frozen=True)

@@ -50,12 +50,12 @@ RULES = {
     ),
     "rig": Rule(
         who=PACKAGES,
-        except_for=("protocols.rig", "secure_fed.secagg_command"),
+        except_for=("protocols.rig", "secure_fed.commands.secagg"),
         never=("protocols.rig",),
         why="the rig lies and reads private state: it is no part of the protocol, and one command plays it",
     ),
     "methods": Rule(
-        who=("secure_fed.tensors", "secure_fed.methods", "secure_fed.adapters"),
+        who=("secure_fed.tensors.tensors", "secure_fed.methods", "secure_fed.learning.models.adapters"),
         never=("privacy", "protocols"),
         why="a method sees only means, whatever made them private",
     ),
@@ -66,7 +66,7 @@ RULES = {
     ),
     "attacked": Rule(
         who=PACKAGES,
-        except_for=("attacks", "secure_fed.cli"),
+        except_for=("attacks", "secure_fed.commands.cli"),
         never=("attacks",),
         why="the engine has no hooks for attacks; only the command line starts them",
     ),
@@ -146,28 +146,28 @@ def test_the_packages_keep_the_rules() -> None:
 
 
 PLANTED = [
-    ("privacy", "privacy.mechanisms", "from secure_fed.tensors import Tensors"),
+    ("privacy", "privacy.mechanisms", "from secure_fed.tensors.tensors import Tensors"),
     ("privacy", "privacy.sampling", "import transformers"),
     ("privacy", "privacy", "import protocols.codec as codec"),
     ("protocols", "protocols.codec", "import torch"),
     ("protocols", "protocols.server", "def total():\n    from privacy import sampling"),
     ("protocols", "protocols.keys", "import secure_fed"),
     ("rig", "protocols.client", "from protocols.rig.scene import Scene"),
-    ("rig", "secure_fed.masked.sum", "def play():\n    from protocols.rig import simulate"),
+    ("rig", "secure_fed.rounds.masked.masked_sum", "def play():\n    from protocols.rig import simulate"),
     ("methods", "secure_fed.methods.ffa_lora", "import privacy.mechanisms"),
-    ("methods", "secure_fed.tensors", "from protocols import codec"),
+    ("methods", "secure_fed.tensors.tensors", "from protocols import codec"),
     (
         "methods",
-        "secure_fed.adapters.lora",
+        "secure_fed.learning.models.adapters.lora",
         "if TYPE_CHECKING:\n    import privacy.mechanisms",
     ),
     ("attacks", "attacks.scores", "from protocols.rig.simulate import simulate"),
-    ("attacked", "secure_fed.engine", "import attacks"),
-    ("attacked", "secure_fed.engine", "import_module('attacks.scores')"),
-    ("attacked", "secure_fed.report", "importlib.import_module('attacks')"),
+    ("attacked", "secure_fed.rounds.engine", "import attacks"),
+    ("attacked", "secure_fed.rounds.engine", "import_module('attacks.scores')"),
+    ("attacked", "secure_fed.report.page", "importlib.import_module('attacks')"),
     ("attacked", "secure_fed.cli_parser", "from attacks import report"),
-    ("flower", "secure_fed.transport", "from flwr.common import Parameters"),
-    ("outside", "secure_fed.data.notes", "from tests.secure_fed import examples"),
+    ("flower", "secure_fed.rounds.transport", "from flwr.common import Parameters"),
+    ("outside", "secure_fed.learning.data.notes", "from tests.secure_fed import examples"),
     ("outside", "attacks.report", "import benchmarks.peers"),
 ]
 
@@ -187,12 +187,12 @@ def test_every_rule_has_a_planted_violation() -> None:
         ("privacy.mechanisms", "import math\nimport numpy as np\nfrom privacy.sampling import poisson"),
         ("protocols.keys", "from __future__ import annotations\nfrom cryptography.hazmat import primitives"),
         ("protocols.client", "from . import keys\nfrom .messages import Share"),
-        ("secure_fed.server", "from privacy.mechanisms import NoMechanism\nimport protocols.server"),
-        ("secure_fed.methods.fedlora", "from secure_fed.tensors import Tensors\nimport torch"),
-        ("secure_fed.cli", "from attacks import report"),
+        ("secure_fed.rounds.server", "from privacy.mechanisms import NoMechanism\nimport protocols.server"),
+        ("secure_fed.methods.fedlora", "from secure_fed.tensors.tensors import Tensors\nimport torch"),
+        ("secure_fed.commands.cli", "from attacks import report"),
         ("secure_fed.flower", "import flwr"),
-        ("attacks.vantage", "from secure_fed.transport import Recording\nimport privacy.accounting"),
-        ("secure_fed.engine", "import privacy_preserving_library"),
+        ("attacks.vantage", "from secure_fed.rounds.transport import Recording\nimport privacy.accounting"),
+        ("secure_fed.rounds.engine", "import privacy_preserving_library"),
     ],
 )
 def test_an_allowed_import_is_not_reported(module: str, source: str) -> None:
@@ -202,10 +202,10 @@ def test_an_allowed_import_is_not_reported(module: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("module", "is_package", "source", "expected"),
     [
-        ("secure_fed.data.rows", False, "from . import files", "secure_fed.data.files"),
-        ("secure_fed.data.rows", False, "from ..tensors import Tensors", "secure_fed.tensors.Tensors"),
-        ("secure_fed.data", True, "from .rows import Rows", "secure_fed.data.rows.Rows"),
-        ("secure_fed.data", True, "from .. import errors", "secure_fed.errors"),
+        ("secure_fed.learning.data.rows", False, "from . import files", "secure_fed.learning.data.files"),
+        ("secure_fed.learning.data.rows", False, "from ..tensors import Tensors", "secure_fed.tensors.tensors.Tensors"),
+        ("secure_fed.learning.data", True, "from .rows import Rows", "secure_fed.learning.data.rows.Rows"),
+        ("secure_fed.learning.data", True, "from .. import errors", "secure_fed.errors"),
     ],
 )
 def test_relative_imports_are_resolved(module: str, is_package: bool, source: str, expected: str) -> None:

@@ -115,7 +115,7 @@ def test_the_wheel_carries_every_file_of_the_packages(wheel: zipfile.ZipFile) ->
         for path in (ROOT / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert {"secure_fed/models/tiny/config.json", "secure_fed/models/tiny/model.safetensors"} <= files
+    assert {"secure_fed/learning/models/tiny/config.json", "secure_fed/learning/models/tiny/model.safetensors"} <= files
     assert files == {name for name in wheel.namelist() if ".dist-info/" not in name}
 
 
@@ -129,4 +129,4 @@ def test_the_wheel_says_what_it_is(wheel: zipfile.ZipFile, metadata: Message) ->
     (licence,) = (name for name in wheel.namelist() if name.endswith("/licenses/LICENSE"))
     assert "Apache License" in wheel.read(licence).decode("utf-8")
     (entry_points,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
-    assert "secure-fed = secure_fed.cli:main" in wheel.read(entry_points).decode("utf-8")
+    assert "secure-fed = secure_fed.commands.cli:main" in wheel.read(entry_points).decode("utf-8")

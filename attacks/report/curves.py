@@ -11,8 +11,8 @@ from attacks.report.plots import Curve
 from attacks.told_estimates import NAMES, SHORT, estimates, supposing
 from attacks.values import numbers
 from attacks.wording import apart, at_least, confidence, promised, unit_one
-from secure_fed.report.markup import figure, figures, folded, paragraph, section, subsection, table
-from secure_fed.report.words import MISSING, at_most, number, percent
+from secure_fed.report.formatting import MISSING, at_most, number, percent
+from secure_fed.report.page.markup import figure, figures, folded, paragraph, section, subsection, table
 
 _LOWEST = 1e-4
 _FIRST = 6  # lower bounds that are shown at once

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from attacks.reading import Audit
 from attacks.values import Row, count, number, words
 from attacks.wording import capital, units
-from secure_fed.report.markup import folded, paragraph, section, table
-from secure_fed.report.words import MISSING, counted, percent
-from secure_fed.report.words import number as shown
+from secure_fed.report.formatting import MISSING, counted, percent
+from secure_fed.report.formatting import number as shown
+from secure_fed.report.page.markup import folded, paragraph, section, table
 
 _FIRST = 10  # of a long list; the rest opens on a click
 

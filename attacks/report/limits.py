@@ -6,8 +6,8 @@ from attacks.evidence import looks
 from attacks.reading import Audit
 from attacks.told_guarantee import ONE_IN
 from attacks.wording import sides, unit_one, units
-from secure_fed.report.markup import bullets, facts, folded, paragraph, section, table
-from secure_fed.report.words import MISSING, number
+from secure_fed.report.formatting import MISSING, number
+from secure_fed.report.page.markup import bullets, facts, folded, paragraph, section, table
 
 
 def baseline(audit: Audit) -> str:

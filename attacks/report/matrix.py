@@ -10,9 +10,9 @@ from attacks.reading import Audit, Cell, Named
 from attacks.told_texts import short
 from attacks.values import Row, count, number, row, words
 from attacks.wording import at_least
-from secure_fed.report.markup import bullets, folded, paragraph, section, table, text
-from secure_fed.report.words import MISSING, at_most, counted, duration, listed, percent
-from secure_fed.report.words import number as shown
+from secure_fed.report.formatting import MISSING, at_most, counted, duration, listed, percent
+from secure_fed.report.formatting import number as shown
+from secure_fed.report.page.markup import bullets, folded, paragraph, section, table, text
 
 _SHOWN = 3  # numbers of an attack that is not of membership
 _OWN = {  # in this order, before all others

@@ -9,8 +9,8 @@ from attacks.told_membership import standing, uncovered
 from attacks.values import words
 from attacks.verdict import LEVELS
 from attacks.wording import at_least, confidence, promised, sides, unit_one, units
-from secure_fed.report.markup import facts, paragraph, section, text
-from secure_fed.report.words import at_most, number, percent
+from secure_fed.report.formatting import at_most, number, percent
+from secure_fed.report.page.markup import facts, paragraph, section, text
 
 _HEADLINES = {
     "none_found": "Nothing was found",

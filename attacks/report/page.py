@@ -10,8 +10,8 @@ from typing import Any
 from attacks.reading import Audit, read
 from attacks.report import curves, exposure, limits, matrix, opening, sweep
 from attacks.verdict import verdict
-from secure_fed.durable import atomic_write
-from secure_fed.report.page import document
+from secure_fed.report.page.page import document
+from secure_fed.runs.durable import atomic_write
 
 Section = Callable[[Audit], str]
 

@@ -1,4 +1,4 @@
-"""An audit's numbers as inline SVG, by the rules of `secure_fed.report.plots`: its colours, and no text of others in here."""
+"""An audit's numbers as inline SVG, by the rules of `secure_fed.report.page.plots`: its colours, and no text of others in here."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from attacks.values import Interval
 from attacks.wording import at_least
-from secure_fed.report.plots import FIRST, INK, RULE, SECOND, drawing
-from secure_fed.report.words import at_most
+from secure_fed.report.formatting import at_most
+from secure_fed.report.page.plots import FIRST, INK, RULE, SECOND, drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,9 +9,9 @@ from attacks.report import plots
 from attacks.report.plots import Mark
 from attacks.values import Row, interval, number, row, words
 from attacks.wording import at_least
-from secure_fed.report.markup import facts, figure, figures, paragraph, section, subsection, table
-from secure_fed.report.words import at_most, listed, percent, rate
-from secure_fed.report.words import number as shown
+from secure_fed.report.formatting import at_most, listed, percent, rate
+from secure_fed.report.formatting import number as shown
+from secure_fed.report.page.markup import facts, figure, figures, paragraph, section, subsection, table
 
 _PAIR = 2
 _HEAD = ("run", "accounted epsilon", "accuracy", "AUC", "caught at 1 %", "at 0.1 %", "epsilon shown")

@@ -22,8 +22,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from secure_fed.adapters.mixture import Mixtures
 from secure_fed.config import RunConfig
+from secure_fed.learning.models.adapters.mixture import Mixtures
 from secure_fed.methods.averaging import Averaged
 from secure_fed.methods.consistency import consistent
 from secure_fed.methods.method import Card

@@ -12,9 +12,9 @@ from typing import Protocol
 
 from torch import nn
 
-from secure_fed.adapters.parameters import read
+from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
-from secure_fed.tensors import Layout, Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 
 
 class Adapter(Protocol):

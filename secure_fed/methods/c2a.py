@@ -25,11 +25,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from secure_fed.adapters.hypernetwork import SHARES, Hypernetworks, shares
 from secure_fed.config import RunConfig
+from secure_fed.learning.models.adapters.hypernetwork import SHARES, Hypernetworks, shares
 from secure_fed.methods.averaging import Averaged
 from secure_fed.methods.method import Card, RoundPlan, State
-from secure_fed.tensors import Layout, Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 
 _COUPLED = "batch pooling couples examples: the adapter of each depends on all texts of its batch"
 

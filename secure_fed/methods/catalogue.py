@@ -15,12 +15,12 @@ from torch import nn
 
 from secure_fed.config import ModelConfig, RunConfig
 from secure_fed.errors import ConfigError, MethodError
+from secure_fed.learning.models.heads import head_of
+from secure_fed.learning.models.loading import explained, head_names, load_classifier, locate, pooler_names, quiet
 from secure_fed.methods import METHODS, build, card
 from secure_fed.methods.method import Card, Method, RoundPlan, State
-from secure_fed.models.heads import head_of
-from secure_fed.models.loading import explained, head_names, load_classifier, locate, pooler_names, quiet
-from secure_fed.tensors import Tensors
-from secure_fed.wire_size import wire_size
+from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.wire_size import wire_size
 
 _LABELS = ("no", "yes")
 _EVERYWHERE = ("modules_to_save", "personal")  # settings of [method] that are read whatever the method

@@ -22,9 +22,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from secure_fed.adapters.mixture import routes
-from secure_fed.data.encode import IGNORED
 from secure_fed.errors import MethodError
+from secure_fed.learning.data.encode import IGNORED
+from secure_fed.learning.models.adapters.mixture import routes
 
 Loss = Callable[[nn.Module, Any], Tensor]
 

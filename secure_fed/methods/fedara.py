@@ -31,14 +31,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from secure_fed.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm
-from secure_fed.adapters.parameters import read
-from secure_fed.adapters.triplet import TripletAdapter, importance, kept, triplets
 from secure_fed.config import MethodConfig, RunConfig
 from secure_fed.errors import ConfigError, MethodError
+from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm
+from secure_fed.learning.models.adapters.parameters import read
+from secure_fed.learning.models.adapters.triplet import TripletAdapter, importance, kept, triplets
 from secure_fed.methods.averaging import change, moved, next_state
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
-from secure_fed.tensors import Layout, Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 
 CARD = Card(
     name="fedara",

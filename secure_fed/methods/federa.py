@@ -21,9 +21,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from secure_fed.adapters.lora import LoraAdapter
 from secure_fed.config import MethodConfig, RunConfig
 from secure_fed.errors import ConfigError
+from secure_fed.learning.models.adapters.lora import LoraAdapter
 from secure_fed.methods import fedlora, ffa_lora, fra_lora, rolora
 from secure_fed.methods.method import Card
 

@@ -9,8 +9,8 @@ examples) until a change stands out of it; a method that trains less is the bett
 
 from __future__ import annotations
 
-from secure_fed.adapters.full import Everything
 from secure_fed.config import RunConfig
+from secure_fed.learning.models.adapters.full import Everything
 from secure_fed.methods.averaging import Averaged
 from secure_fed.methods.method import Card
 

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from secure_fed.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm
 from secure_fed.config import RunConfig
+from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm
 from secure_fed.methods.averaging import change, moved, next_state
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
-from secure_fed.tensors import Layout, Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 
 CARD = Card(
     name="fedlora",

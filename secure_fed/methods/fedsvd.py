@@ -28,13 +28,13 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from secure_fed.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm, pairs
 from secure_fed.config import RunConfig
-from secure_fed.low_rank import right_orthonormal, truncated
+from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm, pairs
 from secure_fed.methods.averaging import change, moved, next_state
 from secure_fed.methods.ffa_lora import orthonormal, without_a
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
-from secure_fed.tensors import Layout, LowRank, Tensors
+from secure_fed.tensors.low_rank import right_orthonormal, truncated
+from secure_fed.tensors.tensors import Layout, LowRank, Tensors
 
 CARD = Card(
     name="fedsvd",

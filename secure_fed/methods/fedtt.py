@@ -21,11 +21,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from secure_fed.adapters.tensor_train import TensorTrains, frozen
 from secure_fed.config import RunConfig
+from secure_fed.learning.models.adapters.tensor_train import TensorTrains, frozen
 from secure_fed.methods.averaging import Averaged
 from secure_fed.methods.method import Card, RoundPlan, State
-from secure_fed.tensors import Layout, Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 
 CARD = Card(
     name="fedtt",

@@ -23,11 +23,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from secure_fed.adapters.tensor_train import CORE, NAME, TensorTrains, frozen
 from secure_fed.config import RunConfig
+from secure_fed.learning.models.adapters.tensor_train import CORE, NAME, TensorTrains, frozen
 from secure_fed.methods.fedtt import FedTt
 from secure_fed.methods.method import Card, RoundPlan, State
-from secure_fed.tensors import Layout, Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 
 CARD = Card(
     name="fedtt_plus",

@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from secure_fed.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm, pairs
 from secure_fed.config import RunConfig
+from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm, pairs
 from secure_fed.methods.averaging import change, moved, next_state
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
-from secure_fed.tensors import Layout, Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 
 CARD = Card(
     name="ffa_lora",

@@ -20,14 +20,14 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from secure_fed.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm, pairs
 from secure_fed.config import RunConfig
-from secure_fed.low_rank import balanced, right_orthonormal
+from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm, pairs
 from secure_fed.methods.averaging import change, moved, next_state
 from secure_fed.methods.ffa_lora import without_a
 from secure_fed.methods.fra_lora import FraLora, sketch_of
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
-from secure_fed.tensors import Layout, Tensors
+from secure_fed.tensors.low_rank import balanced, right_orthonormal
+from secure_fed.tensors.tensors import Layout, Tensors
 
 CARD = Card(
     name="fra_then_ffa",

@@ -10,8 +10,8 @@ too; Liu et al. have none, since their model answers in text.
 
 from __future__ import annotations
 
-from secure_fed.adapters.scaling import Scales
 from secure_fed.config import RunConfig
+from secure_fed.learning.models.adapters.scaling import Scales
 from secure_fed.methods.averaging import Averaged
 from secure_fed.methods.method import Card
 

@@ -16,8 +16,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from secure_fed.adapters.lora import LoraForm
-from secure_fed.tensors import Layout, Tensors
+from secure_fed.learning.models.adapters.lora import LoraForm
+from secure_fed.tensors.tensors import Layout, Tensors
 
 CHANGE = "change"
 

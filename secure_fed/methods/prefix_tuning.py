@@ -10,8 +10,8 @@ them by an MLP during training (`Prefix(projected=True)` does); the head trains 
 
 from __future__ import annotations
 
-from secure_fed.adapters.prefixes import Prefix
 from secure_fed.config import RunConfig
+from secure_fed.learning.models.adapters.prefixes import Prefix
 from secure_fed.methods.averaging import Averaged
 from secure_fed.methods.method import Card
 

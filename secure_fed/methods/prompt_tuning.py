@@ -10,8 +10,8 @@ vocabulary, where the paper takes its 5000 commonest, since a tokenizer's order 
 
 from __future__ import annotations
 
-from secure_fed.adapters.prompts import PromptTokens
 from secure_fed.config import RunConfig
+from secure_fed.learning.models.adapters.prompts import PromptTokens
 from secure_fed.methods.averaging import Averaged
 from secure_fed.methods.method import Card
 

@@ -27,11 +27,11 @@ from typing import cast
 from torch import Tensor
 from torch.nn.functional import pad
 
-from secure_fed import sketch
-from secure_fed.adapters.lora import LoraAdapter, Pair, pairs
+from secure_fed.learning.models.adapters.lora import LoraAdapter, Pair, pairs
 from secure_fed.methods.fra_lora import FraLora, Split, delta
 from secure_fed.methods.method import CHANGE, State
-from secure_fed.tensors import Layout, LowRank, Member, Tensors
+from secure_fed.tensors import sketch
+from secure_fed.tensors.tensors import Layout, LowRank, Member, Tensors
 
 
 def start(rows: int, columns: int, seed: int) -> Tensor:

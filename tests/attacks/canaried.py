@@ -18,10 +18,10 @@ from attacks.case import Case
 from attacks.vantage import Seen
 from privacy.entropy import SeededEntropy
 from privacy.mechanisms import Gaussian
-from secure_fed import roc
 from secure_fed.federation import Federation
 from secure_fed.methods.method import State
-from secure_fed.tensors import Tensors
+from secure_fed.runs.membership import roc
+from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import toys
 
 INPUTS = 256

@@ -8,9 +8,9 @@ from typing import Any
 from attacks.case import Case
 from attacks.vantage import Seen, sums_of
 from secure_fed import Federation, RunConfig
-from secure_fed.recording import Update
-from secure_fed.tensors import Tensors
-from secure_fed.transport import Recording, Reply, Request
+from secure_fed.rounds.transport import Recording, Reply, Request
+from secure_fed.runs.recording import Update
+from secure_fed.tensors.tensors import Tensors
 
 USUAL: dict[str, Any] = {
     "model.max_length": 12,

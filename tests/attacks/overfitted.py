@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from attacks.case import Case, Shadows
 from attacks.vantage import seen
-from secure_fed import recording, roc
 from secure_fed.federation import Federation
-from secure_fed.recording import Recorded
-from secure_fed.tensors import Tensors
+from secure_fed.runs import recording
+from secure_fed.runs.membership import roc
+from secure_fed.runs.recording import Recorded
+from secure_fed.tensors.tensors import Tensors
 from tests.attacks import canaried
 from tests.secure_fed import toys
 

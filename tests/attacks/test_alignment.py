@@ -11,9 +11,9 @@ import torch
 
 from attacks import alignment
 from attacks.case import Case
-from secure_fed.adapters.lora import LoraAdapter, pairs
 from secure_fed.federation import Federation
-from secure_fed.tensors import Tensors
+from secure_fed.learning.models.adapters.lora import LoraAdapter, pairs
+from secure_fed.tensors.tensors import Tensors
 from tests.attacks import overfitted
 from tests.contracts import runs
 

@@ -24,9 +24,9 @@ from attacks.ranking import accusations, exposed
 from attacks.vantage import VANTAGES, seen, sums_of
 from privacy.entropy import SeededEntropy, Stream, SystemEntropy
 from privacy.mechanisms import Gaussian
-from secure_fed import recording
 from secure_fed.errors import ConfigError
 from secure_fed.federation import Federation
+from secure_fed.runs import recording
 from tests.attacks import canaried, overfitted
 from tests.secure_fed import toys
 

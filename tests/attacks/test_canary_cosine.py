@@ -16,9 +16,9 @@ from attacks.case import Case, Inapplicable, Settings
 from attacks.estimates import independent
 from attacks.released import evenly, releases
 from attacks.vantage import Seen, sums_of
-from secure_fed.directions import direction
-from secure_fed.recording import Update
-from secure_fed.tensors import Layout, Tensors
+from secure_fed.learning.training.canary_directions import direction
+from secure_fed.runs.recording import Update
+from secure_fed.tensors.tensors import Layout, Tensors
 from tests.attacks import canaried
 
 DELTA, LEVEL = 1e-3, 0.05

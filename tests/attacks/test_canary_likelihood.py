@@ -14,7 +14,7 @@ from attacks import canary_cosine, canary_likelihood, judge
 from attacks.canary_likelihood import likelihood
 from attacks.case import Inapplicable, Settings
 from attacks.null import refuted
-from secure_fed import roc
+from secure_fed.runs.membership import roc
 from tests.attacks import canaried
 
 DRAWN = {**canaried.CLIENTS, "privacy.noise_multiplier": 0.3, "federation.cohort": 24, "federation.rounds": 6}

@@ -17,9 +17,9 @@ import pytest
 from attacks.catalogue import ATTACKS
 from attacks.command import REFERENCES, affordable, main, side_by_side, written
 from attacks.sweep import sentence, swept
-from secure_fed import cli
+from secure_fed.commands import cli
 from secure_fed.errors import UsageError
-from secure_fed.run_store import locked
+from secure_fed.runs.store import locked
 
 SMALL = [
     *("data.examples=240", "data.test_examples=60", "federation.clients=4", "federation.rounds=2"),

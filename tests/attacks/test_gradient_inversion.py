@@ -14,7 +14,7 @@ from attacks.first_layer import ANYWHERE, NoFirstLayerError, first_layer
 from attacks.inversion import recover
 from attacks.scene import scene
 from attacks.token_scores import GUESSED, USUAL, Common, means, score, truth_of
-from secure_fed.adapters.lora import LoraAdapter
+from secure_fed.learning.models.adapters.lora import LoraAdapter
 from tests.attacks.federations import case
 from tests.secure_fed import small_models
 

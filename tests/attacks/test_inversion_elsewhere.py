@@ -18,8 +18,8 @@ from attacks import gradient_inversion, label_counts, sum_inversion
 from attacks.case import Case, Inapplicable, Settings
 from attacks.vantage import Seen, sums_of
 from secure_fed import Federation, RunConfig
-from secure_fed.recording import Update
-from secure_fed.transport import Recording, Reply, Request
+from secure_fed.rounds.transport import Recording, Reply, Request
+from secure_fed.runs.recording import Update
 from tests.attacks import canaried
 from tests.attacks.federations import case
 from tests.secure_fed import toys

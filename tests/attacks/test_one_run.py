@@ -12,9 +12,9 @@ from attacks.bounds import lower_bound
 from attacks.case import Case, Inapplicable, Settings
 from attacks.vantage import Seen
 from privacy.entropy import SeededEntropy
-from secure_fed import roc
 from secure_fed.config import RunConfig
-from secure_fed.membership import of_data
+from secure_fed.runs.membership import roc
+from secure_fed.runs.membership.measured import of_data
 from tests.attacks import canaried
 from tests.secure_fed import toys
 

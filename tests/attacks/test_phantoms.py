@@ -15,8 +15,8 @@ from privacy.distributed import DistributedGaussian
 from privacy.entropy import SeededEntropy
 from privacy.mechanisms import Gaussian
 from secure_fed.federation import Federation
-from secure_fed.membership import heard
-from secure_fed.recording import Recorded
+from secure_fed.runs.membership.measured import heard
+from secure_fed.runs.recording import Recorded
 from tests.attacks import canaried
 from tests.secure_fed import toys
 

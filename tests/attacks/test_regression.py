@@ -14,10 +14,10 @@ from attacks import regression, update_score
 from attacks.case import Case, Inapplicable, Settings
 from attacks.regression import RIDGE, Sketch, needed
 from attacks.vantage import Seen
-from secure_fed import roc
 from secure_fed.federation import Federation
-from secure_fed.recording import Recorded
-from secure_fed.tensors import Tensors
+from secure_fed.runs.membership import roc
+from secure_fed.runs.recording import Recorded
+from secure_fed.tensors.tensors import Tensors
 from tests.attacks import overfitted
 
 LEARNS = {"federation.rounds": 8, "method.rank": 8}

@@ -14,8 +14,8 @@ from attacks.factor_changes import Sent, families
 from attacks.inversion import Recovery, recover
 from attacks.scene import scene
 from attacks.span import Family
-from secure_fed.recording import Update
-from secure_fed.tensors import Tensors
+from secure_fed.runs.recording import Update
+from secure_fed.tensors.tensors import Tensors
 from tests.attacks.federations import case
 
 FACTORS = (1e-3, 0.3, 1e3)

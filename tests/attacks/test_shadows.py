@@ -18,11 +18,11 @@ from privacy.distributed import DistributedGaussian
 from privacy.entropy import SeededEntropy
 from privacy.errors import BudgetExhausted
 from privacy.ledger import Ledger
-from secure_fed.adapters.lora import pairs
 from secure_fed.errors import UsageError
 from secure_fed.federation import Federation
-from secure_fed.tensors import Tensors
-from secure_fed.training import Trained
+from secure_fed.learning.models.adapters.lora import pairs
+from secure_fed.learning.training.local import Trained
+from secure_fed.tensors.tensors import Tensors
 from tests.contracts import runs
 
 CLIENTS = 24

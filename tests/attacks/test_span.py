@@ -12,8 +12,8 @@ from torch import Tensor
 from attacks.factor_changes import Sent, families
 from attacks.first_layer import FirstLayer
 from attacks.span import MEMBER_A, Family, Found, Rows, SpanTest, rounding, row_space, search
-from secure_fed.adapters.lora import Pair
-from secure_fed.tensors import LowRank, Tensors
+from secure_fed.learning.models.adapters.lora import Pair
+from secure_fed.tensors.tensors import LowRank, Tensors
 
 WIDTH, OUT, RANK, SCALE, VOCABULARY = 40, 30, 8, 2.0, 300
 PAIRS = tuple(Pair(name, f"{name}.lora_A.default.weight", f"{name}.lora_B.default.weight") for name in ("q", "k", "v"))

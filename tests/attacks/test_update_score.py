@@ -11,7 +11,7 @@ from scipy import stats
 
 from attacks import alignment, loss, update_score
 from attacks.case import Case, Inapplicable, Settings
-from secure_fed.tensors import Tensors
+from secure_fed.tensors.tensors import Tensors
 from tests.attacks import overfitted
 
 

@@ -15,7 +15,7 @@ from attacks.reading import read
 from attacks.report import page
 from attacks.vantage import VANTAGES
 from attacks.verdict import verdict
-from secure_fed import roc
+from secure_fed.runs.membership import roc
 from tests.attacks import samples
 
 Audit = dict[str, Any]

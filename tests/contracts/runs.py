@@ -14,8 +14,8 @@ from secure_fed.config import RunConfig
 from secure_fed.federation import Federation
 from secure_fed.methods import METHODS, card
 from secure_fed.methods.method import State
-from secure_fed.tensors import Tensors
-from secure_fed.transport import Reply, Request
+from secure_fed.rounds.transport import Reply, Request
+from secure_fed.tensors.tensors import Tensors
 
 SIZES = (6, 9, 7, 8)
 ROUNDS = 2

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from secure_fed import fingerprint
 from secure_fed.errors import ConfigError
 from secure_fed.federation import Federation, Result
+from secure_fed.learning.data import fingerprint
 from secure_fed.methods import METHODS, card
 from secure_fed.methods.method import State
-from secure_fed.tensors import Layout, Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 from tests.contracts import runs
 from tests.contracts.runs import CELLS, PRIVACY, ROUNDS, SIZES, SUMS, Events, KilledAfter, KilledError, States
 

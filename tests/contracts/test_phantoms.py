@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from privacy.mechanisms import Gaussian
-from secure_fed.membership import heard
 from secure_fed.methods import METHODS
+from secure_fed.runs.membership.measured import heard
 from tests.attacks.canaried import _clean
 from tests.contracts import runs
 

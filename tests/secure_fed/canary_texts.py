@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from secure_fed.canaries import Soil
-from secure_fed.holding import Unit
+from secure_fed.learning.audit_pool.canaries import Soil
+from secure_fed.learning.audit_pool.pool import Unit
 
 PAD, CLS = 0, 1
 SOIL = Soil(seed=3, unit="example", private=False, classes=3, vocabulary=400, special=frozenset({PAD, CLS}))

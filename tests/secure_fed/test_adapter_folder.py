@@ -18,8 +18,9 @@ from transformers import AutoModelForSequenceClassification
 
 import secure_fed
 from privacy.ledger import Ledger
-from secure_fed import Federation, load_adapter, trained
+from secure_fed import Federation, load_adapter
 from secure_fed.errors import ModelError
+from secure_fed.export import trained
 from secure_fed.methods import METHODS
 from tests.secure_fed import small_models, toys
 from tests.secure_fed.test_export import OTHERS, SELECTIVE, config_of, equal

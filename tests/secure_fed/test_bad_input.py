@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from secure_fed.cli import main
+from secure_fed.commands.cli import main
 from secure_fed.methods import METHODS
 
 Refused = Callable[..., str]

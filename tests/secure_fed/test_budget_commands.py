@@ -15,8 +15,8 @@ import pytest
 from privacy import accounting
 from privacy.errors import LedgerError
 from privacy.ledger import Cost, Ledger
-from secure_fed.cli import main
-from secure_fed.ledger_heads import heads_at
+from secure_fed.commands.cli import main
+from secure_fed.runs.ledger_heads import heads_at
 from tests.privacy.ledger_child import UNIT
 
 SMALL = ("--delta", "1e-5", "--rounds", "5", "--clients", "20", "--cohort", "2")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from secure_fed.canaries import Soil, planted
 from secure_fed.errors import ConfigError
-from secure_fed.holding import Unit
+from secure_fed.learning.audit_pool.canaries import Soil, planted
+from secure_fed.learning.audit_pool.pool import Unit
 from secure_fed.methods.method import State
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.canary_texts import SOIL, TEXTS, changed, text, units

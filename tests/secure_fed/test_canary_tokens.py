@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from secure_fed.canaries import Soil, planted
-from secure_fed.canary_tokens import rare_tokens
-from secure_fed.data.encode import IGNORED
 from secure_fed.errors import ConfigError
-from secure_fed.holding import Unit
+from secure_fed.learning.audit_pool.canaries import Soil, planted
+from secure_fed.learning.audit_pool.pool import Unit
+from secure_fed.learning.audit_pool.rare_tokens import rare_tokens
+from secure_fed.learning.data.encode import IGNORED
 from tests.secure_fed.canary_texts import CLS, PAD, SOIL, TEXTS, changed, text, units
 
 

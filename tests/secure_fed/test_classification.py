@@ -11,7 +11,7 @@ import torch
 from sklearn.metrics import accuracy_score, f1_score, log_loss
 from torch import Tensor, nn
 
-from secure_fed.tasks import classification
+from secure_fed.learning.tasks import classification
 
 
 class Told(nn.Module):

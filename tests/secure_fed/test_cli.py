@@ -16,13 +16,13 @@ from typing import Any
 import jsonschema
 import pytest
 
-from secure_fed.cli import main
+from secure_fed.commands.cli import main
 from secure_fed.config import RunConfig, commented_toml
 from secure_fed.methods import METHODS
 from secure_fed.methods.method import State
-from secure_fed.progress import ConsoleProgress
-from secure_fed.run_dir import claimed, require_begun
-from secure_fed.tensors import Tensors
+from secure_fed.report.progress import ConsoleProgress
+from secure_fed.runs.directory import claimed, require_begun
+from secure_fed.tensors.tensors import Tensors
 
 SCHEMA = Path(__file__).resolve().parents[2] / "docs" / "result.schema.json"
 Told = Callable[..., str]
@@ -142,7 +142,7 @@ def test_runs_that_start_in_the_same_second_have_places_of_their_own(
             return cls(2026, 1, 2, 12)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("secure_fed.cli.datetime", Noon)
+    monkeypatch.setattr("secure_fed.commands.cli.datetime", Noon)
     results = [json.loads(told("train", *settings, "--set", "federation.rounds=1", "--json")) for _ in range(3)]
     first = str(Path("runs") / f"20260102-120000-{results[0]['method']}")
     assert [result["run_dir"] for result in results] == [first, f"{first}-2", f"{first}-3"]
@@ -410,7 +410,7 @@ def test_export_merged_writes_a_whole_model(told: Told, finished: tuple[Path, st
 def same_answers(model: Any, run_dir: Path) -> bool:
     import torch
 
-    from secure_fed import trained
+    from secure_fed.export import trained
 
     ids = torch.tensor([[2, 4, 9, 3], [2, 5, 30, 3]])
     ours = trained.load(run_dir).model.eval()
@@ -452,14 +452,14 @@ def test_an_interrupt_says_how_to_go_on(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("secure_fed.engine.run_round", interrupt)
+    monkeypatch.setattr("secure_fed.rounds.engine.run_round", interrupt)
     assert main(["train", *settings, "--out", str(tmp_path / "run")]) == 130
     told = capsys.readouterr().err.splitlines()[-1]
     assert told == f"secure-fed: interrupted; go on with `secure-fed train --resume --out {tmp_path / 'run'}`"
 
 
 @pytest.mark.parametrize("command", ["audit", "report"])
-@pytest.mark.parametrize("instant", ["secure_fed.cli._parser", "secure_fed.run_dir.read_facts"])
+@pytest.mark.parametrize("instant", ["secure_fed.commands.cli._parser", "secure_fed.runs.directory.read_facts"])
 def test_an_interrupt_of_what_is_no_run_is_one_sentence_from_the_first_moment(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, instant: str
 ) -> None:

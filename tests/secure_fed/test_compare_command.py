@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from secure_fed import cli, progress
+from secure_fed.commands import cli
+from secure_fed.report import progress
 
 Told = Callable[..., tuple[int, str, str]]
 

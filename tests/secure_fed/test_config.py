@@ -10,14 +10,7 @@ from typing import Any
 
 import pytest
 
-from secure_fed.config import (
-    DataConfig,
-    FederationConfig,
-    MethodConfig,
-    RunConfig,
-    TrainingConfig,
-    commented_toml,
-)
+from secure_fed.config import DataConfig, FederationConfig, MethodConfig, RunConfig, TrainingConfig, commented_toml
 from secure_fed.errors import ConfigError
 
 KEYS = [(section, name) for section, table in RunConfig().to_dict().items() for name in table]

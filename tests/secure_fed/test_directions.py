@@ -16,16 +16,24 @@ from torch.utils.data import default_collate
 
 from privacy.entropy import SeededEntropy
 from privacy.mechanisms import Gaussian
-from secure_fed.canaries import length_beyond_clipping
 from secure_fed.config import TrainingConfig
-from secure_fed.data.encode import Collate
-from secure_fed.directions import Plain, Pointing, direction, length_of_steps, pointing, reading, trains_towards
-from secure_fed.per_example import by_layer
-from secure_fed.private_training import ClippedSum, train_privately
-from secure_fed.tasks import classification
-from secure_fed.tensors import Layout, Tensors
-from secure_fed.training import Objective, Placed
-from secure_fed.transport import Request
+from secure_fed.learning.audit_pool.canaries import length_beyond_clipping
+from secure_fed.learning.data.encode import Collate
+from secure_fed.learning.tasks import classification
+from secure_fed.learning.training.canary_directions import (
+    Plain,
+    Pointing,
+    direction,
+    length_of_steps,
+    pointing,
+    reading,
+    trains_towards,
+)
+from secure_fed.learning.training.dp_sgd import ClippedSum, train_privately
+from secure_fed.learning.training.local import Objective, Placed
+from secure_fed.learning.training.per_example import by_layer
+from secure_fed.rounds.transport import Request
+from secure_fed.tensors.tensors import Layout, Tensors
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.canary_texts import PAD, changed, text
 

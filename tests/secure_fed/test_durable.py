@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from secure_fed import durable
-from secure_fed.durable import atomic_write, clear_parts, part_of
 from secure_fed.errors import StorageError
+from secure_fed.runs import durable
+from secure_fed.runs.durable import atomic_write, clear_parts, part_of
 
 
 def test_of_two_who_write_at_once_each_writes_a_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,17 +14,17 @@ import torch
 from privacy.entropy import SeededEntropy
 from privacy.mechanisms import Gaussian
 from privacy.sampling import FixedSize, Poisson, Uniform
-from secure_fed import engine
-from secure_fed.client import Client, Workbench
-from secure_fed.engine import Schedule, run_round
 from secure_fed.errors import MethodError, TrainingError
+from secure_fed.learning.training.local import Trained
 from secure_fed.methods.method import State
-from secure_fed.protection import Protection
-from secure_fed.server import Server
-from secure_fed.summation import PlainSum
-from secure_fed.tensors import Layout, LayoutError, LowRank, Tensors
-from secure_fed.training import Trained
-from secure_fed.transport import Recording, Reply, Request
+from secure_fed.rounds import engine
+from secure_fed.rounds.client import Client, Workbench
+from secure_fed.rounds.engine import Schedule, run_round
+from secure_fed.rounds.protection import Protection
+from secure_fed.rounds.server import Server
+from secure_fed.rounds.transport import Recording, Reply, Request
+from secure_fed.tensors.sums import PlainSum
+from secure_fed.tensors.tensors import Layout, LayoutError, LowRank, Tensors
 from tests.secure_fed import toys
 
 LR = 0.5

@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import default_collate
 
 from secure_fed.errors import ConfigError
-from secure_fed.evaluation import across_clients, evaluate
-from secure_fed.tasks import classification
+from secure_fed.learning.evaluation import across_clients, evaluate
+from secure_fed.learning.tasks import classification
 from tests.secure_fed import toys
 
 CPU = torch.device("cpu")

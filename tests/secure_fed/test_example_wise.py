@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from secure_fed.adapters.examplewise import ExampleWise
 from secure_fed.errors import ModelError
-from secure_fed.gradient_trial import path_for
-from secure_fed.per_example import by_layer, one_by_one
-from secure_fed.training import Objective, Placed
+from secure_fed.learning.models.adapters.examplewise import ExampleWise
+from secure_fed.learning.training.gradient_trial import path_for
+from secure_fed.learning.training.local import Objective, Placed
+from secure_fed.learning.training.per_example import by_layer, one_by_one
 
 CPU = torch.device("cpu")
 

@@ -16,17 +16,17 @@ from torch import nn
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 from secure_fed import load_adapter
-from secure_fed.adapters.lora import LoraAdapter, LoraForm
 from secure_fed.config import RunConfig
 from secure_fed.errors import MethodError, ModelError, UsageError
-from secure_fed.export import Adapted, write_adapter, write_merged
+from secure_fed.export.export import Adapted, write_adapter, write_merged
+from secure_fed.export.model_card import ModelCard
+from secure_fed.export.peft_folder import fill
+from secure_fed.learning.models.adapters.lora import LoraAdapter, LoraForm
+from secure_fed.learning.tasks import classification
+from secure_fed.learning.training.local import Objective
 from secure_fed.methods import METHODS, build, card
 from secure_fed.methods.method import LoraShaped, Method, State
-from secure_fed.model_card import ModelCard
-from secure_fed.peft_folder import fill
-from secure_fed.tasks import classification
-from secure_fed.tensors import Tensors
-from secure_fed.training import Objective
+from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import small_models
 
 ROUNDS = 3

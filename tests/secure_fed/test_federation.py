@@ -16,7 +16,7 @@ from secure_fed import Federation, RunConfig
 from secure_fed.errors import ConfigError, DataError, MethodError, ModelError, RunDirectoryError
 from secure_fed.federation import Result
 from secure_fed.methods.method import State
-from secure_fed.transport import Recording
+from secure_fed.rounds.transport import Recording
 from tests.secure_fed import small_models, toys
 
 # Data of every kind.

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secure_fed import fingerprint
-from secure_fed.budget_terms import unit_name
 from secure_fed.config import DataConfig, RunConfig
-from secure_fed.data import division, sources
-from secure_fed.data.rows import Rows
+from secure_fed.learning.data import division, fingerprint, sources
+from secure_fed.learning.data.rows import Rows
+from secure_fed.runs.budget_terms import unit_name
 
 # Few texts and few units, so that equal ones are common.
 divided = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 1), st.integers(0, 2)), min_size=1, max_size=6)

@@ -11,10 +11,10 @@ import pytest
 
 from privacy import accounting
 from privacy.statement import NOT_COVERED, Statement
-from secure_fed import guarantee
 from secure_fed.config.sections import SecureAggregationConfig
 from secure_fed.federation import Federation
-from secure_fed.trust import only_masks
+from secure_fed.runs import guarantee
+from secure_fed.runs.trust_statement import only_masks
 from tests.secure_fed import toys
 from tests.secure_fed.private_toys import EXAMPLE, NOISE, federation
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from secure_fed import holding
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
-from secure_fed.fingerprint import content
-from secure_fed.holding import FEWEST, Held, hold_out, pool
+from secure_fed.learning.audit_pool import pool as holding
+from secure_fed.learning.audit_pool.pool import FEWEST, Held, hold_out, pool
+from secure_fed.learning.data.fingerprint import content
 from tests.secure_fed import private_toys, toys
 
 SIZES = (60, 80, 100)

@@ -16,7 +16,7 @@ from torch import nn
 from secure_fed.config import ModelConfig, RunConfig
 from secure_fed.errors import ConfigError, ModelError
 from secure_fed.federation import Federation
-from secure_fed.models.loading import find_device, head_names, load_classifier, locate
+from secure_fed.learning.models.loading import find_device, head_names, load_classifier, locate
 
 LABELS = ("calm", "wild", "other")
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from secure_fed.low_rank import Svd, balanced, recompressed, right_orthonormal, truncated
-from secure_fed.tensors import LowRank
+from secure_fed.tensors.low_rank import Svd, balanced, recompressed, right_orthonormal, truncated
+from secure_fed.tensors.tensors import LowRank
 
 torch.set_num_threads(1)
 

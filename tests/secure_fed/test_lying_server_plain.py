@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from privacy.entropy import Stream, SystemEntropy
-from secure_fed.client import Client
 from secure_fed.errors import MethodError, SecureFedError
 from secure_fed.federation import Federation
-from secure_fed.tensors import Tensors
-from secure_fed.transport import Request
+from secure_fed.rounds.client import Client
+from secure_fed.rounds.transport import Request
+from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed.masked.wide_toys import LR, PRIVACY, SKETCH, federation
 
 ONE = PRIVACY["local"]

@@ -10,11 +10,11 @@ import pytest
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 
-from secure_fed.data import notes
-from secure_fed.data.notes_sites import SITES, Site
-from secure_fed.data.notes_words import CONCLUSIONS, DRUGS, FAMILIES
-from secure_fed.data.rows import Rows
 from secure_fed.errors import DataError
+from secure_fed.learning.data import notes
+from secure_fed.learning.data.notes_sites import SITES, Site
+from secure_fed.learning.data.notes_words import CONCLUSIONS, DRUGS, FAMILIES
+from secure_fed.learning.data.rows import Rows
 
 RECORD = re.compile(r"MRN (\d{8}), phone (0\d{4} \d{6})")
 SITE = {site.name: site for site in SITES}

@@ -17,17 +17,17 @@ from transformers import BertConfig, BertForSequenceClassification
 from privacy.entropy import Stream
 from privacy.mechanisms import Gaussian
 from secure_fed.config import MethodConfig, TrainingConfig
-from secure_fed.data.encode import Collate
 from secure_fed.errors import ModelError
-from secure_fed.kinds import Kinds, Padded
-from secure_fed.made_up import varied
+from secure_fed.learning.data.encode import Collate
+from secure_fed.learning.tasks import classification
+from secure_fed.learning.training.dp_sgd import train_privately
+from secure_fed.learning.training.kinds import Kinds, Padded
+from secure_fed.learning.training.local import Objective, Placed
+from secure_fed.learning.training.made_up import varied
+from secure_fed.learning.training.packs import Packs
+from secure_fed.learning.training.per_example import by_layer, one_by_one
 from secure_fed.methods import build
-from secure_fed.packs import Packs
-from secure_fed.per_example import by_layer, one_by_one
-from secure_fed.private_training import train_privately
-from secure_fed.tasks import classification
-from secure_fed.tensors import Tensors
-from secure_fed.training import Objective, Placed
+from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import small_models, toys
 
 CPU = torch.device("cpu")

@@ -11,10 +11,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from secure_fed import Federation, RunConfig
-from secure_fed.config.anchor import anchored
+from secure_fed.config.absolute_paths import anchored
 from secure_fed.errors import ConfigError, MethodError
-from secure_fed.models.heads import head_of
-from secure_fed.parts import configured
+from secure_fed.learning.models.heads import head_of
+from secure_fed.learning.problem import configured
 from tests.secure_fed import toys
 
 

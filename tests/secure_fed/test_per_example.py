@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from secure_fed.config import MethodConfig
-from secure_fed.data.encode import Collate
 from secure_fed.errors import ConfigError, ModelError
-from secure_fed.gradient_trial import agree, path_for, probe_of
+from secure_fed.learning.data.encode import Collate
+from secure_fed.learning.tasks import classification
+from secure_fed.learning.training.gradient_trial import agree, path_for, probe_of
+from secure_fed.learning.training.local import Objective, Placed
+from secure_fed.learning.training.per_example import Gradients, Path, by_layer, one_by_one
 from secure_fed.methods import build
 from secure_fed.methods.method import State
-from secure_fed.per_example import Gradients, Path, by_layer, one_by_one
-from secure_fed.tasks import classification
-from secure_fed.training import Objective, Placed
 from tests.secure_fed import small_models, toys
 
 CPU = torch.device("cpu")
@@ -363,7 +363,7 @@ def summed(objective: Objective, collate: Any, where: Placed, items: Sequence[An
 def test_a_broken_path_is_not_taken(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = made("bert")
     trained = adapted(model)
-    monkeypatch.setattr("secure_fed.gradient_trial.by_layer", broken)
+    monkeypatch.setattr("secure_fed.learning.training.gradient_trial.by_layer", broken)
     assert check(model, trained, texts()) is one_by_one
 
 

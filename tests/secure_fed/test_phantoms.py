@@ -12,18 +12,18 @@ import pytest
 import torch
 
 from privacy.entropy import SeededEntropy
-from secure_fed import membership
 from secure_fed.config import RunConfig
-from secure_fed.directions import direction
 from secure_fed.errors import ConfigError
 from secure_fed.federation import Federation
-from secure_fed.holding import Held
+from secure_fed.learning.audit_pool.phantom_plan import COST, Room, count
+from secure_fed.learning.audit_pool.phantoms import phantoms
+from secure_fed.learning.audit_pool.pool import Held
+from secure_fed.learning.training.canary_directions import direction
 from secure_fed.methods.method import State
-from secure_fed.phantom_plan import COST, Room, count
-from secure_fed.phantom_pool import phantoms
-from secure_fed.server import Server
-from secure_fed.tensors import Layout, Tensors
-from secure_fed.transport import Recording
+from secure_fed.rounds.server import Server
+from secure_fed.rounds.transport import Recording
+from secure_fed.runs.membership import measured as membership
+from secure_fed.tensors.tensors import Layout, Tensors
 from tests.secure_fed import private_toys, toys
 
 CLIENT = {**private_toys.CLIENT, "privacy.noise_multiplier": 1.0, "federation.cohort": 4}

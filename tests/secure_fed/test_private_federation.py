@@ -12,8 +12,8 @@ from torch import Tensor
 
 from privacy.entropy import SeededEntropy
 from privacy.sampling import Poisson
-from secure_fed.tensors import Tensors
-from secure_fed.transport import Recording
+from secure_fed.rounds.transport import Recording
+from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.private_toys import NOISE, TARGET, federation, one_round
 

@@ -19,10 +19,11 @@ import pytest
 import torch
 
 from privacy import accounting, database
-from secure_fed import cli, durable
+from secure_fed.commands import cli
 from secure_fed.federation import Federation
-from secure_fed.run_store import RELEASED, read_records
-from secure_fed.transport import Reply, Request
+from secure_fed.rounds.transport import Reply, Request
+from secure_fed.runs import durable
+from secure_fed.runs.store import RELEASED, read_records
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.private_toys import NOISE, charged, federation
 from tests.secure_fed.test_reliability import _PROCESSES, _kill_when, _unhurried

@@ -17,15 +17,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from privacy.entropy import SystemEntropy
 from privacy.mechanisms import Gaussian
 from secure_fed.config import TrainingConfig
-from secure_fed.data.encode import Collate
 from secure_fed.errors import MethodError, ModelError
-from secure_fed.packs import Packs
-from secure_fed.per_example import by_layer, one_by_one
-from secure_fed.private_models import require_data_free_start, require_supported
-from secure_fed.private_training import train_privately
-from secure_fed.tasks import classification
-from secure_fed.tensors import Tensors
-from secure_fed.training import Objective, Placed
+from secure_fed.learning.data.encode import Collate
+from secure_fed.learning.tasks import classification
+from secure_fed.learning.training.dp_sgd import train_privately
+from secure_fed.learning.training.local import Objective, Placed
+from secure_fed.learning.training.packs import Packs
+from secure_fed.learning.training.per_example import by_layer, one_by_one
+from secure_fed.learning.training.supported import require_data_free_start, require_supported
+from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import small_models, toys
 
 CPU = torch.device("cpu")

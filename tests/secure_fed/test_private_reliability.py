@@ -12,10 +12,10 @@ import pytest
 
 from privacy import accounting
 from privacy.errors import LedgerError
-from secure_fed import durable
 from secure_fed.errors import RunDirectoryError
-from secure_fed.run_store import RELEASED, read_checkpoint, read_released
-from secure_fed.transport import Reply, Request
+from secure_fed.rounds.transport import Reply, Request
+from secure_fed.runs import durable
+from secure_fed.runs.store import RELEASED, read_checkpoint, read_released
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.private_toys import NOISE, charged, federation
 from tests.secure_fed.test_reliability import _unhurried

@@ -9,10 +9,10 @@ import pytest
 
 from privacy.errors import BudgetExhausted
 from privacy.ledger import Cost, Ledger
-from secure_fed.client import Client
 from secure_fed.errors import RunDirectoryError
 from secure_fed.federation import Federation
-from secure_fed.tensors import Tensors
+from secure_fed.rounds.client import Client
+from secure_fed.tensors.tensors import Tensors
 from tests.privacy.ledger_child import UNIT
 from tests.secure_fed import toys
 from tests.secure_fed.private_toys import EXAMPLE, NOISE, federation

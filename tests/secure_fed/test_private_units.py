@@ -14,7 +14,7 @@ from privacy import accounting
 from privacy.sampling import Poisson
 from secure_fed.errors import DataError
 from secure_fed.federation import Federation, Result
-from secure_fed.transport import Recording
+from secure_fed.rounds.transport import Recording
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.private_toys import EXAMPLE, federation
 

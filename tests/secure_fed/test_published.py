@@ -16,13 +16,16 @@ from typing import Any
 import pytest
 
 from secure_fed import federation as front
-from secure_fed import outcome, published, report, trained
 from secure_fed.config import RunConfig
+from secure_fed.export import trained
 from secure_fed.federation import Federation, Result
-from secure_fed.published import FACTS, RESULT, ROUND, Table
-from secure_fed.run_dir import PUBLIC, Published
-from secure_fed.server import Intake, Server
-from secure_fed.tensors import Tensors
+from secure_fed.report import page as report
+from secure_fed.rounds.server import Intake, Server
+from secure_fed.runs import published
+from secure_fed.runs import result as outcome
+from secure_fed.runs.directory import PUBLIC, Published
+from secure_fed.runs.published import FACTS, RESULT, ROUND, Table
+from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import private_toys, toys
 
 Rows = Sequence[Mapping[str, Any]]

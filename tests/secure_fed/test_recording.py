@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from secure_fed import recording
 from secure_fed.errors import ConfigError, RunDirectoryError
 from secure_fed.federation import Federation
 from secure_fed.methods.method import State
-from secure_fed.run_store import read_checkpoint
-from secure_fed.tensors import Tensors
+from secure_fed.runs import recording
+from secure_fed.runs.store import read_checkpoint
+from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import private_toys, toys
 
 UPDATES = {"evaluation.record": "updates"}

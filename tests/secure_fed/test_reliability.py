@@ -20,10 +20,12 @@ from typing import Any
 import pytest
 import torch
 
-from secure_fed import cli, durable, report
+from secure_fed.commands import cli
 from secure_fed.errors import RunDirectoryError
 from secure_fed.federation import Federation
-from secure_fed.run_store import read_checkpoint, read_personal, read_records
+from secure_fed.report import page as report
+from secure_fed.runs import durable
+from secure_fed.runs.store import read_checkpoint, read_personal, read_records
 from tests.secure_fed import small_models, toys
 
 ROUNDS = 4

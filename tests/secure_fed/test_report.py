@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from secure_fed import report
 from secure_fed.errors import RunDirectoryError, StorageError
-from secure_fed.report import page, plots
-from secure_fed.report.plots import Series
-from secure_fed.report.record import read
+from secure_fed.report import page as report
+from secure_fed.report.page import page, plots
+from secure_fed.report.page.plots import Series
+from secure_fed.report.page.record import read
 
 RunFolder = Callable[..., Path]
 Run = dict[str, Any]

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from secure_fed import report
 from secure_fed.errors import RunDirectoryError
+from secure_fed.report import page as report
 
 RunFolder = Callable[..., Path]
 Run = dict[str, Any]

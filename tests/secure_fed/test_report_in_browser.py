@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 from matplotlib import image
 
-from secure_fed import report
+from secure_fed.report import page as report
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (

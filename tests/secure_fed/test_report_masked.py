@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from secure_fed import report
-from secure_fed.report import words
+from secure_fed.report import formatting as words
+from secure_fed.report import page as report
 from tests.secure_fed import toys
 from tests.secure_fed.masked_edit import CASES, masked
 

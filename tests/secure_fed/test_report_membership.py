@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from secure_fed import report
 from secure_fed.errors import RunDirectoryError
-from secure_fed.terminal import show_result
+from secure_fed.report import page as report
+from secure_fed.report.terminal import show_result
 
 RunFolder = Callable[..., Path]
 Run = dict[str, Any]

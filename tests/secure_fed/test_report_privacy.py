@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from privacy.entropy import SeededEntropy
-from secure_fed import report
 from secure_fed.errors import RunDirectoryError
+from secure_fed.report import page as report
 from tests.secure_fed import toys
 
 RunFolder = Callable[..., Path]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from secure_fed.report import words
+from secure_fed.report import formatting as words
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from secure_fed import roc, roc_interval
+from secure_fed.runs.membership import roc, roc_interval
 
 Floats = NDArray[np.float64]
 scores = st.lists(st.sampled_from([-math.inf, -2.0, -1.0, 0.0, 0.5, 1.0, math.inf]), min_size=1, max_size=12)
@@ -299,5 +299,6 @@ def test_the_band_holds_at_every_rate_and_needs_both_groups() -> None:
 
 
 def test_importing_loads_nothing_heavy() -> None:
-    probe = "import sys, secure_fed.roc; print([name for name in ('scipy', 'sklearn', 'torch') if name in sys.modules])"
+    heavy = "[name for name in ('scipy', 'sklearn', 'torch') if name in sys.modules]"
+    probe = f"import sys, secure_fed.runs.membership.roc; print({heavy})"
     assert subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout == "[]\n"

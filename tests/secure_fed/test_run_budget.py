@@ -11,7 +11,7 @@ from torch.utils.data import default_collate
 
 from privacy.errors import BudgetExhausted, LedgerError
 from privacy.ledger import Ledger
-from secure_fed import cli
+from secure_fed.commands import cli
 from secure_fed.errors import ConfigError, RunDirectoryError
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.private_toys import EXAMPLE, NOISE, charges, federation

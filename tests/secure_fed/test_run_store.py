@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from secure_fed import cli, durable, run_store
-from secure_fed.durable import append_line, atomic_write
+from secure_fed.commands import cli
 from secure_fed.errors import RunDirectoryError, StorageError
 from secure_fed.methods.method import State
-from secure_fed.run_store import RunStore, read_checkpoint, read_personal, read_records, resumable
-from secure_fed.tensors import LowRank, Tensors
+from secure_fed.runs import durable
+from secure_fed.runs import store as run_store
+from secure_fed.runs.durable import append_line, atomic_write
+from secure_fed.runs.store import RunStore, read_checkpoint, read_personal, read_records, resumable
+from secure_fed.tensors.tensors import LowRank, Tensors
 from tests.secure_fed import toys
 
 FACTS = {

@@ -12,8 +12,8 @@ import pytest
 from protocols.parameters import Policy
 from protocols.rig.tampering import ATTACKS
 from protocols.server import Server
-from secure_fed import secagg_command
-from secure_fed.cli import main
+from secure_fed.commands import secagg as secagg_command
+from secure_fed.commands.cli import main
 
 SMALL = ("--clients", "8", "--dim", "20")
 RING = ("--clients", "24", "--dim", "20", "--neighbours", "10", "--corrupt", "0")
@@ -189,7 +189,7 @@ def test_a_long_run_tells_how_far_it_is_on_standard_error(told: Told, monkeypatc
 @pytest.mark.parametrize("arguments", [("--help",), (*SMALL,), (*SMALL, "--tamper", "replay", "--json")])
 def test_nothing_heavy_is_loaded(arguments: tuple[str, ...]) -> None:
     probe = (
-        "import sys\nfrom secure_fed.cli import main\n"
+        "import sys\nfrom secure_fed.commands.cli import main\n"
         "try:\n    main(['secagg', *sys.argv[1:]])\nexcept SystemExit:\n    pass\n"
         "sys.exit('|'.join(sorted({'torch', 'transformers', 'scipy', 'matplotlib', 'pandas'} & set(sys.modules))) or 0)"
     )

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from secure_fed.server_optimizer import ServerOptimizer
-from secure_fed.tensors import LowRank, Tensors
+from secure_fed.rounds.server_optimizer import ServerOptimizer
+from secure_fed.tensors.tensors import LowRank, Tensors
 from tests.secure_fed import toys
 
 CHANGES = np.random.default_rng(3).normal(size=(3, 5))

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from secure_fed import sketch
-from secure_fed.tensors import LowRank
+from secure_fed.tensors import sketch
+from secure_fed.tensors.tensors import LowRank
 
 torch.set_num_threads(1)
 

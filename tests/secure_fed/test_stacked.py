@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from secure_fed import stacked
-from secure_fed.adapters.lora import LoraAdapter
-from secure_fed.adapters.parameters import read
 from secure_fed.config import TrainingConfig
-from secure_fed.data.encode import Collate
-from secure_fed.stacked import Job, Ways, train_stacked
-from secure_fed.tasks import classification
-from secure_fed.tensors import Tensors
-from secure_fed.training import Objective, Trained, train
+from secure_fed.learning.data.encode import Collate
+from secure_fed.learning.models.adapters.lora import LoraAdapter
+from secure_fed.learning.models.adapters.parameters import read
+from secure_fed.learning.tasks import classification
+from secure_fed.learning.training import stacked
+from secure_fed.learning.training.local import Objective, Trained, train
+from secure_fed.learning.training.stacked import Job, Ways, train_stacked
+from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import small_models, toys
 
 CPU = torch.device("cpu")

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from secure_fed.summation import PlainSum, stacks
-from secure_fed.tensors import Layout, LayoutError, LowRank, Tensors
+from secure_fed.tensors.sums import PlainSum, stacks
+from secure_fed.tensors.tensors import Layout, LayoutError, LowRank, Tensors
 
 torch.set_num_threads(1)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from secure_fed.terminal import show_methods, show_result
+from secure_fed.report.terminal import show_methods, show_result
 from tests.secure_fed.masked_edit import masked
 
 PrivateEdit = Callable[..., Callable[[dict[str, Any]], None]]

@@ -14,10 +14,11 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
-from secure_fed import Federation, RunConfig, trained
-from secure_fed.cli import main
+from secure_fed import Federation, RunConfig
+from secure_fed.commands.cli import main
 from secure_fed.errors import ConfigError, ModelError, RunDirectoryError
-from secure_fed.models.loading import locate
+from secure_fed.export import trained
+from secure_fed.learning.models.loading import locate
 from tests.secure_fed import small_models, toys
 
 SCHEMA = Path(__file__).resolve().parents[2] / "docs" / "result.schema.json"

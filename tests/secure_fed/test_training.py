@@ -14,9 +14,9 @@ from torch.utils.data import default_collate
 
 from secure_fed.config import TrainingConfig
 from secure_fed.errors import ConfigError, ModelError
-from secure_fed.tasks import classification
-from secure_fed.tensors import Tensors
-from secure_fed.training import Objective, scheduled_lr, to_device, train
+from secure_fed.learning.tasks import classification
+from secure_fed.learning.training.local import Objective, scheduled_lr, to_device, train
+from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import small_models, toys
 
 CPU = torch.device("cpu")

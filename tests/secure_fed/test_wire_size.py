@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secure_fed.tensors import LowRank, Tensors
-from secure_fed.wire_size import _TYPES, wire_size
+from secure_fed.tensors.tensors import LowRank, Tensors
+from secure_fed.tensors.wire_size import _TYPES, wire_size
 
 Part = tuple[str, tuple[int, ...], torch.dtype]
 

@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 from privacy.sampling import FixedSize, Sampler
 from secure_fed.config import RunConfig
-from secure_fed.engine import Record
 from secure_fed.federation import Federation
 from secure_fed.methods.averaging import moved, next_state
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
-from secure_fed.protection import Protection
-from secure_fed.server import Server
-from secure_fed.server_optimizer import ServerOptimizer
-from secure_fed.tensors import Layout, Tensors
-from secure_fed.transport import Reply, Request
+from secure_fed.rounds.engine import Record
+from secure_fed.rounds.protection import Protection
+from secure_fed.rounds.server import Server
+from secure_fed.rounds.server_optimizer import ServerOptimizer
+from secure_fed.rounds.transport import Reply, Request
+from secure_fed.tensors.tensors import Layout, Tensors
 
 Item = dict[str, Any]
 NAMES = ("anna", "ben", "cleo", "dora")

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from secure_fed.data.encode import Collate
-from secure_fed.gradient_trial import path_for
-from secure_fed.per_example import Gradients, Path, one_by_one
-from secure_fed.tasks import classification
-from secure_fed.training import Objective, Placed
+from secure_fed.learning.data.encode import Collate
+from secure_fed.learning.tasks import classification
+from secure_fed.learning.training.gradient_trial import path_for
+from secure_fed.learning.training.local import Objective, Placed
+from secure_fed.learning.training.per_example import Gradients, Path, one_by_one
 from tests.secure_fed import small_models
 
 CPU, PAD_0 = torch.device("cpu"), Collate(0)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from secure_fed.adapters.bottleneck import Bottlenecks
+from secure_fed.learning.models.adapters.bottleneck import Bottlenecks
 from tests.secure_fed import small_models
 from tests.secure_fed.adapters.behind import BLOCKS, adapted, by_hand, counted, each_token
 

@@ -12,8 +12,8 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-from secure_fed.adapters.full import Biases, Everything
 from secure_fed.errors import MethodError
+from secure_fed.learning.models.adapters.full import Biases, Everything
 from tests.secure_fed import small_models
 from tests.secure_fed.adapters.behind import counted
 

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from secure_fed.adapters.hypernetwork import SHARES, Hypernetwork, Hypernetworks, MadeAdapter, shares
-from secure_fed.adapters.parameters import read
-from secure_fed.adapters.places import places
 from secure_fed.errors import MethodError
-from secure_fed.tasks import classification
-from secure_fed.training import Objective
+from secure_fed.learning.models.adapters.hypernetwork import SHARES, Hypernetwork, Hypernetworks, MadeAdapter, shares
+from secure_fed.learning.models.adapters.insertion_points import places
+from secure_fed.learning.models.adapters.parameters import read
+from secure_fed.learning.tasks import classification
+from secure_fed.learning.training.local import Objective
 from tests.secure_fed import small_models, toys
 
 SMALL = Hypernetworks(context_dim=3, bottleneck=4, hyper_dim=5)

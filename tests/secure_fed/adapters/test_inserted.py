@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import nn
 
-from secure_fed.adapters.bottleneck import Bottlenecks
-from secure_fed.adapters.kronecker import Compacters
-from secure_fed.adapters.mixture import Mixtures
-from secure_fed.adapters.parameters import read
-from secure_fed.adapters.scaling import Scales
-from secure_fed.data.encode import Collate
 from secure_fed.errors import MethodError
-from secure_fed.tasks import classification
-from secure_fed.tensors import Layout
-from secure_fed.training import Objective
+from secure_fed.learning.data.encode import Collate
+from secure_fed.learning.models.adapters.bottleneck import Bottlenecks
+from secure_fed.learning.models.adapters.kronecker import Compacters
+from secure_fed.learning.models.adapters.mixture import Mixtures
+from secure_fed.learning.models.adapters.parameters import read
+from secure_fed.learning.models.adapters.scaling import Scales
+from secure_fed.learning.tasks import classification
+from secure_fed.learning.training.local import Objective
+from secure_fed.tensors.tensors import Layout
 from tests.secure_fed import small_models, toys
 from tests.secure_fed.adapters.behind import adapted, lively, shake
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from secure_fed.adapters.kronecker import RULE, Compacters
 from secure_fed.errors import MethodError
+from secure_fed.learning.models.adapters.kronecker import RULE, Compacters
 from tests.secure_fed import small_models
 from tests.secure_fed.adapters.behind import adapted, by_hand, counted, each_token
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from secure_fed.adapters.lora import LoraAdapter, Pair, pairs
-from secure_fed.adapters.parameters import read
 from secure_fed.errors import ConfigError, MethodError
+from secure_fed.learning.models.adapters.lora import LoraAdapter, Pair, pairs
+from secure_fed.learning.models.adapters.parameters import read
 from tests.secure_fed import small_models
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from secure_fed.adapters.lora import LoraAdapter, LoraForm, Pair
-from secure_fed.adapters.parameters import read
-from secure_fed.tensors import Tensors
+from secure_fed.learning.models.adapters.lora import LoraAdapter, LoraForm, Pair
+from secure_fed.learning.models.adapters.parameters import read
+from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import small_models
 
 ADAPTER = LoraAdapter(rank=3, alpha=3.0, start="singular")

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from secure_fed.adapters.mixture import Mixture, Mixtures
-from secure_fed.data.encode import Collate
+from secure_fed.learning.data.encode import Collate
+from secure_fed.learning.models.adapters.mixture import Mixture, Mixtures
+from secure_fed.learning.tasks import classification
+from secure_fed.learning.training.local import Objective, Placed
+from secure_fed.learning.training.per_example import by_layer
 from secure_fed.methods.consistency import consistent
-from secure_fed.per_example import by_layer
-from secure_fed.tasks import classification
-from secure_fed.training import Objective, Placed
 from tests.secure_fed import small_models
 from tests.secure_fed.adapters.behind import adapted, by_hand, counted
 from tests.secure_fed.test_per_example import assert_equal, texts

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from secure_fed.adapters.places import attach, places
 from secure_fed.errors import MethodError
+from secure_fed.learning.models.adapters.insertion_points import attach, places
 from tests.secure_fed import small_models
 
 

@@ -11,9 +11,9 @@ from peft import PrefixTuningConfig, get_peft_model
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from secure_fed.adapters.prefixes import Keys, Prefix
-from secure_fed.adapters.prompts import PromptTokens
 from secure_fed.errors import MethodError
+from secure_fed.learning.models.adapters.prefixes import Keys, Prefix
+from secure_fed.learning.models.adapters.prompts import PromptTokens
 from tests.secure_fed import small_models
 from tests.secure_fed.adapters.virtual import base_of, bert_encoded, bert_logits, for_task, made, texts
 

@@ -11,8 +11,8 @@ from peft import PromptEncoderConfig, PromptTuningConfig, get_peft_model
 from torch import nn
 from torch.func import functional_call
 
-from secure_fed.adapters.prompts import EncodedPromptTokens, PromptTokens
 from secure_fed.errors import MethodError
+from secure_fed.learning.models.adapters.prompts import EncodedPromptTokens, PromptTokens
 from tests.secure_fed import small_models
 from tests.secure_fed.adapters.virtual import base_of, bert_encoded, bert_logits, for_task, lively, made, texts
 

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from secure_fed.adapters.factorisation import factorisation
-from secure_fed.adapters.parameters import read
-from secure_fed.adapters.places import places
-from secure_fed.adapters.tensor_train import TensorTrainLinear, TensorTrains, core_shapes
-from secure_fed.data.encode import Collate
 from secure_fed.errors import MethodError
-from secure_fed.gradient_trial import agree, path_for
-from secure_fed.per_example import by_layer, one_by_one
-from secure_fed.tasks import classification
-from secure_fed.training import Objective, Placed
+from secure_fed.learning.data.encode import Collate
+from secure_fed.learning.models.adapters.factorisation import factorisation
+from secure_fed.learning.models.adapters.insertion_points import places
+from secure_fed.learning.models.adapters.parameters import read
+from secure_fed.learning.models.adapters.tensor_train import TensorTrainLinear, TensorTrains, core_shapes
+from secure_fed.learning.tasks import classification
+from secure_fed.learning.training.gradient_trial import agree, path_for
+from secure_fed.learning.training.local import Objective, Placed
+from secure_fed.learning.training.per_example import by_layer, one_by_one
 from tests.secure_fed import small_models, toys
 
 CPU = torch.device("cpu")

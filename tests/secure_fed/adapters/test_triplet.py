@@ -8,11 +8,18 @@ import pytest
 import torch
 from torch import nn
 
-from secure_fed.adapters.lora import LoraAdapter
-from secure_fed.adapters.parameters import read
-from secure_fed.adapters.triplet import Triplet, TripletAdapter, TripletLayer, importance, kept, triplets
 from secure_fed.errors import MethodError
-from secure_fed.tensors import Tensors
+from secure_fed.learning.models.adapters.lora import LoraAdapter
+from secure_fed.learning.models.adapters.parameters import read
+from secure_fed.learning.models.adapters.triplet import (
+    Triplet,
+    TripletAdapter,
+    TripletLayer,
+    importance,
+    kept,
+    triplets,
+)
+from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import small_models
 
 ADAPTER = TripletAdapter(LoraAdapter(rank=3, alpha=6.0))

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from secure_fed.adapters.lora import LoraAdapter
-from secure_fed.adapters.parameters import read
-from secure_fed.adapters.triplet import TripletAdapter, TripletLayer, kept, triplets
-from secure_fed.per_example import by_layer, one_by_one
+from secure_fed.learning.models.adapters.lora import LoraAdapter
+from secure_fed.learning.models.adapters.parameters import read
+from secure_fed.learning.models.adapters.triplet import TripletAdapter, TripletLayer, kept, triplets
+from secure_fed.learning.training.per_example import by_layer, one_by_one
 from tests.secure_fed import small_models
 from tests.secure_fed.adapters.gradients import both
 from tests.secure_fed.adapters.test_triplet import fill, made

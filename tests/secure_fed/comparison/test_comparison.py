@@ -16,8 +16,8 @@ import pytest
 
 from privacy.errors import BudgetExhausted
 from privacy.ledger import Ledger
-from secure_fed.comparison import compare
-from secure_fed.comparison.plan import Job
+from secure_fed.commands.comparison import compare
+from secure_fed.commands.comparison.plan import Job
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError, RunDirectoryError
 from secure_fed.federation import Federation
@@ -28,7 +28,7 @@ SEEDS = (0, 1, 4)
 @pytest.fixture
 def no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports take longer than these runs."""
-    monkeypatch.setattr("secure_fed.report.write", lambda run_dir: run_dir / "report.html")
+    monkeypatch.setattr("secure_fed.report.page.write", lambda run_dir: run_dir / "report.html")
 
 
 @pytest.fixture(scope="module")

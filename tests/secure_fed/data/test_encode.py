@@ -10,9 +10,9 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from secure_fed.data.encode import Batch, Collate, Encoded, batches, encode, pad_id
-from secure_fed.data.rows import Rows
 from secure_fed.errors import ConfigError, DataError, ModelError
+from secure_fed.learning.data.encode import Batch, Collate, Encoded, batches, encode, pad_id
+from secure_fed.learning.data.rows import Rows
 
 WORDS = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3} | {f"w{i}": i + 4 for i in range(30)}
 

@@ -7,8 +7,8 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from secure_fed.data.files import read, split_files, stem
 from secure_fed.errors import DataError
+from secure_fed.learning.data.files import read, split_files, stem
 
 ROWS = [
     {"text": "first, with a comma", "label": "a"},

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from secure_fed.config import DataConfig
-from secure_fed.data import sources
 from secure_fed.errors import DataError
+from secure_fed.learning.data import sources
 
 ROWS = [
     {"text": f"text {row % 50}", "label": "xy"[row % 2], "site": f"site {row % 6}", "who": f"person {row % 23}"}

@@ -2,9 +2,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from secure_fed.data.files import Table
-from secure_fed.data.labels import learn
 from secure_fed.errors import DataError
+from secure_fed.learning.data.files import Table
+from secure_fed.learning.data.labels import learn
 
 
 def table(labels: Sequence[object], names: Sequence[object] | None = None, source: str = "x.jsonl") -> Table:

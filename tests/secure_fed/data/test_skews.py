@@ -16,12 +16,12 @@ from scipy.stats import beta as beta_law
 from scipy.stats import kstest
 
 from secure_fed.config import RunConfig
-from secure_fed.data import division, sources
-from secure_fed.data.dealing import Indices, by_share
-from secure_fed.data.partition import Partition, iid, jensen_shannon, partition
-from secure_fed.data.skews import by_language, by_matrix, label_dirichlet, matrix_of, pathological
 from secure_fed.errors import ConfigError, DataError
-from secure_fed.protection import cohort_sampler
+from secure_fed.learning.data import division, sources
+from secure_fed.learning.data.dealing import Indices, by_share
+from secure_fed.learning.data.partition import Partition, iid, jensen_shannon, partition
+from secure_fed.learning.data.skews import by_language, by_matrix, label_dirichlet, matrix_of, pathological
+from secure_fed.rounds.protection import cohort_sampler
 
 seeds = st.integers(0, 2**32 - 1)
 labels_lists = st.lists(st.integers(0, 6), min_size=1, max_size=80)

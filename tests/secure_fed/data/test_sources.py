@@ -8,9 +8,9 @@ from typing import Any
 import datasets
 import pytest
 
-from secure_fed.data import sources
-from secure_fed.data.sources import Source
 from secure_fed.errors import DataError
+from secure_fed.learning.data import sources
+from secure_fed.learning.data.sources import Source
 
 DEFAULTS = {
     "name": "builtin/notes",

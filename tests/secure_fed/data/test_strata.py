@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from secure_fed.data import strata
+from secure_fed.learning.data import strata
 
 ANIMALS, CARS = ("the old cat chased a dog", "the dog chased a cat"), ("the car has an engine", "an engine of the car")
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from secure_fed.adapters.lora import Pair
-from secure_fed.diagnostics.aggregation import AggregationError
-from secure_fed.diagnostics.angles import of_columns, of_wholes
-from secure_fed.diagnostics.similarity import features, linear_cka
 from secure_fed.errors import ConfigError
-from secure_fed.tensors import Tensors
+from secure_fed.learning.models.adapters.lora import Pair
+from secure_fed.rounds.diagnostics.aggregation import AggregationError
+from secure_fed.rounds.diagnostics.angles import of_columns, of_wholes
+from secure_fed.rounds.diagnostics.similarity import features, linear_cka
+from secure_fed.tensors.tensors import Tensors
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

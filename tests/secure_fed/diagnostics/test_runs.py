@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 import torch
 
-from secure_fed.adapters.lora import pairs
-from secure_fed.client import Client
 from secure_fed.config import EvaluationConfig, RunConfig
-from secure_fed.diagnostics import targets
-from secure_fed.diagnostics.compared import Weights
-from secure_fed.diagnostics.local import Discrepancy, Drift
-from secure_fed.diagnostics.variation import Variation
-from secure_fed.diagnostics.watch import Watch, watch
 from secure_fed.errors import ConfigError
 from secure_fed.federation import Federation, Result
+from secure_fed.learning.models.adapters.lora import pairs
 from secure_fed.methods.method import State
-from secure_fed.run_store import read_records
-from secure_fed.tensors import Tensors
+from secure_fed.rounds.client import Client
+from secure_fed.rounds.diagnostics import targets
+from secure_fed.rounds.diagnostics.compared import Weights
+from secure_fed.rounds.diagnostics.local import Discrepancy, Drift
+from secure_fed.rounds.diagnostics.variation import Variation
+from secure_fed.rounds.diagnostics.watch import Watch, watch
+from secure_fed.runs.store import read_records
+from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import toys
 
 ALL = ["variation", "discrepancy", "drift", "aggregation_error"]

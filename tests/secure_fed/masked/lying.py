@@ -11,8 +11,8 @@ from protocols.errors import Aborted, ParameterError
 from protocols.parameters import Parameters
 from protocols.server import Server
 from secure_fed.federation import Federation
-from secure_fed.summation import PlainSum
-from secure_fed.transport import Asked, Request, Stage
+from secure_fed.rounds.transport import Asked, Request, Stage
+from secure_fed.tensors.sums import PlainSum
 from tests.secure_fed.masked.wide_toys import LR
 
 Lie = Callable[[Parameters], Parameters]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from protocols import costs
-from secure_fed.transport import Recording
+from secure_fed.rounds.transport import Recording
 from tests.secure_fed import toys
 from tests.secure_fed.masked.wide_toys import (
     MASKED,

@@ -13,11 +13,11 @@ from scipy.stats import kstest
 
 from privacy.entropy import SystemEntropy
 from privacy.ledger import Ledger
+from privacy.run_plan import realised
 from protocols.codec import centred
 from protocols.errors import Tampering
-from secure_fed.masked.bound import Passes
-from secure_fed.masked.member import Member
-from secure_fed.privacy_plan import realised
+from secure_fed.rounds.masked.bound import Passes
+from secure_fed.rounds.masked.masked_client import Member
 from tests.secure_fed.masked.lying import Heard, request_of, session, watch
 from tests.secure_fed.masked.test_masked_training import Interrupting
 from tests.secure_fed.masked.wide_toys import CHANCE, DISTRIBUTED, HIDDEN, MASKED, SKETCH, federation, one_round

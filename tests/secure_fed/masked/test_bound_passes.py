@@ -10,9 +10,9 @@ import torch
 
 from protocols.errors import Aborted, Tampering
 from secure_fed.federation import Federation
-from secure_fed.masked.bound import Passes
-from secure_fed.tensors import Tensors
-from secure_fed.transport import Request
+from secure_fed.rounds.masked.bound import Passes
+from secure_fed.rounds.transport import Request
+from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed.masked.lying import Heard, request_of, session
 from tests.secure_fed.masked.wide_toys import (
     CLIPPED,

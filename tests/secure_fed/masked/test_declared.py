@@ -10,9 +10,9 @@ import pytest
 from protocols.errors import Aborted, Tampering
 from secure_fed.errors import ConfigError
 from secure_fed.federation import Federation
-from secure_fed.masked import asked
-from secure_fed.masked.terms import Terms
-from secure_fed.transport import Asked, Recording
+from secure_fed.rounds.masked import expected_round as asked
+from secure_fed.rounds.masked.terms import Terms
+from secure_fed.rounds.transport import Asked, Recording
 from tests.secure_fed.masked.lying import Heard, request_of, session
 from tests.secure_fed.masked.wide_toys import CLIPPED, DISTRIBUTED, MASKED, Tampered, federation
 

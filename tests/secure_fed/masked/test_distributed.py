@@ -16,7 +16,7 @@ from privacy.distributed import DistributedGaussian
 from privacy.entropy import SystemEntropy
 from protocols.choice import colluding, surviving
 from protocols.errors import Aborted
-from secure_fed.masked.words import Noised, Said
+from secure_fed.rounds.masked.encoding import Noised, Said
 from tests.secure_fed import private_toys
 from tests.secure_fed.masked import wide_toys
 from tests.secure_fed.masked.wide_toys import (

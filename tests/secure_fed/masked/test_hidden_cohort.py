@@ -11,7 +11,7 @@ from scipy.stats import binomtest, kstest
 
 from privacy import distributed
 from secure_fed.errors import ConfigError
-from secure_fed.transport import Recording
+from secure_fed.rounds.transport import Recording
 from tests.secure_fed.masked import wide_toys
 from tests.secure_fed.masked.wide_toys import CHANCE, HIDDEN, SKETCH, WAYS, federation, listen, one_round
 
@@ -54,7 +54,7 @@ def test_two_passes_over_one_hidden_coin_are_refused() -> None:
 
 
 def test_who_does_not_train_sends_zeros_and_its_share_of_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    from secure_fed.masked.words import Noised, Said
+    from secure_fed.rounds.masked.encoding import Noised, Said
 
     made: list[tuple[bool, np.ndarray]] = []
     carried = Noised.words

@@ -11,7 +11,7 @@ import pytest
 
 from secure_fed.errors import TrainingError
 from secure_fed.federation import Federation
-from secure_fed.transport import Reply
+from secure_fed.rounds.transport import Reply
 from tests.secure_fed.masked.wide_toys import MASKED, federation, flat, listen, one_round
 
 ACTIVE = {"secure_aggregation.active": True}

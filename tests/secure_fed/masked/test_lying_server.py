@@ -16,12 +16,12 @@ from protocols.errors import ParameterError, Tampering
 from protocols.parameters import Parameters, registry_digest
 from secure_fed.config import RunConfig
 from secure_fed.errors import SecureFedError
-from secure_fed.masked import member as members
-from secure_fed.masked.asked import require_terms
-from secure_fed.masked.terms import Registry, Terms
-from secure_fed.protection import Protection
-from secure_fed.tensors import Tensors
-from secure_fed.transport import Request
+from secure_fed.rounds.masked import masked_client as members
+from secure_fed.rounds.masked.expected_round import require_terms
+from secure_fed.rounds.masked.terms import Registry, Terms
+from secure_fed.rounds.protection import Protection
+from secure_fed.rounds.transport import Request
+from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed.masked import wide_toys
 from tests.secure_fed.masked.lying import Heard, Watched, request_of, session, watch
 from tests.secure_fed.masked.wide_toys import DISTRIBUTED, HIDDEN, MASKED, federation
@@ -228,7 +228,7 @@ def test_a_stage_of_no_session_is_refused() -> None:
 
 def _stage_of(built: Any, number: int) -> Any:
     """The stage that takes vectors, of a sum with another number."""
-    from secure_fed.transport import Stage
+    from secure_fed.rounds.transport import Stage
 
     terms, request = built.masks.sums.terms, request_of(built)
     layout = built.server.layout(built.initial, request.pass_name)

@@ -11,7 +11,7 @@ import pytest
 
 from protocols.errors import ProtocolError
 from secure_fed.errors import SecureFedError, TrainingError
-from secure_fed.transport import Recording, Stage, Staged
+from secure_fed.rounds.transport import Recording, Stage, Staged
 from tests.secure_fed.masked import wide_toys
 from tests.secure_fed.masked.wide_toys import (
     CLIPPED,

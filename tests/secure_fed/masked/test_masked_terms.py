@@ -14,8 +14,8 @@ from protocols.errors import ParameterError
 from protocols.parameters import Parameters
 from secure_fed.config.sections import SecureAggregationConfig
 from secure_fed.errors import ConfigError
-from secure_fed.masked.terms import Registry, Terms
-from secure_fed.protection import Protection
+from secure_fed.rounds.masked.terms import Registry, Terms
+from secure_fed.rounds.protection import Protection
 from tests.secure_fed.masked.wide_toys import DISTRIBUTED, HIDDEN, federation
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from secure_fed.errors import TrainingError
-from secure_fed.tensors import Tensors
+from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.masked import wide_toys
 from tests.secure_fed.masked.wide_toys import (

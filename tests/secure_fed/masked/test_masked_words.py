@@ -14,8 +14,8 @@ from privacy.distributed import DistributedGaussian
 from privacy.entropy import SeededEntropy
 from protocols.errors import RangeError
 from secure_fed.errors import ConfigError
-from secure_fed.masked.plan import PublicPlan
-from secure_fed.masked.words import Noised, Rounded, Said
+from secure_fed.rounds.masked.encoding import Noised, Rounded, Said
+from secure_fed.rounds.masked.plan import PublicPlan
 from tests.secure_fed.masked.wide_toys import scale
 
 STREAM = SeededEntropy(0).stream("none")

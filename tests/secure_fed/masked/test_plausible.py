@@ -14,9 +14,9 @@ from privacy.entropy import SystemEntropy
 from protocols.client import Client as Masking
 from protocols.errors import Tampering
 from secure_fed.errors import ConfigError
-from secure_fed.masked.plan import PublicPlan
-from secure_fed.masked.plausible import require_plausible
-from secure_fed.masked.words import Carrier, Noised, Rounded, Said
+from secure_fed.rounds.masked.encoding import Carrier, Noised, Rounded, Said
+from secure_fed.rounds.masked.plan import PublicPlan
+from secure_fed.rounds.masked.plausible import require_plausible
 from tests.secure_fed.masked.wide_toys import CLIPPED, DISTRIBUTED, MASKED, federation, one_round
 
 EIGHT = [3] * 8
@@ -149,7 +149,7 @@ def test_a_noised_sum_may_be_as_long_as_clients_and_phantoms_together(monkeypatc
         sizes=[2] * 12,
     )
     limits: list[int] = []
-    monkeypatch.setattr("secure_fed.server.require_plausible_release", lambda *given: limits.append(given[3]))
+    monkeypatch.setattr("secure_fed.rounds.server.require_plausible_release", lambda *given: limits.append(given[3]))
     one_round(built)
     assert limits == [16]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from privacy.errors import PlanError
-from secure_fed import cli
+from secure_fed.commands import cli
 from secure_fed.errors import ConfigError
 from tests.secure_fed import toys
 from tests.secure_fed.masked.wide_toys import CLIENT, CLIPPED, DISTRIBUTED, HIDDEN, MASKED, PRIVACY, SKETCH, federation

@@ -18,11 +18,11 @@ import torch
 from privacy.clipping import COUNTER
 from privacy.entropy import SeededEntropy
 from secure_fed.federation import Federation
-from secure_fed.masked.plan import PublicPlan
-from secure_fed.masked.words import Rounded, Said
 from secure_fed.methods import METHODS
 from secure_fed.methods.method import State
-from secure_fed.tensors import Tensors
+from secure_fed.rounds.masked.encoding import Rounded, Said
+from secure_fed.rounds.masked.plan import PublicPlan
+from secure_fed.tensors.tensors import Tensors
 from tests.contracts import runs
 
 torch.set_num_threads(1)

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from protocols import server as protocol
-from secure_fed.masked.words import Said
+from secure_fed.rounds.masked.encoding import Said
 from tests.secure_fed.masked.wide_toys import (
     CLIPPED,
     DISTRIBUTED,

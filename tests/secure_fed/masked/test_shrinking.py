@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from protocols.errors import Tampering
-from secure_fed.adapters.triplet import kept, triplets
 from secure_fed.federation import Federation
+from secure_fed.learning.models.adapters.triplet import kept, triplets
 from secure_fed.methods.method import State
-from secure_fed.server import Server
-from secure_fed.tensors import Layout, Tensors
-from secure_fed.transport import Request
+from secure_fed.rounds.server import Server
+from secure_fed.rounds.transport import Request
+from secure_fed.tensors.tensors import Layout, Tensors
 from tests.secure_fed.masked.lying import watch
 from tests.secure_fed.masked.wide_toys import MASKED, federation
 

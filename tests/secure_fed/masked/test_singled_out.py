@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from protocols.errors import ProtocolError
-from secure_fed.masked import asked
-from secure_fed.tensors import Tensors
-from secure_fed.transport import Request, Stage
+from secure_fed.rounds.masked import expected_round as asked
+from secure_fed.rounds.transport import Request, Stage
+from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed.masked.wide_toys import MASKED, Tampered, federation, listen
 
 VICTIM = 2

@@ -10,8 +10,8 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 from privacy import accounting
+from privacy.run_plan import Wish, for_shares, for_sums
 from privacy.sampling import FixedSize, Poisson
-from secure_fed.privacy_plan import Wish, for_shares, for_sums
 from tests.secure_fed.masked.wide_toys import CLIPPED, MASKED, SKETCH, federation
 
 pytestmark = pytest.mark.slow

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from protocols.errors import Aborted
-from secure_fed import cli
-from secure_fed.transport import Recording, Vanishing
+from secure_fed.commands import cli
+from secure_fed.rounds.transport import Recording, Vanishing
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.masked import wide_toys
 from tests.secure_fed.masked.wide_toys import DISTRIBUTED, MASKED, SKETCH, Losing, federation, listen, one_round

@@ -12,8 +12,8 @@ import pytest
 
 from protocols import costs
 from protocols.messages import Masked
-from secure_fed.tensors import Tensors
-from secure_fed.transport import Recording, Staged
+from secure_fed.rounds.transport import Recording, Staged
+from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed.masked.wide_toys import CHANCE, MASKED, PAIRS, PRIVACY, SIZES, SKETCH, WAYS, federation, listen
 
 
@@ -73,7 +73,7 @@ def test_what_a_client_masks_looks_uniform_and_is_another_every_time() -> None:
     assert len({vector.tobytes() for vector in vectors}) == 24
     layout = built.server.layout(built.initial, "change")
     carrier = built.masks.sums.terms.carrier(layout.size, math.inf)
-    from secure_fed.masked.words import Said
+    from secure_fed.rounds.masked.encoding import Said
 
     bare = carrier.words(Said(np.random.default_rng(0).normal(size=layout.size) / 50, 1.0, 1.0), None)
     assert odd(np.concatenate([bare] * 4)) > limit

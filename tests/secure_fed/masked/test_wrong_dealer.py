@@ -11,7 +11,7 @@ import pytest
 
 from protocols.errors import Aborted
 from protocols.messages import Shares
-from secure_fed.transport import Recording
+from secure_fed.rounds.transport import Recording
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.masked.wide_toys import (
     CLIPPED,

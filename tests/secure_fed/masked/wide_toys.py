@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from secure_fed.engine import Record, run_round
 from secure_fed.federation import Federation
 from secure_fed.methods.method import State
-from secure_fed.tensors import Layout, Tensors
-from secure_fed.transport import Reply, Stage
+from secure_fed.rounds.engine import Record, run_round
+from secure_fed.rounds.transport import Reply, Stage
+from secure_fed.tensors.tensors import Layout, Tensors
 from tests.secure_fed import private_toys, toys
 
 torch.set_num_threads(1)

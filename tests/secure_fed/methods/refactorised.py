@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from privacy.mechanisms import clip_factor
-from secure_fed.adapters.lora import pairs
 from secure_fed.federation import Federation
+from secure_fed.learning.models.adapters.lora import pairs
 from secure_fed.methods.method import Method, State
-from secure_fed.summation import PlainSum
-from secure_fed.tensors import Tensors
+from secure_fed.tensors.sums import PlainSum
+from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import toys
 from tests.secure_fed.methods.test_fra_sketch import HEAD, wide
 

@@ -9,8 +9,8 @@ import torch
 from secure_fed.config import MethodConfig
 from secure_fed.methods import build, card
 from secure_fed.methods.method import Method, State
-from secure_fed.summation import PlainSum
-from secure_fed.tensors import Tensors
+from secure_fed.tensors.sums import PlainSum
+from secure_fed.tensors.tensors import Tensors
 from tests.contracts.runs import OPTIONS
 from tests.secure_fed import small_models
 

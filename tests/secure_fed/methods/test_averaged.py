@@ -11,17 +11,17 @@ from torch import nn
 from torch.utils.data import default_collate
 
 from secure_fed.config import RunConfig
-from secure_fed.data.encode import Collate
 from secure_fed.errors import MethodError
 from secure_fed.federation import Federation
-from secure_fed.gradient_trial import path_for
+from secure_fed.learning.data.encode import Collate
+from secure_fed.learning.tasks import classification
+from secure_fed.learning.training.gradient_trial import path_for
+from secure_fed.learning.training.local import Objective, Placed
+from secure_fed.learning.training.per_example import by_layer, one_by_one
 from secure_fed.methods import METHODS, card
 from secure_fed.methods.method import CHANGE, State
-from secure_fed.per_example import by_layer, one_by_one
-from secure_fed.tasks import classification
-from secure_fed.tensors import Layout, Tensors
-from secure_fed.training import Objective, Placed
-from secure_fed.transport import Recording
+from secure_fed.rounds.transport import Recording
+from secure_fed.tensors.tensors import Layout, Tensors
 from tests.secure_fed import small_models, toys
 from tests.secure_fed.adapters.test_full import Tied
 from tests.secure_fed.methods.rounds import method_of, start, trained

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
-from secure_fed.adapters.hypernetwork import SHARES
 from secure_fed.config import MethodConfig
-from secure_fed.data.encode import Encoded
 from secure_fed.errors import ConfigError
 from secure_fed.federation import Federation
+from secure_fed.learning.data.encode import Encoded
+from secure_fed.learning.models.adapters.hypernetwork import SHARES
+from secure_fed.learning.models.loading import head_names
 from secure_fed.methods import build
 from secure_fed.methods.c2a import C2a
 from secure_fed.methods.method import CHANGE, Contextual, State
-from secure_fed.models.loading import head_names
-from secure_fed.tensors import Layout, Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 from tests.contracts import runs
 from tests.secure_fed import small_models
 from tests.secure_fed.methods.rounds import means_of, one_round, trained

@@ -11,12 +11,12 @@ import pytest
 
 from secure_fed.config import ModelConfig, RunConfig
 from secure_fed.errors import ConfigError, ModelError
+from secure_fed.learning.models.loading import load_classifier
 from secure_fed.methods import METHODS, build, card
 from secure_fed.methods.catalogue import catalogue
 from secure_fed.methods.method import State
-from secure_fed.models.loading import load_classifier
-from secure_fed.tensors import Tensors
-from secure_fed.terminal import show_methods
+from secure_fed.report.terminal import show_methods
+from secure_fed.tensors.tensors import Tensors
 
 LLAMA_7B = {
     **{"model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32},

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from secure_fed.errors import ConfigError, MethodError
+from secure_fed.learning.tasks import TASKS, classification
+from secure_fed.learning.training.local import Objective
 from secure_fed.methods.consistency import (
     DIVERGENCES,
     consistent,
@@ -22,8 +24,6 @@ from secure_fed.methods.consistency import (
     of_tags,
 )
 from secure_fed.methods.method import OwnObjective
-from secure_fed.tasks import TASKS, classification
-from secure_fed.training import Objective
 from tests.secure_fed.methods.rounds import method_of
 
 

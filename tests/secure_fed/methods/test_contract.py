@@ -7,8 +7,8 @@ import torch
 
 from secure_fed.methods import METHODS
 from secure_fed.methods.method import Method
-from secure_fed.summation import PlainSum
-from secure_fed.tensors import Layout, Tensors
+from secure_fed.tensors.sums import PlainSum
+from secure_fed.tensors.tensors import Layout, Tensors
 from tests.secure_fed import small_models
 from tests.secure_fed.methods.rounds import head, means_of, method_of, nothing, one_round, start, trained
 

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secure_fed.adapters.triplet import triplets
+from secure_fed.learning.models.adapters.triplet import triplets
 from secure_fed.methods import build
 from secure_fed.methods.fedara import Budget, FedAra, elected, foremost
 from secure_fed.methods.method import CHANGE, Method, State
-from secure_fed.tensors import Layout, Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 from tests.secure_fed import toys
 from tests.secure_fed.methods.rounds import means_of, nothing, start, trained
 

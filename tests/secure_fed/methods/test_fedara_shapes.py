@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from secure_fed.adapters.lora import LoraAdapter
-from secure_fed.adapters.triplet import TripletAdapter, triplets
 from secure_fed.errors import ConfigError, MethodError
+from secure_fed.learning.models.adapters.lora import LoraAdapter
+from secure_fed.learning.models.adapters.triplet import TripletAdapter, triplets
 from secure_fed.methods import build
 from secure_fed.methods.fedara import Budget
 from secure_fed.methods.method import CHANGE, Shrinking, fits
-from secure_fed.tensors import LowRank, Tensors
+from secure_fed.tensors.tensors import LowRank, Tensors
 from tests.secure_fed import small_models, toys
 from tests.secure_fed.methods.rounds import start
 from tests.secure_fed.methods.test_fedara import CLIENT, method_of, one_round, ranks

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from secure_fed import sketch
-from secure_fed.adapters.lora import pairs
 from secure_fed.config import MethodConfig
 from secure_fed.errors import ConfigError, MethodError
+from secure_fed.learning.models.adapters.lora import pairs
 from secure_fed.methods import build
 from secure_fed.methods.fedask import SKETCH, FedAsk
 from secure_fed.methods.ffa_lora import without_a
 from secure_fed.methods.method import CHANGE
 from secure_fed.methods.subspace import basis, start
-from secure_fed.tensors import Layout
-from secure_fed.transport import Recording
+from secure_fed.rounds.transport import Recording
+from secure_fed.tensors import sketch
+from secure_fed.tensors.tensors import Layout
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.methods.refactorised import (
     HEAD,

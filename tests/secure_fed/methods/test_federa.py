@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from secure_fed.adapters.lora import LoraAdapter, pairs
 from secure_fed.errors import ConfigError
+from secure_fed.learning.models.adapters.lora import LoraAdapter, pairs
+from secure_fed.learning.training.per_example import by_layer
 from secure_fed.methods import METHODS, build, card
 from secure_fed.methods.method import Method, State
-from secure_fed.per_example import by_layer
-from secure_fed.tensors import Tensors
+from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import small_models, toys
 from tests.secure_fed.adapters.gradients import both
 from tests.secure_fed.methods.learning import assert_learns

@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from secure_fed import sketch
-from secure_fed.adapters.lora import pairs
 from secure_fed.config import MethodConfig
-from secure_fed.engine import run_round
 from secure_fed.errors import ConfigError
+from secure_fed.learning.models.adapters.lora import pairs
 from secure_fed.methods import build
 from secure_fed.methods.fedask import FedAsk
 from secure_fed.methods.fedpower import FedPower
 from secure_fed.methods.method import CHANGE, State
 from secure_fed.methods.subspace import basis, start
-from secure_fed.tensors import Layout, Tensors
-from secure_fed.transport import Recording
+from secure_fed.rounds.engine import run_round
+from secure_fed.rounds.transport import Recording
+from secure_fed.tensors import sketch
+from secure_fed.tensors.tensors import Layout, Tensors
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.methods.refactorised import (
     HEAD,

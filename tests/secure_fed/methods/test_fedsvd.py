@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from secure_fed.adapters.lora import pairs
 from secure_fed.config import MethodConfig
 from secure_fed.errors import ConfigError, MethodError
+from secure_fed.learning.models.adapters.lora import pairs
 from secure_fed.methods import build
 from secure_fed.methods.fedsvd import FedSvd
 from secure_fed.methods.ffa_lora import without_a
 from secure_fed.methods.method import CHANGE, State
-from secure_fed.tensors import Layout, Tensors
-from secure_fed.transport import Recording
+from secure_fed.rounds.transport import Recording
+from secure_fed.tensors.tensors import Layout, Tensors
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.methods.refactorised import (
     HEAD,

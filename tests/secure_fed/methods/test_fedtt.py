@@ -18,11 +18,11 @@ from transformers import (
 )
 
 from secure_fed.config import MethodConfig
+from secure_fed.learning.models.loading import head_names
+from secure_fed.learning.training.per_example import by_layer
 from secure_fed.methods import build
 from secure_fed.methods.method import CHANGE, State
-from secure_fed.models.loading import head_names
-from secure_fed.per_example import by_layer
-from secure_fed.tensors import Layout, Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 from tests.contracts import runs
 from tests.secure_fed import small_models
 from tests.secure_fed.methods.rounds import means_of, one_round, trained

@@ -11,11 +11,11 @@ from transformers import RobertaConfig, RobertaForSequenceClassification
 
 from secure_fed.config import MethodConfig, RunConfig
 from secure_fed.errors import ConfigError
+from secure_fed.learning.models.loading import head_names
 from secure_fed.methods import build
 from secure_fed.methods.fedtt_plus import moving, turn
 from secure_fed.methods.method import CHANGE, State
-from secure_fed.models.loading import head_names
-from secure_fed.tensors import Layout, Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 from tests.contracts import runs
 from tests.secure_fed import small_models
 from tests.secure_fed.methods.rounds import means_of, one_round, trained

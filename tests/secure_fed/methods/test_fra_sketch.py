@@ -13,18 +13,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from secure_fed import sketch
-from secure_fed.adapters.lora import Pair, pairs
 from secure_fed.config import MethodConfig
 from secure_fed.errors import ConfigError, MethodError
 from secure_fed.federation import Federation
+from secure_fed.learning.models.adapters.lora import Pair, pairs
 from secure_fed.methods import build
 from secure_fed.methods.fra_lora import SKETCH, FraLora
 from secure_fed.methods.fra_then_ffa import FraThenFfa
 from secure_fed.methods.method import CHANGE, State
-from secure_fed.summation import PlainSum
-from secure_fed.tensors import Layout, Tensors
-from secure_fed.transport import Recording
+from secure_fed.rounds.transport import Recording
+from secure_fed.tensors import sketch
+from secure_fed.tensors.sums import PlainSum
+from secure_fed.tensors.tensors import Layout, Tensors
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.private_toys import NOISE
 

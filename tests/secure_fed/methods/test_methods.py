@@ -9,14 +9,14 @@ import sys
 import pytest
 import torch
 
-from secure_fed.adapters.lora import LoraAdapter, pairs
 from secure_fed.config import MethodConfig
 from secure_fed.errors import ConfigError, MethodError
+from secure_fed.learning.models.adapters.lora import LoraAdapter, pairs
 from secure_fed.methods import METHODS, build, cards
 from secure_fed.methods.ffa_lora import FfaLora
 from secure_fed.methods.fra_lora import FraLora
 from secure_fed.methods.method import CHANGE, State
-from secure_fed.tensors import LowRank, Tensors
+from secure_fed.tensors.tensors import LowRank, Tensors
 from tests.secure_fed import small_models
 
 ADAPTER = LoraAdapter(rank=3, alpha=6.0)

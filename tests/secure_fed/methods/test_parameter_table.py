@@ -16,9 +16,9 @@ from torch import nn
 from transformers import LlamaForCausalLM
 
 from secure_fed.config import MethodConfig
+from secure_fed.learning.models.loading import head_names, pooler_names
 from secure_fed.methods import build
 from secure_fed.methods.method import State
-from secure_fed.models.loading import head_names, pooler_names
 from tests.secure_fed.full_size import (
     NEWS_20,
     deberta_base,

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from privacy.denoise import shrunk
-from secure_fed.adapters.lora import Pair, pairs
 from secure_fed.config import MethodConfig
 from secure_fed.errors import ConfigError
+from secure_fed.learning.models.adapters.lora import Pair, pairs
 from secure_fed.methods import build, cards
 from secure_fed.methods.fra_lora import FraLora
 from secure_fed.methods.fra_then_ffa import FraThenFfa
 from secure_fed.methods.method import CHANGE, Method, State
-from secure_fed.tensors import Layout, LowRank, Tensors
+from secure_fed.tensors.tensors import Layout, LowRank, Tensors
 from tests.secure_fed import toys
 
 RANK, STD = 2, 0.05

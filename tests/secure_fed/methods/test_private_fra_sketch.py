@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 from privacy.mechanisms import clip_factor
-from secure_fed import sketch
-from secure_fed.adapters.lora import pairs
-from secure_fed.engine import run_round
-from secure_fed.low_rank import denoised, in_own_factors
+from secure_fed.learning.models.adapters.lora import pairs
 from secure_fed.methods.fra_lora import SKETCH, FraLora
 from secure_fed.methods.fra_then_ffa import FraThenFfa
 from secure_fed.methods.method import CHANGE, State
-from secure_fed.summation import PlainSum
-from secure_fed.tensors import Tensors
-from secure_fed.transport import Recording
+from secure_fed.rounds.engine import run_round
+from secure_fed.rounds.transport import Recording
+from secure_fed.tensors import sketch
+from secure_fed.tensors.low_rank import denoised, in_own_factors
+from secure_fed.tensors.sums import PlainSum
+from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.methods.test_fra_sketch import (
     HEAD,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from secure_fed.low_rank import truncated
 from secure_fed.methods import METHODS
 from secure_fed.methods.method import CHANGE, Method
-from secure_fed.tensors import Tensors
+from secure_fed.tensors.low_rank import truncated
+from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed.methods.rounds import RANK, means_of, method_of, nothing, one_round, start, trained
 
 ON_LORA = [name for name in METHODS if any(".lora_A." in tensor for tensor in start(method_of(name)).tensors)]

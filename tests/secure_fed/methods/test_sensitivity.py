@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from privacy.mechanisms import clip_factor
-from secure_fed.low_rank import in_own_factors
 from secure_fed.methods import METHODS
 from secure_fed.methods.averaging import change
 from secure_fed.methods.method import CHANGE, Method, State
-from secure_fed.tensors import LowRank, Tensors
+from secure_fed.tensors.low_rank import in_own_factors
+from secure_fed.tensors.tensors import LowRank, Tensors
 from tests.secure_fed.methods.rounds import HEAD_PREFIXES, method_of, start, trained
 
 C = 0.5

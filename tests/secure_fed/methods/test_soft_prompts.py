@@ -9,20 +9,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from secure_fed.adapters.prefixes import Keys
-from secure_fed.adapters.prompts import EncodedPromptTokens
 from secure_fed.config import RunConfig
-from secure_fed.data.encode import Collate
 from secure_fed.errors import ConfigError, MethodError
 from secure_fed.federation import Federation
-from secure_fed.gradient_trial import path_for
+from secure_fed.learning.data.encode import Collate
+from secure_fed.learning.models.adapters.prefixes import Keys
+from secure_fed.learning.models.adapters.prompts import EncodedPromptTokens
+from secure_fed.learning.tasks import classification
+from secure_fed.learning.training.gradient_trial import path_for
+from secure_fed.learning.training.local import Objective, Placed
+from secure_fed.learning.training.per_example import by_layer, one_by_one
 from secure_fed.methods import build
 from secure_fed.methods.averaging import Averaged
 from secure_fed.methods.method import CHANGE, Method, State
-from secure_fed.per_example import by_layer, one_by_one
-from secure_fed.tasks import classification
-from secure_fed.tensors import Tensors
-from secure_fed.training import Objective, Placed
+from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import small_models, toys
 
 NAMES = ("prompt_tuning", "prefix_tuning", "p_tuning")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from secure_fed.adapters.lora import LoraAdapter
-from secure_fed.adapters.triplet import TripletAdapter, triplets
+from secure_fed.learning.models.adapters.lora import LoraAdapter
+from secure_fed.learning.models.adapters.triplet import TripletAdapter, triplets
 from secure_fed.methods.method import CHANGE
 from tests.secure_fed.methods.learning import assert_learns
 from tests.secure_fed.methods.rounds import HEAD_PREFIXES, means_of, method_of, start, trained

@@ -11,10 +11,13 @@ from typing import Any
 import jsonschema
 import pytest
 
-from secure_fed import Federation, RunConfig, report, tasks, trained
-from secure_fed.cli import main
+from secure_fed import Federation, RunConfig
+from secure_fed.commands.cli import main
 from secure_fed.errors import ConfigError
-from secure_fed.terminal import show_result
+from secure_fed.export import trained
+from secure_fed.learning import tasks
+from secure_fed.report import page as report
+from secure_fed.report.terminal import show_result
 from tests.secure_fed import toys
 from tests.secure_fed.tasks.conftest import Write
 from tests.secure_fed.tasks.toy_tasks import TOYS

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from secure_fed import Federation, RunConfig, tasks, trained
+from secure_fed import Federation, RunConfig
+from secure_fed.export import trained
+from secure_fed.learning import tasks
 from tests.secure_fed.tasks.conftest import Write
 from tests.secure_fed.tasks.toy_tasks import TOYS
 

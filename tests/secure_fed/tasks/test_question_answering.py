@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from secure_fed.config import DataConfig
-from secure_fed.data.files import Table
-from secure_fed.data.rows import Rows
 from secure_fed.errors import ConfigError, DataError
-from secure_fed.tasks import build
-from secure_fed.tasks.spans import Answers
-from secure_fed.tasks.windows import answered, best_span, windows
+from secure_fed.learning.data.files import Table
+from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.tasks import build
+from secure_fed.learning.tasks.spans import Answers
+from secure_fed.learning.tasks.windows import answered, best_span, windows
 
 TASK = build(DataConfig(task="question_answering", stride=2))
 CONTEXT = " ".join(f"word{i}" for i in range(14))

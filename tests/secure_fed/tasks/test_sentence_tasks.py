@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from secure_fed import RunConfig
 from secure_fed.config import DataConfig
-from secure_fed.data.files import Table
-from secure_fed.data.rows import Rows
 from secure_fed.errors import ConfigError, DataError
-from secure_fed.tasks import build, classification, multi_label, regression
-from secure_fed.tasks.priors import weights
+from secure_fed.learning.data.files import Table
+from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.tasks import build, classification, multi_label, regression
+from secure_fed.learning.tasks.priors import weights
 
 
 class Told(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from secure_fed.tasks import squad
+from secure_fed.learning.tasks import squad
 
 
 @pytest.mark.parametrize(

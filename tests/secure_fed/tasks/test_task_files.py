@@ -13,11 +13,11 @@ from pyarrow import parquet
 
 from secure_fed import RunConfig
 from secure_fed.config import DataConfig, ModelConfig
-from secure_fed.data import sources
 from secure_fed.errors import ConfigError, DataError
-from secure_fed.models import loading
-from secure_fed.parts import configured
-from secure_fed.tasks import TASKS, build
+from secure_fed.learning.data import sources
+from secure_fed.learning.models import loading
+from secure_fed.learning.problem import configured
+from secure_fed.learning.tasks import TASKS, build
 from tests.secure_fed.tasks.conftest import Write
 from tests.secure_fed.tasks.toy_tasks import TOYS
 

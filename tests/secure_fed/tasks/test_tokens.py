@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from secure_fed.config import DataConfig
-from secure_fed.data.encode import IGNORED
-from secure_fed.data.files import Table
-from secure_fed.data.rows import Rows
 from secure_fed.errors import DataError, ModelError
-from secure_fed.tasks import build
-from secure_fed.tasks.entities import entities, entity_scores
+from secure_fed.learning.data.encode import IGNORED
+from secure_fed.learning.data.files import Table
+from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.tasks import build
+from secure_fed.learning.tasks.entities import entities, entity_scores
 
 TASK = build(DataConfig(task="tokens"))
 NAMES = ("O", "B-per", "I-per")

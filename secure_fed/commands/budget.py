@@ -1,0 +1,174 @@
+"""`secure-fed budget`: what privacy will cost, and the ledgers it is paid from.
+
+plan     noise for a target epsilon, or epsilon for a noise multiplier, and what the noise does to a mean
+create   a ledger for a data set
+same     a statement that two names of units in a ledger are of one unit
+show     what is spent, by whom, and what is left
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from secure_fed.commands import ledgers as ledger_commands
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from privacy.planning import Plan, Setting
+
+_TARGETS = (1.0, 3.0, 8.0)
+_OUTLOOKS = {
+    "hopeless": "hopeless: the noise of a round is longer than any mean can be; take a larger cohort, fewer numbers or more "
+    "epsilon",
+    "hard": "hard: the noise of a round is longer than a tenth of the longest mean; it has to average out over rounds",
+    "fine": "fine: the noise of a round is shorter than a tenth of the longest mean",
+}
+_RAW = "This is the raw mean; FRA-LoRA can remove part of the noise, with method.denoise."
+
+
+def add_parsers(parser: argparse.ArgumentParser) -> None:
+    """The actions of `secure-fed budget`."""
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+
+    def action(name: str, run: Callable[[argparse.Namespace], None], does: str) -> argparse.ArgumentParser:
+        made = actions.add_parser(name, help=does, description=does)
+        made.set_defaults(run=run)
+        return made
+
+    _add_plan(action("plan", plan, "what noise a target takes, or what a noise costs, with clients as the unit"))
+    made = action("create", ledger_commands.create, "a new ledger for a data set")
+    _add_ledger(made)
+    made.add_argument("--data-set", required=True, metavar="NAME", help="whose privacy it keeps")
+    made.add_argument("--epsilon", required=True, type=float, help="of all runs together")
+    made.add_argument("--delta", required=True, type=float, help="of all runs together")
+    made.add_argument(
+        "--composition", choices=("basic", "rdp"), default="basic", help="how runs add up (default: basic)"
+    )
+    same = action("same", ledger_commands.same, "declare that two names of units are of one unit, so that costs add up")
+    _add_ledger(same)
+    same.add_argument("units", nargs=2, metavar="NAME", help="privacy.unit_name; the ledger has to know one of the two")
+    shown = action("show", ledger_commands.show, "what of a ledger is spent, by which runs, and what is left")
+    _add_ledger(shown)
+    shown.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _add_ledger(made: argparse.ArgumentParser) -> None:
+    made.add_argument("ledger", type=Path, metavar="LEDGER")
+    made.add_argument(
+        "--heads", default="", metavar="FILE", help="as privacy.ledger_heads (default: in the user's folder)"
+    )
+
+
+def _add_plan(made: argparse.ArgumentParser) -> None:
+    given = made.add_mutually_exclusive_group(required=True)
+    given.add_argument("--epsilon", type=float, help="the target, against who sees the models only")
+    given.add_argument("--noise-multiplier", type=float, metavar="Z", help="standard deviation over clip norm")
+    made.add_argument("--delta", required=True, type=float, help="well below one over the number of clients")
+    made.add_argument("--rounds", required=True, type=int)
+    made.add_argument("--clients", required=True, type=int)
+    made.add_argument("--cohort", required=True, type=int, help="clients a round, expected (poisson) or exact (fixed)")
+    made.add_argument("--dim", type=int, help="how many numbers travel: see `secure-fed methods`")
+    made.add_argument("--clip-norm", type=float, default=1.0, help="default: 1")
+    made.add_argument("--sampling", choices=("poisson", "fixed"), default="poisson", help="default: poisson")
+    made.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def plan(chosen: argparse.Namespace) -> None:
+    """Print a plan, and what other targets and cohorts would take."""
+    from privacy import planning
+
+    setting = planning.Setting(
+        clients=chosen.clients,
+        cohort=chosen.cohort,
+        rounds=chosen.rounds,
+        delta=chosen.delta,
+        sampling=chosen.sampling,
+        dim=chosen.dim,
+        clip_norm=chosen.clip_norm,
+    )
+    if chosen.epsilon is not None:
+        made = planning.for_epsilon(setting, chosen.epsilon)
+    else:
+        made = planning.for_noise(setting, chosen.noise_multiplier)
+    targets = sorted({*_TARGETS, *([chosen.epsilon] if chosen.epsilon is not None else [])})
+    others = planning.alternatives(setting, targets)
+    if chosen.json:
+        print(json.dumps({**_plan_facts(made), "alternatives": [_plan_facts(other) for other in others]}))
+        return
+    from secure_fed.report.terminal import PlainConsole
+
+    console = PlainConsole()
+    console.print(_plan_table(made))
+    if made.outlook is not None:
+        console.print(f"{_OUTLOOKS[made.outlook]}. {_RAW}")
+    console.print()
+    console.print(_alternatives_table(setting, others))
+    console.print(
+        "Calibrated on a coarse grid: never above the target, with up to a few percent more noise than needed."
+    )
+
+
+def _plan_facts(made: Plan) -> dict[str, Any]:
+    setting = made.setting
+    return {
+        "noise_multiplier": made.noise_multiplier,
+        "epsilon": made.epsilon,
+        "epsilon_participants": made.epsilon_participants,
+        "delta": setting.delta,
+        "rounds": setting.rounds,
+        "clients": setting.clients,
+        "cohort": setting.cohort,
+        "sampling": setting.sampling,
+        "sampling_rate": setting.rate,
+        "clip_norm": setting.clip_norm,
+        "dim": setting.dim,
+        "noise_std": made.noise_std,
+        "noise_norm": made.noise_norm,
+        "outlook": made.outlook,
+    }
+
+
+def _plan_table(made: Plan) -> Table:
+    from rich.table import Table
+
+    setting = made.setting
+    unit = "one client replaced" if setting.sampling == "fixed" else "one client more or less"
+    table = Table(
+        show_header=False, title=f"{setting.rounds} rounds, (epsilon, delta = {setting.delta:g})", title_style="bold"
+    )
+    table.add_row("noise multiplier", f"{made.noise_multiplier:g}")
+    table.add_row("epsilon", f"{made.epsilon:.4g} against who sees the models only ({unit})")
+    table.add_row("epsilon_participants", f"{made.epsilon_participants:.4g} against who sees who takes part")
+    rate = f"{setting.rate:.4g} ({setting.cohort} of {setting.clients}, {setting.sampling})"
+    table.add_row("sampling rate", rate)
+    table.add_row("noise on a mean", f"{made.noise_std:.4g} a coordinate (clip norm {setting.clip_norm:g})")
+    if made.noise_norm is not None:
+        table.add_row(
+            "", f"{made.noise_norm:.4g} for all {setting.dim:,} together, of a mean of at most {setting.clip_norm:g}"
+        )
+    return table
+
+
+def _alternatives_table(setting: Setting, others: list[Plan]) -> Table:
+    from rich.table import Table
+
+    whole = setting.dim is not None
+    says = (
+        "noise multiplier, and length of a mean's noise"
+        if whole
+        else "noise multiplier, and noise a coordinate of a mean"
+    )
+    table = Table("epsilon", title=says)
+    cohorts = sorted({other.setting.cohort for other in others})
+    for cohort in cohorts:
+        table.add_column(f"cohort {cohort}", justify="right")
+    for target in sorted({other.epsilon for other in others}):
+        row = [other for other in others if other.epsilon == target]
+        cells = [f"{one.noise_multiplier:.3f}  {one.noise_norm if whole else one.noise_std:.3g}" for one in row]
+        table.add_row(f"{target:g}", *cells)
+    return table

@@ -1,0 +1,257 @@
+"""The command line: arguments in, a run out.
+
+Exit status: 0 done, 1 failed, 2 bad usage or configuration, 3 privacy budget exhausted. With `--json` standard output is one
+JSON object and nothing else; progress goes to standard error. Commands import what they need when they run, so `--help` is
+instant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from privacy.errors import PrivacyError
+from secure_fed import __version__
+from secure_fed.commands import budget as budget_commands
+from secure_fed.commands import compare as compare_command
+from secure_fed.commands import secagg as secagg_command
+from secure_fed.config import RunConfig, commented_toml
+from secure_fed.errors import ConfigError, RunDirectoryError, SecureFedError, StorageError, plainly
+
+if TYPE_CHECKING:
+    from protocols.errors import ProtocolError
+
+_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    return reported(lambda: (chosen := _parser().parse_args(arguments)).run(chosen))
+
+
+def reported(command: Callable[[], int | None]) -> int:
+    """The exit status of a command, whatever went wrong said in one sentence."""
+    try:
+        status = command()
+        sys.stdout.flush()
+    except KeyboardInterrupt as stopped:
+        print("; ".join(["secure-fed: interrupted", *map(str, stopped.args)]), file=sys.stderr)
+        return _INTERRUPTED
+    except _expected() as error:
+        print(f"secure-fed: {error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:  # most likely of standard output
+        _drop_refused_output()
+        if not isinstance(error, BrokenPipeError):  # `| head` has read enough, and is told nothing
+            print(f"secure-fed: {error}", file=sys.stderr)
+        return 1
+    return status or 0
+
+
+def _expected() -> tuple[type[SecureFedError] | type[PrivacyError] | type[ProtocolError], ...]:
+    """Errors that say what was wrong in a sentence. Looked up when there is one: the protocol takes a moment to load."""
+    from protocols.errors import ProtocolError
+
+    return SecureFedError, PrivacyError, ProtocolError
+
+
+def _drop_refused_output() -> None:
+    """What is left in the buffer would be refused again, with a traceback, when Python exits."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="secure-fed", description="Federated fine-tuning of language models.")
+    parser.add_argument("--version", action="version", version=f"secure-fed {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, run: Callable[[argparse.Namespace], int | None], does: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=does, description=does)
+        made.set_defaults(run=run)
+        return made
+
+    _add_running(command)
+    _add_reading(command)
+    config = commands.add_parser("config", help="configuration files", description="configuration files")
+    actions = config.add_subparsers(required=True, metavar="ACTION")
+    init = actions.add_parser("init", help="a commented TOML with every key")
+    init.add_argument("file", nargs="?", type=Path, metavar="FILE", help="default: standard output")
+    init.set_defaults(run=_config_init)
+    budget = "privacy: plan what it costs, and keep its ledgers"
+    budget_commands.add_parsers(commands.add_parser("budget", help=budget, description=budget))
+    secagg = "simulate a secure sum: what it costs, who drops out, which lies are noticed"
+    simulation = commands.add_parser("secagg", help=secagg, description=secagg, add_help=False)
+    simulation.set_defaults(run=secagg_command.run)
+    secagg_command.add_arguments(simulation)
+    return parser
+
+
+def _add_running(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Commands that run a federation, and the one that says which there are."""
+    demo = command(
+        "demo", _demo, "fine-tune the built-in model on the built-in data, privately; then attack it, and report"
+    )
+    train = command("train", _train, "run a federation")
+    train.add_argument("config", nargs="?", metavar="CONFIG.toml", help="settings; without it, the defaults")
+    train.add_argument("--set", action="append", default=[], metavar="section.key=value", help="change one setting")
+    train.add_argument("--resume", action="store_true", help="go on with the run in --out, if need be for more rounds")
+    for running in (demo, train):
+        running.add_argument("--out", metavar="DIR", help="run directory (default: a new one under runs/)")
+        running.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    comparing = "run configurations over several seeds, and put them side by side"
+    compare_command.add_arguments(command("compare", compare_command.run, comparing))
+    methods = command("methods", _methods, "list the methods: what travels, and how much")
+    methods.add_argument("--model", default="builtin/tiny", metavar="NAME_OR_FOLDER", help="count for this model")
+    changes = "count with this setting, where a method reads it"
+    methods.add_argument("--set", action="append", default=[], metavar="method.key=value", help=changes)
+    methods.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _add_reading(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Commands that use a run's directory."""
+    from attacks import command as audits
+
+    audit = command("audit", audits.run, "attack a run, and report what it gives away")
+    audits.add_arguments(audit)
+    report = command("report", _report, "write the HTML report of a run again")
+    export = command("export", _export, "write the trained adapter as a folder")
+    predict = command("predict", _predict, "label texts with a trained run, one JSON object a line")
+    for using in (report, export, predict):
+        using.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    export.add_argument("out_dir", type=Path, metavar="OUT_DIR")
+    export.add_argument("--merged", action="store_true", help="write the whole model, the adapter merged into it")
+    read = "as for training, or .txt; default: lines of stdin"
+    predict.add_argument("file", nargs="?", type=Path, metavar="FILE", help=read)
+    for using in (export, predict):
+        using.add_argument("--client", metavar="NAME", help="whose model, for a run with method.personal")
+
+
+def _demo(chosen: argparse.Namespace) -> None:
+    from attacks import command as audits
+    from secure_fed.commands import demo
+    from secure_fed.report import page as report
+    from secure_fed.runs.directory import private_part
+
+    out = _run(demo.config(), chosen, "demo", resume=False)
+    print("secure-fed: the same again without privacy and masks, for comparison", file=sys.stderr)
+    unprotected = private_part(out) / "unprotected"  # it is on the same data
+    beside = argparse.Namespace(out=str(unprotected), json=False)
+    _run(demo.unprotected(), beside, "unprotected", resume=False, quiet=True)
+    found = audits.side_by_side(out, unprotected)
+    report.write(out)  # again, since there is an audit now
+    if not chosen.json:
+        print("\n".join(found))
+
+
+def _train(chosen: argparse.Namespace) -> None:
+    if chosen.resume and not chosen.out:
+        raise RunDirectoryError("--resume needs --out DIR, the run directory to go on with")
+    config = RunConfig.load(chosen.config, () if chosen.resume else chosen.set)
+    if chosen.resume:
+        from secure_fed.runs.directory import read_config, require_begun
+
+        if chosen.config:
+            require_begun(Path(chosen.out))
+        config = (config if chosen.config else read_config(Path(chosen.out))).override(chosen.set)
+    _run(config, chosen, config.method.name, resume=chosen.resume)
+
+
+def _run(config: RunConfig, chosen: argparse.Namespace, name: str, *, resume: bool, quiet: bool = False) -> Path:
+    """Run, write the report, and say what came of it unless it is for a comparison."""
+    from secure_fed.federation import Federation
+    from secure_fed.report import page as report
+    from secure_fed.report.progress import ConsoleProgress, TensorBoard
+    from secure_fed.report.terminal import show_result
+    from secure_fed.runs.directory import TENSORBOARD, claimed, private_part
+    from secure_fed.runs.store import read_checkpoint, read_records, require_unused, resumable
+
+    out = Path(chosen.out or f"runs/{datetime.now():%Y%m%d-%H%M%S}-{name}")
+    if chosen.out and not resume:
+        require_unused(out)
+    with ExitStack() as stack:
+        out = stack.enter_context(claimed(out, rename=not chosen.out))
+        stack.enter_context(resumable(out))
+        print(f"secure-fed: {config.method.name} of {config.model.name}, run directory {out}", file=sys.stderr)
+        federation = Federation(config)
+        for warning in federation.warnings:
+            print(f"secure-fed: warning: {warning}", file=sys.stderr)
+        checkpoint = read_checkpoint(out)
+        done = read_records(out, checkpoint.state.round) if checkpoint else []
+        if config.evaluation.tensorboard:
+            federation.callbacks.append(TensorBoard(private_part(out) / TENSORBOARD, len(done)))
+        federation.callbacks.append(stack.enter_context(ConsoleProgress(config.federation.rounds, done)))
+        result = federation.run(out, resume=resume)
+    page = report.write(out)
+    if chosen.json:
+        print(json.dumps(result.summary))
+    elif not quiet:
+        show_result(result.whole)
+        own = f", and for you alone {private_part(out) / page.name}" if result.withheld else ""
+        print(f"report: {page}{own}\nadapter: secure-fed export {out} OUT_DIR")
+    return out
+
+
+def _methods(chosen: argparse.Namespace) -> None:
+    from secure_fed.methods.catalogue import catalogue
+
+    rows = catalogue(chosen.model, chosen.set)
+    if chosen.json:
+        print(json.dumps({"model": chosen.model, "methods": rows}))
+        return
+    from secure_fed.report.terminal import show_methods
+
+    show_methods(chosen.model, rows)
+
+
+def _report(chosen: argparse.Namespace) -> None:
+    from secure_fed.report import page as report
+
+    print(report.write(chosen.run_dir))
+
+
+def _export(chosen: argparse.Namespace) -> None:
+    from secure_fed.export import trained
+
+    print(trained.load(chosen.run_dir, chosen.client).export(chosen.out_dir, merged=chosen.merged))
+
+
+def _predict(chosen: argparse.Namespace) -> None:
+    from secure_fed.export import trained
+    from secure_fed.learning.data.texts import read_lines, read_texts
+
+    run = trained.load(chosen.run_dir, chosen.client)
+    if chosen.file is not None:
+        texts, pairs = read_texts(chosen.file, run.config.data)
+    elif run.config.data.text_b:
+        raise ConfigError("this run labels pairs of texts, which lines of standard input cannot give; name a FILE")
+    else:
+        texts, pairs = read_lines(sys.stdin.buffer if sys.stdin else (), "standard input"), None
+    for prediction in run.predict(texts, pairs):
+        print(json.dumps(prediction))
+
+
+def _config_init(chosen: argparse.Namespace) -> None:
+    if chosen.file is None:
+        print(commented_toml(), end="")
+        return
+    from secure_fed.runs.durable import atomic_write
+
+    with plainly(ConfigError, f"{chosen.file} cannot be written", "name another file"):
+        if chosen.file.exists():
+            raise ConfigError(f"{chosen.file} exists already; name a file that does not")
+    try:
+        atomic_write(chosen.file, commented_toml())
+    except StorageError as error:
+        raise ConfigError(f"{str(error).rpartition(';')[0]}; name another file") from error
+    print(chosen.file)

@@ -1,0 +1,137 @@
+"""`secure-fed compare`: several configurations over several seeds, as a table and a drawing.
+
+Called again with the same --out it goes on: finished runs are read, interrupted ones resumed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from secure_fed.config import RunConfig
+from secure_fed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from secure_fed.commands.comparison import Row
+    from secure_fed.commands.comparison.plan import Job
+    from secure_fed.federation import Federation
+
+_INTERRUPTED = 130
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `secure-fed compare`."""
+    parser.add_argument("configs", nargs="+", metavar="CONFIG.toml", help="its name is that of the configuration")
+    parser.add_argument(
+        "--seeds", default="0,1,2", metavar="S,S,...", help="in place of federation.seed (default: 0,1,2)"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="section.key=value", help="change one setting in all of them"
+    )
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        help="folder of the runs, gone on with if they are there (default: a new one under runs/)",
+    )
+    parser.add_argument(
+        "--target",
+        type=float,
+        metavar="ACCURACY",
+        help="count the rounds until this (default: evaluation.target_accuracy)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the rows as one JSON object")
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Compare, print, and return the exit status."""
+    from secure_fed.commands.comparison import compare
+
+    seeds, configs = _seeds(chosen.seeds), _configs(chosen.configs, chosen.set)
+    out = Path(chosen.out or f"runs/{datetime.now():%Y%m%d-%H%M%S}-compare")
+    try:
+        rows = compare(configs, seeds, out, chosen.target, _shown)
+    except KeyboardInterrupt:
+        print(f"secure-fed: interrupted; the same command with --out {out} goes on", file=sys.stderr)
+        return _INTERRUPTED
+    if chosen.json:
+        print(json.dumps(_told(out, rows)))
+    else:
+        _show(out, rows)
+    return 0
+
+
+def _configs(files: Sequence[str], changes: Sequence[str]) -> dict[str, RunConfig]:
+    """Every file's settings, by the file's name without its ending."""
+    found: dict[str, RunConfig] = {}
+    for file in files:
+        name = Path(file).stem
+        if name in found:
+            raise ConfigError(f"two configurations are called {name!r}, and would share a folder: rename a file")
+        found[name] = RunConfig.load(file, changes)
+    return found
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(
+            f"--seeds is {text!r}, but it must be whole numbers with commas between, such as 0,1,2"
+        ) from error
+
+
+class _Console:
+    """A run's progress, and its warnings."""
+
+    def __init__(self, progress: Any) -> None:
+        self.on_round_end = progress.on_round_end
+
+    def on_begin(self, federation: Federation) -> None:
+        if federation.parts.warning:
+            print(f"secure-fed: warning: {federation.parts.warning}", file=sys.stderr)
+
+
+@contextmanager
+def _shown(job: Job) -> Iterator[_Console]:
+    """A line for the run, and its rounds as they end."""
+    from secure_fed.report.progress import ConsoleProgress
+    from secure_fed.runs.store import read_checkpoint, read_records
+
+    place = f"run {job.number} of {job.count}: {job.name} ({job.config.method.name}), seed {job.seed}"
+    print(f"secure-fed: {place}, run directory {job.run_dir}", file=sys.stderr, flush=True)
+    checkpoint = read_checkpoint(job.run_dir)
+    done = read_records(job.run_dir, checkpoint.state.round) if checkpoint else []
+    with ConsoleProgress(job.config.federation.rounds, done) as progress:
+        yield _Console(progress)
+
+
+def _told(out: Path, rows: Sequence[Row]) -> dict[str, Any]:
+    from secure_fed.commands.comparison.tables import numbers
+
+    return {"out": str(out), "rows": [numbers(row) for row in rows]}
+
+
+def _show(out: Path, rows: Sequence[Row]) -> None:
+    """A person's table: a column a configuration, since there are more numbers than fit beside each other."""
+    from rich.table import Table
+
+    from secure_fed.commands.comparison.tables import cells, heads, measured, notes
+    from secure_fed.report.terminal import PlainConsole
+
+    first, *named = zip(heads(rows), *(cells(row, measured(rows)) for row in rows), strict=True)
+    table = Table(*first)
+    for line in named:
+        table.add_row(*line)
+    console = PlainConsole()
+    console.print(table)
+    for note in notes(rows):
+        console.print(note)
+    console.print(
+        f"table: {out / 'compare.md'}\nnumbers: {out / 'compare.csv'}\ndrawing: {out / 'compare.svg'}", soft_wrap=True
+    )

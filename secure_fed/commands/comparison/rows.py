@@ -1,0 +1,149 @@
+"""The runs of one configuration as one row of numbers, read from their run directories."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+from secure_fed.learning.tasks.headline import first_metrics, has_accuracy
+from secure_fed.report.page.record import RunRecord
+
+
+class Spread(NamedTuple):
+    """A mean over seeds, and the sample standard deviation (of n - 1), None of one seed."""
+
+    mean: float
+    deviation: float | None
+
+
+class Point(NamedTuple):
+    """A round in which accuracy was measured: its mean over the seeds, and the mean of the bytes sent until then."""
+
+    round: int
+    accuracy: Spread
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One configuration over its seeds. Sizes and times are means over the seeds, of all clients and the whole run.
+
+    accuracy, membership_auc: None where a run did not measure it. metrics: what the task asks for first beside accuracy.
+    rounds: finished ones, on average. target: an accuracy, None where none was asked for; reached: how many runs did;
+    rounds_to_target: the mean over those. epsilon_one_run: the largest of the runs, None without privacy; delta_one_run: of the
+    same. epsilon_all_seeds, delta_all_seeds: the sums over the runs (basic composition), which hold against whoever sees the
+    models of all of them, for a unit whose data are in each. early: how many runs ended before their last round.
+    """
+
+    name: str
+    method: str
+    seeds: tuple[int, ...]
+    rounds: float
+    accuracy: Spread | None
+    metrics: Mapping[str, Spread | None]
+    bytes_up: float
+    bytes_down: float
+    bytes_up_round: float
+    bytes_down_round: float
+    seconds: float
+    target: float | None
+    reached: int
+    rounds_to_target: float | None
+    epsilon_one_run: float | None
+    delta_one_run: float | None
+    epsilon_all_seeds: float | None
+    delta_all_seeds: float | None
+    membership_auc: Spread | None
+    early: int
+    curve: tuple[Point, ...]
+
+
+def row_of(name: str, runs: Mapping[int, RunRecord], target: float | None) -> Row:
+    """The row of finished runs, by seed. Without a target, that of the configuration's own evaluation.target_accuracy."""
+    records = list(runs.values())
+    results = [record.result or {} for record in records]
+    settings = records[0].config
+    if target is None:
+        target = settings.evaluation.target_accuracy
+    if not has_accuracy(settings.data.task):
+        target = None
+    waited = [] if target is None else [_first_round(record, target) for record in records]
+    reached = [rounds for rounds in waited if rounds is not None]
+    epsilons = [float(result["epsilon"]) for result in results if result.get("epsilon") is not None]
+    private = len(epsilons) == len(results)  # a sum over some of the runs would promise too much
+    per_run: dict[str, float] = {
+        field: fmean(float(result[field]) for result in results) for field in ("bytes_up", "bytes_down", "seconds")
+    }
+    rounds = fmean(int(result["rounds"]) for result in results)
+    return Row(
+        name=name,
+        method=settings.method.name,
+        seeds=tuple(runs),
+        rounds=rounds,
+        accuracy=spread_of(results, lambda result: result.get("accuracy")),
+        metrics={name: spread_of(results, partial(_metric, name)) for name in first_metrics(settings.data.task)},
+        **per_run,
+        bytes_up_round=fmean(result["bytes_up"] / result["rounds"] for result in results),
+        bytes_down_round=fmean(result["bytes_down"] / result["rounds"] for result in results),
+        target=target,
+        reached=len(reached),
+        rounds_to_target=fmean(reached) if reached else None,
+        epsilon_one_run=max(epsilons) if private else None,
+        delta_one_run=settings.privacy.delta if private else None,
+        epsilon_all_seeds=sum(epsilons) if private else None,
+        delta_all_seeds=len(epsilons) * settings.privacy.delta if private else None,
+        membership_auc=spread_of(results, _membership_auc),
+        early=sum(bool(result.get("ended_early")) for result in results),
+        curve=_curve(records),
+    )
+
+
+def spread(values: Sequence[float]) -> Spread:
+    return Spread(fmean(values), stdev(values) if len(values) > 1 else None)
+
+
+def spread_of(results: Iterable[Mapping[str, Any]], read: Callable[[Mapping[str, Any]], Any]) -> Spread | None:
+    """Of a number that every result has and that is finite in all; else None: a mean over some seeds alone would mislead."""
+    values = [read(result) for result in results]
+    if any(value is None or not math.isfinite(value) for value in values):
+        return None
+    return spread([float(value) for value in values])
+
+
+def _first_round(record: RunRecord, target: float) -> int | None:
+    return next((number for number, accuracy in record.series("accuracy") if accuracy >= target), None)
+
+
+def _metric(name: str, result: Mapping[str, Any]) -> Any:
+    """One that has a place of its own in a result, or is among the others."""
+    return result.get(name, (result.get("metrics") or {}).get(name))
+
+
+def _membership_auc(result: Mapping[str, Any]) -> Any:
+    """That of an attack on the run, if its result has any."""
+    membership = result.get("membership")
+    return membership.get("auc") if isinstance(membership, Mapping) else None
+
+
+def _curve(records: Sequence[RunRecord]) -> tuple[Point, ...]:
+    """The rounds that every run measured; behind the end of one that ended early, the others alone would be a jump."""
+    measured = [dict(record.series("accuracy")) for record in records]
+    sent = [_sent(record) for record in records]
+    common = sorted(set.intersection(*map(set, measured)))
+    return tuple(
+        Point(number, spread([one[number] for one in measured]), fmean(one[number] for one in sent))
+        for number in common
+    )
+
+
+def _sent(record: RunRecord) -> dict[int, int]:
+    """Bytes up and down until the end of each round."""
+    total, until = 0, {}
+    for row in record.rounds:
+        total += row["bytes_up"] + row["bytes_down"]
+        until[row["round"]] = total
+    return until

@@ -1,0 +1,98 @@
+"""Running a comparison: finished runs are read, interrupted ones gone on with, and what came of them is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from secure_fed.commands.comparison.plan import DRAWING, NUMBERS, TABLE, Job, planned
+from secure_fed.commands.comparison.rows import Row, row_of
+from secure_fed.config import RunConfig
+from secure_fed.errors import RunDirectoryError
+from secure_fed.report.page.record import RunRecord, owned
+from secure_fed.runs.directory import CONFIG, FACTS, claimed
+from secure_fed.runs.durable import atomic_write
+
+# Entered around a run that is to be made or gone on with. What it gives is a callback of the federation, which is told of its
+# beginning too (`on_begin(federation)`), or None.
+Progress = Callable[[Job], AbstractContextManager[Any]]
+
+
+def compare(
+    configs: Mapping[str, RunConfig],
+    seeds: Sequence[int],
+    out: str | Path,
+    target: float | None = None,
+    progress: Progress = lambda job: nullcontext(),
+) -> list[Row]:
+    """Run every configuration with every seed in OUT/NAME/seed-SEED, write compare.md, .csv and .svg, and give their rows.
+
+    The seed stands for `federation.seed`: with it change the division, the cohorts, the adapter and the training. Everything
+    is checked before the first run starts. Called again after a kill, it goes on where it was: a finished run is not made
+    again, and settings that have changed since are refused. What ends a run ends the comparison; runs that finished stay.
+    """
+    place = Path(out)
+    jobs = planned(configs, seeds, place, target)
+    finished: dict[str, dict[int, RunRecord]] = {name: {} for name in configs}
+    with claimed(place, rename=False):
+        for job in jobs:
+            finished[job.name][job.seed] = _finished(job) or _made(job, progress)
+        rows = [row_of(name, runs, target) for name, runs in finished.items()]
+        _write(place, rows)
+    return rows
+
+
+def _finished(job: Job) -> RunRecord | None:
+    """The run, if all its rounds are done, or as many as its budget allowed."""
+    from secure_fed.report import page as report
+
+    if not (job.run_dir / CONFIG).exists() or not (job.run_dir / FACTS).exists():
+        return None
+    record = owned(job.run_dir)
+    if record.result is None:
+        return None
+    if not (job.run_dir / _PAGE).exists():  # killed between its end and its report
+        report.write(job.run_dir)
+    return record
+
+
+def _made(job: Job, progress: Progress) -> RunRecord:
+    """The run, begun or gone on with, until its end."""
+    from secure_fed.federation import Federation
+    from secure_fed.report import page as report
+
+    with progress(job) as told:
+        federation = Federation(job.config)
+        federation.callbacks += [told] if told is not None else []
+        if job.config.evaluation.tensorboard:
+            federation.callbacks.append(_events(job))
+        if hasattr(told, "on_begin"):
+            told.on_begin(federation)
+        federation.run(job.run_dir, resume=True)
+    report.write(job.run_dir)
+    record = owned(job.run_dir)
+    if record.result is None:
+        raise RunDirectoryError(f"{job.run_dir} lost its result while the comparison ran; start the comparison again")
+    return record
+
+
+def _events(job: Job) -> object:
+    from secure_fed.report.progress import TensorBoard
+    from secure_fed.runs.directory import TENSORBOARD, private_part
+    from secure_fed.runs.store import read_checkpoint
+
+    checkpoint = read_checkpoint(job.run_dir)
+    return TensorBoard(private_part(job.run_dir) / TENSORBOARD, checkpoint.state.round if checkpoint else 0)
+
+
+def _write(out: Path, rows: Sequence[Row]) -> None:
+    from secure_fed.commands.comparison import drawing, tables
+
+    atomic_write(out / NUMBERS, tables.as_csv(rows))
+    atomic_write(out / DRAWING, drawing.drawn(rows))
+    atomic_write(out / TABLE, tables.markdown(rows))  # last: where it is, all is
+
+
+_PAGE = "report.html"

@@ -1,0 +1,142 @@
+"""The rows of a comparison as a table for people, and as numbers for programs."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from secure_fed.commands.comparison.rows import Row, Spread
+from secure_fed.learning.tasks.headline import spoken
+from secure_fed.report.formatting import at_most, counted, duration, number, percent, size
+
+NOTHING = "-"
+
+
+def measured(rows: Sequence[Row]) -> list[str]:
+    """The metrics beside accuracy that any of the rows' tasks asks for first."""
+    return list(dict.fromkeys(name for row in rows for name in row.metrics))
+
+
+def heads(rows: Sequence[Row]) -> list[str]:
+    """The columns' names; `cells` gives a row's texts in their order."""
+    targets = {row.target for row in rows}
+    target = f"rounds to {percent(targets.pop())}" if len(targets) == 1 and None not in targets else "rounds to target"
+    sent = ["up a round", "down a round", "up", "down"]
+    own = [spoken(name) for name in measured(rows)]
+    private = ["epsilon of one run", "epsilon of all seeds together"]
+    return ["configuration", "method", "accuracy", *own, *sent, target, "time", *private, "membership AUC"]
+
+
+def cells(row: Row, metrics: Sequence[str]) -> list[str]:
+    """metrics: those of all rows (`measured`)."""
+    return [
+        row.name,
+        row.method,
+        _percents(row.accuracy),
+        *(_plain(row.metrics.get(name)) for name in metrics),
+        *(size(count) for count in (row.bytes_up_round, row.bytes_down_round, row.bytes_up, row.bytes_down)),
+        _reached(row),
+        duration(row.seconds),
+        _private(row.epsilon_one_run, row.delta_one_run),
+        _private(row.epsilon_all_seeds, row.delta_all_seeds),
+        _plain(row.membership_auc),
+    ]
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """A table in Markdown, with what its numbers mean below it."""
+    named = heads(rows)
+    aligned = ["---", "---", *["---:"] * (len(named) - 2)]
+    lines = [
+        _line(named),
+        _line(aligned),
+        *(_line([_escaped(cell) for cell in cells(row, measured(rows))]) for row in rows),
+    ]
+    return "\n".join(["# Comparison", "", *lines, "", *(f"- {note}" for note in notes(rows)), ""])
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """What has to be known to read the numbers."""
+    seeds = rows[0].seeds
+    named = f"{counted(len(seeds), 'seed')} ({', '.join(map(str, seeds))})"
+    spoken = [f"Means over {named}; ± is the sample standard deviation." if len(seeds) > 1 else f"Of one {named[2:]}."]
+    spoken.append("Bytes are those of all clients of a round, or of the whole run; time is that of the whole run.")
+    if any(row.target is not None for row in rows):
+        spoken.append("Rounds to the target: the mean over the runs that reached it, by evaluated rounds.")
+    if any(row.epsilon_one_run is not None for row in rows):
+        spoken += [
+            f"Epsilon of all seeds together holds against whoever sees the models of all its {counted(len(seeds), 'run')}, for "
+            "a unit whose data are in each of them: epsilons add up, and so do deltas.",
+            "Configurations on the same data add up too, and choosing one by its results costs the sum over all.",
+        ]
+    spoken += [f"{row.name}: {row.early} of {len(row.seeds)} runs ended early." for row in rows if row.early]
+    return spoken
+
+
+def numbers(row: Row) -> dict[str, Any]:
+    """The row without its curve, flat: a spread is two numbers."""
+    flat: dict[str, Any] = {}
+    for field in dataclasses.fields(row):
+        value = getattr(row, field.name)
+        if field.name in _SPREADS:
+            flat |= _flat(field.name, value)
+        elif field.name == "metrics":
+            for name, spread in row.metrics.items():
+                flat |= _flat(name, spread)
+        elif field.name != "curve":
+            flat[field.name] = list(value) if isinstance(value, tuple) else value
+    return flat
+
+
+def _flat(name: str, found: Spread | None) -> dict[str, float | None]:
+    mean, deviation = found or (None, None)
+    return {f"{name}_mean": mean, f"{name}_std": deviation}
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """A line a configuration; nothing stands where a number is not known, and spaces between seeds."""
+    written = io.StringIO()
+    flat = [{**numbers(row), "seeds": " ".join(map(str, row.seeds))} for row in rows]
+    names = dict.fromkeys(name for line in flat for name in line)
+    writer = csv.DictWriter(written, list(names), restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return written.getvalue()
+
+
+_SPREADS = ("accuracy", "membership_auc")
+
+
+def _private(epsilon: float | None, delta: float | None) -> str:
+    return NOTHING if epsilon is None else f"{at_most(epsilon)} (delta {delta:g})"
+
+
+def _percents(found: Spread | None) -> str:
+    if found is None:
+        return NOTHING
+    return percent(found.mean) if found.deviation is None else f"{100 * found.mean:.1f} ± {percent(found.deviation)}"
+
+
+def _plain(found: Spread | None) -> str:
+    if found is None:
+        return NOTHING
+    return number(found.mean) if found.deviation is None else f"{number(found.mean)} ± {number(found.deviation)}"
+
+
+def _reached(row: Row) -> str:
+    if row.target is None:
+        return NOTHING
+    those = f"{row.reached} of {len(row.seeds)} reached it"
+    return those if row.rounds_to_target is None else f"{row.rounds_to_target:g} ({those})"
+
+
+def _line(texts: Sequence[str]) -> str:
+    return f"| {' | '.join(texts)} |"
+
+
+def _escaped(text: str) -> str:
+    """As it is read, whatever Markdown makes of its signs."""
+    return "".join(f"\\{sign}" if sign in "\\|`*_[]<>#$~" else sign for sign in text)

@@ -1,0 +1,134 @@
+"""`secure-fed budget create`, `same` and `show`: ledgers that runs share."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from privacy.ledger import Ledger
+
+
+def create(chosen: argparse.Namespace) -> None:
+    """Make a ledger and print where it is."""
+    from privacy.ledger import Ledger
+
+    made = Ledger.create(
+        chosen.ledger,
+        data_set=chosen.data_set,
+        epsilon=chosen.epsilon,
+        delta=chosen.delta,
+        composition=chosen.composition,
+    )
+    print(f"{chosen.ledger}: {made.data_set}, epsilon {chosen.epsilon:g}, delta {chosen.delta:g}, {made.composition}")
+
+
+def same(chosen: argparse.Namespace) -> None:
+    """Write down that two names are of one unit."""
+    one, other = chosen.units
+    _opened(chosen).declare_same(one, other)
+    print(f"{chosen.ledger}: {one} and {other} are one unit, as you say; costs of runs on either add up")
+
+
+def show(chosen: argparse.Namespace) -> None:
+    """Print what a ledger says, every row of it verified."""
+    facts = _facts(_opened(chosen))
+    if chosen.json:
+        print(json.dumps(facts))
+        return
+    from secure_fed.report.terminal import PlainConsole
+
+    console = PlainConsole()
+    console.print(_amounts(facts))
+    if not facts["runs"]:
+        console.print("no run has reserved anything")
+        return
+    console.print(_runs(facts))
+    console.print(_units(facts))
+    for statement in facts["same"]:
+        one, other = statement["units"]
+        console.print(f"declared one unit: {one} and {other} ({statement['time']})", markup=False)
+
+
+def _opened(chosen: argparse.Namespace) -> Ledger:
+    from privacy.ledger import Ledger
+    from secure_fed.runs.ledger_heads import heads_at
+
+    return Ledger.open(chosen.ledger, heads=heads_at(chosen.heads))
+
+
+def _amounts(facts: dict[str, Any]) -> Table:
+    from rich.table import Table
+
+    title = f"data set {facts['data_set']} ({facts['composition']})"
+    table = Table("", "epsilon", "delta", title=title, title_style="bold")
+    for name in ("limit", "spent", "left"):
+        table.add_row(name, *(_number(facts[name][part]) for part in ("epsilon", "delta")))
+    return table
+
+
+def _runs(facts: dict[str, Any]) -> Table:
+    from rich.table import Table
+
+    several = len(facts["units"]) > 1
+    table = Table("run", "epsilon", "delta", "releases", *(["unit"] if several else []), "since")
+    for run in facts["runs"]:
+        spent = (_number(run["epsilon"]), _number(run["delta"]), f"{run['releases']:,}")
+        table.add_row(run["run"], *spent, *([run["unit"]] if several else []), str(run["time"] or ""))
+    return table
+
+
+def _units(facts: dict[str, Any]) -> Table:
+    from rich.table import Table
+
+    table = Table("unit", "is", "neighbours", "keyed digest")
+    for unit in facts["units"]:
+        table.add_row(unit["name"], unit["kind"], unit["neighbours"], unit["members"][:_SHOWN])
+    return table
+
+
+def _facts(ledger: Ledger) -> dict[str, Any]:
+    """What is reserved counts as spent: a run may release that much at any time."""
+    rows = ledger.rows()
+    spent, limit = ledger.spent(), {"epsilon": ledger.epsilon, "delta": ledger.delta}
+    taken = {"epsilon": spent.epsilon, "delta": spent.delta}
+    left = {part: None if most is None else max(0.0, most - taken[part]) for part, most in limit.items()}
+    return {
+        "data_set": ledger.data_set,
+        "composition": ledger.composition,
+        "limit": limit,
+        "spent": taken,
+        "left": left,
+        "units": [unit.to_dict() for unit, _ in ledger.units.used.values()],
+        "same": [{"units": row.body["units"], "time": row.body["time"]} for row in rows if row.kind == "same"],
+        "runs": _holders(ledger),
+    }
+
+
+def _holders(ledger: Ledger) -> list[dict[str, Any]]:
+    runs: dict[str, dict[str, Any]] = {}
+    for row in ledger.rows():
+        if row.kind == "reserve":
+            first = runs.get(row.run, {"time": row.body.get("time")})
+            held = {part: row.body["cost"][part] for part in ("epsilon", "delta")}
+            charged = ledger.charged(row.run)
+            runs[row.run] = {
+                "run": row.run,
+                **held,
+                "releases": sum(charged.values()),
+                "by": charged,
+                "unit": row.body["unit"]["name"],
+                "time": first["time"],
+            }
+    return list(runs.values())
+
+
+def _number(value: float | None) -> str:
+    return "no limit" if value is None else f"{value:.4g}" if math.isfinite(value) else "infinite"
+
+
+_SHOWN = 12  # of a digest's 64 digits

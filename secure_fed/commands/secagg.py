@@ -1,0 +1,195 @@
+"""`secure-fed secagg`: one secure sum in one process, with dropouts, and with a lie if asked for: its cost, and who noticed.
+
+Exit status: 0 the sum is exact, or the lie was caught by who should catch it; 1 the session aborted, or a lie went unnoticed;
+2 arguments of which no session can be made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from secure_fed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from protocols.rig.simulate import Report, Simulation
+
+_QUIET_SECONDS = 2.0  # before anything is said of a run that goes on, and between two lines of it
+
+
+class _Help(argparse.Action):
+    """Prints the help with all kinds of lies, for which alone the protocol is loaded."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        parser.epilog = _kinds()
+        parser.print_help()
+        parser.exit()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `secure-fed secagg`, whose parser is made without help of its own."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("-h", "--help", action=_Help, nargs=0, help="show this help, with the kinds of lies, and exit")
+    parser.add_argument("--clients", required=True, type=int, metavar="N", help="how many are invited")
+    parser.add_argument("--dim", required=True, type=int, metavar="D", help="coordinates of a vector")
+    parser.add_argument(
+        "--dropout", type=float, default=0.0, metavar="P", help="share of the clients that vanish (default: 0)"
+    )
+    parser.add_argument("--neighbours", type=int, metavar="K", help="who hold a client's shares (default: chosen)")
+    parser.add_argument("--threshold", type=int, metavar="T", help="shares that rebuild a secret (default: chosen)")
+    parser.add_argument("--active", action="store_true", help="signatures, against a server that actively lies")
+    parser.add_argument("--bits", type=int, choices=(32, 64), default=32, help="of a coordinate (default: 32)")
+    parser.add_argument(
+        "--corrupt", type=float, default=0.1, metavar="SHARE", help="of the clients that may collude (default: 0.1)"
+    )
+    parser.add_argument("--tamper", default="", metavar="KIND", help="put in a lie: see the list below")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Simulate, print, and return the exit status."""
+    from protocols.errors import ParameterError
+    from protocols.rig.simulate import Simulation, simulate
+
+    try:
+        simulation = Simulation(
+            clients=chosen.clients,
+            dim=chosen.dim,
+            dropout=chosen.dropout,
+            neighbours=chosen.neighbours,
+            threshold=chosen.threshold,
+            active=chosen.active,
+            bits=chosen.bits,
+            corrupt=chosen.corrupt,
+            tamper=chosen.tamper,
+        )
+        report = simulate(simulation, progress=_Patience(time.monotonic()))
+    except ParameterError as error:
+        raise ConfigError(error.what) from error
+    if chosen.json:
+        print(json.dumps(report.to_dict()))
+    else:
+        _show(report)
+    return 0 if report.well else 1
+
+
+class _Patience:
+    """A line on standard error now and then, once a run has gone on for a while."""
+
+    def __init__(self, start: float) -> None:
+        self._last = start
+
+    def __call__(self, stage: str, done: int, clients: int) -> None:
+        now = time.monotonic()
+        if now - self._last >= _QUIET_SECONDS:
+            self._last = now
+            print(f"secure-fed: stage {stage}: {done:,} of {clients:,} clients", file=sys.stderr, flush=True)
+
+
+def _show(report: Report) -> None:
+    from secure_fed.report.terminal import PlainConsole
+
+    console = PlainConsole()
+    console.print(_stages(report))
+    console.print(_outcome(report))
+
+
+def _stages(report: Report) -> Table:
+    """What each stage cost. Bytes and seconds are those of one client, but for the server's."""
+    from rich.table import Table
+
+    from secure_fed.report.formatting import size
+
+    asked = report.simulation
+    kind = "active" if asked.active else "passive"
+    title = f"secure sum: {asked.clients:,} clients, {asked.dim:,} coordinates of {asked.bits} bits, {kind}"
+    table = Table("stage", title=title, title_style="bold")
+    for name in ("answers", "up", "down", "client\nmean", "client\nmost", "server"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for stage in report.stages:
+        seconds = (stage.client_seconds, stage.client_seconds_most, stage.server_seconds)
+        sizes = (size(round(stage.bytes_up)), size(round(stage.bytes_down)))
+        table.add_row(stage.name, f"{stage.answered:,}", *sizes, *map(_seconds, seconds))
+    return table
+
+
+def _outcome(report: Report) -> Table:
+    from rich.table import Table
+
+    from secure_fed.report.formatting import size
+
+    table = Table(show_header=False)
+    for row in _terms(report.simulation):
+        table.add_row(*row)
+    table.add_row("dropped out", f"{report.dropped:,}")
+    table.add_row("in the sum", f"{report.survivors:,}")
+    exact = {True: "exact, bit for bit", False: "WRONG: not the plain sum of those in it", None: "none"}
+    table.add_row("sum", exact[report.exact])
+    if report.aborted is not None:
+        table.add_row("aborted", report.aborted)
+    table.add_row("sent in all", size(report.bytes_total))
+    if report.tamper is not None:
+        told = report.tamper
+        table.add_row("tampering", f"{told.kind}: {'caught' if told.caught else 'NOT CAUGHT'}")
+        if told.by is not None:
+            table.add_row("  noticed by", f"{told.by}, stage {told.stage}")
+        table.add_row("  in words", told.what)
+    return table
+
+
+def _terms(simulation: Simulation) -> list[tuple[str, str]]:
+    choice = simulation.choice
+    ring = "chosen by each client" if simulation.active else "of a ring"
+    kind = ring if choice.neighbours < choice.clients - 1 else "all others"
+    return [
+        ("neighbours", f"{choice.neighbours:,} ({kind})"),
+        ("threshold", f"{choice.threshold:,} shares rebuild a secret"),
+        ("least sum", f"of {choice.survivors:,} clients"),
+        ("too many corrupt", f"{_power(choice.failure)} ({choice.corrupt} among one client's holders are borne)"),
+        ("abort by chance", f"{_power(choice.abort)}, if as many drop out as is foreseen"),
+    ]
+
+
+def _power(probability: float) -> str:
+    if probability <= 0:
+        return "probability 0"
+    return f"probability 2^{math.log2(probability):.1f}" if probability < 0.5 else f"probability {probability:.2g}"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{1000 * seconds:.{0 if seconds >= 0.01 else 2}f} ms"
+
+
+def _kinds() -> str:
+    """All lies, with who should notice each and in which stage."""
+    import textwrap
+
+    from protocols.rig.tampering import ATTACKS
+
+    lines = ["kinds of lies for --tamper, each with who notices it in which stage:", ""]
+    for attack in ATTACKS.values():
+        needs = [
+            name for name, needed in (("--active", attack.active), ("fewer neighbours than all", attack.ring)) if needed
+        ]
+        who = "nobody has to" if attack.outcome is not None else f"the {attack.catcher}"
+        where = {"": "any stage", "roster": "stage share", "survivors": "stage unmask or consistency"}
+        stage = where.get(attack.stage, f"stage {attack.stage}")
+        suffix = f"; needs {' and '.join(needs)}" if needs else ""
+        lines.append(f"  {attack.kind}  ({who}, {stage}{suffix})")
+        lines += textwrap.wrap(attack.does, 90, initial_indent="      ", subsequent_indent="      ")
+    return "\n".join(lines)

@@ -1,0 +1,145 @@
+"""A trained model as a folder that others can load: an adapter, or the whole model with the adapter merged in.
+
+An adapter that is a LoRA adapter, however it was trained, is written as PEFT's folder, and any other as a folder of our own,
+which `secure_fed.load_adapter` reads. Each is written beside its destination and renamed into place, so that an export which
+fails or is killed leaves no half of one there. It is not waited for the disk, as a checkpoint is: after a power cut, export
+again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from secure_fed.config import RunConfig
+from secure_fed.errors import MethodError, ModelError, UsageError
+from secure_fed.export import adapter_folder, peft_folder
+from secure_fed.export.model_card import Kind, ModelCard
+from secure_fed.learning.models.adapters.lora import LoraForm
+from secure_fed.learning.models.loading import quiet
+from secure_fed.methods.method import LoraShaped, Method, State
+from secure_fed.tensors.tensors import Tensors
+
+
+class Tokenizer(Protocol):
+    """Anything that `transformers` calls a tokenizer, as far as an export needs it."""
+
+    def save_pretrained(self, save_directory: Any) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A model that a method has adapted and trained, and what an export says of it.
+
+    model: as the method's `prepare` left it, with the tensors of `state` loaded. initial: what `prepare` returned.
+    state: complete, where tensors are personal, by those of one client. tokenizer: none where the program has its own.
+    """
+
+    config: RunConfig
+    method: Method
+    model: nn.Module
+    head: tuple[str, ...]
+    initial: Tensors
+    state: State
+    card: ModelCard
+    tokenizer: Tokenizer | None = None
+
+
+def write_adapter(out_dir: Path, adapted: Adapted) -> None:
+    """Write the adapter and the head, as a folder for PEFT or for `secure_fed.load_adapter`.
+
+    Either, on a fresh base model of the same kind, computes what the model does.
+    """
+    method, model, head, card = adapted.method, adapted.model, adapted.head, adapted.card
+    with _appearing(out_dir) as folder:
+        if isinstance(method, LoraShaped):
+            form, start = (method.as_lora(adapted.initial, own) for own in (adapted.state.tensors, adapted.initial))
+            peft_folder.fill(folder, model, head, form, start, card.base_model)
+            kind: Kind = "peft"
+        else:
+            given = adapted.tokenizer is None
+            adapter_folder.fill(folder, adapted.config, model, head, adapted.state, card, given=given)
+            kind = "own"
+        _finish(folder, card.text(kind), adapted.tokenizer)
+
+
+def write_merged(out_dir: Path, adapted: Adapted, base: nn.Module) -> None:
+    """Write the whole model as a folder for `from_pretrained`.
+
+    base: the base model as it was before anything was put into it, the head's values aside; what is written is made in it.
+    Refuses a method whose layers are no change of the base model's own weights.
+    """
+    save = getattr(base, "save_pretrained", None)
+    if save is None:
+        raise ModelError(
+            f"a merged export needs a transformers model, and {type(base).__name__} has no save_pretrained: "
+            "export the adapter"
+        )
+    method, tensors = adapted.method, adapted.state.tensors
+    if isinstance(method, LoraShaped):
+        _add_products(base, method.as_lora(adapted.initial, tensors))
+        _copy(base, tensors.select(adapted.head))
+    elif _shapes(base) == _shapes(adapted.model):
+        _copy(base, tensors)
+    else:
+        raise MethodError(
+            f"{method.card.name} puts layers into the model that cannot be merged into its weights: export the "
+            "adapter, without --merged, and load it with secure_fed.load_adapter"
+        )
+    with _appearing(out_dir) as folder, quiet():
+        save(folder)
+        _finish(folder, adapted.card.text("merged"), adapted.tokenizer)
+
+
+@torch.no_grad()
+def _add_products(base: nn.Module, form: LoraForm) -> None:
+    """W + s B A in place of every adapted matrix W."""
+    for name, (a, b) in form.factors.items():
+        layer = base.get_submodule(name)
+        weight = layer.get_parameter("weight")
+        product = form.adapter.scaling * (b.float() @ a.float())
+        weight.add_((product.T if isinstance(layer, Conv1D) else product).to(weight))
+
+
+@torch.no_grad()
+def _copy(base: nn.Module, tensors: Tensors) -> None:
+    for name in tensors:
+        base.get_parameter(name).copy_(tensors.tensor(name))
+
+
+def _shapes(model: nn.Module) -> dict[str, torch.Size]:
+    return {name: parameter.shape for name, parameter in model.named_parameters()}
+
+
+def _finish(folder: Path, readme: str, tokenizer: Tokenizer | None) -> None:
+    (folder / "README.md").write_text(readme, encoding="utf-8")
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+
+
+@contextmanager
+def _appearing(out_dir: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `out_dir` if all goes well and is gone if not."""
+    if out_dir.exists() and not (out_dir.is_dir() and not any(out_dir.iterdir())):
+        raise UsageError(f"{out_dir} exists and is not an empty folder: give a new one to export to")
+    folder = out_dir.parent / f".{out_dir.name}.{uuid.uuid4().hex[:8]}"
+    try:
+        folder.mkdir(parents=True)
+        yield folder
+        if out_dir.exists():
+            out_dir.rmdir()
+        os.replace(folder, out_dir)
+    except OSError as error:
+        raise UsageError(f"cannot export to {out_dir}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,182 @@
+"""The README of an exported folder: front matter that model hubs read, the facts of the run, and how to load it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from secure_fed.config import RunConfig
+from secure_fed.learning.tasks.headline import first_metrics, has_accuracy, spoken
+from secure_fed.methods.method import Card
+from secure_fed.runs.result import unprotected
+
+# What the folder is: an adapter for PEFT, one for `secure_fed.load_adapter`, or a whole model.
+Kind = Literal["peft", "own", "merged"]
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """What the README says.
+
+    base_model: the base model as `model.name` calls it, or empty for a module that only a program has.
+    facts: rows of a table, in order; `run_facts` makes them. What it says of privacy becomes a section of its own.
+    pad_token_id: given where the base model has none of its own and needs one (decoders). auto: the Auto class of transformers
+    that loads the model; settings: what its configuration is told, the names of labels if nothing is said.
+    """
+
+    title: str
+    base_model: str
+    label_names: tuple[str, ...] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
+    pad_token_id: int | None = None
+    auto: str = "AutoModelForSequenceClassification"
+    settings: Mapping[str, Any] | None = None
+
+    def text(self, kind: Kind) -> str:
+        """Markdown that ends with a newline."""
+        use = self._use_peft() if kind == "peft" else self._use_own() if kind == "own" else self._use_merged()
+        lines = [
+            *self._front_matter(kind),
+            f"# {self.title}",
+            "",
+            f"Fine-tuned by secure-fed in a simulated federation: one process held every client's data. {_HELD[kind]}",
+            "",
+            "| | |",
+            "|---|---|",
+            *(f"| {_cell(name)} | {_cell(value)} |" for name, value in self._rows().items()),
+            "",
+            *self._privacy(),
+            "## Use",
+            "",
+            "```python",
+            *use,
+            "```",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _front_matter(self, kind: Kind) -> list[str]:
+        known = self.label_names or self.settings is not None
+        task = [f"pipeline_tag: {_PIPELINES[self.auto]}"] if known and self.auto in _PIPELINES else []
+        library = {"peft": "peft", "own": "secure-fed", "merged": "transformers"}[kind]
+        tags = (*_TAGS, "lora") if kind == "peft" else _TAGS
+        base = [f"base_model: {_quoted(self.base_model)}"] if self.base_model else []
+        return [
+            "---",
+            *base,
+            f"library_name: {library}",
+            *task,
+            "tags:",
+            *(f"- {tag}" for tag in tags),
+            "---",
+            "",
+        ]
+
+    def _rows(self) -> dict[str, str]:
+        labels = {"labels": ", ".join(self.label_names)} if self.label_names else {}
+        rows = {"base model": self.base_model or "a module of one's own", **self.facts, **labels}
+        return {name: value for name, value in rows.items() if name != _PRIVACY}
+
+    def _privacy(self) -> list[str]:
+        """What protects the training data; that nothing does, where a statement begins with that, in bold."""
+        statement = " ".join(self.facts.get(_PRIVACY, "").split())
+        if statement.startswith(_VOID):
+            verdict, _, rest = statement.partition(". ")
+            statement = f"**{verdict}.** It would have been: {rest}"
+        return ["## Privacy", "", statement, ""] if statement else []
+
+    def _use_own(self) -> list[str]:
+        given = "" if self.base_model else ", base"
+        whose = "" if self.base_model else "  # base: the module as it was before"
+        return ["import secure_fed", "", f'model = secure_fed.load_adapter("path/to/this/folder"{given}){whose}']
+
+    def _use_merged(self) -> list[str]:
+        load = f'model = {self.auto}.from_pretrained("path/to/this/folder").eval()'
+        return [f"from transformers import {self.auto}", "", load]
+
+    def _use_peft(self) -> list[str]:
+        load = 'model = PeftModel.from_pretrained(base, "path/to/this/folder").eval()'
+        if not self.base_model:
+            return ["from peft import PeftModel", "", f"{load}  # base: the module as it was before"]
+        told = {"id2label": dict(enumerate(self.label_names))} if self.label_names else {}
+        if self.settings is not None:
+            told = {name: value for name, value in self.settings.items() if name != "label2id"}
+        settings = [f"{name}={value!r}" for name, value in told.items()]
+        settings += [f"pad_token_id={self.pad_token_id}"] if self.pad_token_id is not None else []
+        built_in = self.base_model.startswith("builtin/")
+        place = f"locate({self.base_model!r})" if built_in else repr(self.base_model)
+        return [
+            "from peft import PeftModel",
+            *(["from secure_fed.learning.models.loading import locate"] if built_in else []),
+            f"from transformers import {self.auto}",
+            "",
+            f"base = {self.auto}.from_pretrained(",
+            f"    {', '.join([place, *settings])}",
+            ")",
+            load,
+        ]
+
+
+def run_facts(
+    config: RunConfig,
+    method: Card,
+    rounds: int,
+    measured: Mapping[str, float] | None,
+    client: str | None,
+    statement: str = "",
+) -> dict[str, str]:
+    """What the run was, what was measured of it at the end, and what protects it: `statement`, if anything.
+
+    measured: None where it is not to be told, because the test rows were held out of what the run protects.
+    """
+    facts = {
+        "method": f"{method.name} ({method.paper})",
+        "rounds": str(rounds),
+        **(_NOT_TOLD if measured is None else _measured(config.data.task, measured)),
+    }
+    if config.method.personal:
+        facts["personal tensors"] = f"{', '.join(config.method.personal)}: here those of client {client!r} alone"
+        if config.privacy.unit == "client":  # the noise is on what travels, which these do not
+            facts["personal tensors"] += ", WITHOUT NOISE: no guarantee covers them"
+    if config.model.dtype == "bfloat16":
+        facts["precision"] = _BFLOAT16
+    return facts | {_PRIVACY: statement or unprotected(config)}
+
+
+def _measured(task: str, found: Mapping[str, float]) -> dict[str, str]:
+    """What a task asks for first, on the test set; accuracy where it has one, whether it was measured or not."""
+    rows = {"accuracy on the test set": "not measured"} if has_accuracy(task) or not found else {}
+    for name in ("accuracy", *first_metrics(task)):
+        if isinstance(value := found.get(name), int | float):
+            rows[f"{spoken(name)} on the test set"] = f"{value:.4f}"
+    return rows
+
+
+_NOT_TOLD = {"measured on test rows": "not told: these rows were held out of the clients' own data, without noise"}
+_PRIVACY = "privacy"
+_VOID = "NOT PRIVATE"
+_BFLOAT16 = (
+    "trained beside a base model in bfloat16; beside one in float32 its scores differ from the third digit on "
+    "(dtype=torch.bfloat16 loads what it was trained with)"
+)
+_HELD: dict[Kind, str] = {
+    "peft": "The base model is not in this folder.",
+    "own": "The base model is not in this folder. The adapter's layers are secure-fed's, which loads them; PEFT does not.",
+    "merged": "The adapter is merged into the base model.",
+}
+_PIPELINES = {
+    "AutoModelForSequenceClassification": "text-classification",
+    "AutoModelForTokenClassification": "token-classification",
+    "AutoModelForQuestionAnswering": "question-answering",
+    "AutoModelForCausalLM": "text-generation",
+}
+_TAGS = ("federated-learning", "secure-fed")
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", r"\|")
+
+
+def _quoted(text: str) -> str:
+    """A YAML string: single quotes keep Windows paths and colons as they are."""
+    return "'" + text.replace("'", "''") + "'"

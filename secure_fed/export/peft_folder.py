@@ -1,0 +1,142 @@
+"""A LoRA adapter and a head as the files of PEFT's folder: `PeftModel.from_pretrained` makes the model of them."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Collection, Sequence, Set
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from peft import LoraConfig
+from peft.tuners.tuners_utils import check_target_module_exists
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from secure_fed.errors import ModelError
+from secure_fed.learning.models.adapters.lora import LoraAdapter, LoraForm
+from secure_fed.learning.models.loading import locate
+
+_PEFT_ROOT = "base_model.model."
+# What PEFT's class for sequence classification trains in full without being told.
+_PEFT_HEADS = ("classifier", "score")
+
+
+def fill(folder: Path, model: nn.Module, head: Sequence[str], form: LoraForm, start: LoraForm, base_model: str) -> None:
+    """Write the files.
+
+    model: the adapted one, whose head and buffers are trained. start: the form of the initial state, which has every module
+    that layers were put into, where `form` may have left some out. base_model: as `model.name` calls it, or empty.
+    """
+    form, places = form if form.factors else _of_nothing(start), set(start.factors)
+    config = _config(model, head, form, places, locate(base_model) if base_model else None)
+    stored = safetensors.torch.save(_tensors(model, head, form, places, config), {"format": "pt"})
+    (folder / "adapter_model.safetensors").write_bytes(stored)
+    config.save_pretrained(str(folder))
+
+
+def _of_nothing(start: LoraForm) -> LoraForm:
+    """An adapter that changes nothing, since PEFT takes none without a matrix."""
+    name, (a, b) = min(start.factors.items())
+    return LoraForm(start.adapter, {name: (a, torch.zeros_like(b))})
+
+
+def _config(
+    model: nn.Module, head: Sequence[str], form: LoraForm, places: Collection[str], base_model: str | None
+) -> LoraConfig:
+    """The shortest configuration that PEFT's own matching of names reads as it is meant."""
+    adapted = set(form.factors)
+    names = _names_outside(model, places)
+    endings = sorted({name.rpartition(".")[2] for name in adapted})
+    pattern = "|".join(re.escape(name) for name in sorted(adapted))
+    tasks = ("SEQ_CLS", None) if type(model).__name__.endswith("ForSequenceClassification") else (None,)
+    for task in tasks:
+        saved = _head_modules(head, _PEFT_HEADS if task else ())
+        for modules in (saved, []):  # not named, PEFT loads the head's tensors as the base model's own
+            for targets in (endings, pattern):
+                config = form.adapter.peft_config(targets, modules_to_save=modules, base_model=base_model)
+                config.task_type, config.inference_mode = task, True
+                config.fan_in_fan_out = _is_transposed(model, adapted)
+                config.rank_pattern, config.alpha_pattern = _patterns(form)
+                if _matches(config, names) == adapted and _holds_only(saved, _wrapped(config, names)):
+                    return config
+    raise ModelError(f"PEFT cannot name the adapted layers of {type(model).__name__} apart: export it merged")
+
+
+def _patterns(form: LoraForm) -> tuple[dict[str, int], dict[str, float]]:
+    """The rank, and the alpha that keeps the scale, of every matrix whose rank is not the adapter's."""
+    ranks = {name: a.shape[0] for name, (a, _) in sorted(form.factors.items()) if a.shape[0] != form.adapter.rank}
+    alphas = {_whole(name): _alpha(form.adapter, rank) for name, rank in ranks.items()}
+    return {_whole(name): rank for name, rank in ranks.items()}, alphas
+
+
+def _alpha(adapter: LoraAdapter, rank: int) -> float:
+    return adapter.scaling * (math.sqrt(rank) if adapter.rslora else rank)
+
+
+def _whole(name: str) -> str:
+    """The name as a pattern of PEFT's that fits it alone, and not also what ends like it."""
+    return f"^{re.escape(name)}"
+
+
+def _is_transposed(model: nn.Module, adapted: Set[str]) -> bool:
+    """Whether the adapted layers keep W^T, as GPT-2's do."""
+    inside = tuple(f"{name}." for name in adapted)
+    return any(
+        isinstance(module, Conv1D)
+        for name, module in model.named_modules()
+        if name in adapted or name.startswith(inside)
+    )
+
+
+def _tensors(
+    model: nn.Module, head: Sequence[str], form: LoraForm, places: Collection[str], config: LoraConfig
+) -> dict[str, Tensor]:
+    """The factors, the head, and whatever else is in a module that PEFT trains in full."""
+    state = model.state_dict()
+    whole = _wrapped(config, _names_outside(model, places))
+    rest = [name for name in state if name in head or any(name.startswith(f"{module}.") for module in whole)]
+    found = {name: state[name] for name in rest}
+    for module, (a, b) in form.factors.items():
+        found |= {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
+    return {_PEFT_ROOT + name: found[name].detach().cpu().contiguous() for name in sorted(found)}
+
+
+def _names_outside(model: nn.Module, places: Collection[str]) -> list[str]:
+    """Module names as they were before the adapters went in."""
+    inner = tuple(f"{name}." for name in places)
+    return [name for name, _ in model.named_modules() if name and not name.startswith(inner)]
+
+
+def _head_modules(head: Sequence[str], roots: Sequence[str]) -> list[str]:
+    """The modules that own the head's parameters, or the part of the model called like one of `roots` they are in."""
+    found = set()
+    for name in head:
+        parts = name.split(".")[:-1]
+        paths = [".".join(parts[: depth + 1]) for depth in range(len(parts))] or [""]
+        found.add(next((path for path in paths if path.endswith(tuple(roots))), paths[-1]))
+    return sorted(found)
+
+
+def _to_save(config: LoraConfig) -> list[str]:
+    return [*(config.modules_to_save or ()), *(_PEFT_HEADS if config.task_type else ())]
+
+
+def _matches(config: LoraConfig, names: Sequence[str]) -> set[str]:
+    """Where PEFT would put adapters."""
+    seen = copy.copy(config)
+    seen.modules_to_save = _to_save(config)
+    return {name for name in names if check_target_module_exists(seen, name)}
+
+
+def _wrapped(config: LoraConfig, names: Sequence[str]) -> list[str]:
+    """The modules that PEFT would train in full: it compares the ends of names."""
+    return [name for name in names if name.endswith(tuple(_to_save(config)))]
+
+
+def _holds_only(saved: Sequence[str], wrapped: Sequence[str]) -> bool:
+    """Whether PEFT would wrap modules of the head alone, and none inside another."""
+    nested = any(inner.startswith(f"{outer}.") for outer in wrapped for inner in wrapped)
+    return not nested and set(wrapped) <= set(saved)

@@ -1,0 +1,174 @@
+"""A finished (or interrupted) run, read back: its model with the trained tensors in it, ready to predict or to export."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from secure_fed.config import RunConfig
+from secure_fed.errors import ConfigError, RunDirectoryError
+from secure_fed.export.adapter_folder import base_model
+from secure_fed.export.export import Adapted, write_adapter, write_merged
+from secure_fed.export.model_card import ModelCard, run_facts
+from secure_fed.learning import tasks
+from secure_fed.learning.data import fingerprint
+from secure_fed.learning.data.encode import batches, pad_id
+from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.models import loading
+from secure_fed.learning.models.heads import head_of
+from secure_fed.learning.problem import GIVEN
+from secure_fed.learning.tasks import classification
+from secure_fed.learning.tasks.task import Answer
+from secure_fed.learning.training.local import Objective, to_device
+from secure_fed.methods import build
+from secure_fed.methods.method import Method, State, fits
+from secure_fed.rounds.personal import completed
+from secure_fed.runs.directory import METRICS, Published, withholds_test
+from secure_fed.runs.store import Checkpoint, read_checkpoint, read_lines, read_personal
+from secure_fed.tensors.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run's model, of one client where tensors are personal, and what it says about itself.
+
+    initial: what the method's `prepare` returned. state: the last, completed by the tensors of that client. withheld: whether
+    what was measured is not to be told, since its test rows were held out of private ones.
+    """
+
+    config: RunConfig
+    method: Method
+    model: nn.Module
+    tokenizer: Any
+    head: tuple[str, ...]
+    label_names: tuple[str, ...]
+    initial: Tensors
+    state: State
+    measured: Mapping[str, float]
+    client: str | None
+    statement: str = ""
+    withheld: bool = False
+
+    @property
+    def card(self) -> ModelCard:
+        """The README of an export."""
+        measured = None if self.withheld else self.measured
+        facts = run_facts(self.config, self.method.card, self.state.round, measured, self.client, self.statement)
+        pad = pad_id(self.tokenizer)
+        task = tasks.build(self.config.data)
+        told = task.model_settings(self.label_names)
+        return ModelCard(self.config.method.name, self.config.model.name, self.label_names, facts, pad, task.auto, told)
+
+    @torch.no_grad()
+    def predict(self, texts: Sequence[Any], pairs: Sequence[Any] | None = None) -> Iterator[Answer]:
+        """The task's answer for each text (or pair), in order: for classification {"label", "probability"}."""
+        task, settings = tasks.build(self.config.data), self.config.evaluation
+        if pairs is None and task.columns.text_b:
+            raise ConfigError(
+                f"this run judges {task.columns.text!r} and {task.columns.text_b!r} together, and was given the first alone: "
+                "name a FILE with both columns"
+            )
+        lines = tuple(task.line(text) for text in texts)
+        nothing = (task.unlabelled,) * len(lines)
+        rows = Rows(lines, nothing, self.label_names, tuple(pairs) if pairs is not None else None)
+        encoded = task.encode(self.tokenizer, rows, self.config.model.max_length)
+        device = next(self.model.parameters()).device
+        found: dict[int, Answer] = {}
+        self.model.eval()
+        for batch in batches(encoded, settings.batch_size, task.collate(self.tokenizer), None):
+            answers = task.answers(self.model, to_device(batch.inputs, device), self.label_names)
+            found.update(zip(batch.indices.tolist(), answers, strict=True))
+        for index in range(len(lines)):
+            yield found[index]
+
+    def export(self, out_dir: Path, *, merged: bool = False) -> Path:
+        """Write the adapter, or with `merged` the whole model; refuses a folder that is not empty."""
+        adapted = Adapted(
+            self.config, self.method, self.model, self.head, self.initial, self.state, self.card, self.tokenizer
+        )
+        if merged:
+            fresh = base_model(self.config.model, self.config.data, self.label_names, self.config.federation.seed)
+            write_merged(out_dir, adapted, fresh)
+        else:
+            write_adapter(out_dir, adapted)
+        return out_dir
+
+
+def load(run_dir: Path, client: str | None = None) -> Trained:
+    """The run in this directory, after its last finished round.
+
+    All of it is of the public part of the directory, but for what is personal.
+
+    client: whose model, for a run with personal tensors, and only for one. It was not measured on the test set.
+    """
+    published = Published(run_dir)
+    facts, config = published.facts, published.config
+    checkpoint = _last(published)
+    personal, seed = config.method.personal, config.federation.seed
+    kept = read_personal(run_dir, checkpoint.state.round) if personal and client is not None else {}
+    tensors = completed(checkpoint.state.tensors, personal, client, facts["clients"], kept)
+    labels = tuple(facts["label_names"])
+    loaded = loading.load(config.model, tasks.build(config.data), labels, seed)
+    head = head_of(loaded.model, loaded.head, config.method.modules_to_save)
+    base, method = fingerprint.of_model(loaded.model, head), build(config)
+    initial = method.prepare(loaded.model, head, seed)
+    state = replace(checkpoint.state, tensors=tensors)
+    if not fits(method, initial, state) or base != facts["model_digest"]:
+        raise RunDirectoryError(
+            f"{run_dir} holds the state of another model than {config.model.name!r} is now; restore the one it was trained on"
+        )
+    Objective(loaded.model, classification.loss, next(loaded.model.parameters()).device).load(tensors)
+    measured = {} if personal else _measured(published, checkpoint.state.round)
+    return Trained(
+        config,
+        method,
+        loaded.model,
+        loaded.tokenizer,
+        head,
+        labels,
+        initial,
+        state,
+        measured=measured,
+        client=client,
+        statement=stated(published),
+        withheld=withholds_test(config, facts),
+    )
+
+
+def stated(published: Published) -> str:
+    """What protects a run: in its result's words, or before there is one, in those of its plan."""
+    if (result := published.result) is not None:
+        return str(result.get("privacy_statement", ""))
+    planned = published.facts.get("privacy", {}).get("text", "")
+    return f"{_UNFINISHED}: {planned}" if planned else ""
+
+
+def _last(published: Published) -> Checkpoint:
+    """The checkpoint of a run whose model a configuration describes."""
+    run_dir = published.run_dir
+    if published.facts.get("task") == GIVEN:
+        raise RunDirectoryError(
+            f"{run_dir} was trained on a model given in Python, which only that program can make: "
+            "there, write it with Federation.export"
+        )
+    checkpoint = read_checkpoint(run_dir)
+    if checkpoint is None:
+        raise RunDirectoryError(
+            f"{run_dir} has no finished round yet; go on with `secure-fed train --resume --out {run_dir}`"
+        )
+    return checkpoint
+
+
+def _measured(published: Published, rounds: int) -> dict[str, float]:
+    """The last evaluation's record, or nothing."""
+    records = read_lines(published.path(METRICS), rounds)
+    evaluated = [record for record in records if "loss" in record or "accuracy" in record]
+    return evaluated[-1] if evaluated else {}
+
+
+_UNFINISHED = "Of a run that has not ended, as planned (what an interrupted round made again comes on top)"

@@ -1,0 +1,107 @@
+"""Audited units made conspicuous, so that an audit of one run sees more (`evaluation.canaries`).
+
+    mislabelled   every example of the unit gets a wrong label, drawn uniformly from the other classes
+    rare_token    a rare token, or a few, that no other unit has, in place of tokens of every example of the unit; all of them
+                  get one label, drawn for the unit. In language modelling the tokens alone are replaced (`canary_tokens`).
+    direction     the unit pulls the model along a random direction of its own (`directions`)
+
+They are planted in the whole audit pool, before the coins take some of it out: members and non-members differ in nothing else.
+After that they go through what all other units go through. What is planted comes from a hash of the unit's name under the seed,
+so a run that goes on, and an audit, find the same. It tells nothing of the coins, which come from another hash.
+
+The guarantee of a run with canaries is one for the data as planted. Which tokens a unit gets also depends on which others are
+in the pool, since no two may get the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from secure_fed.errors import ConfigError
+from secure_fed.learning.audit_pool.canary_context import Soil, draw, label_of, mapping
+from secure_fed.learning.audit_pool.rare_tokens import rare_tokens, with_token
+from secure_fed.learning.training.canary_directions import Pointing, trains_towards
+
+if TYPE_CHECKING:
+    from secure_fed.config import RunConfig
+    from secure_fed.learning.audit_pool.pool import Held, Unit
+    from secure_fed.rounds.client import Workbench
+
+__all__ = ["Soil", "canary_benches", "length_beyond_clipping", "planted"]
+
+
+def planted(kind: str, units: Sequence[Unit], soil: Soil) -> tuple[Unit, ...]:
+    """The units with their canaries, whether they are members or not; ConfigError where this kind cannot be planted."""
+    if kind == "none":
+        return tuple(units)
+    if kind == "mislabelled":
+        classes = soil.labels(kind)
+        return tuple(replace(unit, examples=_mislabelled(unit, classes, soil.seed)) for unit in units)
+    if kind == "rare_token":
+        tokens = rare_tokens([unit.name for unit in units], soil)
+        return tuple(
+            replace(
+                unit,
+                examples=[
+                    with_token(mapping(kind, unit.examples[i]), i, unit.name, tokens[unit.name], soil)
+                    for i in range(len(unit.examples))
+                ],
+            )
+            for unit in units
+        )
+    if kind == "direction":
+        return tuple(units) if soil.unit == "client" else _pointing(units, soil)
+    raise ConfigError(
+        f"evaluation.canaries = {kind!r} is not known; it may be 'none', 'mislabelled', 'rare_token' or 'direction'"
+    )
+
+
+def length_beyond_clipping(config: RunConfig) -> float | None:
+    """How far a client of a direction goes, for `directions.trains_towards`: so far that it is clipped, whatever becomes of it.
+
+    30 clip norms, since a method may send only a part of what trains; no more, since of a method that sends products the square
+    of the length would leave nothing to the rest. As many times more as a clip norm that adapts can grow in all rounds, at most
+    a million. None without privacy for clients: nothing clips then, and the client goes as far as its local steps could.
+    """
+    privacy = config.privacy
+    if privacy.unit != "client":
+        return None
+    growth = 0.0 if privacy.clip_quantile is None else _ADAPTS * config.federation.rounds * privacy.clip_quantile
+    return _CLIP_NORMS * privacy.clip_norm * math.exp(min(growth, math.log(1e6)))
+
+
+def _mislabelled(unit: Unit, classes: int, seed: int) -> list[Any]:
+    """Label y becomes (y + s) mod classes, s uniform over 1 .. classes - 1 for each example."""
+    made = []
+    for i in range(len(unit.examples)):
+        item: Mapping[str, Any] = mapping("mislabelled", unit.examples[i])
+        name, label = label_of(item, classes)
+        made.append({**item, name: (label + 1 + draw(classes - 1, seed, "label", unit.name, i)) % classes})
+    return made
+
+
+def canary_benches(config: RunConfig, held: Held, bench: Workbench) -> dict[str, Workbench]:
+    """For each client of the pool that is to pull the model along a direction, by its name, a bench on which it trains so."""
+    if not held.directions or held.kind != "client":
+        return {}
+    far, seed = length_beyond_clipping(config), config.federation.seed
+    return {unit.name: replace(bench, train=trains_towards(unit.name, seed, far)) for unit in held.units}
+
+
+def _pointing(units: Sequence[Unit], soil: Soil) -> tuple[Unit, ...]:
+    if not soil.private:
+        raise ConfigError(
+            "evaluation.canaries = 'direction' replaces gradients of single examples, which are made only with privacy.unit = "
+            "'example' or 'group'; set evaluation.canaries to 'mislabelled' or 'rare_token', or privacy.unit"
+        )
+    return tuple(
+        replace(unit, examples=[Pointing(unit.examples[i], unit.name, soil.seed) for i in range(len(unit.examples))])
+        for unit in units
+    )
+
+
+_CLIP_NORMS = 30.0
+_ADAPTS = 0.2  # the rate of `privacy.clipping.AdaptiveGaussian`

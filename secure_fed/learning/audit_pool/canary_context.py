@@ -1,0 +1,114 @@
+"""What canaries of labels and tokens are planted in, and the keyed draws that they come from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from secure_fed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from secure_fed.config import RunConfig
+    from secure_fed.learning.problem import Parts
+
+
+@dataclass(frozen=True)
+class Soil:
+    """What canaries are planted in.
+
+    unit: what a unit of the pool is: "example", "group" or "client". private: whether privacy.unit protects it. classes: how
+    many there are, None where examples are not of classes. vocabulary: how many token ids there are, None if that is unknown;
+    special: those that mean something to the model and are neither put in nor taken out.
+    """
+
+    seed: int
+    unit: str
+    private: bool
+    classes: int | None = None
+    vocabulary: int | None = None
+    special: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, config: RunConfig, parts: Parts, unit: str) -> Soil:
+        """That of a run, as far as its settings and its model say."""
+        settings: Any = getattr(parts.model, "config", None)
+        vocabulary: int | None
+        if parts.tokenizer is not None:
+            classes = len(parts.facts["label_names"]) if config.data.task == "classification" else None
+            vocabulary, special = len(parts.tokenizer), frozenset(map(int, parts.tokenizer.all_special_ids))
+        else:
+            classes = _classes_among(parts, getattr(settings, "num_labels", None))
+            vocabulary, special = getattr(settings, "vocab_size", None), _special_of(settings)
+        private = config.privacy.unit != "none"
+        return cls(config.federation.seed, unit, private, classes, vocabulary, special)
+
+    def labels(self, kind: str) -> int:
+        """The number of classes; ConfigError where there are no others than an example's own."""
+        if self.classes is None or self.classes < 2:
+            raise ConfigError(
+                f"evaluation.canaries = {kind!r} gives examples other labels, which takes a classification of at least two "
+                "classes; set it to 'none', or with privacy to 'direction'"
+            )
+        return self.classes
+
+
+def mapping(kind: str, item: Any) -> Mapping[str, Any]:
+    """The example, if its parts have names."""
+    if not isinstance(item, Mapping):
+        raise ConfigError(
+            f"evaluation.canaries = {kind!r} is for examples whose parts have names, and one is a {type(item).__name__}; "
+            "set it to 'none', or with privacy to 'direction'"
+        )
+    return item
+
+
+def label_of(item: Mapping[str, Any], classes: int) -> tuple[str, int]:
+    """What an example's label is called, and the label: one whole number from 0 to classes - 1."""
+    name = label_name(item)
+    value = np.asarray(item[name])
+    if value.shape != () or value.dtype.kind not in "iu" or not 0 <= int(value) < classes:
+        raise ConfigError(
+            f"evaluation.canaries gives examples other labels, and {item[name]!r:.40} is not one of 0 to {classes - 1}; set it "
+            "to 'none', or give labels as whole numbers"
+        )
+    return name, int(value)
+
+
+def label_name(item: Mapping[str, Any]) -> str:
+    """'labels' or 'label', as `Collate` knows them."""
+    name = next((name for name in ("labels", "label") if name in item), None)
+    if name is None:
+        raise ConfigError(
+            "evaluation.canaries gives examples other labels, and one has no 'labels'; set it to 'none', or with privacy to "
+            "'direction'"
+        )
+    return name
+
+
+def draw(choices: int, seed: int, *said: str | int) -> int:
+    """One of 0 .. choices - 1, uniform over what is said to within choices / 2^128."""
+    digest = hashlib.sha256(json.dumps(["canary", seed, *said]).encode()).digest()
+    return int.from_bytes(digest[:16], "big") % choices
+
+
+def _classes_among(parts: Parts, known: int | None) -> int | None:
+    """As many as the model has, or else as the labels of the clients' examples tell; None where those are no classes."""
+    largest = -1
+    for own in parts.train:
+        for i in range(len(own)):
+            item = own[i]
+            label: Any = item.get("labels", item.get("label")) if isinstance(item, Mapping) else None
+            if np.shape(label) != () or np.asarray(label).dtype.kind not in "iu":
+                return None
+            largest = max(largest, int(np.asarray(label)))
+    return known or largest + 1
+
+
+def _special_of(settings: Any) -> frozenset[int]:
+    found = (getattr(settings, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "cls", "sep", "mask", "unk"))
+    return frozenset(one for one in found if isinstance(one, int))

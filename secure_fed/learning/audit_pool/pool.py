@@ -1,0 +1,249 @@
+"""Who trains and who is held out, so that an audit later has members and non-members that differ in nothing else.
+
+A protected unit (an example; with privacy for groups a group, with privacy for clients a whole client) falls into the audit
+pool with probability p, and each of the pool is a member or not by a fair coin. Members train as if nothing were; the others
+are as if they had never been there: an example is taken from its client, a client is not in the federation.
+
+Both draws are a keyed hash of the unit itself (of its content, or of its name) under the seed. So
+- among as many units, which one of them is changes nobody else's lot or coin. p goes by their number: it is
+  `evaluation.audit_fraction`, at most 1,800 of them, and none where that would be fewer than ten. One unit more or less may
+  therefore move a lot that lies between two such shares, or begin or end the holding out altogether. The number of units is
+  taken as public, and the privacy statement says so; given it, what is accounted for one unit holds with the holding out as
+  without it, since whether a unit trains is a function of that unit alone;
+- equal examples share their lot, at whichever client: no held-out example is a copy of one that trained. They also share a
+  coin, so they are not asked about: only an example that there is once is a unit of the pool;
+- a run that goes on, and an audit made years later, find the same members.
+The coins are no secret: the seed is public, so whoever knows a unit can work out its coin. That weakens no guarantee, for the
+reason above, and no audit, as long as no score of an attack reads the coins: only `secure_fed.runs.membership.measured` and the judge of an
+audit read `Held.members`. All runs of one seed on the same units share their coins.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from secure_fed.errors import ConfigError
+from secure_fed.learning.audit_pool.canaries import planted
+from secure_fed.learning.audit_pool.canary_context import Soil
+from secure_fed.learning.data.encode import Encoded
+from secure_fed.learning.data.fingerprint import content
+from secure_fed.learning.training.canary_directions import reading
+from secure_fed.runs.durable import atomic_write
+
+if TYPE_CHECKING:
+    from secure_fed.config import RunConfig
+    from secure_fed.learning.problem import Parts
+
+MEMBERSHIP = "membership.json"
+FEWEST = 10  # units in the pool, on average: fewer would cost data and show nothing
+_EXPECTED = 1800  # the most on average, so that hardly ever more than 2,000 are in a pool
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One unit of the audit pool. name: "client-0007", or "client-0007/13" for the 14th example (or group) of that client."""
+
+    name: str
+    client: str
+    examples: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a unit's examples are among those of all clients."""
+
+    client: int
+    at: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """The clients that train, and on what."""
+
+    names: list[str]
+    train: list[Sequence[Any]]
+    groups: list[Sequence[str]] | None
+
+
+@dataclass(frozen=True)
+class Held:
+    """The audit pool of a run.
+
+    kind: what a unit is: "example", "group" or "client". members: (units,) whether it trains. why: if there is no pool, the
+    reason. names, train, groups: of all clients, with everything they have. copies: equal examples that were held out, which
+    are no units. of: whose the units are, of the "data" or "phantoms" that are nobody's; directions: whether they pull the
+    model along directions of their own.
+    """
+
+    kind: str
+    names: Sequence[str]
+    train: Sequence[Sequence[Any]]
+    groups: Sequence[Sequence[str]] | None = None
+    units: tuple[Unit, ...] = ()
+    members: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))
+    why: str = ""
+    places: tuple[_Place, ...] = ()
+    copies: tuple[_Place, ...] = ()
+    of: str = "data"
+    directions: bool = False
+
+    def dealt(self, inside: NDArray[np.bool_]) -> Dealt:
+        """What the clients would train on if the units of the pool that are `inside` were members, in its usual order."""
+        out = [*(place for place, is_in in zip(self.places, inside, strict=True) if not is_in), *self.copies]
+        if self.kind == "client":
+            gone = {place.client for place in out}
+            stay = [client for client in range(len(self.names)) if client not in gone]
+            groups = None if self.groups is None else [self.groups[client] for client in stay]
+            return Dealt([self.names[client] for client in stay], [self.train[client] for client in stay], groups)
+        kept = [np.ones(len(own), dtype=bool) for own in self.train]
+        for place in out:
+            kept[place.client][place.at] = False
+        train = [_taken(own, np.flatnonzero(keep)) for own, keep in zip(self.train, kept, strict=True)]
+        if self.groups is None:
+            return Dealt(list(self.names), train, None)
+        rest = [_taken(own, np.flatnonzero(keep)) for own, keep in zip(self.groups, kept, strict=True)]
+        return Dealt(list(self.names), train, rest)
+
+    @property
+    def digest(self) -> str:
+        """Of the pool and its coins: a run that goes on has the same."""
+        said = [(unit.name, bool(member)) for unit, member in zip(self.units, self.members, strict=True)]
+        return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+
+    def save(self, run_dir: Path) -> None:
+        """Note with the run who was a member, once, for its owner; it follows from the seed and the units."""
+        if not self.units or (run_dir / MEMBERSHIP).exists():
+            return
+        units = [
+            {"unit": unit.name, "client": unit.client, "member": bool(member)}
+            for unit, member in zip(self.units, self.members, strict=True)
+        ]
+        path = run_dir / MEMBERSHIP
+        said = {"kind": self.kind, "why": self.why, "units": units}
+        atomic_write(path, json.dumps(said, indent=1) + "\n", private=True)
+
+
+def pool(config: RunConfig, parts: Parts) -> Held:
+    """The audit pool of a configuration over these parts, with its coins tossed; nothing is taken out yet."""
+    kind = kind_of(config)
+    held = Held(kind, parts.names, parts.train, parts.groups)
+    share = config.audit_fraction
+    if share == 0:
+        return replace(held, why="evaluation.audit_fraction is 0, so that every unit trained")
+    count = sum(parts.units) if kind != "client" else len(parts.names)
+    share = min(share, _EXPECTED / count)
+    if share * count < FEWEST:
+        return replace(
+            held,
+            why=f"of {count} units ({kind}s), evaluation.audit_fraction = {config.audit_fraction:g} would hold "
+            f"fewer than {FEWEST} in the audit pool: too few to tell anything, so every one trained",
+        )
+    try:
+        candidates = _candidates(held)
+    except TypeError as error:
+        return replace(held, why=f"the examples cannot be told apart by their content: {error}")
+    key = hashlib.sha256(f"audit pool of seed {config.federation.seed}".encode()).digest()
+    there = Counter(known for _, _, known in candidates)
+    units, members, places, copies = list[Unit](), list[bool](), list[_Place](), list[_Place]()
+    for place, name, known in candidates:
+        lot, coin = draws(key, known)
+        if lot < share and there[known] == 1:
+            units.append(Unit(name, held.names[place.client], _taken(held.train[place.client], place.at)))
+            members.append(coin < 0.5)
+            places.append(place)
+        elif lot < share and coin >= 0.5:
+            copies.append(place)
+    coins = np.array(members, dtype=bool)
+    return replace(held, units=tuple(units), members=coins, places=tuple(places), copies=tuple(copies))
+
+
+def kind_of(config: RunConfig) -> str:
+    """What coins are tossed for: what privacy protects, or else what was chosen."""
+    chosen, protected = config.evaluation.audit_unit, config.privacy.unit
+    return chosen if chosen != "auto" else {"none": "example"}.get(protected, protected)
+
+
+def with_examples(held: Held, units: Sequence[Unit]) -> Held:
+    """The same pool, its units' examples replaced, in and out alike."""
+    train: list[Sequence[Any]] = list(held.train)
+    for client in {place.client for place in held.places}:
+        train[client] = [train[client][i] for i in range(len(train[client]))]
+    for place, unit in zip(held.places, units, strict=True):
+        own: Any = train[place.client]
+        for i, example in zip(place.at.tolist(), unit.examples, strict=True):
+            own[i] = example
+    return replace(held, train=train, units=tuple(units))
+
+
+def _candidates(held: Held) -> list[tuple[_Place, str, bytes]]:
+    """Every unit there is: where, what it is called, and what its lot goes by."""
+    if held.kind == "client":
+        return [
+            (_Place(client, np.arange(len(held.train[client]))), name, name.encode())
+            for client, name in enumerate(held.names)
+        ]
+    found = []
+    for client, name in enumerate(held.names):
+        own = held.train[client]
+        if held.kind == "group" and held.groups is not None:
+            members: dict[str, list[int]] = {}
+            for i, group in enumerate(held.groups[client]):
+                members.setdefault(group, []).append(i)
+            found += [
+                (_Place(client, np.array(at)), f"{name}/{number}", json.dumps([name, str(group)]).encode())
+                for number, (group, at) in enumerate(members.items())
+            ]
+        else:
+            found += [(_Place(client, np.array([i])), f"{name}/{i}", content(own[i])) for i in range(len(own))]
+    return found
+
+
+def draws(key: bytes, content: bytes) -> tuple[float, float]:
+    """Two numbers in [0, 1), uniform and independent over keys."""
+    said = hashlib.blake2b(content, key=key, digest_size=16).digest()
+    return int.from_bytes(said[:8], "big") / 2**64, int.from_bytes(said[8:], "big") / 2**64
+
+
+def _taken(own: Sequence[Any], at: NDArray[np.int64]) -> Any:
+    return own.take(at) if isinstance(own, Encoded) else [own[int(i)] for i in at]
+
+
+def hold_out(config: RunConfig, parts: Parts) -> tuple[Held, Parts]:
+    """The audit pool, and the parts without those of it whom the coins held out."""
+    held = pool(config, parts)
+    if config.evaluation.canaries != "none":
+        held = _planted(config, held, parts)
+    if not (held.units or held.copies):
+        return held, parts
+    dealt = held.dealt(held.members)
+    if not any(map(len, dealt.train)):
+        whole = f"{len(held.names)} clients" if held.kind == "client" else f"{sum(map(len, held.train))} examples"
+        raise ConfigError(
+            f"evaluation.audit_fraction is {config.audit_fraction:g}, and the coins of federation.seed = "
+            f"{config.federation.seed} hold out all {whole} for the audit, so that nothing is left to train on: lower "
+            "evaluation.audit_fraction, or set another federation.seed"
+        )
+    facts = {**parts.facts, "clients": dealt.names, "audit": {"units": len(held.units), "digest": held.digest}}
+    collate = reading(parts.collate) if held.directions else parts.collate
+    return held, replace(parts, names=dealt.names, train=dealt.train, groups=dealt.groups, facts=facts, collate=collate)
+
+
+def _planted(config: RunConfig, held: Held, parts: Parts) -> Held:
+    """The pool with canaries in it, members or not."""
+    if not held.units:
+        raise ConfigError(
+            f"evaluation.canaries = {config.evaluation.canaries!r} has nowhere to plant them: {held.why}; raise "
+            "evaluation.audit_fraction"
+        )
+    soil = Soil.of(config, parts, held.kind)
+    units = planted(config.evaluation.canaries, held.units, soil)
+    return replace(with_examples(held, units), directions=config.evaluation.canaries == "direction")

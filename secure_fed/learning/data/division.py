@@ -1,0 +1,100 @@
+"""Which training rows go to which client, as a configuration asks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from secure_fed.config import RunConfig
+from secure_fed.learning.data import sources
+from secure_fed.learning.data.partition import Partition, partition
+from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.data.skews import matrix_of
+
+
+def kind(config: RunConfig, source: sources.Source) -> str:
+    """What `auto` comes to."""
+    asked = config.data.partition
+    return ("natural" if source.keyed else "dirichlet") if asked == "auto" else asked
+
+
+def _rows(config: RunConfig, source: sources.Source, languages: Sequence[str] | None) -> Partition:
+    federation, data, train, how = config.federation, config.data, source.train, kind(config, source)
+    return partition(
+        how,
+        train.label,
+        clients=federation.clients or (None if how in ("natural", "matrix") else _usual_clients(len(train))),
+        rng=np.random.default_rng([federation.seed, _PARTITION_STREAM]),
+        alpha=data.alpha,
+        keys=train.client if source.keyed else None,
+        languages=languages,
+        labels_per_client=data.labels_per_client,
+        matrix=matrix_of(data.matrix) if data.matrix else None,
+    )
+
+
+def divide(config: RunConfig, source: sources.Source) -> Partition:
+    """The client of every training row. What protects a person keeps all of that person's examples at one client.
+
+    The label and language of a person are then those of their first example. Natural clients are divided as the data say.
+    """
+    languages = _languages(config)
+    if config.privacy.unit != "group" or kind(config, source) == "natural":
+        return _rows(config, source, languages)
+    members: dict[str, list[int]] = {}
+    for index, whose in enumerate(source.train.group or ()):
+        members.setdefault(whose, []).append(index)
+    persons = list(members.values())
+    first = [examples[0] for examples in persons]
+    firsts = replace(source, train=source.train.take(first))
+    divided = _rows(config, firsts, None if languages is None else [languages[index] for index in first])
+    parts = [np.array([index for person in part for index in persons[int(person)]]) for part in divided.parts]
+    return Partition(divided.names, parts)
+
+
+def _languages(config: RunConfig) -> list[str] | None:
+    """What language each training row is in, where the division goes by it: the rows are read again for that column, in the
+    same order, since the same settings and seed give the same rows.
+    """
+    if config.data.partition != "language":
+        return None
+    seed, group, unit = config.federation.seed, config.privacy.group_column, config.privacy.unit
+    again = sources.load(config.data, seed=seed, group=group, unit=unit, told=config.data.language)
+    return list(again.train.group or ())
+
+
+def _usual_clients(examples: int) -> int:
+    """A client for every hundred examples, two at least, if nobody says how many."""
+    return max(min(2, examples), min(examples // 100, _MOST_CLIENTS))
+
+
+def groups(source: sources.Source, divided: Partition) -> list[list[str]]:
+    """Whom each example of each client is about."""
+    whose = source.train.group or ()
+    return [[whose[int(index)] for index in part] for part in divided.parts]
+
+
+def units(config: RunConfig, source: sources.Source, divided: Partition) -> tuple[Rows, list[list[int]]]:
+    """Rows, and which of them make up each unit that privacy protects; a person at several clients is a unit at each of them.
+
+    Clients that we draw are other units with another seed. All other units are the data's own, so they are given with the rows
+    that are held out for testing: another seed holds out others, and makes no other unit of them.
+    """
+    unit, rows = config.privacy.unit, source.whole
+    if unit == "example":
+        return rows, [[index] for index in range(len(rows))]
+    natural = kind(config, source) == "natural"
+    if unit == "client" and not natural:
+        return source.train, [list(map(int, part)) for part in divided.parts]
+    nobody = ("",) * len(rows)
+    owners, persons = (rows.client if natural else None) or nobody, (rows.group if unit == "group" else None) or nobody
+    members: dict[tuple[str, str], list[int]] = {}
+    for index, names in enumerate(zip(owners, persons, strict=True)):
+        members.setdefault(names, []).append(index)
+    return rows, list(members.values())
+
+
+_MOST_CLIENTS = 200
+_PARTITION_STREAM = 2**32 - 2  # apart from the streams of clients and cohorts, which share the seed

@@ -1,0 +1,236 @@
+"""Examples as token ids, and token ids as padded mini-batches.
+
+Each example is tokenised once. A batch is padded to its own longest example, and examples of like length
+share a batch, so little of the arithmetic is spent on padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from secure_fed.errors import ConfigError, DataError, ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from secure_fed.learning.data.rows import Rows
+
+Item = Mapping[str, Any]
+
+TOKENISED_AT_ONCE = 2048
+IGNORED = -100  # the label of a token that has none
+_SORTED_BATCHES = 16  # shuffled items are sorted by length within windows of this many batches
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoded(Sequence[Item]):
+    """Tokenised examples as columns of one length: item i has the i-th entry of each.
+
+    Every example has "input_ids", an int array, and "labels". "token_type_ids" is there if the tokenizer gives one, to tell
+    the two texts of a pair apart; a task may add columns of its own.
+    """
+
+    columns: Mapping[str, tuple[Any, ...]]
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    @overload
+    def __getitem__(self, index: int) -> Item: ...
+    @overload
+    def __getitem__(self, index: slice) -> Encoded: ...
+    def __getitem__(self, index: int | slice) -> Item | Encoded:
+        if isinstance(index, slice):
+            return self.take(range(*index.indices(len(self))))
+        return {name: column[index] for name, column in self.columns.items()}
+
+    @property
+    def input_ids(self) -> tuple[NDArray[np.int32], ...]:
+        return self.columns["input_ids"]
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens in each example."""
+        return np.fromiter(map(len, self.input_ids), dtype=np.int64, count=len(self))
+
+    def take(self, indices: Sequence[int] | NDArray[np.int64]) -> Encoded:
+        """The examples at `indices`, in that order; token ids are shared, not copied."""
+        return Encoded({name: tuple(column[i] for i in indices) for name, column in self.columns.items()})
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, rows: Rows, max_length: int) -> Encoded:
+    """Tokenise every example once, cut to at most `max_length` tokens, special tokens included; `rows.label` stays as it is.
+
+    Of a pair the longer text is cut first. An example without a single token (a blank text, under a tokenizer
+    that adds no special tokens) becomes one padding token, because a model cannot read nothing.
+    """
+    require_room(tokenizer, max_length, pair=rows.text_b is not None)
+    blank = pad_id(tokenizer)
+    columns: dict[str, list[NDArray[np.int32]]] = {"input_ids": [], "token_type_ids": []}
+    for start in range(0, len(rows), TOKENISED_AT_ONCE):
+        window = slice(start, start + TOKENISED_AT_ONCE)
+        second = None if rows.text_b is None else list(rows.text_b[window])
+        tokens = tokenizer(list(rows.text[window]), second, truncation=True, max_length=max_length)
+        for name, column in columns.items():
+            fill = blank if name == "input_ids" else 0
+            column.extend(np.asarray(ids or [fill], dtype=np.int32) for ids in tokens.get(name, ()))
+    made = {name: tuple(column) for name, column in columns.items() if column or name == "input_ids"}
+    return Encoded(made | {"labels": rows.label})
+
+
+def require_room(tokenizer: PreTrainedTokenizerBase, max_length: int, *, pair: bool) -> int:
+    """How many of `max_length` tokens are left for text; none is refused."""
+    special = tokenizer.num_special_tokens_to_add(pair=pair)
+    if max_length <= special:
+        raise ConfigError(
+            f"model.max_length is {max_length}, and {special} of these tokens are the tokenizer's own; "
+            f"set model.max_length to at least {special + 1}"
+        )
+    return max_length - special
+
+
+def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The tokenizer's padding token; one without is refused, because any id in its place would be a guess."""
+    found = tokenizer.pad_token_id
+    if not isinstance(found, int):
+        raise ModelError(
+            f"the tokenizer of model.name {tokenizer.name_or_path!r} has no padding token; "
+            f"set its pad_token (its end-of-text token usually serves) or choose another model.name"
+        )
+    return found
+
+
+def whole_numbers(items: Sequence[Item], name: str, width: int) -> torch.Tensor:
+    """(batch,) of one whole number an item, such as a class."""
+    del width
+    return torch.from_numpy(np.stack(_column(items, name, [()] * len(items))).astype(np.int64))
+
+
+def numbers(items: Sequence[Item], name: str, width: int) -> torch.Tensor:
+    """float32 of one number an item, or as many in each: (batch,) or (batch, numbers)."""
+    del width
+    return torch.from_numpy(np.stack([np.asarray(item[name], dtype=np.float32) for item in items]))
+
+
+def per_token(items: Sequence[Item], name: str, width: int) -> torch.Tensor:
+    """(batch, width) of one whole number a token, `IGNORED` behind the last."""
+    matrix = np.full((len(items), width), IGNORED, dtype=np.int64)
+    for row, labels in zip(matrix, _column(items, name, [(len(item["input_ids"]),) for item in items]), strict=True):
+        row[: len(labels)] = labels
+    return torch.from_numpy(matrix)
+
+
+@dataclass(frozen=True, slots=True)
+class Collate:
+    """Items of `Encoded`, or like them, as tensors.
+
+    What has one entry a token is padded on the right to the longest of the batch: (batch, longest), `input_ids` with
+    `pad_id` and the rest with 0. Without an `attention_mask` of their own, every token of the items counts. `labels`, or
+    `label`, is what `labels(items, name, longest)` makes of it, usually one whole number an item: (batch,). Anything else is
+    refused, since no model would know it.
+
+    width: the least number of tokens that a batch is padded to.
+    """
+
+    pad_id: int
+    labels: Callable[[Sequence[Item], str, int], torch.Tensor] = whole_numbers
+    width: int = 0
+
+    def padded_to(self, width: int) -> Collate:
+        """The same, of batches with at least so many tokens."""
+        return replace(self, width=width)
+
+    def __call__(self, items: Sequence[Item]) -> dict[str, torch.Tensor]:
+        lengths = np.array([len(item["input_ids"]) for item in items])
+        real = np.arange(max(int(lengths.max()), self.width)) < lengths[:, None]  # (B, L)
+        names = dict.fromkeys(name for item in items for name in item)
+        label = "labels" if "labels" in names else "label"
+        batch = {
+            "attention_mask": torch.from_numpy(real.astype(np.int64)),
+            "labels": self.labels(items, label, real.shape[1]),
+        }
+        for name in names:
+            if name != label:
+                batch[name] = _padded(items, name, self.pad_id if name == "input_ids" else 0, real)
+        return batch
+
+
+def _padded(items: Sequence[Item], name: str, fill: int, real: NDArray[np.bool_]) -> torch.Tensor:
+    entries = np.concatenate(_column(items, name, [(count,) for count in real.sum(1)]))
+    matrix = np.full(real.shape, fill, dtype=np.float32 if entries.dtype.kind == "f" else np.int64)
+    matrix[real] = entries
+    return torch.from_numpy(matrix)
+
+
+def _column(items: Sequence[Item], name: str, shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any]]:
+    """What every item has under that name, as numbers in these shapes: () of a label, (tokens,) of all else."""
+    kinds = "biuf" if shapes[0] and name != "input_ids" else "biu"
+    values = []
+    for item, shape in zip(items, shapes, strict=True):
+        try:
+            values.append(np.asarray(item[name]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise _refused(name) from error
+        if values[-1].shape != shape or values[-1].dtype.kind not in kinds:
+            raise _refused(name)
+    return values
+
+
+def _refused(name: str) -> DataError:
+    wanted = "one whole number" if name in ("labels", "label") else "one number a token"
+    return DataError(
+        f"{name!r} is not {wanted} in every item; make it so, drop it, or give Federation a collate= of yours"
+    )
+
+
+class Batch(NamedTuple):
+    """A mini-batch: `inputs` is what `collate` made of the items at `indices`."""
+
+    indices: NDArray[np.int64]
+    inputs: Any
+
+
+def batches(
+    items: Sequence[Any],
+    batch_size: int,
+    collate: Callable[[list[Any]], Any],
+    rng: np.random.Generator | None,
+) -> Iterator[Batch]:
+    """One pass over `items` in mini-batches of `batch_size`, one perhaps smaller; each item is in one.
+
+    With `rng` the pass is shuffled anew, yet items of like length share a batch: shuffle, sort by length
+    within windows of a few batches, shuffle the batches. Without, the order is fixed, by length. `items` may
+    be any sequence; lengths are known of `Encoded` and of a list or tuple of mappings with "input_ids"; otherwise
+    they play no part.
+    """
+    if batch_size < 1:
+        raise ConfigError(f"batch_size is {batch_size}; set training.batch_size or evaluation.batch_size to at least 1")
+    plan = _plan(items, batch_size, rng)
+    return (Batch(chosen, collate([items[int(i)] for i in chosen])) for chosen in plan)
+
+
+def _plan(items: Sequence[Any], batch_size: int, rng: np.random.Generator | None) -> list[NDArray[np.int64]]:
+    """The indices of each batch, in the order the batches come."""
+    lengths = _lengths(items)
+    order = np.arange(len(items)) if rng is None else rng.permutation(len(items))
+    if lengths is not None:
+        window = len(items) if rng is None else batch_size * _SORTED_BATCHES
+        order = order[np.lexsort((lengths[order], np.arange(len(items)) // max(1, window)))]
+    plan = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    return plan if rng is None else [plan[i] for i in rng.permutation(len(plan))]
+
+
+def _lengths(items: Sequence[Any]) -> NDArray[np.int64] | None:
+    if isinstance(items, Encoded):
+        return items.lengths
+    if not isinstance(items, list | tuple):
+        return None
+    if not all(isinstance(item, Mapping) and "input_ids" in item for item in items):
+        return None
+    return np.array([len(item["input_ids"]) for item in items], dtype=np.int64)

@@ -1,0 +1,106 @@
+"""Digests by which a resumed run knows the data and the base model it was begun with, and a ledger its units."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from secure_fed.learning.data.rows import Rows
+
+
+def of_rows(*parts: Rows) -> str:
+    """SHA-256 over every text, label and owner, in order."""
+    digest = hashlib.sha256()
+    for rows in parts:
+        columns = (rows.label_names, rows.text, rows.text_b, rows.label, rows.client)
+        for column in (*columns, *((rows.group,) if rows.group is not None else ())):
+            digest.update(json.dumps(column).encode())
+    return digest.hexdigest()
+
+
+def of_units(rows: Rows, units: Iterable[Sequence[int]]) -> str:
+    """SHA-256 over which rows belong together, whatever the units are called and in whichever order rows and units come.
+
+    It is what decides whether two divisions have the same neighbours: data sets that lack all rows of one unit.
+    """
+    columns = (rows.text, rows.text_b or (None,) * len(rows), rows.label)
+    marks = [hashlib.sha256(json.dumps(row).encode()).hexdigest() for row in zip(*columns, strict=True)]
+    held = sorted(_joined(sorted(marks[int(index)] for index in unit)) for unit in units if len(unit))
+    return _joined([json.dumps(rows.label_names), *held])
+
+
+def of_objects(train: Sequence[Sequence[Any]], *, each: bool) -> str:
+    """`of_units` for examples of the user's own, by their content: a client is a unit, or `each` example by itself.
+
+    TypeError of examples that have no content that we know.
+    """
+    marks = [[content(own[index]).hex() for index in range(len(own))] for own in train]
+    held = [[mark] for own in marks for mark in own] if each else marks
+    return _joined(["objects", *sorted(_joined(sorted(unit)) for unit in held)])
+
+
+def of_sizes(sizes: Iterable[int]) -> str:
+    """SHA-256 over how many examples each client has: all that is known of objects without a content that we know."""
+    return _joined(map(str, sizes))
+
+
+def _joined(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def of_model(model: nn.Module, but: Container[str]) -> str:
+    """SHA-256 over the name, type, shape and bits of every parameter that `but` does not name."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        if name in but:
+            continue
+        digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
+        digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def sealed(digest: str, key: str) -> str:
+    """A digest by a secret key of the run, HMAC-SHA-256. Whoever lacks the key cannot check a guess of what was digested."""
+    return hmac.new(bytes.fromhex(key), digest.encode(), hashlib.sha256).hexdigest()
+
+
+def content(example: Any) -> bytes:
+    """Bytes that are equal exactly for equal examples; TypeError of what has no content that we know."""
+    digest = hashlib.sha256()
+    _tell(digest, example)
+    return digest.digest()
+
+
+def _tell(digest: Any, value: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, Mapping):
+        digest.update(f"map {len(value)}".encode())
+        for name in sorted(value, key=str):
+            _tell(digest, str(name))
+            _tell(digest, value[name])
+    elif isinstance(value, np.ndarray) and value.dtype != object:
+        digest.update(f"array {value.dtype.str} {value.shape}".encode())
+        digest.update(np.ascontiguousarray(value).tobytes())
+    elif is_dataclass(value) and not isinstance(value, type):
+        _tell(digest, {one.name: getattr(value, one.name) for one in fields(value)})
+    elif isinstance(value, list | tuple | np.ndarray):
+        digest.update(f"list {len(value)}".encode())
+        for one in value:
+            _tell(digest, one)
+    elif value is None or isinstance(value, bool | int | float | str | bytes):
+        said = value if isinstance(value, bytes) else repr(value).encode()
+        digest.update(f"{type(value).__name__} {len(said)} ".encode())
+        digest.update(said)
+    else:
+        raise TypeError(f"there is a {type(value).__name__} in them")

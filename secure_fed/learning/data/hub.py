@@ -1,0 +1,58 @@
+"""Data sets that the `datasets` library can load: from the Hub, its cache, or a folder it understands."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from secure_fed.errors import DataError
+from secure_fed.learning.data.files import Table
+
+
+def read(name: str, wanted: Collection[str], label: str, test_splits: Sequence[str]) -> tuple[Table, list[Table]]:
+    """The training split of data set `name`, and those of the `test_splits` it has, in that order.
+
+    `name` is a Hub id, `id:configuration` where the data set has several, or a folder.
+    """
+    try:
+        splits = _load(name)
+    except Exception as error:  # whatever went wrong in there, the name and the network are what can be mended
+        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+        raise DataError(
+            f"data.name {name!r} is no built-in data set, no folder of examples, and none that the Hub "
+            f"gave us ({reason}); correct data.name, connect to the network, or set data.train to a file"
+        ) from error
+    if "train" not in splits:
+        there = ", ".join(repr(split) for split in splits)
+        raise DataError(f"data.name {name!r} has the splits {there} and no 'train'; set data.name to another")
+    tables = {
+        split: _table(name, split, splits[split], wanted, label) for split in ("train", *test_splits) if split in splits
+    }
+    return tables.pop("train"), list(tables.values())
+
+
+def has_labels(table: Table, label: str) -> bool:
+    """Whether a split can be tested on: benchmarks publish test splits whose labels are all -1."""
+    return any(value not in (-1, None) for value in table.columns.get(label, ()))
+
+
+def _load(name: str) -> Any:
+    import datasets
+
+    if (Path(name) / "dataset_dict.json").is_file():
+        return datasets.load_from_disk(name)
+    if Path(name).is_dir():
+        return datasets.load_dataset(name)
+    repository, _, configuration = name.partition(":")
+    return datasets.load_dataset(repository, configuration or None)
+
+
+def _table(name: str, split: str, rows: Any, wanted: Collection[str], label: str) -> Table:
+    """One split, with the class names that its features declare, of a label or of each in a list of them."""
+    present = tuple(rows.column_names)
+    columns = {column: list(rows[column]) for column in wanted if column in present}
+    feature = rows.features.get(label)
+    classes = getattr(feature, "names", None) or getattr(getattr(feature, "feature", None), "names", None)
+    declared = ((label, tuple(classes)),) if classes else ()
+    return Table(f"{name} ({split})", columns, present, range(1, len(rows) + 1), "row", declared)

@@ -1,0 +1,169 @@
+"""`builtin/notes`: short clinical-style notes from 48 sites, made up here, in which word order decides.
+
+A note has an entry of this visit among one to three entries copied from older notes:
+
+    Last year: cough was severe on admission and is mild. Today: rash began after codeine was started.
+
+The label is what this visit's entry says (here `drug_reaction`). The sentence of the other class of the same
+pair holds the same words ("codeine was started after rash began" is `drug_treatment`), and the older entries
+say the same kinds of things, so counting words tells little.
+
+Guarantees, for one `seed`:
+- the same call returns the same rows, and a smaller `count` returns the first rows of a larger one;
+- the splits are independent streams of one law, and no text is in both "train" and "test";
+- in "train" and "test" a share `LABEL_NOISE` of the labels is replaced by another class, so a perfect rule
+  scores about 1 - LABEL_NOISE on either; a share `IDENTIFIED` of the notes carries a name, a record number
+  and a telephone number, and no record number is given twice in the two splits;
+- "public" (for pre-training) has no identifying string, and its `label` column is all zero: it says nothing.
+  Its notes put conclusions in words, as published letters do: a title names this visit's subject (not its
+  class), or every entry, this visit's and older ones alike, ends in its conclusion.
+"""
+
+from __future__ import annotations
+
+import zlib
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
+
+import numpy as np
+
+from secure_fed.errors import DataError
+from secure_fed.learning.data import notes_words as words
+from secure_fed.learning.data.notes_sites import SHARE_ENDS, SITES, Site
+from secure_fed.learning.data.notes_words import LABELS
+from secure_fed.learning.data.rows import Rows
+
+__all__ = ["IDENTIFIED", "LABELS", "LABEL_NOISE", "SITE_NAMES", "generate"]
+
+LABEL_NOISE = 0.03
+IDENTIFIED = 0.02
+TITLED = 0.5  # share of public notes with a title; the others conclude every entry
+SITE_NAMES = tuple(site.name for site in SITES)
+
+_STREAMS = {"public": 0, "train": 1, "test": 2}
+_OTHERS = {"public": (0, 0, 1, 2, 3), "train": (1, 2, 3), "test": (1, 2, 3)}  # older entries
+_DRAWS = 56  # uniform draws set aside for each note; no note needs more
+_CHUNK = 1024  # notes drawn at a time; fixed, so that a smaller count is a prefix of a larger one
+_RECORDS = 10_000_000
+
+T = TypeVar("T")
+
+
+class _Draws:
+    """The uniform draws of one note, spent in order."""
+
+    def __init__(self, values: list[float]) -> None:
+        self._next = iter(values).__next__
+
+    def chance(self, share: float) -> bool:
+        return self._next() < share
+
+    def below(self, bound: int) -> int:
+        return int(self._next() * bound)
+
+    def choose(self, options: tuple[T, ...]) -> T:
+        return options[int(self._next() * len(options))]
+
+    def weighted(self, ends: tuple[float, ...]) -> int:
+        return min(bisect_right(ends, self._next()), len(ends) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    site: Site
+    entries: list[tuple[str, int]]  # (text, class); this visit's entry comes first
+
+
+def _sample(draws: _Draws, older: tuple[int, ...]) -> _Note:
+    site = SITES[draws.weighted(SHARE_ENDS)]
+    label = draws.weighted(site.label_ends)
+    findings = _distinct(draws, site.findings, 4)
+    marks = [site.current, *_distinct(draws, site.older, 3)]
+    families = [k for k in _distinct(draws, (0, 1, 2, 3), 4) if k != label // 2]
+    families = [label // 2, *families[: draws.choose(older)]]
+    entries = []
+    for k, family in enumerate(families):
+        side = draws.below(2) if k else label % 2
+        said = draws.choose(site.families[family])[side].format(x=findings[k], d=draws.choose(words.DRUGS))
+        entries.append((f"{said} ({marks[k]})" if site.mark_last else f"{marks[k]}: {said}", 2 * family + side))
+    return _Note(site, entries)
+
+
+def _distinct(draws: _Draws, options: tuple[T, ...], count: int) -> list[T]:
+    """`count` different options in random order (a partial Fisher-Yates shuffle)."""
+    pool = list(options)
+    for k in range(count):
+        j = k + draws.below(len(pool) - k)
+        pool[k], pool[j] = pool[j], pool[k]
+    return pool[:count]
+
+
+def _layout(site: Site, entries: list[str], extra: list[str], draws: _Draws) -> str:
+    """The note as its site lays it out: `extra` lines, then entries and fillers in random order."""
+    fillers = _distinct(draws, site.fillers, draws.below(3))
+    measured = [filler.format(n=100 + draws.below(60), m=60 + draws.below(40)) for filler in fillers]
+    body = _distinct(draws, (*entries, *measured), len(entries) + len(measured))
+    return site.separator.join(line[0].upper() + line[1:] for line in [*extra, *body]) + "."
+
+
+def _published(note: _Note, draws: _Draws) -> str:
+    """A public note: this visit's subject as the title, or every entry's conclusion behind it."""
+    if draws.chance(TITLED):
+        title = draws.choose(words.SUBJECTS[note.entries[0][1] // 2])
+        return f"{title.capitalize()}: {_layout(note.site, [text for text, _ in note.entries], [], draws)}"
+    concluded = [f"{text} - {draws.choose(words.CONCLUSIONS[label])}" for text, label in note.entries]
+    return _layout(note.site, concluded, [], draws)
+
+
+def _identity(index: int, split: str, seed: int, draws: _Draws) -> list[str]:
+    """One line naming the patient; the record number is a bijection of (split, index)."""
+    surname = "".join(draws.choose(part) for part in words.SURNAME_PARTS)
+    record = f"{_STREAMS[split]}{(7_368_787 * index + 1_299_709 * (seed + 1)) % _RECORDS:07d}"
+    phone = f"0{draws.below(9000) + 1000} {draws.below(900_000) + 100_000}"
+    return [f"Patient {draws.choose(words.GIVEN_NAMES)} {surname}, MRN {record}, phone {phone}"]
+
+
+def _observed(label: int, draws: _Draws) -> int:
+    """The label as written down: now and then another class."""
+    if not draws.chance(LABEL_NOISE):
+        return label
+    return (label + 1 + draws.below(len(LABELS) - 1)) % len(LABELS)
+
+
+def _belongs(text: str, split: str) -> bool:
+    """A text's checksum says which of train and test may hold it, so that none is in both."""
+    return split == "public" or zlib.crc32(text.encode()) % 2 == _STREAMS[split] % 2
+
+
+def _stream(seed: int, split: str) -> Iterator[tuple[str, int, str]]:
+    """Endless (text, label, site) of one split."""
+    rng = np.random.default_rng([seed, _STREAMS[split]])
+    index = 0
+    while True:
+        for values in rng.random((_CHUNK, _DRAWS)).tolist():
+            draws = _Draws(values)
+            note = _sample(draws, _OTHERS[split])
+            if split == "public":
+                yield _published(note, draws), 0, note.site.name
+                continue
+            observed = _observed(note.entries[0][1], draws)
+            identity = _identity(index, split, seed, draws) if draws.chance(IDENTIFIED) else []
+            text = _layout(note.site, [text for text, _ in note.entries], identity, draws)
+            if _belongs(text, split):
+                index += 1
+                yield text, observed, note.site.name
+
+
+def generate(count: int, *, seed: int, split: str) -> Rows:
+    """The first `count` notes of a split ("public", "train" or "test") under `seed`; see the module."""
+    if split not in _STREAMS:
+        raise DataError(f"split {split!r} of builtin/notes is none of {', '.join(_STREAMS)}")
+    if not 0 < count <= _RECORDS:
+        raise DataError(f"{count} notes asked of builtin/notes; data.examples must be from 1 to {_RECORDS}")
+    if seed < 0:
+        raise DataError(f"seed {seed} for builtin/notes is negative; set federation.seed to 0 or more")
+    text, label, client = zip(*islice(_stream(seed, split), count), strict=True)
+    return Rows(text=text, label=label, label_names=LABELS, client=client)

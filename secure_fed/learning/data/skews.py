@@ -1,0 +1,191 @@
+"""The label and language skews of the papers beside FeDeRA's, which `partition.dirichlet` is.
+
+All give each example to exactly one client, leave no client empty, and give the same parts for the same arguments and `rng`
+state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from secure_fed.errors import ConfigError, DataError
+from secure_fed.learning.data.dealing import (
+    Indices,
+    by_chance,
+    by_share,
+    fill_empty,
+    parts,
+    require_enough,
+    require_positive,
+)
+from secure_fed.learning.data.gamma import log_shares
+
+_ROUNDING = 1e-6
+
+
+def label_dirichlet(labels: Sequence[int], clients: int, beta: float, rng: np.random.Generator) -> list[Indices]:
+    """Every class c is dealt over the clients by a draw p_c ~ Dir(beta 1) of its own, after C2A (section 4.2).
+
+    A client's share of a class is a Beta(beta, beta (clients - 1)) variable: `beta` -> infinity gives every client the class
+    shares of the data, `beta` -> 0 each class to a single client. Unlike in FeDeRA's split the sizes of clients vary as much as
+    their labels. A client left empty takes one random example from the largest, in turn.
+    """
+    require_enough(len(labels), clients)
+    require_positive(beta)
+    classes = len(np.unique(np.asarray(labels)))
+    chances = np.exp(log_shares(np.ones(clients), classes, beta, rng)).T  # (clients, classes)
+    return by_chance(labels, chances / chances.sum(axis=0), rng)
+
+
+def by_language(
+    labels: Sequence[int], languages: Sequence[str], clients: int, beta: float, rng: np.random.Generator
+) -> list[Indices]:
+    """C2A's language split (section 4.2): each client has one language, and a language's examples go to its clients as
+    `label_dirichlet` deals them.
+
+    Clients are divided at random into groups whose sizes differ by at most one, a group for each language, however many
+    examples it has.
+    """
+    require_enough(len(labels), clients)
+    spoken = sorted(set(languages))
+    if clients < len(spoken):
+        raise ConfigError(
+            f"federation.clients is {clients}, fewer than the {len(spoken)} languages of data.language; "
+            f"set it to at least {len(spoken)}"
+        )
+    divided: list[Indices] = [np.empty(0, dtype=np.int64)] * clients
+    groups = np.array_split(rng.permutation(clients), len(spoken))
+    for language, group in zip(spoken, groups, strict=True):
+        members = np.array([index for index, own in enumerate(languages) if own == language])
+        if len(members) < len(group):
+            raise DataError(
+                f"the language {language!r} has {len(members)} training examples for {len(group)} clients; "
+                f"set federation.clients to at most {len(members) * len(spoken)} or give more data"
+            )
+        within = label_dirichlet([labels[int(index)] for index in members], len(group), beta, rng)
+        for client, part in zip(group, within, strict=True):
+            divided[int(client)] = members[part]
+    return divided
+
+
+def pathological(labels: Sequence[int], clients: int, each: int, rng: np.random.Generator) -> list[Indices]:
+    """Exactly `each` labels per client, after FedARA (section V), which follows FedAvg's shards.
+
+    FedAvg cuts the sorted examples into clients x `each` equal shards, some of which hold two labels. Here a shard holds one:
+    every label gets shards in proportion to its examples, at least one and no more than there are clients, and its examples
+    are divided equally over them. Clients are dealt shards of different labels at random.
+    """
+    require_enough(len(labels), clients)
+    counts = np.unique(np.asarray(labels), return_counts=True)[1]
+    shards = _shards(counts, clients, each)
+    owner = np.empty(len(labels), dtype=np.int64)
+    class_of = np.unique(np.asarray(labels), return_inverse=True)[1]
+    for label, holders in _holders(shards, clients, rng).items():
+        members = rng.permutation(np.flatnonzero(class_of == label))
+        for holder, shard in zip(holders, np.array_split(members, len(holders)), strict=True):
+            owner[shard] = holder
+    return parts(owner, clients)
+
+
+def by_matrix(
+    labels: Sequence[int], shares: Sequence[Sequence[float]], rng: np.random.Generator, clients: int | None = None
+) -> list[Indices]:
+    """Client k gets the share `shares[c][k]` of the examples of label c, after FRA-LoRA (tables II and IV).
+
+    Sizes are rounded by largest remainders; which examples go where is random.
+    """
+    table = _checked(shares, max(labels, default=-1) + 1, clients)
+    require_enough(len(labels), table.shape[1])
+    array, owner = np.asarray(labels), np.empty(len(labels), dtype=np.int64)
+    for label, row in enumerate(table):
+        members = rng.permutation(np.flatnonzero(array == label))
+        owner[members] = np.repeat(np.arange(len(row)), by_share(len(members), row))
+    return parts(fill_empty(owner, table.shape[1], rng), table.shape[1])
+
+
+def matrix_of(text: str) -> list[list[float]]:
+    """ "0.9 0.1; 0.1 0.9" as rows of numbers, one a label; as many in each."""
+    rows = [row.split() for row in text.split(";")]
+    try:
+        table = [[float(entry) for entry in row] for row in rows]
+    except ValueError as error:
+        raise ConfigError(
+            f"data.matrix is {text!r:.80}; write a row of numbers for each label, separated by ';': '0.9 0.1; 0.1 0.9'"
+        ) from error
+    for index, row in enumerate(table):
+        if not row or len(row) != len(table[0]):
+            raise ConfigError(
+                f"row {index + 1} of data.matrix has {len(row)} numbers and the first {len(table[0])}; "
+                "give each label one for every client"
+            )
+        if not all(0 <= entry <= 1 for entry in row) or abs(sum(row) - 1) > _ROUNDING:
+            raise ConfigError(
+                f"row {index + 1} of data.matrix is {row!r:.80}; its numbers must be shares that add up to 1"
+            )
+    if idle := [client for client in range(len(table[0])) if not any(row[client] for row in table)]:
+        raise ConfigError(f"column {idle[0] + 1} of data.matrix is all zeros; leave out the client without examples")
+    return table
+
+
+def _checked(
+    shares: Sequence[Sequence[float]], classes: int, clients: int | None
+) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """(labels, clients), a row for every label of the data."""
+    table = np.asarray(shares, dtype=np.float64)
+    if len(table) < classes:
+        raise ConfigError(
+            f"data.matrix has {len(table)} rows and the data {classes} labels; give one row for each, in their order"
+        )
+    if clients not in (None, table.shape[1]):
+        raise ConfigError(
+            f"federation.clients is {clients} and data.matrix has {table.shape[1]} columns, one for each client; "
+            "leave federation.clients out"
+        )
+    return table
+
+
+def _shards(counts: Indices, clients: int, each: int) -> Indices:
+    """How many shards each label is cut into, clients x `each` in all, none empty and none twice at one client."""
+    most = np.minimum(counts, clients)
+    wanted, labels = clients * each, len(counts)
+    if each > labels:
+        raise ConfigError(
+            f"data.labels_per_client is {each} and the data have {labels} labels; set it to at most {labels}"
+        )
+    if wanted < labels:
+        raise ConfigError(
+            f"{clients} clients with {each} labels each cannot hold all {labels} labels; "
+            f"set data.labels_per_client to at least {-(-labels // clients)} or raise federation.clients"
+        )
+    if wanted > most.sum():
+        raise DataError(
+            f"{counts.sum()} training examples are too few for {clients} clients with {each} labels each; "
+            "lower data.labels_per_client or federation.clients"
+        )
+    shards = np.ones(labels, dtype=np.int64)
+    for _ in range(wanted - labels):
+        shards[np.where(shards < most, counts / shards, 0).argmax()] += 1
+    return shards
+
+
+def _holders(shards: Indices, clients: int, rng: np.random.Generator) -> dict[int, list[int]]:
+    """The clients of each label's shards: as many of each client, and none twice for a label.
+
+    Shards lie in a row, label after label in random order, and each client takes one of every `clients` in turn. Only a label
+    that lies across the border of two turns could come to a client twice; its rest goes to others first.
+    """
+    order = rng.permutation(len(shards))
+    row = np.repeat(order, shards[order])
+    holders: dict[int, list[int]] = {int(label): [] for label in order}
+    for start in range(0, len(row), clients):
+        turn = row[start : start + clients]
+        waiting = rng.permutation(clients)
+        held = holders[int(turn[0])]
+        across = int((turn == turn[0]).sum())
+        free = waiting[~np.isin(waiting, held)][:across]
+        others = waiting[~np.isin(waiting, free)]
+        for label, client in zip(turn, [*free, *others], strict=True):
+            holders[int(label)].append(int(client))
+    return holders

@@ -1,0 +1,221 @@
+"""Where examples come from: the built-in notes, a Hub data set, a folder, or files of your own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from secure_fed.errors import DataError, plainly
+from secure_fed.learning import tasks
+from secure_fed.learning.data import files, hub
+from secure_fed.learning.data.files import Table
+from secure_fed.learning.data.holdout import HELD_OUT, Indices, at_random, each_by_itself, whole_clients
+from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.data.texts import require_some
+
+if TYPE_CHECKING:
+    from secure_fed.config import DataConfig
+
+GENERATED, SPLIT, FILES = "generated", "test split of the data", "data.test"
+Columns = tuple[str, ...]  # beside those of the task and of data.client, by name
+
+_BUILTIN = "builtin/notes"
+_TEST_SPLITS = ("test", "validation", "valid", "dev")  # the first there is serves as test data
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Labelled examples, divided into training and test.
+
+    whole: the training rows, and those held out of them for testing, in the order in which they were given
+    keyed: `train.client` says who owns which example because the user said so, by naming a column or by
+           giving one file a client
+    tested: where the test rows are from
+    """
+
+    train: Rows
+    test: Rows
+    whole: Rows
+    keyed: bool
+    tested: str = GENERATED
+
+
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    """What was read, before labels have a meaning; `owners` names the client of each train table, if any."""
+
+    train: list[Table]
+    test: list[Table]
+    owners: tuple[str, ...] | None = None
+
+
+def load(data: DataConfig, *, seed: int, group: str = "", unit: str = "none", told: str = "") -> Source:
+    """The training and test examples that `data` asks for; the same arguments give the same rows.
+
+    `data.train` overrides `data.name`. Without test data, `data.test_fraction` of the training rows is held
+    out by `seed`. A column named by `data.client` says who owns an example; without it, each file of a list
+    is one client, called like the file. `group` names the column that says whom a training example is about.
+    unit: what privacy protects, which is held out as a whole. told: a column that `train.group` then holds instead.
+    """
+    paths, test_paths = _paths(data.train, "data.train"), _paths(data.test, "data.test")
+    if test_paths and not paths:
+        raise DataError(f"data.test is {str(test_paths[0])!r} and data.train is not set; set data.train too")
+    if not paths and data.name == _BUILTIN:
+        return _notes(data, seed, told or group, "data.language" if told else "privacy.group_column")
+    columns = tuple(name for name in (group, told) if name)
+    tables = _from_files(data, paths, test_paths, columns) if paths else _from_name(data, columns)
+    source = _source(data, tables, (unit, seed), group, told)
+    return replace(source, tested=FILES) if test_paths else source
+
+
+def _from_name(data: DataConfig, columns: Columns) -> _Tables:
+    for folder in _paths(data.name, "data.name"):
+        if folder.is_file():
+            raise DataError(f"data.name is the file {data.name!r}; set data.train to it instead")
+        if folder.is_dir() and (tables := _from_folder(data, folder, columns)):
+            return tables
+    return _from_hub(data, columns)
+
+
+def _notes(data: DataConfig, seed: int, group: str, setting: str) -> Source:
+    from secure_fed.learning.data import notes
+
+    if data.client not in ("", "site"):
+        raise DataError(f"data.client is {data.client!r}; {_BUILTIN} has one such column, 'site'")
+    if group:
+        raise DataError(f"{setting} is {group!r}, but {_BUILTIN} says of no note whom it is about; use files")
+    train = notes.generate(data.examples, seed=seed, split="train")
+    test = notes.generate(data.test_examples, seed=seed, split="test")
+    return Source(train, test, train, keyed=data.client == "site")
+
+
+def _paths(value: str | Sequence[str], setting: str) -> list[Path]:
+    """The paths of a setting, each of which the system can look up, whether there is anything or not."""
+    paths = []
+    for text in filter(None, [value] if isinstance(value, str) else value):
+        with plainly(DataError, f"{text} cannot be read", f"set {setting} to a file or a folder that can"):
+            paths.append(Path(text).expanduser())
+            paths[-1].exists()
+    return paths
+
+
+def _wanted(data: DataConfig, columns: Columns) -> Collection[str]:
+    task = tasks.build(data)
+    names = (task.columns.text, task.columns.text_b, task.columns.label, *task.beside, data.client, *columns)
+    return dict.fromkeys(name for name in names if name)
+
+
+def _from_files(data: DataConfig, paths: Sequence[Path], test_paths: Sequence[Path], columns: Columns) -> _Tables:
+    wanted = _wanted(data, columns)
+    owners = None
+    if len(paths) == 1 and paths[0].is_dir():
+        tables = _from_folder(data, paths[0], columns)
+        if tables is None:
+            raise DataError(
+                f"{paths[0]} holds no training examples (train.jsonl, train.csv, train.parquet, ...); "
+                f"set data.train to a folder that does, or to a file"
+            )
+        train, test = tables.train, tables.test
+    else:
+        train, test = [files.read(path, wanted, "data.train") for path in paths], []
+        owners = None if isinstance(data.train, str) else _unique([files.stem(path) for path in paths])
+    if test_paths:
+        found = [file for path in test_paths for file in (_test_files(path) if path.is_dir() else [path])]
+        if not found:
+            raise DataError(f"{test_paths[0]} holds no test examples (test.jsonl, ...); set data.test to a file")
+        test = [files.read(path, wanted, "data.test") for path in found]
+    return _Tables(train, test, owners)
+
+
+def _from_folder(data: DataConfig, folder: Path, columns: Columns) -> _Tables | None:
+    """The `train` and test files of a folder, or None when it holds no `train` file of a kind we read."""
+    wanted = _wanted(data, columns)
+    train = [files.read(path, wanted) for path in files.split_files(folder, "train")]
+    test = [files.read(path, wanted) for path in _test_files(folder)] if train else []
+    return _Tables(train, test) if train else None
+
+
+def _from_hub(data: DataConfig, columns: Columns) -> _Tables:
+    label = tasks.build(data).columns.label
+    train, tests = hub.read(data.name, _wanted(data, columns), label, _TEST_SPLITS)
+    labelled = [table for table in tests if not label or hub.has_labels(table, label)]
+    return _Tables([train], labelled[:1])
+
+
+def _test_files(folder: Path) -> list[Path]:
+    """The files of the first split of `_TEST_SPLITS` that the folder holds."""
+    return next((found for split in _TEST_SPLITS if (found := files.split_files(folder, split))), [])
+
+
+def _source(data: DataConfig, tables: _Tables, split: tuple[str, int], group: str, told: str) -> Source:
+    task = tasks.build(data)
+    for table in (*tables.train, *tables.test):
+        require_some(table, task.columns.text, "data.text")
+        if task.columns.text_b:
+            require_some(table, task.columns.text_b, "data.text_b")
+    train, test = task.read(tables.train, tables.test)
+    train = _owned(data, train, tables.train, need_client=True, group=group)
+    if train.client is None and tables.owners is not None:
+        owned = zip(tables.owners, tables.train, strict=True)
+        train = replace(train, client=tuple(owner for owner, table in owned for _ in range(len(table))))
+    keyed = train.client is not None
+    known = train
+    if told:
+        train = replace(
+            train, group=tuple(key for table in tables.train for key in _keys(table, told, "data.language"))
+        )
+    if tables.test:
+        return Source(train, _owned(data, test, tables.test, need_client=False), known, keyed, SPLIT)
+    kept, out, tested = _held_out(data, known, *split, keyed=keyed)
+    return Source(train.take(kept), train.take(out), known, keyed, tested)
+
+
+def _held_out(data: DataConfig, rows: Rows, unit: str, seed: int, *, keyed: bool) -> tuple[Indices, Indices, str]:
+    """The rows that train, those that are the test set instead, and how they were chosen: by unit, where privacy protects one.
+
+    Clients that we make of the rows that are left hold none of those that are held out.
+    """
+    share = data.test_fraction
+    if unit == "none":
+        return *at_random(rows, share, seed), HELD_OUT["row"]
+    if unit == "group":
+        return *each_by_itself(rows, share, seed, persons=True), HELD_OUT["person"]
+    if unit == "client" and keyed and data.partition in ("auto", "natural"):
+        return *whole_clients(rows, share, seed), HELD_OUT["client"]
+    return *each_by_itself(rows, share, seed, persons=False), HELD_OUT["example"]
+
+
+def _owned(data: DataConfig, rows: Rows, tables: Sequence[Table], *, need_client: bool, group: str = "") -> Rows:
+    """The rows with whose they are, as the tables say; test tables may lack the client column."""
+    has_client = data.client and (need_client or all(data.client in table.columns for table in tables))
+    client = [key for table in tables for key in _keys(table, data.client, "data.client")] if has_client else None
+    about = [key for table in tables for key in _keys(table, group, "privacy.group_column")] if group else None
+    return replace(
+        rows,
+        client=None if client is None else tuple(client),
+        group=None if about is None else tuple(about),
+    )
+
+
+def _keys(table: Table, name: str, setting: str) -> list[str]:
+    """Whose each row is, as a client's or as a person's; spaces around a name do not make it another's."""
+    keys: list[str] = []
+    for row, value in enumerate(table.column(name, setting)):
+        if not isinstance(value, int | str) or not str(value).strip():
+            raise DataError(
+                f"{table.place(row)}: the {setting.rpartition('.')[2].partition('_')[0]} in {name!r} is {value!r}, neither an "
+                f"integer nor a name; correct it or set {setting} to another column"
+            )
+        keys.append(str(value).strip())
+    return keys
+
+
+def _unique(names: Sequence[str]) -> tuple[str, ...]:
+    """The names in order, a later one of the same name with "-2", "-3", ... after it."""
+    taken: list[str] = []
+    for name in names:
+        candidates = (name, *(f"{name}-{count}" for count in range(2, len(names) + 2)))
+        taken.append(next(candidate for candidate in candidates if candidate not in taken))
+    return tuple(taken)

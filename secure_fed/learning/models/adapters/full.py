@@ -1,0 +1,66 @@
+"""The model's own parameters as the adapter: all of them, or its biases. Nothing is put into the model.
+
+Parameters that a model uses in two places (tied embeddings) are one, by the first of their names. Buffers, such as position
+ids, are none and stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from secure_fed.errors import MethodError
+from secure_fed.learning.models.adapters.parameters import train_only
+
+
+@dataclass(frozen=True)
+class Everything:
+    """Every parameter of the model."""
+
+    def parameter_count(self, model: nn.Module) -> int:
+        return sum(parameter.numel() for parameter in model.parameters())
+
+    def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
+        names = [name for name, _ in model.named_parameters()]
+        _require_trainable(model, names)
+        train_only(model, names)
+        return names
+
+
+@dataclass(frozen=True)
+class Biases:
+    """Every bias of the model, of linear layers and of normalisations, those of the head among them."""
+
+    def parameter_count(self, model: nn.Module) -> int:
+        return sum(model.get_parameter(name).numel() for name in _biases(model))
+
+    def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
+        names = list(_biases(model))
+        if not set(names).difference(head):
+            raise MethodError(
+                f"{type(model).__name__} has no biases outside its head, so there is nothing for this method to train: "
+                "choose a method on LoRA, or an adapter"
+            )
+        _require_trainable(model, names)
+        train_only(model, [*names, *head])
+        return names
+
+
+def _biases(model: nn.Module) -> Iterator[str]:
+    """`bias` as torch calls them; `q_bias` and the like as DeBERTa and `nn.MultiheadAttention` do."""
+    for name, parameter in model.named_parameters():
+        last = name.rpartition(".")[2]
+        if parameter.ndim == 1 and (last == "bias" or last.endswith("_bias")):
+            yield name
+
+
+def _require_trainable(model: nn.Module, names: Sequence[str]) -> None:
+    for name in names:
+        dtype = model.get_parameter(name).dtype
+        if not dtype.is_floating_point:
+            raise MethodError(
+                f"parameter {name} of the model is {dtype}, which cannot train: load the model without quantisation, or "
+                "choose a method on LoRA"
+            )

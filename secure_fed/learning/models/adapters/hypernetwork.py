@@ -1,0 +1,206 @@
+"""Adapters that one small network makes for all places of a model, from what a client's data look like.
+
+With d the model's width, t the size of an embedding, r the bottleneck and s the rank of the network's factors:
+
+    I = W_L p + b_L + W_F f + b_F + e_l                   (t,)     p: shares of the classes, f: the texts, e_l: the layer
+    W = F_U S_U / ||F_U S_U||_F                           (d, r t), read as (d, r, t)
+    U = W I,  D = U^T                                     (d, r), (r, d)
+    y -> y + U GELU(D y)
+
+f comes of the very y that is adapted: the mean over an example's tokens, of length 1. In training the largest of a batch is
+taken, coordinate by coordinate; in evaluation every example has its own f, hence an adapter of its own, so that no prediction
+depends on who else is in the batch. Padding counts in neither. In a model that generates text f is left out: a mean over all
+tokens tells of those that are to be predicted.
+
+The network is one child of the model. The places reach it past torch's registry of children, so that its parameters have one
+name; `copy.deepcopy` keeps the tie, and since it is the model's child, what `torch.func.functional_call` puts in reaches them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from secure_fed.errors import MethodError
+from secure_fed.learning.models.adapters.insertion_points import Place, attach, places
+from secure_fed.learning.models.adapters.parameters import train_only
+
+NAME = "hypernetwork"
+SHARES = f"{NAME}.class_shares"  # p: the one that is a client's own
+
+
+class Hypernetwork(nn.Module):
+    """Makes adapters, and knows during a forward pass of the model which tokens of it are padding.
+
+    Its Gaussian draws have standard deviation 1 in W_L, W_F and e, which see inputs of length 1 at most, and 1 / sqrt(s) in the
+    factors, whose size is normalised away. Class shares begin uniform and do not train.
+    """
+
+    def __init__(
+        self, width: int, classes: int, layers: int, settings: Hypernetworks, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        self.bottleneck, self.context = settings.bottleneck, True
+        self.mask: Tensor | None = None
+        t, r, s = settings.context_dim, settings.bottleneck, settings.hyper_dim
+
+        def drawn(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.randn(shape, generator=generator, device="cpu"))
+
+        self.label_weight, self.label_bias = drawn(t, classes), _constant(0.0, t)
+        self.context_weight, self.context_bias = drawn(t, width), _constant(0.0, t)
+        self.layer = drawn(layers, t)
+        self.left, self.right = drawn(width, s), drawn(s, r * t)
+        for factor in (self.left, self.right):
+            factor.data /= s**0.5
+        self.class_shares = _constant(1 / classes, classes)
+
+    def embedding(self, y: Tensor, layer: int) -> Tensor:
+        """I of one layer's adapter: (1, t) in training, (B, t), each example's own, in evaluation. y: (B, T, d)."""
+        fixed = self.label_weight @ self.class_shares + self.label_bias + self.context_bias + self.layer[layer]
+        if not self.context:
+            return fixed.unsqueeze(0)
+        texts = self._texts(y)
+        pooled = texts.amax(0, keepdim=True) if self.training else texts
+        return fixed + pooled @ self.context_weight.T
+
+    def up(self, embedding: Tensor) -> Tensor:
+        """U: (B, d, r) of (B, t)."""
+        product = self.left @ self.right
+        weight = (product / torch.linalg.vector_norm(product)).unflatten(1, (self.bottleneck, -1))  # (d, r, t)
+        return torch.einsum("drt,bt->bdr", weight, embedding)
+
+    def _texts(self, y: Tensor) -> Tensor:
+        """The mean over the tokens of every example, of length 1: (B, d)."""
+        mask = self.mask
+        if mask is None:
+            return functional.normalize(y.mean(1), dim=-1)
+        weight = mask[:, -y.shape[1] :].to(y.dtype).unsqueeze(-1)
+        return functional.normalize((y * weight).sum(1), dim=-1)  # the number of tokens falls out
+
+
+class MadeAdapter(nn.Module):
+    """An adapter without parameters: the network makes it anew in every forward pass."""
+
+    def __init__(self, network: Hypernetwork, layer: int) -> None:
+        super().__init__()
+        self._network = (network,)  # in a tuple, where torch does not look for children
+        self._layer = layer
+
+    def forward(self, y: Tensor) -> Tensor:
+        (network,) = self._network
+        wide = y.to(network.left.dtype)
+        up = network.up(network.embedding(wide, self._layer))
+        change = functional.gelu(wide @ up) @ up.mT
+        return y + change.to(y.dtype)
+
+
+@dataclass(frozen=True)
+class Hypernetworks:
+    """An adapter after every attention and feed-forward block, all of them made by one network."""
+
+    context_dim: int = 8
+    bottleneck: int = 16
+    hyper_dim: int = 64
+
+    def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
+        """Put the network into `model` in place and return the names of its parameters, of which the class shares do not train.
+
+        Drawn on the CPU from `seed` alone. Adapters start small beside what they adapt, but not at zero: with D = U^T a zero
+        U would have no gradient.
+        """
+        found = places(model)
+        width = _width(model, found)
+        layers = max(place.layer for place in found) + 1
+        generator = torch.Generator("cpu").manual_seed(seed)
+        network = Hypernetwork(width, classes(model), layers, self, generator)
+        for place in found:
+            attach(model, place.module, "made_adapter", MadeAdapter(network, place.layer))
+        network.context = not _generates(model)
+        network.to(model.get_submodule(found[0].module).get_parameter("weight").device)
+        model.register_module(NAME, network.train(model.training))
+        model.register_forward_pre_hook(_Masking(model), with_kwargs=True)
+        model.register_forward_hook(_unmasked, always_call=True)
+        names = [f"{NAME}.{name}" for name, _ in network.named_parameters()]
+        train_only(model, (name for name in dict.fromkeys([*names, *head]) if name != SHARES))
+        return names
+
+    def parameter_count(self, width: int, layers: int, classes: int) -> int:
+        """How many numbers of the network train: s (d + r t) in the factors, t (C + d + 2) and t a layer in the embeddings."""
+        t, s = self.context_dim, self.hyper_dim
+        return s * (width + self.bottleneck * t) + t * (classes + width + 2) + layers * t
+
+
+def classes(model: nn.Module) -> int:
+    """How many classes the model tells apart, as its configuration says."""
+    count: int = getattr(getattr(model, "config", None), "num_labels", 1)
+    return max(1, count)
+
+
+def shares(labels: Collection[Any], count: int) -> Tensor:
+    """(count,) the share of each class among these labels; uniform where they are not all numbers of classes, or are none."""
+    known = [int(label) for label in labels if _is_class(label, count)]
+    if not known or len(known) < len(labels):
+        return torch.full((count,), 1 / count)
+    return torch.bincount(torch.tensor(known), minlength=count).float() / len(known)
+
+
+def _is_class(label: Any, count: int) -> bool:
+    if isinstance(label, Tensor):
+        label = label.item() if label.ndim == 0 else None
+    return isinstance(label, int | np.integer) and bool(0 <= label < count)
+
+
+class _Masking:
+    """A forward pre-hook of the model: tells the network which tokens count."""
+
+    def __init__(self, model: nn.Module) -> None:
+        names = list(inspect.signature(model.forward).parameters)
+        self._position = names.index(_MASK) if _MASK in names else None
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], given: Mapping[str, Any]) -> None:
+        mask = given.get(_MASK)
+        if mask is None and self._position is not None and len(args) > self._position:
+            mask = args[self._position]
+        if mask is not None and (not isinstance(mask, Tensor) or mask.ndim != 2):
+            raise MethodError(
+                "c2a averages over the tokens that count, and needs an attention_mask of shape (batch, tokens): give one"
+            )
+        _network_of(model).mask = mask
+
+
+def _unmasked(model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    _network_of(model).mask = None
+
+
+def _network_of(model: nn.Module) -> Hypernetwork:
+    return cast(Hypernetwork, model.get_submodule(NAME))
+
+
+def _width(model: nn.Module, found: Sequence[Place]) -> int:
+    widths = {place.width for place in found}
+    if len(widths) > 1:
+        raise MethodError(
+            f"the blocks of {type(model).__name__} are {' and '.join(map(str, sorted(widths)))} wide, and a hypernetwork makes "
+            "adapters of one width: choose another method"
+        )
+    return widths.pop()
+
+
+def _generates(model: nn.Module) -> bool:
+    can = getattr(model, "can_generate", None)
+    return bool(can and can())
+
+
+def _constant(value: float, count: int) -> nn.Parameter:
+    return nn.Parameter(torch.full((count,), value, device="cpu"))
+
+
+_MASK = "attention_mask"

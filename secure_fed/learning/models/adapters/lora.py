@@ -1,0 +1,217 @@
+"""LoRA (Hu et al., 2021, arXiv 2106.09685) inside any module with linear layers, through PEFT.
+
+An adapted layer computes `W x + s B A x` with W (m, n) frozen, A (r, n), B (m, r) and the scale s = alpha / r,
+or alpha / sqrt(r) with rank-stabilised LoRA (arXiv 2312.03732). PEFT puts the layers in; this module refuses what
+cannot work before the model is touched, and fills A and B: from a seed, or from W.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, cast
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from secure_fed.config import MethodConfig
+from secure_fed.errors import MethodError
+from secure_fed.learning.models.adapters.parameters import read
+from secure_fed.learning.models.adapters.targets import find_targets, rank_limit
+from secure_fed.tensors.low_rank import balanced, truncated
+from secure_fed.tensors.tensors import Tensors
+
+# The settings of [method] that every method on LoRA reads.
+LORA_OPTIONS = ("rank", "alpha", "rslora", "dropout", "target_modules")
+
+_A, _B = ".lora_A.default.weight", ".lora_B.default.weight"
+
+
+# Makes an A of shape (r, n) from a generator.
+Draw = Callable[[tuple[int, int], torch.Generator], Tensor]
+
+
+def fresh_a(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
+    """(r, n), uniform on [-1/sqrt(n), 1/sqrt(n)]: Kaiming's rule with a = sqrt(5), LoRA's usual start."""
+    return (torch.rand(shape, generator=generator) * 2 - 1) / math.sqrt(shape[1])
+
+
+class Pair(NamedTuple):
+    """An adapted module and the names of its two factors."""
+
+    module: str
+    a: str
+    b: str
+
+
+@dataclass(frozen=True)
+class LoraAdapter:
+    """How large the adapters are and where they go.
+
+    target_modules: as in PEFT, name endings, or one regular expression for whole names, or "all-linear"; empty means
+    PEFT's own choice for the architecture, else the attention's query and value layers.
+    start: "zero", with B = 0 and A drawn; or "singular", with A and B from the largest singular values of W (`inject`).
+    """
+
+    rank: int = 8
+    alpha: float = 16.0
+    rslora: bool = False
+    dropout: float = 0.0
+    target_modules: tuple[str, ...] | str = ""
+    start: str = "zero"
+
+    @classmethod
+    def of(cls, config: MethodConfig) -> LoraAdapter:
+        return cls(config.rank, config.alpha, config.rslora, config.dropout, config.target_modules)
+
+    @property
+    def scaling(self) -> float:
+        """s in W + s B A."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+    def parameter_count(self, shapes: Iterable[tuple[int, int]]) -> int:
+        """How many numbers A and B hold together over adapted matrices of these (m, n) shapes: r (m + n) each."""
+        return sum(self.rank * (m + n) for m, n in shapes)
+
+    def peft_config(
+        self,
+        target_modules: str | Sequence[str],
+        *,
+        modules_to_save: Sequence[str] = (),
+        base_model: str | None = None,
+    ) -> LoraConfig:
+        """The same adapter in PEFT's words."""
+        config = LoraConfig(
+            r=self.rank,
+            lora_alpha=self.alpha,  # type: ignore[arg-type]  # PEFT divides it; a float is as good
+            use_rslora=self.rslora,
+            lora_dropout=self.dropout,
+            modules_to_save=list(modules_to_save) or None,
+            base_model_name_or_path=base_model,
+        )
+        # After its constructor, which would make a set of it and write that in another order each time.
+        config.target_modules = target_modules if isinstance(target_modules, str) else sorted(target_modules)
+        return config
+
+    def prepare(self, model: nn.Module, head: Sequence[str], seed: int, draw: Draw = fresh_a) -> Tensors:
+        """`inject`, and every A and B with the head: the initial state of a method on LoRA."""
+        found = self.inject(model, head, seed, draw)
+        return read(model, [*(name for pair in found for name in (pair.a, pair.b)), *head])
+
+    def inject(self, model: nn.Module, head: Sequence[str], seed: int, draw: Draw = fresh_a) -> list[Pair]:
+        """Put adapters into `model` in place, all parameters but theirs and the head's frozen, and return their names.
+
+        With start "zero" every A is drawn on the CPU from `seed` alone, in name order, and every B is zero, so the model
+        computes what it did before. With "singular" the best approximation of W of the adapter's rank is put into s B A, in
+        balance, and **the base layer's weight is overwritten with what is left**, W - s B A, so that the model computes what
+        it did before but for rounding; `form` speaks of the W there was. On the meta device, where W has no values, the
+        start is "zero". The process-wide random state is left as it was, on every device. A layer of the head trains in
+        full and gets no adapter.
+        """
+        targets = self.targets(model, head)
+        config = self.peft_config("|".join(re.escape(name) for name in targets))
+        config.fan_in_fan_out = all(isinstance(layer, Conv1D) for layer in targets.values())
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # whatever the default device is
+            inject_adapter_in_model(config, model)
+            found = pairs(name for name, _ in model.named_parameters())
+            _fill(model, found, draw, torch.Generator().manual_seed(seed))
+        if self.start == "singular":
+            for pair in found:
+                _split(model, pair, self.scaling)
+        keep_to_modules(model)
+        for name in head:
+            model.get_parameter(name).requires_grad_(True)
+        return found
+
+    def form(self, initial: Tensors, tensors: Tensors) -> LoraForm:
+        """`tensors`, of a run that began with `initial`, as factors of a change of the weights W that the base model came with.
+
+        With start "singular" the change is s (B A - B0 A0): factors [B, -B0] and [A ; A0] of twice the rank, or B - B0 and A
+        where A is still A0. These belong to W; in the adapted model itself, whose weights are W - s B0 A0, it is s B A that
+        is to be merged.
+        """
+        return LoraForm(
+            replace(self, start="zero"), {pair.module: self._factors(initial, tensors, pair) for pair in pairs(tensors)}
+        )
+
+    def _factors(self, initial: Tensors, tensors: Tensors, pair: Pair) -> tuple[Tensor, Tensor]:
+        """(A, B) of the change of W."""
+        a, b = tensors.tensor(pair.a), tensors.tensor(pair.b)
+        if self.start == "zero":
+            return a, b
+        first_a, first_b = initial.tensor(pair.a), initial.tensor(pair.b)
+        if torch.equal(a, first_a):
+            return a, b - first_b
+        return torch.cat([a, first_a]), torch.cat([b, -first_b], 1)
+
+    def targets(self, model: nn.Module, head: Sequence[str]) -> dict[str, nn.Module]:
+        """The layers to adapt by full name, in name order.
+
+        Refuses a model that holds PEFT adapters already, and a rank that one of the layers cannot have.
+        """
+        if any(isinstance(module, BaseTunerLayer) for module in model.modules()):
+            raise MethodError(f"the {type(model).__name__} already holds PEFT adapters: give a model without any")
+        targets = find_targets(model, self.target_modules, head)
+        for name, layer in targets.items():
+            limit = rank_limit(layer)
+            if self.rank > limit:
+                raise MethodError(
+                    f"method.rank = {self.rank} is above {limit}, the smaller side of layer {name}: "
+                    f"set method.rank to {limit} or less, or leave the layer out of method.target_modules"
+                )
+        return targets
+
+
+@dataclass(frozen=True)
+class LoraForm:
+    """A state as PEFT's LoRA has it: `W + s B A` for every adapted matrix W of the model as it was before any adapter.
+
+    adapter: rank, alpha and the rest that PEFT is told, s being its `scaling`. factors: A (k, n) and B (m, k) by module; where
+    k is not the adapter's rank, s is the same.
+    """
+
+    adapter: LoraAdapter
+    factors: Mapping[str, tuple[Tensor, Tensor]]
+
+
+def pairs(names: Iterable[str]) -> list[Pair]:
+    """The adapted modules among tensor names, in name order."""
+    modules = sorted(name.removesuffix(_A) for name in names if name.endswith(_A))
+    return [Pair(module, module + _A, module + _B) for module in modules]
+
+
+def _fill(model: nn.Module, found: Sequence[Pair], draw: Draw, generator: torch.Generator) -> None:
+    """New values, in float32 also beside a base model in bfloat16, where PEFT has made bfloat16 ones."""
+    for pair in found:
+        a, b = model.get_parameter(pair.a), model.get_parameter(pair.b)
+        a.data = draw((a.shape[0], a.shape[1]), generator).to(a.device)
+        b.data = torch.zeros(b.shape, device=b.device)
+
+
+def _split(model: nn.Module, pair: Pair, scale: float) -> None:
+    """Move the best approximation of the layer's matrix, of A's rank, into s B A; what is rounded off stays in the layer."""
+    layer = cast(LoraLayer, model.get_submodule(pair.module)).get_base_layer()
+    a, b, weight = model.get_parameter(pair.a), model.get_parameter(pair.b), layer.get_parameter("weight")
+    if weight.is_meta:
+        return
+    matrix = weight.detach().to("cpu", torch.float64)
+    matrix = matrix.T if isinstance(layer, Conv1D) else matrix
+    left, right = ((factor / math.sqrt(scale)).float() for factor in balanced(truncated(matrix, a.shape[0])))
+    rest = matrix - scale * left.double() @ right.double()
+    with torch.no_grad():
+        weight.copy_(rest.T if isinstance(layer, Conv1D) else rest)
+        a.copy_(right)
+        b.copy_(left)
+
+
+def keep_to_modules(model: nn.Module) -> None:
+    """Make `nn.TransformerEncoderLayer` call its layers when it evaluates too: its fused kernel reads frozen weights only."""
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0

@@ -1,0 +1,119 @@
+"""Keys and values in front of those of the text, in the attention of every layer (prefix tuning; P-tuning v2).
+
+Layer l attends to [K_l ; W_K x] and [V_l ; W_V x], with K_l and V_l (p, H) learned for every layer. They are one row of
+2 layers H numbers for each virtual token, held by PEFT's `PrefixEncoder` as they are, or made by two linear layers with tanh
+between them (`projected`). H is the width of the layer's keys, less than the model's where heads share them (LLaMA 2 70B).
+
+The model is given them as a cache of tokens read before, as in PEFT; a model without a cache (DeBERTa, DistilBERT) is refused.
+The text keeps its length everywhere, and its positions count from p.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from peft import PrefixEncoder, PrefixTuningConfig
+from torch import Tensor, nn
+from transformers import DynamicCache
+
+from secure_fed.errors import MethodError
+from secure_fed.learning.models.adapters.virtual_tokens import (
+    Inputs,
+    Room,
+    base_of,
+    by_name,
+    embeddings_of,
+    install,
+    masked,
+    numbered,
+    takes,
+)
+
+_CHILD = "prefix"
+
+
+class Keys(NamedTuple):
+    """The keys of a transformer: how many layers there are, how many heads have keys of their own, and how wide those are."""
+
+    layers: int
+    heads: int
+    head_dim: int
+
+    @classmethod
+    def of(cls, base: nn.Module) -> Keys:
+        config: Any = base.config
+        heads = int(config.num_attention_heads)
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        return cls(config.num_hidden_layers, getattr(config, "num_key_value_heads", None) or heads, head_dim)
+
+    @property
+    def width(self) -> int:
+        """H."""
+        return self.heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """`length` learned keys and values a layer, before texts of up to `max_length` tokens."""
+
+    length: int = 20
+    max_length: int = 0
+    projected: bool = False
+
+    def parameter_count(self, keys: Keys) -> int:
+        """p 2 layers H; projected, p H + (H^2 + H) + (H + 1) 2 layers H."""
+        row = 2 * keys.layers * keys.width
+        if not self.projected:
+            return self.length * row
+        return self.length * keys.width + keys.width * (keys.width + 1) + (keys.width + 1) * row
+
+    def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
+        """Put them in, in place; the names of their parameters."""
+        base = base_of(model, "a prefix")
+        if not takes(base, "past_key_values"):
+            raise MethodError(
+                f"prefix tuning gives every layer keys and values of tokens before the text, and {type(base).__name__} takes "
+                "none (no past_key_values): choose method.name prompt_tuning or p_tuning"
+            )
+        room, keys = Room.of(base, self.length, self.max_length), Keys.of(base)
+        names = install(model, base, _CHILD, lambda: self._made(keys), head, seed)
+        base.register_forward_pre_hook(_Prefixed(room, keys), with_kwargs=True)
+        return names
+
+    def _made(self, keys: Keys) -> nn.Module:
+        config = PrefixTuningConfig(
+            num_virtual_tokens=self.length,
+            token_dim=keys.width,
+            num_layers=keys.layers,
+            encoder_hidden_size=keys.width,
+            prefix_projection=self.projected,
+        )
+        return PrefixEncoder(config)
+
+
+@dataclass(frozen=True)
+class _Prefixed:
+    """A forward pre-hook: a fresh cache holds p keys and values a layer, for every example."""
+
+    room: Room
+    keys: Keys
+
+    def __call__(self, base: nn.Module, args: tuple[Any, ...], kwargs: Inputs) -> tuple[tuple[()], Inputs]:
+        named, length = by_name(base, args, kwargs), self.room.length
+        text: Tensor = named["input_ids" if named.get("input_ids") is not None else "inputs_embeds"]
+        self.room.require(text.shape[1], f"a text of {text.shape[1]} tokens", "cut texts to at most")
+        rows: Tensor = base.get_submodule(_CHILD)(numbered(length, text))  # (B, p, 2 layers H)
+        named["past_key_values"] = _cache(rows.to(embeddings_of(base).get_parameter("weight").dtype), self.keys)
+        if named.get("attention_mask") is not None:
+            named["attention_mask"] = masked(named["attention_mask"], length)
+        if named.get("position_ids") is not None:
+            named["position_ids"] = named["position_ids"] + length
+        return (), named
+
+
+def _cache(rows: Tensor, keys: Keys) -> DynamicCache:
+    """Of every layer K and V, (B, heads, p, head_dim) each: the rows hold K and V of the first layer, then of the next."""
+    parts = rows.unflatten(2, (2 * keys.layers, keys.heads, keys.head_dim)).permute(2, 0, 3, 1, 4)
+    return DynamicCache([(parts[2 * layer], parts[2 * layer + 1]) for layer in range(keys.layers)])

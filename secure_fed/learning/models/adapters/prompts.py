@@ -1,0 +1,154 @@
+"""Virtual tokens in front of the text, whose embeddings are learned: p vectors as they are, or made by a small network.
+
+A text x of L tokens is read as [P ; E(x)] with P (p, H) and E the model's own token embeddings. P is
+
+    as it is       p H numbers (Lester et al., 2021), which start as the embeddings of p tokens drawn from the vocabulary;
+    made           MLP(Q) with Q (p, H) and three linear layers with ReLU between them, or an LSTM and two linear
+                   layers (Liu et al., P-tuning, 2021).
+
+The modules are PEFT's (`PromptEmbedding`, `PromptEncoder`), called with the numbers 0 .. p - 1 of every example, so that each
+layer sees examples and per-example gradients are made in one pass.
+
+Virtual tokens take the first p positions. Behind the base model everything is as long as the text again, except for one
+reader: an encoder's sequence classifier pools the first token, and as in PEFT that is the first virtual one. A decoder's
+classifier pools the last token of the text. There this differs from PEFT, which hands the classifier embeddings only, so
+that it takes the batch's last place for everybody, padding or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from peft import PromptEmbedding, PromptEncoder, PromptEncoderConfig, PromptTuningConfig
+from torch import Tensor, nn
+
+from secure_fed.learning.models.adapters.virtual_tokens import (
+    Inputs,
+    Room,
+    base_of,
+    by_name,
+    embeddings_of,
+    install,
+    masked,
+    numbered,
+)
+
+_CHILD = "prompt"
+
+
+@dataclass(frozen=True)
+class PromptTokens:
+    """`length` virtual tokens whose embeddings are parameters, before texts of up to `max_length` tokens."""
+
+    length: int = 20
+    max_length: int = 0
+
+    def parameter_count(self, hidden: int) -> int:
+        return self.length * hidden
+
+    def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
+        """Put them in, in place; the names of their parameters."""
+        return _inject(model, self._made, self.length, self.max_length, head, seed)
+
+    def _made(self, tokens: nn.Module) -> nn.Module:
+        weight = tokens.get_parameter("weight")
+        config = PromptTuningConfig(num_virtual_tokens=self.length, token_dim=weight.shape[1])
+        config.num_transformer_submodules = 1
+        config.prompt_tuning_init = "RANDOM" if weight.is_meta else "SAMPLE_VOCAB"
+        return PromptEmbedding(config, tokens)
+
+
+@dataclass(frozen=True)
+class EncodedPromptTokens:
+    """`length` virtual tokens whose embeddings a network makes, as wide as the model, of an embedding of its own.
+
+    network: PEFT's default, the MLP, or its LSTM, whose per-example gradients are made one at a time.
+    """
+
+    length: int = 20
+    max_length: int = 0
+    network: Literal["MLP", "LSTM"] = "MLP"
+
+    def parameter_count(self, hidden: int) -> int:
+        """p H + 3 (H^2 + H) for the MLP; the LSTM has two layers of two directions before its own two linear layers."""
+        if self.network == "MLP":
+            return self.length * hidden + 3 * (hidden * hidden + hidden)
+        gates = 2 * 4 * hidden * ((hidden + hidden) + (2 * hidden + hidden) + 4)
+        return self.length * hidden + gates + (4 * hidden * hidden + 2 * hidden) + (2 * hidden * hidden + hidden)
+
+    def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
+        """Put them in, in place; the names of their parameters."""
+        return _inject(model, self._made, self.length, self.max_length, head, seed)
+
+    def _made(self, tokens: nn.Module) -> nn.Module:
+        hidden = tokens.get_parameter("weight").shape[1]
+        config = PromptEncoderConfig(
+            num_virtual_tokens=self.length,
+            token_dim=hidden,
+            encoder_hidden_size=hidden,
+            encoder_reparameterization_type=self.network,
+        )
+        config.num_transformer_submodules = 1
+        return PromptEncoder(config)
+
+
+def _inject(model: nn.Module, made: Any, length: int, max_length: int, head: Sequence[str], seed: int) -> list[str]:
+    base = base_of(model, "a prompt")
+    room = Room.of(base, length, max_length)
+    names = install(model, base, _CHILD, lambda: made(embeddings_of(base)), head, seed)
+    base.register_forward_pre_hook(_Prepended(room), with_kwargs=True)
+    if not _pools_the_first(model):
+        base.register_forward_hook(_Stripped(length))
+    return names
+
+
+def _pools_the_first(model: nn.Module) -> bool:
+    """Whether the head reads one token, the first, of what the base model gives: a classifier of sequences on an encoder.
+
+    A decoder's is called `score`, and finds its token in the ids of the text.
+    """
+    of_sequences = type(model).__name__.endswith("ForSequenceClassification") and hasattr(model, "classifier")
+    return of_sequences and getattr(model.config, "classifier_pooling", "cls") == "cls"
+
+
+@dataclass(frozen=True)
+class _Prepended:
+    """A forward pre-hook: input_ids (B, L) become inputs_embeds (B, p + L, H)."""
+
+    room: Room
+
+    def __call__(self, base: nn.Module, args: tuple[Any, ...], kwargs: Inputs) -> tuple[tuple[()], Inputs]:
+        named, length = by_name(base, args, kwargs), self.room.length
+        text: Tensor | None = named.get("inputs_embeds")
+        if text is None:
+            text = embeddings_of(base)(named.pop("input_ids"))
+        self.room.require(text.shape[1], f"a text of {text.shape[1]} tokens", "cut texts to at most")
+        prompt: Tensor = base.get_submodule(_CHILD)(numbered(length, text))
+        named |= {"input_ids": None, "inputs_embeds": torch.cat([prompt.to(text.dtype), text], 1)}
+        if named.get("attention_mask") is not None:
+            named["attention_mask"] = masked(named["attention_mask"], length)
+        if named.get("token_type_ids") is not None:
+            types: Tensor = named["token_type_ids"]
+            named["token_type_ids"] = torch.cat([types.new_zeros(len(types), length), types], 1)
+        if named.get("position_ids") is not None:
+            places: Tensor = named["position_ids"]
+            named["position_ids"] = torch.cat([places[:, :1] + numbered(length, places), places + length], 1)
+        return (), named
+
+
+@dataclass(frozen=True)
+class _Stripped:
+    """A forward hook: what the base model says of virtual tokens is left out, (B, p + L, H) -> (B, L, H)."""
+
+    length: int
+
+    def __call__(self, base: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        if isinstance(output, tuple):
+            return (output[0][:, self.length :], *output[1:])
+        output.last_hidden_state = output.last_hidden_state[:, self.length :]
+        if output.get("hidden_states") is not None:
+            output.hidden_states = tuple(layer[:, self.length :] for layer in output.hidden_states)
+        return output

@@ -1,0 +1,110 @@
+"""IA3 (Liu et al., 2022, arXiv 2205.05638): vectors that scale keys, values and the inner activations of the feed-forward.
+
+    keys and values       y -> l * y       behind the linear layer that makes them, l as wide as its output
+    feed-forward          W x -> W (l * x) in front of its last linear layer, l as wide as its input
+
+with l starting at one. Which layers these are is PEFT's table, and the model computes what it would with PEFT's layers.
+The modules are ours because PEFT's scale inside the forward of a layer that holds other tensors too, where an example's
+gradient could only be had by a pass of its own. PEFT's table goes by the ends of names: "output.dense" in BERT is also the
+attention's last layer, which the paper leaves alone. Fused layers (GPT-2's c_attn) are scaled whole, queries too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft.utils import (
+    TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING as PEFT_FEED_FORWARD,
+)
+from peft.utils import (
+    TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING as PEFT_TARGETS,
+)
+from torch import Tensor, nn
+
+from secure_fed.errors import MethodError
+from secure_fed.learning.models.adapters.examplewise import ExampleWise
+from secure_fed.learning.models.adapters.inserted import CHILD, leave_to_train
+from secure_fed.learning.models.adapters.insertion_points import attach
+from secure_fed.learning.models.adapters.targets import linear_layers
+
+# Where PEFT has none: (all layers, those among them that are scaled in front).
+_MORE = {"distilbert": (("k_lin", "v_lin", "ffn.lin2"), ("ffn.lin2",))}
+
+
+class Scale(ExampleWise):
+    """x -> weight * x, computing in float32 whatever the model computes in."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width, dtype=torch.float32, device="cpu"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.to(self.weight.dtype) * self.weight).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class Scales:
+    """A vector for every layer that PEFT's table names for the architecture."""
+
+    def parameter_count(self, widths: Iterable[int]) -> int:
+        """How many numbers the vectors hold: the widths of what they scale."""
+        return sum(widths)
+
+    def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
+        """Nothing is drawn: every vector starts at one. A layer of the head trains in full and gets none."""
+        scaled = scaled_layers(model, head)
+        names = []
+        for name, (in_front, width) in scaled.items():
+            at = (_attach_in_front if in_front else attach)(model, name, CHILD, Scale(width))
+            names.append(f"{at}.weight")
+        return leave_to_train(model, names, head)
+
+
+def scaled_layers(model: nn.Module, head: Collection[str]) -> dict[str, tuple[bool, int]]:
+    """By name, in the model's order: whether a layer is scaled in front, and how wide what is scaled there is."""
+    kind = str(getattr(getattr(model, "config", None), "model_type", ""))
+    targets, feed_forward = _MORE.get(kind, (PEFT_TARGETS.get(kind, ()), PEFT_FEED_FORWARD.get(kind, ())))
+    found = {}
+    for name, layer in linear_layers(model).items():
+        if f"{name}.weight" not in head and _ends(name, targets):
+            in_front = _ends(name, feed_forward)
+            found[name] = (in_front, _widths(layer)[0 if in_front else 1])
+    if not found:
+        raise MethodError(
+            f"no keys, values and feed-forward are known in {type(model).__name__}, which could be scaled: "
+            "choose a method on LoRA, which takes method.target_modules"
+        )
+    return found
+
+
+def _ends(name: str, endings: Iterable[str]) -> bool:
+    return any(name == ending or name.endswith(f".{ending}") for ending in endings)
+
+
+def _widths(layer: nn.Module) -> tuple[int, int]:
+    """Of a layer's input and of its output."""
+    shape = layer.get_parameter("weight").shape
+    return (int(shape[1]), int(shape[0])) if isinstance(layer, nn.Linear) else (int(shape[0]), int(shape[1]))
+
+
+def _attach_in_front(model: nn.Module, layer_name: str, name: str, adapter: nn.Module) -> str:
+    """Make `adapter` the child `name` of that layer, whose input it is given and replaces; returns its full name."""
+    layer = model.get_submodule(layer_name)
+    if hasattr(layer, name):
+        raise MethodError(f"layer {layer_name} of the model already has an adapter: give a model without any")
+    layer.register_module(name, adapter.to(layer.get_parameter("weight").device))
+    layer.register_forward_pre_hook(_Fed(name))
+    return f"{layer_name}.{name}"
+
+
+class _Fed:
+    """A hook before the forward that knows its adapter by name, so that a copy of the model calls the copy."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (layer.get_submodule(self._name)(args[0]), *args[1:])

@@ -1,0 +1,184 @@
+"""Linear layers whose matrix is a tensor train, and bottleneck adapters made of two of them.
+
+An m x n matrix, its sides factored by `factorisation(m, n)`, is a tensor of sides k_1 .. k_J, the first p of which make m:
+
+    W[i_1 .. i_p, i_(p+1) .. i_J] = G_1[:, i_1, :] G_2[:, i_2, :] ... G_J[:, i_J, :]        G_j: (r_(j-1), k_j, r_j)
+
+with r_0 = r_J = 1 and r_j = r between. W itself is never formed: cut between its row and its column cores the train is W = L R
+with L (m, r) and R (r, n), so x W = (x L) R. Nothing on the way is larger than r m, r n, or r numbers and the output a token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from secure_fed.learning.models.adapters.examplewise import ExampleWise
+from secure_fed.learning.models.adapters.factorisation import factorisation
+from secure_fed.learning.models.adapters.insertion_points import attach, places
+from secure_fed.learning.models.adapters.parameters import train_only
+
+NAME = "tensor_train"
+CORE = ".core_"
+
+_FIRST = f".{NAME}{CORE}0"  # of a train on a layer of the head; those of an adapter are its `down` and `up`
+
+# What the square layer of a classification head is called: RoBERTa's, DistilBERT's, and the pooler of BERT and DeBERTa.
+_DENSE = ("classifier.dense", "pre_classifier", "pooler.dense")
+
+
+class TensorTrainLinear(ExampleWise):
+    """(..., m) -> (..., n), x W + b with W a tensor train of rank `rank`.
+
+    All cores are drawn with one standard deviation, so that an entry of W has variance 1 / m; with `zero` the last of them is
+    zeros, and so is W.
+    """
+
+    def __init__(
+        self, m: int, n: int, rank: int, *, bias: bool, generator: torch.Generator, zero: bool = False
+    ) -> None:
+        super().__init__()
+        shape = factorisation(m, n)
+        self.split, self.order = len(shape.rows), len(shape.shape)
+        std = (m * rank ** (self.order - 1)) ** (-1 / (2 * self.order))
+        for j, sides in enumerate(core_shapes(shape.shape, rank)):
+            core = torch.randn(sides, generator=generator, device="cpu") * std
+            self.register_parameter(f"core_{j}", nn.Parameter(core))
+        if zero:
+            self.get_parameter(f"core_{self.order - 1}").data.zero_()
+        self.bias = nn.Parameter(torch.zeros(n, device="cpu")) if bias else None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it computes in."""
+        return cast(Tensor, self.core_0).dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        cores = [getattr(self, f"core_{j}") for j in range(self.order)]
+        y: Tensor = (x @ _rows(cores[: self.split])) @ _columns(cores[self.split :])
+        return y if self.bias is None else y + self.bias
+
+
+def core_shapes(shape: Sequence[int], rank: int) -> list[tuple[int, int, int]]:
+    """(r_(j-1), k_j, r_j) of each core."""
+    ranks = [1, *[rank] * (len(shape) - 1), 1]
+    return list(zip(ranks, shape, ranks[1:], strict=False))
+
+
+def _rows(cores: Sequence[Tensor]) -> Tensor:
+    """L: (m, r)."""
+    product = cores[0]  # (1, k_1 .. k_j, r)
+    for core in cores[1:]:
+        product = torch.tensordot(product, core, dims=1).flatten(1, 2)
+    return product.squeeze(0)
+
+
+def _columns(cores: Sequence[Tensor]) -> Tensor:
+    """R: (r, n)."""
+    product = cores[-1]  # (r, k_j .. k_J, 1)
+    for core in reversed(cores[:-1]):
+        product = torch.tensordot(core, product, dims=1).flatten(1, 2)
+    return product.squeeze(2)
+
+
+class TensorTrainAdapter(nn.Module):
+    """y -> y + up(GELU(down(y))), down (d, bottleneck) and up (bottleneck, d); up starts at zero, so y -> y."""
+
+    def __init__(self, width: int, bottleneck: int, rank: int, *, bias: bool, generator: torch.Generator) -> None:
+        super().__init__()
+        self.down = TensorTrainLinear(width, bottleneck, rank, bias=bias, generator=generator)
+        self.up = TensorTrainLinear(bottleneck, width, rank, bias=bias, generator=generator, zero=True)
+
+    def forward(self, y: Tensor) -> Tensor:
+        change: Tensor = self.up(functional.gelu(self.down(y.to(self.down.dtype))))
+        return y + change.to(y.dtype)
+
+
+@dataclass(frozen=True)
+class TensorTrains:
+    """An adapter after every attention and feed-forward block, and a tensor train on the square layer of the head.
+
+    That layer's weight stays frozen as it was, new or trained before, and a train that starts at zero is added to it.
+    biases: whether the adapters' layers have one each.
+    """
+
+    rank: int = 8
+    bottleneck: int = 64
+    biases: bool = True
+
+    def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
+        """Put adapters into `model` in place and return the names of their parameters; these and the head are left to train,
+        but for the weights in `frozen` of them.
+
+        The model computes what it did before. Cores are drawn on the CPU from `seed` alone, in the order of the layers.
+        """
+        generator = torch.Generator("cpu").manual_seed(seed)
+        added = []
+        for place in places(model):
+            adapter = TensorTrainAdapter(place.width, self.bottleneck, self.rank, bias=self.biases, generator=generator)
+            added.append(attach(model, place.module, NAME, adapter))
+        for name, layer in dense_layers(model, head).items():
+            m, n = layer.in_features, layer.out_features
+            train = TensorTrainLinear(m, n, self.rank, bias=False, generator=generator, zero=True)
+            layer.register_module(NAME, train.to(layer.weight.device))
+            layer.register_forward_hook(_added)
+            added.append(f"{name}.{NAME}")
+        own = [f"{module}.{name}" for module in added for name, _ in model.get_submodule(module).named_parameters()]
+        train_only(model, dict.fromkeys([*own, *head]))
+        for name in frozen(own):
+            model.get_parameter(name).requires_grad_(False)
+        return own
+
+    def parameter_count(self, widths: Iterable[int], dense: Iterable[tuple[int, int]] = ()) -> int:
+        """How many numbers the adapters at places of these widths and the trains on head layers of these (m, n) shapes hold.
+
+        For a train over k_1 .. k_J that is r k_1 + r^2 (k_2 + .. + k_(J-1)) + r k_J.
+        """
+        count = sum(_numbers(m, n, self.rank) for m, n in dense)
+        for width in widths:
+            count += _numbers(width, self.bottleneck, self.rank) + _numbers(self.bottleneck, width, self.rank)
+            count += (self.bottleneck + width) * self.biases
+        return count
+
+    def shapes(self, model: nn.Module, head: Collection[str]) -> dict[str, str]:
+        """What each matrix of this model becomes, in words, by the name of the layer it stands at."""
+        found = {}
+        for place in places(model):
+            down, up = factorisation(place.width, self.bottleneck), factorisation(self.bottleneck, place.width)
+            found[place.module] = f"{down}, {up}"
+        for name, layer in dense_layers(model, head).items():
+            found[name] = str(factorisation(layer.in_features, layer.out_features))
+        return found
+
+
+def dense_layers(model: nn.Module, head: Collection[str]) -> dict[str, nn.Linear]:
+    """The layers of the head that get a tensor train, by name: those with a known name whose weight would train."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+        and f"{name}.weight" in head
+        and any(f".{name}".endswith(f".{ending}") for ending in _DENSE)
+    }
+
+
+def frozen(names: Iterable[str]) -> tuple[str, ...]:
+    """The weights that do not train because a train among these names is added to them."""
+    return tuple(f"{name.removesuffix(_FIRST)}.weight" for name in names if name.endswith(_FIRST))
+
+
+def _numbers(m: int, n: int, rank: int) -> int:
+    return sum(math.prod(shape) for shape in core_shapes(factorisation(m, n).shape, rank))
+
+
+def _added(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    """A forward hook: the output with the train's own for the same input added."""
+    train = cast(TensorTrainLinear, layer.get_submodule(NAME))
+    change: Tensor = train(args[0].to(train.dtype))
+    return output + change.to(output.dtype)

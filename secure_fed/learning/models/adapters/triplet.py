@@ -1,0 +1,138 @@
+"""B E A beside any linear layer: a low-rank change whose ranks have a size of their own.
+
+An adapted layer computes `W x + s B E A x` with W (m, n) frozen, A (k, n), E (k,) standing for a diagonal matrix, B (m, k) and
+the scale s = alpha / r, or alpha / sqrt(r). At first k = r, the entries of A and B are N(0, 0.02^2) and E is zero, so that
+the model computes what it did. The shapes are those of the tensors that a round puts in: ranks may be taken out, and a layer
+that has none left is passed by, at no cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from secure_fed.errors import MethodError
+from secure_fed.learning.models.adapters.examplewise import ExampleWise
+from secure_fed.learning.models.adapters.lora import LoraAdapter, LoraForm, keep_to_modules
+from secure_fed.learning.models.adapters.parameters import train_only
+from secure_fed.tensors.tensors import Tensors
+
+_CHILD = "triplet"
+_A, _E, _B = (f".{_CHILD}.{factor}" for factor in "AEB")
+_STD = 0.02
+
+
+class Triplet(NamedTuple):
+    """One adapted module and its parameter names: A is (k, n), E (k,), B (m, k)."""
+
+    module: str
+    a: str
+    e: str
+    b: str
+
+
+def triplets(names: Iterable[str]) -> list[Triplet]:
+    """The adapted modules among tensor names, in name order."""
+    modules = sorted(name.removesuffix(_A) for name in names if name.endswith(_A))
+    return [Triplet(module, module + _A, module + _E, module + _B) for module in modules]
+
+
+class TripletLayer(ExampleWise):
+    """x (..., n) -> s B E A x (..., m), in float32 whatever the model computes in."""
+
+    def __init__(self, a: Tensor, b: Tensor, scale: float) -> None:
+        super().__init__()
+        self.A, self.B = nn.Parameter(a), nn.Parameter(b)
+        self.E = nn.Parameter(torch.zeros(a.shape[0], device=a.device))
+        self.scale = scale
+
+    @property
+    def rank(self) -> int:
+        return self.E.shape[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled = functional.linear(x.to(self.A.dtype), self.A) * (self.E * self.scale)
+        return functional.linear(scaled, self.B).to(x.dtype)
+
+
+class _Added:
+    """A forward hook of the linear layer, whose child it knows by name, so that a copy of the model calls the copy."""
+
+    def __init__(self, dropout: float) -> None:
+        self._dropout = dropout
+
+    def __call__(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        added = layer.get_submodule(_CHILD)
+        if not isinstance(added, TripletLayer) or added.rank == 0:
+            return output
+        x = functional.dropout(args[0], self._dropout, layer.training) if self._dropout else args[0]
+        changed: Tensor = output + added(x)
+        return changed
+
+
+@dataclass(frozen=True)
+class TripletAdapter:
+    """The triplets' rank, scale, dropout and places: what `lora` says of B A, of B E A."""
+
+    lora: LoraAdapter
+
+    def parameter_count(self, shapes: Iterable[tuple[int, int]]) -> int:
+        """How many numbers A, E and B hold together over adapted matrices of these (m, n) shapes: r (m + n + 1) each."""
+        return sum(self.lora.rank * (m + n + 1) for m, n in shapes)
+
+    def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
+        """Put triplets into `model` in place, all parameters but theirs and the head's frozen, and return their names.
+
+        A and B are drawn on the CPU from `seed` alone, in name order; the model computes what it did before. Names of the
+        base model's parameters stay as they are. A layer of the head trains in full and gets no triplet.
+        """
+        targets = self.lora.targets(model, head)
+        if any(isinstance(module, TripletLayer) for module in model.modules()):
+            raise MethodError(f"the {type(model).__name__} already holds triplets: give a model without any")
+        generator = torch.Generator().manual_seed(seed)
+        for layer in targets.values():
+            weight = layer.get_parameter("weight")
+            m, n = weight.shape if isinstance(layer, nn.Linear) else reversed(weight.shape)
+            with torch.device("cpu"):  # whatever the default device is
+                a = torch.randn(self.lora.rank, n, generator=generator) * _STD
+                b = torch.randn(m, self.lora.rank, generator=generator) * _STD
+            added = TripletLayer(a.to(weight.device), b.to(weight.device), self.lora.scaling)
+            layer.register_module(_CHILD, added)
+            layer.register_forward_hook(_Added(self.lora.dropout))
+        keep_to_modules(model)
+        names = [name for module in targets for name in (module + _A, module + _E, module + _B)]
+        train_only(model, [*names, *head])
+        return names
+
+    def form(self, tensors: Tensors) -> LoraForm:
+        """The same as LoRA: A, and B E for B, of every module that has a rank left; the scale is that of the first rank."""
+        factors = {}
+        for triplet in triplets(tensors):
+            a, e, b = (tensors.tensor(name) for name in (triplet.a, triplet.e, triplet.b))
+            if len(e):
+                factors[triplet.module] = (a, b * e)
+        return LoraForm(self.lora, factors)
+
+
+def importance(tensors: Tensors) -> dict[str, Tensor]:
+    """|E_i| + mean |B_:i| + mean |A_i:| for every rank i of every module, (k,) by module."""
+    found = {}
+    for triplet in triplets(tensors):
+        a, e, b = (tensors.tensor(name) for name in (triplet.a, triplet.e, triplet.b))
+        found[triplet.module] = e.abs() + b.abs().mean(0) + a.abs().mean(1)
+    return found
+
+
+def kept(tensors: Tensors, live: Mapping[str, Tensor]) -> Tensors:
+    """`tensors` with those ranks of every module alone that `live` (k,), by module, says stay."""
+    left: dict[str, Tensor] = {}
+    for triplet in triplets(tensors):
+        a, e, b = (tensors.tensor(name) for name in (triplet.a, triplet.e, triplet.b))
+        stays = live[triplet.module]
+        left |= {triplet.a: a[stays], triplet.e: e[stays], triplet.b: b[:, stays].contiguous()}
+    return tensors | left

@@ -1,0 +1,139 @@
+"""What a transformer needs so that virtual tokens can stand in front of its text: a place, room among its positions, a mask.
+
+The modules are PEFT's own, as children of the base model, which keeps the names of its parameters. Hooks on the base model put
+the virtual tokens in and take them out again. They hold no tensor and know their module by its name, so that a copy of the
+model calls the copy.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secure_fed.errors import MethodError
+from secure_fed.learning.models.adapters.parameters import train_only
+
+Inputs = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Room:
+    """How many positions the base model called `name` has (None is no limit), and how many virtual tokens take theirs."""
+
+    name: str
+    positions: int | None
+    length: int
+
+    @classmethod
+    def of(cls, base: nn.Module, length: int, max_length: int) -> Room:
+        """Refuses what leaves no room for texts of `max_length` tokens.
+
+        A model with fewer positions than `max_length` was not loaded by the settings, so these say nothing of its texts.
+        """
+        limit = positions_of(base)
+        room = cls(type(base).__name__, limit, length)
+        if limit is not None and length >= limit:
+            raise MethodError(
+                f"method.prompt_length = {length} leaves no room for text: {room.name} has {limit} positions; "
+                f"set method.prompt_length below {limit}"
+            )
+        if limit is not None and max_length <= limit:
+            room.require(max_length, f"model.max_length = {max_length}", "set model.max_length to at most")
+        return room
+
+    def require(self, tokens: int, text: str, advice: str) -> None:
+        """Refuse a text of so many tokens if there are not positions enough."""
+        if self.positions is None or tokens + self.length <= self.positions:
+            return
+        fewer = self.positions - tokens
+        shorter = f"set method.prompt_length to at most {fewer}, or " if fewer > 0 else ""
+        raise MethodError(
+            f"{text} and method.prompt_length = {self.length} need {tokens + self.length} positions, and {self.name} has "
+            f"{self.positions}: {shorter}{advice} {self.positions - self.length}"
+        )
+
+
+def base_of(model: nn.Module, method: str) -> nn.Module:
+    """The transformer inside a model with a head, or the model itself: what takes `inputs_embeds`."""
+    base = getattr(model, getattr(model, "base_model_prefix", ""), model)
+    if not isinstance(base, nn.Module) or not hasattr(base, "config") or not takes(base, "inputs_embeds"):
+        raise MethodError(
+            f"{type(model).__name__} has no part that takes embedded tokens (inputs_embeds), before which {method} puts "
+            "virtual ones: choose a method on LoRA, which takes method.target_modules"
+        )
+    if getattr(base.config, "is_encoder_decoder", False):
+        raise MethodError(
+            f"{method} is for models of one stack, and {type(model).__name__} has an encoder and a decoder"
+        )
+    return base
+
+
+def takes(base: nn.Module, argument: str) -> bool:
+    """Whether the module's forward has an argument of that name."""
+    return argument in inspect.signature(base.forward).parameters
+
+
+def embeddings_of(base: nn.Module) -> nn.Module:
+    """The layer that embeds the tokens of the text."""
+    layer: nn.Module = base.get_input_embeddings()  # type: ignore[operator]  # of every transformers model
+    return layer
+
+
+def install(
+    model: nn.Module, base: nn.Module, name: str, make: Callable[[], nn.Module], head: Sequence[str], seed: int
+) -> list[str]:
+    """Make the module a child of `base`, leave it and the head to train, and return the names of its parameters.
+
+    What `make` draws comes from `seed` alone, on the CPU; the process-wide random state is left as it was.
+    """
+    if hasattr(base, name):
+        raise MethodError(f"the {type(model).__name__} already has virtual tokens: give a model without any")
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)
+        module = make()
+    base.register_module(name, module.to(embeddings_of(base).get_parameter("weight").device))
+    own = {id(parameter) for parameter in module.parameters()}
+    names = [name for name, parameter in model.named_parameters() if id(parameter) in own]
+    train_only(model, [*names, *head])
+    return names
+
+
+def numbered(length: int, like: Tensor) -> Tensor:
+    """(B, p): the numbers of the virtual tokens, for every example of `like` (B, ...)."""
+    return torch.arange(length, device=like.device).expand(len(like), length)
+
+
+def by_name(base: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inputs:
+    """The arguments of one call, by name; a text of which the beginning is in a cache is refused."""
+    named = {**dict(zip(inspect.signature(base.forward).parameters, args, strict=False)), **kwargs}
+    cache = named.get("past_key_values")
+    if cache is not None and cache.get_seq_length():
+        raise MethodError(
+            "virtual tokens are put before whole texts, and this call gives the rest of a text whose beginning is in a cache: "
+            "call with use_cache=False"
+        )
+    return named
+
+
+def masked(mask: Tensor, length: int) -> Tensor:
+    """(B, p + L): the mask (B, L) with p virtual tokens in front, which count."""
+    if mask.ndim != 2:
+        raise MethodError(
+            f"attention_mask has the shape {tuple(mask.shape)}; virtual tokens need one of (examples, tokens)"
+        )
+    return torch.cat([mask.new_ones(len(mask), length), mask], 1)
+
+
+def positions_of(base: nn.Module) -> int | None:
+    """How many tokens the model has positions for; None is no limit, or none that it names."""
+    limit = getattr(getattr(base, "config", None), "max_position_embeddings", None)
+    if not isinstance(limit, int) or limit <= 0:
+        return None
+    learned = (module for name, module in base.named_modules() if name.endswith("position_embeddings"))
+    before = getattr(next(learned, None), "padding_idx", None)  # RoBERTa counts from behind its padding token
+    return limit if before is None else limit - before - 1

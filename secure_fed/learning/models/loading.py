@@ -1,0 +1,203 @@
+"""The base model and its tokenizer: built in, from a folder, or from the Hub, through transformers' Auto classes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from secure_fed.config import ModelConfig
+from secure_fed.errors import ConfigError, ModelError, plainly
+
+if TYPE_CHECKING:
+    from secure_fed.learning.tasks.task import Task
+
+BUILTIN = {"builtin/tiny": Path(__file__).parent / "tiny"}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready to be adapted.
+
+    head: parameters that no pre-training has made: outside the base model, or newly initialised on loading. They train
+    and travel with the adapter.
+    """
+
+    model: nn.Module
+    tokenizer: Any
+    head: tuple[str, ...]
+
+
+def locate(name: str) -> str:
+    """What transformers is given for `model.name`: a folder's absolute path, or the Hub id."""
+    if name in BUILTIN:
+        return str(BUILTIN[name])
+    if name.startswith("builtin/"):
+        raise ModelError(f"model.name is {name!r}, but the built-in models are {', '.join(BUILTIN)}")
+    with plainly(ModelError, f"model.name {name!r} cannot be looked up", "give a folder, builtin/tiny or a Hub id"):
+        folder = Path(name).expanduser()
+        found = folder.is_dir()
+    if found:
+        if not (folder / "config.json").exists():
+            raise ModelError(
+                f"model.name is the folder {name!r}, but it has no config.json; give a saved transformers model"
+            )
+        return str(folder.absolute())
+    if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise ModelError(f"model.name is {name!r}, but there is no such folder")
+    return name
+
+
+def load_classifier(config: ModelConfig, label_names: Sequence[str], seed: int) -> Loaded:
+    """The model with a classification head for these labels; what is newly initialised depends on `seed` alone."""
+    from secure_fed.learning.tasks.classification import Classification
+    from secure_fed.learning.tasks.sequences import USUAL
+
+    return load(config, Classification(USUAL), label_names, seed)
+
+
+def load(config: ModelConfig, task: Task, label_names: Sequence[str], seed: int) -> Loaded:
+    """The model with what the task puts on top of it; what is newly initialised depends on `seed` alone.
+
+    Of a head that was pre-trained for the task, such as a language model's, only what is new is head.
+    """
+    import transformers
+
+    device = find_device(config.device)
+    place = locate(config.name)
+    with quiet(), explained(config.name), torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)  # the weights are made on the CPU, and no other generator is touched
+        tokenizer = transformers.AutoTokenizer.from_pretrained(place)
+        model, info = getattr(transformers, task.auto).from_pretrained(
+            place,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            dtype=torch.float32,
+            **task.model_settings(label_names),
+        )
+    new = {*info["missing_keys"], *(key[0] for key in info["mismatched_keys"])}
+    head = new if task.keeps_head else {*head_names(model), *new}
+    names = [name for name, _ in model.named_parameters()]
+    _check_weights(config.name, model, head, names)
+    _check_positions(config, model)
+    _give_padding(model, tokenizer)
+    if task.auto == "AutoModelForCausalLM":
+        _require_causal(config.name, model)
+    model.to(device=device, dtype=getattr(torch, config.dtype))
+    return Loaded(model, tokenizer, tuple(name for name in names if name in head))
+
+
+@torch.no_grad()
+def _require_causal(name: str, model: Any) -> None:
+    """Refuse an encoder: it reads the very tokens that it is to tell, so its likelihoods would mean nothing."""
+    model.eval()
+    ids = torch.arange(4).view(1, 4) % model.config.vocab_size
+    other = ids.clone()
+    other[0, -1] = (other[0, -1] + 1) % model.config.vocab_size
+    first, second = (
+        model(input_ids=given, attention_mask=torch.ones_like(given)).logits[0, :-1] for given in (ids, other)
+    )
+    if not torch.allclose(first, second, rtol=1e-4, atol=1e-5):
+        raise ModelError(
+            f"model.name is {name!r}, whose {type(model).__name__} reads what comes after a token and so cannot tell it; "
+            "choose a decoder such as GPT-2 or LLaMA"
+        )
+
+
+def head_names(model: nn.Module) -> tuple[str, ...]:
+    """Parameters outside the base model, for models that say which part that is (as transformers' do)."""
+    prefix = getattr(model, "base_model_prefix", "")
+    if not prefix or not hasattr(model, prefix):
+        return ()
+    return tuple(name for name, _ in model.named_parameters() if not name.startswith(prefix + "."))
+
+
+def pooler_names(model: nn.Module) -> tuple[str, ...]:
+    """The parameters of the base model's pooler: new in every classifier made from a masked language model, and trained
+    for another task in the rest."""
+    pooler = f"{getattr(model, 'base_model_prefix', '')}.pooler."
+    return tuple(name for name, _ in model.named_parameters() if name.startswith(pooler))
+
+
+def find_device(name: str) -> torch.device:
+    """The torch device of that name; `auto` is the GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "mps" if torch.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"model.device is {name!r}, which cannot be used here ({reason}); try cpu or auto") from error
+    return device
+
+
+def _check_weights(name: str, model: nn.Module, head: Collection[str], names: Sequence[str]) -> None:
+    """Weights under other names than the architecture's are skipped on loading, and all would be head."""
+    if all(parameter in head for parameter in names):
+        raise ModelError(
+            f"model.name is {name!r}, but its weights hold no part of a {type(model).__name__}; its config.json "
+            "is another model's"
+        )
+
+
+def _check_positions(config: ModelConfig, model: nn.Module) -> None:
+    """Refuse texts longer than the model has positions: learned ones end there, others were never trained beyond."""
+    limit = getattr(model.config, "max_position_embeddings", None)
+    learned = (module for name, module in model.named_modules() if name.endswith(".position_embeddings"))
+    before = getattr(next(learned, None), "padding_idx", None)  # RoBERTa counts from behind its padding token
+    if isinstance(limit, int) and before is not None:
+        limit -= before + 1
+    if isinstance(limit, int) and 0 < limit < config.max_length:
+        raise ConfigError(
+            f"model.max_length is {config.max_length}, more than the {limit} positions of {config.name!r}; "
+            f"set model.max_length to at most {limit}"
+        )
+
+
+def _give_padding(model: Any, tokenizer: Any) -> None:
+    """Decoders often come without a padding token: their end-of-text token serves, since the mask hides it.
+
+    A decoder classifies by the last token that its configuration does not call padding, so both must mean the same one.
+    """
+    if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token_id is None:
+            raise ModelError(
+                f"the tokenizer of model.name {tokenizer.name_or_path!r} has neither a padding nor an end token"
+            )
+        tokenizer.pad_token = tokenizer.eos_token
+    model.config.pad_token_id = tokenizer.pad_token_id
+
+
+@contextmanager
+def explained(name: str) -> Iterator[None]:
+    """What transformers raises when a model cannot be had, as one sentence."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, SafetensorError) as error:
+        first = str(error).strip().splitlines()[0].rstrip(".")
+        raise ModelError(
+            f"model.name is {name!r}, and it cannot be loaded ({first}); give a folder, builtin/tiny, or, online, a Hub id"
+        ) from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No reports and progress bars of transformers: that a classifier's head is new is what we are here for."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,272 @@
+"""What a federation is put together from: a model, every client's examples, a test set, and what a batch, a loss and a
+metric are. Either a configuration says it all, or the user's own objects do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from secure_fed.config import RunConfig
+from secure_fed.errors import ConfigError, DataError
+from secure_fed.learning import tasks
+from secure_fed.learning.data import division, fingerprint, partition, sources
+from secure_fed.learning.data.encode import Collate as PadCollate
+from secure_fed.learning.data.encode import Encoded
+from secure_fed.learning.data.holdout import is_declared
+from secure_fed.learning.evaluation import Metrics
+from secure_fed.learning.models.heads import head_of
+from secure_fed.learning.models.loading import find_device, head_names, load, pooler_names
+from secure_fed.learning.tasks import classification
+from secure_fed.learning.tasks.confidence import Confidence, confidence
+from secure_fed.learning.training.local import Collate, Loss
+
+GIVEN = "given in Python"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything a run needs but its settings. `train[i]` belongs to the client called `names[i]`.
+
+    head: names of the parameters that train in full beside the adapter. confidence: how well a model fits an
+    example. groups: for every client, whose each example is, if the data say so. facts: what the run directory notes of them.
+    data_digest, unit_digest: plain digests of the data before rows are held out, and of which rows belong to which unit that
+    privacy protects, for a ledger; they confirm guesses about rows, so they stay in memory. warning: what the user should hear
+    before training starts, if anything.
+    """
+
+    model: nn.Module
+    head: tuple[str, ...]
+    train: Sequence[Sequence[Any]]
+    names: Sequence[str]
+    test: Sequence[Any]
+    collate: Collate
+    loss: Loss = classification.loss
+    metrics: Metrics = classification.metrics
+    confidence: Confidence = confidence("classification", classification.loss)  # noqa: RUF009 - it has no state
+    tokenizer: Any = None
+    groups: Sequence[Sequence[str]] | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    data_digest: str = ""
+    unit_digest: str = ""
+    warning: str = ""
+
+    @property
+    def units(self) -> list[int]:
+        """How many examples each client has, or how many groups of them."""
+        return [len(own) for own in self.train] if self.groups is None else [len(set(own)) for own in self.groups]
+
+
+def configured(config: RunConfig) -> Parts:
+    """The parts a configuration describes."""
+    seed, task = config.federation.seed, tasks.build(config.data)
+    private = config.privacy.unit != "none"
+    source = sources.load(config.data, seed=seed, group=config.privacy.group_column, unit=config.privacy.unit)
+    labels = source.train.label_names
+    strata = tuple(task.strata(source.train, seed))
+    divided = division.divide(config, replace(source, train=replace(source.train, label=strata)))
+    loss, metrics = task.loss(labels), task.metrics(labels)
+    data_digest = fingerprint.of_rows(source.train, source.test)
+    loaded = load(config.model, task, labels, seed)
+    encoded, test = (
+        task.encode(loaded.tokenizer, rows, config.model.max_length) for rows in (source.train, source.test)
+    )
+    return Parts(
+        model=loaded.model,
+        head=head_of(loaded.model, loaded.head, config.method.modules_to_save),
+        train=[encoded.take(part) for part in divided.parts],
+        names=divided.names,
+        test=test,
+        collate=task.collate(loaded.tokenizer),
+        loss=loss,
+        metrics=metrics,
+        confidence=confidence(config.data.task, loss),
+        tokenizer=loaded.tokenizer,
+        groups=division.groups(source, divided) if config.privacy.unit == "group" else None,
+        facts=_facts(
+            task.title,
+            labels,
+            divided.names,
+            kind=division.kind(config, source),
+            assigned=[list(map(int, part)) for part in divided.parts],
+            jensen_shannon=partition.jensen_shannon(strata, divided.parts, max(strata) + 1),
+            sizes=[len(part) for part in divided.parts],
+            private=private,
+            test=_test(source.tested, len(test), private=private),
+        )
+        | {"data_digest": data_digest},
+        data_digest=fingerprint.of_rows(source.whole, *([source.test] if is_declared(source.tested) else [])),
+        unit_digest=""
+        if config.privacy.unit == "none"
+        else fingerprint.of_units(*division.units(config, source, divided)),
+        warning=_unknown(config, test if private else encoded, "test" if private else "training", loaded.tokenizer),
+    )
+
+
+def _test(tested: str, rows: int, *, private: bool) -> dict[str, Any]:
+    """Where the test rows are from. How many were held out of private rows tells how many of these there are."""
+    return {"from": tested, "rows": rows if is_declared(tested) or not private else None}
+
+
+def _unknown(config: RunConfig, encoded: Encoded, which: str, tokenizer: Any) -> str:
+    """A warning if the tokenizer does not know much of the text: examples that look alike to the model teach it nothing.
+
+    A share of private texts would be released without noise, so with privacy the test texts, which train nothing, stand for
+    them.
+    """
+    tokens = np.concatenate(encoded.input_ids)
+    share = float((tokens == tokenizer.unk_token_id).mean()) if tokenizer.unk_token_id is not None else 0.0
+    if share < _MUCH_UNKNOWN:
+        return ""
+    tokens_of = f"tokens are unknown to the tokenizer of {config.model.name}"
+    return f"{share:.0%} of the {which} {tokens_of}, and look alike to it; set model.name to another model"
+
+
+def given(
+    config: RunConfig,
+    model: nn.Module | None,
+    train: Sequence[Sequence[Any]] | None,
+    test: Sequence[Any] | None,
+    collate: Collate | None,
+    loss: Loss | None,
+    metrics: Metrics | None,
+) -> Parts:
+    """The user's own objects; `train` is one sequence of examples per client."""
+    if model is None or train is None or test is None:
+        missing = [name for name, part in (("model", model), ("train", train), ("test", test)) if part is None]
+        raise ConfigError(
+            f"Federation was given objects of yours but not {' and '.join(missing)}; give model, train and test"
+        )
+    if config.privacy.unit == "group":
+        raise ConfigError(
+            "privacy.unit is 'group', which needs data from files with a privacy.group_column; use 'example'"
+        )
+    _check_examples(train, test)
+    _check_settings(config, len(train))
+    collate = collate or _default_collate(model, test[0])
+    _check_task(collate([test[0]]), loss, metrics)
+    width = len(str(len(train) - 1))
+    names = [f"client-{index:0{width}d}" for index in range(len(train))]
+    model.to(find_device(config.model.device))
+    return Parts(
+        model=model,
+        head=head_of(model, head_names(model) + pooler_names(model), config.method.modules_to_save),
+        train=train,
+        names=names,
+        test=test,
+        collate=collate,
+        loss=loss or classification.loss,
+        metrics=metrics or classification.metrics,
+        confidence=confidence("", loss or classification.loss),
+        facts=_facts(
+            GIVEN,
+            [],
+            names,
+            sizes=[len(own) for own in train],
+            private=config.privacy.unit != "none",
+            test=_test(GIVEN, len(test), private=config.privacy.unit != "none"),
+        ),
+        unit_digest=_units_given(config, train),
+    )
+
+
+def _units_given(config: RunConfig, train: Sequence[Sequence[Any]]) -> str:
+    """A digest of which examples of the user's own belong to which unit, as far as a ledger that runs share has to know it."""
+    if config.privacy.ledger:
+        try:
+            return fingerprint.of_objects(train, each=config.privacy.unit == "example")
+        except TypeError as error:
+            if not config.privacy.unit_name:
+                raise ConfigError(
+                    "a ledger that runs share has to know its unit, and your examples cannot be told apart by their content "
+                    f"({error}): set privacy.unit_name to a name that all runs on this unit give"
+                ) from error
+    return fingerprint.of_sizes(len(own) for own in train)
+
+
+def _facts(
+    task: str,
+    labels: Sequence[str],
+    names: Sequence[str],
+    *,
+    sizes: list[int],
+    assigned: list[list[int]] | None = None,
+    kind: str = "natural",
+    jensen_shannon: float | None = None,
+    private: bool,
+    test: dict[str, Any],
+) -> dict[str, Any]:
+    """What is noted of a run. How many examples each client has, and how their labels differ, is private where clients are."""
+    divided: dict[str, Any] = {"kind": kind, "jensen_shannon": jensen_shannon, "sizes": sizes}
+    if private:  # a run that goes on still knows its data
+        divided["digest"] = hashlib.sha256(json.dumps([list(names), assigned or sizes]).encode()).hexdigest()
+    return {"task": task, "label_names": list(labels), "clients": list(names), "partition": divided, "test": test}
+
+
+def _check_examples(train: Any, test: Any) -> None:
+    """Refuse what is no list of data sets and a data set, each with a length, items by number, and at least one of them."""
+    if not _numbered(train):
+        raise ConfigError(f"train is a {type(train).__name__}; give a list with one data set per client")
+    for name, examples in [("test", test), *((f"client {index} of train", own) for index, own in enumerate(train))]:
+        if not _numbered(examples):
+            raise ConfigError(
+                f"{name} is a {type(examples).__name__}; give a data set with a length and items by number, such as a list"
+            )
+    if not len(train) or not len(test):
+        raise DataError(
+            f"Federation was given {len(train)} clients and {len(test)} test examples; both must be at least one"
+        )
+    empty = [index for index, examples in enumerate(train) if not len(examples)]
+    if empty:
+        raise DataError(f"client {empty[0]} of the {len(train)} in train has no examples; leave it out")
+
+
+def _numbered(examples: Any) -> bool:
+    has_both = hasattr(examples, "__len__") and hasattr(examples, "__getitem__")
+    return has_both and not isinstance(examples, Mapping | str)
+
+
+def _check_settings(config: RunConfig, clients: int) -> None:
+    """Refuse settings of which the objects say otherwise, or which nothing reads beside them."""
+    if config.federation.clients not in (None, clients):
+        raise ConfigError(
+            f"federation.clients is {config.federation.clients}, but train holds {clients} clients; leave the setting out"
+        )
+    usual, chosen = RunConfig().to_dict(), config.to_dict()
+    for section in ("model", "data"):
+        for name, value in chosen[section].items():
+            if name != "device" and value != usual[section][name]:
+                raise ConfigError(
+                    f"{section}.{name} = {value!r} has no effect on a model and data of yours: leave it out"
+                )
+
+
+def _check_task(batch: Any, loss: Loss | None, metrics: Metrics | None) -> None:
+    """Classification, where nothing else is given, is of batches that say their labels by name."""
+    if isinstance(batch, Mapping) and "labels" in batch:
+        return
+    for name, task in (("loss", loss), ("metrics", metrics)):
+        if task is None:
+            raise ConfigError(
+                f"a batch of your examples is a {type(batch).__name__} without 'labels', which classification needs: "
+                f"give {name}=, or a collate= that makes a dict with 'labels'"
+            )
+
+
+def _default_collate(model: Any, example: Any) -> Collate:
+    if isinstance(example, Mapping) and "input_ids" in example:
+        pad: Any = getattr(getattr(model, "config", None), "pad_token_id", None)
+        return PadCollate(pad or 0)
+    from torch.utils.data import default_collate
+
+    collate: Callable[[Any], Any] = default_collate
+    return collate
+
+
+_MUCH_UNKNOWN = 0.2

@@ -1,0 +1,123 @@
+"""Language modelling: every token from those before it, in texts, or in the targets of prompts (instruction data).
+
+With `data.text_b` a row is a prompt and its target, and the prompt is read but not learned, unless `data.learn_prompt` says so.
+The loss of an example is the mean over its tokens, so that no example weighs by its length; perplexity is of all tokens
+together. A text counts as far as `model.max_length` reaches. Private are the texts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from secure_fed.learning.data.encode import Collate, Encoded, pad_id, per_token, require_room
+from secure_fed.learning.data.files import Table
+from secure_fed.learning.tasks import sequences
+from secure_fed.learning.tasks.continuation import continuations, loss, token_losses
+from secure_fed.learning.tasks.task import Answer, Columns, Texts, finite, logits
+
+if TYPE_CHECKING:
+    from secure_fed.config import DataConfig
+    from secure_fed.learning.data.rows import Rows
+    from secure_fed.learning.evaluation import Metrics
+    from secure_fed.learning.training.local import Loss
+
+_LARGEST = 700.0  # beyond, exp() is no float
+
+
+def metrics(model: nn.Module, batches: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """perplexity, exp of the mean over all tokens; accuracy, their share that is the most likely one; the mean loss."""
+    total = right = tokens = 0.0
+    means = []
+    for batch in batches:
+        scores = logits(model, batch)
+        losses, counted = token_losses(scores, batch["labels"])
+        means.append(losses.sum(1) / counted.sum(1).clamp(min=1))
+        total += float(losses.cpu().double().sum())
+        right += float(((scores[:, :-1].argmax(2) == batch["labels"][:, 1:]) & counted).sum())
+        tokens += float(counted.sum())
+    return {
+        "accuracy": right / tokens if tokens else math.nan,
+        "perplexity": perplexity(total, tokens),
+        "loss": float(torch.cat(means).mean()),
+    }
+
+
+def perplexity(total: float, tokens: float) -> float:
+    """exp(total / tokens); not-a-number of no tokens, and infinite where no float is that large."""
+    mean = total / tokens if tokens else math.nan
+    return math.exp(mean) if not mean > _LARGEST else math.inf
+
+
+@dataclass(frozen=True)
+class CausalLM:
+    """`Rows.text` is the text, or the prompt of the target `Rows.text_b`."""
+
+    columns: Columns
+    learn_prompt: bool = False
+
+    auto = "AutoModelForCausalLM"
+    keeps_head = True
+    beside = ()
+    unlabelled = None
+
+    @property
+    def title(self) -> str:
+        return "language modelling of targets" if self.columns.text_b else "language modelling"
+
+    def model_settings(self, label_names: Sequence[str]) -> dict[str, Any]:
+        return {}
+
+    def texts(self, tables: Sequence[Table]) -> Texts:
+        return sequences.read_texts(tables, self.columns)
+
+    def line(self, text: Any) -> Any:
+        return text
+
+    def read(self, train: Sequence[Table], test: Sequence[Table]) -> tuple[Rows, Rows]:
+        made = [sequences.labelled(tables, self.columns, [None] * sum(map(len, tables))) for tables in (train, test)]
+        return made[0], made[1]
+
+    def strata(self, rows: Rows, seed: int) -> Sequence[int]:
+        """One for all."""
+        return [0] * len(rows)
+
+    def encode(self, tokenizer: Any, rows: Rows, max_length: int) -> Encoded:
+        require_room(tokenizer, max_length, pair=False)
+        prompted = rows.text_b is not None
+        prompts, targets = (rows.text, rows.text_b or ()) if prompted else ([""] * len(rows), rows.text)
+        items = list(
+            continuations(tokenizer, prompts, targets, max_length, ends=prompted, learn_prompt=self.learn_prompt)
+        )
+        return Encoded({name: tuple(item[name] for item in items) for name in ("input_ids", "labels")})
+
+    def collate(self, tokenizer: Any) -> Collate:
+        return Collate(pad_id(tokenizer), per_token)
+
+    def loss(self, label_names: Sequence[str]) -> Loss:
+        return loss
+
+    def metrics(self, label_names: Sequence[str]) -> Metrics:
+        return metrics
+
+    def answers(self, model: nn.Module, batch: Mapping[str, Any], label_names: Sequence[str]) -> list[Answer]:
+        """How likely the text (or the target) is: its log-likelihood, how many tokens it has, and their perplexity."""
+        losses, counted = token_losses(finite(logits(model, batch)), batch["labels"])
+        sums, counts = losses.cpu().double().sum(1).tolist(), counted.sum(1).tolist()
+        return [
+            {"log_likelihood": round(-total, 6), "tokens": count, "perplexity": _plain(perplexity(total, count))}
+            for total, count in zip(sums, counts, strict=True)
+        ]
+
+
+def _plain(value: float) -> float | None:
+    return round(value, 6) if math.isfinite(value) else None
+
+
+def build(data: DataConfig) -> CausalLM:
+    return CausalLM(Columns("text").chosen(data), data.learn_prompt)

@@ -1,0 +1,61 @@
+"""How well a model fits an example, on a scale that attacks on membership can use: higher is better.
+
+    phi = log p_y - log sum over c != y of p_c                        of classes, in float64 from the scores
+    phi = log p - log (1 - p), p = exp(mean log-probability)         of what has a likelihood: texts, tags, answers
+    phi = -loss                                                       of anything else
+
+The first two are the logit of a probability, whose law over models is far closer to normal than that of the probability or
+of the loss (Carlini et al. 2022, arXiv 2112.03570, section IV-C). The first is exact where a probability in float32 would have
+become 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secure_fed.learning.tasks import classification
+from secure_fed.learning.training.local import Batch, Loss
+
+Confidence = Callable[[nn.Module, Batch], Tensor]
+
+_TINY = torch.finfo(torch.float32).eps ** 2  # of 1 - p, where float32 says that p is 1
+
+
+def of_classes(scores: Tensor, labels: Tensor) -> Tensor:
+    """(B,) float64 logits of the probability of `labels`, from scores (B, classes)."""
+    scores = scores.double()
+    own = scores.gather(1, labels[:, None])
+    others = scores.scatter(1, labels[:, None], -torch.inf)
+    return own.squeeze(1) - others.logsumexp(1)
+
+
+def of_likelihood(log_probability: Tensor) -> Tensor:
+    """(B,) float64 logits of exp(log_probability)."""
+    log_p = log_probability.double().clamp(max=0.0)
+    return log_p - torch.log((-torch.expm1(log_p)).clamp(min=_TINY))
+
+
+def confidence(task: str, loss: Loss) -> Confidence:
+    """phi(model, batch) -> (B,) of a task by the name that `data.task` has; "" is a loss of the user's own."""
+    if task == "classification" or loss is classification.loss:
+        return _classes
+    if task in ("", "regression"):
+        return partial(_negative, loss)
+    return partial(_likelihood, loss)
+
+
+def _classes(model: nn.Module, batch: Any) -> Tensor:
+    return of_classes(classification.logits(model, batch), batch["labels"])
+
+
+def _likelihood(loss: Loss, model: nn.Module, batch: Any) -> Tensor:
+    return of_likelihood(-loss(model, batch))
+
+
+def _negative(loss: Loss, model: nn.Module, batch: Any) -> Tensor:
+    return -loss(model, batch).double()

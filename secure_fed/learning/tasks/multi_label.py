@@ -1,0 +1,151 @@
+"""Any number of labels of each text or pair: a column of lists (in CSV: labels with semicolons between them).
+
+The loss of an example is the mean over labels of the binary cross-entropy. A label is given where its probability is above
+one half: a threshold tuned on data would be a number about them. Private are the texts and who has which labels; public is
+which labels there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from secure_fed.errors import DataError
+from secure_fed.learning.data.encode import Collate, Encoded, encode, numbers, pad_id
+from secure_fed.learning.data.files import Table
+from secure_fed.learning.data.labels import learn
+from secure_fed.learning.tasks import sequences
+from secure_fed.learning.tasks.classification import logits
+from secure_fed.learning.tasks.scores import f1_scores
+from secure_fed.learning.tasks.task import Answer, Columns, Texts, finite
+
+if TYPE_CHECKING:
+    from secure_fed.config import DataConfig
+    from secure_fed.learning.data.rows import Rows
+    from secure_fed.learning.evaluation import Metrics
+    from secure_fed.learning.training.local import Loss
+
+
+def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """(B,) means over labels of the binary cross-entropy; `labels` is (B, labels) of 0 and 1."""
+    return functional.binary_cross_entropy_with_logits(logits(model, batch), batch["labels"], reduction="none").mean(1)
+
+
+def metrics(model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> dict[str, float]:
+    """accuracy (the share of examples with every label right), micro_f1, macro_f1 and mean loss."""
+    scores, labels = [], []
+    for batch in batches:
+        scores.append(logits(model, batch))
+        labels.append(batch["labels"])
+    all_scores, all_labels = torch.cat(scores), torch.cat(labels)
+    guess, truth = all_scores > 0, all_labels > 0
+    return {
+        "accuracy": float((guess == truth).all(1).double().mean()),
+        **f1_scores(guess, truth),
+        "loss": float(functional.binary_cross_entropy_with_logits(all_scores, all_labels)),
+    }
+
+
+@dataclass(frozen=True)
+class MultiLabel:
+    """`Rows.label` is the sorted indices of an example's labels, perhaps none."""
+
+    columns: Columns
+
+    auto = "AutoModelForSequenceClassification"
+    keeps_head = False
+    unlabelled = ()
+
+    @property
+    def title(self) -> str:
+        return f"labels of {'text pairs' if self.columns.text_b else 'texts'}"
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        return ()
+
+    def model_settings(self, label_names: Sequence[str]) -> dict[str, Any]:
+        return sequences.named(label_names) | {"problem_type": "multi_label_classification"}
+
+    def texts(self, tables: Sequence[Table]) -> Texts:
+        return sequences.read_texts(tables, self.columns)
+
+    def line(self, text: Any) -> Any:
+        return text
+
+    def read(self, train: Sequence[Table], test: Sequence[Table]) -> tuple[Rows, Rows]:
+        column = self.columns.label
+        divided = [[_one_a_row(table, column) for table in tables] for tables in (train, test)]
+        if not any(len(table) for table, _ in divided[0]):
+            raise DataError(f"no row of {train[0].source} has a label; set data.label to a column of lists of labels")
+        vocabulary = learn([table for table, _ in divided[0]], column)
+        made = []
+        for tables, parts in zip((train, test), divided, strict=True):
+            sets = [
+                labels for table, counts in parts for labels in _regrouped(vocabulary.encode([table], column), counts)
+            ]
+            made.append(sequences.labelled(tables, self.columns, sets, vocabulary.names))
+        return made[0], made[1]
+
+    def strata(self, rows: Rows, seed: int) -> Sequence[int]:
+        from secure_fed.learning.data.strata import label_sets
+
+        return label_sets([{rows.label_names[label] for label in labels} for labels in rows.label])
+
+    def encode(self, tokenizer: Any, rows: Rows, max_length: int) -> Encoded:
+        encoded = encode(tokenizer, rows, max_length)
+        present = np.zeros((len(rows), len(rows.label_names)), dtype=np.float32)
+        for row, labels in zip(present, rows.label, strict=True):
+            row[list(labels)] = 1
+        return Encoded({**encoded.columns, "labels": tuple(present)})
+
+    def collate(self, tokenizer: Any) -> Collate:
+        return Collate(pad_id(tokenizer), numbers)
+
+    def loss(self, label_names: Sequence[str]) -> Loss:
+        return loss
+
+    def metrics(self, label_names: Sequence[str]) -> Metrics:
+        return metrics
+
+    def answers(self, model: nn.Module, batch: Mapping[str, Any], label_names: Sequence[str]) -> list[Answer]:
+        """The labels given, and the probability of each that there is."""
+        probabilities = finite(logits(model, batch)).sigmoid()
+        return [
+            {
+                "labels": [name for name, share in zip(label_names, row, strict=True) if share > 0.5],
+                "probabilities": {name: round(share, 6) for name, share in zip(label_names, row, strict=True)},
+            }
+            for row in probabilities.tolist()
+        ]
+
+
+def _one_a_row(table: Table, column: str) -> tuple[Table, list[int]]:
+    """The table with a row for every label, and how many labels each row had."""
+    lists: list[list[object]] = []
+    for row, value in enumerate(table.column(column, "data.label")):
+        labels = [part for part in value.split(";") if part.strip()] if isinstance(value, str) else value
+        if not isinstance(labels, list | tuple):
+            raise DataError(
+                f"{table.place(row)}: {column!r} is {value!r:.60}, which is not a list of labels; "
+                "correct it or set data.label to another column"
+            )
+        lists.append(list(labels))
+    lines = [line for line, labels in zip(table.lines, lists, strict=True) for _ in labels]
+    flat: list[object] = [label for labels in lists for label in labels]
+    return Table(table.source, {column: flat}, (column,), lines, table.unit, table.classes), list(map(len, lists))
+
+
+def _regrouped(labels: Sequence[int], counts: Sequence[int]) -> list[tuple[int, ...]]:
+    ends = np.cumsum(counts)
+    return [tuple(sorted(set(labels[end - count : end]))) for end, count in zip(ends, counts, strict=True)]
+
+
+def build(data: DataConfig) -> MultiLabel:
+    return MultiLabel(sequences.USUAL.chosen(data))

@@ -1,0 +1,162 @@
+"""Multiple choice by likelihood: the choice that a causal language model finds most likely behind the prompt.
+
+A row has a prompt, a list of choices, and which of them is right: its number from 0, or its text. The score of a choice is the
+mean log-likelihood of its tokens, or their sum (`data.likelihood`), which favours short ones. An item is one question with
+all its choices. It trains on the right one, as language modelling of a target does, so training takes one sequence an example;
+it is judged on all of them. Private are prompts, choices and which is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from secure_fed.errors import DataError
+from secure_fed.learning.data import texts
+from secure_fed.learning.data.encode import Collate, Encoded, pad_id, per_token, require_room
+from secure_fed.learning.data.files import Table
+from secure_fed.learning.tasks.continuation import continuations, loss, token_losses
+from secure_fed.learning.tasks.item_extras import ASIDE, PARTS, Aside
+from secure_fed.learning.tasks.task import Answer, Columns, Texts, finite, logits
+
+if TYPE_CHECKING:
+    from secure_fed.config import DataConfig
+    from secure_fed.learning.data.rows import Rows
+    from secure_fed.learning.evaluation import Metrics
+    from secure_fed.learning.training.local import Loss
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """The choices of a question, and the number of the right one."""
+
+    texts: tuple[str, ...]
+    right: int
+
+
+def likelihoods(model: nn.Module, batch: Mapping[str, Any], *, mean: bool) -> list[Tensor]:
+    """Of every item the scores of its choices."""
+    losses, counted = token_losses(logits(model, batch[PARTS]), batch[PARTS]["labels"])
+    sums = -losses.sum(1)
+    scores = sums / counted.sum(1).clamp(min=1) if mean else sums
+    return list(scores.cpu().split(batch["counts"].tolist()))
+
+
+def metrics(model: nn.Module, batches: Iterable[Mapping[str, Any]], *, mean: bool) -> dict[str, float]:
+    """accuracy, and the mean loss of the right choices."""
+    losses, right = [], list[bool]()
+    for batch in batches:
+        losses.append(loss(model, batch))
+        scores = likelihoods(model, batch, mean=mean)
+        right += [int(own.argmax()) == one.right for own, one in zip(scores, batch[ASIDE], strict=True)]
+    return {"accuracy": sum(right) / len(right), "loss": float(torch.cat(losses).mean())}
+
+
+@dataclass(frozen=True)
+class MultipleChoice:
+    """`Rows.text` is the prompt, `Rows.text_b` a tuple of choices, `Rows.label` the number of the right one."""
+
+    columns: Columns
+    mean: bool = True
+
+    title = "multiple choice by likelihood"
+    auto = "AutoModelForCausalLM"
+    keeps_head = True
+    beside = ()
+    unlabelled = 0
+
+    def model_settings(self, label_names: Sequence[str]) -> dict[str, Any]:
+        return {}
+
+    def texts(self, tables: Sequence[Table]) -> Texts:
+        prompts = [text for table in tables for text in texts.column(table, self.columns.text, "data.text")]
+        return prompts, [row for table in tables for row in _choices(table, self.columns.text_b)]
+
+    def line(self, text: Any) -> Any:
+        return text
+
+    def read(self, train: Sequence[Table], test: Sequence[Table]) -> tuple[Rows, Rows]:
+        from secure_fed.learning.data.rows import Rows
+
+        made = []
+        for tables in (train, test):
+            prompts, choices = self.texts(tables)
+            right = [number for table in tables for number in _right(table, self.columns)]
+            made.append(Rows(tuple(prompts), tuple(right), (), tuple(choices or ())))
+        return made[0], made[1]
+
+    def strata(self, rows: Rows, seed: int) -> Sequence[int]:
+        """One for all: which number the right choice has means nothing."""
+        return [0] * len(rows)
+
+    def encode(self, tokenizer: Any, rows: Rows, max_length: int) -> Encoded:
+        require_room(tokenizer, max_length, pair=False)
+        choices = rows.text_b or ()
+        flat = [(prompt, choice) for prompt, own in zip(rows.text, choices, strict=True) for choice in own]
+        found = list(continuations(tokenizer, [one for one, _ in flat], [other for _, other in flat], max_length))
+        ends = list(accumulate(map(len, choices)))
+        parts = [tuple(found[end - len(own) : end]) for end, own in zip(ends, choices, strict=True)]
+        trained = [own[right] for own, right in zip(parts, rows.label, strict=True)]
+        return Encoded(
+            {
+                "input_ids": tuple(item["input_ids"] for item in trained),
+                "labels": tuple(item["labels"] for item in trained),
+                PARTS: tuple(parts),
+                ASIDE: tuple(Choices(tuple(own), right) for own, right in zip(choices, rows.label, strict=True)),
+            }
+        )
+
+    def collate(self, tokenizer: Any) -> Aside:
+        return Aside(Collate(pad_id(tokenizer), per_token))
+
+    def loss(self, label_names: Sequence[str]) -> Loss:
+        return loss
+
+    def metrics(self, label_names: Sequence[str]) -> Metrics:
+        return partial(metrics, mean=self.mean)
+
+    def answers(self, model: nn.Module, batch: Mapping[str, Any], label_names: Sequence[str]) -> list[Answer]:
+        """The most likely choice, its number, and the score of each."""
+        return [
+            {
+                "label": int(finite(own).argmax()),
+                "choice": one.texts[int(own.argmax())],
+                "likelihoods": [round(score, 6) for score in own.tolist()],
+            }
+            for own, one in zip(likelihoods(model, batch, mean=self.mean), batch[ASIDE], strict=True)
+        ]
+
+
+def _choices(table: Table, column: str) -> list[tuple[str, ...]]:
+    found = texts.lists(table, column, "data.text_b")
+    for row, choices in enumerate(found):
+        if len(choices) < 2 or not all(choice.strip() for choice in choices):
+            raise DataError(
+                f"{table.place(row)}: {column!r} has the choices {choices!r:.60}; give at least two, none of them blank"
+            )
+    return [tuple(choices) for choices in found]
+
+
+def _right(table: Table, columns: Columns) -> list[int]:
+    numbers = []
+    choices = _choices(table, columns.text_b)
+    for row, (own, cell) in enumerate(zip(choices, table.column(columns.label, "data.label"), strict=True)):
+        number = own.index(cell) if isinstance(cell, str) and cell in own else cell
+        number = int(number) if isinstance(number, str) and number.strip().isdecimal() else number
+        if type(number) is not int or not 0 <= number < len(own):
+            raise DataError(
+                f"{table.place(row)}: label {cell!r:.60} is neither the number of one of the {len(own)} choices, from 0, nor "
+                "its text; correct it or set data.label to another column"
+            )
+        numbers.append(number)
+    return numbers
+
+
+def build(data: DataConfig) -> MultipleChoice:
+    return MultipleChoice(Columns("text", "choices", "label").chosen(data), data.likelihood == "mean")

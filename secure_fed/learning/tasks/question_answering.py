@@ -1,0 +1,188 @@
+"""Extractive question answering: the answer to a question is a span of a context (SQuAD).
+
+Columns: question, context, and answers, in any of SQuAD's ways to write them: {"text": [...], "answer_start": [...]}, a list of
+{"text", "answer_start"}, or one text, with its place in a column called like it with "_start" behind.
+
+An item is one question with all windows of its context. It trains on one of them, that with most of its first answer, so a
+question is one example to privacy, however long its context is; it is judged on all of them, by the best span anywhere. The
+loss is the mean cross-entropy of the first and the last token over the window's tokens. Private are questions, contexts and
+answers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from secure_fed.errors import DataError
+from secure_fed.learning.data import texts
+from secure_fed.learning.data.encode import Collate, Encoded, Item, pad_id
+from secure_fed.learning.data.files import Table
+from secure_fed.learning.tasks.item_extras import ASIDE, PARTS, Aside
+from secure_fed.learning.tasks.spans import Answers, read_answers
+from secure_fed.learning.tasks.squad import best_f1, exact
+from secure_fed.learning.tasks.task import Answer, Columns, Texts, finite
+from secure_fed.learning.tasks.windows import answered, best_span, windows
+
+if TYPE_CHECKING:
+    from secure_fed.config import DataConfig
+    from secure_fed.learning.data.rows import Rows
+    from secure_fed.learning.evaluation import Metrics
+    from secure_fed.learning.training.local import Loss
+
+_LONGEST = 30  # tokens of an answer
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """context: the whole of it. answers: all that count as right. spans: of each window, where its tokens stand."""
+
+    context: str
+    answers: tuple[str, ...]
+    spans: tuple[NDArray[np.integer[Any]], ...]
+
+
+def scores(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
+    """(B, 2, L) scores of every token as an answer's first and last; minus infinity on padding."""
+    output: Any = model(
+        **{name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in batch}
+    )
+    both = torch.stack([output.start_logits, output.end_logits], 1).float()
+    return both.masked_fill(batch["attention_mask"][:, None] == 0, -math.inf)
+
+
+def loss(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
+    """(B,) means of the cross-entropies of start and end; `labels` is (B, 2)."""
+    return (
+        functional.cross_entropy(scores(model, batch).flatten(0, 1), batch["labels"].flatten(), reduction="none")
+        .view(-1, 2)
+        .mean(1)
+    )
+
+
+def metrics(model: nn.Module, batches: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """exact_match, also as accuracy, f1, and the mean loss of the windows that are trained on."""
+    losses, found, asked = [], list[str](), list[Question]()
+    for batch in batches:
+        losses.append(loss(model, batch))
+        found += [question.context[start:end] for question, (_, start, end) in _best(model, batch)]
+        asked += batch[ASIDE]
+    right = float(np.mean([exact(guess, one.answers) for guess, one in zip(found, asked, strict=True)]))
+    return {
+        "accuracy": right,
+        "exact_match": right,
+        "f1": float(np.mean([best_f1(guess, one.answers) for guess, one in zip(found, asked, strict=True)])),
+        "loss": float(torch.cat(losses).mean()),
+    }
+
+
+def _best(
+    model: nn.Module, batch: Mapping[str, Any], *, checked: bool = False
+) -> list[tuple[Question, tuple[float, int, int]]]:
+    """Every question with the log-probability and the place of its best answer."""
+    of_parts = scores(model, batch[PARTS])
+    if checked:
+        finite(of_parts)
+    of_items = [own.double().numpy() for own in of_parts.cpu().split(batch["counts"].tolist())]
+    return [
+        (
+            question,
+            best_span(
+                [one[:, : len(span)] for one, span in zip(own, question.spans, strict=True)], question.spans, _LONGEST
+            ),
+        )
+        for question, own in zip(batch[ASIDE], of_items, strict=True)
+    ]
+
+
+def places(items: Sequence[Item], name: str, width: int) -> Tensor:
+    """(batch, 2) of an answer's first and last token, both inside the window."""
+    for item in items:
+        if max(item[name]) >= len(item["input_ids"]):
+            raise DataError(f"an answer ends at token {max(item[name])} of a window of {len(item['input_ids'])}")
+    return torch.tensor([list(item[name]) for item in items])
+
+
+@dataclass(frozen=True)
+class QuestionAnswering:
+    """`Rows.text` is the question, `Rows.text_b` the context, `Rows.label` its `Answers`."""
+
+    columns: Columns
+    stride: int = 32
+
+    title = "extractive question answering"
+    auto = "AutoModelForQuestionAnswering"
+    keeps_head = False
+    unlabelled = Answers()
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        return (f"{self.columns.label}_start",)
+
+    def model_settings(self, label_names: Sequence[str]) -> dict[str, Any]:
+        return {}
+
+    def texts(self, tables: Sequence[Table]) -> Texts:
+        return texts.plain(tables, self.columns.text, self.columns.text_b)
+
+    def line(self, text: Any) -> Any:
+        return text
+
+    def read(self, train: Sequence[Table], test: Sequence[Table]) -> tuple[Rows, Rows]:
+        from secure_fed.learning.data.rows import Rows
+
+        made = []
+        for tables in (train, test):
+            questions, contexts = self.texts(tables)
+            answers = [one for table in tables for one in read_answers(table, self.columns)]
+            made.append(Rows(tuple(questions), tuple(answers), (), tuple(contexts or ())))
+        return made[0], made[1]
+
+    def strata(self, rows: Rows, seed: int) -> Sequence[int]:
+        """By source where the data name one, else by the k-means cluster of question and context."""
+        from secure_fed.learning.data.strata import clusters, label_sets
+
+        if rows.client is not None:
+            return label_sets([()] * len(rows), rows.client)
+        return clusters([f"{one} {other}" for one, other in zip(rows.text, rows.text_b or (), strict=True)], seed=seed)
+
+    def encode(self, tokenizer: Any, rows: Rows, max_length: int) -> Encoded:
+        columns: dict[str, list[Any]] = {"labels": [], PARTS: [], ASIDE: []}
+        contexts = rows.text_b or ()
+        every = windows(tokenizer, rows.text, contexts, max_length, self.stride)
+        for context, answers, found in zip(contexts, rows.label, every, strict=True):
+            chosen, span = answered(found, *answers.first) if answers.texts else (0, (0, 0))
+            for name, value in found[chosen].inputs.items():
+                columns.setdefault(name, []).append(value)
+            columns["labels"].append(span)
+            columns[PARTS].append(tuple({**window.inputs, "labels": (0, 0)} for window in found))
+            columns[ASIDE].append(Question(context, answers.texts, tuple(window.spans for window in found)))
+        return Encoded({name: tuple(column) for name, column in columns.items()})
+
+    def collate(self, tokenizer: Any) -> Aside:
+        return Aside(Collate(pad_id(tokenizer), places))
+
+    def loss(self, label_names: Sequence[str]) -> Loss:
+        return loss
+
+    def metrics(self, label_names: Sequence[str]) -> Metrics:
+        return metrics
+
+    def answers(self, model: nn.Module, batch: Mapping[str, Any], label_names: Sequence[str]) -> list[Answer]:
+        """The answer, its first character in the context, and its probability as the product of its start's and its end's."""
+        return [
+            {"answer": question.context[start:end], "start": start, "score": round(math.exp(score), 6)}
+            for question, (score, start, end) in _best(model, batch, checked=True)
+        ]
+
+
+def build(data: DataConfig) -> QuestionAnswering:
+    return QuestionAnswering(Columns("question", "context", "answers").chosen(data), data.stride)

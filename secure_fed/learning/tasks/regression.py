@@ -1,0 +1,137 @@
+"""A number for each text or pair, such as how alike two sentences are.
+
+The model learns (y - centre) / scale, with `data.label_centre` and `data.label_scale` as settings: a mean or a spread taken
+from the clients' labels would leave without noise. Private are the texts and the numbers. There is no accuracy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from secure_fed.errors import DataError
+from secure_fed.learning.data.encode import Collate, Encoded, encode, numbers, pad_id
+from secure_fed.learning.data.files import Table
+from secure_fed.learning.tasks import sequences
+from secure_fed.learning.tasks.classification import logits
+from secure_fed.learning.tasks.task import Answer, Columns, Texts, finite
+
+if TYPE_CHECKING:
+    from secure_fed.config import DataConfig
+    from secure_fed.learning.data.rows import Rows
+    from secure_fed.learning.evaluation import Metrics
+    from secure_fed.learning.training.local import Loss
+
+_BINS = 10
+
+
+def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """(B,) squared errors of the scaled numbers."""
+    return (logits(model, batch).squeeze(-1) - batch["labels"]).square()
+
+
+def metrics(model: nn.Module, batches: Iterable[Mapping[str, Tensor]], *, scale: float) -> dict[str, float]:
+    """rmse in the data's unit, pearson, spearman, and the mean loss, which is of scaled numbers."""
+    found = [(logits(model, batch).squeeze(-1), batch["labels"]) for batch in batches]
+    guess, truth = (torch.cat(part).cpu().double().numpy() for part in zip(*found, strict=True))
+    mean = float(np.square(guess - truth).mean())
+    return {"rmse": scale * math.sqrt(mean), **correlations(guess, truth), "loss": mean}
+
+
+def correlations(guess: NDArray[np.float64], truth: NDArray[np.float64]) -> dict[str, float]:
+    """Pearson's and Spearman's; not-a-number where either side is constant."""
+    from scipy.stats import pearsonr, spearmanr
+
+    if len(truth) < 2 or np.ptp(guess) == 0 or np.ptp(truth) == 0 or not np.isfinite(guess).all():
+        return {"pearson": math.nan, "spearman": math.nan}
+    return {"pearson": float(pearsonr(guess, truth).statistic), "spearman": float(spearmanr(guess, truth).statistic)}
+
+
+@dataclass(frozen=True)
+class Regression:
+    """`Rows.label` is the number as the data have it; an item's label is the scaled one."""
+
+    columns: Columns
+    centre: float = 0.0
+    scale: float = 1.0
+
+    auto = "AutoModelForSequenceClassification"
+    keeps_head = False
+    unlabelled = 0.0
+
+    @property
+    def title(self) -> str:
+        return f"regression on {'text pairs' if self.columns.text_b else 'texts'}"
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        return ()
+
+    def model_settings(self, label_names: Sequence[str]) -> dict[str, Any]:
+        return {"num_labels": 1, "problem_type": "regression"}
+
+    def texts(self, tables: Sequence[Table]) -> Texts:
+        return sequences.read_texts(tables, self.columns)
+
+    def line(self, text: Any) -> Any:
+        return text
+
+    def read(self, train: Sequence[Table], test: Sequence[Table]) -> tuple[Rows, Rows]:
+        made = [
+            sequences.labelled(
+                tables, self.columns, [value for table in tables for value in _values(table, self.columns.label)]
+            )
+            for tables in (train, test)
+        ]
+        return made[0], made[1]
+
+    def strata(self, rows: Rows, seed: int) -> Sequence[int]:
+        """Which tenth of the numbers each is in; equal numbers are in the same."""
+        edges = np.quantile(rows.label, np.linspace(0, 1, _BINS + 1)[1:-1])
+        return [int(index) for index in np.unique(np.searchsorted(edges, rows.label), return_inverse=True)[1]]
+
+    def encode(self, tokenizer: Any, rows: Rows, max_length: int) -> Encoded:
+        scaled = tuple((value - self.centre) / self.scale for value in rows.label)
+        return Encoded({**encode(tokenizer, rows, max_length).columns, "labels": scaled})
+
+    def collate(self, tokenizer: Any) -> Collate:
+        return Collate(pad_id(tokenizer), numbers)
+
+    def loss(self, label_names: Sequence[str]) -> Loss:
+        return loss
+
+    def metrics(self, label_names: Sequence[str]) -> Metrics:
+        return partial(metrics, scale=self.scale)
+
+    def answers(self, model: nn.Module, batch: Mapping[str, Any], label_names: Sequence[str]) -> list[Answer]:
+        """The number, in the data's unit."""
+        scores = finite(logits(model, batch).squeeze(-1))
+        return [{"value": round(self.centre + self.scale * score, 6)} for score in scores.tolist()]
+
+
+def _values(table: Table, column: str) -> list[float]:
+    values: list[float] = []
+    for row, cell in enumerate(table.column(column, "data.label")):
+        try:
+            value = float(cell) if isinstance(cell, str | int | float) and not isinstance(cell, bool) else math.nan
+        except (ValueError, OverflowError):
+            value = math.nan
+        if not math.isfinite(value):
+            raise DataError(
+                f"{table.place(row)}: label {cell!r:.60} is not a finite number; "
+                "correct it or set data.label to another column"
+            )
+        values.append(value)
+    return values
+
+
+def build(data: DataConfig) -> Regression:
+    return Regression(sequences.USUAL.chosen(data), data.label_centre, data.label_scale)

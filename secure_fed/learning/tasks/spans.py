@@ -1,0 +1,59 @@
+"""Columns of answers that stand in a context."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from secure_fed.errors import DataError
+from secure_fed.learning.data import texts
+from secure_fed.learning.data.files import Table
+from secure_fed.learning.tasks.task import Columns
+
+
+class Answers(NamedTuple):
+    """texts: all right answers. first: where the first of them stands, from its first character to the one behind its last."""
+
+    texts: tuple[str, ...] = ()
+    first: tuple[int, int] = (0, 0)
+
+
+def read_answers(table: Table, columns: Columns) -> list[Answers]:
+    """The answers of every row; each must stand where it says, because the first of them is what is learned."""
+    cells = table.column(columns.label, "data.label")
+    beside = table.columns.get(f"{columns.label}_start", [None] * len(cells))
+    contexts = texts.column(table, columns.text_b, "data.text_b")
+    found = []
+    for row, (cell, start, context) in enumerate(zip(cells, beside, contexts, strict=True)):
+        pairs = _pairs(cell, start)
+        if not pairs:
+            raise DataError(
+                f"{table.place(row)}: {columns.label!r} is {cell!r:.60}, which is not an answer with its place; give a text "
+                f"with its first character in {columns.label + '_start'!r}, or SQuAD's 'text' and 'answer_start'"
+            )
+        for text, place in pairs:
+            if not text.strip() or context[place : place + len(text)] != text or place < 0:
+                raise DataError(
+                    f"{table.place(row)}: the answer {text!r:.60} does not stand at character {place} of {columns.text_b!r}; "
+                    "correct its place or remove the row"
+                )
+        first, place = pairs[0]
+        found.append(Answers(tuple(text for text, _ in pairs), (place, place + len(first))))
+    return found
+
+
+def _pairs(cell: Any, start: Any) -> list[tuple[str, int]] | None:
+    """The answers of a cell with their places, in whatever way they are written; None for what is none."""
+    if isinstance(cell, Mapping):
+        several, places = cell.get("text"), cell.get("answer_start")
+    elif isinstance(cell, list | tuple):
+        if not all(isinstance(one, Mapping) for one in cell):
+            return None
+        several, places = [one.get("text") for one in cell], [one.get("answer_start") for one in cell]
+    else:
+        several, places = [cell], [int(start) if isinstance(start, str) and start.strip().isdecimal() else start]
+    if not isinstance(several, list) or not isinstance(places, list) or len(several) != len(places):
+        return None
+    if not all(texts.is_text(text) for text in several) or not all(type(place) is int for place in places):
+        return None
+    return list(zip(several, places, strict=True))

@@ -1,0 +1,67 @@
+"""Columns of IOB2 tags: names, or numbers that the source itself has names for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from secure_fed.errors import DataError
+from secure_fed.learning.data import texts
+from secure_fed.learning.data.files import Table
+from secure_fed.learning.tasks.entities import OUTSIDE
+from secure_fed.learning.tasks.task import Columns
+
+
+def tag_names(tables: Sequence[Table], column: str) -> tuple[str, ...]:
+    """O, then B- and I- of every type in the training data, in the order of the types' names."""
+    types: set[str] = set()
+    for table in tables:
+        for row, tags in enumerate(_tags(table, column)):
+            for tag in tags:
+                mark, _, kind = tag.partition("-")
+                if tag != OUTSIDE and not (mark in ("B", "I") and kind):
+                    raise DataError(
+                        f"{table.place(row)}: tag {tag!r:.60} is neither O nor B- or I- with a type behind it; "
+                        "correct it or set data.label to another column"
+                    )
+                types |= {kind} if kind else set()
+    if not types:
+        raise DataError(f"every tag of {tables[0].source} is O; give data with entities, or set data.label")
+    return (OUTSIDE, *(f"{mark}-{kind}" for kind in sorted(types) for mark in "BI"))
+
+
+def encoded_tags(table: Table, columns: Columns, names: Sequence[str]) -> list[tuple[int, ...]]:
+    """The index of every tag, as many in each row as the row has words."""
+    index = {name: number for number, name in enumerate(names)}
+    encoded = []
+    words = texts.lists(table, columns.text, "data.text", divided=" ")
+    for row, (own, tags) in enumerate(zip(words, _tags(table, columns.label), strict=True)):
+        if len(own) != len(tags):
+            raise DataError(
+                f"{table.place(row)}: {columns.text!r} has {len(own)} words and {columns.label!r} {len(tags)} tags; "
+                "give every word one tag"
+            )
+        unknown = next((tag for tag in tags if tag not in index), None)
+        if unknown is not None:
+            raise DataError(
+                f"{table.place(row)}: tag {unknown!r:.60} never occurs in the training data, whose types are "
+                f"{', '.join(name[2:] for name in names[1::2])}; remove the row or set data.label to another column"
+            )
+        encoded.append(tuple(index[tag] for tag in tags))
+    return encoded
+
+
+def _tags(table: Table, column: str) -> list[list[str]]:
+    declared = dict(table.classes).get(column)
+    if declared is None:
+        return texts.lists(table, column, "data.label", divided=" ")
+    named = []
+    for row, tags in enumerate(table.column(column, "data.label")):
+        if not isinstance(tags, list | tuple) or not all(
+            isinstance(tag, int) and 0 <= tag < len(declared) for tag in tags
+        ):
+            raise DataError(
+                f"{table.place(row)}: {column!r} is {tags!r:.60}, which is not a list of numbers below {len(declared)}; "
+                "correct it or set data.label to another column"
+            )
+        named.append([declared[tag] for tag in tags])
+    return named

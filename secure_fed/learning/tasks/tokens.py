@@ -1,0 +1,199 @@
+"""Token classification: a tag for every word, for named entities in IOB2 tags.
+
+A row has a list of words and a list of as many tags (in CSV: words with spaces between them). A word's first token
+stands for it; the others have no label. The loss of an example is the mean over its words, so that no example weighs by the
+length of another, and is 0 where `model.max_length` leaves it no word. A word that was cut off is answered O: an entity there
+is missed. Private are the words and tags; public is which types of entities there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from secure_fed.learning.data import texts
+from secure_fed.learning.data.alignment import Aligned, aligned
+from secure_fed.learning.data.encode import IGNORED, Collate, Encoded, pad_id, per_token, require_room
+from secure_fed.learning.data.files import Table
+from secure_fed.learning.tasks import sequences
+from secure_fed.learning.tasks.entities import entities, entity_scores
+from secure_fed.learning.tasks.item_extras import ASIDE, Aside
+from secure_fed.learning.tasks.tags import encoded_tags, tag_names
+from secure_fed.learning.tasks.task import Answer, Columns, Texts, finite, logits
+
+if TYPE_CHECKING:
+    from secure_fed.config import DataConfig
+    from secure_fed.learning.data.rows import Rows
+    from secure_fed.learning.evaluation import Metrics
+    from secure_fed.learning.training.local import Loss
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """words: all of them. tags: the tag of each, by name. read: which of them have a token with a label, in order."""
+
+    words: tuple[str, ...]
+    tags: tuple[str, ...]
+    read: tuple[int, ...]
+
+
+def loss(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
+    """(B,) mean cross-entropies over an example's labelled tokens; 0 where there is none."""
+    return mean_of_labelled(logits(model, batch), batch["labels"])
+
+
+def mean_of_labelled(scores: Tensor, labels: Tensor) -> Tensor:
+    """(B,) from scores (B, L, classes) and labels (B, L), `IGNORED` where there is none."""
+    losses = functional.cross_entropy(scores.transpose(1, 2), labels, reduction="none", ignore_index=IGNORED)
+    return losses.sum(1) / (labels != IGNORED).sum(1).clamp(min=1)
+
+
+def guessed(scores: Tensor, batch: Mapping[str, Any], names: Sequence[str]) -> list[list[str]]:
+    """The tag of every word of every example; O of those that were not read."""
+    best = scores.argmax(2).cpu()
+    found = []
+    for row, labels, sentence in zip(best, batch["labels"].cpu(), batch[ASIDE], strict=True):
+        tags = ["O"] * len(sentence.words)
+        for word, tag in zip(sentence.read, row[labels != IGNORED].tolist(), strict=True):
+            tags[word] = names[tag]
+        found.append(tags)
+    return found
+
+
+def metrics(model: nn.Module, batches: Iterable[Mapping[str, Any]], *, names: Sequence[str]) -> dict[str, float]:
+    """accuracy over words, precision, recall and f1 of entities, and the mean loss of an example."""
+    losses, guesses, truths = [], list[list[str]](), list[Sequence[str]]()
+    for batch in batches:
+        scores = logits(model, batch)
+        losses.append(mean_of_labelled(scores, batch["labels"]))
+        guesses += guessed(scores, batch, names)
+        truths += [sentence.tags for sentence in batch[ASIDE]]
+    right = [
+        guess == true
+        for ours, theirs in zip(guesses, truths, strict=True)
+        for guess, true in zip(ours, theirs, strict=True)
+    ]
+    return {
+        "accuracy": sum(right) / len(right) if right else math.nan,
+        **entity_scores(guesses, truths),
+        "loss": float(torch.cat(losses).mean()),
+    }
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """`Rows.text` is a tuple of words, `Rows.label` the index of each word's tag, O being 0."""
+
+    columns: Columns
+
+    title = "recognition of entities"
+    auto = "AutoModelForTokenClassification"
+    keeps_head = False
+    beside = ()
+    unlabelled = ()
+
+    def model_settings(self, label_names: Sequence[str]) -> dict[str, Any]:
+        return sequences.named(label_names)
+
+    def texts(self, tables: Sequence[Table]) -> Texts:
+        column = self.columns.text
+        words = [row for table in tables for row in texts.lists(table, column, "data.text", divided=" ")]
+        return [tuple(row) for row in words], None
+
+    def line(self, text: Any) -> Any:
+        return tuple(text.split()) if isinstance(text, str) else tuple(text)
+
+    def read(self, train: Sequence[Table], test: Sequence[Table]) -> tuple[Rows, Rows]:
+        from secure_fed.learning.data.rows import Rows
+
+        names = tag_names(train, self.columns.label)
+        made = []
+        for tables in (train, test):
+            words = self.texts(tables)[0]
+            tags = [row for table in tables for row in encoded_tags(table, self.columns, names)]
+            made.append(Rows(tuple(words), tuple(tags), names))
+        return made[0], made[1]
+
+    def strata(self, rows: Rows, seed: int) -> Sequence[int]:
+        """By the set of an example's types of entities, and by its source where the data name one."""
+        from secure_fed.learning.data.strata import label_sets
+
+        types = [{rows.label_names[tag].partition("-")[2] for tag in tags if tag} for tags in rows.label]
+        return label_sets(types, rows.client)
+
+    def encode(self, tokenizer: Any, rows: Rows, max_length: int) -> Encoded:
+        require_room(tokenizer, max_length, pair=False)
+        columns: dict[str, list[Any]] = {"input_ids": [], "labels": [], ASIDE: []}
+        sentences = aligned(tokenizer, [" ".join(words) for words in rows.text])
+        for words, tags, whole in zip(rows.text, rows.label, sentences, strict=True):
+            tokens = _cut(whole, max_length, pad_id(tokenizer))
+            read, places = _first_tokens(words, tokens)
+            labels = np.full(len(tokens.ids), IGNORED)
+            labels[places] = [tags[word] if tags else 0 for word in read]
+            columns["input_ids"].append(tokens.ids)
+            columns["labels"].append(labels)
+            columns[ASIDE].append(Sentence(words, tuple(rows.label_names[tag] for tag in tags), tuple(read)))
+        return Encoded({name: tuple(column) for name, column in columns.items()})
+
+    def collate(self, tokenizer: Any) -> Aside:
+        return Aside(Collate(pad_id(tokenizer), per_token))
+
+    def loss(self, label_names: Sequence[str]) -> Loss:
+        return loss
+
+    def metrics(self, label_names: Sequence[str]) -> Metrics:
+        return partial(metrics, names=label_names)
+
+    def answers(self, model: nn.Module, batch: Mapping[str, Any], label_names: Sequence[str]) -> list[Answer]:
+        """The entities, each with its words and their places, from `start` to `end` - 1."""
+        tags = guessed(finite(logits(model, batch)), batch, label_names)
+        return [
+            {
+                "entities": [
+                    {"text": " ".join(sentence.words[found.start : found.end]), **found._asdict()}
+                    for found in entities(own)
+                ]
+            }
+            for own, sentence in zip(tags, batch[ASIDE], strict=True)
+        ]
+
+
+def _cut(whole: Aligned, max_length: int, blank: int) -> Aligned:
+    """At most so many tokens, the special ones at the end among them; one of padding where there is none."""
+    ids, spans = whole
+    if not len(ids):
+        return Aligned(np.array([blank], dtype=np.int32), np.zeros((1, 2), dtype=np.int64))
+    if len(ids) > max_length:
+        text = np.flatnonzero(spans[:, 1] > spans[:, 0])
+        end = len(ids) - 1 - int(text[-1]) if len(text) else 0
+        kept = np.r_[: max_length - end, len(ids) - end : len(ids)]
+        ids, spans = ids[kept], spans[kept]
+    return Aligned(ids, spans)
+
+
+def _first_tokens(words: Sequence[str], tokens: Aligned) -> tuple[list[int], list[int]]:
+    """The words that have a token, and the place of the first token of each.
+
+    A token is of the word that its last character is in: some tokenizers count the space before a word as its token's.
+    """
+    ends = np.cumsum([len(word) + 1 for word in words])  # of each word in the text, with the space behind it
+    read: list[int] = []
+    places: list[int] = []
+    for place, (start, end) in enumerate(tokens.spans):
+        word = int(np.searchsorted(ends, end - 1, side="right"))
+        if end > start and word < len(words) and end <= ends[word] - 1 and (not read or word > read[-1]):
+            read.append(word)
+            places.append(place)
+    return read, places
+
+
+def build(data: DataConfig) -> Tokens:
+    return Tokens(Columns("tokens", "", "tags").chosen(data))

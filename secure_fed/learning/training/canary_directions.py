@@ -1,0 +1,149 @@
+"""Random directions that an audited unit pulls the model along (Andrew et al. 2023, arXiv 2302.03098).
+
+A direction u is uniform on the unit sphere over all trained tensors together, d numbers in the order of their names. It is made
+of a hash of the unit's name under a seed: it is kept nowhere; a run that goes on makes it again, and so does an audit. Of a
+unit that did not train nothing depends on u, so its cosine with whatever is released is a coordinate of a uniform point on the
+sphere: of mean 0 and variance 1 / d, and all but normal.
+
+A client of direction u ends its training L u away from where it began. An example of direction u has the gradient -L u, that of
+the loss -L <u, w>, so that descending moves the model along u. With L beyond the clip norm C the unit moves a sum by C, which
+is the most that any unit may. All that follows (sampling, clipping, noise, masks) is what all other units go through.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy as np
+import torch
+
+from privacy.entropy import Stream
+from secure_fed.config import TrainingConfig
+from secure_fed.learning.training.local import Collate, Objective, Placed, Trained
+from secure_fed.learning.training.per_example import Gradients
+from secure_fed.tensors.tensors import Layout, Tensors
+
+GradientsOf = Callable[[Placed, Sequence[Any]], Gradients]
+
+
+def direction(unit: str, seed: int, layout: Layout) -> Tensors:
+    """The direction of a unit: float32, of unit norm over all tensors of the layout together. Each layout has its own."""
+    key = hashlib.sha256(json.dumps(["direction of a canary", seed, unit, layout.digest]).encode()).digest()
+    normal = Stream(key).normal((layout.size,))
+    return layout.unflatten(torch.from_numpy(normal / np.linalg.norm(normal)).to(torch.float32))
+
+
+def layout_of(tensors: Tensors, trained: Sequence[str]) -> Layout:
+    """The coordinates of a direction: those of the tensors that train, in the order of their names."""
+    return Layout.of(tensors.select(trained))
+
+
+# Clients.
+
+
+def trains_towards(
+    unit: str, seed: int, length: float | None = None
+) -> Callable[
+    [Objective, Tensors, Sequence[str], Sequence[Any], Collate, TrainingConfig, float, np.random.Generator], Trained
+]:
+    """What a client of this direction does in place of `training.train`: it ends `length` along it, and reads no example.
+
+    length: None for that of the local steps (`length_of_steps`), which is what others' changes may be as long as.
+    """
+
+    def towards(
+        objective: Objective,
+        before: Tensors,
+        trainable: Sequence[str],
+        examples: Sequence[Any],
+        collate: Collate,
+        settings: TrainingConfig,
+        lr: float,
+        rng: np.random.Generator,
+    ) -> Trained:
+        layout = layout_of(before, trainable)
+        far = length_of_steps(layout.size, len(examples), settings, lr) if length is None else length
+        start = before.select(trainable).dense()
+        return Trained(start + direction(unit, seed, layout) * far, math.nan)
+
+    return towards
+
+
+def length_of_steps(numbers: int, examples: int, settings: TrainingConfig, lr: float) -> float:
+    """lr sqrt(d) steps: how far AdamW gets in a client's local training if all its steps, near lr a coordinate, agree."""
+    steps = settings.epochs * math.ceil(examples / settings.batch_size) if settings.steps is None else settings.steps
+    return lr * math.sqrt(numbers) * max(1, steps)
+
+
+# Examples.
+
+
+@dataclass(frozen=True)
+class Pointing:
+    """An example whose gradient is that of a direction, and not its own."""
+
+    example: Any
+    unit: str
+    seed: int
+
+
+def plain(item: Any) -> Any:
+    """The example itself, for whoever reads it."""
+    return item.example if isinstance(item, Pointing) else item
+
+
+def reading(collate: Collate) -> Collate:
+    """`collate` of the examples themselves."""
+    return lambda items: collate([plain(item) for item in items])
+
+
+@dataclass(frozen=True)
+class Plain(Sequence[Any]):
+    """A client's examples themselves; each is looked up when it is asked for."""
+
+    items: Sequence[Any]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> Plain: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        return Plain(self.items[index]) if isinstance(index, slice) else plain(self.items[index])
+
+
+def pointing(gradients: GradientsOf, length: float) -> GradientsOf:
+    """`gradients` of all examples but those of a direction u, whose gradient is -length u: {name: (B, *shape)}."""
+
+    def found(placed: Placed, items: Sequence[Any]) -> Gradients:
+        marked = [i for i, item in enumerate(items) if isinstance(item, Pointing)]
+        if not marked:
+            return gradients(placed, items)
+        own = [i for i, item in enumerate(items) if not isinstance(item, Pointing)]
+        rest = gradients(placed, [items[i] for i in own]) if own else {}
+        moving = Tensors((name, tensor.detach()) for name, tensor in placed.moving.items())
+        layout = Layout.of(moving)
+        drawn = [direction(items[i].unit, items[i].seed, layout) for i in marked]
+        each: Gradients = {}
+        for name, tensor in placed.moving.items():
+            made = torch.stack([u.tensor(name) for u in drawn]).to(tensor) * -length
+            each[name] = _merged(len(items), [(marked, made.detach()), *([(own, rest[name])] if own else [])])
+        return each
+
+    return found
+
+
+def _merged(count: int, parts: Sequence[tuple[Sequence[int], torch.Tensor]]) -> torch.Tensor:
+    """(count, *shape) from tensors of one entry for each of the given places; one of another length is refused."""
+    some = parts[0][1]
+    merged = some.new_zeros((count, *some.shape[1:]))
+    for places, tensor in parts:
+        merged.index_copy_(0, torch.tensor(places, device=some.device), tensor.to(some))
+    return merged

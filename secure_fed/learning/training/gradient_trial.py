@@ -1,0 +1,246 @@
+"""Trying out, on examples, how a model's per-example gradients are to be taken.
+
+Every moving tensor is put away from zero first, since at the usual start B = 0 the gradient of A vanishes and would prove
+nothing. What comes of a trial is a property of the model and of the shape of its batches, not of the examples it is made with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from secure_fed.errors import ModelError, SecureFedError
+from secure_fed.learning.training.local import Collate, Objective, Placed, seeded
+from secure_fed.learning.training.per_example import Gradients, Path, by_layer, losses, one_by_one
+from secure_fed.learning.training.supported import mixes_experts
+
+
+def tried(
+    objective: Objective, alone: Collate, together: Collate, placed: Placed, probe: Sequence[Any]
+) -> tuple[Path, tuple[int, ...]]:
+    """How gradients of examples like `probe` are taken, and how many examples a pass may hold, of up to as many as `probe` has.
+
+    `by_layer` where it gives what `one_by_one` does, in passes of the sizes that give each example's gradient to the same bit
+    whoever shares the pass, in whatever order; else `one_by_one`, in passes of one. alone, together: see `path_for`.
+    """
+    if path_for(objective, alone, placed, probe, together) is by_layer:
+        with still(objective, lambda: losses(objective, alone, placed, probe[:1])):
+            away = _moved_away(placed)
+            sizes = _sizes(lambda items: by_layer(objective, together, away, items), probe)
+            if sizes:
+                return by_layer, sizes
+    return one_by_one, (1,)
+
+
+def path_for(
+    objective: Objective, alone: Collate, placed: Placed, probe: Sequence[Any], together: Collate | None = None
+) -> Path:
+    """`by_layer` where it gives what `one_by_one` gives on the examples of `probe`, else `one_by_one`.
+
+    alone: what makes the batch of one example. together: what makes that of several, if it is another.
+
+    A mixture of experts takes `one_by_one`, and so does a model that draws random numbers beyond dropout, for it may draw once
+    for all examples of a pass: which of them share a draw would then go by who else is there.
+
+    ModelError if the loss of an example depends on the batch it is in, or if the model keeps statistics of what it has seen.
+    The objective is left in the mode it was in, its buffers as they were.
+    """
+    together, experts = together or alone, mixes_experts(objective.model)
+    with still(objective, lambda: losses(objective, alone, placed, probe[:1])) as draws:
+        away = _moved_away(placed)
+        if not experts:
+            _require_uncoupled(objective, alone, together, away, probe)
+        _require_no_statistics(objective, lambda: losses(objective, alone, away, probe[:1]))
+        if draws or experts or len(probe) < 2:
+            return one_by_one
+        try:
+            quick = by_layer(objective, together, away, probe)
+        except _CANNOT:
+            return one_by_one
+        slow = one_by_one(objective, alone, away, probe)
+        return by_layer if agree(quick, slow, objective.tolerance) else one_by_one
+
+
+def _sizes(gradients: Callable[[Sequence[Any]], Gradients], probe: Sequence[Any]) -> tuple[int, ...]:
+    """The sizes of passes that give every example's gradient to the same bit, ascending; () where only passes of one do.
+
+    A pass of each size is made of the first examples, of the last ones in reverse, and of one example alone in every row, so
+    that an example has other company and another row. Of sets of sizes that agree the largest is taken.
+    """
+    agreeing: list[tuple[list[int], dict[int, bytes]]] = []
+    for size in _candidates(len(probe)):
+        last = len(probe) - 1
+        own = _own(gradients, probe, [range(size), range(last, last - size, -1), [0] * size])
+        for sizes, known in agreeing if own else ():
+            if all(known.get(i, digest) == digest for i, digest in own.items()):
+                sizes.append(size)
+                known |= own
+                break
+        else:
+            agreeing += [([size], own)] if own else []
+    best = max((sizes for sizes, _ in agreeing), key=lambda sizes: (len(sizes), sizes[-1]), default=[1])
+    return tuple(best) if best[-1] > 1 else ()
+
+
+def _own(
+    gradients: Callable[[Sequence[Any]], Gradients], probe: Sequence[Any], passes: Sequence[Sequence[int]]
+) -> dict[int, bytes]:
+    """A digest of each example's gradient, if that is the same in every row of these passes; else none."""
+    own: dict[int, bytes] = {}
+    for rows in passes:
+        try:
+            digests = _digests(gradients([probe[i] for i in rows]))
+        except _CANNOT:
+            return {}
+        if any(own.setdefault(i, digest) != digest for i, digest in zip(rows, digests, strict=True)):
+            return {}
+    return own
+
+
+def _digests(found: Gradients) -> list[bytes]:
+    flat = torch.cat([gradient.detach().flatten(1) for gradient in found.values()], 1) + 0.0  # of the two zeros, one
+    return [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in flat.cpu().numpy()]
+
+
+def _candidates(most: int) -> list[int]:
+    """1, 2, 3, 4, 6, 8, 12, 16, ... and `most`."""
+    steps = [2**power * part // 2 for power in range(most.bit_length()) for part in (2, 3)]
+    return sorted({size for size in steps if size <= most} | {most})
+
+
+def agree(found: Gradients, expected: Gradients, tolerance: float) -> bool:
+    """Whether every tensor differs by at most `tolerance` of its norm.
+
+    To a tensor's norm a thousandth of the norm of all together is added: a gradient that is zero by the model's symmetry (an
+    attention's key bias) is nothing but rounding on either path.
+    """
+    if any(found[name].shape != expected[name].shape for name in expected):
+        return False
+    norms = {name: float(torch.linalg.vector_norm(gradient)) for name, gradient in expected.items()}
+    floor = 1e-3 * float(np.linalg.norm(list(norms.values())))
+    return all(
+        float(torch.linalg.vector_norm(found[name] - expected[name])) <= tolerance * (norms[name] + floor)
+        for name in expected
+    )
+
+
+def probe_of(examples: Sequence[Any], collate: Collate) -> list[Any]:
+    """Up to three examples, of different lengths where there are any: equal ones hide a loss that is averaged over tokens.
+
+    Where all are of one length, the first loses half its tokens, if `collate` takes that.
+    """
+    some = sorted((examples[i] for i in range(min(len(examples), _LOOKED_AT))), key=length)
+    probe = [some[0], some[len(some) // 2], some[-1]] if len(some) > 2 else some
+    if not 1 < length(probe[0]) == length(probe[-1]):
+        return probe
+    varied = [_halved(probe[0]), *probe[1:]]
+    try:
+        collate(varied)
+    except (RuntimeError, ValueError, TypeError, KeyError, IndexError, SecureFedError):
+        return probe
+    return varied
+
+
+def length(item: Any) -> int:
+    """How many tokens of an example count; 0 where that is not known."""
+    if not isinstance(item, Mapping) or "input_ids" not in item:
+        return 0
+    return int(np.sum(np.asarray(item["attention_mask"]))) if "attention_mask" in item else len(item["input_ids"])
+
+
+def _halved(item: Mapping[str, Any]) -> dict[str, Any]:
+    tokens = len(item["input_ids"])
+    per_token = {name for name, value in item.items() if np.ndim(value) == 1 and len(value) == tokens}
+    return {name: value[: tokens // 2] if name in per_token else value for name, value in item.items()}
+
+
+def _moved_away(placed: Placed) -> Placed:
+    generator = torch.Generator().manual_seed(0)
+    return replace(
+        placed,
+        moving={
+            name: (tensor.detach() + 0.05 * torch.randn(tensor.shape, generator=generator).to(tensor)).requires_grad_()
+            for name, tensor in placed.moving.items()
+        },
+    )
+
+
+def _require_uncoupled(
+    objective: Objective, alone: Collate, together: Collate, placed: Placed, probe: Sequence[Any]
+) -> None:
+    """Each example's loss is what it is alone: in whole batches and parts of them, in other orders, among copies of itself."""
+    count = len(probe)
+    orders: list[Sequence[int]] = [range(size) for size in _candidates(count)]
+    orders += [range(count - 1, -1, -1), [0] * count, [count - 1] * count, [i % min(2, count) for i in range(count)]]
+    with torch.no_grad():
+        own = torch.cat([losses(objective, alone, placed, [item]) for item in probe])
+        apart = objective.tolerance * float(own.nan_to_num(0.0, 0.0, 0.0).abs().max())
+        for order in map(list, orders):
+            found = losses(objective, together, placed, [probe[i] for i in order])
+            if not torch.allclose(found, own[order], rtol=0.0, atol=apart, equal_nan=True):
+                raise ModelError(
+                    "the loss of an example depends on the others in its batch (it is averaged over all tokens of the batch, "
+                    "compares examples, has room for so many of them, or padding counts), so no example can be protected; "
+                    "give a loss that is each example's own, shape (B,)"
+                )
+
+
+def _require_no_statistics(objective: Objective, once: Callable[[], Tensor]) -> None:
+    once()
+    if changed := objective.changed_buffers():
+        raise ModelError(
+            f"buffer {changed[0]} of the model changes as it runs, so it may keep statistics of the examples, which no noise "
+            "covers; give a model without such buffers"
+        )
+
+
+@contextmanager
+def still(objective: Objective, once: Callable[[], Tensor]) -> Iterator[bool]:
+    """In training mode without dropout; in evaluation mode, and said to draw, if it draws random numbers in another way.
+
+    Afterwards the objective is in the mode it was in, its buffers as they were.
+    """
+    trained = objective.model.training
+    objective.begin()
+    try:
+        with seeded(objective.device, np.random.default_rng(0)), _WithoutDropout():
+            drawn = torch.get_rng_state()
+            first, second = (
+                once().detach(),
+                once().detach(),
+            )  # with gradients, since a model may draw for training alone
+            draws = not torch.equal(first, second) or not torch.equal(torch.get_rng_state(), drawn)
+            if draws:
+                objective.eval()
+            yield draws
+    finally:
+        objective.begin()
+        if not trained:
+            objective.eval()
+
+
+class _WithoutDropout(TorchFunctionMode):
+    """Dropout passes on what it is given."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is functional.dropout:
+            return args[0] if args else kwargs["input"]
+        if func is functional.scaled_dot_product_attention and "dropout_p" in kwargs:
+            kwargs["dropout_p"] = 0.0
+        return func(*args, **kwargs)
+
+
+_LOOKED_AT = 64
+_CANNOT = (ModelError, RuntimeError, ValueError)

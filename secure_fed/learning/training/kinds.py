@@ -1,0 +1,101 @@
+"""The kind of an example: the shape of the passes it may be computed in, which the example alone decides.
+
+Matrix products of another shape are summed in another order, so padding and batch size move a gradient by its rounding: by
+about a millionth in float32, by percents in bfloat16. If they went by who else was drawn, one example more would move the
+gradients of others. So only examples of one kind share a pass:
+
+    collate functions with `padded_to` (all of ours)   texts are padded to the next of a few public widths. Texts without any
+                                                       padding are a kind of their own, since models leave an attention mask out
+                                                       if nothing in the batch is masked, and take other kernels.
+    any other collate function                         examples are of one kind if their batches of one have the same shapes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from secure_fed.errors import ModelError
+from secure_fed.learning.models.adapters.virtual_tokens import positions_of
+from secure_fed.learning.training.local import Batch, Collate
+
+
+@dataclass(frozen=True)
+class Padded:
+    """Texts of more than `above` and at most `width` tokens, padded to `width`. full: none of the tokens is padding."""
+
+    width: int
+    above: int
+    full: bool
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """The kinds of the examples that `collate` takes. positions: the most tokens the model has positions for."""
+
+    collate: Collate
+    positions: int | None = None
+
+    @classmethod
+    def of(cls, collate: Collate, model: nn.Module) -> Kinds:
+        return cls(collate, positions_of(model))
+
+    @property
+    def by_length(self) -> bool:
+        """Whether kinds go by the lengths of texts, which costs nothing to see."""
+        return hasattr(self.collate, "padded_to")
+
+    def __call__(self, item: Any) -> Hashable:
+        if not self.by_length or not isinstance(item, Mapping) or "input_ids" not in item:
+            return _shapes(self.collate([item]), 1)
+        tokens = len(item["input_ids"])
+        width, above = _width(tokens)
+        if self.positions is not None and width > self.positions:
+            width, above = tokens, tokens - 1
+        shown = bool(np.all(np.asarray(item["attention_mask"]))) if "attention_mask" in item else True
+        return Padded(width, above, tokens == width and shown)
+
+    def together(self, kind: Hashable) -> Collate:
+        """What makes a batch of examples of this kind. ModelError if its shapes are not those of the kind."""
+        if isinstance(kind, Padded):
+            padded: Collate = self.collate.padded_to(kind.width)  # type: ignore[attr-defined]  # `__call__` asked for it
+            return padded
+
+        def collated(items: Any) -> Batch:
+            batch = self.collate(items)
+            if _shapes(batch, len(items)) != kind:
+                raise ModelError(
+                    "a batch of examples that have the same shapes alone has another shape, so an example's arithmetic would "
+                    "depend on who else was drawn; give a collate that makes tensors with the examples along the first "
+                    "dimension, or set training.microbatch to 1"
+                )
+            return batch
+
+        return collated
+
+
+def _width(tokens: int) -> tuple[int, int]:
+    """The least of the widths 16, 32, 48, 64, 96, 128, 192, ... that holds so many tokens, and the width below."""
+    below, width = 0, 16
+    while width < tokens:
+        # 32 3/2 = 48, 48 4/3 = 64, ...
+        below, width = width, 32 if width == 16 else width * 3 // 2 if width & (width - 1) == 0 else width * 4 // 3
+    return width, below
+
+
+def _shapes(batch: Batch, count: int) -> Hashable:
+    """The shapes in a batch, without the dimension of its `count` examples."""
+    if isinstance(batch, Tensor):
+        whole = batch.ndim and len(batch) == count
+        return (tuple(batch.shape[1:]) if whole else ("whole", *batch.shape), str(batch.dtype))
+    if isinstance(batch, Mapping):
+        return tuple(
+            (name, _shapes(value, count)) for name, value in sorted(batch.items(), key=lambda entry: str(entry[0]))
+        )
+    if isinstance(batch, tuple) or (isinstance(batch, list) and len(batch) != count):
+        return tuple(_shapes(value, count) for value in batch)
+    return type(batch).__name__

@@ -1,0 +1,246 @@
+"""Local optimisation, standing on one seam: a pure function from trainable tensors and a batch to per-example losses."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from secure_fed.config import TrainingConfig
+from secure_fed.errors import ConfigError, ModelError
+from secure_fed.learning.data.encode import Batch as BatchOfItems
+from secure_fed.learning.data.encode import batches
+from secure_fed.tensors.tensors import Tensors
+
+Batch = Any
+Collate = Callable[[Sequence[Any]], Batch]
+Loss = Callable[[nn.Module, Batch], Tensor]
+
+
+class Objective(nn.Module):
+    """loss(tensors, batch) -> (B,), a pure function of the tensors given by name.
+
+    Tensors the model has and `tensors` does not name keep the model's own values. What is given in float32 is cast to the
+    dtype the model computes in, so gradients and optimiser states stay in float32.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, device: torch.device) -> None:
+        super().__init__()
+        _refuse_running_statistics(model)
+        if isinstance(loss, nn.modules.loss._Loss):
+            raise ConfigError(
+                f"loss is {type(loss).__name__}, which takes predictions and targets; "
+                "give a function loss(model, batch) that returns the loss of each example, shape (B,)"
+            )
+        self.model = model
+        self.loss = loss
+        self.device = device
+        # Which ways of taking per-example gradients have proven right (`packs`).
+        self.ways: dict[Hashable, Any] = {}
+        self._named = dict(model.named_parameters())
+        # Looked up once: walking a model of many modules costs more than a client's share of a round.
+        self._buffers_at_start = [
+            (module, name, buffer.clone())
+            for module in model.modules()
+            for name, buffer in module.named_buffers(recurse=False)
+        ]
+        self.train()
+
+    def losses(self, tensors: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        """(B,) losses of a batch already on the device, differentiable in `tensors`."""
+        named = {f"model.{name}": tensor.to(self._named[name].dtype) for name, tensor in tensors.items()}
+        losses: Tensor = functional_call(self, named, (batch,))
+        return losses
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.loss(self.model, batch)
+
+    def begin(self) -> None:
+        """Make ready for the training of another client: in training mode, and the buffers as they were."""
+        self.reset_buffers()
+        if not self.model.training:
+            self.train()
+
+    def reset_buffers(self) -> None:
+        """Undo whatever forward passes did to the model's buffers, so that no client's training reaches another's."""
+        for module, name, start in self._buffers_at_start:
+            module.get_buffer(name).copy_(start)
+
+    @property
+    def tolerance(self) -> float:
+        """The relative difference, of losses or gradients, that the rounding of what the model computes in accounts for."""
+        return math.sqrt(max(torch.finfo(tensor.dtype).eps for tensor in self._named.values()))
+
+    def changed_buffers(self) -> list[str]:
+        """Which of the model's buffers are not as they were: a model whose forward passes keep statistics has some."""
+        return [
+            f"{type(module).__name__}.{name}"
+            for module, name, start in self._buffers_at_start
+            if not torch.equal(module.get_buffer(name), start)
+        ]
+
+    def load(self, tensors: Tensors) -> nn.Module:
+        """Copy these tensors into the model, for evaluation or export, and return it."""
+        with torch.no_grad():
+            for name in tensors:
+                own, given = self._named[name], tensors.tensor(name)
+                if own.shape == given.shape:
+                    own.copy_(given)
+                else:  # of a method whose tensors shrink
+                    own.data = given.to(own)
+        self.reset_buffers()
+        return self.model
+
+
+def _refuse_running_statistics(model: nn.Module) -> None:
+    """An example's loss is its own affair, and training moves parameters alone; a layer with running statistics breaks both."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase) and (
+            module.track_running_stats or isinstance(module, nn.modules.batchnorm._BatchNorm)
+        ):
+            raise ModelError(
+                f"layer {name} of the model is {type(module).__name__}, which couples the examples of a batch and keeps "
+                "statistics that neither travel nor are saved; give a model with GroupNorm or LayerNorm there"
+            )
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """The batch with every tensor in its dicts, lists and tuples on the device."""
+    if isinstance(batch, Tensor):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return {name: to_device(value, device) for name, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(value, device) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What local training made: the trained tensors, and the mean loss over the examples seen (NaN where none is told)."""
+
+    after: Tensors
+    loss: float
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where local training starts, on its device: `moving` are the leaves that are optimised, `held` everything else.
+
+    start: what `moving` was before the first step.
+    """
+
+    start: Mapping[str, Tensor]
+    moving: dict[str, Tensor]
+    held: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, before: Tensors, trainable: Sequence[str], device: torch.device) -> Placed:
+        start = {name: before.tensor(name).to(device).contiguous() for name in before}
+        moving = {name: start[name].detach().clone().requires_grad_() for name in trainable}
+        held = {name: tensor for name, tensor in start.items() if name not in moving}
+        return cls({name: start[name] for name in moving}, moving, held)
+
+    def trained(self, loss: float) -> Trained:
+        return Trained(Tensors((name, tensor.detach().cpu()) for name, tensor in self.moving.items()), loss)
+
+
+def train(
+    objective: Objective,
+    before: Tensors,
+    trainable: Sequence[str],
+    examples: Sequence[Any],
+    collate: Collate,
+    settings: TrainingConfig,
+    lr: float,
+    rng: np.random.Generator,
+) -> Trained:
+    """Minimise the mean loss over `examples`, moving `trainable` and nothing else.
+
+    With FedProx the local objective is F(w) + mu/2 ||w - w_before||^2. The result depends on the arguments alone: the
+    order of examples and the model's dropout both come from `rng`.
+    """
+    placed = Placed.of(before, trainable, objective.device)
+    optimizer = optimizer_of(placed.moving.values(), settings, lr)
+    losses: list[Tensor] = []
+    objective.begin()
+    with seeded(objective.device, rng):
+        for batch in local_batches(examples, collate, settings, rng):
+            optimizer.zero_grad()
+            inputs = to_device(batch.inputs, objective.device)
+            loss = objective.losses(placed.held | placed.moving, inputs)
+            require_one_each(loss, len(batch.indices))
+            losses.append(loss.detach())
+            (loss.mean() + proximity(placed, settings.proximal)).backward()
+            optimizer.step()
+    mean_loss = float(torch.cat(losses).mean()) if losses else math.nan
+    return placed.trained(mean_loss)
+
+
+def scheduled_lr(settings: TrainingConfig, round_: int, rounds: int) -> float:
+    """The local learning rate of round `round_` (from 0) of `rounds`."""
+    share = round_ / rounds
+    if settings.lr_schedule == "linear":
+        return settings.lr * (1 - share)
+    if settings.lr_schedule == "cosine":
+        return settings.lr * (1 + math.cos(math.pi * share)) / 2
+    return settings.lr
+
+
+def optimizer_of(parameters: Iterable[Tensor], settings: TrainingConfig, lr: float) -> torch.optim.Optimizer:
+    """The local optimiser that the settings name, with nothing remembered."""
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(list(parameters), lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
+    return torch.optim.AdamW(list(parameters), lr, weight_decay=settings.weight_decay)
+
+
+def require_one_each(losses: Tensor, examples: int) -> None:
+    """Refuse a loss that is not one number an example."""
+    if losses.shape != (examples,):
+        raise ConfigError(
+            f"the loss must give one number for each of the {examples} examples of a batch, shape ({examples},), and gave "
+            f"shape {tuple(losses.shape)}; a loss of torch's does with reduction='none'"
+        )
+
+
+def proximity(placed: Placed, mu: float) -> Tensor | float:
+    if mu == 0:
+        return 0.0
+    moves = [(tensor - placed.start[name]).square().sum() for name, tensor in placed.moving.items()]
+    return mu / 2 * torch.stack(moves).sum()
+
+
+def local_batches(
+    examples: Sequence[Any], collate: Collate, settings: TrainingConfig, rng: np.random.Generator
+) -> Iterator[BatchOfItems]:
+    """`epochs` passes over the examples, or exactly `steps` batches of as many passes as that takes."""
+    if not len(examples):
+        return iter(())
+    epochs = itertools.count() if settings.steps is not None else range(settings.epochs)
+    passes = (batches(examples, settings.batch_size, collate, rng) for _ in epochs)
+    return itertools.islice(itertools.chain.from_iterable(passes), settings.steps)
+
+
+@contextmanager
+def seeded(device: torch.device, rng: np.random.Generator) -> Iterator[None]:
+    """Dropout that depends on `rng` alone, and torch's global generator left as it was."""
+    seed = int(rng.integers(2**63))
+    kind = device.type if device.type in ("cuda", "mps") else None
+    with torch.random.fork_rng([device] if kind else [], device_type=kind or "cuda"):
+        torch.default_generator.manual_seed(seed)
+        if kind == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        elif kind == "mps":
+            torch.mps.manual_seed(seed)
+        yield

@@ -1,0 +1,90 @@
+"""Examples that are nobody's, to try a model out on: random tokens of its vocabulary, in the columns of a task's examples.
+
+Only the names of the columns, and whether a label is a number, one a token or several, are taken from an example of the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from secure_fed.learning.data.encode import IGNORED, per_token
+from secure_fed.learning.tasks.item_extras import ASIDE, PARTS
+from secure_fed.learning.training.kinds import Kinds, Padded
+from secure_fed.learning.training.local import Collate
+
+
+def made_up(kinds: Kinds, kind: Hashable, model: nn.Module, pattern: Any, count: int) -> list[dict[str, Any]] | None:
+    """`count` made-up examples of a kind, in the columns of `pattern`; None where it is not known what an example is made of.
+
+    Their lengths are spread over those of the kind, and so are random tokens; labels are 0 and 1.
+    """
+    words = _vocabulary(model)
+    if not isinstance(kind, Padded) or words is None:
+        return None
+    rng = np.random.default_rng(0)
+    shortest, longest = (kind.width, kind.width) if kind.full else (min(kind.above + 1, kind.width - 1), kind.width - 1)
+    lengths = rng.permutation(np.linspace(max(2, shortest), max(2, longest), count).round().astype(int))
+    tokenwise = _labels_tokens(kinds.collate)
+    made = []
+    for number, tokens in enumerate(map(int, lengths)):
+        item: dict[str, Any] = {"input_ids": rng.integers(0, words, tokens)}
+        for name, value in pattern.items():
+            if name in ("labels", "label"):
+                item[name] = _label(value, number, tokens, rng, tokenwise=tokenwise)
+            elif name not in ("input_ids", ASIDE, PARTS):
+                item[name] = np.full(tokens, int(name == "attention_mask"))
+        made.append(item)
+    return made
+
+
+def varied(items: Sequence[Any], count: int) -> list[Any]:
+    """`count` examples made of fewer: beside the items themselves, some with their numbers in another order."""
+    return [_rolled(items[i % len(items)], i // len(items)) for i in range(count)]
+
+
+def _rolled(item: Any, by: int) -> Any:
+    if by == 0:
+        return item
+    if isinstance(item, Mapping):
+        return {name: value if "mask" in str(name) else _rolled(value, by) for name, value in item.items()}
+    if type(item) in (list, tuple):
+        return type(item)(_rolled(value, by) for value in item)
+    if isinstance(item, Tensor) and item.ndim and item.is_floating_point():
+        return item.roll(by, -1)
+    if isinstance(item, np.ndarray) and item.ndim and item.dtype.kind == "f":
+        return np.roll(item, by, -1)
+    return item
+
+
+def _vocabulary(model: nn.Module) -> int | None:
+    """How many tokens the model embeds."""
+    find = getattr(model, "get_input_embeddings", None)
+    try:
+        layer = find() if find else None
+    except (NotImplementedError, AttributeError):
+        return None
+    weight = getattr(layer, "weight", None)
+    return len(weight) if isinstance(weight, Tensor) and weight.ndim == 2 else None
+
+
+def _labels_tokens(collate: Collate) -> bool:
+    plain = getattr(collate, "plain", collate)
+    return getattr(plain, "labels", None) is per_token
+
+
+def _label(like: Any, number: int, tokens: int, rng: np.random.Generator, *, tokenwise: bool) -> Any:
+    """In the form of `like`, of zeros and ones; of a token's labels every third is `IGNORED`, and none of a text of one."""
+    if tokenwise:
+        labels = rng.integers(0, 2, tokens)
+        labels[2::3] = IGNORED
+        return labels
+    shape, kind = np.shape(like), np.asarray(like).dtype.kind
+    bits = (number + np.arange(int(np.prod(shape)))) % 2
+    if kind in "iu" and shape == (2,) and isinstance(like, tuple):  # the first and the last token of an answer
+        return (0, min(1, tokens - 1))
+    filled = bits.reshape(shape).astype(float if kind == "f" else int)
+    return filled if shape else filled.item()

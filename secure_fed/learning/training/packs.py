@@ -1,0 +1,142 @@
+"""Per-example gradients in passes whose shape is public, so that an example's gradient does not depend on who else was drawn.
+
+Guarantee: what `Packs` gives for an example is a function of that example, of the model and of public numbers, whatever the
+other examples are, how many and in which order, to the bit. A pass holds examples of one kind (`kinds`), and as many as one of
+the sizes that the trial of that kind found to agree to the bit (`gradient_trial.tried`); a pass with too few is filled up with
+copies, whose gradients are dropped. Where no two examples can share a pass so, each has one of its own. Dropout masks are
+independent from row to row and drawn in secret, so they follow the same law whoever is there.
+
+This is as good as the trial: it holds for arithmetic that goes by shapes and not by values, as that of matrix products does,
+and it is tried on examples that are made up (`made_up`), or are the data's own where nothing can be made up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from secure_fed.config import TrainingConfig
+from secure_fed.errors import DataError, MethodError, ModelError
+from secure_fed.learning.training.gradient_trial import tried
+from secure_fed.learning.training.kinds import Kinds, Padded
+from secure_fed.learning.training.local import Collate, Objective, Placed, seeded
+from secure_fed.learning.training.made_up import made_up, varied
+from secure_fed.learning.training.per_example import Gradients, Path, losses, one_by_one
+
+
+@dataclass(frozen=True)
+class Way:
+    """How gradients of one kind of examples are taken: by which path, and of how many examples in a pass, ascending."""
+
+    path: Path
+    sizes: tuple[int, ...]
+
+    def rows(self, count: int) -> int:
+        """The size of the pass of so many examples, which the largest size holds."""
+        return next(size for size in self.sizes if size >= count)
+
+
+@dataclass(frozen=True)
+class Packs:
+    """Gradients of any examples. most: how many a pass holds at most. known: examples to try a kind on beside those at hand."""
+
+    objective: Objective
+    kinds: Kinds
+    most: int
+    known: Sequence[Any] = ()
+
+    @classmethod
+    def of(
+        cls, objective: Objective, collate: Collate, settings: TrainingConfig | None = None, known: Sequence[Any] = ()
+    ) -> Packs:
+        most = settings.microbatch if settings and settings.microbatch else _MOST.get(objective.device.type, _ELSEWHERE)
+        return cls(objective, Kinds.of(collate, objective.model), most, known)
+
+    def __call__(self, placed: Placed, items: Sequence[Any]) -> Gradients:
+        """{name: (B, *shape)} in the order of `items`."""
+        places: list[int] = []
+        found: list[Gradients] = []
+        for kind, of_kind in _by_kind(self.kinds, items).items():
+            way = self.way(kind, placed, [items[i] for i in of_kind])
+            most = way.sizes[-1]
+            for at in range(0, len(of_kind), most):
+                places += of_kind[at : at + most]
+                found.append(self._pass(way, kind, placed, [items[i] for i in of_kind[at : at + most]]))
+        if len(found) == 1 and places == sorted(places):
+            return found[0]
+        back = torch.tensor(places).argsort()
+        return {
+            name: torch.cat([one[name] for one in found])[back.to(tensor.device)]
+            for name, tensor in placed.moving.items()
+        }
+
+    def _pass(self, way: Way, kind: Hashable, placed: Placed, items: list[Any]) -> Gradients:
+        if way.path is one_by_one:
+            return one_by_one(self.objective, self.kinds.collate, placed, items)
+        filled = [*items, *items[:1] * (way.rows(len(items)) - len(items))]
+        found = way.path(self.objective, self.kinds.together(kind), placed, filled)
+        return {
+            name: gradient[: len(items)] if len(gradient) == len(filled) else gradient
+            for name, gradient in found.items()
+        }
+
+    def way(self, kind: Hashable, placed: Placed, items: Sequence[Any]) -> Way:
+        """The way that is right for a kind and the tensors that move, tried out the first time. items: some of the kind."""
+        shapes = tuple((name, tensor.shape) for name, tensor in placed.moving.items())
+        key = (shapes, kind, self.most)
+        try:
+            way: Way = self.objective.ways[key]
+        except KeyError:
+            way = self.objective.ways[key] = self._tried(kind, placed, items)
+        return way
+
+    def try_out(self, placed: Placed, clients: Sequence[Sequence[Any]]) -> None:
+        """Try the kinds of the clients' examples now, so that what is refused is refused before anything is released.
+
+        All kinds where they go by lengths; else those of some of the largest client's examples, and the others when they come.
+        """
+        if not self.kinds.by_length:
+            clients = [max(clients, key=len)[:_LOOKED_AT]]
+        for items in clients:
+            for kind, of_kind in _by_kind(self.kinds, items).items():
+                self.way(kind, placed, [items[i] for i in of_kind[: self.most]])
+
+    def _tried(self, kind: Hashable, placed: Placed, items: Sequence[Any]) -> Way:
+        alone, together = self.kinds.collate, self.kinds.together(kind)
+        probe = made_up(self.kinds, kind, self.objective.model, items[0], self.most)
+        if probe is None or not all(self._takes(placed, alone, [item]) for item in probe):
+            probe = self._of_the_data(kind, items)
+        if isinstance(kind, Padded) and not self._takes(placed, together, probe):
+            return Way(one_by_one, (1,))  # a width for which the model has no positions
+        return Way(*tried(self.objective, alone, together, placed, probe))
+
+    def _of_the_data(self, kind: Hashable, items: Sequence[Any]) -> list[Any]:
+        others = (item for item in self.known[:_LOOKED_AT] if self.kinds(item) == kind)
+        own = list(items[: self.most]) if len(items) >= self.most else list(others)
+        return varied(own or items, self.most)
+
+    def _takes(self, placed: Placed, collate: Collate, probe: Sequence[Any]) -> bool:
+        try:
+            with torch.no_grad(), seeded(self.objective.device, np.random.default_rng(0)):
+                found = losses(self.objective, collate, placed, probe)
+        except _CANNOT:
+            return False
+        return bool(found.isfinite().all())
+
+
+def _by_kind(kinds: Kinds, items: Sequence[Any]) -> dict[Hashable, list[int]]:
+    """The places of the items of each kind."""
+    places: dict[Hashable, list[int]] = {}
+    for i in range(len(items)):
+        places.setdefault(kinds(items[i]), []).append(i)
+    return places
+
+
+_CANNOT = (ModelError, MethodError, DataError, RuntimeError, ValueError, TypeError, LookupError)
+_MOST = {"cpu": 8}  # there more take no less time for each
+_ELSEWHERE = 32
+_LOOKED_AT = 64

@@ -1,0 +1,133 @@
+"""The part of the report to look things up in: clients, rounds, configuration, versions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from statistics import median
+from typing import Any
+
+from secure_fed.report.formatting import counted, duration, listed, number, percent, rate, size
+from secure_fed.report.page import plots
+from secure_fed.report.page.markup import figure, figures, folded, paragraph, section, table
+from secure_fed.report.page.masks import masked
+from secure_fed.report.page.record import RunRecord
+
+
+def clients(record: RunRecord) -> str:
+    """How much data each client has, and how much their labels differ."""
+    if not record.clients:
+        return ""
+    sizes = sorted((examples for _, examples in record.clients), reverse=True)
+    rows = ((name, number(examples)) for name, examples in record.clients)
+    return section(
+        "Clients",
+        paragraph(_sizes(sizes)),
+        figures(_size_bars(sizes), _label_skew(record)),
+        folded("Every client by name", table(("client", "examples"), rows)),
+    )
+
+
+def rejected(record: RunRecord) -> str:
+    """Whose update was left out, and in which round."""
+    if not record.rejected:
+        return ""
+    return section(
+        "Updates left out",
+        paragraph(f"{_REFUSED if masked(record) else _NOT_FINITE} {_WENT_ON}"),
+        table(("round", "clients"), ((round_number, listed(names)) for round_number, names in record.rejected)),
+    )
+
+
+def rounds(record: RunRecord) -> str:
+    """Everything that was measured, as numbers: the plots for those who do not see them."""
+    expected = ("clients (expected)", "up (expected)", "down (expected)")
+    sent = expected if record.hides_cohort else ("clients", "up", "down")
+    more = _more(record)
+    head = ("round", "accuracy", "macro-F1", "test loss", "train loss", *sent, *more, "lr")
+    rows = (
+        (
+            row["round"],
+            percent(row.get("accuracy")),
+            number(row.get("macro_f1")),
+            number(row.get("loss")),
+            number(row.get("train_loss")),
+            number(row.get("cohort")),
+            size(row.get("bytes_up")),
+            size(row.get("bytes_down")),
+            *(say(row) for say in more.values()),
+            rate(row.get("lr")),
+        )
+        for row in record.rounds
+    )
+    return section("Every round", folded("All rounds as a table", table(head, rows))) if record.rounds else ""
+
+
+def _more(record: RunRecord) -> dict[str, Callable[[Mapping[str, Any]], str]]:
+    """What else there is to say of a round. How long it took, and who stayed, is left out where it is withheld."""
+    columns: dict[str, Callable[[Mapping[str, Any]], str]] = {}
+    if masked(record) and record.series("masked", "survivors"):
+        columns["in the sum"] = lambda row: number(row["masked"].get("survivors"))
+    if record.series("sketch_residual"):
+        columns["lost by the sketch"] = lambda row: percent(row.get("sketch_residual"))
+    if record.series("seconds"):
+        columns["time"] = lambda row: duration(row.get("seconds"))
+    return columns
+
+
+def configuration(record: RunRecord) -> str:
+    """Every setting of the run, its classes, and the software that ran it."""
+    settings = (
+        (f"{name}.{key}", _setting(value))
+        for name, table in record.config.to_dict().items()
+        for key, value in table.items()
+    )
+    labels = [str(label) for label in record.facts["label_names"]]
+    versions: Mapping[str, Any] = record.facts.get("versions", {})
+    return section(
+        "Configuration",
+        folded("Every setting", table(("setting", "value"), settings)),
+        folded(counted(len(labels), "class", "classes"), paragraph(listed(labels))) if labels else "",
+        folded("Versions", table(("package", "version"), versions.items())) if versions else "",
+    )
+
+
+def _sizes(sizes: list[int]) -> str:
+    verb = "holds" if len(sizes) == 1 else "hold"
+    held = f"{counted(len(sizes), 'client')} {verb} {number(sum(sizes))} training examples"
+    if sizes[0] == sizes[-1]:
+        return f"{held}, {number(sizes[0])} each."
+    middle = number(round(median(sizes)))
+    return f"{held}: from {number(sizes[-1])} to {number(sizes[0])} each, {middle} in the middle."
+
+
+def _size_bars(sizes: list[int]) -> str:
+    title = "Training examples of each client"
+    return figure(
+        title,
+        plots.bars(title, sizes, x_label="client, largest first", y_label="examples"),
+        "Each bar is one client.",
+    )
+
+
+def _label_skew(record: RunRecord) -> str:
+    divided = record.facts.get("partition", {})
+    divergence = divided.get("jensen_shannon")
+    if divergence is None:
+        return ""
+    title = "How much the clients' labels differ"
+    return figure(
+        title,
+        plots.scale(title, float(divergence), low="0: same mix of labels", high="1: no label in common"),
+        f"Jensen-Shannon divergence between clients: {number(float(divergence))}"
+        f" (split of the data: {divided.get('kind', record.config.data.partition)}).",
+    )
+
+
+_NOT_FINITE = "These updates held numbers that are not finite."
+_REFUSED = "What these clients sent was no answer of secure aggregation's protocol."
+_WENT_ON = "The round went on with the other clients; nothing of these updates is in the model."
+
+
+def _setting(value: object) -> str:
+    return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,175 @@
+"""The part of the report that everybody reads: the run in words, and the result."""
+
+from __future__ import annotations
+
+from secure_fed.report.formatting import MISSING, counted, duration, number, percent, rate, size
+from secure_fed.report.page import privacy
+from secure_fed.report.page.markup import facts, paragraph, section, text
+from secure_fed.report.page.masks import masked
+from secure_fed.report.page.measured import how_good, key_numbers, keys
+from secure_fed.report.page.membership import auc, measured
+from secure_fed.report.page.record import RunRecord
+
+
+def heading(record: RunRecord) -> str:
+    """The run's name, whether it is finished, and whether the privacy that it asked for is void."""
+    done = f"{number(len(record.rounds))} of {counted(record.planned, 'round')}"
+    finished = "Ended early" if record.ended_early else "Finished"
+    state = paragraph(
+        f"{finished}: {done}" if record.result else f"Not finished: {done} done", _chip(record.result is None)
+    )
+    warning = paragraph("NOT PRIVATE", _chip(warns=True)) if privacy.void(record) else ""
+    title = f'<p class="kind">Federated fine-tuning report</p>\n<h1>{text(record.name)}</h1>\n'
+    return f"<header>\n{title}{state}{warning}</header>\n"
+
+
+def summary(record: RunRecord) -> str:
+    """The run in one paragraph, and the few numbers that everybody asks for."""
+    sentences = (_who_trained_what(record), how_good(record), _what_travelled(record), _how_long(record))
+    key = (
+        *key_numbers(record),
+        *_membership(record),
+        ("epsilon", privacy.short(record)),
+        (_sent(record, "sent by clients"), size(record.total("bytes_up"))),
+        (_sent(record, "sent to clients"), size(record.total("bytes_down"))),
+    )
+    return section("In short", paragraph(" ".join(sentences), "lead"), facts(key, "key"))
+
+
+def results(record: RunRecord) -> str:
+    """The result as a table; for an unfinished run the numbers so far, and how to go on."""
+    result = record.result or {}
+    rows = (
+        ("method", record.config.method.name),
+        ("model", _model(record)),
+        ("data", _data(record)),
+        ("task", str(record.facts.get("task", MISSING))),
+        ("clients", number(len(record.client_names)) + _phantoms(record)),
+        ("clients that train in a round" if record.hides_training else "clients a round", _cohort(record)),
+        ("rounds", f"{number(len(record.rounds))} of {number(record.planned)}"),
+        *key_numbers(record),
+        *_membership(record),
+        ("test loss", number(record.last("loss"))),
+        *_own_metrics(record),
+        ("trained numbers", number(result.get("trainable"))),
+        ("privacy unit", record.config.privacy.unit),
+        ("sampling rate", rate(result.get("sampling_rate"))),
+        ("releases", number(result.get("releases"))),
+        (_sent(record, "sent by clients"), size(record.total("bytes_up"))),
+        (_sent(record, "sent to clients"), size(record.total("bytes_down"))),
+        ("duration", duration(_seconds(record))),
+        ("seed", str(record.config.federation.seed)),
+    )
+    return section("Result", _notice(record), facts(rows))
+
+
+def _membership(record: RunRecord) -> list[tuple[str, str]]:
+    """How well the model tells members from others, with its interval, where that was measured."""
+    found = measured(record)
+    return [("membership AUC", auc(found))] if found.get("auc") is not None else []
+
+
+def _notice(record: RunRecord) -> str:
+    """Why these are not the numbers after the last planned round, if they are not."""
+    if record.ended_early:
+        why = f"The run ended before its last planned round: {record.ended_early}"
+        return paragraph(f"{why}. These are the numbers after its last finished round.", "notice")
+    unfinished = (
+        "This run has not finished, so it has no result yet: these are the numbers after its last finished"
+        " round. To go on from there, repeat the command that started it with --resume."
+    )
+    return "" if record.result else paragraph(unfinished, "notice")
+
+
+def _who_trained_what(record: RunRecord) -> str:
+    open_end = " before its privacy budget was spent" if record.ended_early else " so far"
+    all_done = record.result and not record.ended_early
+    so_far = "" if all_done else f", {number(len(record.rounds))} of them done{open_end}"
+    return (
+        f"{counted(len(record.client_names), 'client')} fine-tuned the model {_model(record)} together on"
+        f" {_data(record)}, using the method {record.config.method.name}: {counted(record.planned, 'round')}{so_far},"
+        f" with {_those_in(record)} in each."
+    )
+
+
+def _what_travelled(record: RunRecord) -> str:
+    trained = (record.result or {}).get("trainable")
+    what = f"the {number(trained)} trained numbers" if trained else "the trained numbers"
+    counted_on = " This is what is expected of such cohorts: how many clients really took part stays secret."
+    return (
+        f"What travelled were changes to {what}, not texts: {size(record.total('bytes_up'))} from the"
+        f" clients to the server and {size(record.total('bytes_down'))} back.{counted_on if record.hides_cohort else ''}"
+    )
+
+
+def _how_long(record: RunRecord) -> str:
+    left_out = sum(len(names) for _, names in record.rejected)
+    why = "came as no answer of the protocol" if masked(record) else "held numbers that are not finite"
+    updates = f" The server left out {counted(left_out, 'update')} that {why}."
+    took, seconds = "It took" if record.result else "So far it took", _seconds(record)
+    told = f"{took} {duration(seconds)}." if seconds is not None else _TIME_WITHHELD
+    return f"{told}{updates if left_out else ''}"
+
+
+def _own_metrics(record: RunRecord) -> list[tuple[str, str]]:
+    """What else the task or the user measured, where it is one number."""
+    measured = (record.result or {}).get("metrics") or {}
+    lost = (
+        [("lost by the sketch, last round", percent(measured["sketch_residual"]))]
+        if "sketch_residual" in measured
+        else []
+    )
+    own = {name: value for name, value in measured.items() if name not in ("sketch_residual", *keys(record))}
+    return lost + [(str(name), number(value)) for name, value in own.items() if isinstance(value, int | float)]
+
+
+def _model(record: RunRecord) -> str:
+    return str((record.result or {}).get("model") or record.config.model.name)
+
+
+def _data(record: RunRecord) -> str:
+    """The result's name for the data, else the training files, else the configured name."""
+    files = record.config.data.train
+    configured = (files if isinstance(files, str) else ", ".join(files)) or record.config.data.name
+    return str((record.result or {}).get("data") or configured)
+
+
+def _phantoms(record: RunRecord) -> str:
+    """Those beside the clients; phantom examples are at clients, and no more of them."""
+    count = (record.facts.get("phantoms") or {}).get("units")
+    return f" and {number(count)} phantoms" if count and record.config.privacy.unit in ("none", "client") else ""
+
+
+def _cohort(record: RunRecord) -> str:
+    federation, drawn = record.config.federation, record.last("cohort")
+    by_itself = record.hides_cohort or record.hides_training
+    coins = federation.sampling == "poisson" or (federation.sampling == "auto" and by_itself)
+    about = "about " if coins else ""
+    return about + number(federation.cohort or (None if drawn is None else round(drawn)))
+
+
+def _those_in(record: RunRecord) -> str:
+    """Who is in a round, in the midst of a sentence."""
+    return (
+        f"all of the clients, of whom {_cohort(record)} train,"
+        if record.hides_training
+        else f"{_cohort(record)} of the clients"
+    )
+
+
+def _sent(record: RunRecord, name: str) -> str:
+    return f"{name}, expected" if record.hides_cohort else name
+
+
+def _chip(warns: bool) -> str:
+    return "state open" if warns else "state"
+
+
+def _seconds(record: RunRecord) -> float | None:
+    """How long the rounds took, where that is told."""
+    if record.private and not record.owned:
+        return None
+    return float((record.result or {}).get("seconds") or record.total("seconds"))
+
+
+_TIME_WITHHELD = "How long it took is withheld, since that tells how many clients trained."

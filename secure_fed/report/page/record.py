@@ -1,0 +1,205 @@
+"""What a run directory says, read once into one frozen value that every section of the report reads.
+
+`read` reads the public part of the directory alone; `owned` reads all of it, for those who hold the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from secure_fed.config import RunConfig
+from secure_fed.errors import RunDirectoryError
+from secure_fed.runs import published
+from secure_fed.runs.directory import (
+    AUDIT,
+    AUDIT_PAGE,
+    METRICS,
+    OWN_FACTS,
+    OWN_RESULT,
+    OWN_ROUNDS,
+    PRIVATE,
+    Published,
+    parsed,
+    private_part,
+    read_text,
+    withholds_test,
+)
+
+Points = tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run: its finished `rounds` in order; `result` is None until the last planned round is done, or the budget spent.
+
+    owned: whether what a private run withholds is in it. audit: where a page on an audit of the run, as it is after these
+    rounds, lies, seen from its directory; empty where there is none, and for everybody who may not see it.
+    """
+
+    name: str
+    config: RunConfig
+    facts: Mapping[str, Any]
+    rounds: tuple[Mapping[str, Any], ...]
+    result: Mapping[str, Any] | None
+    owned: bool = True
+    audit: str = ""
+
+    @property
+    def private(self) -> bool:
+        """Whether privacy protects somebody, so that some of what the run knows is not for everybody."""
+        return self.config.privacy.unit != "none"
+
+    @property
+    def withholds_test(self) -> bool:
+        """Whether measurements on the test rows are left out here, because these were held out of private ones."""
+        return not self.owned and withholds_test(self.config, self.facts)
+
+    def series(self, metric: str, part: str = "") -> Points:
+        """`(round, value)` for every round that measured `metric`, or that `part` of it."""
+        measured = ((row["round"], row.get(metric)) for row in self.rounds)
+        if part:
+            measured = ((number, (value or {}).get(part)) for number, value in measured)
+        return tuple((number, float(value)) for number, value in measured if value is not None)
+
+    def last(self, metric: str) -> float | None:
+        """The result's value of `metric`; without a result, that of the last round that measured it."""
+        if self.result is not None and self.result.get(metric) is not None:
+            return float(self.result[metric])
+        measured = self.series(metric)
+        return measured[-1][1] if measured else None
+
+    def total(self, metric: str) -> float:
+        """The sum of `metric` over the finished rounds."""
+        return sum(value for _, value in self.series(metric))
+
+    @property
+    def client_names(self) -> tuple[str, ...]:
+        """Every client, whether it was ever drawn or not."""
+        return tuple(self.facts["clients"])
+
+    @property
+    def clients(self) -> tuple[tuple[str, int], ...]:
+        """`(name, training examples)` of every client whose size is known."""
+        return tuple(zip(self.client_names, self.facts.get("partition", {}).get("sizes", ()), strict=False))
+
+    @property
+    def rejected(self) -> tuple[tuple[int, tuple[str, ...]], ...]:
+        """`(round, clients whose update was left out)` for every round that left some out."""
+        return tuple((row["round"], tuple(map(str, row["rejected"]))) for row in self.rounds if row.get("rejected"))
+
+    @property
+    def planned(self) -> int:
+        """Rounds asked for."""
+        return self.config.federation.rounds
+
+    @property
+    def ended_early(self) -> str:
+        """Why the run ended before its last planned round; empty if it did not."""
+        return str((self.result or {}).get("ended_early") or "")
+
+    @property
+    def hides_cohort(self) -> bool:
+        """Whether the files say how many clients are expected in a round, and never how many there were."""
+        return self.config.privacy.unit == "client" and self.config.privacy.noise == "central"
+
+    @property
+    def draws_by_coins(self) -> bool:
+        """Whether a coin for every client draws a cohort, so that there may be few in it."""
+        federation = self.config.federation
+        drawn = federation.cohort or self.last("cohort") or 0
+        coins = federation.sampling == "poisson" or (federation.sampling == "auto" and self.hides_cohort)
+        return coins and drawn < len(self.client_names)
+
+    @property
+    def hides_training(self) -> bool:
+        """Whether all clients take part in every round, and each keeps to itself whether it trained."""
+        return self.config.privacy.unit == "client" and self.config.privacy.hidden_cohort
+
+
+def read(run_dir: Path) -> RunRecord:
+    """The record of the public part of `run_dir`: what may be shown of the run.
+
+    A result of fewer rounds than asked for counts as none, unless the run ended early with it.
+    """
+    public = Published(run_dir)
+    facts, config = public.facts, public.config  # other folders may have a config.json, too
+    rounds = _rounds(public.text(METRICS), run_dir / METRICS)
+    record = RunRecord(run_dir.resolve().name, config, facts, rounds, public.result, owned=False)
+    if record.private:
+        record = _shown(record)
+    if record.withholds_test and record.result is not None:
+        record = replace(record, result=_untested(record.result))
+    return _ended(record)
+
+
+def owned(run_dir: Path) -> RunRecord:
+    """The record of `run_dir` with what is withheld of it, for those who hold the data; without privacy, that is little."""
+    record, folder = read(run_dir), private_part(run_dir)
+    record = replace(record, owned=True, audit=_audit(folder, len(record.rounds)))
+    if not record.private or not folder.is_dir():
+        return record
+    own = {row["round"]: row for row in _rounds(read_text(folder / OWN_ROUNDS), folder / OWN_ROUNDS)}
+    facts, figures = (_own(folder / name) for name in (OWN_FACTS, OWN_RESULT))
+    result = Published(run_dir).result
+    whole = replace(
+        record,
+        facts=published.together(record.facts, facts),
+        rounds=tuple(published.together(row, own.get(row["round"], {})) for row in record.rounds),
+        result=None if result is None else published.together(result, figures),
+    )
+    return _ended(whole)
+
+
+def _ended(record: RunRecord) -> RunRecord:
+    """The record, without a result that is of fewer rounds than were asked for and is not the run's last word."""
+    result = record.result
+    if result is None or result.get("rounds", 0) >= record.planned:
+        return record
+    last_word = result.get("ended_early") and result.get("rounds", 0) >= len(record.rounds)
+    return record if last_word else replace(record, result=None)
+
+
+def _shown(record: RunRecord) -> RunRecord:
+    """The record of a private run without what is to be withheld, should its files hold any of it."""
+    rounds = tuple(published.without_withheld(row, published.ROUND) for row in record.rounds)
+    result = None if record.result is None else published.without_withheld(record.result, published.RESULT)
+    return replace(
+        record, facts=published.without_withheld(record.facts, published.FACTS), rounds=rounds, result=result
+    )
+
+
+def _untested(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A result without what was measured on test rows."""
+    tested = {name: None for name, source in published.RESULT.items() if source is published.TEST}
+    of_releases = {name: value for name, value in (result.get("metrics") or {}).items() if name in published.ROUND}
+    return {**result, **tested, "metrics": of_releases}
+
+
+def _own(file: Path) -> dict[str, Any]:
+    content = read_text(file)
+    return {} if content is None else parsed(content, str(file))
+
+
+def _audit(folder: Path, finished: int) -> str:
+    """Where a page on an audit made after so many rounds lies in the private part, as far as that can be read."""
+    try:
+        after = _own(folder / AUDIT).get("rounds")
+    except RunDirectoryError:
+        return ""
+    found = type(after) is int and after == finished and (folder / AUDIT_PAGE).is_file()
+    return f"{PRIVATE}/{AUDIT_PAGE}" if found else ""
+
+
+def _rounds(content: str | None, file: Path) -> tuple[Mapping[str, Any], ...]:
+    """One row a round. A last line without its newline was being written when the run was killed."""
+    rows: dict[int, Mapping[str, Any]] = {}
+    complete = (content or "").split("\n")[:-1]
+    for line_number, line in enumerate(complete, start=1):
+        row = parsed(line, f"{file}, line {line_number}")
+        if not isinstance(row.get("round"), int):
+            raise RunDirectoryError(f"{file}, line {line_number} is damaged: it has no round number")
+        rows[row["round"]] = row
+    return tuple(rows[number] for number in sorted(rows))

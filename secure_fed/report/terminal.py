@@ -1,0 +1,172 @@
+"""What a person reads on a terminal: names are printed as they are, never as markup."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Column, Table
+
+from secure_fed.report.formatting import at_most, size, time
+from secure_fed.report.page.membership import auc, rates
+
+_WIDE = 120
+_UNITS = 3  # that there are: a client, an example, a group of examples
+_SUMS = {
+    "nowhere": "without noise",
+    "sum": "before it adds the noise",
+    "shares": "with the clients' noise in them",
+    "contribution": "with the clients' noise in them",
+    "gradients": "made by noised training",
+}
+
+
+class PlainConsole(Console):
+    """Prints names of clients, models and files as they are, and goes on in silence when nobody reads it any more."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(file=sys.stderr if stderr else sys.stdout, markup=False, emoji=False, highlight=False)
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
+def show_result(summary: Mapping[str, Any]) -> None:
+    """The result of a run as a table."""
+    title = f"{summary['method']}: {summary['model']} on {summary['data']}"
+    table = Table(show_header=False, title=title, title_style="bold")
+    if summary["accuracy"] is not None or not summary["metrics"]:
+        table.add_row("accuracy", _percent(summary["accuracy"]))
+    if summary["macro_f1"] is not None:
+        table.add_row("macro-F1", _percent(summary["macro_f1"]))
+    for name, value in summary["metrics"].items():
+        if isinstance(value, float):
+            table.add_row(name.replace("_", " "), f"{value:.4g}")
+    for row in _membership(summary):
+        table.add_row(*row)
+    expected = " expected" if _hides_cohort(summary) else ""
+    table.add_row("rounds", f"{summary['rounds']}, each with {_those_in(summary)}{expected}")
+    if summary["ended_early"]:
+        table.add_row("ended early", str(summary["ended_early"]))
+    table.add_row("trained parameters", f"{summary['trainable']:,}")
+    table.add_row("sent", f"{size(summary['bytes_up'])} up, {size(summary['bytes_down'])} down{expected}")
+    for row in (*_privacy(summary), *_masks(summary)):
+        table.add_row(*row)
+    if summary["seconds"] is not None:
+        table.add_row("time", f"{summary['seconds']:.1f} s")
+    PlainConsole().print(table)
+
+
+def show_methods(model: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """The catalogue of methods, counted for one model; the papers where there is room for them."""
+    console = PlainConsole()
+    wide = console.width >= _WIDE
+    numbers = (Column("trainable", justify="right", no_wrap=True), Column("up a round", justify="right", no_wrap=True))
+    names = ("travels", "exact", *numbers, "protects", *(("paper",) if wide else ()))
+    table = Table(Column("method", no_wrap=True), *names, title=f"for {model}", title_justify="left", box=SIMPLE_HEAD)
+    for row in rows:
+        exact = "yes" if row["mean_exact"] else "no"
+        counted = ("-", "-") if row["trainable"] is None else (f"{row['trainable']:,}", size(row["bytes_up"]))
+        units = [unit for unit in row["units"] if unit != "none"]
+        named = "any unit" if len(units) == _UNITS else ", ".join(units) or "none"
+        table.add_row(row["name"], row["travels"], exact, *counted, named, *((row["paper"],) if wide else ()))
+    console.print(table)
+    console.print("exact: whether the mean of what clients send is the mean of what their models became")
+    console.print("protects: whom differential privacy can protect, any unit being client, example or group")
+    for row in rows:
+        if row["trainable"] is None:
+            console.print(f"{row['name']}: {row['not_applicable']}")
+
+
+def _membership(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """How well the cheapest attack tells members from others; none where the result is older than that."""
+    of_data = _told("membership of data", summary.get("membership_of_data"))
+    return [*_told("membership", summary.get("membership")), *of_data]
+
+
+def _told(name: str, found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if not found:
+        return []
+    if found.get("auc") is None:
+        return [(name, f"not measured: {found.get('why') or 'no reason is given'}")]
+    sizes = f"{found['members']:,} in training, {found['non_members']:,} held out"
+    if found.get("of") == "phantoms":
+        sizes = f"{found['members']:,} phantoms that pulled, {found['non_members']:,} that did not"
+    caught = [(f"  caught at {100 * target:g} %", rate) for target, rate in rates(found)]
+    return [(f"{name} AUC", f"{auc(found)} where .5 is a coin; {sizes}"), *caught]
+
+
+def _privacy(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What protects whom, in rows that fit a narrow terminal."""
+    terms = summary["privacy"]
+    if terms is None:
+        return [("privacy", str(summary["privacy_statement"]))]
+    epsilon, seen = (at_most(summary[name]) for name in ("epsilon", "epsilon_participants"))
+    void = [] if terms["private"] else [("NOT PRIVATE", "noise or coins were seeded or injected: what follows is void")]
+    return [
+        *void,
+        ("privacy", f"epsilon {epsilon} at delta {summary['delta']:g}"),
+        ("  protects", terms["unit"]),
+        ("  against participants", f"epsilon {seen}"),
+        ("  noise", f"{terms['noise']}; multiplier {summary['noise_multiplier']:.4g}"),
+        ("  releases", f"{summary['releases']:,} of {terms['planned_releases']:,} planned"),
+        ("  spent in its ledger", f"epsilon {at_most(summary['epsilon_cumulative'])}{_of_budget(terms)}"),
+        *([("  other runs", "not counted: the ledger is this run's own")] if _alone(summary) else []),
+    ]
+
+
+def _masks(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Who learns what where clients mask what they send, and what that took."""
+    found = summary["secure_aggregation"]
+    if found is None:
+        return []
+    place = "nowhere" if summary["privacy"] is None else summary["privacy"]["place"]
+    lies = "even if it lies about keys or who is there" if found["active"] else "if it keeps to the protocol"
+    few = "" if found["least"] == found["clients"] else f"at least {found['least']} of "
+    whose = "those that coins draw, be it one" if found["coins"] else f"{few or 'all '}{found['clients']} clients"
+    rows = [
+        (
+            "secure aggregation",
+            f"the server learns sums over {whose}, {_SUMS[place]}, and nothing else of a client, {lies}",
+        ),
+        ("  took", f"{size(found['bytes_up'])} up, {size(found['bytes_down'])} down, the model with it"),
+    ]
+    if _hides_cohort(summary) or found["client_seconds"] is None:  # the time would tell how many took part
+        return rows
+    spent = f"{time(found['client_seconds'])} of the clients, {time(found['server_seconds'])} of the server"
+    return [*rows, ("  time for masks", spent)]
+
+
+def _of_budget(terms: Mapping[str, Any]) -> str:
+    return "" if terms["budget_epsilon"] is None else f" of {at_most(terms['budget_epsilon'])}"
+
+
+def _alone(summary: Mapping[str, Any]) -> bool:
+    """Whether the run was charged to a ledger of its own, which lies in its directory or is gone with it."""
+    ledger, folder = summary["privacy"]["ledger"], summary["run_dir"]
+    return ledger is None or (folder is not None and Path(ledger).absolute().is_relative_to(Path(folder).absolute()))
+
+
+def _hides_cohort(summary: Mapping[str, Any]) -> bool:
+    """Whether sizes are expected ones, because the guarantee counts on nobody's knowing who took part."""
+    return summary["privacy"] is not None and summary["privacy"]["place"] == "sum"
+
+
+def _those_in(summary: Mapping[str, Any]) -> str:
+    """Who is in a round."""
+    cohort, clients, found = summary["cohort"], summary["clients"], summary.get("membership") or {}
+    if found.get("of") == "phantoms" and found["unit"] == "client" and found["members"] + found["non_members"]:
+        clients = f"{clients} clients, beside {found['members'] + found['non_members']} phantoms"
+    else:
+        clients = f"{clients} clients"
+    if summary["privacy"] is not None and summary["privacy"]["hidden_cohort"]:
+        return f"all {clients}, about {cohort} of whom train"
+    return f"{cohort} of {clients}"
+
+
+def _percent(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.1%}"

@@ -1,0 +1,240 @@
+"""One participant: it holds its examples, trains on them, and lets out a bounded change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from secure_fed.config import TrainingConfig
+from secure_fed.errors import MethodError
+from secure_fed.learning.training.dp_sgd import planned_steps, train_privately
+from secure_fed.learning.training.local import Collate, Objective, Trained, train
+from secure_fed.methods.method import Contextual, Method, State
+from secure_fed.rounds.protection import Protection
+from secure_fed.rounds.transport import Reply, Request
+from secure_fed.tensors.low_rank import in_own_factors
+from secure_fed.tensors.tensors import Layout, LayoutError, Tensors
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """What all clients of one process share: the frozen base inside the objective, and the rules of the federation.
+
+    initial: the state that `method.prepare` made, which every party can compute.
+    personal: names of trained tensors that never leave their client. allowance: asked by a client's name for so many releases
+    in a round, charges durably as many as it may still make, and says how many.
+    watch: told of every training, of what it began with, what it moved and its weight, where nothing protects the client from
+    that; otherwise None. train: local training where there is no noise in its steps: `training.train`, or what gives the same.
+    """
+
+    objective: Objective
+    method: Method
+    protection: Protection
+    training: TrainingConfig
+    collate: Collate
+    initial: Tensors
+    personal: tuple[str, ...]
+    by_examples: bool
+    seed: int
+    group_examples: int
+    allowance: Callable[[str, int, int], int]
+    watch: Callable[[Tensors, Tensors, float], None] | None = None
+    train: Callable[..., Trained] = train
+
+
+class Client:
+    """A client of the federation.
+
+    kept: its personal tensors since it first trained, and all that it remembers between rounds. groups: whose each example is,
+    where privacy is for groups of them. phantoms: examples of a direction that are nobody's data, drawn beside its own.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        name: str,
+        examples: Sequence[Any],
+        bench: Workbench,
+        groups: Sequence[Any] | None = None,
+        phantoms: Sequence[Any] = (),
+    ) -> None:
+        self.index = index
+        self.name = name
+        self.examples = examples
+        self.groups = groups
+        self.phantoms = phantoms
+        self._bench = bench
+        self._before = self._after = Tensors()
+        self._loss = float("nan")
+        self._takes_part = True
+        self._due: list[tuple[int, str]] = []
+        self.kept: Tensors | None = None
+
+    @property
+    def personal(self) -> Tensors:
+        """Its personal tensors, those of the initial state until it trains."""
+        return self._bench.initial.select(self._bench.personal) if self.kept is None else self.kept
+
+    @cached_property
+    def _context(self) -> Tensors:
+        """What its model has of its own data; this never leaves it."""
+        method = self._bench.method
+        return method.context(self._bench.initial, self.examples) if isinstance(method, Contextual) else Tensors()
+
+    def handle(self, request: Request) -> Reply:
+        """Answer one linear pass; the first of a round trains, the later ones contribute from what it trained."""
+        bench = self._bench
+        self._require_due(request)
+        if request.pass_name == request.plan.passes[0]:
+            self._train(request)
+        contribution = bench.method.contribute(request.pass_name, self._before, self._after, request.means)
+        if request.pass_name == request.plan.passes[-1]:
+            self._before = self._after = Tensors()
+        sent = self._bounded(contribution, request)
+        if Layout.of(sent).digest != request.layout:
+            raise LayoutError(f"client {self.name} and the server disagree on what pass {request.pass_name!r} carries")
+        return Reply(self.index, sent, self._counts, self._loss)
+
+    @property
+    def _counts(self) -> float:
+        """The weight of what it sends."""
+        return self._weight if self._takes_part else 0.0
+
+    @property
+    def _weight(self) -> float:
+        """How much it counts in a mean."""
+        return float(len(self.examples)) if self._bench.by_examples else 1.0
+
+    def _require_due(self, request: Request) -> None:
+        """The passes of a round in their order, each once for one training, which is what was charged: a server that could ask
+        for one again would have noise drawn anew for nothing.
+        """
+        plan = self._bench.method.plan(State(self._bench.initial, round=request.round))
+        if (request.plan.passes, request.plan.trainable) != (plan.passes, plan.trainable):
+            raise MethodError(f"client {self.name} was asked for another plan than {self._bench.method.card.name} has")
+        if request.pass_name == plan.passes[0]:
+            self._due = [(request.round, name) for name in plan.passes]
+        if not self._due or self._due.pop(0) != (request.round, request.pass_name):
+            raise MethodError(f"client {self.name} was asked out of turn for pass {request.pass_name!r:.40}")
+
+    def _bounded(self, contribution: Tensors, request: Request) -> Tensors:
+        """The contribution as it may leave: no longer than the clip norm, with the mechanism's counters, and noised if the
+        client is who adds the noise. What is not finite, or may not be sent any more, is zeros.
+        """
+        protection = self._bench.protection
+        bounded = self._clipped(contribution, request.clip_norm)
+        if protection.place == "contribution" and self._takes_part:
+            stream = protection.entropy.stream("contribution", request.round, request.pass_name, self.index)
+            return Tensors(protection.in_travel.noised(bounded.dense().parts(), request.clip_norm, stream))
+        return bounded
+
+    def _clipped(self, contribution: Tensors, clip_norm: float) -> Tensors:
+        """No longer than the clip norm, with the mechanism's counters, before any noise."""
+        protection = self._bench.protection
+        mechanism = protection.in_travel
+        if protection.place in ("sum", "shares", "contribution"):
+            contribution = in_own_factors(contribution)  # or a cancellation between its factors would hide in the norm
+        norm = cache(contribution.norm)
+        factor = mechanism.scale(norm, clip_norm)
+        if factor == 0.0 or not self._takes_part:
+            contribution = _zeros(contribution)
+        elif factor != 1.0:
+            contribution = contribution * factor
+        return contribution | mechanism.counted(norm, clip_norm)
+
+    def _train(self, request: Request) -> None:
+        bench = self._bench
+        self._before = bench.initial | request.tensors | self.personal | self._context
+        trained = self._trained(request)
+        own = trained.after.select(name for name in bench.personal if name in trained.after)
+        if own.is_finite():  # what diverged is not taken into the next round
+            self.kept = self.personal | own
+        self._after = trained.after.without(bench.personal)
+        self._loss = trained.loss if bench.protection.place == "nowhere" else float("nan")
+        if bench.watch is not None:
+            bench.watch(self._before, self._after, self._weight)
+
+    def _trained(self, request: Request) -> Trained:
+        """Local training, by as many noised steps as are left where the noise is in the steps."""
+        bench, protection = self._bench, self._bench.protection
+        rng, trainable = self._rng(request.round), request.plan.trainable
+        if protection.place == "gradients":
+            units = len(set(self.groups)) if self.groups is not None else len(self.examples)
+            steps = bench.allowance(self.name, planned_steps(units, bench.training), request.round)
+            self._takes_part = steps > 0
+            return train_privately(
+                bench.objective,
+                self._before,
+                trainable,
+                self.examples,
+                bench.collate,
+                bench.training,
+                request.lr,
+                rng,
+                mechanism=protection.mechanism,
+                clip_norm=request.clip_norm,
+                steps=steps,
+                stream=protection.entropy.stream("gradients", request.round, self.index),
+                groups=self.groups,
+                group_examples=bench.group_examples,
+                phantoms=self.phantoms,
+            )
+        if protection.place == "contribution":
+            passes = len(request.plan.passes)
+            self._takes_part = bench.allowance(self.name, passes, request.round) == passes
+        return bench.train(
+            bench.objective, self._before, trainable, self.examples, bench.collate, bench.training, request.lr, rng
+        )
+
+    def _rng(self, round_: int) -> np.random.Generator:
+        """Order, dropout, and which examples of a group count: seeded without privacy, in secret with it.
+
+        Such numbers are drawn in turn, and go by the places of clients and examples. Were they public, one unit more or less
+        would change everybody's, and so the sum by more than one unit's share; drawn in secret, what the others get follows the
+        same law with that unit and without it.
+        """
+        protection = self._bench.protection
+        if protection.place == "nowhere":
+            return np.random.default_rng([self._bench.seed, round_, self.index])
+        secret = protection.entropy.stream("training", round_, self.index)
+        return np.random.default_rng((secret.uniform(8) * 2**32).astype(np.int64).tolist())
+
+
+def _zeros(like: Tensors) -> Tensors:
+    return Tensors((name, torch.zeros(shape)) for name, shape in Layout.of(like).entries)
+
+
+def personal_names(method: Method, initial: Tensors, patterns: Sequence[str], rounds: int) -> tuple[str, ...]:
+    """The tensors that some pattern names among those that train in any round.
+
+    Refuses a pattern that names none, or a tensor that the method sends, in some round, only as part of a product.
+    """
+    trained: dict[str, None] = {}
+    for round_ in range(rounds if patterns else 1):
+        state = State(initial, round=round_)
+        plan = method.plan(state)
+        trained |= dict.fromkeys(plan.trainable)
+        sent = {name for pass_name in plan.passes for name, _ in method.layout(state, pass_name).entries}
+        for pattern in patterns:
+            bound = [name for name in plan.trainable if _names(pattern, name) and name not in sent]
+            if bound:
+                raise MethodError(
+                    f"method.personal names {pattern!r}, but {method.card.name} sends {bound[0]} only inside a product"
+                )
+    for pattern in patterns:
+        if not any(_names(pattern, name) for name in trained):
+            shown = ", ".join(list(trained)[:3])
+            raise MethodError(
+                f"method.personal names {pattern!r}, but no trained tensor is called so; there are {shown}, ..."
+            )
+    return tuple(name for name in trained if any(_names(pattern, name) for pattern in patterns))
+
+
+def _names(pattern: str, name: str) -> bool:
+    return fnmatchcase(name, pattern) or name.startswith(pattern + ".")

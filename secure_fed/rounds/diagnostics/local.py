@@ -1,0 +1,81 @@
+"""What is measured of each client's trained tensors: two of the three compare them with what the client started from.
+
+Papers leave open whether the global model of such a comparison is the one before the round or after it. Here it is the one the
+client was given: so nothing has to be kept of a client once it has been seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from secure_fed.rounds.diagnostics.angles import of_wholes
+from secure_fed.rounds.diagnostics.compared import Weights
+from secure_fed.rounds.diagnostics.similarity import linear_cka
+from secure_fed.tensors.tensors import Tensors
+
+
+class Local(Protocol):
+    """Sees the clients of a round one by one, and then says what there is to say of the round."""
+
+    def see(self, before: Tensors, after: Tensors, weight: float) -> None:
+        """before: what a client started from, all of it. after: what it trained. weight: in the mean."""
+
+    def told(self) -> dict[str, float]:
+        """Numbers by name, of the clients seen since the last time; none if there was nobody."""
+
+
+@dataclass
+class Discrepancy:
+    """FedARA's magnitude and direction discrepancy (equations 5 and 6), each the mean over the clients of a round.
+
+    Deviation: equation 5 prints the sum over clients, which would grow with the cohort.
+    """
+
+    weights: Weights
+    _seen: list[tuple[float, float]] = field(default_factory=list)
+
+    def see(self, before: Tensors, after: Tensors, weight: float) -> None:
+        self._seen.append(of_wholes(self.weights.pairs(before, before | after, tuple(after))))
+
+    def told(self) -> dict[str, float]:
+        seen, self._seen = self._seen, []
+        if not seen:
+            return {}
+        magnitudes, directions = zip(*seen, strict=True)
+        return {"magnitude": _mean(magnitudes), "direction": _mean(directions)}
+
+
+@dataclass
+class Drift:
+    """C2A's drift: CKA between the model that a client was given and the one that it trained, on the same held-out examples.
+
+    features(tensors) -> (rows, p) of the model with these tensors. What clients were given is looked at once, where it is the
+    same for all of them.
+    """
+
+    features: Callable[[Tensors], Tensor]
+    _given: tuple[Tensors, Tensor] | None = None
+    _seen: list[float] = field(default_factory=list)
+
+    def see(self, before: Tensors, after: Tensors, weight: float) -> None:
+        if self._given is None or not _same_objects(self._given[0], before):
+            self._given = (before, self.features(before))
+        self._seen.append(linear_cka(self._given[1], self.features(before | after)))
+
+    def told(self) -> dict[str, float]:
+        seen, self._seen, self._given = self._seen, [], None
+        return {"mean": _mean(seen), "worst": min(seen, default=math.nan)} if seen else {}
+
+
+def _same_objects(one: Tensors, other: Tensors) -> bool:
+    return one.keys() == other.keys() and all(one[name] is other[name] for name in one)
+
+
+def _mean(values: Sequence[float]) -> float:
+    """NaN if one of them is."""
+    return math.fsum(values) / len(values)

@@ -1,0 +1,106 @@
+"""All diagnostics that a configuration asks for, as a federation uses them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from secure_fed.config import EvaluationConfig, RunConfig
+from secure_fed.errors import ConfigError
+from secure_fed.learning.data.encode import batches
+from secure_fed.learning.models.adapters.lora import pairs
+from secure_fed.learning.problem import Parts
+from secure_fed.learning.training.local import Batch, Objective, to_device
+from secure_fed.methods.method import Method, State
+from secure_fed.rounds.diagnostics.aggregation import AggregationError
+from secure_fed.rounds.diagnostics.compared import Weights
+from secure_fed.rounds.diagnostics.local import Discrepancy, Drift, Local
+from secure_fed.rounds.diagnostics.similarity import features
+from secure_fed.rounds.diagnostics.targets import transfer_seconds
+from secure_fed.rounds.diagnostics.variation import Variation
+from secure_fed.tensors.tensors import Tensors
+
+_PROBE = 256
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Sees clients train, and states follow each other.
+
+    Nothing in it is carried from one round to the next, so a run that was interrupted goes on with the same numbers.
+    """
+
+    settings: EvaluationConfig
+    local: Mapping[str, Local]
+    variation: Variation | None = None
+
+    def see(self, before: Tensors, after: Tensors, weight: float) -> None:
+        """A client has trained. One whose tensors are not finite is left out of the round, and of this."""
+        if after.is_finite():
+            for one in self.local.values():
+                one.see(before, after, weight)
+
+    def begin(self) -> None:
+        """Forget a round that did not come to its end."""
+        for one in self.local.values():
+            one.told()
+
+    def told(self, before: State, after: State, record: Mapping[str, Any]) -> dict[str, Any]:
+        """What the round's record is to say beside what it does; a number that there is not is None."""
+        found = {name: numbers for name, one in self.local.items() if (numbers := one.told())}
+        if self.variation is not None:
+            found["variation"] = self.variation.between(before, after)
+        told: dict[str, Any] = {name: {key: _plain(value) for key, value in own.items()} for name, own in found.items()}
+        if self.settings.bandwidth is not None:
+            told["transfer_seconds"] = transfer_seconds(record, self.settings.bandwidth)
+        if clash := sorted(set(told) & set(record)):
+            raise ConfigError(f"metrics gives {clash[0]!r}, which is a diagnostic's name too; call it something else")
+        return told
+
+
+def watch(config: RunConfig, method: Method, initial: Tensors, parts: Parts, objective: Objective) -> Watch | None:
+    """What `config` asks for; None if that is nothing."""
+    settings = config.evaluation
+    if not settings.diagnostics and settings.bandwidth is None:
+        return None
+    weights, asked = Weights(method, initial), settings.diagnostics
+    local: dict[str, Local] = {}
+    if "discrepancy" in asked:
+        local["discrepancy"] = Discrepancy(weights)
+    if "drift" in asked:
+        local["drift"] = Drift(_Probe(objective, parts, settings.batch_size))
+    if "aggregation_error" in asked:
+        if not pairs(initial):
+            raise ConfigError(
+                "evaluation.diagnostics = 'aggregation_error' compares products of LoRA's factors A and B, and "
+                f"method.name = {config.method.name!r} trains none; leave it out"
+            )
+        local["aggregation_error"] = AggregationError(pairs(initial))
+    return Watch(settings, local, Variation(weights) if "variation" in asked else None)
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """What a model makes of 256 test examples, spread evenly, or of all where there are fewer."""
+
+    objective: Objective
+    parts: Parts
+    batch_size: int
+
+    def __call__(self, tensors: Tensors) -> Tensor:
+        return features(self.objective.load(tensors), self.parts.loss, self._batches())
+
+    def _batches(self) -> Iterator[Batch]:
+        test: Sequence[Any] = self.parts.test
+        chosen = torch.linspace(0, len(test) - 1, min(_PROBE, len(test))).long().tolist()
+        for batch in batches([test[index] for index in chosen], self.batch_size, self.parts.collate, None):
+            yield to_device(batch.inputs, self.objective.device)
+
+
+def _plain(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,90 @@
+"""Refuses sums that no honest clients can have made.
+
+Masks keep single contributions from the server, so it cannot bound one: within one sum a client can send up to n times what a
+client may, or a weight that cancels those of all others. The server can judge the sum. Over n honest contributors every
+coordinate and the whole vector are within n times the bound, the weights add up to between 0 and n times the largest, and the
+counters are counts. A sum beyond that is refused before anything is done with it. Nobody can tell which client spoiled it.
+
+Where the server adds the noise that a guarantee rests on, it judges the noised sum, by the number of all who may contribute.
+Judged without noise, a sum would tell a client that lies on which side of a limit the others brought it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from protocols.errors import Tampering
+from secure_fed.rounds.masked.encoding import LOSS, Carrier, Noised, Rounded, Said
+from secure_fed.tensors.tensors import Tensors
+
+
+def require_plausible(said: Said, carrier: Carrier, contributors: int) -> None:
+    """Tampering if the decoded sum cannot be one of so many contributors."""
+    for what in _implausible(said, carrier, contributors):
+        raise _spoiled(what, contributors)
+
+
+def require_plausible_release(released: Tensors, clip_norm: float, std: float, contributors: int) -> None:
+    """Tampering if a sum to which noise was added, of that standard deviation, cannot be one of so many contributors.
+
+    The length of honest noise is beyond this limit with a probability of at most exp(-40).
+    """
+    size = sum(part.numel() for part in released.parts().values())
+    norm = released.norm()
+    if not norm <= contributors * clip_norm + std * (math.sqrt(size) + _FARTHEST):
+        raise _spoiled(f"the noised sum is {norm:.6g} long", contributors)
+
+
+def _spoiled(what: str, contributors: int) -> Tampering:
+    return Tampering(
+        f"{what}, which {contributors} honest contributors cannot make: a client lied about its input, and nobody can tell "
+        "which one",
+        stage="unmask",
+        protected="nothing was released of this sum",
+    )
+
+
+def _implausible(said: Said, carrier: Carrier, contributors: int) -> Iterator[str]:
+    if isinstance(carrier, Rounded):
+        yield from _of_words(said, carrier, contributors)
+    if isinstance(carrier, Noised):
+        yield from _of_noised(said, carrier, contributors)
+
+
+def _of_words(said: Said, carrier: Rounded, contributors: int) -> Iterator[str]:
+    off = contributors * carrier.codec.error  # rounding, at most
+    values = said.values / carrier.most
+    largest, weight = float(np.abs(values).max(initial=0.0)), said.weight / carrier.most
+    if largest > contributors * carrier.plan.bound + off:
+        yield f"a coordinate of the sum is {largest:.6g}"
+    slack = off / carrier.plan.bound
+    if not -slack <= weight <= contributors + slack:
+        yield f"the contributors' weights add up to {said.weight:.6g}"
+    if abs(said.loss) > LOSS * (1 + 4 * carrier.codec.error / carrier.plan.bound):  # never of NaN
+        yield f"the mean loss is {said.loss:.6g}"
+    if carrier.most == 1 and abs(weight - round(weight)) > slack:
+        yield f"weights of 0 or 1 add up to {said.weight:.6g}"
+    if said.contributed is None:
+        return
+    if not weight - slack <= said.contributed <= contributors or (
+        carrier.most == 1 and round(weight) != said.contributed
+    ):
+        yield f"{said.contributed} contributions are counted, with weights of {said.weight:.6g}"
+
+
+def _of_noised(said: Said, carrier: Noised, contributors: int) -> Iterator[str]:
+    """The noise of n shares is subgaussian, so its length is beyond sqrt(d) + sqrt(2 t) deviations with probability exp(-t) at
+    most (Hsu, Kakade and Zhang, 2012): t = 40."""
+    norm, grid = float(np.linalg.norm(said.values)), carrier.mechanism.grid(carrier.plan.size)
+    noise = carrier.mechanism.std(carrier.plan.clip_norm, carrier.plan.size, contributors)
+    longest = contributors * grid.bound / grid.unit * carrier.plan.clip_norm + noise * (
+        math.sqrt(carrier.plan.size) + _FARTHEST
+    )
+    if norm > longest:
+        yield f"the noised sum is {norm:.6g} long"
+
+
+_FARTHEST = math.sqrt(80)

@@ -1,0 +1,221 @@
+"""The terms of a run's masked sums, which each party works out for itself from the run's configuration.
+
+A client accepts no others, whatever the server says: that is what makes its minima its own.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+from protocols.choice import Choice, choose, colluding, surviving
+from protocols.errors import Aborted, ParameterError
+from protocols.keys import Identity
+from protocols.parameters import Parameters, Policy, registry_digest
+from secure_fed.config.sections import SecureAggregationConfig
+from secure_fed.errors import ConfigError
+from secure_fed.rounds.masked.encoding import Carrier, Noised, Rounded
+from secure_fed.rounds.masked.plan import PublicPlan
+from secure_fed.rounds.protection import Protection
+
+FEWEST = 3  # of two, each could subtract its own
+
+
+@dataclass(frozen=True)
+class Registry:
+    """The identity keys of a simulated federation's clients: each has its own, and everybody knows the public halves."""
+
+    clients: int
+
+    @cached_property
+    def identities(self) -> tuple[Identity, ...]:
+        return tuple(Identity.new() for _ in range(self.clients))
+
+    @cached_property
+    def public(self) -> Mapping[int, bytes]:
+        return {client: identity.public for client, identity in enumerate(self.identities)}
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a run asks of its masked sums.
+
+    invited: how many clients are invited to a sum, a public number. places: the most that a sum can ever hold. varies: whether
+    coins draw the cohort; it is then filled up to `invited` with clients that contribute zeros, and only a draw of more than
+    so many invites more, up to `places`. most_weight: the weight that counts in full. registry: the identities of all clients,
+    known to everybody before the run; needed where the server may lie. real: how many clients are somebody's, the first of all;
+    those after them are phantoms, of which everybody may know what they contribute. None: all. run: unlike any other run's.
+    """
+
+    settings: SecureAggregationConfig
+    protection: Protection
+    invited: int
+    places: int
+    varies: bool = False
+    most_weight: float = 1.0
+    registry: Registry | None = None
+    real: int | None = None
+    run: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def choice(self, clients: int) -> Choice:
+        """Neighbours and threshold for so many clients.
+
+        A sum that has lost some of those invited before it began keeps to what was settled for all of them: as many may be
+        corrupt, and as many have to survive.
+        """
+        chosen = self.settings
+        corrupt, dropout = chosen.corrupt, chosen.dropout
+        if clients < self.invited:
+            if clients < self.least(clients):
+                raise Aborted(f"{clients} clients are left, fewer than the {self.least(clients)} that a sum needs")
+            corrupt = (colluding(self.invited, corrupt) + 0.5) / clients
+            dropout = (clients - surviving(self.invited, chosen.dropout) + 0.5) / clients
+        try:
+            return _chosen(clients, corrupt, dropout, chosen.active, chosen.neighbours, chosen.threshold)
+        except ParameterError as error:
+            raise ConfigError(
+                f"a masked sum of {clients} clients cannot be had: {error} (secure_aggregation.corrupt, dropout, neighbours, "
+                "threshold; federation.cohort)"
+            ) from error
+
+    def parameters(self, number: int, invited: Sequence[int], layout: bytes, length: int, bound: int) -> Parameters:
+        """Of the run's sum with that number, over vectors of so many words."""
+        choice = self.choice(len(invited))
+        return Parameters(
+            run=self.run,
+            round=number,
+            layout=layout,
+            length=length,
+            bits=self.settings.bits,
+            clients=tuple(invited),
+            neighbours=choice.neighbours,
+            threshold=choice.threshold,
+            survivors=self.least(len(invited)),
+            active=self.settings.active,
+            bound=bound,
+            partners=choice.partners,
+            registry=registry_digest(self.registry.public, invited) if self.registry else bytes(32),
+        )
+
+    def policy(self, clients: int) -> Policy:
+        """What a client accepts when the server says that so many are invited."""
+        least, most = self.least(clients), self.places if self.varies else self.invited
+        if not least <= clients <= most:
+            raise ParameterError(
+                f"the server invites {clients} clients to a sum, and the run's terms are {least} to {most}",
+                protected="nothing was sent",
+            )
+        choice = self.choice(clients)
+        return Policy(
+            threshold=choice.threshold,
+            survivors=self.least(clients),
+            corrupt=choice.corrupt,
+            window=choice.window,
+            partners=choice.partners,
+            colluding=choice.colluding,
+            active=self.settings.active,
+            identities=self.registry.public if self.registry else {},
+            clients=FEWEST,
+            neighbours=choice.neighbours,
+        )
+
+    @property
+    def declares(self) -> bool:
+        """Whether clients are shown who contributes: where others send zeros, and the server may lie about it."""
+        return self.varies and self.settings.active
+
+    def fewest(self, clients: int) -> int:
+        """The least number of contributors, phantoms apart, in a sum of so many clients where others send zeros."""
+        return max(FEWEST, self._with_two_honest(clients))
+
+    def _with_two_honest(self, clients: int) -> int:
+        return colluding(max(clients, self.invited), self.settings.corrupt) + 2
+
+    def of_somebody(self, clients: Collection[int]) -> list[int]:
+        """Those of them that are no phantoms."""
+        return [client for client in clients if self.real is None or client < self.real]
+
+    def require_contributors(self, places: int, rate: float) -> None:
+        """Refuse coins, one for each of `places`, that may draw a cohort too small for a sum that declares its contributors.
+
+        places: those of clients, phantoms apart, since phantoms do not count among the contributors.
+
+        Such a round cannot be left out, nor others asked instead: either would tell the size of the cohort, which the guarantee
+        keeps secret. So it has to be as good as impossible.
+        """
+        enough = self.fewest(self.invited) + self.invited - surviving(self.invited, self.settings.dropout)
+        chance = sum(
+            math.comb(places, k) * rate**k * (1 - rate) ** (places - k) for k in range(min(enough, places + 1))
+        )
+        if self.declares and chance > _NEVER:
+            raise ConfigError(
+                f"secure_aggregation.active needs {enough} contributors in every sum, and coins that draw {places * rate:g} of "
+                f"{places} clients on average draw fewer with a chance of 2^{math.log2(chance):.1f}, above 2^-40: raise "
+                "federation.cohort, set federation.sampling = 'fixed', or have each client toss for itself "
+                "(privacy.noise = 'distributed', privacy.hidden_cohort = true)"
+            )
+
+    def least(self, clients: int) -> int:
+        """The least number of clients in a sum to which so many were invited."""
+        return surviving(max(clients, self.invited), self.settings.dropout)
+
+    def require_feasible(self) -> None:
+        """Refuse terms under which some number of clients makes no sum: now rather than in mid-run."""
+        self.choice(self.invited)
+        if not self.varies:
+            self._require_real_survivors()
+            return
+        settings = self.settings
+        for name in ("neighbours", "threshold"):
+            if (value := getattr(settings, name)) is not None:
+                raise ConfigError(
+                    f"secure_aggregation.{name} = {value} cannot be fixed where secret coins draw the cohort, since it goes by "
+                    "its size: leave it out, or set federation.sampling = 'fixed'"
+                )
+        for clients in range(self.invited, self.places + 1):
+            corrupt, left = colluding(clients, settings.corrupt), surviving(clients, settings.dropout)
+            threshold = (clients - 1 + corrupt) // 2 + 1 if settings.active else corrupt + 1
+            if threshold > left - 1 or left < corrupt + 2:
+                self.choice(clients)  # says what to lower
+
+    def _require_real_survivors(self) -> None:
+        """Where all who vanish are no phantoms, two honest clients have to be left beside these.
+
+        Every sum then has so many: survivors are at least `least`, and phantoms among those invited at most `beside`.
+        """
+        left, enough = self.least(self.invited) - self.protection.beside, self._with_two_honest(self.invited)
+        if left < enough:
+            raise ConfigError(
+                f"of {self.invited} clients in a masked sum {self.protection.beside} are phantoms, and as many may vanish as "
+                f"leave {left} others, fewer than {enough}: lower evaluation.phantoms, secure_aggregation.dropout or corrupt, "
+                "or raise federation.cohort"
+            )
+
+    def carrier(self, size: int, clip_norm: float) -> Carrier:
+        """How contributions of `size` numbers travel, however many clients take part."""
+        mechanism, place = self.protection.mechanism, self.protection.place
+
+        def plan(bound: float, clip_norm: float = math.inf) -> PublicPlan:
+            return PublicPlan(size, self.settings.bits, self.places, bound, clip_norm)
+
+        if self.protection.shares is not None:
+            return Noised(plan(clip_norm, clip_norm), self.protection.shares)
+        if place == "sum":
+            return Rounded(plan(max(clip_norm, 1.0), clip_norm))
+        if place == "contribution":
+            return Rounded(plan(clip_norm + _FARTHEST * mechanism.std(clip_norm)))
+        return Rounded(plan(self.settings.range), self.most_weight, with_loss=place == "nowhere")
+
+
+@lru_cache(maxsize=1024)
+def _chosen(
+    clients: int, corrupt: float, dropout: float, active: bool, neighbours: int | None, threshold: int | None
+) -> Choice:
+    return choose(clients, corrupt=corrupt, dropout=dropout, active=active, neighbours=neighbours, threshold=threshold)
+
+
+_NEVER = 2.0**-40  # as `protocols.choice` has it
+_FARTHEST = 9.0  # standard deviations: no normal number of `privacy.entropy` is farther out

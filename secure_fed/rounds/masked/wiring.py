@@ -1,0 +1,128 @@
+"""A simulated federation behind masks: both sides of its masked sums, and the transport between them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from privacy.clipping import AdaptiveGaussian
+from privacy.sampling import Poisson, Sampler
+from protocols.parameters import stages
+from secure_fed.config import RunConfig
+from secure_fed.errors import ConfigError
+from secure_fed.methods.method import Method
+from secure_fed.rounds.client import Client
+from secure_fed.rounds.masked.expected_round import Rounds
+from secure_fed.rounds.masked.masked_client import Clock, Member, members
+from secure_fed.rounds.masked.masked_sum import MaskedSums
+from secure_fed.rounds.masked.terms import FEWEST, Registry, Terms
+from secure_fed.rounds.phantom_clients import Phantom
+from secure_fed.rounds.protection import Protection
+from secure_fed.rounds.transport import InProcess, Transport, Vanishing
+from secure_fed.tensors.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class Masks:
+    """The clients behind masks, and the server's side of their sums."""
+
+    members: Sequence[Member]
+    sums: MaskedSums
+
+    @property
+    def invited(self) -> int:
+        """How many clients are invited to a sum."""
+        return self.sums.terms.invited
+
+    def begin(self, releases: int | None) -> None:
+        """A run begins, or goes on, in which the clients bring the noise of so many more releases; None: they bring none."""
+        self.sums.barred.clear()
+        for member in self.members:
+            member.begin(releases)
+
+    def require_precise(self, sizes: Sequence[int], clip_norm: float, rounds: int, expected: float) -> None:
+        """Refuse words that are too coarse for contributions of so many numbers, at whatever clip norm the run may come to.
+
+        One that adapts is checked at the least, and above one, where the grid follows it, at that with the coarsest grid.
+        """
+        terms, reached = self.sums.terms, [clip_norm]
+        if isinstance(mechanism := terms.protection.mechanism, AdaptiveGaussian):
+            coarsest = 2 * math.frexp(1 / terms.places)[0]
+            reached += [mechanism.least(clip_norm, rounds, expected), coarsest]
+        for size, reachable in itertools.product(sizes, reached):
+            terms.carrier(size, reachable).require_precise()
+
+
+def behind_masks(
+    config: RunConfig,
+    protection: Protection,
+    sampler: Sampler,
+    clients: Sequence[Client],
+    method: Method,
+    initial: Tensors,
+    personal: Sequence[str],
+    device: torch.device,
+) -> Masks | None:
+    """What `secure_aggregation` asks for; None if it is not enabled. Refuses a federation that is too small for it."""
+    settings, federation = config.secure_aggregation, config.federation
+    if not settings.enabled:
+        return None
+    by_examples = federation.weighting == "examples"
+    real = sum(not isinstance(client, Phantom) for client in clients)
+    terms = Terms(
+        settings,
+        protection,
+        _invited(sampler, protection, len(clients)),
+        len(clients) if protection.hidden else sampler.most,
+        isinstance(sampler, Poisson) and sampler.rate < 1 and not protection.hidden,
+        float(settings.most_examples) if by_examples else 1.0,
+        Registry(len(clients)) if settings.active else None,
+        real,
+    )
+    terms.require_feasible()
+    terms.require_contributors(real, sampler.rate)
+    clock = Clock()
+    coin = sampler.rate if protection.hidden else None
+    fails = federation.nonfinite == "fail"
+    rounds = Rounds(method, initial, terms, personal)
+    behind = members(clients, rounds, clock, coin, fails_nonfinite=fails)
+    return Masks(behind, MaskedSums(terms, len(clients), clock, device))
+
+
+def _invited(sampler: Sampler, protection: Protection, clients: int) -> int:
+    """How many clients are invited to a sum, of as many as there are.
+
+    A cohort that is secret is filled up to a public number, which it exceeds with a probability of at most 2^-40. Whether a sum
+    finishes and what it costs then tell nothing of the cohort.
+    """
+    usual = clients if protection.hidden else min(round(sampler.expected), clients)
+    real = usual - protection.beside  # what phantoms contribute is known, and hides nobody
+    if real < FEWEST:
+        raise ConfigError(
+            f"secure_aggregation.enabled needs {FEWEST} clients at least in a round, and there are {real}: raise "
+            "federation.cohort, since of a sum over two each could subtract its own"
+        )
+    if protection.hides_cohort and isinstance(sampler, Poisson):
+        return min(sampler.seldom_exceeded(_SELDOM), clients)
+    return usual
+
+
+def in_process(config: RunConfig, clients: Sequence[Client], masks: Masks | None) -> Transport:
+    """The transport of a simulated federation, which loses clients if it is to."""
+    inner = InProcess(masks.members if masks else clients)
+    if not config.federation.vanishing:
+        return inner
+    exchanges = 1
+    if masks is not None:
+        terms = masks.sums.terms
+        exchanges = len(stages(terms.parameters(0, range(masks.invited), bytes(32), 1, 0)))
+    secret = config.privacy.unit == "client" and config.privacy.noise == "central"
+    everybody = len(clients) if secret else None
+    return Vanishing(inner, config.federation.vanishing, exchanges, config.federation.seed, everybody)
+
+
+_SELDOM = 2.0**-40  # as the masks' own chance of failure

@@ -1,0 +1,138 @@
+"""Clients that are nobody: one that is a member ends its training along a direction, one that is none sends zeros.
+
+In all else a phantom is a client: it is drawn, its contribution is clipped by the same lines, noised where clients noise what
+they send, and masked. The two differ in that contribution alone, which is of length C or is zero: what a guarantee for
+clients calls neighbours, whether these are a client more or less, one whose data are there or not, or one that is replaced.
+Neither says anything of how long it was to a clip norm that adapts, and neither keeps or brings anything of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from secure_fed.config import RunConfig
+from secure_fed.learning.audit_pool.canaries import length_beyond_clipping
+from secure_fed.learning.audit_pool.pool import Held, Unit
+from secure_fed.learning.training.canary_directions import trains_towards
+from secure_fed.learning.training.local import Trained
+from secure_fed.rounds.client import Client, Workbench
+from secure_fed.rounds.transport import Request
+from secure_fed.tensors.tensors import Tensors
+
+Floats = NDArray[np.float64]
+Train = Callable[..., Trained]
+
+
+class Phantom(Client):
+    """A client without data. member: whether its coin says that it pulls."""
+
+    def __init__(self, index: int, name: str, bench: Workbench, *, member: bool) -> None:
+        super().__init__(index, name, (), bench)
+        self.member = member
+
+    @property
+    def personal(self) -> Tensors:
+        return Tensors()
+
+    @property
+    def _context(self) -> Tensors:
+        return Tensors()
+
+    @property
+    def _counts(self) -> float:
+        return 1.0  # and the server, who knows which are phantoms, takes it off
+
+    def _clipped(self, contribution: Tensors, clip_norm: float) -> Tensors:
+        bounded = super()._clipped(contribution, clip_norm)
+        counters = self._bench.protection.in_travel.counters
+        nothing = counters if self.member else list(bounded)
+        return bounded | {name: torch.zeros(bounded[name].shape) for name in nothing}
+
+    def pulls(self, request: Request) -> Tensors:
+        """What it contributes to a pass, without counters, noise and charge; a round's first pass comes first."""
+        if request.pass_name == request.plan.passes[0]:
+            self._takes_part = True
+            bench = self._bench
+            self._before = bench.initial | request.tensors
+            rng = np.random.default_rng(0)  # which a direction does not use
+            trained = bench.train(
+                bench.objective,
+                self._before,
+                request.plan.trainable,
+                (),
+                bench.collate,
+                bench.training,
+                request.lr,
+                rng,
+            )
+            self._after = trained.after.without(bench.personal)
+        contribution = self._bench.method.contribute(request.pass_name, self._before, self._after, request.means)
+        counters = self._bench.protection.in_travel.counters
+        return self._clipped(contribution, request.clip_norm).without(counters)
+
+
+def phantom_clients(
+    config: RunConfig,
+    units: Sequence[Unit],
+    members: Sequence[bool] | NDArray[np.bool_],
+    first: int,
+    bench: Workbench,
+    turns: Turns | None = None,
+    around: Callable[[Train], Train] = lambda train: train,
+) -> list[Phantom]:
+    """A client for each phantom, their indices from `first`. turns: which each may take; as `bench` allows, without them.
+    around: what stands where they train.
+    """
+    far, seed = length_beyond_clipping(config), config.federation.seed
+    found = []
+    for number, (unit, member) in enumerate(zip(units, members, strict=bool(units))):
+        allowance = bench.allowance if turns is None else partial(turns.allowance, number)
+        towards = around(trains_towards(unit.name, seed, far))
+        own = replace(bench, train=towards, watch=None, allowance=allowance)
+        found.append(Phantom(first + number, unit.name, own, member=bool(member)))
+    return found
+
+
+def phantom_examples(phantoms: Held, members: NDArray[np.bool_]) -> dict[str, list[Any]]:
+    """The phantom examples at each client, by its name, that are members; of any other the gradient is zero."""
+    found: dict[str, list[Any]] = {}
+    for unit, member in zip(phantoms.units, members, strict=True):
+        if member and phantoms.kind != "client":
+            found.setdefault(unit.client, []).extend(unit.examples)
+    return found
+
+
+@dataclass
+class Turns:
+    """With what probability each phantom takes part in a round, as everybody knows it.
+
+    Where cohorts come from the public seed that is 0 or 1; where coins are secret it is their rate. draw: the indices of
+    those who are asked in a round, where that is public. hosts: the index on which each phantom's turn goes: its own, or that
+    of the client that an example is at. most: how many rounds anybody takes part in.
+    """
+
+    rate: float
+    hosts: Sequence[int]
+    draw: Callable[[int], Sequence[int]] | None = None
+    most: float = float("inf")
+    _asked: list[NDArray[np.bool_]] = field(default_factory=list)
+
+    def rates(self, round_: int) -> Floats:
+        """(phantoms,)"""
+        if self.draw is None:
+            return np.full(len(self.hosts), self.rate)
+        while len(self._asked) <= round_:
+            self._asked.append(np.isin(self.hosts, self.draw(len(self._asked))))
+        before = np.sum(self._asked[:round_], axis=0) if round_ else np.zeros(len(self.hosts))
+        return (self._asked[round_] & (before < self.most)).astype(float)
+
+    def allowance(self, number: int, who: str, wanted: int, round_: int) -> int:
+        """What that phantom may send, as a client's budget says it of a client: nobody's budget is charged."""
+        return wanted if self.rates(round_)[number] > 0 else 0

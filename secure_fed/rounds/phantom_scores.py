@@ -1,0 +1,132 @@
+"""How far what a run releases goes along its phantoms' directions: the figure of membership that no private datum enters.
+
+In every round, for every pass with mean M over D coordinates, let e be what a phantom would contribute as a member: a
+function of its public direction, of the state before the round, and of earlier means. Then
+
+    x = sqrt(D) <e, M> / (|e| |M|)
+
+is about N(0, 1) of a phantom that is no member or is not drawn (exactly a coordinate of a uniform point on the sphere, where
+e is its direction itself), and about N(s, 1) with s = sqrt(D) |e| / (R |M|) of one that is, where a mean is a sum over R. A
+phantom takes part with a probability p that everybody knows: 0 or 1 where the public seed draws cohorts, else the rate of the
+secret coins. So the score of a phantom grows in every round by
+
+    log(1 - p + p exp(sum over passes of s x - s^2 / 2)),
+
+the most powerful there is where this holds (Neyman and Pearson). Where noise is in the steps of training (examples, groups)
+how far a phantom moves a mean is not known, and its score grows by p times the sum of its x.
+
+All of it is a function of what was released (states and means, noised), of directions, and of public numbers: post-processing
+of what the guarantee covers. It reads no coin, no realised draw of secret coins, and nothing that a client sent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from secure_fed.learning.training.canary_directions import direction, layout_of
+from secure_fed.methods.method import RoundPlan, State
+from secure_fed.rounds.phantom_clients import Floats, Phantom, Turns
+from secure_fed.tensors.tensors import Layout, Tensors
+
+if TYPE_CHECKING:
+    from secure_fed.rounds.server import Server
+    from secure_fed.rounds.transport import Request
+
+SCORES = "phantoms"  # in a state's memory, which the scores go with from round to round, and through a kill
+
+
+@dataclass
+class Listening:
+    """Keeps the scores of all phantoms.
+
+    echoes: each phantom as it would be if it were a member. known: whether it is known how far one moves a sum.
+    """
+
+    echoes: Sequence[Phantom]
+    turns: Turns
+    seed: int
+    known: bool
+    _kept: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def heard(
+        self, server: Server, state: State, plan: RoundPlan, lr: float, means: Mapping[str, Tensors]
+    ) -> torch.Tensor:
+        """(phantoms,) float64: the scores after a round that began at `state` and released these means."""
+        evidence, earlier = np.zeros(len(self.echoes)), dict[str, Tensors]()
+        for pass_name, mean in means.items():
+            request = server.request(state, plan, pass_name, lr, earlier)
+            earlier[pass_name] = mean
+            released = mean.without(server.protection.in_travel.counters)
+            evidence += self._of_pass(request, state.tensors, released, server.sampler.expected)
+        rate = self.turns.rates(state.round)
+        if self.known:
+            with np.errstate(divide="ignore"):
+                evidence = np.logaddexp(np.log1p(-rate), np.log(rate) + evidence)
+        else:
+            evidence = rate * evidence
+        before = state.memory.tensor(SCORES) if SCORES in state.memory else torch.zeros(len(rate), dtype=torch.float64)
+        return before + torch.from_numpy(evidence)
+
+    def _of_pass(self, request: Request, before: Tensors, mean: Tensors, cohort: float) -> Floats:
+        """(phantoms,) s x - s^2 / 2, or x where s is not known."""
+        layout = Layout.of(mean)
+        flat = layout.flatten(mean, torch.float64)
+        length = float(flat.norm())
+        if not length:
+            return np.zeros(len(self.echoes))
+        cosines, reach = self._along(request, before, layout, flat / length)
+        x = math.sqrt(layout.size) * cosines
+        if not self.known:
+            return x
+        shift = math.sqrt(layout.size) * reach / (cohort * length)
+        evidence: Floats = shift * x - np.square(shift) / 2
+        return evidence
+
+    def _along(self, request: Request, before: Tensors, layout: Layout, unit: torch.Tensor) -> tuple[Floats, Floats]:
+        """(phantoms,) cosines of a unit vector with what each would contribute to a pass, and the length of that."""
+        first = layout.flatten(self.echoes[0].pulls(request), torch.float64)
+        whole = layout_of(before, request.plan.trainable)
+        own = self._direction(0, whole, layout)
+        if own is not None and float(first @ own.double()) >= (1 - _ROUNDING) * float(first.norm()):
+            # What is sent is the change of what trains, coordinate by coordinate.
+            cosines = self._cosines(whole, layout, unit)
+            return cosines, np.full(len(cosines), float(first.norm()))
+        rest = (layout.flatten(echo.pulls(request), torch.float64) for echo in self.echoes[1:])
+        told = [(float(one @ unit), float(one.norm())) for one in (first, *rest)]
+        along, reach = np.array(told).T
+        return along / np.where(reach > 0, reach, 1.0), reach
+
+    def _direction(self, number: int, whole: Layout, sent: Layout) -> torch.Tensor | None:
+        """The part of a phantom's direction that is sent, of unit norm; None where that has other coordinates."""
+        names = [name for name, _ in sent.entries]
+        if not set(sent.entries) <= set(whole.entries):
+            return None
+        part = sent.flatten(direction(self.echoes[number].name, self.seed, whole).select(names))
+        return part / (float(part.norm()) or 1.0)
+
+    def _cosines(self, whole: Layout, sent: Layout, unit: torch.Tensor) -> Floats:
+        """(phantoms,) of their directions, which are kept from round to round where they are not too many numbers."""
+        place, numbers = whole.digest + sent.digest, len(self.echoes) * sent.size
+        rows = self._kept.get(place)
+        if rows is None and numbers <= _KEPT:
+            if sum(one.numel() for one in self._kept.values()) + numbers > _KEPT:
+                self._kept.clear()
+            rows = self._kept[place] = torch.stack(list(self._rows(whole, sent)))
+        found = [float(row @ unit.float()) for row in (self._rows(whole, sent) if rows is None else rows)]
+        return np.array(found)
+
+    def _rows(self, whole: Layout, sent: Layout) -> Iterator[torch.Tensor]:
+        for number in range(len(self.echoes)):
+            row = self._direction(number, whole, sent)
+            if row is not None:
+                yield row
+
+
+_KEPT = 1 << 26  # numbers, 256 MB
+_ROUNDING = 1e-4

@@ -1,0 +1,240 @@
+"""A run's place in a ledger: found when it starts, and found again when it goes on.
+
+    private/budget.json     the run's name in the ledger, the ledger's path, and its end when the run last wrote to it
+    private/budget.sqlite   the ledger, where `privacy.ledger` names none: its limit is the run's own epsilon
+
+A ledger has digests of the data and the times of its charges, which tell how long rounds took.
+
+A ledger that runs share is made by `secure-fed budget create` alone: one that is missing is an error, never a fresh budget.
+
+A run holds its whole plan before its first round, or does not start. Each charge is followed by a new `budget.json`, so that a
+ledger which has been cut or rewritten since is seen when the run goes on. For a run that starts anew, `ledger_heads` does that.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from privacy.account import Account
+from privacy.errors import BudgetExhausted, LedgerError, PrivacyError
+from privacy.ledger import Cost, Head, Ledger
+from secure_fed.config.sections import PrivacyConfig
+from secure_fed.errors import RunDirectoryError
+from secure_fed.runs.budget_terms import Subject, terms_of
+from secure_fed.runs.directory import CHECKPOINT, PRIVATE, made_private, private_part, read_object
+from secure_fed.runs.durable import atomic_write
+from secure_fed.runs.ledger_heads import heads_at
+from secure_fed.runs.store import RELEASED
+
+if TYPE_CHECKING:
+    from privacy.run_plan import Plan
+
+BUDGET, OWN_LEDGER = "budget.json", "budget.sqlite"
+
+
+@dataclass(frozen=True)
+class RunBudget:
+    """The account of one run, and the ledger that it is in."""
+
+    run: str
+    ledger: Ledger
+    account: Account
+    plan: Plan
+
+    def allowance(self, who: str, wanted: int, round_: int) -> int:
+        """Charge what of `wanted` releases is left for this client, and say how many that is."""
+        granted = min(wanted, self.account.left(who))
+        if granted:
+            self.account.charge(granted, who, {"round": round_})
+        return granted
+
+    def charge(self, round_: int, pass_name: str) -> None:
+        """Charge one release of the federation."""
+        self.account.charge(1, "", {"round": round_, "pass": pass_name})
+
+    @property
+    def charged(self) -> dict[str, int]:
+        """The releases charged so far, by client, or under "" for the federation."""
+        return self.ledger.charged(self.run)
+
+
+@dataclass
+class Purse:
+    """What the parties of a federation pay from: the budget of the run that is going on."""
+
+    budget: RunBudget | None = None
+
+    def charge(self, round_: int, pass_name: str) -> None:
+        self._open().charge(round_, pass_name)
+
+    def allowance(self, who: str, wanted: int, round_: int) -> int:
+        return self._open().allowance(who, wanted, round_)
+
+    def close(self) -> None:
+        """When a run ends, nothing is paid any more."""
+        self.budget = None
+
+    def _open(self) -> RunBudget:
+        if self.budget is None:
+            raise PrivacyError("nothing may be released outside a run: its budget is opened by Federation.run")
+        return self.budget
+
+
+def charges_nothing(round_: int, pass_name: str) -> None:
+    """Of a federation that releases nothing as a whole: without privacy, or where every client accounts for itself."""
+
+
+def require_room(privacy: PrivacyConfig, plan: Plan, run_dir: Path | None, subject: Subject) -> Plan:
+    """The plan, shortened where `on_exhausted` says so; refused, with nothing written, if the ledger does not hold it.
+
+    A run that has reserved already has its place.
+    """
+    noted = _noted(run_dir) if run_dir else None
+    if not privacy.ledger:
+        return plan
+    ledger = _shared(privacy, noted)
+    if noted and ledger.reserved(noted["run"]) is not None:
+        return plan
+    ledger.require(subject.data, privacy.data_set or None, subject.unit(plan))
+    return _fitted(plan, privacy, ledger)
+
+
+def _fitted(plan: Plan, privacy: PrivacyConfig, ledger: Ledger) -> Plan:
+    """The plan, or as much of it as the ledger admits where stopping early was chosen."""
+
+    def admits(releases: int | None = None) -> bool:
+        return ledger.admits("a new run", plan.cost(releases, ledger.orders))
+
+    if admits():
+        return plan
+    fits, exceeds = 0, 0 if plan.limits or privacy.on_exhausted != "stop" else plan.releases
+    while exceeds - fits > 1:
+        middle = (fits + exceeds) // 2
+        fits, exceeds = (middle, exceeds) if admits(middle) else (fits, middle)
+    if fits >= plan.passes:
+        return replace(plan, releases=fits - fits % plan.passes)
+    cost, spent = plan.cost(), ledger.spent()
+    raise BudgetExhausted(
+        f"the plan costs epsilon {cost.epsilon:.4g} at delta {cost.delta:.3g}, and the ledger {ledger.path} of "
+        f"{ledger.data_set!r} has spent epsilon {spent.epsilon:.4g} of {ledger.epsilon} at delta {ledger.delta}: lower "
+        "privacy.epsilon or federation.rounds, or raise privacy.noise_multiplier"
+    )
+
+
+@contextmanager
+def opened(privacy: PrivacyConfig, plan: Plan, run_dir: Path | None, subject: Subject) -> Iterator[RunBudget]:
+    """The budget of the run in `run_dir`, reserved; without a run directory, of a run whose ledger is gone with it."""
+    if run_dir is None:
+        with TemporaryDirectory(prefix="secure-fed-") as folder:
+            yield _reserved(privacy, plan, Path(folder), subject)
+    else:
+        yield _reserved(privacy, plan, run_dir, subject)
+
+
+def _reserved(privacy: PrivacyConfig, plan: Plan, folder: Path, subject: Subject) -> RunBudget:
+    noted = _noted(folder)
+    made_private(folder)
+    ledger = _ledger(privacy, folder, noted)
+    if ledger.path.parent == private_part(folder):
+        ledger.path.chmod(0o600)
+    run = noted["run"] if noted is not None else f"{folder.name}-{uuid.uuid4().hex[:8]}"
+
+    def keep(head: Head) -> None:
+        note = {"run": run, "ledger": str(ledger.path), "head": head.to_dict()}
+        atomic_write(private_part(folder) / BUDGET, json.dumps(note, indent=2) + "\n", private=True)
+
+    if ledger.reserved(run) is None:
+        keep(ledger.head)
+        head = ledger.reserve(
+            run,
+            plan.cost(orders=ledger.orders),
+            data_digest=subject.data,
+            unit=subject.unit(plan),
+            terms=terms_of(plan),
+            data_set=privacy.data_set or None,
+        )
+        keep(head)
+
+    if not plan.limits:
+        plan = replace(plan, releases=_reserved_releases(ledger, run))
+
+    def longer(count: int) -> Cost:
+        cost = plan.cost(count, ledger.orders)
+        if privacy.epsilon is not None and cost.epsilon > privacy.epsilon:
+            raise BudgetExhausted(
+                f"release {count} would bring epsilon to {cost.epsilon:.4g}, above privacy.epsilon = {privacy.epsilon:g}: "
+                f"{plan.releases} were planned, and what an interrupted round charged counts"
+            )
+        return cost
+
+    account = Account(ledger, run, plan.limit, None if plan.limits else longer, keep)
+    return RunBudget(run, ledger, account, plan)
+
+
+def _ledger(privacy: PrivacyConfig, folder: Path, noted: Mapping[str, Any] | None) -> Ledger:
+    if privacy.ledger:
+        return _shared(privacy, noted)
+    path = private_part(folder) / OWN_LEDGER
+    if path.exists() or noted is not None:
+        return Ledger.open(path, head=_head(noted))
+    epsilon, delta = (privacy.epsilon, privacy.delta) if privacy.epsilon is not None else (None, None)
+    return Ledger.create(path, data_set=folder.name or "run", epsilon=epsilon, delta=delta)
+
+
+def _shared(privacy: PrivacyConfig, noted: Mapping[str, Any] | None) -> Ledger:
+    """The ledger that the settings name; whatever is known of its end, by this run or by the user, has to be in it."""
+    path = Path(privacy.ledger)
+    if noted is None and _missing(path):
+        made = shlex.join(["secure-fed", "budget", "create", str(path)])
+        raise LedgerError(
+            f"there is no ledger {path}: make it with `{made} --data-set NAME --epsilon E --delta D`, or correct privacy.ledger"
+        )
+    return Ledger.open(path, head=_head(noted), heads=heads_at(privacy.ledger_heads))
+
+
+def _missing(path: Path) -> bool:
+    try:
+        return not path.exists()
+    except OSError:  # opening it says what is wrong
+        return False
+
+
+def _head(noted: Mapping[str, Any] | None) -> Head | None:
+    return None if noted is None else Head.from_dict(noted["head"])
+
+
+def _reserved_releases(ledger: Ledger, run: str) -> int:
+    """How many releases the run reserved: fewer than its settings plan where the ledger had room for fewer."""
+    reservations = [row for row in ledger.rows() if row.kind == "reserve" and row.run == run]
+    return int(reservations[-1].body["terms"]["releases"])
+
+
+def _noted(folder: Path) -> dict[str, Any] | None:
+    """What the run wrote down of its ledger, if it came to that; without it a run that has released cannot go on."""
+    own_part = private_part(folder)
+    if not (own_part / BUDGET).exists():
+        if (folder / CHECKPOINT).exists() or (own_part / RELEASED).exists():
+            raise RunDirectoryError(
+                f"{folder} has released, but {PRIVATE}/{BUDGET}, which says from what budget, is missing: restore it"
+            )
+        return None
+    noted = read_object(own_part, BUDGET)
+    own = Path(str(noted.get("ledger", "")))
+    if own.name == OWN_LEDGER and own.parent != own_part.absolute():
+        raise RunDirectoryError(
+            f"{folder} was moved or copied from {own.parent.parent}, and what is gone on with in two places is released twice: "
+            "move it back"
+        )
+    if not (isinstance(noted.get("run"), str) and isinstance(noted.get("head"), dict)):
+        raise RunDirectoryError(
+            f"{own_part / BUDGET} is damaged: it does not say what the run is called in its ledger; restore it"
+        )
+    return noted

@@ -1,0 +1,51 @@
+"""On what terms a run reserves, and whom its costs are about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from privacy.ledger import Unit
+from secure_fed.config import RunConfig
+
+if TYPE_CHECKING:
+    from privacy.run_plan import Plan
+    from secure_fed.learning.problem import Parts
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a run's costs are for: digests of the data and of which rows belong to which unit, and the unit's name and kind.
+
+    The digests are plain, and for the ledger alone, which keeps them under its key.
+    """
+
+    data: str
+    members: str
+    name: str
+    kind: str
+
+    @classmethod
+    def of(cls, config: RunConfig, parts: Parts) -> Subject:
+        return cls(parts.data_digest, parts.unit_digest, unit_name(config), config.privacy.unit)
+
+    def unit(self, plan: Plan) -> Unit:
+        """The unit as a ledger knows it: neighbours come of how the plan samples and where its noise is."""
+        return Unit(self.name, self.kind, self.members, plan.release.adjacency)
+
+
+def unit_name(config: RunConfig) -> str:
+    """What the protected unit is called in a ledger: as the user says, else by the column that tells units apart."""
+    privacy, client = config.privacy, config.data.client
+    columns = {"client": client, "group": privacy.group_column}
+    return privacy.unit_name or columns.get(privacy.unit) or privacy.unit
+
+
+def terms_of(plan: Plan) -> dict[str, Any]:
+    """What a reservation says beside its cost and its unit."""
+    return {
+        "noise_multiplier": plan.noise_multiplier,
+        "sampling_rate": plan.sampling_rate,
+        "releases": plan.releases,
+        "event": repr(plan.release.event),
+    }

@@ -1,0 +1,243 @@
+"""The guarantee of a private run, from its plan and from what was really charged: numbers and words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from privacy.clipping import AdaptiveGaussian
+from privacy.statement import NOT_COVERED, Statement
+from secure_fed.learning.data.holdout import HELD_OUT
+from secure_fed.rounds.protection import Protection
+from secure_fed.runs.membership import measured as membership
+from secure_fed.runs.trust_statement import trusted
+
+if TYPE_CHECKING:
+    from privacy.run_plan import Plan
+    from secure_fed.federation import Federation
+    from secure_fed.rounds.engine import Record
+    from secure_fed.rounds.masked.wiring import Masks
+    from secure_fed.runs.budget import RunBudget
+
+
+def guarantee(
+    federation: Federation, budget: RunBudget, run_dir: Path | None, records: Sequence[Record]
+) -> dict[str, Any]:
+    """The privacy part of `result.json`.
+
+    releases: what was charged, by the client that was charged most where clients are. epsilon covers the whole plan and what
+    interrupted rounds made again: nothing is refunded for what was planned and not released.
+    """
+    protection, plan = federation.protection, budget.plan
+    spent = budget.ledger.spent()
+    charged = max(budget.charged.values(), default=0)
+    covered = plan.releases if plan.limits else max(charged, plan.releases)  # a client never exceeds its limit
+    personal = bool(federation.server.personal)
+    rate, tested = federation.server.sampler.rate, federation.parts.facts["test"]["from"]
+    statement = of(protection, covered, rate, personal=personal, masks=federation.masks, tested=tested)
+    return {
+        "unit": protection.unit,
+        "epsilon": statement.epsilon,
+        "epsilon_participants": statement.epsilon_participants,
+        "delta": plan.delta,
+        "noise_multiplier": plan.noise_multiplier,
+        "sampling_rate": plan.sampling_rate,
+        "releases": charged,
+        "epsilon_cumulative": spent.epsilon,
+        "delta_cumulative": spent.delta,
+        "privacy": {
+            **statement.to_dict(),
+            "place": protection.place,
+            "hidden_cohort": protection.hidden,
+            "clip_norm": protection.clip_norm,
+            "planned_releases": _most(protection, plan.releases),
+            "participations": plan.participations,
+            "realised": _realised(federation, plan, covered, records),
+            "ledger": str(budget.ledger.path) if run_dir else None,  # without a run directory it is gone with the run
+            "data_set": budget.ledger.data_set,
+            "budget_epsilon": budget.ledger.epsilon,
+            "budget_delta": budget.ledger.delta,
+        },
+        "privacy_statement": statement.text,
+    }
+
+
+def _realised(federation: Federation, plan: Plan, releases: int, records: Sequence[Record]) -> dict[str, Any] | None:
+    """What so many releases under the noise of those who stayed came to, at the fewest of any round: for information, since
+    nothing is refunded."""
+    shares, masks = federation.protection.shares, federation.masks
+    if shares is None or masks is None or not records:
+        return None
+    from privacy.run_plan import realised
+
+    counted = [record["masked"]["survivors"] for record in records]
+    survivors = min((count for count in counted if count is not None), default=None)
+    if survivors is None:  # every round was lost
+        return None
+    honest = survivors - (masks.sums.terms.least(masks.invited) - shares.shares)
+    multiplier = plan.noise_multiplier * math.sqrt(honest / shares.shares)
+    epsilon = realised(plan, multiplier, releases, hidden=federation.protection.hidden)
+    return {"survivors": survivors, "noise_multiplier": multiplier, "epsilon": epsilon}
+
+
+def planned(
+    protection: Protection, cohort_rate: float, *, personal: bool, masks: Masks | None = None, tested: str = ""
+) -> dict[str, Any]:
+    """What a run notes when it starts. A resumed run has to come to the same."""
+    plan = protection.plan
+    if plan is None:
+        return {}
+    statement = of(protection, plan.releases, cohort_rate, personal=personal, masks=masks, tested=tested)
+    noise = {"noise_multiplier": plan.noise_multiplier, "clip_norm": protection.clip_norm}
+    return {"privacy": {**statement.to_dict(), **noise, "text": statement.text}}
+
+
+def of(
+    protection: Protection,
+    releases: int,
+    cohort_rate: float,
+    *,
+    personal: bool,
+    masks: Masks | None = None,
+    tested: str = "",
+) -> Statement:
+    """The statement of a run that makes so many releases, with or without masks around what the clients send.
+
+    tested: where its test rows are from.
+    """
+    plan = protection.plan
+    if plan is None:
+        raise ValueError("a run without privacy has no guarantee to state")
+    words = _WORDS[protection.place]
+    held_out = membership.HELD_OUT if protection.audited else ()
+    kept = _PERSONAL if personal and protection.place != "gradients" else ()
+    return Statement(
+        unit=_UNITS[protection.unit],
+        adjacency=_adjacency(protection, plan),
+        epsilon=plan.epsilon(releases),
+        epsilon_participants=plan.epsilon_participants(releases),
+        delta=plan.delta,
+        mechanism=_mechanism(protection, plan.noise_multiplier),
+        sampling=_sampling(protection, cohort_rate, poisson=plan.release.adjacency == "add-remove"),
+        accountant=_ACCOUNTANTS["renyi" if protection.place == "shares" else plan.release.accountant],
+        noise=words["noise"],
+        trust=trusted(protection, masks),
+        released=f"{_most(protection, releases)} {words['released']}, and every model made of them{_phantoms(protection)}",
+        not_covered=(
+            *NOT_COVERED,
+            *membership.NOT_COVERED,
+            *held_out,
+            *_uncovered(protection),
+            *kept,
+            *_TESTED.get(tested, ()),
+        ),
+        private=protection.entropy.private,
+    )
+
+
+def _adjacency(protection: Protection, plan: Plan) -> str:
+    if protection.place == "shares":
+        return "one client's data there or not; without them it sends zeros and its share of the noise"
+    poisson = plan.release.adjacency == "add-remove"
+    return f"{_NEIGHBOURS[protection.unit]} {'more or less' if poisson else 'replaced by another'}"
+
+
+def _phantoms(protection: Protection) -> str:
+    """What they are to the guarantee: nothing that depends on anybody's data."""
+    count = protection.phantoms.phantoms
+    if not count:
+        return ""
+    return (
+        f". In them are {count} phantoms, random contributions that are nobody's data and depend on none: the noise is as "
+        "without them, and the membership figures of phantoms are made of what is released alone"
+    )
+
+
+def _uncovered(protection: Protection) -> tuple[str, ...]:
+    """What the guarantee says nothing of because of where the noise is."""
+    if protection.hidden:
+        return ("when a client vanishes, and how long it takes to answer, which may tell whether it trained",)
+    return tuple(_WORDS[protection.place].get("not_covered", ()))
+
+
+def _most(protection: Protection, releases: int) -> int:
+    """The releases of whoever makes most of them: the federation, or a client, who need not be the one who fares worst."""
+    return max(protection.plan.limits.values(), default=releases) if protection.plan else releases
+
+
+def _mechanism(protection: Protection, z: float) -> str:
+    law = "distributed discrete Gaussian" if protection.place == "shares" else "Gaussian"
+    clipped = f"every {_CLIPPED[protection.place]} clipped to norm {protection.clip_norm:g} over all tensors together"
+    if isinstance(protection.mechanism, AdaptiveGaussian):
+        clipped += f" at first, and then to follow quantile {protection.mechanism.quantile:g}, the noised count charged with it"
+    return f"{law} with noise multiplier {z:g}, {clipped}"
+
+
+def _sampling(protection: Protection, cohort_rate: float, *, poisson: bool) -> str:
+    plan = protection.plan
+    if protection.place == "sum" and poisson:
+        return f"every client by a secret coin of its own in each round, rate {cohort_rate:.4g}"
+    if protection.place == "shares" and protection.hidden:
+        return f"every client takes part in every round, and by a secret coin of its own trains or not, rate {cohort_rate:.4g}"
+    if protection.place == "shares":
+        return f"none is counted on: who takes part in a round is seen, rate {cohort_rate:.4g}"
+    if protection.place == "sum":
+        return (
+            f"a secret random cohort of fixed size in each round, rate {cohort_rate:.4g}, counted without replacement"
+        )
+    most = f"a client takes part in at most {plan.participations if plan else 0} rounds"
+    if protection.place == "contribution":
+        return f"none is counted on; {most}"
+    rate = plan.sampling_rate if plan else 0.0
+    return f"every client draws its batches by secret coins, at rate {rate:.4g} where the guarantee is weakest; {most}"
+
+
+_TESTED = {
+    HELD_OUT[unit]: (f"{whose} held out for testing: they never train, and what is measured on them is exact",)
+    for unit, whose in (
+        ("client", "the clients that were"),
+        ("person", "the persons whose rows were"),
+        ("example", "the rows that were"),
+    )
+}
+_PERSONAL = ("the personal tensors of a client, which have no noise: they protect nobody once they leave it",)
+_UNITS = {
+    "client": "a client with everything it has",
+    "example": "one example of one client",
+    "group": "all examples of one person at one client",
+}
+_NEIGHBOURS = {"client": "one client", "example": "one example", "group": "one person's examples"}
+_CLIPPED = {
+    "sum": "client's contribution",
+    "shares": "client's contribution",
+    "contribution": "client's contribution",
+    "gradients": "gradient",
+}
+_ACCOUNTANTS = {
+    "pld": "privacy loss distributions (dp_accounting), exact for plain Gaussians",
+    "renyi": "Renyi privacy of distributed discrete Gaussians, at whole orders where they are sampled (dp_accounting)",
+    "rdp": "Renyi privacy of sampling without replacement (dp_accounting), or no amplification where that is less",
+}
+_WORDS: dict[str, dict[str, Any]] = {
+    "sum": {
+        "noise": "by the server, to the sum of each pass",
+        "released": "noised sums",
+    },
+    "shares": {
+        "noise": "by the clients, each its share, to its own contribution before that is masked",
+        "released": "noised sums",
+        "not_covered": ("whether and when a client takes part",),
+    },
+    "contribution": {
+        "noise": "by each client, to its own contribution",
+        "released": "noised contributions at most of any one client",
+        "not_covered": ("whether and when a client takes part",),
+    },
+    "gradients": {
+        "noise": "by each client, to every step of its training",
+        "released": "noised gradient steps at most of any one client",
+        "not_covered": ("how many examples a client has, which sets its sampling rate and number of steps",),
+    },
+}

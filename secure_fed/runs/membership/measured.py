@@ -1,0 +1,170 @@
+"""What a run tells of membership by itself, beside its accuracy: one attack, the cheapest there is for the units it has.
+
+Of a private run, how far its releases go along the directions of phantoms (`phantom_scores`), which are nobody's data. Of
+units of the data, the loss threshold of Yeom et al. (2018, arXiv 1709.01604): whoever has the final model calls those units
+members that it fits best. It needs one forward pass over the audit pool. Finding nothing with it says little; finding
+something says much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from secure_fed.learning.data.encode import batches
+from secure_fed.learning.training.canary_directions import direction, layout_of
+from secure_fed.learning.training.local import to_device
+from secure_fed.rounds.phantom_scores import SCORES
+from secure_fed.runs.membership import roc
+
+if TYPE_CHECKING:
+    from secure_fed.federation import Federation
+    from secure_fed.learning.audit_pool.pool import Held, Unit
+    from secure_fed.learning.tasks.confidence import Confidence
+    from secure_fed.learning.training.local import Collate
+    from secure_fed.methods.method import State
+    from secure_fed.tensors.tensors import Layout, Tensors
+
+EXAMPLES = 32  # of a unit that are looked at
+NOT_COVERED = (
+    "membership figures of units of the data, audits of them and recordings for them: they are made of what trained, without "
+    "noise, for those who hold the data",
+    "where canaries are planted for an audit (evaluation.canaries), the data as they were before",
+)
+HELD_OUT = (
+    "the number of all units, which is taken as public: it sets what share of them is held out for an audit "
+    "(evaluation.audit_fraction)",
+)
+
+
+@torch.no_grad()
+def confidences(
+    model: nn.Module,
+    examples: Sequence[Any],
+    collate: Collate,
+    confidence: Confidence,
+    batch_size: int,
+    device: torch.device,
+) -> NDArray[np.float64]:
+    """(examples,) phi, in evaluation mode."""
+    model.eval()
+    found = np.empty(len(examples))
+    for batch in batches(examples, batch_size, collate, None):
+        found[batch.indices] = confidence(model, to_device(batch.inputs, device)).cpu().numpy()
+    return found
+
+
+def looked_at(units: Sequence[Unit]) -> tuple[list[Any], NDArray[np.int64]]:
+    """At most `EXAMPLES` examples of each unit, and whose each is."""
+    few = [[unit.examples[i] for i in range(min(len(unit.examples), EXAMPLES))] for unit in units]
+    owner = np.repeat(np.arange(len(units)), [len(own) for own in few])
+    return [example for own in few for example in own], owner
+
+
+def mean_of_units(values: NDArray[np.float64], owner: NDArray[np.int64], units: int) -> NDArray[np.float64]:
+    """(units,) means of what each unit's examples have; a unit without any has that of all."""
+    counts = np.bincount(owner, minlength=units)
+    sums = np.bincount(owner, values, minlength=units)
+    return np.where(counts > 0, sums / np.maximum(counts, 1), values.mean() if len(values) else 0.0)
+
+
+def fitted(federation: Federation, state: State, held: Held) -> NDArray[np.float64]:
+    """(units,) how well the model fits each."""
+    units, parts = held.units, federation.parts
+    examples, owner = looked_at(units)
+    model = federation.objective.load(state.tensors)
+    batch_size = federation.config.evaluation.batch_size
+    phi = confidences(model, examples, parts.collate, parts.confidence, batch_size, federation.device)
+    return mean_of_units(phi, owner, len(units))
+
+
+def along(federation: Federation, state: State, held: Held) -> NDArray[np.float64] | None:
+    """(units,) <u, V> of each unit's direction u and of how far the global state went, V, over |V|, where units are canaries of
+    that kind: what the attack `one_run` of an audit goes by.
+
+    None unless what is sent is the change of what trains, coordinate by coordinate, and the same trains in every round.
+    """
+    initial, method, config = federation.initial, federation.method, federation.config.federation
+    plan = method.plan(initial)
+    if any(method.plan(replace(initial, round=n)).trainable != plan.trainable for n in range(config.rounds)):
+        return None
+    whole = layout_of(initial.tensors, plan.trainable)
+    sent = [name for name in plan.trainable if name not in federation.server.personal]
+    layout, after = layout_of(initial.tensors, sent), state.tensors.select(sent)
+    if layout_of(after, sent) != layout:
+        return None
+    moved = method.contribute(plan.passes[0], initial.tensors, after, {})
+    if layout_of(moved, list(moved)) != layout:
+        return None
+    pulled = (direction(unit.name, config.seed, whole).select(sent) for unit in held.units)
+    towards = _unit_vector(moved, layout)
+    return np.array([_unit_vector(one, layout) @ towards for one in pulled])
+
+
+def _unit_vector(tensors: Tensors, layout: Layout) -> NDArray[np.float64]:
+    flat: NDArray[np.float64] = layout.flatten(tensors, torch.float64).numpy()
+    return flat / (np.linalg.norm(flat) or 1.0)
+
+
+def measured(federation: Federation, state: State) -> dict[str, Any]:
+    """The membership part of `result.json`; without numbers, why there are none.
+
+    of: "phantoms" in a private run: a function of what was released, so that the guarantee covers it. Else "data".
+    """
+    config = federation.config
+    if config.privacy.unit == "none" and not config.evaluation.phantoms:
+        return of_pool(federation, state, federation.pools["data"])
+    return of_pool(federation, state, federation.pools["phantoms"])
+
+
+def of_data(federation: Federation, state: State) -> dict[str, Any] | None:
+    """What the model tells of units of the data that were held out; None where none were. Without noise: for those who hold
+    them.
+    """
+    held = federation.pools["data"]
+    return of_pool(federation, state, held) if held.units else None
+
+
+def of_pool(federation: Federation, state: State, held: Held) -> dict[str, Any]:
+    """The figures of the cheapest attack on these units."""
+    phantoms = held.of == "phantoms"
+    members = int(held.members.sum())
+    attack = "phantoms" if phantoms else "one_run" if held.directions else "loss"
+    told: dict[str, Any] = {"of": held.of, "attack": attack, "unit": held.kind}
+    told |= {"members": members, "non_members": len(held.units) - members}
+    nothing = told | {"auc": None, "auc_interval": None, "tpr_at_fpr": None}
+    if held.why:
+        return nothing | {"why": held.why}
+    if not 0 < members < len(held.units):
+        return nothing | {"why": "the coins of all units of the audit pool fell on one side"}
+    scores = heard(state, held) if phantoms else _scores_of_data(federation, state, held)
+    if scores is None:
+        return nothing | {"why": _NOT_ALONG.format(federation.method.card.name)}
+    if not np.isfinite(scores).all():
+        return nothing | {"why": "the model gives no finite scores"}
+    found = roc.to_dict(roc.rank(scores[held.members], scores[~held.members]))
+    return told | {name: found[name] for name in ("auc", "auc_interval", "tpr_at_fpr")} | {"why": ""}
+
+
+def heard(state: State, phantoms: Held) -> NDArray[np.float64]:
+    """(phantoms,) the scores that their directions came to in all rounds (`phantom_scores`); zeros before the first."""
+    if SCORES not in state.memory:
+        return np.zeros(len(phantoms.units))
+    scores: NDArray[np.float64] = state.memory.tensor(SCORES).numpy()
+    return scores
+
+
+def _scores_of_data(federation: Federation, state: State, held: Held) -> NDArray[np.float64] | None:
+    return along(federation, state, held) if held.directions else fitted(federation, state, held)
+
+
+_NOT_ALONG = (
+    "what travels with {} is not the change of the same tensors in every round, so that how far the model went along a "
+    "canary's direction takes `secure-fed audit` to measure"
+)

@@ -1,0 +1,240 @@
+"""What travels in a run, kept for an audit when `evaluation.record` asks for it.
+
+    private/recording/round-00000.safetensors    the initial state
+    private/recording/round-00001.safetensors    the state after the first round, and what was sent in it
+
+"models" keeps the global states, which every client of a round is given anyway. "updates" keeps what single clients sent as
+well, or behind masks the sums that the server decoded, before any noise of its own: raw material for whoever wants to know what
+was trained on, which no guarantee covers. Folder and files are readable by their owner alone.
+
+The engine knows nothing of this: replies are overheard on the transport, sums where they are decoded, states at the end of
+rounds. A round that is made again replaces what it left.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import safetensors
+import safetensors.torch
+import torch
+
+from secure_fed.errors import ConfigError, RunDirectoryError, plainly
+from secure_fed.rounds.masked.masked_sum import Gathered
+from secure_fed.rounds.server import Server
+from secure_fed.rounds.transport import Reply, Request, Transport
+from secure_fed.runs.directory import private_part
+from secure_fed.runs.durable import atomic_write, clear_parts
+from secure_fed.runs.recorded_transport import Decoded, Overheard
+from secure_fed.tensors.tensors import Tensors
+
+if TYPE_CHECKING:
+    from secure_fed.config import RunConfig
+    from secure_fed.methods.method import State
+
+FOLDER = "recording"
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one client sent in one pass of a round; rounds count from 0."""
+
+    round: int
+    client: str
+    pass_name: str
+    contribution: Tensors
+    weight: float
+
+
+@dataclass(frozen=True)
+class Summed:
+    """What a server behind masks decoded of one pass: the sum over so many clients, and of their weights."""
+
+    round: int
+    pass_name: str
+    total: Tensors
+    weight: float
+    clients: int
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A recording, read back: the global state after so many rounds, and what was sent in them. lr: local, by round."""
+
+    states: Mapping[int, Tensors]
+    updates: Sequence[Update] = ()
+    sums: Sequence[Summed] = ()
+    lr: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass
+class Recorder:
+    """Writes a recording while a run goes on, of as much as was `asked` for (evaluation.record)."""
+
+    run_dir: Path | None
+    names: Sequence[str]
+    asked: str
+    _sent: list[Update | Summed] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, config: RunConfig, run_dir: Path | None, names: Sequence[str]) -> Recorder:
+        """The recorder of a run in that directory; refuses to record nowhere."""
+        asked = config.evaluation.record
+        if asked != "nothing" and run_dir is None:
+            raise ConfigError(f"evaluation.record = {asked!r} needs a run directory to keep it in: set out")
+        return cls(run_dir, names, asked)
+
+    @property
+    def folder(self) -> Path | None:
+        return private_part(self.run_dir) / FOLDER if self.run_dir is not None and self.asked != "nothing" else None
+
+    def begin(self, state: State) -> None:
+        """The state that a run begins with; one that goes on has it already."""
+        self._sent = []
+        if self.folder is None:
+            return
+        folder = self.folder
+        with plainly(RunDirectoryError, f"{folder} cannot be made", "choose another --out"):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        clear_parts(folder)
+        if state.round == 0:
+            self._write(state, [])
+
+    def end_of_round(self, state: State, lr: float) -> None:
+        """Keep a finished round; what was overheard of it before a kill stays, where it is gone on with from its release."""
+        sent = [one for one in self._sent if one.round == state.round - 1]
+        self._sent = []
+        if self.folder is not None and (sent or not (self.folder / _name(state.round)).exists()):
+            self._write(state, sent, lr)
+
+    def around(self, transport: Transport) -> Transport:
+        return Overheard(transport, self._heard) if self.asked == "updates" else transport
+
+    def beside(self, server: Server) -> Server:
+        """The server, what it decodes being noted too."""
+        if self.asked != "updates" or server.masked is None:
+            return server
+        noted: Any = Decoded(server.masked, self._decoded)
+        return replace(server, masked=noted)
+
+    def _heard(self, request: Any, reply: Any) -> None:
+        if isinstance(request, Request) and isinstance(reply, Reply):
+            name = self.names[reply.client]
+            self._sent.append(Update(request.round, name, request.pass_name, reply.contribution, reply.weight))
+
+    def _decoded(self, request: Request, found: Gathered) -> None:
+        total = found.total
+        summed = Summed(request.round, request.pass_name, total.total(), total.weight, len(found.heard))
+        self._sent.append(summed)
+
+    def _write(self, state: State, sent: Sequence[Update | Summed], lr: float | None = None) -> None:
+        tensors = {f"state/{name}": part for name, part in state.tensors.parts().items()}
+        said: list[dict[str, Any]] = []
+        for number, one in enumerate(sent):
+            content = one.contribution if isinstance(one, Update) else one.total
+            tensors |= {f"{number}/{name}": part for name, part in content.parts().items()}
+            said.append({name: value for name, value in vars(one).items() if not isinstance(value, Tensors)})
+        whole = {name: part.detach().cpu().contiguous() for name, part in tensors.items()}
+        path = (self.folder or Path()) / _name(state.round)
+        noted = {"sent": json.dumps(said), "lr": json.dumps(lr)}
+        atomic_write(path, safetensors.torch.save(whole, {"said": json.dumps(noted)}), private=True)
+
+
+def warning(config: RunConfig) -> str:
+    """What is to be said before training starts; nothing where no client's update is kept."""
+    return _UPDATES if config.evaluation.record == "updates" else ""
+
+
+def _name(round_: int) -> str:
+    return f"round-{round_:05d}.safetensors"
+
+
+def _round(name: str) -> int | None:
+    """The number of finished rounds in the name of a recording's file; None of any other name."""
+    number = name.removeprefix("round-").removesuffix(".safetensors")
+    digits = number.isascii() and number.isdigit()
+    return int(number) if digits and _name(int(number)) == name else None
+
+
+def read(run_dir: Path) -> Recorded | None:
+    """The recording of the run in this directory, if it made one; files of other names than a recording's are passed over."""
+    folder = private_part(run_dir) / FOLDER
+    with plainly(RunDirectoryError, f"{folder} cannot be read", "make it readable, or take it away"):
+        names = {_round(file.name): file for file in folder.iterdir()} if folder.is_dir() else {}
+    files = {number: file for number, file in names.items() if number is not None}
+    states: dict[int, Tensors] = {}
+    lr: dict[int, float] = {}
+    updates: list[Update] = []
+    sums: list[Summed] = []
+    for number, file in sorted(files.items()):
+        state, sent, rate = _read(file)
+        states[number] = state
+        updates += [one for one in sent if isinstance(one, Update)]
+        sums += [one for one in sent if isinstance(one, Summed)]
+        if rate is not None:
+            lr[number - 1] = rate
+    if files and sorted(states) != list(range(len(states))):
+        raise RunDirectoryError(
+            f"{folder} lacks rounds: it has {len(states)} states, the last after round {max(states)}; {_REMEDY}"
+        )
+    return Recorded(states, updates, sums, lr) if files else None
+
+
+def require_of_run(recorded: Recorded, final: State, clients: Sequence[str]) -> None:
+    """Refuse a recording that is not, or not wholly, of the run of these clients that ended in `final`.
+
+    It has the states after 0, 1, ... rounds, the last of them `final` to the bit; and what was sent, these clients sent, or
+    behind masks no more of them than there are.
+    """
+    rounds, last = final.round, max(recorded.states, default=-1)
+    strangers = {one.client for one in recorded.updates} - set(clients)
+    if sorted(recorded.states) != list(range(rounds + 1)):
+        why = (
+            f"it ends after round {last}, and the run after round {rounds} (one that was stopped goes on with --resume)"
+        )
+    elif not _same(recorded.states[rounds], final.tensors):
+        why = f"its state after round {rounds} is another than the run's"
+    elif strangers:
+        why = f"it names client {min(strangers)!r}, which this run does not have"
+    elif any(one.clients > len(clients) for one in recorded.sums):
+        why = f"it has sums of more than the {len(clients)} clients of this run"
+    else:
+        return
+    raise RunDirectoryError(f"the folder {FOLDER} is of another run, or lacks rounds: {why}; {_REMEDY}")
+
+
+def _same(one: Tensors, other: Tensors) -> bool:
+    """Whether all numbers are the same, bit by bit, wherever they lie."""
+    left, right = one.parts(), other.parts()
+    return left.keys() == right.keys() and all(
+        left[name].dtype == right[name].dtype and torch.equal(left[name].cpu(), right[name].cpu()) for name in left
+    )
+
+
+def _read(file: Path) -> tuple[Tensors, list[Update | Summed], float | None]:
+    groups: dict[str, dict[str, Any]] = {}
+    try:
+        with safetensors.safe_open(file, framework="pt") as opened:
+            noted = json.loads(opened.metadata()["said"])
+            for name in opened.keys():  # noqa: SIM118 - not a mapping
+                group, _, rest = name.partition("/")
+                groups.setdefault(group, {})[rest] = opened.get_tensor(name)
+        sent: list[Update | Summed] = []
+        for number, said in enumerate(json.loads(noted["sent"])):
+            content = Tensors.from_parts(groups.get(str(number), {}))
+            kind = Update(**said, contribution=content) if "client" in said else Summed(**said, total=content)
+            sent.append(kind)
+        return Tensors.from_parts(groups["state"]), sent, json.loads(noted["lr"])
+    except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise RunDirectoryError(f"{file} is damaged ({error}); {_REMEDY}") from error
+
+
+_REMEDY = f"put the run's own back, take the folder {FOLDER} away, or run again"
+_UPDATES = (
+    "evaluation.record = 'updates' keeps what clients send, from which texts can be had and which no guarantee covers: keep "
+    "the run directory as you keep the training texts"
+)

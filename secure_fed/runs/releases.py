@@ -1,0 +1,36 @@
+"""What a private round released, kept until the round's end is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from secure_fed.methods.method import State
+from secure_fed.rounds.client import Client
+from secure_fed.rounds.engine import Record
+from secure_fed.runs.store import RunStore, read_released
+from secure_fed.tensors.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class Releases:
+    """`engine.Keeper` in a run directory."""
+
+    store: RunStore
+    clients: Sequence[Client]
+
+    def kept(self, round_: int) -> tuple[State, Record] | None:
+        found = read_released(self.store.path)
+        if found is None or found.state.round != round_:
+            return None
+        for client in self.clients:
+            client.kept = found.personal.get(client.index, client.kept)
+        return found.state, found.record
+
+    def keep(self, state: State, record: Record) -> None:
+        self.store.keep(state, kept_by(self.clients), record)
+
+
+def kept_by(clients: Sequence[Client]) -> dict[int, Tensors]:
+    """The personal tensors of those clients that have trained any."""
+    return {client.index: client.kept for client in clients if client.kept}

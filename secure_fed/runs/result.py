@@ -1,0 +1,189 @@
+"""What is said of a finished run: `result.json` (schema: docs/result.schema.json)."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from secure_fed.config.sections import DIAGNOSTICS
+from secure_fed.methods.method import State
+from secure_fed.rounds.diagnostics import targets
+from secure_fed.rounds.engine import Record
+from secure_fed.runs.guarantee import guarantee
+from secure_fed.runs.membership import measured as membership
+from secure_fed.runs.trust_statement import only_masks
+
+if TYPE_CHECKING:
+    from secure_fed.config import RunConfig
+    from secure_fed.federation import Federation
+    from secure_fed.runs.budget import RunBudget
+
+SCHEMA = 1
+_METRICS = ("accuracy", "macro_f1", "loss")
+NO_PRIVACY = (
+    "No differential privacy and no secure aggregation: the server sees every client's contribution, "
+    "and nothing bounds what the model reveals of its training data."
+)
+
+
+def unprotected(config: RunConfig) -> str:
+    """What protects the clients of a run without privacy, in words."""
+    masks, coins = config.secure_aggregation, config.federation.sampling == "poisson"
+    return only_masks(masks, coins=coins) if masks.enabled else NO_PRIVACY
+
+
+def versions() -> dict[str, str]:
+    """What the run was computed with."""
+    packages = ("secure-fed", "torch", "transformers", "peft")
+    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
+
+
+def summary(
+    federation: Federation,
+    state: State,
+    records: Sequence[Record],
+    run_dir: Path | None,
+    budget: RunBudget | None = None,
+    ended_early: str = "",
+) -> dict[str, Any]:
+    """The run in one flat object; `metrics` holds whatever else the task's metrics gave.
+
+    ended_early: why a private run ended before its last round, if it did.
+    """
+    config, last = federation.config, records[-1] if records else {}
+    plan = federation.method.plan(federation.initial)
+    sampler = federation.server.sampler
+    return {
+        "schema": SCHEMA,
+        **_subject(federation),
+        "rounds": state.round,
+        "clients": len(federation.clients),
+        "cohort": round(sampler.expected),
+        "personal": list(federation.server.personal),
+        **{name: last.get(name) for name in _METRICS},
+        "test": federation.parts.facts["test"],
+        **_membership(federation, state),
+        "metrics": {name: value for name, value in last.items() if name not in _ALWAYS and name not in _METRICS},
+        **(
+            _unprotected(federation, len(plan.passes) * state.round)
+            if budget is None
+            else guarantee(federation, budget, run_dir, records)
+        ),
+        "ended_early": ended_early or None,
+        "bytes_up": sum(record["bytes_up"] for record in records),
+        "bytes_down": sum(record["bytes_down"] for record in records),
+        "secure_aggregation": masked_facts(federation, records),
+        "diagnostics": _diagnosed(federation, records),
+        "recorded": config.evaluation.record,
+        "trainable": federation.initial.tensors.select(plan.trainable).numel,
+        "seconds": sum(record["seconds"] for record in records),
+        "seed": config.federation.seed,
+        "run_dir": str(run_dir) if run_dir else None,
+        "versions": versions(),
+    }
+
+
+def _membership(federation: Federation, state: State) -> dict[str, Any]:
+    """What is told of membership. Figures of units that may have trained are no release: a private run withholds them."""
+    found = {"membership": membership.measured(federation, state)}
+    own = membership.of_data(federation, state) if federation.protection.plan is not None else None
+    return found | ({"membership_of_data": own} if own else {})
+
+
+def _unprotected(federation: Federation, releases: int) -> dict[str, Any]:
+    """Of a run without privacy."""
+    nothing = dict.fromkeys(
+        (
+            "epsilon",
+            "epsilon_participants",
+            "delta",
+            "noise_multiplier",
+            "epsilon_cumulative",
+            "delta_cumulative",
+            "privacy",
+        )
+    )
+    return nothing | {
+        "unit": "none",
+        "sampling_rate": federation.server.sampler.rate,
+        "releases": releases,
+        "privacy_statement": unprotected(federation.config),
+    }
+
+
+def masked_facts(federation: Federation, records: Sequence[Record]) -> dict[str, Any] | None:
+    """What secure aggregation was, and what it took in bytes and seconds; None without it."""
+    if federation.masks is None:
+        return None
+    terms, clients = federation.masks.sums.terms, federation.masks.invited
+    choice, rounds = terms.choice(clients), [record["masked"] for record in records]
+    counted = [one["survivors"] for one in rounds if one["survivors"] is not None]
+    return {
+        "clients": clients,
+        "coins": terms.varies,
+        "neighbours": choice.neighbours,
+        "threshold": choice.threshold,
+        "least": terms.least(clients),
+        "corrupt": choice.corrupt,
+        "active": terms.settings.active,
+        "bits": terms.settings.bits,
+        "failure": choice.failure,
+        "abort": choice.abort,
+        "survivors": min(counted, default=None),
+        "rounds_lost": sum("lost" in record for record in records),
+        "caught": {name: how for record in records for name, how in record.get("caught", {}).items()},
+        **{
+            name: sum(one[name] for one in rounds)
+            for name in ("bytes_up", "bytes_down", "client_seconds", "server_seconds")
+        },
+    }
+
+
+def _diagnosed(federation: Federation, records: Sequence[Record]) -> dict[str, Any] | None:
+    """What was asked for beside accuracy: of the last round, or of the whole run; None where nothing was."""
+    settings, protection = federation.config.evaluation, federation.protection
+    last = records[-1] if records else {}
+    secret = protection.hides_cohort or protection.hidden
+    told = {name: last.get(name) for name in settings.diagnostics} | targets.summary(
+        records, settings, secret_cohort=secret
+    )
+    return told or None
+
+
+def _subject(federation: Federation) -> dict[str, Any]:
+    """What was trained on what."""
+    config, parts = federation.config, federation.parts
+    own_model = parts.tokenizer is None
+    return {
+        "method": config.method.name,
+        "model": type(parts.model).__name__ if own_model else config.model.name,
+        "data": "given in Python" if own_model else _data_name(config.data.train) or config.data.name,
+        "task": parts.facts["task"],
+        "label_names": parts.facts["label_names"],
+    }
+
+
+_ALWAYS = (
+    *(
+        "round",
+        "train_loss",
+        "cohort",
+        "rejected",
+        "bytes_up",
+        "bytes_down",
+        "lr",
+        "seconds",
+        "masked",
+        "caught",
+        "lost",
+    ),
+    *DIAGNOSTICS,
+    "transfer_seconds",
+)
+
+
+def _data_name(train: str | tuple[str, ...]) -> str:
+    return train if isinstance(train, str) else ", ".join(train)

@@ -1,0 +1,366 @@
+"""The run directory: what a run writes, and how it goes on after being killed at any instant.
+
+    config.json              the configuration, resolved; written first, so a directory with one holds a run
+    run.json                 facts fixed at the start: labels, clients, versions
+    metrics.jsonl            a line for every finished round
+    checkpoint.safetensors   the state after the last finished round, replaced in one step
+    result.json, report.html
+    private/                 readable by its owner alone:
+      facts.json             digests of the data, by a key of this run, and what else of the start is withheld
+      rounds.jsonl           with privacy: what is withheld of every finished round
+      personal-N.safetensors the personal tensors of clients after round N
+      released.safetensors   with privacy: the state after the last release, before anything was done with it
+      figures.json           with privacy: what is withheld of the result
+      membership.json, recording/, budget.json, audits, TensorBoard's events
+
+A round's lines are written before its checkpoint, so the metrics may be one round ahead of the state; resuming drops that line
+and computes the round again, to the same bits, because all randomness is derived from (seed, round, client). Personal tensors
+lie beside the checkpoint, not in it: those of a round are written before its checkpoint and those before it removed after.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import filelock
+import safetensors
+import safetensors.torch
+
+from secure_fed.config import RunConfig
+from secure_fed.errors import RunDirectoryError, StorageError
+from secure_fed.learning.data import fingerprint
+from secure_fed.methods.method import State
+from secure_fed.runs import published
+from secure_fed.runs.directory import (
+    CHECKPOINT,
+    CONFIG,
+    FACTS,
+    METRICS,
+    OWN_FACTS,
+    OWN_RESULT,
+    OWN_ROUNDS,
+    PRIVATE,
+    RESULT,
+    made_private,
+    private_part,
+    read_config,
+    read_facts,
+    read_object,
+    usable,
+    without_times,
+)
+from secure_fed.runs.durable import append_line, atomic_write, clear_parts, part_of
+from secure_fed.tensors.tensors import Tensors
+
+RELEASED = "released.safetensors"
+LOCK = ".lock"
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state after some round, every client's personal tensors, and the record of a round whose end is not saved yet."""
+
+    state: State
+    personal: Mapping[int, Tensors]
+    record: dict[str, Any] = field(default_factory=dict)
+
+
+class RunStore:
+    """One run directory, held by one process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with usable(path):
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = _taken(path)
+        clear_parts(path)
+        clear_parts(private_part(path))
+        self._private = False
+
+    def close(self) -> None:
+        self._lock.release()
+
+    def begin(self, config: RunConfig, facts: Mapping[str, Any]) -> None:
+        """Start a new run here, or check that this is the directory of the same run on the same data.
+
+        A start that was killed on its way is gone on with.
+        """
+        self._private = config.privacy.unit != "none"
+        shown, own = published.of_facts(facts, private=self._private)
+        held = read_config(self.path) if (self.path / CONFIG).exists() else None
+        described = (self.path / FACTS).exists()
+        if held is None:
+            require_unused(self.path)
+        else:
+            _require_same(self.path, config, held)
+        if described:
+            _require_same_data(FACTS, self.path, differing(shown, read_facts(self.path)))
+        noted = described or (private_part(self.path) / OWN_FACTS).exists()
+        if noted:
+            _require_same_data(f"{PRIVATE}/{OWN_FACTS}", self.path, differing_digests(self.path, own))
+        if config != held:
+            atomic_write(self.path / CONFIG, _pretty(config.to_dict()))
+        folder = made_private(self.path)
+        if not noted:
+            key = secrets.token_hex(32)
+            atomic_write(folder / OWN_FACTS, _pretty({"key": key, **_sealed(own, key)}), private=True)
+        if not described:
+            atomic_write(self.path / FACTS, _pretty(shown))
+
+    def save(self, state: State, personal: Mapping[int, Tensors], shown: Record, withheld: Record) -> None:
+        """Make a finished round durable. withheld: what of its record is for the private part."""
+        folder = private_part(self.path)
+        if self._private:
+            append_line(folder / OWN_ROUNDS, json.dumps({"round": state.round, **withheld}), private=True)
+        append_line(self.path / METRICS, json.dumps(shown))
+        if personal:
+            self._write(folder / _personal(state.round), State(Tensors(), state.round), personal, {})
+        self._write(self.path / CHECKPOINT, state, {}, {})
+        self._keep_personal_of(state.round)
+
+    def _keep_personal_of(self, round_: int) -> None:
+        for file in private_part(self.path).glob(_personal("*")):
+            if file.name != _personal(round_):
+                file.unlink()
+
+    def keep(self, state: State, personal: Mapping[int, Tensors], record: Record) -> None:
+        """Make a release durable before anything is done with it."""
+        self._write(private_part(self.path) / RELEASED, state, personal, record)
+
+    def _write(self, file: Path, state: State, personal: Mapping[int, Tensors], record: Record) -> None:
+        tensors = {f"state/{name}": part for name, part in state.tensors.parts().items()}
+        tensors |= {f"memory/{name}": part for name, part in state.memory.parts().items()}
+        for client, kept in personal.items():
+            tensors |= {f"client/{client}/{name}": part for name, part in kept.parts().items()}
+        whole = {name: part.detach().cpu().contiguous() for name, part in tensors.items()}
+        said = {"round": state.round, "clip_norm": state.clip_norm, "record": record}
+        # One text, because the order of several is another in every process.
+        content = safetensors.torch.save(whole, {"said": json.dumps(said)})
+        atomic_write(file, content, private=file.parent != self.path)
+
+    def restore(self) -> tuple[Checkpoint | None, list[dict[str, Any]]]:
+        """The last finished round and the records up to it, with what is withheld of them; later or torn lines are dropped."""
+        checkpoint = read_checkpoint(self.path)
+        finished = checkpoint.state.round if checkpoint else 0
+        self._keep_personal_of(finished)
+        shown = self._records(self.path / METRICS, finished)
+        if not self._private:
+            return checkpoint, shown
+        own = self._records(private_part(self.path) / OWN_ROUNDS, finished)
+        return checkpoint, [published.together(*both) for both in zip(shown, own, strict=True)]
+
+    def _records(self, file: Path, finished: int) -> list[dict[str, Any]]:
+        """A line for each finished round, and from now on no other."""
+        records = read_lines(file, finished)
+        if len(records) != finished:
+            raise RunDirectoryError(
+                f"{file} is damaged: it tells of {len(records)} of the {finished} finished rounds; start again in another --out"
+            )
+        if file.exists():
+            content = "".join(json.dumps(record) + "\n" for record in records)
+            atomic_write(file, content, private=file.parent != self.path)
+        return records
+
+    def finish(self, shown: Record, withheld: Record) -> None:
+        """Write the result, after what is withheld of it."""
+        if self._private:
+            atomic_write(private_part(self.path) / OWN_RESULT, _pretty(withheld), private=True)
+        atomic_write(self.path / RESULT, _pretty(shown))
+        if self._private:
+            without_times(self.path)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the run in this directory as a `RunStore` does, for whoever reads it and writes beside it.
+
+    RunDirectoryError where another process holds it. Where there is no run, or nothing can be written, nothing is held.
+    """
+    lock = None
+    if os.path.exists(path / CONFIG):  # unlike Path.exists, False of what cannot be looked into
+        with suppress(OSError, RuntimeError):
+            lock = _taken(path)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+@contextmanager
+def resumable(path: Path) -> Iterator[None]:
+    """Whatever stops a run in this directory from outside, with the way to go on with it."""
+    try:
+        yield
+    except (KeyboardInterrupt, StorageError) as error:
+        if not os.path.exists(path / CONFIG):
+            raise
+        command = f"`secure-fed train --resume --out {shlex.quote(str(path))}`"
+        stopped = isinstance(error, KeyboardInterrupt)
+        raise type(error)(f"go on with {command}" if stopped else f"{error}, with {command}") from error
+
+
+def _taken(path: Path) -> filelock.BaseFileLock:
+    """The directory's lock, taken; OSError where the system refuses to make one."""
+    lock = filelock.FileLock(path / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout as error:  # an OSError too, but not one about writing
+        raise RunDirectoryError(
+            f"{path} is in use by another process; wait for it, or choose another directory"
+        ) from error
+    return lock
+
+
+def read_checkpoint(path: Path) -> Checkpoint | None:
+    """The state after the last finished round, if any round finished; it holds nothing personal."""
+    return _read(path / CHECKPOINT)
+
+
+def read_released(path: Path) -> Checkpoint | None:
+    """The state after the last release of a private run, if there was any, with the personal tensors of then."""
+    return _read(private_part(path) / RELEASED)
+
+
+def read_personal(path: Path, round_: int) -> Mapping[int, Tensors]:
+    """The personal tensors of clients after that round, by client; of those that had none, nothing."""
+    found = _read(private_part(path) / _personal(round_))
+    return found.personal if found else {}
+
+
+def _read(file: Path) -> Checkpoint | None:
+    if not file.exists():
+        return None
+    groups: dict[str, dict[str, Any]] = {"state": {}, "memory": {}}
+    personal: dict[int, dict[str, Any]] = {}
+    try:
+        with safetensors.safe_open(file, framework="pt") as opened:
+            said = json.loads(opened.metadata()["said"])
+            finished, clip_norm, record = int(said["round"]), float(said["clip_norm"]), dict(said["record"])
+            for name in opened.keys():  # noqa: SIM118 - not a mapping
+                group, _, rest = name.partition("/")
+                # A copy: the file may be replaced while we hold it, and kernels may sum in an order that depends on
+                # how a tensor lies in memory, which must be as in a run that was never stopped.
+                tensor = opened.get_tensor(name).clone()
+                if group == "client":
+                    client, _, rest = rest.partition("/")
+                    personal.setdefault(int(client), {})[rest] = tensor
+                else:
+                    groups[group][rest] = tensor
+        tensors, memory = (Tensors.from_parts(groups[group]) for group in ("state", "memory"))
+        own = {client: Tensors.from_parts(parts) for client, parts in personal.items()}
+        return Checkpoint(State(tensors, finished, memory, clip_norm), own, record)
+    except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise RunDirectoryError(f"{file} is damaged ({error}); start again in another --out") from error
+
+
+def read_records(path: Path, upto: int | None = None) -> list[dict[str, Any]]:
+    """The rounds' public records in order, at most to round `upto`; a torn last line is not one."""
+    return read_lines(path / METRICS, upto)
+
+
+def read_lines(file: Path, upto: int | None = None) -> list[dict[str, Any]]:
+    """Records of rounds, a line each: of `metrics.jsonl`, or of the private part."""
+    if not file.exists():
+        return []
+    records: list[dict[str, Any]] = []
+    for line in file.read_bytes().splitlines():
+        try:
+            record = json.loads(line)
+            number = record["round"]
+        except (ValueError, TypeError, KeyError):
+            break
+        if number == len(records) + 1 and (upto is None or number <= upto):
+            records.append(record)
+    return records
+
+
+def _require_same(path: Path, config: RunConfig, held: RunConfig) -> None:
+    rounds = ("federation", "rounds")
+    if config.federation.rounds < held.federation.rounds:
+        raise RunDirectoryError(
+            f"{path} was planned for {held.federation.rounds} rounds; federation.rounds may be raised on resuming, "
+            f"not lowered to {config.federation.rounds}"
+        )
+    if config.federation.rounds > held.federation.rounds and held.privacy.unit != "none":
+        raise RunDirectoryError(
+            f"{path} was planned for {held.federation.rounds} rounds, and its privacy for these: federation.rounds cannot be "
+            "raised in view of what was released; start a new run"
+        )
+    differences = config.replace({rounds: held.federation.rounds}).differences(held)
+    if differences:
+        raise RunDirectoryError(f"{path} was written by another configuration: {'; '.join(differences)}")
+
+
+def _require_same_data(name: str, path: Path, differing: Sequence[str]) -> None:
+    if differing:
+        raise RunDirectoryError(
+            f"{path} was begun with other data: {differing[0]} in {name} differs; resume with what it was begun with"
+        )
+
+
+def differing(facts: Record, held: Record) -> list[str]:
+    """The names of facts that are not as they are held; versions may change."""
+    return [name for name, value in facts.items() if name != "versions" and not _same(value, held.get(name))]
+
+
+def differing_digests(path: Path, own: Record) -> list[str]:
+    """The names of facts that are not as the private part of the run in `path` holds them, digests keyed as there."""
+    if not (private_part(path) / OWN_FACTS).exists():
+        raise RunDirectoryError(
+            f"{path / PRIVATE} lacks {OWN_FACTS}, by which a run knows its data: restore the folder that the run wrote"
+        )
+    held = read_object(private_part(path), OWN_FACTS)
+    return differing(_sealed(own, str(held.get("key", ""))), held)
+
+
+def _sealed(own: Record, key: str) -> dict[str, Any]:
+    """The same with digests keyed: without the key, nobody can try a guess on them."""
+    return {
+        name: _sealed(value, key)
+        if isinstance(value, Mapping)
+        else fingerprint.sealed(value, key)
+        if name in _DIGESTS and isinstance(value, str)
+        else value
+        for name, value in own.items()
+    }
+
+
+def _same(one: Any, other: Any) -> bool:
+    return json.dumps(one) == json.dumps(other)
+
+
+_DIGESTS = ("data_digest", "digest")
+
+
+def _personal(round_: int | str) -> str:
+    return f"personal-{round_}.safetensors"
+
+
+def require_unused(path: Path) -> None:
+    """Refuse a directory that holds a run, or anything but what a start killed on its way leaves."""
+    with usable(path):
+        if (path / CONFIG).exists():
+            raise RunDirectoryError(
+                f"{path} already holds a run; add --resume to go on with it or choose another --out"
+            )
+        if path.exists() and not (path.is_dir() and all(_left_by_a_start(file.name) for file in path.iterdir())):
+            raise RunDirectoryError(f"{path} is not an empty directory; choose another --out")
+
+
+def _left_by_a_start(name: str) -> bool:
+    return name == LOCK or part_of(name) == CONFIG
+
+
+def _pretty(value: Mapping[str, Any] | Sequence[Any]) -> str:
+    return json.dumps(value, indent=2) + "\n"

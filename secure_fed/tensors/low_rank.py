@@ -1,0 +1,141 @@
+"""The best approximation of a matrix by one of small rank, and how it is split into two factors.
+
+Everything here is float64 inside: it takes less than twice the time of float32 (benchmarks/low_rank.py), in a small part of a
+round, and nothing has then to be said about rounding.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from privacy import denoise
+from secure_fed.tensors.tensors import LowRank, Member, Tensors, dense
+
+# Singular values below this share of the largest are the rounding of float32 inputs, not information.
+_RESOLUTION = 1e-6
+_NEARLY_EQUAL = 1 - 1e-6
+
+
+class Svd(NamedTuple):
+    """U diag(S) Vt with U (m, r), S (r,) falling, Vt (r, n), for exactly the r that was asked for.
+
+    The rows of Vt are always orthonormal. Where the matrix has fewer than r singular values that matter, the other S and
+    their columns of U are exactly zero, and their rows of Vt are some orthonormal complement, the same on every machine.
+    """
+
+    u: Tensor
+    s: Tensor
+    vt: Tensor
+
+
+def truncated(matrix: Member, rank: int) -> Svd:
+    """The best approximation of that rank (Eckart and Young), float64.
+
+    In each column of U the largest entry (the first of equals) is positive, so that everybody finds the same vectors;
+    where singular values coincide the vectors are not unique, though the product is.
+    """
+    if not 0 <= rank <= min(matrix.shape):
+        raise ValueError(f"a {' x '.join(map(str, matrix.shape))} matrix has no approximation of rank {rank}")
+    u, s, vt = _decomposed(matrix)
+    live = min(rank, int((s > _RESOLUTION * s[:1]).sum()))
+    sign = _signs(u[:, :live])
+    vt = sign[:, None] * vt[:live]
+    missing = rank - live
+    return Svd(
+        pad(u[:, :live] * sign, (0, missing)),
+        pad(s[:live], (0, missing)),
+        torch.cat([vt, _complement(vt, missing)]),
+    )
+
+
+def balanced(svd: Svd) -> tuple[Tensor, Tensor]:
+    """B = U sqrt(S) and A = sqrt(S) Vt, so that neither factor's gradient dwarfs the other's.
+
+    Where S is zero, B's column is zero and A's row keeps unit length, the order of a fresh LoRA row's (1/sqrt(3)): the
+    product is unchanged, and B gets a gradient, which with A = B = 0 it never would.
+    """
+    root = svd.s.sqrt()
+    return svd.u * root, torch.where(root > 0, root, 1.0)[:, None] * svd.vt
+
+
+def recompressed(product: LowRank) -> LowRank:
+    """The same matrix in factors of the same inner size that tell of the matrix alone, not of what it was the sum of.
+
+    Q is an orthonormal basis of the columns of M W, W a fixed Gaussian (n, k), so that M = Q (Q^T M) for every M of rank at
+    most k.
+    """
+    left, right = product.left.double(), product.right.double()
+    generator = torch.Generator().manual_seed(0)
+    seen = torch.randn(right.shape[1], right.shape[0], dtype=torch.float64, generator=generator).to(right.device)
+    q, _ = torch.linalg.qr(left @ (right @ seen))
+    return LowRank(q.to(product.dtype), ((q.T @ left) @ right).to(product.dtype))
+
+
+def in_own_factors(tensors: Tensors) -> Tensors:
+    """The same, every low-rank member `recompressed`: in factors whose norms are those of the matrix itself.
+
+    To be done before a contribution is clipped to a norm C that a guarantee rests on. In [dB, B] [A_i ; dA] the two halves may
+    cancel (B_i = B R, A_i = R^-1 A is no change at all), and then the rounding of float32 is as large as the halves, not as the
+    product: scaled by C over the norm that was measured, the product can be longer than C, in the worst case printed by
+    benchmarks/private_fra.py by 1 % of it. With orthonormal columns on the left nothing can cancel: the product is
+    longer than C by less than one part in a million, which `privacy.mechanisms.clip_factor` leaves room for.
+    """
+    return Tensors(
+        (name, recompressed(member) if isinstance(member, LowRank) else member) for name, member in tensors.items()
+    )
+
+
+def denoised(noised: Member, rank: int, noise_std: float, *, shrink: bool) -> LowRank:
+    """What a matrix under noise of that standard deviation on every entry was, at most of that rank; `privacy/denoise.py`."""
+    return LowRank(*denoise.denoised(dense(noised), rank, noise_std, shrink=shrink))
+
+
+def right_orthonormal(svd: Svd) -> tuple[Tensor, Tensor]:
+    """B = U S and A = Vt: all of the size is in B, and A is ready to be frozen."""
+    return svd.u * svd.s, svd.vt
+
+
+def _decomposed(matrix: Member) -> tuple[Tensor, Tensor, Tensor]:
+    if not isinstance(matrix, LowRank):
+        return _svd(matrix.double())
+    left, right = matrix.left.double(), matrix.right.double()
+    if not _stays_small(matrix):
+        return _svd(left @ right)
+    q, a = torch.linalg.qr(left)  # (m, k) (k, k)
+    p, b = torch.linalg.qr(right.T)  # (n, k) (k, k)
+    u, s, vt = _svd(a @ b.T)  # left @ right = q (a b^T) p^T
+    return q @ u, s, vt @ p.T
+
+
+def _stays_small(product: LowRank) -> bool:
+    """Two QRs and a k x k SVD against the dense one: about 9 times as fast at k = min/4, 2.6 at 1/2, even at 2/3.
+
+    On 768 x 768, by benchmarks/low_rank.py.
+    """
+    return 3 * product.rank <= 2 * min(product.shape)
+
+
+def _svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    u, s, vt = torch.linalg.svd(matrix, full_matrices=False)
+    return u, s, vt
+
+
+def _signs(columns: Tensor) -> Tensor:
+    """+1 or -1 for each column: the sign of its first entry of largest magnitude, rounding apart."""
+    size = columns.abs()
+    first = (size >= _NEARLY_EQUAL * size.amax(0)).int().argmax(0)
+    signs: Tensor = columns.gather(0, first[None])[0].sign()
+    return signs
+
+
+def _complement(rows: Tensor, count: int) -> Tensor:
+    """(count, n): orthonormal rows, orthogonal to the orthonormal `rows` (k, n)."""
+    k, n = rows.shape
+    fixed = torch.randn(n, count, dtype=rows.dtype, generator=torch.Generator().manual_seed(0))
+    q, _ = torch.linalg.qr(torch.cat([rows.T, fixed], 1))
+    added: Tensor = (q * _signs(q)).T[k:]
+    return added

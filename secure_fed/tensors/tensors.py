@@ -1,0 +1,256 @@
+"""Named tensors as a vector space, and the layout that gives a flat vector its meaning.
+
+`Tensors` is what travels and what is summed: a read-only map from name to tensor, names sorted, with `+`, `-`, `* scalar`,
+`select`, `|` and `norm()`. A member may be a `LowRank` product, which stays a pair of factors until something asks for the
+dense matrix; its norm never does. `Layout` describes the same names as one flat vector, and its digest lets both ends of
+a wire check that they mean the same coordinates.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from secure_fed.errors import SecureFedError
+from secure_fed.tensors.wire_size import wire_size
+
+_LEFT, _RIGHT = "#left", "#right"
+
+
+@dataclass(frozen=True, eq=False)
+class LowRank:
+    """The m x n matrix `left @ right`, kept as its factors.
+
+    left: (m, k), right: (k, n). Sums concatenate factors, so k grows by addition and nothing is ever rounded.
+    """
+
+    left: Tensor
+    right: Tensor
+
+    def __post_init__(self) -> None:
+        if self.left.ndim != 2 or self.right.ndim != 2 or self.left.shape[1] != self.right.shape[0]:
+            raise ValueError(
+                f"factors of shapes {tuple(self.left.shape)} and {tuple(self.right.shape)} do not multiply"
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.left.shape[0], self.right.shape[1])
+
+    @property
+    def rank(self) -> int:
+        """The inner size k: an upper bound on the rank of the product."""
+        return self.left.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.left.dtype
+
+    def __add__(self, other: LowRank) -> LowRank:
+        return LowRank(torch.cat([self.left, other.left], 1), torch.cat([self.right, other.right], 0))
+
+    def __mul__(self, scalar: float) -> LowRank:
+        return LowRank(self.left * scalar, self.right)
+
+    def dense(self) -> Tensor:
+        """The product itself: (m, n)."""
+        return self.left @ self.right
+
+    def square_norm(self) -> float:
+        """||L R||_F^2 = <L^T L, R R^T>, in float64 and without forming m x n."""
+        left, right = self.left.double(), self.right.double()
+        return float(((left.T @ left) * (right @ right.T)).sum())
+
+
+Member = Tensor | LowRank
+
+
+def dense(member: Member) -> Tensor:
+    """The member as one ordinary tensor."""
+    return member.dense() if isinstance(member, LowRank) else member
+
+
+def _formed(member: Member, dtype: torch.dtype) -> Tensor:
+    if isinstance(member, LowRank):
+        return member.left.to(dtype) @ member.right.to(dtype)
+    return member.to(dtype)
+
+
+def _add(a: Member, b: Member) -> Member:
+    if isinstance(a, LowRank) and isinstance(b, LowRank):
+        return a + b
+    return dense(a) + dense(b)
+
+
+def _subtract(a: Member, b: Member) -> Member:
+    if isinstance(a, LowRank) and isinstance(b, LowRank):
+        return a + b * -1.0
+    return dense(a) - dense(b)
+
+
+def _square_norm(member: Member) -> float:
+    if isinstance(member, LowRank):
+        return member.square_norm()
+    return float(torch.linalg.vector_norm(member, dtype=torch.float64)) ** 2
+
+
+def _is_finite(part: Tensor) -> bool:
+    if not part.numel():
+        return True
+    low, high = torch.aminmax(part)  # one pass, and NaN if any is
+    return math.isfinite(low) and math.isfinite(high)
+
+
+class Tensors(Mapping[str, Member]):
+    """A read-only, name-sorted map of tensors; arithmetic needs equal names on both sides."""
+
+    __slots__ = ("_members",)
+
+    def __init__(self, members: Mapping[str, Member] | Iterable[tuple[str, Member]] = ()) -> None:
+        self._members: dict[str, Member] = dict(sorted(dict(members).items()))
+
+    def __getitem__(self, name: str) -> Member:
+        return self._members[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __repr__(self) -> str:
+        return f"Tensors({len(self)} named, {self.numel} numbers)"
+
+    def __add__(self, other: Tensors) -> Tensors:
+        self._require_names(other)
+        return Tensors((name, _add(self[name], other[name])) for name in self)
+
+    def __sub__(self, other: Tensors) -> Tensors:
+        self._require_names(other)
+        return Tensors((name, _subtract(self[name], other[name])) for name in self)
+
+    def __mul__(self, scalar: float) -> Tensors:
+        return Tensors((name, member * scalar) for name, member in self.items())
+
+    __rmul__ = __mul__
+
+    def __or__(self, other: Mapping[str, Member]) -> Tensors:
+        """These tensors with `other`'s put in, over any of the same name."""
+        return Tensors({**self._members, **other})
+
+    def select(self, names: Iterable[str]) -> Tensors:
+        return Tensors((name, self[name]) for name in names)
+
+    def without(self, names: Iterable[str]) -> Tensors:
+        left_out = set(names)
+        return Tensors((name, member) for name, member in self.items() if name not in left_out)
+
+    def tensor(self, name: str) -> Tensor:
+        """The named member as one ordinary tensor."""
+        return dense(self[name])
+
+    def dense(self) -> Tensors:
+        """The same, every low-rank member formed."""
+        return Tensors((name, dense(member)) for name, member in self.items())
+
+    def norm(self) -> float:
+        """The Frobenius norm of everything together, in float64; NaN or infinite if anything inside is."""
+        square = sum(_square_norm(member) for member in self.values())
+        return math.sqrt(square) if square >= 0 else math.nan
+
+    def is_finite(self) -> bool:
+        return all(map(_is_finite, self.parts().values()))
+
+    @property
+    def numel(self) -> int:
+        """How many numbers are stored (factors, not products)."""
+        return sum(part.numel() for part in self.parts().values())
+
+    def parts(self) -> dict[str, Tensor]:
+        """Plain tensors only: a low-rank member appears as its two factors."""
+        out: dict[str, Tensor] = {}
+        for name, member in self.items():
+            if isinstance(member, LowRank):
+                out[name + _LEFT], out[name + _RIGHT] = member.left, member.right
+            else:
+                out[name] = member
+        return out
+
+    @classmethod
+    def from_parts(cls, parts: Mapping[str, Tensor]) -> Tensors:
+        """The inverse of `parts`."""
+        members: dict[str, Member] = {}
+        for name, part in parts.items():
+            if name.endswith(_LEFT):
+                stem = name.removesuffix(_LEFT)
+                members[stem] = LowRank(part, parts[stem + _RIGHT])
+            elif not name.endswith(_RIGHT):
+                members[name] = part
+        return cls(members)
+
+    def to_bytes(self) -> bytes:
+        """The wire form: safetensors of `parts`."""
+        return safetensors.torch.save({name: part.contiguous() for name, part in self.parts().items()})
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Tensors:
+        return cls.from_parts(safetensors.torch.load(data))
+
+    @property
+    def wire_size(self) -> int:
+        """`len(self.to_bytes())`, without copying the numbers: it depends on names, shapes and dtypes alone."""
+        return wire_size(tuple((name, tuple(part.shape), part.dtype) for name, part in self.parts().items()))
+
+    def _require_names(self, other: Tensors) -> None:
+        if self._members.keys() != other._members.keys():
+            odd = sorted(self._members.keys() ^ other._members.keys())
+            raise ValueError(f"tensors of different names cannot be combined; only one side has {odd[:3]}")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which coordinate of a flat vector belongs to which named tensor: (name, shape) in name order."""
+
+    entries: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @classmethod
+    def of(cls, tensors: Tensors) -> Layout:
+        return cls(tuple((name, tuple(member.shape)) for name, member in tensors.items()))
+
+    @cached_property
+    def size(self) -> int:
+        return sum(math.prod(shape) for _, shape in self.entries)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the entries: equal exactly when both ends mean the same vector."""
+        return hashlib.sha256(json.dumps(self.entries).encode()).hexdigest()
+
+    def flatten(self, tensors: Tensors, dtype: torch.dtype = torch.float32) -> Tensor:
+        """(size,) of that type, low-rank members formed in it; refuses tensors of another layout."""
+        if Layout.of(tensors) != self:
+            raise LayoutError(
+                f"expected the layout {self.digest[:12]}, got tensors laid out as {Layout.of(tensors).digest[:12]}"
+            )
+        if not self.entries:
+            return torch.zeros(0, dtype=dtype)
+        return torch.cat([_formed(tensors[name], dtype).reshape(-1) for name, _ in self.entries])
+
+    def unflatten(self, vector: Tensor) -> Tensors:
+        """The inverse of `flatten`; the tensors are views of the vector."""
+        if vector.shape != (self.size,):
+            raise LayoutError(f"expected a vector of {self.size} numbers, got shape {tuple(vector.shape)}")
+        chunks = vector.split([math.prod(shape) for _, shape in self.entries])
+        return Tensors((name, chunk.view(shape)) for (name, shape), chunk in zip(self.entries, chunks, strict=True))
+
+
+class LayoutError(SecureFedError):
+    """The two ends of a wire do not mean the same coordinates."""
