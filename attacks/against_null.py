@@ -1,4 +1,4 @@
-"""How well members stand out where the law of a non-member's score is known (`null`): the figures of `secure_fed.runs.membership.roc`, exactly.
+"""Exact AUC and true positive rates of members whose non-members' scores have a known law (`null`).
 
 With t_i the chance that a non-member scores as high as member i, the AUC is the mean of 1 - t_i: the share of all non-members
 that there could be, and not of those who were held out, below a member. At a rate r of false accusations, exactly r, the
@@ -38,7 +38,7 @@ def _caught(tails: Floats, rate: float) -> roc.TprAt:
 
 
 def _interval(below: Floats, rng: np.random.Generator) -> tuple[float, float]:
-    """Of the mean: BCa, as `secure_fed.runs.membership.roc_interval` has it for two samples; Hoeffding's where resamples say nothing."""
+    """An interval of the mean: BCa, as `roc_interval` has it for two samples; Hoeffding's where resamples say nothing."""
     from scipy.special import ndtr, ndtri
 
     found, deviations = float(below.mean()), below - below.mean()

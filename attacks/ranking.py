@@ -14,7 +14,7 @@ from attacks.case import Floats
 from secure_fed.federation import Federation
 from secure_fed.learning.audit_pool.pool import Held, Unit
 from secure_fed.learning.training.canary_directions import plain
-from secure_fed.runs.membership import roc
+from secure_fed.runs.membership import roc_interval
 
 MOST = 50  # lines of the list of units
 MOST_CLIENTS = 20
@@ -33,7 +33,7 @@ def clients(held: Held, scores: Floats) -> list[dict[str, Any]]:
     """
     if held.kind == "client":
         return []
-    shares = roc.shares_below(scores, scores[~held.members])
+    shares = roc_interval.shares_below(scores, scores[~held.members])
     own: dict[str, tuple[list[float], list[float]]] = {}
     for unit, share, member in zip(held.units, shares, held.members, strict=True):
         inside, outside = own.setdefault(unit.client, ([], []))
@@ -55,7 +55,7 @@ def clients(held: Held, scores: Floats) -> list[dict[str, Any]]:
 def exposed(federation: Federation, scores: Floats, *, show_texts: bool) -> list[dict[str, Any]]:
     """The units that stand out most, whether they trained or not."""
     held = federation.held
-    shares = roc.shares_below(scores, scores[~held.members])
+    shares = roc_interval.shares_below(scores, scores[~held.members])
     return [
         {
             "unit": held.units[i].name,

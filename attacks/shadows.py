@@ -16,7 +16,7 @@ What differs from the run:
 - Nothing is charged and no ledger is opened; a client sits out what it would sit out once it has taken part as often as it may.
 - Privacy is not accounted for anew: the noise is that of the run, also where other members would have led to another plan.
 
-References train in lockstep, all clients that train in a round of any of them stacked over the one base (`secure_fed.learning.training.stacked`).
+References train in lockstep, all clients that train in a round of any of them stacked over the one base (module `stacked`).
 A round is computed twice for that: first up to the first contribution of each client, to learn what is to be trained on what,
 then in full, with what came of it. Both times draw the same, since all there is to draw comes from seeds. Where noise is in the
 steps of training (privacy for examples or groups), every client trains by itself.

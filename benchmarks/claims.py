@@ -3,8 +3,8 @@
     python benchmarks/claims.py DATA [--only NAME ...] [--seeds 0,1] [--full] [--out runs/claims] [--docs docs]
 
 DATA holds a folder for each data set named below, with train.jsonl.gz and test.jsonl.gz of `text` and `label`. Every claim is a
-comparison (`secure_fed.commands.comparison`): its configurations run over the seeds in OUT/NAME, finished runs are not made again, and a
-killed one goes on. What came of it, contradictions included, is written to DOCS/claims.md.
+comparison (`secure_fed.commands.comparison`): its configurations run over the seeds in OUT/NAME, finished runs are not made
+again, and a killed one goes on. What came of it, contradictions included, is written to DOCS/claims.md.
 
 The encoder is all-MiniLM-L6-v2 (the `bench` extra). The reduced version, for two cores and an hour, cuts texts to 32 tokens,
 data to some 2,000 texts and the runs to little more than a hundred local steps in all; `--full`, for a GPU, takes all data, 128

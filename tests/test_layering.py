@@ -55,7 +55,7 @@ RULES = {
         why="the rig lies and reads private state: it is no part of the protocol, and one command plays it",
     ),
     "methods": Rule(
-        who=("secure_fed.tensors.tensors", "secure_fed.methods", "secure_fed.learning.models.adapters"),
+        who=("secure_fed.tensors", "secure_fed.methods", "secure_fed.learning.models.adapters"),
         never=("privacy", "protocols"),
         why="a method sees only means, whatever made them private",
     ),
@@ -165,7 +165,7 @@ PLANTED = [
     ("attacked", "secure_fed.rounds.engine", "import attacks"),
     ("attacked", "secure_fed.rounds.engine", "import_module('attacks.scores')"),
     ("attacked", "secure_fed.report.page", "importlib.import_module('attacks')"),
-    ("attacked", "secure_fed.cli_parser", "from attacks import report"),
+    ("attacked", "secure_fed.commands.cli_parser", "from attacks import report"),
     ("flower", "secure_fed.rounds.transport", "from flwr.common import Parameters"),
     ("outside", "secure_fed.learning.data.notes", "from tests.secure_fed import examples"),
     ("outside", "attacks.report", "import benchmarks.peers"),
@@ -203,9 +203,9 @@ def test_an_allowed_import_is_not_reported(module: str, source: str) -> None:
     ("module", "is_package", "source", "expected"),
     [
         ("secure_fed.learning.data.rows", False, "from . import files", "secure_fed.learning.data.files"),
-        ("secure_fed.learning.data.rows", False, "from ..tensors import Tensors", "secure_fed.tensors.tensors.Tensors"),
+        ("secure_fed.learning.data.rows", False, "from ..tasks import build", "secure_fed.learning.tasks.build"),
         ("secure_fed.learning.data", True, "from .rows import Rows", "secure_fed.learning.data.rows.Rows"),
-        ("secure_fed.learning.data", True, "from .. import errors", "secure_fed.errors"),
+        ("secure_fed.learning.data", True, "from .. import tasks", "secure_fed.learning.tasks"),
     ],
 )
 def test_relative_imports_are_resolved(module: str, is_package: bool, source: str, expected: str) -> None:

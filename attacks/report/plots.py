@@ -1,4 +1,4 @@
-"""An audit's numbers as inline SVG, by the rules of `secure_fed.report.page.plots`: its colours, and no text of others in here."""
+"""Inline SVG plots of an audit's numbers, in the colours of `secure_fed.report.page.plots`; no foreign text gets in."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ noise of that public level, and keeps at most r; "truncate" keeps the first r as
 This is ours, not the paper's. D has been released by then, so it costs no privacy. Where nothing of D survives, B A stays.
 
 Where a sum has to be taken coordinate by coordinate (behind masks, or of contributions with noise on them), mean(D_i) costs
-m n numbers a matrix. With `sketch` = p columns it is taken in two passes (`secure_fed/tensors/sketch.py`) of p (m + n) numbers and
-a few more:
+m n numbers a matrix. With `sketch` = p columns it is taken in two passes (module `sketch`) of p (m + n) numbers and a
+few more:
 
     sketch    D_i [Omega, Omega_t]                         its mean gives Q (m, p)
     change    Q^T D_i, and the head's change               mean(D_i) is about Q mean(Q^T D_i)

@@ -1,7 +1,7 @@
 """The run directory from outside: its place, the names of its files, and its JSON files read with suspicion.
 
 A run directory has two parts. Files at its top follow from what was released, from settings and from public data, and may be
-shown (`secure_fed.runs.published` names the source of every value). The folder `private/` holds everything else that a run writes,
+shown (`published` names the source of every value). The folder `private/` holds everything else that a run writes,
 and is for those who hold the data: only they can open it. An export and the report read a run through `Published`, which can
 name no file in that folder.
 

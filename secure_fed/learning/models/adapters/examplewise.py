@@ -10,5 +10,5 @@ class ExampleWise(nn.Module):
     of parameters that the layer holds itself (not in children).
 
     Its forward is made of operations that `torch.func` can batch: no branch on values, nothing random, nothing in place.
-    `secure_fed/learning/training/per_example.py` makes each example's gradient by the layer's own backward pass over that example alone.
+    `learning/training/per_example.py` makes each example's gradient by the layer's own backward pass over that example alone.
     """
