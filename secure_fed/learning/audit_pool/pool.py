@@ -14,8 +14,8 @@ Both draws are a keyed hash of the unit itself (of its content, or of its name) 
   coin, so they are not asked about: only an example that there is once is a unit of the pool;
 - a run that goes on, and an audit made years later, find the same members.
 The coins are no secret: the seed is public, so whoever knows a unit can work out its coin. That weakens no guarantee, for the
-reason above, and no audit, as long as no score of an attack reads the coins: only `runs.membership.measured` and the judge of an audit
-read `Held.members`. All runs of one seed on the same units share their coins.
+reason above, and no audit, as long as no score of an attack reads the coins: only `membership.measured` and the judge of an
+audit read `Held.members`. All runs of one seed on the same units share their coins.
 """
 
 from __future__ import annotations
