@@ -19,24 +19,25 @@ from privacy.accounting import (
     sampled_without_replacement,
     unamplified,
 )
+from tests.cells import every
 
 DELTA = 1e-5
+NIGHT = pytest.mark.nightly
 
 
 @pytest.mark.parametrize(
     ("release_at", "count", "target"),
     [
-        (lambda z: poisson_sampled(0.01, z), 1000, 3.0),
-        (lambda z: poisson_sampled(0.01, z), 1000, 0.05),
-        (lambda z: poisson_sampled(0.01, z), 100, 1000.0),
+        pytest.param(lambda z: poisson_sampled(0.01, z), 1000, 3.0, marks=NIGHT),
+        pytest.param(lambda z: poisson_sampled(0.01, z), 1000, 0.05, marks=NIGHT),
+        pytest.param(lambda z: poisson_sampled(0.01, z), 100, 1000.0, marks=NIGHT),
         (lambda z: poisson_sampled(0.3, z), 5, 8.0),
         (lambda z: sampled_without_replacement(1000, 10, z), 100, 2.0),
-        (lambda z: sampled_without_replacement(10, 9, z), 5, 8.0),
+        pytest.param(lambda z: sampled_without_replacement(10, 9, z), 5, 8.0, marks=NIGHT),
         (unamplified, 20, 0.5),
         (replaced, 1, 100.0),
     ],
 )
-@pytest.mark.slow
 def test_calibration_never_exceeds_and_wastes_little(
     release_at: Callable[[float], Release], count: int, target: float
 ) -> None:
@@ -54,7 +55,7 @@ def test_noise_is_no_less_than_the_exact_formula_asks_for() -> None:
     assert 1.0 <= 1.0 / get_epsilon_gaussian(z / math.sqrt(3), DELTA) < 1.01
 
 
-@pytest.mark.parametrize("exact", [0.123456, 0.1234561, 0.8145339, 5.0, 99999.95, 1e-3, 123.4565000001])
+@every("exact", [0.123456, 0.1234561, 0.8145339, 5.0, 99999.95, 1e-3, 123.4565000001])
 def test_noise_is_rounded_up_and_never_down(exact: float) -> None:
     rounded = _rounded_up(exact)
     assert exact * (1 - 1e-11) <= rounded <= exact * (1 + 1.1e-5)
@@ -65,18 +66,17 @@ def test_noise_is_rounded_up_and_never_down(exact: float) -> None:
     ("release", "limit"),
     [
         (unamplified(10.0), 3.0),
-        (sampled_without_replacement(1000, 10, 2.0), 3.0),
+        pytest.param(sampled_without_replacement(1000, 10, 2.0), 3.0, marks=NIGHT),
         (poisson_sampled(0.2, 2.0), 4.0),
-        (poisson_sampled(0.5, 0.6), 1.0),
+        pytest.param(poisson_sampled(0.5, 0.6), 1.0, marks=NIGHT),
     ],
 )
-@pytest.mark.slow
 def test_as_many_as_fit_and_not_one_more(release: Release, limit: float) -> None:
     count = largest_count(release, limit, DELTA)
     assert epsilon(release, count, DELTA) <= limit < epsilon(release, count + 1, DELTA)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_of_thousands_all_but_one_in_a_thousand_fit() -> None:
     release = poisson_sampled(0.01, 1.0)
     count = largest_count(release, 3.0, DELTA)

@@ -18,6 +18,7 @@ from privacy.clipping import COUNTER, AdaptiveGaussian
 from privacy.entropy import SeededEntropy, Stream
 from privacy.errors import PlanError
 from privacy.mechanisms import Gaussian
+from tests.cells import chosen, every
 
 TOO_UNLIKELY = 1e-4  # a p-value below which a law is rejected; noise is seeded, so nothing here fails by chance
 
@@ -109,13 +110,13 @@ def test_one_contribution_moves_vector_and_count_by_no_more_than_is_accounted_fo
             assert abs((one - other)[-1]) <= 1
 
 
-@pytest.mark.parametrize("norm", [math.nan, math.inf])
+@every("norm", [math.nan, math.inf])
 def test_what_cannot_be_measured_counts_as_long(norm: float) -> None:
     assert float(MECHANISM.counted(lambda: norm, 1.0)[COUNTER]) == -0.5
     assert MECHANISM.scale(lambda: norm, 1.0) == 0
 
 
-@pytest.mark.parametrize(("norm", "count"), [(0.0, 0.5), (1.0, 0.5), (1.0 + 1e-12, -0.5), (1e300, -0.5)])
+@every(("norm", "count"), [(0.0, 0.5), (1.0, 0.5), (1.0 + 1e-12, -0.5), (1e300, -0.5)])
 def test_the_count_is_of_contributions_no_longer_than_the_clip_norm(norm: float, count: float) -> None:
     counted = MECHANISM.counted(lambda: norm, 1.0)
     assert set(counted) == set(MECHANISM.counters) == {COUNTER}
@@ -165,8 +166,8 @@ def followed(quantile: float, start: float, rounds: int = 250, cohort: int = 100
     return clip_norms
 
 
-@pytest.mark.parametrize("start", [0.1, 1.0, 10.0])
-@pytest.mark.parametrize("quantile", [0.3, 0.5, 0.8])
+@pytest.mark.parametrize("start", chosen([0.1, 1.0, 10.0], [0.1, 10.0]))
+@pytest.mark.parametrize("quantile", chosen([0.3, 0.5, 0.8], [0.3]))
 def test_the_clip_norm_finds_the_quantile_from_ten_times_too_small_or_too_large(quantile: float, start: float) -> None:
     target = float(stats.lognorm(0.5).ppf(quantile))
     clip_norms = followed(quantile, start * target)

@@ -29,15 +29,16 @@ from privacy.accounting import (
 )
 from privacy.distributed import _tau
 from privacy.errors import PlanError
+from tests.cells import every
 from tests.privacy.discrete_laws import divergence, shares, shifted
 
 DELTA = 1e-5
 WHOLE = tuple(map(float, range(2, 17)))
 
 
-@pytest.mark.parametrize("rate", [0.01, 0.2, 0.7])
-@pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("shift", [1, 2])
+@every("rate", [0.01, 0.2, 0.7])
+@every("count", [1, 2, 3])
+@every("shift", [1, 2])
 def test_sampled_divergences_bound_exact_sums_in_both_directions(rate: float, count: int, shift: int) -> None:
     """One coordinate, shares of sigma 1: all probabilities with a member, without, and with one who may be there."""
     law = shares(1, count, 36)
@@ -57,8 +58,8 @@ def test_sampled_divergences_bound_exact_sums_in_both_directions(rate: float, co
     assert half[1] < divergence((1 - rate) * absent + rate * there, absent, 2.0)  # half the rate: seen
 
 
-@pytest.mark.parametrize("rate", [0.001, 0.05, 0.5, 0.99])
-@pytest.mark.parametrize("z", [0.3, 1.0, 5.0, 100.0])
+@every("rate", [0.001, 0.05, 0.5, 0.99])
+@every("z", [0.3, 1.0, 5.0, 100.0])
 def test_never_below_a_gaussian_and_equal_to_it(rate: float, z: float) -> None:
     orders = (*WHOLE, 64.0, 200.0)
     event = PoissonSampledDpEvent(rate, GaussianDpEvent(z))
@@ -158,8 +159,8 @@ def test_sampling_helps_and_more_rounds_cost_more() -> None:
     assert np.isfinite(found).all()
 
 
-@pytest.mark.parametrize("z", [1e-6, 1e-3, 1e6])
-@pytest.mark.parametrize("rate", [1e-6, 0.5, 1.0])
+@every("z", [1e-6, 1e-3, 1e6])
+@every("rate", [1e-6, 0.5, 1.0])
 def test_extremes_are_answered(z: float, rate: float) -> None:
     found = epsilon(discrete_sampled(rate, z), 100, DELTA)
     assert 0 <= found < math.inf
@@ -167,7 +168,7 @@ def test_extremes_are_answered(z: float, rate: float) -> None:
     assert all(map(math.isfinite, concentrated.divergences(0.5 / z**2, rate, concentrated.WHOLE)))
 
 
-@pytest.mark.parametrize(
+@every(
     ("ask", "says"),
     [
         (lambda: discrete(0.0), "noise multiplier is 0"),

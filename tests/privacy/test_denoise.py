@@ -13,6 +13,7 @@ from torch import Tensor
 from privacy import denoise
 from privacy.denoise import denoised, shrunk, visible
 from privacy.errors import PlanError
+from tests.cells import chosen, every
 
 FALLING = 2.0 ** -torch.arange(8, dtype=torch.float64)
 EQUAL = torch.ones(8, dtype=torch.float64)
@@ -62,8 +63,8 @@ def test_relative_error_of_a_planted_update(
         assert error(estimate(noised, 8, std, shrink=False), truth) == pytest.approx(truncated, rel=0.05)
 
 
-@pytest.mark.parametrize("shape", [(300, 300), (500, 150), (150, 500)], ids=str)
-@pytest.mark.parametrize("size", [1.3, 1.6, 3.0], ids="x {} visible".format)
+@pytest.mark.parametrize("shape", chosen([(300, 300), (500, 150), (150, 500)], [(500, 150)], whole=True), ids=str)
+@pytest.mark.parametrize("size", chosen([1.3, 1.6, 3.0], [1.3, 3.0]), ids="x {} visible".format)
 def test_no_other_size_for_the_direction_found_does_better(shape: tuple[int, int], size: float) -> None:
     """One planted direction: what the loss is least for, found by trying sizes, is the formula's, on average over noises."""
     std = 0.03
@@ -109,7 +110,7 @@ def test_a_wrong_formula_loses_more(wrong: object, monkeypatch: pytest.MonkeyPat
     assert error(estimate(noised, 8, std), truth) > 1.02 * right
 
 
-@pytest.mark.parametrize("factor", [0.5, 0.8, 1.3, 2.0])
+@every("factor", [0.5, 0.8, 1.3, 2.0])
 def test_a_wrong_noise_level_loses_more(factor: float) -> None:
     std, shape = 0.05, (300, 300)
     truth, noise = planted(shape, visible(shape, std) * torch.tensor([3.0, 2, 1.5, 1.2], dtype=torch.float64))
@@ -139,7 +140,9 @@ def test_factors_are_those_of_a_full_svd(
     assert (left @ right - by_svd(noised, rank, std, shrink=shrink)).norm() < 1e-6 * (1 + noised.norm())
 
 
-@pytest.mark.parametrize("shape", [(300, 300), (500, 120), (120, 500)], ids=str)
+@pytest.mark.parametrize(
+    "shape", chosen([(300, 300), (500, 120), (120, 500)], [(300, 300), (120, 500)], whole=True), ids=str
+)
 @pytest.mark.parametrize("signal", [0.0, 1.0, 1e7], ids="signal {:g}".format)
 def test_squaring_loses_nothing_that_matters(shape: tuple[int, int], signal: float) -> None:
     """Also where the first singular value is ten million times the noise, and where there is noise alone."""
@@ -221,7 +224,7 @@ def test_what_is_given_is_left_as_it_was() -> None:
         assert torch.equal(first, second)
 
 
-@pytest.mark.parametrize("std", [-1.0, math.nan, math.inf])
+@every("std", [-1.0, math.nan, math.inf])
 def test_an_impossible_noise_level_is_refused(std: float) -> None:
     with pytest.raises(PlanError, match="must be finite and at least 0"):
         shrunk(torch.ones(1), (2, 2), std)

@@ -19,6 +19,7 @@ from privacy.entropy import Floats, SeededEntropy, Stream, SystemEntropy
 from privacy.errors import PlanError
 from privacy.mechanisms import Gaussian
 from privacy.rounding import norm_bound, squared_bound
+from tests.cells import every
 from tests.privacy.discrete_laws import divergence, shares, shifted
 
 TOO_UNLIKELY = 1e-4  # streams are seeded, so nothing here fails by chance
@@ -49,8 +50,8 @@ def guaranteed(grid: Grid, counted: int, dim: int) -> float:
         return float(1 / mp.sqrt(mpf(grid.bound) ** 2 / (counted * mpf(grid.sigma) ** 2) + gap * dim))
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
-@pytest.mark.parametrize("shift", [1, 2])
+@every("count", [1, 2, 3, 4])
+@every("shift", [1, 2])
 def test_the_divergences_of_exact_sums_are_within_the_guarantee(count: int, shift: int) -> None:
     law = shares(1, count, 36)
     ratio = shift**2 / count
@@ -70,8 +71,8 @@ def test_the_gap_of_shares_is_no_fiction() -> None:
     assert distributed._tau(10**9, 64) == 0
 
 
-@pytest.mark.parametrize("setting", MANY)
-@pytest.mark.parametrize("dim", [1, 1000, 300_000])
+@every("setting", MANY)
+@every("dim", [1, 1000, 300_000])
 def test_the_grid_gives_the_noise_multiplier_and_no_more(setting: tuple[float, int, int, int], dim: int) -> None:
     mechanism = DistributedGaussian(*setting)  # type: ignore[arg-type]
     grid = mechanism.grid(dim)
@@ -82,7 +83,7 @@ def test_the_grid_gives_the_noise_multiplier_and_no_more(setting: tuple[float, i
     assert mechanism.grid(dim) is grid
 
 
-@pytest.mark.parametrize("setting", MANY)
+@every("setting", MANY)
 def test_totals_fit_the_modulus_and_twice_the_grid_would_not(setting: tuple[float, int, int, int]) -> None:
     mechanism, dim = DistributedGaussian(*setting), 300_000  # type: ignore[arg-type]
     n, grid = mechanism.contributors, mechanism.grid(dim)
@@ -223,7 +224,7 @@ def test_noise_that_does_not_fit_is_refused_with_advice() -> None:
         DistributedGaussian(1e10, 10**12, 1, 64).grid(300_000)
 
 
-@pytest.mark.parametrize(
+@every(
     ("multiplier", "contributors", "counted", "says"),
     [
         (0.0, 5, 5, "noise multiplier is 0"),

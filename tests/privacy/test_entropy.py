@@ -15,6 +15,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from privacy.entropy import SeededEntropy, Stream, SystemEntropy
+from tests.cells import every
 
 KEY = bytes(range(32))
 
@@ -53,7 +54,7 @@ def test_uniforms_are_the_keystream_and_nothing_else() -> None:
     assert Stream(KEY).uniform(1000).tolist() == naive_uniform(keystream(KEY, 8000))
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 10, 777])
+@every("count", [1, 2, 3, 10, 777])
 def test_normals_are_box_and_muller_over_the_keystream(count: int) -> None:
     found = Stream(KEY).normal((count,))
     assert found == pytest.approx(naive_normal(KEY, count), rel=1e-12, abs=1e-12)
@@ -79,7 +80,7 @@ def test_the_extreme_words_give_the_extreme_uniforms(monkeypatch: pytest.MonkeyP
     assert drawn.uniform(2).tolist() == [1 - 2.0**-53, 0.0]
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (1,), (3,), (7, 11), (2, 3, 4), (1, 1, 5)])
+@every("shape", [(), (0,), (3, 0), (1,), (3,), (7, 11), (2, 3, 4), (1, 1, 5)])
 def test_shapes(shape: tuple[int, ...]) -> None:
     drawn = stream("shape").normal(shape)
     assert isinstance(drawn, np.ndarray)

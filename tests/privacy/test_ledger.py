@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from privacy import chain, database
 from privacy.errors import BudgetExhausted, LedgerError, PlanError
 from privacy.ledger import Budget, Cost, Head, Ledger
+from tests.cells import every
 from tests.privacy.ledger_child import UNIT
 
 
@@ -103,7 +104,7 @@ def test_data_binds_by_digest_unless_the_user_names_the_data_set(ledger: Ledger)
     assert len(ledger.rows()) == 4
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.1, -1e-300, True, "1"])
+@every("value", [float("nan"), float("inf"), -0.1, -1e-300, True, "1"])
 def test_a_cost_that_is_no_number_from_0_on_is_refused(value: Any) -> None:
     for cost in ((value, 0.0), (0.0, value), (0.0, 0.0, (value,))):
         with pytest.raises(PlanError, match="finite number from 0 on"):

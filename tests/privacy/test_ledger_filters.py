@@ -11,6 +11,7 @@ import pytest
 from privacy.errors import BudgetExhausted, PlanError
 from privacy.filters import ORDERS
 from privacy.ledger import Budget, Cost, Ledger
+from tests.cells import every
 from tests.privacy.ledger_child import UNIT
 
 BUDGETS = [(0.5, 1e-6), (1.0, 1e-5), (3.0, 1e-5), (8.0, 1e-5), (8.0, 1e-9), (50.0, 1e-3)]
@@ -22,7 +23,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
     return law(mu / 2 - epsilon / mu) - math.exp(epsilon) * law(-mu / 2 - epsilon / mu)
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), BUDGETS)
+@every(("epsilon", "delta"), BUDGETS)
 def test_gaussians_that_fill_the_filter_are_within_the_budget(epsilon: float, delta: float) -> None:
     budget = Budget.fixed(epsilon, delta, "rdp")
     assert budget.order is not None
@@ -32,14 +33,14 @@ def test_gaussians_that_fill_the_filter_are_within_the_budget(epsilon: float, de
     assert gaussian_delta(mu, epsilon / 2) > delta
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), BUDGETS)
+@every(("epsilon", "delta"), BUDGETS)
 def test_a_filter_that_forgets_the_conversion_is_caught(epsilon: float, delta: float) -> None:
     order = Budget.fixed(epsilon, delta, "rdp").order
     assert order is not None
     assert gaussian_delta(math.sqrt(2 * epsilon / order), epsilon) > delta
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), BUDGETS)
+@every(("epsilon", "delta"), BUDGETS)
 def test_the_limit_is_what_dp_accounting_converts_to_the_budget(epsilon: float, delta: float) -> None:
     rdp = pytest.importorskip("dp_accounting.rdp.rdp_privacy_accountant")
     budget = Budget.fixed(epsilon, delta, "rdp")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from privacy.entropy import SeededEntropy, Stream
 from privacy.mechanisms import Gaussian, NoMechanism, clip_factor
+from tests.cells import every
 
 NO_NUMBERS = (math.nan, math.inf, -math.inf, -1.0, -1e-300)
 
@@ -30,7 +30,7 @@ def exact_square_norm(*tensors: Tensor) -> Fraction:
     return sum((Fraction(value) ** 2 for tensor in tensors for value in tensor.flatten().tolist()), Fraction(0))
 
 
-@pytest.mark.parametrize("norm", [0.0, 1e-9, 7.0, 1e30, math.inf, math.nan])
+@every("norm", [0.0, 1e-9, 7.0, 1e30, math.inf, math.nan])
 def test_no_mechanism_leaves_a_contribution_of_any_size(norm: float) -> None:
     assert NoMechanism().scale(lambda: norm, 1.0) == 1.0
 
@@ -77,13 +77,13 @@ def test_clip_factors_are_those_of_the_definition(norm: float, clip_norm: float)
     assert factor >= naive * (1 - 1.01e-6) or (factor == 0 and naive < 1.2e-38)
 
 
-@pytest.mark.parametrize("norm", NO_NUMBERS)
+@every("norm", NO_NUMBERS)
 def test_what_has_no_norm_contributes_zeros(norm: float) -> None:
     assert clip_factor(norm, 1.0) == 0
     assert Gaussian(1.0).scale(lambda: norm, 1.0) == 0
 
 
-@pytest.mark.parametrize("clip_norm", [math.nan, -1.0])
+@every("clip_norm", [math.nan, -1.0])
 def test_no_clip_norm_bounds_nothing(clip_norm: float) -> None:
     assert clip_factor(2.0, clip_norm) == 0
 

@@ -16,6 +16,7 @@ from scipy import stats
 from privacy.entropy import SeededEntropy, Stream, SystemEntropy
 from privacy.errors import PlanError
 from privacy.mechanisms import Gaussian, perturbed
+from tests.cells import every
 
 TOO_UNLIKELY = 1e-4  # a p-value below which a law is rejected; noise is seeded, so nothing here fails by chance
 
@@ -34,8 +35,8 @@ def grid_of(std: float) -> float:
     return grid
 
 
-@pytest.mark.parametrize("std", [0.003, 1.0, 7.0])
-@pytest.mark.parametrize("at", [0.0, 1.0, -123.456])
+@every("std", [0.003, 1.0, 7.0])
+@every("at", [0.0, 1.0, -123.456])
 def test_released_noise_is_normal_and_other_scales_are_rejected(at: float, std: float) -> None:
     total = torch.full((20_000,), at, dtype=torch.float64)
     noise = (perturbed(total, std, stream(str(at), str(std))).double() - total).numpy() / std
@@ -78,7 +79,7 @@ def test_the_grid_hides_what_unrounded_noise_shows() -> None:
     assert not torch.equal(raw, raw + tiny)
 
 
-@pytest.mark.parametrize("ratio", [2.0**10, 2.0**24, 2.0**30, 2.0**45, 2.0**60])
+@every("ratio", [2.0**10, 2.0**24, 2.0**30, 2.0**45, 2.0**60])
 def test_rounding_a_large_total_to_float32_is_post_processing(ratio: float) -> None:
     """Noise first, on the grid and in float64; only then float32. The other order would lose small noise altogether."""
     std = 0.75
@@ -95,14 +96,14 @@ def test_a_std_of_zero_copies() -> None:
     assert released.data_ptr() != total.data_ptr()
 
 
-@pytest.mark.parametrize("std", [math.nan, math.inf, -1.0, 1e-310])
+@every("std", [math.nan, math.inf, -1.0, 1e-310])
 def test_noise_that_cannot_be_drawn_is_refused(std: float) -> None:
     with pytest.raises(PlanError, match="noise multiplier times clip norm"):
         perturbed(torch.zeros(3), std, stream())
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (1,), (5,), (2, 3, 4)])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@every("shape", [(), (0,), (2, 0, 3), (1,), (5,), (2, 3, 4)])
+@every("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_shapes_and_types(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     total = torch.full(shape, 2.5, dtype=dtype)
     released = perturbed(total, 1.0, stream("shapes"))

@@ -11,6 +11,7 @@ import pytest
 from privacy import accounting, planning
 from privacy.errors import PlanError
 from privacy.planning import Plan, Setting
+from tests.cells import every
 
 SMALL = Setting(clients=20, cohort=2, rounds=5, delta=1e-5, dim=400)
 
@@ -38,8 +39,8 @@ def test_the_error_is_that_of_a_noised_mean() -> None:
     assert planning.for_noise(replace(SMALL, dim=None), 4.0).noise_norm is None
 
 
-@pytest.mark.parametrize(("dim", "outlook"), [(399, "hard"), (401, "hopeless"), (5, "hard"), (3, "fine"), (None, None)])
-@pytest.mark.parametrize("clip_norm", [1.0, 30.0])
+@every(("dim", "outlook"), [(399, "hard"), (401, "hopeless"), (5, "hard"), (3, "fine"), (None, None)])
+@every("clip_norm", [1.0, 30.0])
 def test_the_outlook_compares_noise_with_the_longest_mean(
     dim: int | None, outlook: str | None, clip_norm: float
 ) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from privacy.entropy import Floats, SeededEntropy, Stream
 from privacy.errors import PlanError
 from privacy.rounding import norm_bound, rounded, squared_bound, squared_norm
+from tests.cells import every
 
 
 def stream(*label: str | int) -> Stream:
@@ -87,7 +88,7 @@ def test_the_mean_is_the_vector(norm: float) -> None:
     assert abs(float(errors.sum())) < 6 * math.sqrt(float((spread**2).sum())) + 0.5
 
 
-@pytest.mark.parametrize(("dim", "norm"), [(1, 0.5), (4, 1.0), (400, 10.0), (400, 1000.0), (10_000, 50.0)])
+@every(("dim", "norm"), [(1, 0.5), (4, 1.0), (400, 10.0), (400, 1000.0), (10_000, 50.0)])
 def test_most_draws_are_short_enough(dim: int, norm: float) -> None:
     """At least 39 of 100, at the vectors that rounding makes longest: halves everywhere."""
     values = np.full(dim, norm / math.sqrt(dim))

@@ -18,6 +18,7 @@ from privacy.accounting import Release
 from privacy.entropy import SeededEntropy, SystemEntropy
 from privacy.errors import PlanError
 from privacy.sampling import FixedSize, Poisson, Sampler, Uniform
+from tests.cells import every
 
 DRAWS = 4000
 TOO_UNLIKELY = 1e-4  # a p-value below which a law is rejected
@@ -52,7 +53,7 @@ def plausible(successes: int, trials: int, probability: float) -> bool:
     return bool(stats.binomtest(int(successes), trials, probability).pvalue > TOO_UNLIKELY)
 
 
-@pytest.mark.parametrize(
+@every(
     "sampler", [FixedSize(20, 5), FixedSize(7, 7), FixedSize(9, 1), Poisson(20, 0.25), Poisson(5, 1.0), Poisson(5, 0.0)]
 )
 def test_a_draw_is_a_sorted_set_of_members(sampler: FixedSize | Poisson) -> None:
@@ -151,8 +152,8 @@ def test_a_poisson_draw_has_a_binomial_size_and_may_be_empty() -> None:
     assert stats.chisquare(fixed, expected).pvalue < TOO_UNLIKELY  # a size of its own is another law
 
 
-@pytest.mark.parametrize(("population", "rate"), [(4, 0.5), (20, 0.25), (5_000, 0.05), (100_000, 0.001), (50, 1.0)])
-@pytest.mark.parametrize("chance", [0.01, 2.0**-40])
+@every(("population", "rate"), [(4, 0.5), (20, 0.25), (5_000, 0.05), (100_000, 0.001), (50, 1.0)])
+@every("chance", [0.01, 2.0**-40])
 def test_what_is_seldom_exceeded_is(population: int, rate: float, chance: float) -> None:
     """No less than the binomial law says, and no more than a standard deviation above it."""
     members, law = Poisson(population, rate).seldom_exceeded(chance), stats.binom(population, rate)
@@ -160,13 +161,13 @@ def test_what_is_seldom_exceeded_is(population: int, rate: float, chance: float)
     assert law.isf(chance) <= members <= min(law.isf(chance) + law.std() + 1, population)
 
 
-@pytest.mark.parametrize("rate", [1e-4, 0.01, 0.5, 0.999])
+@every("rate", [1e-4, 0.01, 0.5, 0.999])
 def test_a_coin_lands_with_its_rate(rate: float) -> None:
     count = 1_000_000
     assert plausible(len(Poisson(count, rate).draw(coins())), count, rate)
 
 
-@pytest.mark.parametrize(("population", "rate"), [(0, 0.5), (1, 0.0), (1, 1.0)])
+@every(("population", "rate"), [(0, 0.5), (1, 0.0), (1, 1.0)])
 def test_small_populations(population: int, rate: float) -> None:
     assert Poisson(population, rate).draw(coins()) == list(range(population * int(rate)))
     assert Poisson(population, rate).expected == population * rate
@@ -219,14 +220,14 @@ def test_a_fixed_size_release_is_never_taken_for_a_poisson_one() -> None:
     assert accounting.epsilon(fixed, 10, 1e-5) > 1.5 * accounting.epsilon(poisson, 10, 1e-5)
 
 
-@pytest.mark.parametrize("sampler", [Poisson(10, 0.0), Poisson(10, 1.5), FixedSize(10, 0), FixedSize(10, 11)])
+@every("sampler", [Poisson(10, 0.0), Poisson(10, 1.5), FixedSize(10, 0), FixedSize(10, 11)])
 def test_a_draw_that_cannot_be_accounted_for_is_refused(sampler: Sampler) -> None:
     with pytest.raises(PlanError):
         sampler.release(1.0)
 
 
-@pytest.mark.parametrize("sampler", BOTH)
-@pytest.mark.parametrize("z", [0.0, -1.0, float("nan"), float("inf")])
+@every("sampler", BOTH)
+@every("z", [0.0, -1.0, float("nan"), float("inf")])
 def test_no_noise_cannot_be_accounted_for(sampler: Sampler, z: float) -> None:
     with pytest.raises(PlanError):
         sampler.release(z)

@@ -8,11 +8,11 @@ import re
 from dataclasses import fields, replace
 from decimal import Decimal
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from privacy.statement import NOT_COVERED, Statement
+from tests.cells import every
 
 STATEMENT = Statement(
     unit="one client",
@@ -29,7 +29,7 @@ STATEMENT = Statement(
 )
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Statement) if field.name != "private"])
+@every("name", [field.name for field in fields(Statement) if field.name != "private"])
 def test_every_field_is_in_the_text(name: str) -> None:
     """A change of it is a change of the words."""
     value = getattr(STATEMENT, name)
@@ -92,6 +92,6 @@ def test_rounding_to_the_nearest_would_promise_too_much() -> None:
     assert printed(replace(STATEMENT, epsilon=1.83449).text)[0] == 1.835
 
 
-@pytest.mark.parametrize(("value", "shown"), [(0.1, "0.1"), (8.0, "8"), (0.0, "0"), (math.inf, "inf"), (9.9999, "10")])
+@every(("value", "shown"), [(0.1, "0.1"), (8.0, "8"), (0.0, "0"), (math.inf, "inf"), (9.9999, "10")])
 def test_numbers_that_are_short_stay_as_they_are(value: float, shown: str) -> None:
     assert f"({shown}, 1e-05)-differential" in replace(STATEMENT, epsilon=value).text

@@ -13,6 +13,7 @@ from protocols.choice import ABORT, Choice, _at_least, choose
 from protocols.errors import ParameterError
 from protocols.graph import ring
 from protocols.parameters import Parameters, Policy, registry_digest
+from tests.cells import every
 
 SIZES = (10, 50, 99, 100, 200, 250, 1000, 5000)
 SHARES = [(corrupt, dropout) for corrupt in (0.0, 0.1, 0.2) for dropout in (0.0, 0.05, 0.1, 0.2)]
@@ -26,7 +27,7 @@ def exact(population: int, marked: int, drawn: int, least: int) -> Fraction:
     return Fraction(ways, math.comb(population, drawn))
 
 
-@pytest.mark.parametrize(
+@every(
     ("population", "marked", "drawn"),
     [(1, 0, 1), (9, 9, 4), (10, 3, 8), (50, 20, 7), (799, 200, 140), (4999, 1000, 300)],
 )
@@ -65,9 +66,9 @@ def of_choices(choice: Choice, *, corrupt: int, missing: int) -> tuple[Fraction,
     return failure + Fraction(cut), min(Fraction(1), n * abort)
 
 
-@pytest.mark.parametrize("active", [False, True])
-@pytest.mark.parametrize(("corrupt", "dropout"), SHARES)
-@pytest.mark.parametrize("clients", SIZES)
+@every("active", [False, True])
+@every(("corrupt", "dropout"), SHARES)
+@every("clients", SIZES)
 def test_every_choice_keeps_its_promises(clients: int, corrupt: float, dropout: float, active: bool) -> None:
     choice = choose(clients, corrupt=corrupt, dropout=dropout, active=active)
     bad, missing = round(100 * corrupt) * clients // 100, round(100 * dropout) * clients // 100
@@ -256,14 +257,14 @@ REFUSED: list[tuple[int, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("clients", "changes", "says"), REFUSED, ids=[says for _, _, says in REFUSED])
+@every(("clients", "changes", "says"), REFUSED)
 def test_what_cannot_be_is_refused(clients: int, changes: dict[str, Any], says: str) -> None:
     given: dict[str, Any] = {"corrupt": 0.1, "dropout": 0.1, "active": True}
     with pytest.raises(ParameterError, match=says):
         choose(clients, **(given | changes))
 
 
-@pytest.mark.parametrize("clients", [3, 4, 7, 10, 25, 100, 333])
+@every("clients", [3, 4, 7, 10, 25, 100, 333])
 def test_the_remedies_are_remedies(clients: int) -> None:
     """Whatever share is named as low enough is low enough, and two clients more would be too many."""
     refused = 0

@@ -8,6 +8,7 @@ import pytest
 
 from protocols.costs import Traffic, traffic
 from protocols.parameters import stages
+from tests.cells import every
 from tests.protocols.sessions import Cast, cast, play
 
 SHAPES = [{"count": 2}, {"count": 3}, {"count": 7}, {"count": 9, "neighbours": 4}, {"count": 12, "neighbours": 6}]
@@ -31,7 +32,7 @@ def measured(scene_of: Cast) -> dict[str, set[Traffic]]:
     return found
 
 
-@pytest.mark.parametrize("options", SESSIONS, ids=lambda options: "-".join(map(str, options.values())))
+@every("options", SESSIONS)
 def test_every_client_sends_and_is_sent_what_is_foretold(options: dict[str, Any]) -> None:
     scene = cast(**options)
     foretold = traffic(scene.parameters)

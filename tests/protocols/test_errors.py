@@ -7,11 +7,12 @@ import pickle
 import pytest
 
 from protocols.errors import Aborted, MessageError, ParameterError, ProtocolError, RangeError, Spent, Tampering
+from tests.cells import every
 
 KINDS = (ProtocolError, ParameterError, RangeError, MessageError, Tampering, Aborted, Spent)
 
 
-@pytest.mark.parametrize(
+@every(
     ("parts", "expected"),
     [
         ({}, "3 are left"),
@@ -29,7 +30,7 @@ def test_what_is_known_is_said_and_nothing_else(parts: dict[str, str], expected:
     assert str(ProtocolError("3 are left", **parts)) == expected
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@every("kind", KINDS)
 def test_every_error_keeps_its_parts_and_can_be_sent_to_another_process(kind: type[ProtocolError]) -> None:
     error = kind("it went wrong", who="client 4", stage="share", protected="nothing was sent")
     for one in (error, pickle.loads(pickle.dumps(error))):

@@ -16,6 +16,7 @@ from protocols.errors import Aborted, MessageError, ProtocolError, Tampering
 from protocols.messages import Buffer, Opened
 from protocols.parameters import stages
 from protocols.server import Server
+from tests.cells import chosen
 from tests.fuzz.mutations import mutated
 from tests.protocols.fooling import (
     CASTS,
@@ -82,7 +83,7 @@ def fooled_often(name: str, fooled: Callable[..., Outcome]) -> Counter[str]:
 
 
 @every_cast
-@pytest.mark.parametrize("fooled", [fooled_server, fooled_clients])
+@pytest.mark.parametrize("fooled", chosen([fooled_server, fooled_clients], [fooled_server]))
 def test_lies_are_mostly_refused_and_sometimes_believed(name: str, fooled: Callable[..., Outcome]) -> None:
     """So the two tests above do see both."""
     ends = fooled_often(name, fooled)

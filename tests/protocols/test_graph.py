@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from protocols.errors import ParameterError
 from protocols.graph import Graph, below, complete, ring
+from tests.cells import every
 
 SEED = bytes(range(32))
 GOLDEN = (0, 6, 5, 3, 9, 4, 10, 2, 8, 7, 11, 1)
@@ -60,7 +61,7 @@ def test_the_ring_of_a_seed_is_this_one_on_every_machine() -> None:
     assert ring(range(12), 4, SEED).neighbours(0) == GOLDEN_NEIGHBOURS
 
 
-@pytest.mark.parametrize("count", [4, 5, 50, 1025, 5000])
+@every("count", [4, 5, 50, 1025, 5000])
 def test_the_order_is_that_of_a_naive_shuffle(count: int) -> None:
     members = [7 * member + 3 for member in range(count)]
     assert list(ring(members, 2, SEED).order) == naive_order(members, SEED)
@@ -94,7 +95,7 @@ def test_a_power_of_two_passes_nothing_over() -> None:
     assert below(8, iter([2**32 - 1])) == 7
 
 
-@pytest.mark.parametrize(("count", "k"), [(4, 2), (6, 4), (7, 4), (9, 2), (20, 6), (101, 98)])
+@every(("count", "k"), [(4, 2), (6, 4), (7, 4), (9, 2), (20, 6), (101, 98)])
 def test_neighbours_are_the_nearest_places(count: int, k: int) -> None:
     graph = ring(range(count), k, SEED)
     assert not graph.complete

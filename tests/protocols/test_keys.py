@@ -32,6 +32,7 @@ from protocols.keys import (
     unseal,
     verify,
 )
+from tests.cells import every
 
 RAW = bytes(range(100, 132))
 SESSION = bytes(range(32))
@@ -167,7 +168,7 @@ def test_the_list_of_low_orders_is_right() -> None:
     assert [u for u in (*LOW_ORDER, 2, 9, P - 2) if ladder(bytes(32), u) == bytes(32)] == list(LOW_ORDER)
 
 
-@pytest.mark.parametrize("u", ENCODINGS, ids=hex)
+@every("u", ENCODINGS)
 def test_keys_of_small_order_are_refused(u: int) -> None:
     with pytest.raises(Tampering, match="small order") as caught:
         AgreementKey.new().agree(u.to_bytes(32, "little"))
@@ -184,7 +185,7 @@ def test_a_key_in_another_encoding_is_the_same_key() -> None:
         assert mine.agree((u + P).to_bytes(32, "little")) == mine.agree(u.to_bytes(32, "little"))
 
 
-@pytest.mark.parametrize("length", [0, 1, 31, 33, 64])
+@every("length", [0, 1, 31, 33, 64])
 def test_what_is_no_public_key_is_refused(length: int) -> None:
     with pytest.raises(Tampering):
         AgreementKey.new().agree(b"\x09" * length)
@@ -283,8 +284,8 @@ def test_the_identities_without_a_holder_are_those_whose_order_divides_eight() -
     assert doubled(doubled(doubled(ours))) != 1
 
 
-@pytest.mark.parametrize("top", [0, 2**255])
-@pytest.mark.parametrize("y", sorted({y + p for y in keys._SMALL_ORDER for p in (0, P) if y + p < 2**255}))
+@every("top", [0, 2**255])
+@every("y", sorted({y + p for y in keys._SMALL_ORDER for p in (0, P) if y + p < 2**255}))
 def test_nobody_signs_for_an_identity_of_small_order(y: int, top: int) -> None:
     """The signature of nothing by nobody, R = neutral and S = 0, is one whenever 8 divides the hash."""
     public, forged = (y + top).to_bytes(32, "little"), (1).to_bytes(64, "little")

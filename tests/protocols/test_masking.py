@@ -19,6 +19,7 @@ from protocols import masking
 from protocols.errors import ParameterError
 from protocols.keys import Secret, derive
 from protocols.masking import add_masks
+from tests.cells import every
 
 SESSION = bytes(range(32))
 KEY = bytes(range(32))
@@ -242,7 +243,7 @@ def test_all_256_bits_of_a_key_count() -> None:
     assert len(firsts) == 256
 
 
-@pytest.mark.parametrize("length", [0, 16, 24, 31, 33, 64])
+@every("length", [0, 16, 24, 31, 33, 64])
 def test_a_secret_of_another_length_is_refused(length: int) -> None:
     with pytest.raises(ParameterError, match="secret of 32 bytes"):
         add_masks(np.zeros(4, np.uint32), [(Secret(bytes(length)), 1)])
@@ -277,7 +278,7 @@ def test_memory_is_bounded_however_long_the_vector(threads: int) -> None:
     assert peak < threads * 3 * masking._PIECE + 200_000
 
 
-@pytest.mark.parametrize(
+@every(
     "accumulator",
     [
         np.zeros(4, np.int32),
@@ -287,7 +288,6 @@ def test_memory_is_bounded_however_long_the_vector(threads: int) -> None:
         np.zeros((2, 2), np.uint32),
         np.zeros((), np.uint64),
     ],
-    ids=lambda accumulator: f"{accumulator.dtype}, {accumulator.ndim} axes",
 )
 def test_only_vectors_of_words_are_masked(accumulator: NDArray[Any]) -> None:
     with pytest.raises(ParameterError, match="uint32 or uint64"):

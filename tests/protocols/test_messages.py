@@ -28,6 +28,7 @@ from protocols.messages import (
     Survivors,
 )
 from protocols.parameters import SERVER, Parameters
+from tests.cells import every
 
 CLIENTS = tuple(range(10, 20))
 SENDER = 12
@@ -95,7 +96,7 @@ EXAMPLES[Masked] = frame([1, 2, 3, 4, 5])
 every_kind = pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.__name__)
 
 
-@pytest.mark.parametrize("message", [*CLIENT_MESSAGES, *SERVER_MESSAGES], ids=lambda message: type(message).__name__)
+@every("message", [*CLIENT_MESSAGES, *SERVER_MESSAGES])
 def test_a_message_is_read_as_it_was_written(message: Any) -> None:
     assert decoder(type(message))(encoded(message)) == message
 
@@ -163,7 +164,7 @@ HEADER_LIES = {
 
 
 @every_kind
-@pytest.mark.parametrize("lie", HEADER_LIES)
+@every("lie", HEADER_LIES)
 def test_every_field_of_the_header_is_checked(kind: type, lie: str) -> None:
     at, value = HEADER_LIES[lie]
     data = bytearray(EXAMPLES[kind])
@@ -195,8 +196,8 @@ TABLES: dict[type, tuple[int, int]] = {  # where the first table is counted, and
 }
 
 
-@pytest.mark.parametrize("kind", TABLES, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("second", [10, 9, 0, SERVER], ids=["repeated", "descending", "zero", "the server"])
+@every("kind", TABLES)
+@every("second", [10, 9, 0, SERVER])
 def test_a_table_is_of_ascending_clients(kind: type, second: int) -> None:
     at, width = TABLES[kind]
     data = bytearray(EXAMPLES[kind])
@@ -206,8 +207,8 @@ def test_a_table_is_of_ascending_clients(kind: type, second: int) -> None:
         decoder(kind)(bytes(data))
 
 
-@pytest.mark.parametrize("kind", TABLES, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("count", [0, 1, 5, 2**31, 2**32 - 1])
+@every("kind", TABLES)
+@every("count", [0, 1, 5, 2**31, 2**32 - 1])
 def test_a_count_that_the_bytes_do_not_bear_out_is_refused_at_once(kind: type, count: int) -> None:
     data = bytearray(EXAMPLES[kind])
     struct.pack_into("<I", data, TABLES[kind][0], count)

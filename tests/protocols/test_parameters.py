@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from protocols.errors import ParameterError
 from protocols.parameters import PROTOCOL, Parameters, registry_digest, stages
+from tests.cells import every
 
 IDENTITIES = {client: hashlib.sha256(str(client).encode()).digest() for client in range(30)}
 TEN = tuple(range(10))
@@ -101,7 +102,7 @@ def test_the_changes_are_of_every_field() -> None:
     assert set(CHANGES) == {field.name for field in fields(Parameters)}
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@every("name", CHANGES)
 def test_changing_any_one_field_changes_the_session(name: str) -> None:
     sessions = {session_of().session, *(varied(name, value).session for value in CHANGES[name])}
     assert len(sessions) == 1 + len(CHANGES[name])
@@ -168,7 +169,7 @@ VIOLATIONS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "says"), VIOLATIONS, ids=[says for _, says in VIOLATIONS])
+@every(("changes", "says"), VIOLATIONS)
 def test_what_no_session_can_be_made_of_is_refused_in_one_sentence(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ParameterError, match=says) as caught:
         session_of(**changes)

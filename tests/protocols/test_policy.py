@@ -9,6 +9,7 @@ import pytest
 
 from protocols.errors import ParameterError
 from protocols.parameters import Parameters, Policy, registry_digest
+from tests.cells import every
 
 IDENTITIES = {client: hashlib.sha256(str(client).encode()).digest() for client in range(30)}
 TEN = tuple(range(10))
@@ -58,7 +59,7 @@ def test_a_passive_session_needs_more_than_the_corrupt_holders() -> None:
             assert accepts(policy_of(threshold=1, corrupt=corrupt), parameters) == (corrupt < threshold)
 
 
-@pytest.mark.parametrize("neighbours", [4, 6, 8, 9, 10, 50])
+@every("neighbours", [4, 6, 8, 9, 10, 50])
 def test_an_active_session_needs_twice_the_threshold_over_holders_and_corrupt(neighbours: int) -> None:
     """h is the number of holders, of which there are never more than the others, whatever `neighbours` says."""
     h = min(neighbours, 9)
@@ -161,7 +162,7 @@ def test_two_lists_of_survivors_cannot_both_be_signed_by_enough() -> None:
                 assert both == (2 * survivors <= clients + corrupt)
 
 
-@pytest.mark.parametrize(
+@every(
     "changes",
     [
         {"threshold": 0},

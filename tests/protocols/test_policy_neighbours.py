@@ -11,11 +11,12 @@ from protocols.client import Client
 from protocols.errors import ParameterError
 from protocols.keys import Identity
 from protocols.parameters import Parameters, Policy, registry_digest
+from tests.cells import every
 from tests.protocols.test_policy import accepts, active_of, policy_of, session_of
 
 
-@pytest.mark.parametrize("named", [4, 6, 8, 9, 10, 50])
-@pytest.mark.parametrize("told", [4, 6, 8, 9, 10, 50])
+@every("named", [4, 6, 8, 9, 10, 50])
+@every("told", [4, 6, 8, 9, 10, 50])
 def test_a_client_takes_part_on_the_graph_of_its_policy_and_on_no_other(named: int, told: int) -> None:
     parameters = active_of(neighbours=told, threshold=min(told, 9), survivors=10)
     policy = policy_of(corrupt=1, partners=int(named < 9), neighbours=named)

@@ -68,7 +68,7 @@ def test_random_schedules() -> None:
     enough(outcomes, SCHEDULES)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("block", range(1, BLOCKS))
 def test_thousands_of_random_schedules(block: int) -> None:
     outcomes = judged(range(block * SCHEDULES, (block + 1) * SCHEDULES))

@@ -17,6 +17,7 @@ from protocols import shamir
 from protocols.errors import Aborted, ParameterError, Tampering
 from protocols.keys import Secret
 from protocols.shamir import PRIME, SHARE, Interpolation, Rebuilder, inverses, split
+from tests.cells import every
 
 RAW = bytes(range(7, 39))
 
@@ -116,7 +117,7 @@ def test_coefficients_are_drawn_from_the_whole_field_by_the_operating_system(mon
         assert int.from_bytes(share, "little") == (int.from_bytes(RAW, "little") - x - x * x) % PRIME
 
 
-@pytest.mark.parametrize(
+@every(
     ("threshold", "holders", "match"),
     [
         (0, (1, 2), "threshold is 0, for 2 holders"),
@@ -148,7 +149,7 @@ def test_wrong_shares_are_found_and_their_holders_named(liars: set[int], monkeyp
     assert Rebuilder().rebuild(wrong, 4, is_secret(RAW)) == (Secret(RAW), frozenset(liars))
 
 
-@pytest.mark.parametrize("bit", [*range(0, 256, 5), 256, 257, 263])
+@every("bit", [*range(0, 256, 5), 256, 257, 263])
 def test_every_bit_of_a_share_counts(bit: int) -> None:
     shares = split(Secret(RAW), 2, range(4))
     for liar in range(4):

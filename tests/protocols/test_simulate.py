@@ -16,6 +16,7 @@ from protocols.parameters import stages
 from protocols.rig import simulate as module
 from protocols.rig.simulate import Simulation, departures, simulate
 from protocols.server import Server
+from tests.cells import every
 
 RING = {"clients": 24, "neighbours": 10, "corrupt": 0.0}
 MODES: dict[str, dict[str, Any]] = {
@@ -128,7 +129,7 @@ def test_departures_are_spread_over_the_stages_and_differ_from_run_to_run(option
     assert len(seen) > 15
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_of_five_hundred_clients_some_vanish_before_the_first_shares_are_dealt(monkeypatch: pytest.MonkeyPatch) -> None:
     """An active session, half a per cent before every stage from the very first on."""
     gone = {"advertise": [3, 4, 5], "share": [77, 78, 79], "mask": [100, 200], "consistency": [300], "unmask": [400]}
@@ -158,7 +159,7 @@ def test_what_is_given_is_kept_to_and_the_rest_is_chosen() -> None:
     assert simulation(clients=40, dropout=0.2, tamper="early-drop").choice.survivors == 31
 
 
-@pytest.mark.parametrize(
+@every(
     ("options", "says"),
     [
         ({"clients": 1}, "clients is 1: choose from 2"),
