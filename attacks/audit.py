@@ -8,92 +8,25 @@ does what is called found (`evidence`): one attack is the main one, which no sco
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from attacks import judge
-from attacks.allowed import allowed
-from attacks.baseline import baseline
-from attacks.case import Settings
+from attacks.adversary.case import Settings
+from attacks.adversary.target import Target
+from attacks.adversary.vantage import VANTAGES
 from attacks.catalogue import ATTACKS, Attack
-from attacks.main_attack import levels, main_of
-from attacks.making import Made, Progress, Where, findings, in_plain_sight, plain_sight
-from attacks.ranking import accusations, clients, exposed
-from attacks.vantage import VANTAGES
-from attacks.verdict import verdict
-from secure_fed.config import RunConfig
-from secure_fed.errors import ConfigError, RunDirectoryError
+from attacks.evidence import judge
+from attacks.evidence.allowed import allowed
+from attacks.evidence.baseline import baseline
+from attacks.evidence.exposure import accusations, clients, exposed
+from attacks.evidence.main_attack import levels, main_of
+from attacks.report.verdict import verdict
+from attacks.run_attacks import Made, Progress, Where, findings, in_plain_sight, plain_sight
+from secure_fed.errors import ConfigError
 from secure_fed.federation import Federation
-from secure_fed.learning.problem import GIVEN
-from secure_fed.methods.method import State, fits
-from secure_fed.runs import recording
-from secure_fed.runs.directory import CONFIG, RESULT, read_config, read_facts, read_whole_result
-from secure_fed.runs.recording import Recorded
-from secure_fed.runs.store import differing_digests, read_checkpoint
 
 SCHEMA = 1
 AUDIT, PAGE = "audit.json", "audit.html"
-
-
-@dataclass(frozen=True)
-class Target:
-    """What is audited: a federation as it was before its run, the state it ended with, and what was kept of the way there.
-
-    result: the run's own summary.
-    """
-
-    federation: Federation
-    final: State
-    recorded: Recorded | None
-    result: Mapping[str, Any]
-    run_dir: Path | None = None
-
-
-def opened(run_dir: Path) -> Target:
-    """The run in this directory, its data read again, ready to be audited. Nothing is written, and no budget is touched."""
-    facts, config = read_facts(run_dir), read_config(run_dir)
-    if not (run_dir / RESULT).exists():
-        raise RunDirectoryError(f"{run_dir} has not ended: go on with `secure-fed train --resume --out {run_dir}`")
-    result = _result(run_dir, config)
-    if facts.get("task") == GIVEN:
-        raise RunDirectoryError(
-            f"{run_dir} was trained on objects given in Python: audit it there, with attacks.audit.audited(Target(...))"
-        )
-    checkpoint = read_checkpoint(run_dir)
-    if checkpoint is None:
-        raise RunDirectoryError(f"{run_dir} is damaged: it has a result and no checkpoint; restore it")
-    federation = Federation(config)
-    known = federation.parts.facts
-    differing = differing_digests(run_dir, {name: known.get(name) for name in ("data_digest", "audit")})
-    for name in [*differing, *(["phantoms"] if known.get("phantoms") != facts.get("phantoms") else [])]:
-        raise RunDirectoryError(
-            f"{run_dir} was trained on other data than its settings lead to now, or by another version: {name} "
-            "differs; an audit needs the very data that it was trained on"
-        )
-    if not fits(federation.method, federation.initial.tensors, checkpoint.state):
-        raise RunDirectoryError(f"{run_dir} holds the state of another model than {config.model.name!r} is now")
-    recorded = recording.read(run_dir)
-    if recorded is not None:
-        recording.require_of_run(recorded, checkpoint.state, federation.server.names)
-    return Target(federation, checkpoint.state, recorded, result, run_dir)
-
-
-def _result(run_dir: Path, config: RunConfig) -> dict[str, Any]:
-    """The run's result, with all that an audit reads of it."""
-    result = read_whole_result(run_dir)
-    private = config.privacy.unit != "none"
-    numbers = ("seconds", *(("epsilon", "epsilon_participants", "delta") if private else ()))
-    whole = all(_is_number(result.get(name), 1.0 if name == "delta" else math.inf) for name in numbers)
-    if not whole or result.get("unit") != config.privacy.unit or private is not isinstance(result.get("privacy"), dict):
-        raise RunDirectoryError(f"{run_dir / RESULT} is damaged, or of another run than {CONFIG} beside it; restore it")
-    return result
-
-
-def _is_number(value: object, below: float) -> bool:
-    return isinstance(value, int | float) and 0 <= value < below
 
 
 def chosen(names: Iterable[str]) -> list[Attack]:

@@ -28,9 +28,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from attacks.case import Case, Finding, Inapplicable, Settings
-from attacks.null import Null, sphere_tails
-from attacks.released import Release, evenly, releases, unit_vector
+from attacks.adversary.case import Case, Finding, Inapplicable, Settings
+from attacks.adversary.null import Null, sphere_tails
+from attacks.steps.released import Release, evenly, releases, unit_vector
 from secure_fed.learning.audit_pool.canaries import length_beyond_clipping
 from secure_fed.learning.training.canary_directions import direction, length_of_steps
 from secure_fed.tensors.tensors import Layout

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from attacks.case import Case, Finding, Settings
+    from attacks.adversary.case import Case, Finding, Settings
 
 Run = Callable[["Case", "Settings"], "Finding"]
 

@@ -46,7 +46,7 @@ def run(chosen: argparse.Namespace) -> None:
 
     What could stop it at its end is tried at its beginning: the runs to stand beside it, the lock, and writing.
     """
-    from attacks.sweep import rows_beside
+    from attacks.report.sweep import rows_beside
     from secure_fed.runs.store import locked
 
     rows_beside(chosen.run_dir, chosen.beside)
@@ -64,9 +64,10 @@ def side_by_side(run_dir: Path, other: Path) -> list[str]:
 
     What to say of it: a line for each run, and where the report is.
     """
-    from attacks.audit import audited, opened
-    from attacks.case import Settings
-    from attacks.sweep import sentence
+    from attacks.adversary.case import Settings
+    from attacks.adversary.target import opened
+    from attacks.audit import audited
+    from attacks.report.sweep import sentence
 
     settings = Settings(references=0)
     second, first = (audited(opened(one), (), settings) for one in (other, run_dir))
@@ -78,8 +79,8 @@ def side_by_side(run_dir: Path, other: Path) -> list[str]:
 def written(audit: dict[str, Any], run_dir: Path, beside: Sequence[Path]) -> Path:
     """audit.json and audit.html, in the run's private part; of some attacks alone audit-NAME.json and audit-NAME.html."""
     from attacks.audit import AUDIT, PAGE
-    from attacks.report import write
-    from attacks.sweep import swept
+    from attacks.report.page import write
+    from attacks.report.sweep import swept
     from secure_fed.runs.directory import made_private
     from secure_fed.runs.durable import atomic_write
 
@@ -111,7 +112,7 @@ def _require_writable(run_dir: Path) -> None:
 
 def main(name: str, arguments: Sequence[str] | None = None) -> int:
     """The script of one attack: its figures on a run, nothing written."""
-    from secure_fed.commands.cli import reported
+    from secure_fed.exit_status import reported
 
     attack = ATTACKS[name]
     parser = argparse.ArgumentParser(
@@ -129,8 +130,9 @@ def affordable(seconds: float) -> int:
 
 
 def _audit(chosen: argparse.Namespace, names: Sequence[str], *, show_texts: bool = False) -> dict[str, Any]:
-    from attacks.audit import audited, opened
-    from attacks.case import Settings
+    from attacks.adversary.case import Settings
+    from attacks.adversary.target import opened
+    from attacks.audit import audited
     from secure_fed.errors import ConfigError, UsageError
 
     if chosen.references is not None and not (chosen.references == 0 or chosen.references >= 2):
@@ -162,7 +164,7 @@ def _reasons(audit: Mapping[str, Any]) -> list[str]:
 
 
 def _show(audit: dict[str, Any], *, as_json: bool) -> None:
-    from attacks.terminal import show
+    from attacks.report.terminal import show
 
     print(_as_json(audit)) if as_json else show(audit)
 

@@ -16,14 +16,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attacks.case import Inapplicable
-from attacks.inversion import NO_FACTORS, recover_all
-from attacks.matching import Budget, match
-from attacks.scene import Scene, scene
-from attacks.token_scores import mean, means, score
+from attacks.adversary.case import Inapplicable
+from attacks.texts.matching import Budget, match
+from attacks.texts.prior_knowledge import Scene, scene
+from attacks.texts.recovery import NO_FACTORS, recover_all
+from attacks.texts.token_scores import mean, means, score
 
 if TYPE_CHECKING:
-    from attacks.case import Case, Finding, Settings
+    from attacks.adversary.case import Case, Finding, Settings
     from secure_fed.runs.recording import Update
 
 NOTHING = "the exact test applies to none of the {count} {what} looked at, and nothing could be guessed ({why})"
@@ -34,7 +34,7 @@ _NOTE = "words are distinct tokens, places pairs of position and token; special 
 
 def run(case: Case, settings: Settings) -> Finding:
     """Recall and precision over the updates that were looked at."""
-    from attacks.case import Finding
+    from attacks.adversary.case import Finding
 
     if not case.seen.updates:
         raise Inapplicable("inverting updates needs those of single clients: set evaluation.record = 'updates'")

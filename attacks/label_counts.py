@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attacks.case import Inapplicable
+from attacks.adversary.case import Inapplicable
 
 if TYPE_CHECKING:
-    from attacks.case import Case, Finding, Settings
+    from attacks.adversary.case import Case, Finding, Settings
     from secure_fed.runs.recording import Update
 
 Floats = NDArray[np.float64]
@@ -48,7 +48,7 @@ def l1(found: Floats, true: Floats) -> float:
 
 def run(case: Case, settings: Settings) -> Finding:
     """Compares with the clients' true labels, to score; the baseline says the population's shares of everybody."""
-    from attacks.case import Finding
+    from attacks.adversary.case import Finding
 
     bias = _bias(case)
     updates = _chosen(case, bias, settings)

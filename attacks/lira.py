@@ -27,7 +27,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from attacks.case import Case, Finding, Settings
+from attacks.adversary.case import Case, Finding, Settings
 from secure_fed.errors import UsageError
 from secure_fed.runs.membership.measured import mean_of_units
 

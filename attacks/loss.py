@@ -7,7 +7,7 @@ what LiRA and RMIA have over it.
 
 from __future__ import annotations
 
-from attacks.case import Case, Finding, Settings
+from attacks.adversary.case import Case, Finding, Settings
 
 
 def run(case: Case, settings: Settings) -> Finding:

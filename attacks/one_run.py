@@ -2,7 +2,7 @@
 
 The run tossed the coins itself, so one run is all it takes: units are ranked by a score, the foremost guessed to be in and the
 last to be out, and more right guesses than any (epsilon, delta)-private training allows are a lower bound on epsilon
-(`attacks.bounds`, from the scores of this attack and the coins). The score of a unit under the final model is
+(`attacks.evidence.bounds`, from the scores of this attack and the coins). The score of a unit under the final model is
 
     labels and tokens planted   phi of what was planted, averaged over the unit's examples: a model that never saw the unit
                                 finds no reason to be sure of a wrong label
@@ -16,8 +16,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from attacks import canary_cosine
-from attacks.case import Case, Finding, Inapplicable, Settings
-from attacks.vantage import Seen
+from attacks.adversary.case import Case, Finding, Inapplicable, Settings
+from attacks.adversary.vantage import Seen
 
 
 def run(case: Case, settings: Settings) -> Finding:

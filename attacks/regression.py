@@ -27,9 +27,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attacks import alignment
-from attacks.case import Case, Finding, Inapplicable, Settings
-from attacks.stepped import EVERYBODY, examples_of, spaced, stepping, steps
+from attacks.adversary.case import Case, Finding, Inapplicable, Settings
+from attacks.steps import alignment
+from attacks.steps.steps import EVERYBODY, examples_of, spaced, stepping, steps
 from secure_fed.tensors.tensors import Tensors
 
 Floats = NDArray[np.float64]

@@ -25,7 +25,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from attacks.case import Case, Finding, Settings
+from attacks.adversary.case import Case, Finding, Settings
 from attacks.lira import require_references
 from secure_fed.errors import UsageError
 from secure_fed.runs.membership import roc

@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from attacks.case import Case, Finding, Inapplicable, Settings
-from attacks.stepped import spaced
+from attacks.adversary.case import Case, Finding, Inapplicable, Settings
+from attacks.steps.steps import spaced
 
 Floats = NDArray[np.float64]
 

@@ -14,16 +14,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from attacks.case import Inapplicable
-from attacks.factor_changes import Sent
+from attacks.adversary.case import Inapplicable
+from attacks.adversary.vantage import summed
 from attacks.gradient_inversion import NOTHING, ROUNDS, named_nothing
-from attacks.inversion import NO_FACTORS, recover_all
-from attacks.scene import Scene, scene
-from attacks.token_scores import means
-from attacks.vantage import summed
+from attacks.texts.factor_changes import Sent
+from attacks.texts.prior_knowledge import Scene, scene
+from attacks.texts.recovery import NO_FACTORS, recover_all
+from attacks.texts.token_scores import means
 
 if TYPE_CHECKING:
-    from attacks.case import Case, Finding, Settings
+    from attacks.adversary.case import Case, Finding, Settings
     from secure_fed.runs.recording import Summed, Update
 
 COHORTS = (1, 2, 5, 10)
@@ -34,7 +34,7 @@ _OF_MORE = "who was in a sum is not known for certain, so recall is of the texts
 
 def run(case: Case, settings: Settings) -> Finding:
     """Recall over sums; truth is what the clients of a sum hold, where it is known who they were."""
-    from attacks.case import Finding
+    from attacks.adversary.case import Finding
 
     if not case.seen.sums:
         raise Inapplicable("inverting sums needs what the server decodes: set evaluation.record = 'updates'")

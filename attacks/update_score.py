@@ -1,6 +1,6 @@
 """Membership from the updates of single clients, FedMIA (Zhu et al. 2024): the others' updates say what chance would look like.
 
-In every round that a unit's own client took part in, its update's cosine with the unit's -g (`attacks.alignment`) is held
+In every round that a unit's own client took part in, its update's cosine with the unit's -g (`attacks.steps.alignment`) is held
 against those of the other clients' updates of that round, which did not train on the unit:
 
     score(u) = mean over rounds of P[a cosine like the others' is at most the own one]
@@ -21,9 +21,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from attacks import alignment
-from attacks.case import Case, Finding, Inapplicable, Settings
-from attacks.stepped import examples_of, of_clients, spaced
+from attacks.adversary.case import Case, Finding, Inapplicable, Settings
+from attacks.steps import alignment
+from attacks.steps.steps import examples_of, of_clients, spaced
 from secure_fed.runs.recording import Update
 
 Floats = NDArray[np.float64]

@@ -14,10 +14,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from attacks.audit import audited, opened
-from attacks.case import Settings
+from attacks.adversary.case import Settings
+from attacks.adversary.target import opened
+from attacks.audit import audited
 from attacks.command import written
-from attacks.reading import read
+from attacks.report.reading import read
 from secure_fed import Federation, RunConfig
 
 

@@ -38,7 +38,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from attacks import bounds, lira, rmia
+from attacks import lira, rmia
+from attacks.evidence import bounds
 from secure_fed.runs.membership import roc
 
 Floats = NDArray[np.float64]

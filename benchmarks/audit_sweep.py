@@ -16,8 +16,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from attacks.audit import audited, opened
-from attacks.case import Settings
+from attacks.adversary.case import Settings
+from attacks.adversary.target import opened
+from attacks.audit import audited
 from attacks.command import written
 from secure_fed import Federation, RunConfig
 from secure_fed.commands import demo

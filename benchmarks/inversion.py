@@ -4,7 +4,7 @@
 
 Ten clients of 1, 4 or 8 texts take one step of SGD a round on all they have, with LoRA on query, key and value of
 builtin/tiny and notes of builtin/notes, cut to --length tokens. What each sends is then inverted by the exact test
-(`attacks/span.py`). A cell reads
+(`attacks/texts/span.py`). A cell reads
 
     **recall** at precision [least, most]; pairs recall at precision
 
@@ -35,9 +35,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np
 from inversion_sends import COHORT, ROUNDS, Run, Sends, as_sent, protected, summed, watched
 
-from attacks.inversion import Recovery, recover_all
-from attacks.span import Key
-from attacks.token_scores import known_tokens, score, texts_of, truth_of
+from attacks.texts.recovery import Recovery, recover_all
+from attacks.texts.span import Key
+from attacks.texts.token_scores import known_tokens, score, texts_of, truth_of
 
 BATCHES = (1, 4, 8)
 NOISES = (1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3)

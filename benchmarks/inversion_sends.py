@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attacks.factor_changes import Sent
-from attacks.first_layer import FirstLayer, first_layer
-from attacks.token_scores import texts_of
+from attacks.texts.factor_changes import Sent
+from attacks.texts.first_layer import FirstLayer, first_layer
+from attacks.texts.token_scores import texts_of
 from privacy.entropy import SeededEntropy
 from privacy.mechanisms import Gaussian, clip_factor
 from secure_fed import Federation, RunConfig

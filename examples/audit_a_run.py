@@ -12,9 +12,10 @@ from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from attacks.audit import audited, opened
-from attacks.case import Settings
-from attacks.report import write
+from attacks.adversary.case import Settings
+from attacks.adversary.target import opened
+from attacks.audit import audited
+from attacks.report.page import write
 from secure_fed import Federation, RunConfig
 
 SETTINGS = [

@@ -1,15 +1,10 @@
-"""An audit as one HTML file that opens from disk: what was found in words first, then everything that this rests on.
+"""What people read of an audit: the verdict in sentences, the table on a terminal, and the page.
 
-opening     the verdict, and the numbers that everybody asks for
-matrix      every attack at every vantage point
-curves      the receiver operating characteristic, and the lower bound beside the accounted epsilon
-sweep       runs with more and less privacy, side by side
-exposure    the clients and the units that are most exposed
-limits      the model-free baseline, what an audit does not prove, and how this one was made
-plots       numbers -> inline SVG in the page's colours
-page        all sections, in order, in one self-contained file that is written atomically
+reading, values   audit.json as typed values
+significance      which findings are significant, and which of these the guarantee covers
+readback          what attacks on texts recovered
+verdict           the audit in one paragraph, from sentences_guarantee, _membership, _texts and _estimates
+wording           adversaries, units and rates in words
+sweep             one row a run, for runs side by side
+terminal, page/   the same, printed and as HTML
 """
-
-from attacks.report.page import page, write
-
-__all__ = ["page", "write"]

@@ -1,118 +1,111 @@
-"""Runs that differ in their privacy: what it cost in accuracy, and what it hid."""
+"""Runs side by side: what each guarantees, how good its model is, and what attacks found in it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
-from attacks.reading import Audit
-from attacks.report import plots
-from attacks.report.plots import Mark
-from attacks.values import Row, interval, number, row, words
-from attacks.wording import at_least
-from secure_fed.report.formatting import at_most, listed, percent, rate
-from secure_fed.report.formatting import number as shown
-from secure_fed.report.page.markup import facts, figure, figures, paragraph, section, subsection, table
+from attacks.adversary.vantage import VANTAGES
+from attacks.catalogue import ATTACKS
+from attacks.report import significance
+from attacks.report.reading import Cell, read
+from attacks.report.values import number, words
+from attacks.report.wording import at_least
+from secure_fed.errors import RunDirectoryError
+from secure_fed.runs.directory import AUDIT, RESULT, private_part, read_object, read_text
 
-_PAIR = 2
-_HEAD = ("run", "accounted epsilon", "accuracy", "AUC", "caught at 1 %", "at 0.1 %", "epsilon shown")
-
-
-def sweep(audit: Audit) -> str:
-    """A table and two drawings; two runs stand side by side."""
-    runs = sorted(audit.sweep, key=lambda run: (number(run.get("epsilon")) is None, number(run.get("epsilon")) or 0.0))
-    if not runs:
-        return ""
-    cells = [_cells(run, audit) for run in runs]
-    table_of_runs = _side_by_side(cells) if len(runs) == _PAIR else table(_HEAD, cells)
-    return section(
-        "With and without privacy" if len(runs) == _PAIR and _one_protected(runs) else "With more and less privacy",
-        paragraph(_unlike(runs)),
-        paragraph(_READING),
-        table_of_runs,
-        figures(*_drawings([_mark(run) for run in runs])),
-    )
+Row = dict[str, Any]
 
 
-def _unlike(runs: Sequence[Row]) -> str:
-    """In what these runs differ beside their privacy, so that nobody takes the one for the reason of the other."""
-    kinds = {name: {words(row(run.get("of")).get(name)) for run in runs} for name in _KINDS}
-    unlike = [said for name, said in _KINDS.items() if len(kinds[name]) > 1]
-    if not unlike:
-        return "The same training, made with different limits on what it may give away, and audited alike."
-    return (
-        f"These runs differ in more than their privacy: in {listed(unlike)}. So what one of them gives away tells little of"
-        " another."
-    )
+def swept(audit: Mapping[str, Any], run_dir: Path, beside: Sequence[Path]) -> list[Row]:
+    """A row for each run, the strongest guarantee first and those without one last. The run does not stand beside itself."""
+    others = rows_beside(run_dir, beside)
+    if not others:
+        return []
+    rows = [_row(run_dir, audit), *others]
+    labels = Counter(row["label"] for row in rows)
+    for row in rows:
+        if labels[row["label"]] > 1:
+            row["label"] += f", {Path(row['run_dir']).name}"
+    return sorted(rows, key=lambda row: (row["epsilon"] is None, row["epsilon"] or 0.0))
 
 
-def _side_by_side(runs: Sequence[tuple[str, ...]]) -> str:
-    panels = "".join(
-        f"<div>{subsection(cells[0], facts(zip(_HEAD[1:], cells[1:], strict=True)))}</div>\n" for cells in runs
-    )
-    return f'<div class="panels">\n{panels}</div>\n'
+def rows_beside(run_dir: Path, beside: Sequence[Path]) -> list[Row]:
+    """Those of other runs, each once; RunDirectoryError of one that was not audited, or not as it is now."""
+    others = {one.resolve(): one for one in beside if one.resolve() != run_dir.resolve()}
+    return [_audited_row(other) for other in others.values()]
 
 
-def _cells(run: Row, audit: Audit) -> tuple[str, ...]:
-    epsilon, lower, delta = (number(run.get(name)) for name in ("epsilon", "epsilon_lower", "delta"))
-    at = "" if lower is None or delta is None else f" at delta {rate(delta)}"
-    about = interval(run.get("auc_interval"))
-    between = "" if about is None else f" ({shown(about[0])} to {shown(about[1])})"
-    return (
-        words(run.get("label")) or words(run.get("run_dir")) or "a run without a name",
-        "unprotected" if epsilon is None else at_most(epsilon),
-        percent(number(run.get("accuracy"))),
-        f"{shown(number(run.get('auc')))}{between}{_whose(run, '', audit)}",
-        _caught(run.get("tpr_at_1")),
-        _caught(run.get("tpr_at_01")),
-        f"{at_least(lower)}{at}{_whose(run, 'epsilon_lower_', audit)}",
-    )
+def _audited_row(run_dir: Path) -> Row:
+    folder = private_part(run_dir)
+    if read_text(folder / AUDIT) is None:
+        raise RunDirectoryError(f"{run_dir} has not been audited: run `secure-fed audit {run_dir}` first")
+    audit, result = read_object(folder, AUDIT), read_object(run_dir, RESULT)
+    if audit.get("rounds") != result.get("rounds"):
+        raise RunDirectoryError(
+            f"{run_dir} was audited after {audit.get('rounds')} rounds and has {result.get('rounds')} now: audit it again"
+        )
+    return _row(run_dir, audit)
 
 
-def _whose(run: Row, of: str, audit: Audit) -> str:
-    """The attack and the adversary that a number is of."""
-    attack, vantage = words(run.get(f"{of}attack")), words(run.get(f"{of}vantage"))
-    return f" [{audit.attack_title(attack)}; {audit.vantage_title(vantage)}]" if attack else ""
+def sentence(row: Mapping[str, Any]) -> str:
+    """A row in words: each number with the attack, and the adversary, that it is of."""
+    accuracy, area, lower = (row[name] for name in ("accuracy", "auc", "epsilon_lower"))
+    said = [] if accuracy is None else [f"accuracy {accuracy:.1%}"]
+    if area is None:
+        said.append("no attack ranked members and others")
+    else:
+        whose = _whose(row["attack"], row["vantage"])
+        said.append(f"members are told from others with an AUC of {area:.2f} (.5 is a coin) by {whose}")
+    if lower is None:
+        said.append("no lower bound on epsilon could be set")
+    else:
+        whose = _whose(row["epsilon_lower_attack"], row["epsilon_lower_vantage"])
+        said.append(f"epsilon {at_least(lower)} at least, at delta {row['delta']:g}, is shown by {whose}")
+    return f"{row['label']}: {'; '.join(said)}"
 
 
-def _caught(found: object) -> str:
-    """A true-positive rate, given as a number or with its intervals; none where it was refused."""
-    about = row(found)
-    value = number(about.get("tpr")) if about else number(found)
-    between = interval(about.get("tpr_interval"))
-    if value is None:
-        return "refused"
-    return percent(value) + ("" if between is None else f" ({percent(between[0])} to {percent(between[1])})")
+def _row(run_dir: Path, audit: Mapping[str, Any]) -> Row:
+    """A run by its main attack, which was named before scores were seen, and the largest lower bound against those whom its
+    guarantee covers (of an audit that names no main one, by that of the largest area). The two may be of different attacks and
+    adversaries, and each is named.
+
+    delta: of the bound, that of the guarantee, and 0 of a run without one.
+    """
+    result, told = read_object(run_dir, RESULT), read(audit)
+    best, epsilon = told.main_cell or significance.strongest(told.of_membership), number(result.get("epsilon"))
+    covered = [cell for cell in told.bounded if epsilon is None or cell.accounted is not None]
+    shown = max(covered, key=lambda cell: cell.lower or 0.0, default=None)
+    return {
+        "run_dir": str(run_dir),
+        "label": "without privacy" if epsilon is None else f"epsilon {epsilon:.3g}",
+        "epsilon": epsilon,
+        "delta": number(result.get("delta")) or 0.0,
+        "accuracy": number(result.get("accuracy")),
+        "of": {name: words(audit.get(name)) for name in ("data", "method", "audited_unit", "canaries")},
+        "attack": best and best.attack,
+        "vantage": best and best.vantage,
+        "auc": best and best.auc,
+        "auc_interval": best and best.interval,
+        "tpr_at_1": _tail(best, 0.01),
+        "tpr_at_01": _tail(best, 0.001),
+        "epsilon_lower": shown and shown.lower,
+        "epsilon_lower_attack": shown and shown.attack,
+        "epsilon_lower_vantage": shown and shown.vantage,
+    }
 
 
-def _drawings(marks: Sequence[Mark]) -> tuple[str, str]:
-    return (
-        figure("What it cost, and what it hid", plots.scores("accuracy and AUC of every run", marks), _SCORES),
-        figure("Promised and shown", plots.epsilons("promised and shown epsilon of every run", marks), _EPSILONS),
-    )
+def _tail(cell: Cell | None, target: float) -> Row | None:
+    """The true-positive rate there with its intervals, where it was not refused."""
+    tail = cell and cell.tail(target)
+    return asdict(tail) if tail else None
 
 
-def _mark(run: Row) -> Mark:
-    names = ("epsilon", "accuracy", "auc", "epsilon_lower")
-    epsilon, accuracy, auc, lower = (number(run.get(name)) for name in names)
-    return Mark(epsilon, accuracy, auc, interval(run.get("auc_interval")), lower)
-
-
-def _one_protected(runs: Sequence[Row]) -> bool:
-    return [number(run.get("epsilon")) is None for run in runs] == [False, True]
-
-
-_KINDS = {
-    "data": "their data",
-    "method": "their method",
-    "audited_unit": "what is audited",
-    "canaries": "the canaries planted",
-}
-_READING = (
-    "The AUC is that of the main attack, which was named before any score was seen, and caught at 1 % are the members"
-    " that it names when it is wrong about 1 % of the others. A rate is refused where too few were held out to show it."
-    " The epsilon shown is the largest lower bound, with a guarantee against those whom it covers: it may be of another"
-    " attack and another adversary. Both are named in brackets. Bounds of runs without a guarantee are at delta 0, where"
-    " the same guesses show more than at the delta of a guarantee."
-)
-_SCORES = "Accuracy should stay high and the AUC near 0.5. The whiskers are intervals."
-_EPSILONS = "The second bar is the epsilon shown. A run without a guarantee has no first bar."
+def _whose(attack: str, vantage: str) -> str:
+    """An attack and who makes it, as people read them: '"Loss threshold" (outsider)'."""
+    title = ATTACKS[attack].title if attack in ATTACKS else attack
+    who = VANTAGES[vantage].title if vantage in VANTAGES else vantage
+    return f'"{title}" ({who.lower()})'

@@ -22,7 +22,9 @@ from protocols.choice import Choice, choose
 from protocols.errors import ParameterError
 from protocols.keys import Identity
 from protocols.parameters import Parameters, Policy, registry_digest, stages
-from protocols.rig.scene import HONEST, Attack, Progress, Scene, Tally
+from protocols.rig.attack import HONEST, Attack
+from protocols.rig.play import play
+from protocols.rig.scene import Progress, Scene, Tally
 from protocols.rig.tampering import attack_of
 from protocols.rig.verdict import Verdict, verdict
 
@@ -178,7 +180,7 @@ class Report:
 def simulate(simulation: Simulation, *, progress: Progress | None = None) -> Report:
     """Play one session. `progress(stage, done, clients)` is told whenever a client has had its turn."""
     scene = _scene(simulation, progress)
-    scene.play()
+    play(scene, simulation.attack)
     total = None if scene.aborted else scene.server.total()
     exact = None if total is None else np.array_equal(total, scene.plain) and scene.summed == {*scene.server.survivors}
     return Report(
@@ -189,7 +191,7 @@ def simulate(simulation: Simulation, *, progress: Progress | None = None) -> Rep
         aborted=scene.aborted or None,
         stages=tuple(_stage(tally) for tally in scene.tallies),
         bytes_total=sum(sum(tally.up) + sum(tally.down) for tally in scene.tallies),
-        tamper=verdict(scene, exact) if simulation.tamper else None,
+        tamper=verdict(scene, simulation.attack, exact) if simulation.tamper else None,
     )
 
 
@@ -214,8 +216,7 @@ def _scene(simulation: Simulation, progress: Progress | None) -> Scene:
     gone = set().union(*leaving.values())
     staying = [client for client in invited if client not in gone]
     peer, victim, liar = sorted(_RANDOM.sample(staying, _ROLES)) if simulation.tamper else (-1, -1, -1)
-    attack = simulation.attack
-    return Scene(parameters, policy, identities, leaving, attack, peer, victim, liar, progress)
+    return Scene(parameters, policy, identities, leaving, peer, victim, liar, progress)
 
 
 def departures(parameters: Parameters, count: int) -> Mapping[str, list[int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from protocols.rig.attack import Attack
 from protocols.rig.scene import SERVER, Refusal, Scene
 
 
@@ -18,11 +19,10 @@ class Verdict:
     what: str
 
 
-def verdict(scene: Scene, exact: bool | None) -> Verdict:
+def verdict(scene: Scene, attack: Attack, exact: bool | None) -> Verdict:
     """Caught: everybody who had to notice has done so, as often as it was lied to, in the right stage and with the right
     error; and where an attack must not cost the others their sum, they have it, exact."""
-    attack = scene.attack
-    noticed = [refusal for refusal in scene.refusals if _right(scene, refusal)]
+    noticed = [refusal for refusal in scene.refusals if _right(scene, attack, refusal)]
     seen = {who: sum((one.who, one.stage) == who for one in noticed) for who in scene.expected}
     words = attack.outcome(scene) if attack.outcome is not None else ""
     caught = all(seen[who] >= times for who, times in scene.expected.items()) and bool(noticed or words)
@@ -36,8 +36,8 @@ def verdict(scene: Scene, exact: bool | None) -> Verdict:
     return Verdict(attack.kind, caught, _named(noticed), noticed[0].stage, noticed[0].error.what + missed)
 
 
-def _right(scene: Scene, refusal: Refusal) -> bool:
-    return isinstance(refusal.error, scene.attack.error) and (refusal.who, refusal.stage) in scene.expected
+def _right(scene: Scene, attack: Attack, refusal: Refusal) -> bool:
+    return isinstance(refusal.error, attack.error) and (refusal.who, refusal.stage) in scene.expected
 
 
 def _named(refusals: list[Refusal]) -> str:

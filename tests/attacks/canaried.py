@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from attacks.case import Case
-from attacks.vantage import Seen
+from attacks.adversary.case import Case
+from attacks.adversary.vantage import Seen
 from privacy.entropy import SeededEntropy
 from privacy.mechanisms import Gaussian
 from secure_fed.federation import Federation

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from attacks.case import Case
-from attacks.vantage import Seen, sums_of
+from attacks.adversary.case import Case
+from attacks.adversary.vantage import Seen, sums_of
 from secure_fed import Federation, RunConfig
 from secure_fed.rounds.transport import Recording, Reply, Request
 from secure_fed.runs.recording import Update

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from attacks import alignment
-from attacks.case import Case
+from attacks.adversary.case import Case
+from attacks.steps import alignment
 from secure_fed.federation import Federation
 from secure_fed.learning.models.adapters.lora import LoraAdapter, pairs
 from secure_fed.tensors.tensors import Tensors

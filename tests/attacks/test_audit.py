@@ -17,11 +17,12 @@ import torch
 from torch import nn
 
 from attacks import canary_cosine
-from attacks.audit import Target, accounted, audited, chosen
-from attacks.case import Case, Settings, Shadows
+from attacks.adversary.case import Case, Settings, Shadows
+from attacks.adversary.target import Target
+from attacks.adversary.vantage import VANTAGES, seen, sums_of
+from attacks.audit import accounted, audited, chosen
 from attacks.catalogue import ATTACKS
-from attacks.ranking import accusations, exposed
-from attacks.vantage import VANTAGES, seen, sums_of
+from attacks.evidence.exposure import accusations, exposed
 from privacy.entropy import SeededEntropy, Stream, SystemEntropy
 from privacy.mechanisms import Gaussian
 from secure_fed.errors import ConfigError

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats
 
-from attacks.baseline import Baseline, baseline
+from attacks.evidence.baseline import Baseline, baseline
 
 VOCABULARY = 500
 EVERYDAY = 1.0 / np.arange(1, VOCABULARY + 1)
@@ -157,7 +157,7 @@ def test_too_few_units_have_no_baseline() -> None:
 
 def test_importing_loads_nothing_heavy() -> None:
     probe = (
-        "import sys, attacks.baseline, attacks.bounds;"
+        "import sys, attacks.evidence.baseline, attacks.evidence.bounds;"
         "print([name for name in ('scipy', 'sklearn', 'torch') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout == "[]\n"

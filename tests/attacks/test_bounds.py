@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.optimize import linprog
 
-from attacks import bounds
-from attacks.bounds import Bound, Guesses, lower_bound
-from attacks.guessing import gaussian_rejected, one_run_p
+from attacks.evidence import bounds
+from attacks.evidence.bounds import Bound, Guesses, lower_bound
+from attacks.evidence.guessing import gaussian_rejected, one_run_p
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

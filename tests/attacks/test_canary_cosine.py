@@ -11,11 +11,11 @@ import torch
 from scipy import stats
 
 from attacks import canary_cosine
-from attacks.bounds import lower_bound
-from attacks.case import Case, Inapplicable, Settings
-from attacks.estimates import independent
-from attacks.released import evenly, releases
-from attacks.vantage import Seen, sums_of
+from attacks.adversary.case import Case, Inapplicable, Settings
+from attacks.adversary.vantage import Seen, sums_of
+from attacks.evidence.bounds import lower_bound
+from attacks.evidence.canary_estimate import independent
+from attacks.steps.released import evenly, releases
 from secure_fed.learning.training.canary_directions import direction
 from secure_fed.runs.recording import Update
 from secure_fed.tensors.tensors import Layout, Tensors

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from attacks import canary_cosine, canary_likelihood, judge
+from attacks import canary_cosine, canary_likelihood
+from attacks.adversary.case import Inapplicable, Settings
+from attacks.adversary.null import refuted
 from attacks.canary_likelihood import likelihood
-from attacks.case import Inapplicable, Settings
-from attacks.null import refuted
+from attacks.evidence import judge
 from secure_fed.runs.membership import roc
 from tests.attacks import canaried
 

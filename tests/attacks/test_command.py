@@ -16,7 +16,7 @@ import pytest
 
 from attacks.catalogue import ATTACKS
 from attacks.command import REFERENCES, affordable, main, side_by_side, written
-from attacks.sweep import sentence, swept
+from attacks.report.sweep import sentence, swept
 from secure_fed.commands import cli
 from secure_fed.errors import UsageError
 from secure_fed.runs.store import locked
@@ -216,7 +216,7 @@ def test_a_number_that_is_none_is_null_in_json(run_dir: Path, tmp_path: Path, mo
     }
     cells = [{"applicable": True}]
     shown = {"exposed": [{"score": None}, {"score": [1.0, None]}], "auc": None, "n": 3, "why": "", "cells": cells}
-    monkeypatch.setattr("attacks.report.write", lambda audit, path: path)
+    monkeypatch.setattr("attacks.report.page.write", lambda audit, path: path)
     written(dict(audited), tmp_path, ())
     assert json.loads((tmp_path / "private" / "audit.json").read_text(), parse_constant=pytest.fail) == {
         **shown,

@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from attacks.estimates import SHARES, estimates, independent, log_likelihood, shift_of
-from attacks.null import Null
-from attacks.tradeoff import sampled_gaussian
+from attacks.adversary.null import Null
+from attacks.evidence.canary_estimate import SHARES, estimates, independent, log_likelihood, shift_of
+from attacks.evidence.tradeoff import sampled_gaussian
 
 Floats = NDArray[np.float64]
 DEMO = (0.5583, 0.05, 20)  # noise multiplier, rate, releases: epsilon 7.97 at 1e-5

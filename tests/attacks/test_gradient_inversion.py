@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from attacks import gradient_inversion
-from attacks.case import Case, Inapplicable, Settings
-from attacks.first_layer import ANYWHERE, NoFirstLayerError, first_layer
-from attacks.inversion import recover
-from attacks.scene import scene
-from attacks.token_scores import GUESSED, USUAL, Common, means, score, truth_of
+from attacks.adversary.case import Case, Inapplicable, Settings
+from attacks.texts.first_layer import ANYWHERE, NoFirstLayerError, first_layer
+from attacks.texts.prior_knowledge import scene
+from attacks.texts.recovery import recover
+from attacks.texts.token_scores import GUESSED, USUAL, Common, means, score, truth_of
 from secure_fed.learning.models.adapters.lora import LoraAdapter
 from tests.attacks.federations import case
 from tests.secure_fed import small_models

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from attacks import gradient_inversion, label_counts, sum_inversion
-from attacks.case import Case, Inapplicable, Settings
-from attacks.vantage import Seen, sums_of
+from attacks.adversary.case import Case, Inapplicable, Settings
+from attacks.adversary.vantage import Seen, sums_of
 from secure_fed import Federation, RunConfig
 from secure_fed.rounds.transport import Recording, Reply, Request
 from secure_fed.runs.recording import Update

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from attacks import label_counts
-from attacks.case import Inapplicable, Settings
+from attacks.adversary.case import Inapplicable, Settings
 from tests.attacks.federations import case
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from attacks import lira
-from attacks.case import Settings
+from attacks.adversary.case import Settings
 from secure_fed.errors import UsageError
 from tests.attacks import overfitted
 

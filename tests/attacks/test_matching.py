@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attacks import gradient_inversion, matching
-from attacks.case import Case, Settings
-from attacks.scene import scene
+from attacks import gradient_inversion
+from attacks.adversary.case import Case, Settings
+from attacks.texts import matching
+from attacks.texts.prior_knowledge import scene
 from tests.attacks.federations import case
 
 

@@ -14,8 +14,9 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from attacks.audit import Target, audited, opened
-from attacks.case import Settings
+from attacks.adversary.case import Settings
+from attacks.adversary.target import Target, opened
+from attacks.audit import audited
 from privacy.mechanisms import Gaussian
 from secure_fed.config import RunConfig
 from secure_fed.federation import Federation

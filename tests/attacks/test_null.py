@@ -7,9 +7,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from attacks import against_null
+from attacks.adversary.null import drawn_tails, refuted, sphere_tails
 from attacks.canary_likelihood import likelihood
-from attacks.null import drawn_tails, refuted, sphere_tails
+from attacks.evidence import against_null
 
 Floats = NDArray[np.float64]
 RATE, SHIFT = 0.3, np.array([1.5, 2.0, 1.0, 1.5])

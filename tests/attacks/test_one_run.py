@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from attacks import canary_cosine, loss, one_run
-from attacks.bounds import lower_bound
-from attacks.case import Case, Inapplicable, Settings
-from attacks.vantage import Seen
+from attacks.adversary.case import Case, Inapplicable, Settings
+from attacks.adversary.vantage import Seen
+from attacks.evidence.bounds import lower_bound
 from privacy.entropy import SeededEntropy
 from secure_fed.config import RunConfig
 from secure_fed.runs.membership import roc

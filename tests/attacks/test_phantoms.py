@@ -9,8 +9,9 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from attacks.audit import Target, audited
-from attacks.case import Settings
+from attacks.adversary.case import Settings
+from attacks.adversary.target import Target
+from attacks.audit import audited
 from privacy.distributed import DistributedGaussian
 from privacy.entropy import SeededEntropy
 from privacy.mechanisms import Gaussian

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from attacks import readback
-from attacks.reading import read
-from attacks.verdict import verdict
+from attacks.report import readback
+from attacks.report.reading import read
+from attacks.report.verdict import verdict
 from tests.attacks.test_verdict import audit_of, cell
 
 Measured = dict[str, Any]

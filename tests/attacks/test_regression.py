@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from attacks import regression, update_score
-from attacks.case import Case, Inapplicable, Settings
+from attacks.adversary.case import Case, Inapplicable, Settings
+from attacks.adversary.vantage import Seen
 from attacks.regression import RIDGE, Sketch, needed
-from attacks.vantage import Seen
 from secure_fed.federation import Federation
 from secure_fed.runs.membership import roc
 from secure_fed.runs.recording import Recorded

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from attacks import report, terminal
-from attacks.report import plots
-from attacks.verdict import verdict
+from attacks.report import page as report
+from attacks.report import terminal
+from attacks.report.page import plots
+from attacks.report.verdict import verdict
 from tests.attacks import samples
 from tests.attacks.outline import Outline
 

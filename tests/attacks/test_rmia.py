@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from attacks import rmia
-from attacks.case import Settings
+from attacks.adversary.case import Settings
 from secure_fed.errors import UsageError
 from tests.attacks import overfitted
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from attacks import round_losses
-from attacks.case import Case, Inapplicable, Settings
-from attacks.stepped import spaced
+from attacks.adversary.case import Case, Inapplicable, Settings
+from attacks.steps.steps import spaced
 from tests.attacks import overfitted
 
 LEARNS = {"federation.rounds": 15, "method.rank": 8}

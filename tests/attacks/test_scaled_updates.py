@@ -8,12 +8,13 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from attacks import factor_changes, gradient_inversion
-from attacks.case import Case, Settings
-from attacks.factor_changes import Sent, families
-from attacks.inversion import Recovery, recover
-from attacks.scene import scene
-from attacks.span import Family
+from attacks import gradient_inversion
+from attacks.adversary.case import Case, Settings
+from attacks.texts import factor_changes
+from attacks.texts.factor_changes import Sent, families
+from attacks.texts.prior_knowledge import scene
+from attacks.texts.recovery import Recovery, recover
+from attacks.texts.span import Family
 from secure_fed.runs.recording import Update
 from secure_fed.tensors.tensors import Tensors
 from tests.attacks.federations import case

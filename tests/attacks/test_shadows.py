@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from attacks import shadows
-from attacks.reference import Reference
-from attacks.shadows import coins, lots, references, trained
+from attacks.adversary import shadows
+from attacks.adversary.reference import Reference
+from attacks.adversary.shadows import coins, lots, references, trained
 from privacy.distributed import DistributedGaussian
 from privacy.entropy import SeededEntropy
 from privacy.errors import BudgetExhausted

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from attacks import sum_inversion
-from attacks.case import Case, Inapplicable, Settings
+from attacks.adversary.case import Case, Inapplicable, Settings
 from tests.attacks.federations import case
 
 

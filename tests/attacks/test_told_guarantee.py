@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attacks.verdict import verdict
+from attacks.report.verdict import verdict
 from tests.attacks import samples
 from tests.attacks.test_verdict import audit_of, cell, judged
 

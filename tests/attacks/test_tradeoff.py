@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from attacks.allowed import allowed
-from attacks.tradeoff import area, rate, sampled_gaussian
+from attacks.evidence.allowed import allowed
+from attacks.evidence.tradeoff import area, rate, sampled_gaussian
 from privacy import accounting
 
 DEMO = {"noise_multiplier": 0.5583, "sampling_rate": 0.05, "releases": 20, "delta": 1e-5}

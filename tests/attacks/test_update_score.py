@@ -9,8 +9,9 @@ import pytest
 import torch
 from scipy import stats
 
-from attacks import alignment, loss, update_score
-from attacks.case import Case, Inapplicable, Settings
+from attacks import loss, update_score
+from attacks.adversary.case import Case, Inapplicable, Settings
+from attacks.steps import alignment
 from secure_fed.tensors.tensors import Tensors
 from tests.attacks import overfitted
 

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attacks import against_null, evidence
-from attacks.main_attack import level, main_of
-from attacks.reading import read
-from attacks.report import page
-from attacks.vantage import VANTAGES
-from attacks.verdict import verdict
+from attacks.adversary.vantage import VANTAGES
+from attacks.evidence import against_null
+from attacks.evidence.main_attack import level, main_of
+from attacks.report import significance
+from attacks.report.page import page
+from attacks.report.reading import read
+from attacks.report.verdict import verdict
 from secure_fed.runs.membership import roc
 from tests.attacks import samples
 
@@ -120,7 +121,7 @@ def test_the_main_attack_at_all_and_the_others_at_as_much_again_would_fail(silen
     """Twice the family-wise error: what four fifths and one fifth are for."""
 
     def found(cells: list[Audit], share: float) -> bool:
-        chances = [evidence.by_rank(one["auc"], one["members"], one["non_members"]) for one in cells]
+        chances = [significance.by_rank(one["auc"], one["members"], one["non_members"]) for one in cells]
         return chances[0] <= 0.05 * share or min(chances[1:]) <= 0.05 / 7
 
     naive, split = (sum(found(cells, share) for cells in silent) for share in (1.0, 0.0))
@@ -134,8 +135,8 @@ def test_others_that_tell_nothing_are_called_found_beside_a_main_one_that_does_a
         leaking = samples.ranked(random.normal(1, 1, 120), random.normal(size=150), bound=False)
         others = [samples.ranked(random.normal(size=120), random.normal(size=150), bound=False) for _ in range(7)]
         told = read(with_a_main([leaking, *others]))
-        assert evidence.holds_up(told.cells[0], told)
-        wrong += any(evidence.holds_up(one, told) for one in told.cells[1:])
+        assert significance.holds_up(told.cells[0], told)
+        wrong += any(significance.holds_up(one, told) for one in told.cells[1:])
     assert wrong <= 27  # Bin(300, .05) exceeds 27 once in a thousand times; the seed is fixed
 
 
@@ -240,7 +241,7 @@ def test_the_chance_of_an_auc_is_not_below_the_exact_one_by_more_than_a_hair(mem
     for auc in np.unique(aucs):
         exact = float((aucs >= auc - 1e-12).mean())
         if exact < 0.05:
-            assert evidence.by_rank(float(auc), members, others) > 0.8 * exact
+            assert significance.by_rank(float(auc), members, others) > 0.8 * exact
 
 
 def test_the_chance_of_a_rate_is_that_of_counting_orders() -> None:
@@ -254,7 +255,7 @@ def test_the_chance_of_a_rate_is_that_of_counting_orders() -> None:
         caught.append(sum(order[:threshold]))
     for least in range(members + 1):
         exact = sum(k >= least for k in caught) / comb(members + others, members)
-        assert evidence.by_tail(least / members, accused / others, members, others) == pytest.approx(exact)
+        assert significance.by_tail(least / members, accused / others, members, others) == pytest.approx(exact)
 
 
 def test_below_chance_is_never_privacy() -> None:
@@ -356,4 +357,4 @@ def test_an_audit_of_nothing_supports_nothing(audit: Audit) -> None:
 def test_repetitions_for_stronger_adversaries_are_no_further_looks() -> None:
     audit = samples.protected()
     assert len(read(audit).of_membership) == 19
-    assert evidence.looks(read(audit)) == 12  # six attacks, each an AUC and a rate at 1 %; at 0.1 % all are refused
+    assert significance.looks(read(audit)) == 12  # six attacks, each an AUC and a rate at 1 %; at 0.1 % all are refused

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protocols.errors import ParameterError
-from protocols.rig.scene import Attack
+from protocols.rig.attack import Attack
 from protocols.rig.tampering.answers import ANSWERS
 from protocols.rig.tampering.clients import CLIENTS
 from protocols.rig.tampering.lists import LISTS

@@ -7,7 +7,8 @@ import copy
 from protocols.errors import Aborted, MessageError, Spent, Tampering
 from protocols.keys import Identity
 from protocols.messages import Confirm, Confirmations
-from protocols.rig.scene import Attack, Inbox, Scene
+from protocols.rig.attack import Attack
+from protocols.rig.scene import Inbox, Scene
 from protocols.rig.tampering.means import listing
 
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from protocols.errors import MessageError, ProtocolError, Tampering
 from protocols.keys import Identity, Secret
 from protocols.messages import Advertise, Opened, Shares
-from protocols.rig.scene import Attack, Scene
+from protocols.rig.attack import Attack
+from protocols.rig.scene import Scene
 from protocols.rig.tampering.means import earlier, forged, found_out, refused, signed, unheard
 
 

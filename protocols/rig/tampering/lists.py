@@ -7,7 +7,8 @@ from typing import Any
 
 from protocols.errors import Aborted, MessageError, Tampering
 from protocols.messages import HEADER
-from protocols.rig.scene import Attack, Inbox, Scene
+from protocols.rig.attack import Attack
+from protocols.rig.scene import Inbox, Scene
 from protocols.rig.tampering.means import Tell, earlier, listing, unheard
 
 Change = Callable[[Scene, set[int]], None]

@@ -9,6 +9,7 @@ from protocols.keys import AgreementKey, Identity
 from protocols.messages import SIGNATURE, Advertise, Survivors, seeds
 from protocols.opening import near
 from protocols.parameters import Policy, registry_digest
+from protocols.rig.play import play
 from protocols.rig.scene import SERVER, Inbox, Scene
 
 Change = Callable[[Scene, bytes], bytes]
@@ -73,7 +74,7 @@ def earlier(scene: Scene) -> Scene:
     )
     policy = Policy(threshold=parameters.threshold, survivors=2, active=parameters.active, identities=public)
     before = Scene(parameters, policy, identities, {}, peer=scene.peer, victim=scene.victim, liar=scene.liar)
-    before.play()
+    play(before)
     return before
 
 

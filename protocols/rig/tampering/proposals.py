@@ -7,7 +7,8 @@ from dataclasses import replace
 from protocols.errors import ParameterError
 from protocols.keys import Identity
 from protocols.parameters import Parameters, registry_digest
-from protocols.rig.scene import PARAMETERS, Attack
+from protocols.rig.attack import Attack
+from protocols.rig.scene import PARAMETERS
 
 
 def _low_threshold(parameters: Parameters) -> Parameters:

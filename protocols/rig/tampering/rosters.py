@@ -9,7 +9,8 @@ from protocols.errors import Aborted, Tampering
 from protocols.keys import Identity
 from protocols.messages import SEALED, Advertise, Delivery, Roster
 from protocols.opening import near
-from protocols.rig.scene import Attack, Inbox, Scene
+from protocols.rig.attack import Attack
+from protocols.rig.scene import Inbox, Scene
 from protocols.rig.tampering.means import Tell, earlier, forged, signed
 
 Adverts = dict[int, Advertise]

@@ -10,7 +10,8 @@ from protocols.errors import MessageError, Tampering
 from protocols.keys import Mask, pair_mask
 from protocols.masking import add_masks
 from protocols.messages import Masked
-from protocols.rig.scene import Attack, Scene
+from protocols.rig.attack import Attack
+from protocols.rig.scene import Scene
 from protocols.rig.tampering.means import found_out, refused
 
 _METADATA = b'{"examples": 412, "loss": 0.31}'

@@ -1,0 +1,123 @@
+"""What an attack is given, and what it gives back. No attack reads the coins: with others, its scores are the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attacks.adversary.null import Null
+from attacks.adversary.vantage import Seen
+from secure_fed.errors import UsageError
+from secure_fed.federation import Federation
+from secure_fed.learning.audit_pool.pool import Unit
+from secure_fed.runs.membership.measured import confidences, looked_at, mean_of_units
+from secure_fed.tensors.tensors import Tensors
+
+if TYPE_CHECKING:
+    from attacks.adversary.shadows import References
+
+Floats = NDArray[np.float64]
+
+
+class Inapplicable(UsageError):  # noqa: N818 - a fact, no fault
+    """Why an attack cannot be made on a case."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What an audit may spend. references: shadow adapters; significance: of all lower bounds together; max_rounds: for attacks
+    that look at rounds, evenly spaced, all if None.
+    """
+
+    references: int = 16
+    seed: int = 0
+    significance: float = 0.05
+    max_rounds: int | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """scores: (units,), higher means more likely a member; None of an attack on something else than membership.
+
+    measured: what else there is to say, as JSON. note: what a reader of the number has to know. null: the law of the score of a
+    unit that did not train, where that is known.
+    """
+
+    scores: Floats | None = None
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+    null: Null | None = None
+
+
+@dataclass
+class Shadows:
+    """Reference adapters of one audit, trained when first asked for and then shared by all attacks and vantages.
+
+    rounds: how many the run came to, if it ended early.
+    """
+
+    federation: Federation
+    seed: int = 0
+    progress: Callable[[int, int], None] | None = None
+    rounds: int | None = None
+    _made: dict[int, References] = field(default_factory=dict)
+    _read: dict[int, Floats] = field(default_factory=dict)
+
+    def __call__(self, count: int) -> References:
+        if count not in self._made:
+            from attacks.adversary.shadows import references
+
+            self._made[count] = references(self.federation, count, self.seed, self.progress, rounds=self.rounds)
+        return self._made[count]
+
+    def confidences(self, count: int, of_one: Callable[[Tensors], Floats]) -> Floats:
+        """(references, examples) what `of_one` gives of each reference, worked out once; it is the same in all cases."""
+        if count not in self._read:
+            self._read[count] = np.stack([of_one(state) for state in self(count).states])
+        return self._read[count]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One adversary and one run: what the adversary saw, what everybody knows of the federation, and whom it asks about."""
+
+    federation: Federation
+    seen: Seen
+    references: Shadows
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """Whom it asks about; some were members."""
+        return self.federation.held.units
+
+    @property
+    def population(self) -> Sequence[Any]:
+        """Examples of the same law that were certainly no members: the test set."""
+        return self.federation.parts.test
+
+    def confidences(self, tensors: Tensors, examples: Sequence[Any]) -> Floats:
+        """(examples,) phi under a global state."""
+        parts, config = self.federation.parts, self.federation.config
+        model = self.federation.objective.load(tensors)
+        device = self.federation.device
+        return confidences(model, examples, parts.collate, parts.confidence, config.evaluation.batch_size, device)
+
+    @cached_property
+    def looked_at(self) -> tuple[list[Any], NDArray[np.int64]]:
+        """Examples of the units, a few of each, and whose each is."""
+        return looked_at(self.units)
+
+    def unit_confidences(self, tensors: Tensors) -> Floats:
+        """(units,) mean phi over a unit's examples."""
+        examples, owner = self.looked_at
+        return mean_of_units(self.confidences(tensors, examples), owner, len(self.units))
+
+    def reference_confidences(self, count: int) -> Floats:
+        """(references, examples) phi of the examples looked at, under so many reference adapters."""
+        examples, _ = self.looked_at
+        return self.references.confidences(count, lambda state: self.confidences(state, examples))

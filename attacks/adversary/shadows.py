@@ -1,0 +1,166 @@
+"""Reference ("shadow") adapters: the federated procedure once more, with fresh coins over the audit pool.
+
+A reference is what the run would have made had other units of the pool been members (Shokri et al., 2017; Carlini et al., 2022,
+arXiv 2112.03570): the same clients with the rest of their data, the same method, schedule, bounds and noise, over the same
+base. What is random and public (without privacy the order of examples, and cohorts) is as in the run, for who attacks knows
+`federation.seed`; what is secret is drawn anew for each reference. Its noise comes from a seed: no reference is ever released.
+
+Coins. Every unit is inside of half of the references, a half drawn for it alone (the design of Carlini et al.). So each
+reference by itself has fair and independent coins, as the run has, and of the confidences of a unit as many are "in" as "out".
+Of an odd number of references, a fair coin says which side has one more. Equal examples share their coins, as in the run.
+
+What differs from the run:
+- Masks are left out: the sum is that of the contributions, no fixed point rounds it, and no range of it cuts them off.
+- Noise that clients would bring in shares is added to the sum, of the same total standard deviation: that of all shares, though
+  of clients that vanish there would be none.
+- Nothing is charged and no ledger is opened; a client sits out what it would sit out once it has taken part as often as it may.
+- Privacy is not accounted for anew: the noise is that of the run, also where other members would have led to another plan.
+
+References train in lockstep, all clients that train in a round of any of them stacked over the one base (module `stacked`).
+A round is computed twice for that: first up to the first contribution of each client, to learn what is to be trained on what,
+then in full, with what came of it. Both times draw the same, since all there is to draw comes from seeds. Where noise is in the
+steps of training (privacy for examples or groups), every client trains by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attacks.adversary.reference import Reference
+from secure_fed.errors import UsageError
+from secure_fed.federation import Federation
+from secure_fed.learning.audit_pool.pool import Held
+from secure_fed.learning.data.fingerprint import content
+from secure_fed.learning.training.canary_directions import plain
+from secure_fed.learning.training.local import scheduled_lr
+from secure_fed.learning.training.stacked import Ways, train_stacked
+from secure_fed.tensors.tensors import Tensors
+
+Bools = NDArray[np.bool_]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class References:
+    """Reference adapters of a federation.
+
+    inside: (references, units), whether the unit was a member of the reference. states: the last global state of each. rounds:
+    of each the global states from the initial one on, where they were asked for. why_not_stacked: why some trainings were made
+    one after the other; empty if all were stacked.
+    """
+
+    inside: Bools
+    states: list[Tensors]
+    rounds: list[list[Tensors]] = field(default_factory=list)
+    why_not_stacked: str = ""
+
+
+def references(
+    federation: Federation,
+    count: int,
+    seed: int,
+    progress: Progress | None = None,
+    *,
+    rounds: int | None = None,
+    keep_rounds: bool = False,
+) -> References:
+    """`count` references with fair coins, all of `seed`.
+
+    progress: told how many rounds of all of them are done, and of how many. rounds: how many the run came to, if not to all.
+    """
+    if count < 2:
+        raise UsageError(
+            f"{count} references cannot have a unit inside of one and outside of another; ask for at least 2"
+        )
+    if not federation.held.units:
+        raise UsageError(f"there are no units to toss coins for: {federation.held.why}")
+    inside = coins(count, lots(federation.held), np.random.default_rng([seed, _COINS]))
+    return trained(federation, inside, seed, progress, rounds=rounds, keep_rounds=keep_rounds)
+
+
+def coins(count: int, lots: Sequence[int], rng: np.random.Generator) -> Bools:
+    """(count, units): every unit inside of half, drawn for each lot alone; units of one lot share theirs."""
+    fair = np.stack([rng.permutation(count) < (count + rng.integers(2)) // 2 for _ in range(max(lots) + 1)], axis=1)
+    inside: Bools = fair[:, np.asarray(lots)]
+    return inside
+
+
+def lots(held: Held) -> list[int]:
+    """(units,) numbers from 0, equal for equal examples and for nothing else: a copy of what is outside is not inside."""
+    numbers: dict[bytes, int] = {}
+    said = [
+        content(plain(unit.examples[0])) if held.of == "data" and held.kind == "example" else unit.name.encode()
+        for unit in held.units
+    ]
+    return [numbers.setdefault(one, len(numbers)) for one in said]
+
+
+def trained(
+    federation: Federation,
+    inside: Bools,
+    seed: int,
+    progress: Progress | None = None,
+    *,
+    stacked: bool = True,
+    rounds: int | None = None,
+    keep_rounds: bool = False,
+) -> References:
+    """A reference for each row of `inside`, trained in lockstep and stacked, or each client by itself when it is asked."""
+    planned, done = federation.config.federation.rounds, 0
+    rounds = planned if rounds is None else rounds
+    stacked = stacked and federation.protection.place != "gradients"
+    states: list[list[Tensors]] = []
+    ways = Ways()
+    together = _in_lockstep(federation) if stacked else 1
+    for start in range(0, len(inside), together):
+        numbers = range(start, min(start + together, len(inside)))
+        made = [Reference.of(federation, inside[number], _seed_of(seed, number)) for number in numbers]
+        passed = [[one.state.tensors] for one in made]
+        for round_ in range(rounds):
+            _round(made, scheduled_lr(federation.config.training, round_, planned), ways if stacked else None)
+            for states_of_one, one in zip(passed, made, strict=True):
+                states_of_one[:] = [*(states_of_one if keep_rounds else ()), one.state.tensors]
+            done += len(made)
+            if progress is not None:
+                progress(done, rounds * len(inside))
+        states += passed
+    why_not = ways.why_not if stacked else "references were to be trained one after the other"
+    return References(inside, [passed[-1] for passed in states], states if keep_rounds else [], why_not)
+
+
+def _round(made: Sequence[Reference], lr: float, ways: Ways | None) -> None:
+    """A round of each."""
+    if ways is None:
+        for one in made:
+            one.round(lr)
+        return
+    federation = made[0].federation
+    noted = [one.noted(lr) for one in made]
+    jobs = [job for own in noted for job in own]
+    found = iter(
+        train_stacked(federation.objective, jobs, federation.parts.collate, federation.config.training, lr, ways)
+    )
+    for one, own in zip(made, noted, strict=True):
+        one.round(lr, [next(found) for _ in own])
+
+
+def _in_lockstep(federation: Federation) -> int:
+    """How many references go together: what a round of them has trained is in memory at once."""
+    plan = federation.method.plan(federation.initial)
+    numbers = federation.initial.tensors.select(plan.trainable).numel
+    return max(1, _HELD // max(1, math.ceil(numbers * federation.sampler.expected)))
+
+
+def _seed_of(seed: int, number: int) -> int:
+    """Of the noise and the secret coins of one reference."""
+    return int.from_bytes(hashlib.sha256(f"reference {number} of {seed}".encode()).digest()[:8], "big")
+
+
+_COINS = 1
+_HELD = 1 << 26  # trained numbers, 256 MB

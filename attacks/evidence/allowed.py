@@ -1,0 +1,36 @@
+"""How much an attack may find on a run that keeps its guarantee exactly: an AUC, and true-positive rates.
+
+Where the guarantee is that of a Gaussian over Poisson samples, the mechanism's own trade-off curve says it; it is taken for
+that only if the curve's epsilon at delta is the accounted one, to within 1 %. Else any (epsilon, delta) says it, which is far
+more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attacks.evidence import tradeoff
+from secure_fed.runs.membership.roc import FALSE_POSITIVE_RATES
+
+_ALIKE = 0.01
+_MOST_RELEASES = 5_000  # beyond, the grid of `tradeoff` is too coarse to be worth its time
+
+
+def allowed(result: Mapping[str, Any], accounted: float) -> dict[str, Any]:
+    """As JSON: {"auc", "tpr_at_fpr": {"0.01", ..}, "by": "mechanism" or "epsilon"}, for a run of this result."""
+    delta = float(result.get("delta") or 0.0)
+    curve = _mechanism(result, accounted, delta)
+    if curve is None:
+        rates = {f"{fpr:g}": tradeoff.rate(fpr, accounted, delta) for fpr in FALSE_POSITIVE_RATES}
+        return {"auc": tradeoff.area(accounted, delta), "tpr_at_fpr": rates, "by": "epsilon"}
+    rates = {f"{fpr:g}": curve.rate(fpr) for fpr in FALSE_POSITIVE_RATES}
+    return {"auc": curve.area, "tpr_at_fpr": rates, "by": "mechanism"}
+
+
+def _mechanism(result: Mapping[str, Any], accounted: float, delta: float) -> tradeoff.Curve | None:
+    z, sampled, releases = (result.get(name) for name in ("noise_multiplier", "sampling_rate", "releases"))
+    if not (z and sampled and releases and 0 < sampled <= 1 and releases <= _MOST_RELEASES and delta):
+        return None
+    curve = tradeoff.sampled_gaussian(float(z), float(sampled), int(releases))
+    return curve if abs(curve.epsilon(delta) - accounted) <= _ALIKE * accounted else None

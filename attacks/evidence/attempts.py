@@ -1,0 +1,149 @@
+"""What attacks on texts gave back, and when that is a leak.
+
+Such an attack names words (distinct tokens) and pairs of a place and a word. Of several texts the pairs are often wrong
+although every word is right, so words count by themselves. A leak is that more than half of the words, or more than half of the
+pairs, came back while more than half of what was named is right: on average over what was looked at, or in the most exposed.
+
+    exact     what the update itself says, by its row space: evidence alone
+    guessed   the nearest candidates, where that test does not apply
+    matched   by optimisation, likewise
+
+Guesses may be right because texts are alike, so how many are is no evidence by itself. They count where as many of the
+commonest words of public texts would have given clearly less. Where nobody measured what these give, they do not count, and are
+told all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Row = Mapping[str, Any]
+How = Literal["exact", "guessed", "matched"]
+Grade = Literal["leak", "part", "little", "wrong", "usual", "unmeasured"]
+
+RECOVERED = 0.5  # share of the words that somebody has back
+RIGHT = 0.5  # share of what was named that has to be right, so that naming every word there is does not count
+PART = 0.2  # from here on it is not little
+CLEARLY = 0.2  # so much more than the commonest words give: texts are few, and the choice of them is luck
+
+
+@dataclass(frozen=True)
+class Named:
+    """Shares of the words and of the pairs of place and word that came back, and of those named that are right. usual: what as
+    many of the commonest ones of public texts would have given.
+    """
+
+    words: float | None
+    words_right: float | None
+    pairs: float | None
+    pairs_right: float | None
+    usual_words: float | None = None
+    usual_pairs: float | None = None
+
+    @property
+    def most(self) -> float | None:
+        """The larger of the two shares, right or wrong."""
+        return max((one for one in (self.words, self.pairs) if one is not None), default=None)
+
+    def share(self, how: How) -> float:
+        """The larger of the two as far as it counts."""
+        return max(self._of_words(how), self._of_pairs(how))
+
+    def by_pairs(self, how: How) -> bool:
+        """Whether it is the pairs alone that count, or alone were measured."""
+        return self.words is None or (self._of_words(how) == 0 < self._of_pairs(how))
+
+    def _of_words(self, how: How) -> float:
+        return _counted(self.words, self.words_right, self.usual_words, how)
+
+    def _of_pairs(self, how: How) -> float:
+        return _counted(self.pairs, self.pairs_right, self.usual_pairs, how)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One way of looking. together: at all updates of a client at once. looked: how many updates, sums or clients the mean is
+    over, of which the exact test applied to `applied`. most: of the one that gave back most.
+    """
+
+    how: How
+    mean: Named
+    most: Named | None = None
+    together: bool = False
+    looked: int | None = None
+    applied: int | None = None
+
+    @property
+    def share(self) -> float:
+        """What counts of the mean or of the most exposed, whichever is more."""
+        return max(one.share(self.how) for one in self._both)
+
+    @property
+    def raw(self) -> float:
+        """The same, whether it counts or not."""
+        return max(one.most or 0.0 for one in self._both)
+
+    @property
+    def _both(self) -> list[Named]:
+        return [one for one in (self.mean, self.most) if one is not None]
+
+    @property
+    def grade(self) -> Grade:
+        """How much it is, and, where much was named and none of it counts, why not."""
+        if self.share > RECOVERED:
+            return "leak"
+        if self.share >= PART:
+            return "part"
+        if self.raw < PART:
+            return "little"
+        if not any(_mostly_right(one) for one in self._both):
+            return "wrong"
+        measured = any(one is not None for named in self._both for one in (named.usual_words, named.usual_pairs))
+        return "usual" if measured else "unmeasured"
+
+
+def best(found: tuple[Attempt, ...]) -> Attempt | None:
+    """The attempt of which most counts, the one that named most among equals, the first of those."""
+    return max(found, key=lambda one: (one.share, one.raw), default=None)
+
+
+def exact(told: Row) -> Named:
+    """What the exact test named, of a row of figures as an attack writes it."""
+    return Named(*(_rate(told, name) for name in ("bag_recall", "bag_precision", "recall", "precision")))
+
+
+def guessed(told: Row) -> Named:
+    """What was guessed, beside what as many of the commonest words would have given."""
+    names = ("guessed_bag_recall", "guessed_bag_precision", "guessed_recall", "guessed_precision")
+    return Named(*(_rate(told, name) for name in (*names, "baseline_bag_recall", "baseline_recall")))
+
+
+def matched(row: Row) -> Named:
+    """The figures of recovery by optimisation, which scores words alone."""
+    words, right, usual = (_rate(row, name) for name in ("bag_recall", "bag_precision", "baseline"))
+    return Named(words, right, None, None, usual)
+
+
+def _rate(row: Row, name: str) -> float | None:
+    """A number from 0 to 1; any other value is missing."""
+    found = row.get(name)
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        return None
+    return float(found) if 0 <= found <= 1 else None
+
+
+def _counted(share: float | None, right: float | None, usual: float | None, how: How) -> float:
+    """The share, or 0 where it does not count; a precision that is missing is not held against it."""
+    if share is None or (right is not None and right <= RIGHT):
+        return 0.0
+    if how != "exact" and (usual is None or share - usual < CLEARLY):
+        return 0.0
+    return share
+
+
+def _mostly_right(named: Named) -> bool:
+    """Whether at least one of the shares that are not small was had by being right."""
+    pairs = ((named.words, named.words_right), (named.pairs, named.pairs_right))
+    return any(share is not None and share >= PART and (right is None or right > RIGHT) for share, right in pairs)

@@ -1,0 +1,152 @@
+"""Lower bounds of epsilon: what scores of members and non-members, or right guesses, rule out.
+
+`lower_bound` is what audits call. `Bound.epsilon` is Steinke, Nasr and Jagielski's: it needs one run, a fair coin of its own
+for each unit and scores made without the coins, and supposes nothing of the mechanism. So a bound above the accounted epsilon
+means, with a confidence of 1 - significance, that the guarantee does not hold, for the same unit, delta and adversary, and for
+neighbours of which one has a unit more. Units that share a coin (duplicates) or a contribution (examples of one client under
+the client's epsilon) are not units here.
+
+`Bound.mu` is Mahloujifar, Melis and Chaudhuri's. It supposes the trade-off curve of a Gaussian mechanism. Sampling makes
+another, and a mechanism may keep its (epsilon, delta) while the Gaussian curve fitted to it has a larger epsilon there. So it
+stands beside as an estimate and never makes a violation. Each of the two holds at the whole significance by itself.
+
+`clopper_pearson_epsilon` takes units for independent draws. Scores of one run are not, since all have seen the same noise: it
+is for one score from each of many runs, and no audit calls it (`estimates.independent` does the like where the law of
+non-members is known, and calls that an estimate). Nothing here takes the best of several tests without correcting for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from attacks.evidence.guessing import Floats, check_levels, one_run_p
+from attacks.evidence.guessing import gaussian_epsilon as gaussian_epsilon
+from attacks.evidence.guessing import one_run_epsilon as one_run_epsilon
+from attacks.evidence.guessing import one_run_fdp as one_run_fdp
+from secure_fed.runs.membership.roc_interval import exact_limits
+
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """epsilon: a lower bound; 0 if nothing is shown, None if so few units could show nothing. how: by what, or why not.
+
+    mu, gaussian_epsilon: what the same guesses show if the mechanism is Gaussian; gaussian_epsilon is None at a delta of 0.
+    guesses, right: of the way of guessing that gave epsilon, or came closest. significance: of epsilon, all corrections made.
+    most: what so many units could have shown with every guess right; a larger epsilon cannot be contradicted by them.
+    """
+
+    epsilon: float | None
+    how: str
+    significance: float
+    mu: float | None = None
+    gaussian_epsilon: float | None = None
+    guesses: int = 0
+    right: int = 0
+    most: float = 0.0
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """A way to bound epsilon, fixed before scores are seen: guess that these shares of the units, of the highest and of the
+    lowest scores, are members and non-members (`guessing`).
+    """
+
+    highest: float
+    lowest: float
+    delta: float = 0.0
+
+    def counts(self, units: int) -> tuple[int, int]:
+        return int(self.highest * units + _ROUNDING), int(self.lowest * units + _ROUNDING)
+
+    def right(self, scores: Floats, members: Bools) -> int:
+        """Which of equal scores come first is their order, so who calls shuffles them."""
+        ins, outs = self.counts(len(scores))
+        order = np.argsort(scores, kind="stable")
+        return int(members[order[len(order) - ins :]].sum() + (~members[order[:outs]]).sum())
+
+    def __call__(self, scores: Floats, members: Bools, significance: float) -> float:
+        made = sum(self.counts(len(scores)))
+        return one_run_epsilon(len(scores), made, self.right(scores, members), self.delta, significance)
+
+
+def _best(ways: Sequence[Guesses], scores: Floats, members: Bools, significance: float) -> tuple[float, int]:
+    bounds = [way(scores, members, significance) for way in ways]
+    return max(bounds), int(np.argmax(bounds))
+
+
+def lower_bound(scores: ArrayLike, members: ArrayLike, delta: float, significance: float, seed: int = 0) -> Bound:
+    """What one attack's scores of one run show of epsilon at delta; see the head of this file for what it means.
+
+    The ways to guess are fixed shares of the units, from all of them to the highest few. Each is tested at an equal share of
+    the significance, and those are left out that even without a mistake could show nothing.
+    """
+    check_levels(delta, significance)
+    found, truth = _shuffled(scores, members, seed)
+    each = significance / len(WAYS)
+    ways = [Guesses(*way, delta) for way in WAYS]
+    m = len(found)
+    ways = [way for way in ways if _unlikely_at_zero(m, sum(way.counts(m)), delta, each)]
+    if not ways:
+        return Bound(
+            None, f"{m} units cannot show anything at delta {delta:g}, however right every guess", significance
+        )
+    each = significance / len(ways)
+    most = max(one_run_epsilon(m, made, made, delta, each) for made in (sum(way.counts(m)) for way in ways))
+    epsilon, best = _best(ways, found, truth, each)
+    made = [(sum(way.counts(len(found))), way.right(found, truth)) for way in ways]
+    mu, estimate = max(one_run_fdp(len(found), *one, delta, each) for one in made)
+    how = _told(ways[best], len(found), made[best][1], len(ways))
+    return Bound(epsilon, how, significance, mu, estimate if delta else None, *made[best], most)
+
+
+def _unlikely_at_zero(m: int, r: int, delta: float, significance: float) -> bool:
+    """Whether r right guesses of r could contradict an epsilon of 0."""
+    return r > 0 and one_run_p(m, r, r, 0.0, delta) < significance
+
+
+def _told(way: Guesses, units: int, right: int, ways: int) -> str:
+    ins, outs = way.counts(units)
+    lowest = f" and the {outs} lowest for non-members" if outs else ""
+    corrected = f", as the best of {ways} ways to guess" if ways > 1 else ""
+    return (
+        f"taking the {ins} highest scores of {units} for members{lowest} is right {right} times of {ins + outs}"
+        f" (Steinke, Nasr and Jagielski, 2023{corrected})"
+    )
+
+
+def _shuffled(scores: ArrayLike, members: ArrayLike, seed: int) -> tuple[Floats, Bools]:
+    found, truth = np.asarray(scores, dtype=np.float64), np.asarray(members, dtype=np.bool_)
+    if found.ndim != 1 or found.shape != truth.shape:
+        raise ValueError(
+            f"scores of shape {found.shape} do not fit members of shape {truth.shape}: one of each for a unit"
+        )
+    if np.isnan(found).any():
+        raise ValueError(f"{int(np.isnan(found).sum())} of {found.size} scores are NaN, which has no rank")
+    order = np.random.default_rng(seed).permutation(len(found))
+    return found[order], truth[order]
+
+
+def clopper_pearson_epsilon(
+    tp: int, members: int, fp: int, non_members: int, delta: float, significance: float
+) -> float:
+    """max(0, ln((1 - delta - FNR_u) / FPR_u)), both upper limits at significance / 2; for one threshold fixed beforehand."""
+    fnr, fpr = _upper(members - tp, members, significance / 2), _upper(fp, non_members, significance / 2)
+    return max(0.0, math.log((1 - fnr - delta) / fpr)) if 1 - fnr > delta else 0.0
+
+
+def _upper(count: int, of: int, tail: float) -> float:
+    if not 0 <= count <= of or of < 1:
+        raise ValueError(f"{count} of {of} is no count: at least one unit, and no more hits than units")
+    return float(exact_limits(np.array(count), of, tail)[1])
+
+
+# Shares of the units, highest scores and lowest: balanced attacks are found by the first, tails by the others.
+WAYS = ((0.5, 0.5), (0.15, 0.15), (0.05, 0.05), (0.15, 0.0), (0.05, 0.0), (0.015, 0.0))
+_ROUNDING = 1e-9  # 0.15 * 20 is 3 and 0.29 * 100 is 28.999999999999996

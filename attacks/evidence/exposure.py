@@ -1,0 +1,84 @@
+"""Whom an attack accuses first, rightly and falsely: over all units of the audit, those that trained and those held out alike.
+
+A list of members alone, by score, would show no false accusation however wrong the attack is. Texts are shown only on request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from attacks.adversary.case import Floats
+from secure_fed.federation import Federation
+from secure_fed.learning.audit_pool.pool import Held, Unit
+from secure_fed.learning.training.canary_directions import plain
+from secure_fed.runs.membership import roc_interval
+
+MOST = 50  # lines of the list of units
+MOST_CLIENTS = 20
+FIRST = (10, 20, 50)  # accusations, of which it is said how many are false
+
+
+def accusations(held: Held, scores: Floats) -> list[dict[str, int]]:
+    """Of the first so many by score, how many were held out; equal scores come in the order of the units."""
+    members = held.members[_order(scores)]
+    return [{"first": n, "false": int((~members[:n]).sum())} for n in FIRST if n <= len(members)]
+
+
+def clients(held: Held, scores: Floats) -> list[dict[str, Any]]:
+    """The clients whose members stand out most: score is the mean share of held-out units below a member, .5 by chance; beside
+    it the same of the client's own units that were held out, None without any. Empty where units are whole clients themselves.
+    """
+    if held.kind == "client":
+        return []
+    shares = roc_interval.shares_below(scores, scores[~held.members])
+    own: dict[str, tuple[list[float], list[float]]] = {}
+    for unit, share, member in zip(held.units, shares, held.members, strict=True):
+        inside, outside = own.setdefault(unit.client, ([], []))
+        (inside if member else outside).append(float(share))
+    told: list[dict[str, Any]] = [
+        {
+            "client": name,
+            "units": len(inside),
+            "score": float(np.mean(inside)),
+            "held_out": len(outside),
+            "score_held_out": float(np.mean(outside)) if outside else None,
+        }
+        for name, (inside, outside) in own.items()
+        if inside
+    ]
+    return sorted(told, key=lambda one: -one["score"])[:MOST_CLIENTS]
+
+
+def exposed(federation: Federation, scores: Floats, *, show_texts: bool) -> list[dict[str, Any]]:
+    """The units that stand out most, whether they trained or not."""
+    held = federation.held
+    shares = roc_interval.shares_below(scores, scores[~held.members])
+    return [
+        {
+            "unit": held.units[i].name,
+            "client": held.units[i].client,
+            "score": float(scores[i]),
+            "share_below": float(shares[i]),
+            "rank": rank,
+            "member": bool(held.members[i]),
+            "text": text(federation, held.units[i]) if show_texts else None,
+        }
+        for rank, i in enumerate(_order(scores)[:MOST].tolist(), 1)
+    ]
+
+
+def _order(scores: Floats) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.argsort(-scores, kind="stable")
+
+
+def text(federation: Federation, unit: Unit) -> str | None:
+    """The first example of a unit, as far as a tokenizer can say it."""
+    tokenizer = federation.parts.tokenizer
+    if tokenizer is None or not len(unit.examples):
+        return None
+    example = plain(unit.examples[0])
+    ids = example.get("input_ids") if isinstance(example, Mapping) else None
+    return None if ids is None or np.ndim(ids) != 1 else str(tokenizer.decode(ids, skip_special_tokens=True))

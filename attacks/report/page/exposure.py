@@ -1,0 +1,95 @@
+"""Who is exposed most: the clients, and single units. Texts are shown only where the audit was asked to hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attacks.report.reading import Audit
+from attacks.report.values import Row, count, number, words
+from attacks.report.wording import capital, units
+from secure_fed.report.formatting import MISSING, counted, percent
+from secure_fed.report.formatting import number as shown
+from secure_fed.report.page.markup import folded, paragraph, section, table
+
+_FIRST = 10  # of a long list; the rest opens on a click
+
+
+def clients(audit: Audit) -> str:
+    """Clients by how well their units were told from others, beside those of their units that were held out."""
+    if not audit.clients:
+        return ""
+    head = ("rank", "client", "in training", "their score", "held out", "their score")
+    rows = [
+        (
+            str(rank),
+            words(one.get("client")) or MISSING,
+            shown(count(one.get("units"))),
+            shown(number(one.get("score"))),
+            shown(count(one.get("held_out"))),
+            shown(number(one.get("score_held_out"))),
+        )
+        for rank, one in enumerate(audit.clients, start=1)
+    ]
+    return section("Clients, most exposed first", paragraph(_CLIENTS), *_long(head, rows, "client"))
+
+
+def examples(audit: Audit) -> str:
+    """Units by their score. Without texts there is nothing of their content."""
+    if not audit.exposed:
+        return ""
+    ordered = sorted(audit.exposed, key=lambda one: number(one.get("rank")) or float("inf"))
+    texts = any(words(one.get("text")) for one in ordered)
+    sides = (
+        ("above of those that did not pull", "pulled") if audit.phantoms else ("above of those held out", "in training")
+    )
+    head = ("rank", "unit", "score", *sides, *(("text",) if texts else ()))
+    rows = [(*_unit(one), *((words(one.get("text")) or "not shown",) if texts else ())) for one in ordered]
+    return section(
+        f"The {units(audit)} that stand out most",
+        paragraph(_false(audit), "lead") if audit.accusations else "",
+        paragraph(_SHOWN if texts else _REDACTED, "notice" if texts else ""),
+        *_long(head, rows, "unit"),
+    )
+
+
+def _false(audit: Audit) -> str:
+    """How many of the first accusations are false, in one line."""
+    did = "pulled" if audit.phantoms else "trained"
+    pairs = [(count(one.get("first")), count(one.get("false"))) for one in audit.accusations]
+    told = [
+        f"of the first {first}, {wrong or 'none'} had not {did}"
+        for first, wrong in pairs
+        if first and wrong is not None
+    ]
+    pool = (audit.members or 0) + (audit.non_members or 0)
+    if not told or not pool:
+        return ""
+    return f"{capital('; '.join(told))}. Of names drawn from a hat {percent((audit.non_members or 0) / pool)} would not have."
+
+
+def _unit(one: Row) -> tuple[str, ...]:
+    member = (
+        {True: "yes", False: "no: a false accusation"}[one["member"]]
+        if isinstance(one.get("member"), bool)
+        else MISSING
+    )
+    rank, share = count(one.get("rank")), number(one.get("share_below"))
+    return shown(rank), words(one.get("unit")) or MISSING, shown(number(one.get("score"))), percent(share), member
+
+
+def _long(head: Sequence[str], rows: Sequence[Sequence[str]], name: str) -> tuple[str, str]:
+    first, rest = rows[:_FIRST], rows[_FIRST:]
+    more = counted(len(rest), f"more {name}", f"more {name}s")
+    return table(head, first), folded(more, table(head, rest)) if rest else ""
+
+
+_CLIENTS = (
+    "The score of a client is the share of all units held out that its own stand out from, by the main attack; 0.5 is"
+    " chance. Where a client's held-out units stand as high as those that trained, the cause is what it writes and not"
+    " what was learned. With few units it is mostly luck, so it says where to look first, not who was harmed."
+)
+_REDACTED = (
+    "All units of the audit, those that trained and those held out alike, by the score of the main attack. What they"
+    " hold is not shown. But the page names clients and says who was trained on: it is for those who may know that."
+)
+_SHOWN = "This page holds texts of the clients' data, as it was asked for: treat it as you treat the data."

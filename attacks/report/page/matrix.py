@@ -1,0 +1,208 @@
+"""Every attack at every vantage point: what it found, or why it could not be tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from attacks.evidence.main_attack import level
+from attacks.report import significance
+from attacks.report.measured import measured
+from attacks.report.reading import Audit, Cell, Named
+from attacks.report.sentences_texts import short
+from attacks.report.wording import at_least
+from secure_fed.report.formatting import MISSING, at_most, counted, duration, listed, percent
+from secure_fed.report.formatting import number as shown
+from secure_fed.report.page.markup import bullets, folded, paragraph, section, table, text
+
+_SHOWN = 3  # numbers of an attack that is not of membership
+_WORDS = {
+    "leak": "leak",
+    "within": "within the guarantee",
+    "beyond": "more than the guarantee allows",
+    "sign": "weak sign",
+    "inverted": "below chance",
+    "chance": "not told from chance",
+}
+
+
+def matrix(audit: Audit) -> str:
+    """The table, how to read it, and every number behind it."""
+    if not audit.attacks or not audit.vantages:
+        return ""
+    sees = (f"{vantage.title}: sees {vantage.about or 'what is not said'}." for vantage in audit.vantages)
+    return section(
+        "The attacks that were asked for, by every adversary"
+        if audit.asked_for
+        else "Every attack, by every adversary",
+        paragraph(_READING),
+        paragraph(_main(audit)),
+        bullets((*sees, "Each adversary also has what those before it have.")),
+        _table(audit),
+        _left_out(audit),
+        folded("All numbers of every cell", _numbers(audit), _notes(audit)),
+    )
+
+
+def _main(audit: Audit) -> str:
+    """Which attack is the main one, and what that means."""
+    cell = audit.main_cell
+    if cell is None:
+        return ""
+    others = significance.looks(audit) - 1
+    rest = (
+        ""
+        if not others
+        else f"; the {counted(others, 'other number')} looked at share the rest of {audit.significance:g}"
+    )
+    return (
+        f"The main attack is {audit.attack_title(cell.attack)} ({audit.vantage_title(cell.vantage).lower()}). It was"
+        " chosen before any score was seen, by what can be made on this run. Its AUC is judged at a significance of"
+        f" {level(audit.significance, others, main=True):g}{rest}."
+    )
+
+
+def _notes(audit: Audit) -> str:
+    """What the attacks had to say of their own numbers."""
+    return bullets(
+        f"{audit.attack_title(cell.attack)}, {audit.vantage_title(cell.vantage)}: {cell.note}"
+        for cell in audit.cells
+        if cell.note
+    )
+
+
+def _table(audit: Audit) -> str:
+    head = "".join(f'<th scope="col">{text(title)}</th>' for title in ("attack", *(v.title for v in audit.vantages)))
+    body = "".join(_row(audit, attack) for attack in audit.attacks if not _nowhere(audit, attack))
+    if not body:
+        return ""
+    return (
+        f'<div class="scroll"><table class="matrix">\n<thead><tr>{head}</tr></thead>\n'
+        f"<tbody>\n{body}</tbody></table></div>\n"
+    )
+
+
+def _nowhere(audit: Audit, attack: Named) -> bool:
+    """Whether an attack could be made by no adversary at all."""
+    cells = [audit.cell(attack.name, vantage.name) for vantage in audit.vantages]
+    return all(cell is not None and not cell.applicable for cell in cells)
+
+
+def _left_out(audit: Audit) -> str:
+    """The attacks that no adversary could make, each adversary with its own reason; attacks with the same reasons together."""
+    titles: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for attack in audit.attacks:
+        if _nowhere(audit, attack):
+            titles.setdefault(_reasons(audit, attack), []).append(attack.title)
+    lines = [f"{'; '.join(named)}. {_given(reasons)}" for reasons, named in titles.items()]
+    return paragraph("These attacks do not apply to this run, whoever makes them:") + bullets(lines) if lines else ""
+
+
+def _reasons(audit: Audit, attack: Named) -> tuple[tuple[str, str], ...]:
+    """(adversaries, reason), the weakest first."""
+    whose: dict[str, list[str]] = {}
+    for vantage in audit.vantages:
+        cell = audit.cell(attack.name, vantage.name)
+        whose.setdefault((cell and cell.why) or "no reason is given", []).append(vantage.title)
+    return tuple((listed(titles), why) for why, titles in whose.items())
+
+
+def _given(reasons: tuple[tuple[str, str], ...]) -> str:
+    if len(reasons) == 1:
+        return f"All adversaries: {reasons[0][1]}."
+    return " ".join(f"{titles}: {why}." for titles, why in reasons)
+
+
+def _row(audit: Audit, attack: Named) -> str:
+    paper = f"<small>{text(attack.about)}</small>" if attack.about else ""
+    cells = "".join(_cell(audit, audit.cell(attack.name, vantage.name)) for vantage in audit.vantages)
+    return f'<tr><th scope="row">{text(attack.title)}{paper}</th>{cells}</tr>\n'
+
+
+def _cell(audit: Audit, cell: Cell | None) -> str:
+    if cell is None:
+        return _filled("none", "not tried")
+    if not cell.applicable:
+        return _filled("none", "does not apply", cell.why or "no reason is given")
+    mark = significance.mark(cell, audit)
+    if cell.auc is None:
+        own = [f"{name} {value}" for name, value in measured(cell)[:_SHOWN]]
+        told = short(cell)
+        css = {"leak": "leak", "part": "sign"}.get(mark, "own")
+        return _filled(css, *(own or ("no number", cell.note or "no reason is given")), *([told] if told else []))
+    low, high = cell.interval or (None, None)
+    between = f"{shown(low)} to {shown(high)}" if cell.interval else "no interval"
+    few = mark in ("leak", "within", "beyond") and not significance.ranks_hold_up(cell, audit)
+    word = f"{_WORDS[mark]}{_rarely(audit, cell)}" if few else _WORDS[mark]
+    main = ["main attack"] if cell == audit.main_cell else []
+    css = {"within": "own", "beyond": "sign"}.get(mark, mark)
+    return _filled(css, f"{shown(cell.auc)}", between, *main, word)
+
+
+def _rarely(audit: Audit, cell: Cell) -> str:
+    """Where a finding is that the AUC does not show: among the few that are accused first."""
+    tail = next(tail for tail in cell.tails if significance.tail_holds_up(tail, cell, audit))
+    return f": {percent(tail.tpr)} caught at {percent(tail.fpr)}"
+
+
+def _filled(mark: str, first: str, *rest: str) -> str:
+    lines = "".join(f"<small>{text(line)}</small>" for line in rest)
+    return f'<td class="{mark}"><b>{text(first)}</b>{lines}</td>'
+
+
+def _numbers(audit: Audit) -> str:
+    head = (
+        "attack",
+        "adversary",
+        "AUC",
+        "members caught at",
+        "lower bound",
+        "accounted",
+        "units",
+        "time",
+        "also measured",
+    )
+    return table(head, (_numbers_of(audit, cell) for cell in audit.cells if cell.applicable))
+
+
+def _numbers_of(audit: Audit, cell: Cell) -> tuple[str, ...]:
+    between = "" if cell.interval is None else f" ({shown(cell.interval[0])} to {shown(cell.interval[1])})"
+    bound = at_least(cell.lower) + (f" ({cell.how})" if cell.how and cell.lower is not None else "")
+    return (
+        audit.attack_title(cell.attack),
+        audit.vantage_title(cell.vantage),
+        f"{shown(cell.auc)}{between}",
+        "; ".join(tails(cell)) or MISSING,
+        bound,
+        at_most(cell.accounted) if audit.comparable else MISSING,
+        f"{shown(cell.members)} in, {shown(cell.non_members)} out",
+        duration(cell.seconds),
+        listed([f"{name} {value}" for name, value in measured(cell)]) or MISSING,
+    )
+
+
+def tails(cell: Cell) -> Iterable[str]:
+    """Each true-positive rate with its interval and that of the false positives it was had at; or that it was refused."""
+    for tail in cell.tails:
+        if tail.tpr is None:
+            yield f"{100 * tail.target:g} % accused falsely: refused, too few were held out"
+            continue
+        exactly = " exactly" if cell.known else _between(tail.fpr_interval)
+        accused = f"{percent(tail.fpr)}{exactly} accused falsely"
+        yield f"{100 * tail.target:g} %: {percent(tail.tpr)}{_between(tail.tpr_interval)}, with {accused}"
+
+
+def _between(interval: tuple[float, float] | None) -> str:
+    return "" if interval is None else f" ({percent(interval[0])} to {percent(interval[1])})"
+
+
+_READING = (
+    "Each number is the AUC: of all pairs of one that was trained on and one that was held out, the share in which the"
+    " attack ranks the first higher. 0.5 is a coin, 1 is always right. Below it stands its 95 % interval, of this number"
+    " by itself; it is the only interval of an AUC on this page. How many were tried is allowed for in the words: “leak”"
+    " and “within the guarantee” stand where luck gives as much in 5 % of audits at most, whatever was"
+    " tried, the second where the run's guarantee covers this adversary and allows as much. “Weak sign” means that only the"
+    " interval is above 0.5. Where canaries pull along random directions, the law of those held out is known, and the"
+    " AUC is against that law. Attacks on something else than membership show their own numbers: of texts, how many of"
+    " their words came back and how many of those named are right, then the same of words with their places. There"
+    " “leak” means that more than half came back."
+)

@@ -1,0 +1,46 @@
+"""The sections of an audit in one self-contained file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from attacks.report.page import curves, exposure, limits, matrix, opening, sweep
+from attacks.report.reading import Audit, read
+from attacks.report.verdict import verdict
+from secure_fed.report.page.page import document
+from secure_fed.runs.durable import atomic_write
+
+Section = Callable[[Audit], str]
+
+# In reading order, behind the verdict. A section returns "" where the audit has nothing for it.
+SECTIONS: tuple[Section, ...] = (
+    opening.numbers,
+    matrix.matrix,
+    curves.characteristic,
+    curves.bounds,
+    sweep.sweep,
+    exposure.clients,
+    exposure.examples,
+    limits.baseline,
+    limits.not_proved,
+    limits.how,
+)
+
+
+def write(audit: Mapping[str, Any], path: Path) -> Path:
+    """Write the page of a parsed audit.json to `path`, whole or not at all, and return it."""
+    atomic_write(path, page(audit), private=True)
+    return path
+
+
+def page(audit: Mapping[str, Any]) -> str:
+    """The whole HTML document. What `audit` lacks is told as missing; equal audits give equal bytes."""
+    told = read(audit)
+    made = verdict(audit)
+    level, text, summary = opening.recorded(told) or (made["level"], made["text"], made["summary"])
+    first = opening.heading(told, level) + opening.verdict(level, text, summary)
+    style = resources.files(__package__).joinpath("audit.css").read_text(encoding="utf-8")
+    return document(f"{opening.name(told)}: audit", first + "".join(section(told) for section in SECTIONS), style)

@@ -1,0 +1,185 @@
+"""Inline SVG plots of an audit's numbers, in the colours of `secure_fed.report.page.plots`; no foreign text gets in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from attacks.report.values import Interval
+from attacks.report.wording import at_least
+from secure_fed.report.formatting import at_most
+from secure_fed.report.page.plots import FIRST, INK, RULE, SECOND, drawing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MOST_POINTS = 240
+
+
+@dataclass(frozen=True)
+class Curve:
+    """An empirical characteristic: equally long lists, rates rising; low and high are empty without a band."""
+
+    fpr: Sequence[float]
+    tpr: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One run of a sweep. epsilon: None of a run without a guarantee."""
+
+    epsilon: float | None
+    accuracy: float | None
+    auc: float | None
+    interval: Interval | None
+    lower: float | None
+
+
+def characteristic(title: str, curve: Curve, floor: float) -> str:
+    """True- against false-positive rate, both logarithmic from `floor` on, with its band and a coin's line."""
+    return drawing(title, lambda axes: _draw_characteristic(axes, curve, floor), inches=(4.6, 3.6))
+
+
+def promised_and_shown(
+    title: str, lower: float, accounted: float | None, between: Sequence[tuple[str, float]] = ()
+) -> str:
+    """The lower bound on epsilon as a bar, named estimates below it, and the accounted epsilon as the last."""
+    height = 1.5 + 0.4 * len(between)
+    return drawing(title, lambda axes: _draw_bounds(axes, lower, accounted, between), inches=(4.6, height))
+
+
+def scores(title: str, marks: Sequence[Mark]) -> str:
+    """Accuracy and AUC of every run, the AUC with its interval; empty where none was measured."""
+    if not any(mark.accuracy is not None or mark.auc is not None for mark in marks):
+        return ""
+    return drawing(title, lambda axes: _draw_scores(axes, marks))
+
+
+def epsilons(title: str, marks: Sequence[Mark]) -> str:
+    """What was shown beside what was promised, for every run; empty where there is neither."""
+    if not any(mark.epsilon is not None or mark.lower is not None for mark in marks):
+        return ""
+    return drawing(title, lambda axes: _draw_epsilons(axes, marks))
+
+
+def _draw_characteristic(axes: Axes, curve: Curve, floor: float) -> None:
+    keep = _thinned(curve.fpr, floor)
+    fpr = [max(curve.fpr[i], floor) for i in keep]
+
+    def kept(values: Sequence[float]) -> list[float]:
+        return [max(values[i], floor) for i in keep]
+
+    if len(curve.low) == len(curve.high) == len(curve.fpr):
+        axes.fill_between(
+            fpr, kept(curve.low), kept(curve.high), step="post", color=FIRST, alpha=0.18, linewidth=0, label="interval"
+        )
+    axes.plot(fpr, kept(curve.tpr), color=FIRST, drawstyle="steps-post", label="attack")
+    axes.plot([floor, 1], [floor, 1], color=INK, linestyle=":", linewidth=1, label="a coin")
+    axes.set(xscale="log", yscale="log", xlim=(floor, 1), ylim=(floor, 1.15))
+    ticks = [10.0**power for power in range(math.ceil(math.log10(floor) - 1e-9), 1)]
+    names = [f"{100 * tick:g} %" for tick in ticks]
+    axes.set_xticks(ticks, labels=names)
+    axes.set_yticks(ticks, labels=names)
+    axes.minorticks_off()
+    axes.grid(color=RULE, linewidth=0.6)
+    axes.set(xlabel="falsely accused", ylabel="members caught")
+    _legend(axes, 3)
+
+
+def _draw_bounds(axes: Axes, lower: float, accounted: float | None, between: Sequence[tuple[str, float]]) -> None:
+    top = len(between) + 1
+    axes.barh(top, lower, color=SECOND, height=0.62)
+    _beside(axes, lower, top, at_least(lower))
+    for place, (_, value) in zip(range(top - 1, 0, -1), between, strict=True):
+        axes.barh(place, value, facecolor="none", edgecolor=SECOND, hatch="///", linewidth=0.8, height=0.62)
+        _beside(axes, value, place, at_least(value))
+    if accounted is None:
+        _beside(axes, 0, 0, "no guarantee")
+    else:
+        axes.barh(0, accounted, color=FIRST, height=0.62)
+        _beside(axes, accounted, 0, at_most(accounted))
+    names = ["shown, at least", *(name for name, _ in between), "promised, at most"]
+    axes.set_yticks(range(top, -1, -1), labels=names)
+    most = max([lower, accounted or 0.0, 0.1, *(value for _, value in between)])
+    axes.set(xlim=(0, 1.18 * most), ylim=(-0.5, top + 0.5), xlabel="epsilon")
+    axes.tick_params(axis="y", length=0, pad=6)
+
+
+def _beside(axes: Axes, end: float, place: float, told: str) -> None:
+    """What a bar is long, behind its end."""
+    axes.annotate(told, (end, place), xytext=(5, 0), textcoords="offset points", va="center")
+
+
+def _draw_scores(axes: Axes, marks: Sequence[Mark]) -> None:
+    axes.axhline(0.5, color=INK, linestyle=":", linewidth=1, label="a coin")
+    measured = [(place, mark.accuracy) for place, mark in enumerate(marks) if mark.accuracy is not None]
+    axes.plot(
+        [place for place, _ in measured], [value for _, value in measured], color=FIRST, marker="o", label="accuracy"
+    )
+    lowest = _draw_aucs(axes, [(place, mark) for place, mark in enumerate(marks) if mark.auc is not None])
+    axes.set(ylim=(min(0.4, lowest) - 0.02, 1.02), ylabel="score")
+    _places(axes, marks)
+
+
+def _draw_aucs(axes: Axes, told: Sequence[tuple[int, Mark]]) -> float:
+    """AUCs with their whiskers; the lowest point that is drawn."""
+    aucs = [mark.auc or 0.0 for _, mark in told]
+    ends = [mark.interval or (auc, auc) for (_, mark), auc in zip(told, aucs, strict=True)]
+    below = [max(0.0, auc - low) for auc, (low, _) in zip(aucs, ends, strict=True)]
+    above = [max(0.0, high - auc) for auc, (_, high) in zip(aucs, ends, strict=True)]
+    style: dict[str, Any] = {"color": SECOND, "linestyle": "--", "marker": "s", "capsize": 3}
+    axes.errorbar([place for place, _ in told], aucs, yerr=(below, above), label="AUC of the attack", **style)
+    return min((auc - less for auc, less in zip(aucs, below, strict=True)), default=0.5)
+
+
+def _draw_epsilons(axes: Axes, marks: Sequence[Mark]) -> None:
+    promised = [(place, mark.epsilon) for place, mark in enumerate(marks) if mark.epsilon is not None]
+    shown = [(place, mark.lower) for place, mark in enumerate(marks) if mark.lower is not None]
+    axes.bar(
+        [place - 0.2 for place, _ in promised],
+        [value for _, value in promised],
+        0.38,
+        color=FIRST,
+        label="promised, at most",
+    )
+    axes.bar(
+        [place + 0.2 for place, _ in shown], [value for _, value in shown], 0.38, color=SECOND, label="shown, at least"
+    )
+    for offset, bars, words in ((-0.2, promised, at_most), (0.2, shown, at_least)):
+        for place, value in bars:
+            axes.text(place + offset, value, words(value), ha="center", va="bottom", fontsize=8)
+    axes.set(ylim=(0, 1.15 * max([0.1, *(value for _, value in promised + shown)])), ylabel="epsilon")
+    _places(axes, marks)
+
+
+def _places(axes: Axes, marks: Sequence[Mark]) -> None:
+    names = ["no guarantee" if mark.epsilon is None else f"{mark.epsilon:.3g}" for mark in marks]
+    axes.set_xticks(range(len(marks)), labels=names)
+    axes.set(xlim=(-0.6, len(marks) - 0.4), xlabel="accounted epsilon of the run")
+    axes.grid(axis="y")
+    _legend(axes, 3)
+
+
+def _legend(axes: Axes, columns: int) -> None:
+    axes.legend(
+        loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, frameon=False, borderaxespad=0.2, columnspacing=1.2
+    )
+
+
+def _thinned(fpr: Sequence[float], floor: float) -> list[int]:
+    """Places of points that are far enough apart on a logarithmic axis; of those at or below the floor the last is enough."""
+    step = -math.log(floor) / _MOST_POINTS
+    kept: list[int] = []
+    last = -math.inf
+    for place, rate in enumerate(fpr):
+        at = math.log(max(rate, floor))
+        if place + 1 == len(fpr) or at - last >= step:
+            kept.append(place)
+            last = at
+        elif at <= math.log(floor):
+            kept[-1] = place
+    return kept

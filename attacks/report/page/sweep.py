@@ -1,0 +1,118 @@
+"""Runs that differ in their privacy: what it cost in accuracy, and what it hid."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attacks.report.page import plots
+from attacks.report.page.plots import Mark
+from attacks.report.reading import Audit
+from attacks.report.values import Row, interval, number, row, words
+from attacks.report.wording import at_least
+from secure_fed.report.formatting import at_most, listed, percent, rate
+from secure_fed.report.formatting import number as shown
+from secure_fed.report.page.markup import facts, figure, figures, paragraph, section, subsection, table
+
+_PAIR = 2
+_HEAD = ("run", "accounted epsilon", "accuracy", "AUC", "caught at 1 %", "at 0.1 %", "epsilon shown")
+
+
+def sweep(audit: Audit) -> str:
+    """A table and two drawings; two runs stand side by side."""
+    runs = sorted(audit.sweep, key=lambda run: (number(run.get("epsilon")) is None, number(run.get("epsilon")) or 0.0))
+    if not runs:
+        return ""
+    cells = [_cells(run, audit) for run in runs]
+    table_of_runs = _side_by_side(cells) if len(runs) == _PAIR else table(_HEAD, cells)
+    return section(
+        "With and without privacy" if len(runs) == _PAIR and _one_protected(runs) else "With more and less privacy",
+        paragraph(_unlike(runs)),
+        paragraph(_READING),
+        table_of_runs,
+        figures(*_drawings([_mark(run) for run in runs])),
+    )
+
+
+def _unlike(runs: Sequence[Row]) -> str:
+    """In what these runs differ beside their privacy, so that nobody takes the one for the reason of the other."""
+    kinds = {name: {words(row(run.get("of")).get(name)) for run in runs} for name in _KINDS}
+    unlike = [said for name, said in _KINDS.items() if len(kinds[name]) > 1]
+    if not unlike:
+        return "The same training, made with different limits on what it may give away, and audited alike."
+    return (
+        f"These runs differ in more than their privacy: in {listed(unlike)}. So what one of them gives away tells little of"
+        " another."
+    )
+
+
+def _side_by_side(runs: Sequence[tuple[str, ...]]) -> str:
+    panels = "".join(
+        f"<div>{subsection(cells[0], facts(zip(_HEAD[1:], cells[1:], strict=True)))}</div>\n" for cells in runs
+    )
+    return f'<div class="panels">\n{panels}</div>\n'
+
+
+def _cells(run: Row, audit: Audit) -> tuple[str, ...]:
+    epsilon, lower, delta = (number(run.get(name)) for name in ("epsilon", "epsilon_lower", "delta"))
+    at = "" if lower is None or delta is None else f" at delta {rate(delta)}"
+    about = interval(run.get("auc_interval"))
+    between = "" if about is None else f" ({shown(about[0])} to {shown(about[1])})"
+    return (
+        words(run.get("label")) or words(run.get("run_dir")) or "a run without a name",
+        "unprotected" if epsilon is None else at_most(epsilon),
+        percent(number(run.get("accuracy"))),
+        f"{shown(number(run.get('auc')))}{between}{_whose(run, '', audit)}",
+        _caught(run.get("tpr_at_1")),
+        _caught(run.get("tpr_at_01")),
+        f"{at_least(lower)}{at}{_whose(run, 'epsilon_lower_', audit)}",
+    )
+
+
+def _whose(run: Row, of: str, audit: Audit) -> str:
+    """The attack and the adversary that a number is of."""
+    attack, vantage = words(run.get(f"{of}attack")), words(run.get(f"{of}vantage"))
+    return f" [{audit.attack_title(attack)}; {audit.vantage_title(vantage)}]" if attack else ""
+
+
+def _caught(found: object) -> str:
+    """A true-positive rate, given as a number or with its intervals; none where it was refused."""
+    about = row(found)
+    value = number(about.get("tpr")) if about else number(found)
+    between = interval(about.get("tpr_interval"))
+    if value is None:
+        return "refused"
+    return percent(value) + ("" if between is None else f" ({percent(between[0])} to {percent(between[1])})")
+
+
+def _drawings(marks: Sequence[Mark]) -> tuple[str, str]:
+    return (
+        figure("What it cost, and what it hid", plots.scores("accuracy and AUC of every run", marks), _SCORES),
+        figure("Promised and shown", plots.epsilons("promised and shown epsilon of every run", marks), _EPSILONS),
+    )
+
+
+def _mark(run: Row) -> Mark:
+    names = ("epsilon", "accuracy", "auc", "epsilon_lower")
+    epsilon, accuracy, auc, lower = (number(run.get(name)) for name in names)
+    return Mark(epsilon, accuracy, auc, interval(run.get("auc_interval")), lower)
+
+
+def _one_protected(runs: Sequence[Row]) -> bool:
+    return [number(run.get("epsilon")) is None for run in runs] == [False, True]
+
+
+_KINDS = {
+    "data": "their data",
+    "method": "their method",
+    "audited_unit": "what is audited",
+    "canaries": "the canaries planted",
+}
+_READING = (
+    "The AUC is that of the main attack, which was named before any score was seen, and caught at 1 % are the members"
+    " that it names when it is wrong about 1 % of the others. A rate is refused where too few were held out to show it."
+    " The epsilon shown is the largest lower bound, with a guarantee against those whom it covers: it may be of another"
+    " attack and another adversary. Both are named in brackets. Bounds of runs without a guarantee are at delta 0, where"
+    " the same guesses show more than at the delta of a guarantee."
+)
+_SCORES = "Accuracy should stay high and the AUC near 0.5. The whiskers are intervals."
+_EPSILONS = "The second bar is the epsilon shown. A run without a guarantee has no first bar."

@@ -1,0 +1,32 @@
+"""Texts recovered by the attacks of an audit: attempts of a cell, and the grade of the best (`attacks.evidence.attempts`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attacks.evidence.attempts import Attempt, Grade, best, exact, guessed, matched
+from attacks.report.reading import Cell
+from attacks.report.values import Row, count, row
+
+
+def attempts(cell: Cell) -> tuple[Attempt, ...]:
+    """Every way in which an attack looked for texts, and had a number to tell."""
+    return () if cell.of_membership else tuple(one for one in _all(cell.measured) if one.mean.most is not None)
+
+
+def grade(cell: Cell) -> Grade | None:
+    """That of the best attempt; None of an attack that looked for no texts."""
+    found = best(attempts(cell))
+    return None if found is None else found.grade
+
+
+def _all(measured: Row) -> Iterator[Attempt]:
+    together = row(measured.get("all_rounds"))
+    for told, of_all in ((measured, False), (together, True)):
+        looked, applied = count(told.get("updates")), count(told.get("exact_applicable"))
+        most = row(told.get("most_exposed"))
+        yield Attempt("exact", exact(told), exact(most) if most else None, of_all, looked, applied)
+        most = row(told.get("most_exposed_guess"))
+        yield Attempt("guessed", guessed(told), guessed(most) if most else None, of_all, looked)
+    optimised = row(measured.get("matching"))
+    yield Attempt("matched", matched(optimised), looked=count(optimised.get("updates")))

@@ -1,0 +1,329 @@
+"""audit.json as typed values, for those who tell of it: whatever is missing or is not what it should be is None or empty.
+
+An audit may be old, cut short or edited by hand, and its reader should still see the rest of it. So nothing here raises, and no
+number is made up: what cannot be read is missing, never 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from attacks.report.values import Interval, Row, count, interval, number, row, rows, share, words
+
+NO_UNIT = "none"
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The true-positive rate where at most `target` of the non-members are accused; `tpr` is None where it was refused."""
+
+    target: float
+    tpr: float | None
+    tpr_interval: Interval | None
+    fpr: float | None
+    fpr_interval: Interval | None
+
+
+@dataclass(frozen=True)
+class Estimated:
+    """An estimate: its kind, the end that epsilon is above with 95 % if what it supposes holds, and the likeliest epsilon."""
+
+    name: str
+    epsilon: float
+    point: float | None
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What an attack may find on a run that keeps its guarantee. by: "mechanism" of the curve of its noise, else "epsilon"."""
+
+    auc: float
+    rates: Mapping[float, float]
+    by: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One attack at one vantage point. interval: of the AUC by itself, at 95 %. lower: the lower bound on epsilon; accounted:
+    what it is to be set against, None where nothing is promised against this adversary. null: "known" where members were held
+    against a known law. estimates: of epsilon, no bounds. allowed: what the guarantee lets an attack find, where it was worked
+    out.
+    """
+
+    attack: str
+    vantage: str
+    applicable: bool
+    why: str
+    auc: float | None
+    interval: Interval | None
+    tails: tuple[Tail, ...]
+    lower: float | None
+    how: str
+    accounted: float | None
+    members: int | None
+    non_members: int | None
+    measured: Row
+    note: str
+    seconds: float | None
+    showable: float | None = None
+    null: str = ""
+    estimates: tuple[Estimated, ...] = ()
+    allowed: Allowed | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether the law of a non-member's score was known, so that no held-out unit has a part in AUC and rates."""
+        return self.null == "known"
+
+    @property
+    def of_membership(self) -> bool:
+        """Whether it ranked units by how likely they are members."""
+        return self.applicable and self.auc is not None
+
+    def tail(self, target: float) -> Tail | None:
+        """The rate at that false-positive rate, where it was measured."""
+        return next((tail for tail in self.tails if math.isclose(tail.target, target) and tail.tpr is not None), None)
+
+
+@dataclass(frozen=True)
+class Named:
+    """A vantage point or an attack. about: what it sees, or the paper it is of."""
+
+    name: str
+    title: str
+    about: str
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A guess from the texts alone. at_chance: None where nobody looked, for the reason `why`."""
+
+    auc: float | None
+    interval: Interval | None
+    at_chance: bool | None
+    why: str
+
+
+@dataclass(frozen=True)
+class Audit:
+    """One audit. unit: whom the guarantee protects, "none" without one; audited: what was in or out by a coin. epsilon: what
+    findings can be set against; promised: that of the run, of an `adjacency` that coins may be unable to ask about. asked_for:
+    attacks by name, empty if all; personal: tensors that stay with clients. main: attack and vantage of the main one. phantoms:
+    whether the units are phantoms, which are nobody's data.
+    """
+
+    run: str
+    method: str
+    unit: str
+    audited: str
+    epsilon: float | None
+    delta: float | None
+    accuracy: float | None
+    members: int | None
+    non_members: int | None
+    significance: float
+    baseline: Baseline
+    vantages: tuple[Named, ...]
+    attacks: tuple[Named, ...]
+    cells: tuple[Cell, ...]
+    roc: Mapping[str, Row]
+    clients: tuple[Row, ...]
+    exposed: tuple[Row, ...]
+    sweep: tuple[Row, ...]
+    verdict: Row
+    canaries: str = "none"
+    promised: float | None = None
+    adjacency: str = ""
+    asked_for: tuple[str, ...] = ()
+    personal: tuple[str, ...] = ()
+    main: tuple[str, str] | None = None
+    accusations: tuple[Row, ...] = ()
+    phantoms: bool = False
+
+    @property
+    def main_cell(self) -> Cell | None:
+        """The cell of the main attack, which was named before scores were seen; None of an audit that names none."""
+        return next((cell for cell in self.of_membership if (cell.attack, cell.vantage) == self.main), None)
+
+    @property
+    def protected(self) -> bool:
+        """Whether there is an epsilon that the run promised to keep to."""
+        return self.unit != NO_UNIT and self.epsilon is not None
+
+    @property
+    def comparable(self) -> bool:
+        """Whether the guarantee is for the unit that was audited."""
+        return self.protected and self.unit == self.audited
+
+    @property
+    def of_membership(self) -> tuple[Cell, ...]:
+        """The cells that ranked units."""
+        return tuple(cell for cell in self.cells if cell.of_membership)
+
+    @property
+    def results(self) -> tuple[Cell, ...]:
+        """The same, an attack that finds the same for several adversaries only for the weakest of them."""
+        found: dict[object, Cell] = {}
+        for cell in sorted(self.of_membership, key=lambda cell: self.rank(cell.vantage)):
+            found.setdefault((cell.attack, cell.auc, cell.interval, cell.tails, cell.lower), cell)
+        return tuple(found.values())
+
+    @property
+    def bounded(self) -> tuple[Cell, ...]:
+        """The cells with a lower bound on epsilon, largest first, those that the guarantee covers before all others."""
+        found = [cell for cell in self.cells if cell.lower is not None]
+        return tuple(sorted(found, key=lambda cell: (not self.covers(cell), -(cell.lower or 0.0))))
+
+    def covers(self, cell: Cell) -> bool:
+        """Whether the guarantee is for the unit that was audited, and against this adversary."""
+        return self.comparable and cell.accounted is not None
+
+    def cell(self, attack: str, vantage: str) -> Cell | None:
+        """What came of that attack there; None where it was not tried."""
+        return next((cell for cell in self.cells if (cell.attack, cell.vantage) == (attack, vantage)), None)
+
+    def rank(self, vantage: str) -> int:
+        """A vantage point's place from the weakest on; one that is not known comes last."""
+        return next((place for place, known in enumerate(self.vantages) if known.name == vantage), len(self.vantages))
+
+    def attack_title(self, name: str) -> str:
+        """An attack's name as people read it."""
+        return next((attack.title for attack in self.attacks if attack.name == name), name)
+
+    def vantage_title(self, name: str) -> str:
+        """A vantage point's name as people read it."""
+        return next((vantage.title for vantage in self.vantages if vantage.name == name), name)
+
+
+def read(audit: Mapping[str, Any]) -> Audit:
+    """What `audit` says, as far as it can be read."""
+    told = row(audit)
+    unit = words(told.get("unit")) or NO_UNIT
+    return Audit(
+        run=words(told.get("run_dir")),
+        method=words(told.get("method")),
+        unit=unit,
+        audited=words(told.get("audited_unit")) or ("example" if unit == NO_UNIT else unit),
+        epsilon=number(told.get("epsilon_accounted")),
+        delta=number(told.get("delta")),
+        accuracy=number(told.get("accuracy")),
+        members=count(told.get("members")),
+        non_members=count(told.get("non_members")),
+        significance=share(told.get("significance"), 0.05),
+        baseline=_baseline(row(told.get("baseline"))),
+        vantages=_named(told, "vantages", "vantage", "sees"),
+        attacks=_named(told, "attacks", "attack", "paper"),
+        cells=tuple(_cell(one, told) for one in rows(told.get("cells"))),
+        roc={words(name): row(curve) for name, curve in row(told.get("roc")).items()},
+        clients=rows(told.get("clients")),
+        exposed=rows(told.get("exposed")),
+        sweep=rows(told.get("sweep")),
+        verdict=row(told.get("verdict")),
+        canaries=words(told.get("canaries")) or "none",
+        promised=number(told.get("epsilon_promised")),
+        adjacency=words(told.get("adjacency")),
+        asked_for=_names(told.get("asked_for")),
+        personal=_names(told.get("personal")),
+        main=_main(row(told.get("main"))),
+        accusations=rows(told.get("accusations")),
+        phantoms=words(told.get("audited_of")) == "phantoms",
+    )
+
+
+def _main(told: Row) -> tuple[str, str] | None:
+    attack, vantage = words(told.get("attack")), words(told.get("vantage"))
+    return (attack, vantage) if attack and vantage else None
+
+
+def _names(value: object) -> tuple[str, ...]:
+    return tuple(filter(None, map(words, value))) if isinstance(value, list | tuple) else ()
+
+
+def _cell(one: Row, told: Row) -> Cell:
+    applicable = one.get("applicable") is not False
+    return Cell(
+        attack=words(one.get("attack")),
+        vantage=words(one.get("vantage")),
+        applicable=applicable,
+        why=words(one.get("why")),
+        auc=number(one.get("auc")) if applicable else None,
+        interval=interval(one.get("auc_interval")) if applicable else None,
+        tails=_tails(row(one.get("tpr_at_fpr"))) if applicable else (),
+        lower=number(one.get("epsilon_lower")) if applicable else None,
+        how=words(one.get("epsilon_how")),
+        accounted=_accounted(one, told),
+        members=_own(one, told, "members"),
+        non_members=_own(one, told, "non_members"),
+        measured=row(one.get("measured")) if applicable else {},
+        note=words(one.get("note")),
+        seconds=number(one.get("seconds")),
+        showable=number(one.get("epsilon_showable")) if applicable else None,
+        null=words(one.get("null")),
+        estimates=_estimates(one.get("estimates")) if applicable else (),
+        allowed=_allowed(row(one.get("allowed"))),
+    )
+
+
+def _estimates(value: object) -> tuple[Estimated, ...]:
+    found = ((words(one.get("name")), number(one.get("epsilon")), number(one.get("point"))) for one in rows(value))
+    return tuple(Estimated(name, epsilon, point) for name, epsilon, point in found if name and epsilon is not None)
+
+
+def _allowed(told: Row) -> Allowed | None:
+    auc = number(told.get("auc"))
+    if auc is None:
+        return None
+    rates = {float(name): number(rate) for name, rate in row(told.get("tpr_at_fpr")).items() if _is_rate(name)}
+    return Allowed(auc, {at: rate for at, rate in rates.items() if rate is not None}, words(told.get("by")))
+
+
+def _is_rate(name: object) -> bool:
+    try:
+        return math.isfinite(float(name))  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+
+
+def _accounted(one: Row, told: Row) -> float | None:
+    """The epsilon that holds against this adversary, null if none: the cell's, else its vantage point's, else the run's."""
+    at = next((seen for seen in rows(told.get("vantages")) if seen.get("name") == one.get("vantage")), {})
+    for place in (one, at):
+        if "epsilon_accounted" in place:
+            return number(place["epsilon_accounted"])
+    return number(told.get("epsilon_accounted"))
+
+
+def _own(one: Row, told: Row, name: str) -> int | None:
+    return next((found for found in (count(at.get(name)) for at in (one, told)) if found is not None), None)
+
+
+def _tails(told: Row) -> tuple[Tail, ...]:
+    found = []
+    for name, rates in told.items():
+        if not _is_rate(name):
+            continue
+        at = row(rates)
+        tpr, fpr = number(at.get("tpr")), number(at.get("fpr"))
+        found.append(Tail(float(name), tpr, interval(at.get("tpr_interval")), fpr, interval(at.get("fpr_interval"))))
+    return tuple(sorted(found, key=lambda tail: -tail.target))
+
+
+def _baseline(told: Row) -> Baseline:
+    auc, about = number(told.get("auc")), interval(told.get("auc_interval"))
+    at_chance = told.get("at_chance")
+    if not isinstance(at_chance, bool):
+        at_chance = None if about is None else about[0] <= 0.5
+    return Baseline(auc, about, at_chance, words(told.get("why")))
+
+
+def _named(told: Row, several: str, one: str, about: str) -> tuple[Named, ...]:
+    """Those that are listed, in that order, then those that only cells name."""
+    listed = {words(entry.get("name")): entry for entry in rows(told.get(several))}
+    every: dict[str, Row] = {words(cell.get(one)): {} for cell in rows(told.get("cells"))}
+    every = {**listed, **{name: entry for name, entry in every.items() if name not in listed}}
+    return tuple(
+        Named(name, words(entry.get("title")) or name, words(entry.get(about))) for name, entry in every.items() if name
+    )

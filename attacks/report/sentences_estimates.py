@@ -1,0 +1,44 @@
+"""The estimates of the main attack in words: what each supposes, what it is called, and that it proves nothing."""
+
+from __future__ import annotations
+
+from attacks.report.reading import Audit, Estimated
+from attacks.report.wording import at_least
+from secure_fed.report.formatting import listed
+
+SHORT = {"independent": "independent", "sampled_gaussian": "Gaussian"}
+NAMES = {"independent": "if canaries are independent", "sampled_gaussian": "if the mechanism is Gaussian too"}
+SUPPOSES = {
+    "independent": "the law of non-members' scores, which is known exactly, and canaries that are independent of each other",
+    "sampled_gaussian": "the same, and a Gaussian mechanism with the run's rate and number of releases",
+}
+
+
+def estimates(audit: Audit) -> tuple[Estimated, ...]:
+    """Of the main attack, where there is a guarantee to set them beside."""
+    cell = audit.main_cell
+    return cell.estimates if cell is not None and audit.covers(cell) else ()
+
+
+def estimated(audit: Audit) -> str:
+    """What the estimates are; and that one is above what was accounted, which proves nothing."""
+    found, cell = estimates(audit), audit.main_cell
+    if not found or cell is None:
+        return ""
+    told = listed([f"{at_least(one.epsilon)} ({NAMES.get(one.name, one.name)}{_point(one)})" for one in found])
+    high = [one for one in found if cell.accounted is not None and one.epsilon > cell.accounted]
+    return (
+        f"Estimates, which suppose more than fair coins and prove nothing, say epsilon {told}.{_HIGH if high else ''}"
+    )
+
+
+def _point(one: Estimated) -> str:
+    return "" if one.point is None else f"; most likely {at_least(one.point)}"
+
+
+def supposing(one: Estimated) -> str:
+    """What one supposes."""
+    return SUPPOSES.get(one.name, "what is not said")
+
+
+_HIGH = " One is above what was accounted. That contradicts nothing by itself, but look at the noise and the code that adds it."

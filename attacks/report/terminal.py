@@ -1,0 +1,93 @@
+"""An audit on a terminal of 80 columns: the verdict in words, then every attack at every vantage point."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Column, Table
+
+from attacks.report import significance
+from attacks.report.measured import measured
+from attacks.report.reading import Audit, Cell, read
+from attacks.report.sentences_estimates import NAMES, estimates
+from attacks.report.sentences_membership import standing, uncovered
+from attacks.report.values import words
+from attacks.report.verdict import verdict
+from attacks.report.wording import at_least, promised
+from secure_fed.report.formatting import number, percent
+from secure_fed.report.terminal import PlainConsole
+
+_MARKS = {
+    "leak": "LEAK",
+    "within": "as guaranteed",
+    "beyond": "MORE THAN ALLOWED",
+    "part": "in part",
+    "sign": "weak sign",
+    "inverted": "below .5",
+    "chance": "",
+    "none": "",
+}
+_PART = "nothing of membership found; part of the texts read back"
+_TEXTS = "LEAK (texts)"
+_LEVELS = {
+    "leak": "LEAK, {}",
+    "within": "within the guarantee",
+    "none_found": "nothing found",
+    "violation": "GUARANTEE CONTRADICTED",
+    "unsupported": "cannot tell",
+}
+
+
+def show(audit: Mapping[str, Any]) -> None:
+    """Print a parsed audit.json."""
+    told = read(audit)
+    found = told.verdict if words(told.verdict.get("level")) in _LEVELS and told.verdict.get("text") else verdict(audit)
+    console = PlainConsole()
+    part = found["level"] == "none_found" and significance.partly(told)
+    texts = found["level"] == "leak" and standing(told) != "leak"
+    level = _PART if part else _TEXTS if texts else _LEVELS[str(found["level"])].format(uncovered(told))
+    console.print(f"verdict: {level}", style="bold")
+    console.print(words(found["text"]))
+    console.print(_matrix(told))
+    console.print("AUC with its 95 % interval; .5 is a coin. n/a: does not apply, the report says why.")
+    console.print(_numbers(told))
+
+
+def _matrix(audit: Audit) -> Table:
+    vantages = [Column(vantage.title, ratio=3) for vantage in audit.vantages]
+    table = Table(Column("attack", ratio=4), *vantages, box=SIMPLE_HEAD, expand=True)
+    for attack in audit.attacks:
+        table.add_row(attack.title, *(_cell(audit, audit.cell(attack.name, at.name)) for at in audit.vantages))
+    return table
+
+
+def _cell(audit: Audit, cell: Cell | None) -> str:
+    if cell is None:
+        return "not tried"
+    if not cell.applicable:
+        return "n/a"
+    mark = _MARKS[significance.mark(cell, audit)]
+    if cell.auc is None:
+        own = [f"{name} {value}" for name, value in measured(cell)[:2]] or ["no number"]
+        return "\n".join([*own, *([mark] if mark else [])])
+    between = "" if cell.interval is None else f" ({_short(cell.interval[0])}-{_short(cell.interval[1])})"
+    return f"{_short(cell.auc)}{between}" + (f"\n{mark}" if mark else "")
+
+
+def _numbers(audit: Audit) -> Table:
+    table = Table(show_header=False)
+    table.add_row("accuracy", percent(audit.accuracy))
+    table.add_row("in training, held out", f"{number(audit.members)}, {number(audit.non_members)}")
+    table.add_row("epsilon promised", promised(audit))
+    for one in estimates(audit):
+        table.add_row(f"estimated, {NAMES.get(one.name, one.name)}", at_least(one.epsilon))
+    table.add_row("epsilon shown, at least", at_least(next((cell.lower for cell in audit.bounded), None)))
+    without = {True: "at chance", False: "NOT AT CHANCE: AUCs are void", None: "not checked"}
+    table.add_row("without any model", without[audit.baseline.at_chance])
+    return table
+
+
+def _short(value: float) -> str:
+    return f"{value:.2f}".removeprefix("0")

@@ -1,0 +1,148 @@
+"""An audit in one paragraph, for somebody who has to answer for the data and is no statistician.
+
+Four verdicts, and a fifth level where none of them can be reached; the first that applies:
+
+    violation     the guarantee is contradicted: a lower bound on epsilon is above the epsilon accounted for the same unit and
+                  adversary
+    leak          texts were read back (`attacks.report.readback`), whatever guarantee there is
+    unsupported   members and non-members differ without any model, so that what was found of membership is void
+    leak          a finding on membership is significant (`attacks.report.significance`), by an adversary, or of a unit, that no
+                  guarantee covers
+    unsupported   what holds up is covered by a guarantee and more than it allows, and yet no lower bound contradicts it
+    within        what holds up is covered by a guarantee and no more than it allows
+    unsupported   there were no attacks on membership, or too few units for finding nothing to mean anything
+    none_found    nothing was found: otherwise
+
+The baseline without a model comes behind the first two. The lower bound of Steinke et al. (2023) rests on the coins alone: if
+they are fair, it is too high in at most `significance` of audits, those in which the baseline fails by luck among them. That is
+one audit in 40, and a false alarm must not hide that a guarantee is broken; the doubt is told beside it. And no coin has a part
+in whether a text was read back. What an attack found of membership is withheld: its reader takes it for something that the
+model learned, and where words alone tell members from others, it may come from the words.
+
+Of a model that tells nothing of membership something is called found in at most `significance` of audits. A contradiction rests
+on a lower bound alone, never on an interval or an estimate, which suppose more than fair coins. An interval above chance that
+does not hold up is told as a weak sign; one below chance is never told as privacy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from attacks.report import significance
+from attacks.report.reading import Audit, read
+from attacks.report.sentences_estimates import estimated
+from attacks.report.sentences_guarantee import contradicted, guarantee
+from attacks.report.sentences_membership import SERVERS, found_out, inverted, missed, signs, standing, tried
+from attacks.report.sentences_texts import texts
+from attacks.report.wording import units
+from secure_fed.report.formatting import listed
+
+Level = Literal["none_found", "within", "leak", "violation", "unsupported"]
+LEVELS: tuple[Level, ...] = ("none_found", "within", "leak", "violation", "unsupported")
+
+
+def verdict(audit: Mapping[str, Any]) -> dict[str, str]:
+    """`{"level", "text", "summary"}` of a parsed audit.json, whatever is missing in it; the text begins with the summary."""
+    told = read(audit)
+    level = level_of(told)
+    opening = _opening(told, level)
+    summary, text = map(_joined, (opening, [*opening, *_common(told, level), _closing(told, level)]))
+    return {"level": level, "text": text, "summary": summary}
+
+
+def _joined(sentences: Sequence[str]) -> str:
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def level_of(audit: Audit) -> Level:
+    """Which of these an audit is."""
+    if any(significance.contradicts(cell, audit) for cell in audit.cells):
+        return "violation"
+    if any(map(significance.recovers, audit.cells)):
+        return "leak"
+    found = standing(audit)
+    return "unsupported" if found == "void" or found == "beyond" else found
+
+
+def _opening(audit: Audit, level: Level) -> list[str]:
+    """What was found: of the guarantee, of texts, of membership."""
+    if level == "violation":
+        return [contradicted(audit), texts(audit)]
+    if level == "leak" and standing(audit) != "leak":
+        return ["A leak was found.", texts(audit), found_out(audit)]
+    return [found_out(audit), texts(audit)]
+
+
+def _common(audit: Audit, level: Level) -> list[str]:
+    """What is to be said beside: canaries, signs, wrong signs, the guarantee, and what was not looked at."""
+    of_membership = standing(audit)
+    if of_membership == "void":
+        return [_in_plain_sight(audit)]
+    return [
+        tried(audit) if level != "violation" else "",
+        _planted(audit),
+        signs(audit) if of_membership in ("none_found", "unsupported") and level != "violation" else "",
+        inverted(audit),
+        "" if level == "violation" else guarantee(audit),
+        estimated(audit),
+        missed(audit) if of_membership == "none_found" and level != "violation" else "",
+        _in_plain_sight(audit),
+        _UNCHECKED if audit.baseline.at_chance is None and not audit.phantoms else "",
+        _PERSONAL if audit.personal else "",
+        _some(audit),
+    ]
+
+
+def _planted(audit: Audit) -> str:
+    """That the audited units are conspicuous, where they are."""
+    if not audit.results or (audit.canaries == "none" and not audit.phantoms):
+        return ""
+    return _PHANTOMS if audit.phantoms else _CANARIES.format(units=units(audit))
+
+
+def _in_plain_sight(audit: Audit) -> str:
+    """That servers need no attack to learn which clients were members."""
+    if audit.audited != "client" or audit.phantoms:
+        return ""
+    counted = any(cell.vantage in SERVERS for cell in audit.of_membership)
+    return _PLAIN_SIGHT + ("." if counted else ", and no attack on it is counted.")
+
+
+def _some(audit: Audit) -> str:
+    """That not all attacks were made, but those that somebody chose."""
+    if not audit.asked_for:
+        return ""
+    return (
+        f"Nothing was tried but what was asked for: {listed([audit.attack_title(name) for name in audit.asked_for])}."
+    )
+
+
+def _closing(audit: Audit, level: Level) -> str:
+    return _CLOSING["leak" if level == "none_found" and significance.partly(audit) else level]
+
+
+_CLOSING = {
+    "violation": "Treat the model as if it had no guarantee until the mistake is found.",
+    "leak": "This is the least that is given away: a better attack may find more.",
+    "within": "A guarantee limits what is given away; it does not promise that nothing is.",
+    "none_found": "To find nothing is not proof of privacy: it is what these attacks, on this run, did not find.",
+    "unsupported": "That no verdict was reached is not a sign of privacy.",
+}
+_UNCHECKED = "Whether the two sides differ by themselves, without any model, was not checked."
+_CANARIES = (
+    "The {units} that were audited are canaries, made conspicuous on purpose; ordinary ones were not audited here, and are"
+    " expected to give away less."
+)
+_PHANTOMS = (
+    "The units that were audited are phantoms: they are nobody's data, and those that a coin chose pulled the model as far as"
+    " one unit may. Units of the data were not audited here, and are expected to give away less."
+)
+_PERSONAL = (
+    "Parts of the model stay with the clients. Outsiders and other clients were given the shared part alone, the rest as it was"
+    " before training, so that what they did not find says little."
+)
+_PLAIN_SIGHT = (
+    "A server, with secure aggregation or without, sees by name which clients take part, so that their membership is no secret"
+    " from it"
+)

@@ -1,0 +1,112 @@
+"""The adversaries, the units and the rates of an audit, as a person who runs none would say them."""
+
+from __future__ import annotations
+
+import math
+
+from attacks.report.reading import NO_UNIT, Audit
+from secure_fed.report.formatting import MISSING, at_most
+
+_ALMOST = 0.99
+COIN = 0.5  # how often a coin is right
+UNITS = {"client": "clients", "group": "groups", "example": "examples"}
+_WHO = {
+    "outsider": "an outsider who has the final adapter",
+    "fellow_client": "another client, who sees the shared model of every round",
+    "secure_server": "a server that sees only sums over clients",
+    "server": "a server that sees what every single client sends",
+}
+_ONE = {
+    "client": "one client with everything it has",
+    "example": "one training example",
+    "group": "one person's examples at a client",
+}
+_GUESS = {
+    "client": "and guesses which of two clients took part in the training, where one of them did,",
+    "example": "and guesses which of two texts was trained on, where one of them was,",
+    "group": "and guesses which of two persons' texts were trained on, where those of one were,",
+}
+
+
+def who(audit: Audit, vantage: str) -> str:
+    """The adversary at a vantage point, in the midst of a sentence."""
+    if vantage in _WHO:
+        return _WHO[vantage]
+    sees = next((known.about for known in audit.vantages if known.name == vantage), "")
+    return f"somebody who sees {sees}" if sees else f"somebody at the vantage point {audit.vantage_title(vantage)}"
+
+
+def capital(sentence: str) -> str:
+    """With a capital letter at its beginning."""
+    return sentence[:1].upper() + sentence[1:]
+
+
+def unit_one(unit: str) -> str:
+    """One of the units: "one training example"."""
+    return _ONE.get(unit, f"one {unit}")
+
+
+def units(audit: Audit) -> str:
+    """The units that were audited: "clients", "phantoms"."""
+    return "phantoms" if audit.phantoms else UNITS.get(audit.audited, "units")
+
+
+def sides(audit: Audit) -> tuple[str, str]:
+    """What members are, and what non-members: "in training" and "held out"."""
+    return ("that pulled", "that did not") if audit.phantoms else ("in training", "held out")
+
+
+def guess(unit: str) -> str:
+    """What an AUC is the share of right answers to."""
+    return _GUESS.get(unit, _GUESS["example"])
+
+
+def hundred(share: float | None, digits: int = 0) -> str:
+    """`0.531` -> "53": of 100 cases."""
+    return MISSING if share is None else f"{100 * share:.{digits}f}"
+
+
+def at_most_hundred(share: float) -> str:
+    """Rounded up, so that a limit stays one: `0.6521` -> "66", `0.99966` -> "99.97"; of 100 cases."""
+    digits = 0 if share <= _ALMOST else 2
+    return f"{math.ceil(round(10**digits * 100 * share, 6)) / 10**digits:.{digits}f}"
+
+
+def between(low: float, high: float) -> str:
+    """`(0.531, 0.562)` -> "53.1 to 56.2" of 100 cases, with so many digits that no end looks as if it were a coin's 50."""
+    digits = next(
+        (n for n in (1, 2, 3) if all(end == COIN or hundred(end, n) != hundred(COIN, n) for end in (low, high))), 4
+    )
+    return f"{hundred(low, digits)} to {hundred(high, digits)}"
+
+
+def promised(audit: Audit) -> str:
+    """The epsilon that was accounted; of a guarantee that no audit by coins can be set against, that it is so."""
+    if audit.protected:
+        return at_most(audit.epsilon)
+    if audit.unit == NO_UNIT:
+        return "no guarantee"
+    return (
+        "none that coins can test" if audit.promised is None else f"{at_most(audit.promised)}, which coins cannot test"
+    )
+
+
+def at_least(value: float | None) -> str:
+    """Rounded down, so that a lower bound stays one: `2.019` -> "2.01"."""
+    return MISSING if value is None else f"{math.floor(100 * value) / 100:.2f}"
+
+
+def apart(promised: float, shown: float) -> tuple[str, str]:
+    """A promise and a lower bound above it, rounded up and down so that the one still reads as larger: "0.993", "0.996"."""
+    if math.floor(100 * shown) / 100 > float(at_most(promised).replace(",", "")):
+        return at_most(promised), at_least(shown)
+    digits = next((n for n in range(3, 12) if math.floor(10**n * shown) > math.ceil(10**n * promised)), 12)
+    return (
+        f"{math.ceil(10**digits * promised) / 10**digits:.{digits}f}",
+        f"{math.floor(10**digits * shown) / 10**digits:.{digits}f}",
+    )
+
+
+def confidence(audit: Audit) -> str:
+    """`0.05` -> "95 %"."""
+    return f"{100 * (1 - audit.significance):.4g} %"

@@ -1,0 +1,119 @@
+"""Attacks made on a run, each from the weakest vantage that allows it and again from those at which it has more to go by."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from attacks.adversary.case import Case, Finding, Inapplicable, Settings, Shadows
+from attacks.adversary.target import Target
+from attacks.adversary.vantage import VANTAGES, Seen, seen
+from attacks.catalogue import Attack
+from secure_fed.errors import UsageError
+from secure_fed.federation import Federation
+
+_PLAIN_SIGHT = {
+    "secure_server": "this server invites clients to a sum by name, so membership of a whole client is in plain sight",
+    "server": "this server gets every update with its client's name, so membership of a whole client is in plain sight",
+}
+_BESIDE_PHANTOMS = {
+    "secure_server": "phantoms ask what the releases tell; the sums that this server sees before them are not attacked",
+    "server": "phantoms ask what the releases tell; this server sees of every phantom whether it pulls",
+}
+Progress = Callable[[str], None]
+Where = tuple[str, str]  # an attack and a vantage point
+
+
+@dataclass(frozen=True)
+class Made:
+    """A finding, and how long it took."""
+
+    finding: Finding
+    seconds: float
+
+
+def findings(
+    target: Target, attacks: Sequence[Attack], settings: Settings, why: str, progress: Progress, *, asked: bool
+) -> dict[Where, Made | str]:
+    """What each attack found from each vantage at which it has more to go by than before; or why it found nothing, which is
+    asked of every adversary anew: a reason is its own.
+
+    why: there is no truth about membership; asked: the attacks were asked for by name.
+    """
+    shadows = Shadows(
+        target.federation,
+        settings.seed,
+        lambda done, of: progress(f"round {done} of {of} of the reference adapters"),
+        target.final.round,
+    )
+    views = {name: seen(name, target.final.tensors, target.recorded) for name in VANTAGES}
+    found: dict[Where, Made | str] = {}
+    for attack in attacks:
+        progress(attack.title)
+        before: Seen | None = None
+        for vantage in _from(attack):
+            now = views[vantage]
+            if before is not None and not _sees_more(attack, before, now):
+                continue
+            nothing = why if attack.membership else ""
+            case = Case(target.federation, now, shadows)
+            one = found[attack.name, vantage] = nothing or _tried(attack, case, settings, asked=asked)
+            before = None if isinstance(one, str) else now
+    return found
+
+
+def _from(attack: Attack) -> list[str]:
+    """The vantage points that see enough, the weakest first."""
+    names = list(VANTAGES)
+    return names[names.index(attack.vantage) :]
+
+
+def _sees_more(attack: Attack, before: Seen, now: Seen) -> bool:
+    """Whether an attack that was made has more to go by here."""
+    more = (len(now.sums), len(now.updates)) != (len(before.sums), len(before.updates))
+    return more and now.vantage in attack.again
+
+
+def _tried(attack: Attack, case: Case, settings: Settings, *, asked: bool) -> Made | str:
+    """What an attack found; or why it could not be made, which goes by no coin and no score."""
+    if in_plain_sight(attack, case.federation, case.seen.vantage):
+        return plain_sight(case.seen.vantage, case.federation)
+    if case.federation.held.directions and not attack.directions:
+        if attack.membership and case.federation.held.of == "phantoms":
+            return "the audited units are phantoms, which are nobody's data: there are no examples of theirs to look at"
+        if case.federation.held.of == "data" and (attack.membership or case.federation.held.kind != "client"):
+            return "the audited units are canaries of random direction, which learn nothing of their examples"
+    if not attack.directions:
+        case = _of_those_who_learn(case)
+    if attack.shadows and settings.references == 0:
+        return "it needs reference adapters, each of which takes as long as the run: ask for them with --references 16"
+    started = time.perf_counter()
+    try:
+        finding = attack.run(case, settings)
+    except Inapplicable as error:
+        return str(error)
+    except UsageError as error:
+        if asked:
+            raise
+        return f"it failed: {error}"
+    return Made(finding, time.perf_counter() - started)
+
+
+def _of_those_who_learn(case: Case) -> Case:
+    """Without the updates of clients that pull along a direction, in which there are no texts to be found."""
+    canaries = {one.name for one in case.federation.phantoms}
+    if case.federation.held.directions:
+        canaries |= {unit.client for unit in case.units}
+    updates = [update for update in case.seen.updates if update.client not in canaries]
+    return replace(case, seen=replace(case.seen, updates=updates))
+
+
+def plain_sight(vantage: str, federation: Federation) -> str:
+    """Why nothing is tried there on whole clients: this server's own reason."""
+    return (_BESIDE_PHANTOMS if federation.held.of == "phantoms" else _PLAIN_SIGHT)[vantage]
+
+
+def in_plain_sight(attack: Attack, federation: Federation, vantage: str) -> bool:
+    """Whether this adversary knows without any attack what the attack is to find out: a server which clients take part."""
+    return attack.membership and federation.held.kind == "client" and vantage in ("secure_server", "server")

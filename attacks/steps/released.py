@@ -1,0 +1,135 @@
+"""What an adversary was shown of each round, as vectors in the coordinates of what a client sends.
+
+The most telling of it: of an example what its client sent, where single updates are seen; else the sums; else the change of the
+global state from round to round, written as the contribution of a client that had trained exactly that; else the change of all
+rounds together.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from attacks.adversary.case import Case, Inapplicable
+from secure_fed.methods.method import State
+from secure_fed.tensors.tensors import Layout, Tensors
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Release:
+    """What a round released: `moved`, the unit vector of a contribution's coordinates, from clients that began at `before`;
+    `length`, what its norm was.
+
+    trained: names that local training moves; sent: those of them that do not stay with the client. lr: local learning rate.
+    """
+
+    before: Tensors
+    trained: tuple[str, ...]
+    sent: tuple[str, ...]
+    pass_name: str
+    layout: Layout
+    moved: Floats
+    length: float
+    lr: float
+
+    @property
+    def linear(self) -> bool:
+        """Whether what is sent is the change of what is trained, coordinate by coordinate."""
+        return self.layout == Layout.of(self.before.select(self.sent))
+
+
+def releases(case: Case, client: str) -> list[Release]:
+    """The most that this adversary has of what a unit of that client may have moved."""
+    seen = case.seen
+    if seen.updates and case.federation.held.kind != "client":
+        own = (update for update in seen.updates if update.client == client)
+        found = [_told(case, one.round, one.pass_name, one.contribution) for one in own]
+    elif seen.sums:
+        found = [_told(case, one.round, one.pass_name, one.total) for one in seen.sums]
+    elif len(seen.states) > 1:
+        found = [_stepped(case, a, b) for a, b in itertools.pairwise(sorted(seen.states))]
+    else:
+        found = _over_all(case)
+    return [release for release in found if release is not None and release.moved.any()]
+
+
+def _told(case: Case, round_: int, pass_name: str, total: Tensors) -> Release | None:
+    """A contribution, or a sum of them; nothing of any pass but the first, which is what a later one goes by."""
+    before = case.seen.states.get(round_, case.federation.initial.tensors)
+    return _release(case, round_, before, pass_name, total)
+
+
+def _stepped(case: Case, a: int, b: int) -> Release | None:
+    """What the rounds from `a` to `b` released, without what the server's momentum, a known setting, carried over."""
+    states, optimizer = case.seen.states, case.federation.config.federation
+    change = _change(case, a, states[a], states[b])
+    if change is not None and optimizer.server_optimizer == "momentum" and a - 1 in states and b == a + 1:
+        earlier = _change(case, a - 1, states[a - 1], states[a])
+        if earlier is not None and Layout.of(earlier) == Layout.of(change):
+            change = change.dense() - earlier.dense() * optimizer.server_momentum
+    return None if change is None else _release(case, a, states[a], _first_pass(case, a, states[a]), change)
+
+
+def _changed(case: Case, round_: int, before: Tensors, after: Tensors) -> Release | None:
+    """The change of the global state, as a contribution; nothing where it lost entries."""
+    change = _change(case, round_, before, after)
+    return None if change is None else _release(case, round_, before, _first_pass(case, round_, before), change)
+
+
+def _first_pass(case: Case, round_: int, before: Tensors) -> str:
+    return case.federation.method.plan(State(before, round=round_)).passes[0]
+
+
+def _change(case: Case, round_: int, before: Tensors, after: Tensors) -> Tensors | None:
+    method, plan = case.federation.method, case.federation.method.plan(State(before, round=round_))
+    sent = [name for name in plan.trainable if name not in case.federation.server.personal]
+    if Layout.of(before.select(sent)) != Layout.of(after.select(sent)):
+        return None
+    return method.contribute(plan.passes[0], before, after.select(sent), {})
+
+
+def _over_all(case: Case) -> list[Release | None]:
+    """The change of all rounds together, once for every set of tensors that trained in some."""
+    federation, before = case.federation, case.federation.initial.tensors
+    rounds: dict[tuple[str, ...], int] = {}
+    for round_ in range(federation.config.federation.rounds):
+        rounds.setdefault(federation.method.plan(State(before, round=round_)).trainable, round_)
+    found = [_changed(case, round_, before, case.seen.final) for round_ in rounds.values()]
+    if None in found:
+        raise Inapplicable(
+            "the tensors of this method lost entries over the rounds, so that the last are no change of the first"
+        )
+    return found
+
+
+def _release(case: Case, round_: int, before: Tensors, pass_name: str, told: Tensors) -> Release | None:
+    federation = case.federation
+    plan = federation.method.plan(State(before, round=round_))
+    if pass_name != plan.passes[0]:
+        return None
+    sent = tuple(name for name in plan.trainable if name not in federation.server.personal)
+    told = told.without(federation.protection.in_travel.counters)
+    layout = Layout.of(told)
+    lr = case.seen.lr.get(round_, federation.config.training.lr)
+    return Release(before, plan.trainable, sent, pass_name, layout, unit_vector(told, layout), told.norm(), lr)
+
+
+def evenly(found: Sequence[Release], most: int | None) -> list[Release]:
+    """At most so many, evenly spaced."""
+    if most is None or len(found) <= most:
+        return list(found)
+    return [found[i] for i in np.linspace(0, len(found) - 1, most).round().astype(int)]
+
+
+def unit_vector(tensors: Tensors, layout: Layout) -> Floats:
+    """The tensors in the coordinates of the layout, over their norm; zeros as they are."""
+    flat: Floats = layout.flatten(tensors, torch.float64).numpy()
+    norm = float(np.linalg.norm(flat))
+    return flat / norm if norm else flat

@@ -1,0 +1,158 @@
+"""What an update says of a LoRA adapter's first factors, as row spaces that inputs can be tested against.
+
+What an update shows depends on the method and on whether B is still zero:
+
+    A and B themselves         FedLoRA, and FRA's factors in the clear, [s dB, s B] [A + dA ; dA]
+    B alone                    FFA, and everybody while B = 0, when dL/dA is zero
+    the change of the product  FRA noised or masked: s (B' dA + dB A). While B = 0 it is s dB A, which gives dB; after
+                               that it is s B' dA off the rows of A, which are known
+
+Nothing here depends on the length of an update: it may have been scaled by a factor f nobody knows, as clipping does.
+Where f matters, for how large the rounding of float32 is, it is read off the update (`rounding_grid`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from attacks.steps.rounding_grid import scaled_by
+from attacks.texts.first_layer import FirstLayer
+from attacks.texts.span import MEMBER_A, MEMBER_B, Family, Rows, SpanTest, rounding, row_space
+from secure_fed.learning.models.adapters.lora import Pair
+from secure_fed.methods.fra_lora import delta
+from secure_fed.tensors.tensors import LowRank, Tensors
+
+Shown = tuple[Rows | None, Rows | None]  # the changes of A and of B
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One contribution, or a sum of some, and the state it began at.
+
+    noise_std: of all noise that is known to be on a coordinate. clients: how many contributions were added, each
+    rounded for itself.
+    """
+
+    contribution: Tensors
+    before: Tensors
+    noise_std: float = 0.0
+    clients: int = 1
+
+    @cached_property
+    def factor(self) -> float:
+        """What the update was multiplied by. Where noise hides it, it is taken to be 1: clipping only shortens, so
+        rounding is smaller than what is taken for it, and both are small beside the noise.
+        """
+        if self.noise_std:
+            return 1.0
+        common = [name for name in self.contribution if name in self.before]
+        return scaled_by((self.contribution.tensor(name), self.before.tensor(name)) for name in common) or 1.0
+
+    def rows(self, change: Tensor, before: Tensor) -> Rows:
+        """A change of parameters that were `before`, times the factor."""
+        error = rounding(change.double(), before.double()) * math.sqrt(self.clients)
+        return Rows(change.double(), math.hypot(error, self.noise_std))
+
+    def change(self, name: str) -> Rows:
+        return self.rows(self.contribution.tensor(name), self.before.tensor(name) * self.factor)
+
+    def product(self, pair: Pair) -> Tensor | LowRank | None:
+        """The change of that module's product, where it travels and is no sketch."""
+        name = delta(pair.module)
+        if name not in self.contribution:
+            return None
+        whole = (self.before[pair.b].shape[0], self.before[pair.a].shape[1])
+        return self.contribution[name] if tuple(self.contribution[name].shape) == whole else None
+
+
+def families(sent: Sequence[Sent], first: FirstLayer, scale: float) -> list[Family]:
+    """The tests that these updates of one and the same batch of inputs make possible, those of A before those of B.
+
+    scale: s of W + s B A. Families that are vacuous are among them, so that the reader hears of it.
+    """
+    rows_a: list[Rows] = []
+    tests_b: list[SpanTest] = []
+    products: list[Family] = []
+    for one in sent:
+        shown = [_factors(one, pair, scale) for pair in first.pairs]
+        of_a = [change for change, _ in shown if change is not None]
+        rows_a += of_a
+        for pair, (_, change) in zip(first.pairs, shown, strict=True):
+            if change is not None:
+                a = one.before.tensor(pair.a)
+                tests_b.append(SpanTest(row_space([change]), a.shape[0], MEMBER_B, a))
+        if not of_a and (product := _products(one, first.pairs)):
+            products.append(product)
+    found = [Family("A", (_stacked(rows_a, sum(len(rows.matrix) for rows in rows_a)),))] if rows_a else []
+    return [*found, *products, *([Family("B", tuple(tests_b))] if tests_b else [])]
+
+
+def _stacked(rows: Sequence[Rows], most: int, through: Tensor | None = None) -> SpanTest:
+    """The test of row spaces that share their inputs and have so many directions at most."""
+    room = rows[0].matrix.shape[1]
+    return SpanTest(row_space(rows, most), room, MEMBER_A, through)
+
+
+def _factors(one: Sent, pair: Pair, scale: float) -> Shown:
+    """The changes of A and B, as far as the update shows them."""
+    names = one.contribution
+    if pair.a in names or pair.b in names:
+        return (one.change(pair.a) if pair.a in names else None), (one.change(pair.b) if pair.b in names else None)
+    product = one.product(pair)
+    if product is None:
+        return None, None
+    a, b = one.before.tensor(pair.a), one.before.tensor(pair.b)
+    if isinstance(product, LowRank) and (shown := _in_the_clear(one, product, a, b, scale)):
+        return shown
+    return None, (None if b.any() else _b_of_product(one, product, a, scale))
+
+
+def _in_the_clear(one: Sent, product: LowRank, a: Tensor, b: Tensor, scale: float) -> Shown | None:
+    """Both changes, out of f [s dB, s B] [A + dA ; dA]; A and B are known, so f is too."""
+    rank = a.shape[0]
+    if product.rank != 2 * rank:
+        return None
+    after, change = product.right[:rank], product.right[rank:]
+    if not torch.allclose(after - change, a, rtol=1e-4, atol=1e-6):
+        return None
+    moved, kept = product.left[:, :rank] / scale, product.left[:, rank:] / scale
+    return one.rows(change, a), one.rows(moved, kept if b.any() else b)
+
+
+def _b_of_product(one: Sent, product: Tensor | LowRank, a: Tensor, scale: float) -> Rows:
+    """The change of B out of s dB A."""
+    inverse = torch.linalg.pinv(a.double())
+    dense = product.dense() if isinstance(product, LowRank) else product
+    spread = float(inverse.norm()) / math.sqrt(inverse.shape[1]) / scale  # of noise that goes through the inverse
+    return Rows(dense.double() @ inverse / scale, one.rows(dense, torch.zeros_like(dense)).std * spread)
+
+
+def _products(one: Sent, pairs: Sequence[Pair]) -> Family | None:
+    """The test off the rows of every A, of products whose factors do not show. The rounding of A is not told apart from
+    its change, as the two go through the same B'; directions that it makes are few beside the room there is.
+    """
+    found = [product for pair in pairs if (product := one.product(pair)) is not None]
+    if len(found) < len(pairs) or not any(one.before.tensor(pair.b).any() for pair in pairs):
+        return None
+    known = torch.cat([one.before.tensor(pair.a).double() for pair in pairs])
+    off = _complement(known)
+    if not len(off):
+        return None
+    parts = []
+    for product in found:
+        dense = product.dense() if isinstance(product, LowRank) else product
+        parts.append(Rows(dense.double() @ off.T, one.rows(dense, torch.zeros_like(dense)).std))
+    return Family("product", (_stacked(parts, len(known), off),))
+
+
+def _complement(rows: Tensor) -> Tensor:
+    """(n - k, n), orthonormal: what is orthogonal to k rows."""
+    q, _ = torch.linalg.qr(rows.T, mode="complete")
+    off: Tensor = q[:, rows.shape[0] :].T.contiguous()
+    return off

@@ -1,0 +1,151 @@
+"""What an inversion of updates knows beforehand: the model's first layers, public texts, and the settings of the
+run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from attacks.adversary.case import Inapplicable
+from attacks.texts.factor_changes import Sent
+from attacks.texts.first_layer import FirstLayer, NoFirstLayerError, first_layer
+from attacks.texts.recovery import Recovery
+from attacks.texts.span import Key
+from attacks.texts.token_scores import Common, known_tokens, score, texts_of, truth_of
+from secure_fed.learning.models.adapters.lora import LoraAdapter
+
+if TYPE_CHECKING:
+    from attacks.adversary.case import Case
+    from secure_fed.runs.recording import Summed, Update
+
+POSITIONS = 128
+_SEEN_TEXTS = 500
+
+
+@dataclass(frozen=True)
+class Scene:
+    """first: the layers whose inputs are looked for. known: tokens of every batch. special: tokens that do not count.
+
+    scale: s of W + s B A. each: texts of a local batch, at most. length: of a usual public text, in tokens. common: what is in
+    public texts, beside which guesses are set.
+    """
+
+    case: Case
+    first: FirstLayer
+    known: list[Key]
+    special: frozenset[int]
+    scale: float
+    each: int
+    length: int
+    common: Common
+
+    def sent(self, one: Update) -> Sent:
+        """An update and the state it began at."""
+        return Sent(one.contribution, self.before(one.round), update_noise(self.case))
+
+    def summed(self, one: Summed) -> Sent:
+        """A sum and the state that it began at."""
+        noise = math.hypot(sum_noise(self.case, one.clients), grid_noise(self.case, one.clients))
+        return Sent(one.total, self.before(one.round), noise, one.clients)
+
+    def before(self, round_: int) -> Any:
+        """What the clients of that round began with; frozen factors are as they were made."""
+        return self.case.federation.initial.tensors | self.case.seen.states[round_]
+
+    def truth(self, clients: Sequence[str]) -> set[Key]:
+        """What these clients hold, phantoms nothing: for scoring alone."""
+        parts = self.case.federation.parts
+        named = dict(zip(parts.names, parts.train, strict=True))
+        return truth_of([text for name in clients for text in texts_of(named.get(name, ())) or []], self.first)
+
+    def scored(self, found: Recovery, clients: Sequence[str]) -> dict[str, Any]:
+        """A recovery against what is true, as JSON."""
+        truth = self.truth(clients)
+        exact, near = score(found.certain, truth, self.special), score(found.guessed, truth, self.special)
+        pairs, tokens = self.common.beside(found.guessed, truth, self.special)
+        return {
+            "exact_applicable": found.applies,
+            "why": found.why,
+            "rank": found.rank,
+            "true": exact.true,
+            "found": exact.found,
+            "recall": exact.recall,
+            "precision": exact.precision,
+            "bag_recall": exact.bag_recall,
+            "bag_precision": exact.bag_precision,
+            "guessed_recall": near.recall,
+            "guessed_precision": near.precision,
+            "guessed_bag_recall": near.bag_recall,
+            "guessed_bag_precision": near.bag_precision,
+            "baseline_recall": pairs,
+            "baseline_bag_recall": tokens,
+        }
+
+
+def scene(case: Case) -> Scene:
+    """The scene of a case, or Inapplicable."""
+    federation = case.federation
+    public = texts_of(_shown(case))
+    if not public or not any(public):
+        raise Inapplicable("inverting updates needs test examples with one list of whole-number input_ids each")
+    longest = min(max(map(len, public)), POSITIONS)
+    model = federation.objective.load(federation.initial.tensors)
+    try:
+        first = first_layer(model, list(federation.initial.tensors), longest, _types(case))
+    except NoFirstLayerError as error:
+        raise Inapplicable(f"inverting updates is not possible here: {error}") from error
+    special = frozenset(getattr(federation.parts.tokenizer, "all_special_ids", ()))
+    return Scene(
+        case,
+        first,
+        known_tokens(public, first),
+        special,
+        LoraAdapter.of(federation.config.method).scaling,
+        federation.config.training.batch_size * (federation.config.training.steps or 1),
+        sorted(map(len, public))[len(public) // 2],
+        Common.of(public, first, special),
+    )
+
+
+def update_noise(case: Case) -> float:
+    """The standard deviation of the noise on a coordinate of an update: the settings say it, so the server knows."""
+    protection, training = case.federation.protection, case.federation.config.training
+    if protection.place == "contribution":
+        return protection.in_travel.std(protection.clip_norm)
+    if protection.place == "gradients":  # of every step, each divided by the expected batch
+        lr = max(case.seen.lr.values(), default=training.lr)
+        steps = math.sqrt(training.steps or training.epochs)
+        return lr * steps * protection.mechanism.std(protection.clip_norm) / training.batch_size
+    return 0.0
+
+
+def sum_noise(case: Case, clients: int) -> float:
+    """That of a sum of so many updates, before any noise of the server's."""
+    protection = case.federation.protection
+    if protection.shares is not None:
+        size = sum(tensor.numel() for tensor in case.federation.initial.tensors.dense().parts().values())
+        return protection.shares.std(protection.clip_norm, size, clients)
+    return update_noise(case) * math.sqrt(clients)
+
+
+def grid_noise(case: Case, clients: int) -> float:
+    """That of rounding so many contributions to the grid of a masked sum."""
+    settings = case.federation.config.secure_aggregation
+    if not settings.enabled:
+        return 0.0
+    bound = min(settings.range, case.federation.protection.clip_norm)
+    return 2 * bound * clients / 2.0**settings.bits * math.sqrt(clients / 12)
+
+
+def _shown(case: Case) -> list[Any]:
+    """The public examples that are looked at; a data set of the user's has a length and items, and no slices."""
+    return [case.population[index] for index in range(min(len(case.population), _SEEN_TEXTS))]
+
+
+def _types(case: Case) -> tuple[int, ...]:
+    """The token types that public texts have."""
+    examples = [one for one in _shown(case) if "token_type_ids" in one]
+    return tuple(sorted({int(kind) for one in examples for kind in one["token_type_ids"]}))

@@ -1,0 +1,108 @@
+"""From updates to tokens: what the exact test says for certain, what it guesses, and why it cannot where it cannot.
+
+Whether the argument holds is found out on the data: a token that begins every text, such as [CLS], is in every batch,
+so it has to be in every row space. Where it is not, either the rows do not span the inputs (more of them than rows)
+or they are no combinations of inputs at all (AdamW's steps, dropout, noise), and nothing is reported as certain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from attacks.texts.factor_changes import Sent, families
+from attacks.texts.first_layer import FirstLayer
+from attacks.texts.span import Family, Found, Key, search
+
+NO_FACTORS = "the update holds no change of the first layer's A, B or product"
+VACUOUS = "every candidate would pass: the batch has at least as many inputs as {room} dimensions"
+NO_FIT = (
+    "a token that is known to be in every text is not in the row space of {rank} dimensions: the batch has more inputs, "
+    "or the update is no sum of plain gradients"
+)
+NOTHING = "nothing of the change stands out from its rounding and noise"
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """certain: pairs of position and token that are in the batch, by the exact test; empty where it does not apply.
+    guessed: the nearest candidates, where all that is wrong with the test may be that directions are lost. why: why
+    the test does not apply, empty where it does. rank: of the row spaces that were used.
+    """
+
+    certain: frozenset[Key]
+    guessed: frozenset[Key]
+    why: str
+    rank: int
+
+    @property
+    def applies(self) -> bool:
+        return not self.why
+
+
+def recover(sent: Sequence[Sent], first: FirstLayer, scale: float, known: Sequence[Key], each: int) -> Recovery:
+    """What these updates of one batch of inputs tell of it.
+
+    scale: s of W + s B A. known: tokens in it for certain. each: how many texts it has at most, for guesses.
+    """
+    return recover_all([sent], first, scale, known, each)[0]
+
+
+def recover_all(
+    batches: Sequence[Sequence[Sent]], first: FirstLayer, scale: float, known: Sequence[Key], each: int
+) -> list[Recovery]:
+    """`recover` for several batches, with one look at all candidates."""
+    every = [families(sent, first, scale) for sent in batches]
+    count = first.vocabulary * first.positions * max(1, len(first.types))
+    judged = [[_fitting(family, first, known, count) for family in found] for found in every]
+    wanted = [family for found in judged for family, _ in found]
+    told = any(not family.vacuous for family in wanted)
+    left = iter(search(first.blocks() if told else (), wanted))
+    return [_joined([(next(left), why) for _, why in found], each) for found in judged]
+
+
+def _fitting(family: Family, first: FirstLayer, known: Sequence[Key], count: int) -> tuple[Family, str]:
+    """The family without the tests that a known token fails, though others do not, and why it is of no use, if it is
+    not.
+
+    Query gradients fit; of keys, the gradients of a text add up to zero, as attention does not feel what is added to
+    all of its keys. So the span of B's rows lacks a direction there, and the test of the keys is left out.
+    """
+    if not any(test.rank for test in family.tests):
+        return family, NOTHING
+    if family.vacuous:
+        return family, VACUOUS.format(room=max(test.room for test in family.tests))
+    if not known:
+        return family, ""
+    inputs = torch.cat([first.inputs(_text(key), _kind(first))[:, -1] for key in known])
+    fit = [test for test in family.tests if test.missing and float(test.distances(inputs).max()) < test.tolerance]
+    kept = replace(family, tests=tuple(fit))
+    if fit and float(kept.distances(inputs).max()) < kept.tolerance(count):
+        return kept, ""
+    why = NO_FIT.format(rank=family.rank)
+    return (replace(family, tests=()) if family.name == "B" else family), why  # no guesses are made of B
+
+
+def _joined(found: Sequence[tuple[Found, str]], each: int) -> Recovery:
+    """What the families say together: certain is what one of them is certain of; guesses come from the rows of A or a
+    product, in whose large space nearness means something where a direction is lost.
+    """
+    if not found:
+        return Recovery(frozenset(), frozenset(), NO_FACTORS, 0)
+    good = [one for one, why in found if not why]
+    certain = frozenset[Key]().union(*(one.certain() for one in good))
+    able = [one for one, _ in found if not one.family.vacuous and one.family.name != "B"]
+    guessed = frozenset(able[0].nearest(each)) if able else frozenset[Key]()
+    why = "" if good else "; ".join(dict.fromkeys(f"{one.family.name}: {why}" for one, why in found))
+    return Recovery(certain, guessed | certain, why, max(one.family.rank for one, _ in found))
+
+
+def _text(key: Key) -> torch.Tensor:
+    """A text that ends with the token at its place."""
+    return torch.full((1, max(key[0], 0) + 1), key[1])
+
+
+def _kind(first: FirstLayer) -> int | None:
+    return first.types[0] if first.types else None

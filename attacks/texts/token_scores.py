@@ -1,0 +1,135 @@
+"""How much of a client's texts was recovered.
+
+What counts are distinct pairs of position and token, special and padding tokens left out: these are in every text, and
+recovering them tells nothing. In a model whose first inputs have no position, what counts are tokens.
+
+Exact finds are evidence by themselves. Guesses may be right because texts are alike, so beside them stands what as many of
+the commonest pairs, and of the commonest tokens, of public texts would have given.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from attacks.evidence import attempts
+from attacks.texts.first_layer import FirstLayer
+from attacks.texts.span import Key
+
+CERTAIN = ("recall", "precision", "bag_recall", "bag_precision")
+GUESSED = ("guessed_recall", "guessed_precision", "guessed_bag_recall", "guessed_bag_precision")
+USUAL = ("baseline_recall", "baseline_bag_recall")
+_WHICH = ("client", "clients", "round")  # what tells a row from others
+
+
+@dataclass(frozen=True)
+class Common:
+    """What public texts hold, special tokens left out: in the most of them first, of equals the smaller."""
+
+    pairs: Sequence[Key]
+    tokens: Sequence[int]
+
+    @classmethod
+    def of(cls, texts: Sequence[Sequence[int]], first: FirstLayer, special: Collection[int]) -> Common:
+        pairs = Counter(key for text in texts for key in truth_of([text], first) if key[1] not in special)
+        tokens = Counter(token for text in texts for token in set(text) if token not in special)
+        return cls(
+            sorted(pairs, key=lambda one: (-pairs[one], one)), sorted(tokens, key=lambda one: (-tokens[one], one))
+        )
+
+    def beside(self, found: Collection[Key], truth: Collection[Key], special: Collection[int]) -> tuple[float, float]:
+        """The recall of as many of the commonest pairs as were found, and that of as many of the commonest tokens."""
+        claimed = {key for key in found if key[1] not in special}
+        pairs = self.pairs[: len(claimed)]
+        tokens = self.tokens[: len({token for _, token in claimed})]
+        return score(pairs, truth, special).recall, score([(-1, token) for token in tokens], truth, special).bag_recall
+
+
+@dataclass(frozen=True)
+class Score:
+    """recall: of the true pairs, the share that was found; precision: of what was found, the share that is true (None
+    where nothing was found). bag_recall: of the distinct tokens, wherever they stand.
+    """
+
+    recall: float
+    precision: float | None
+    bag_recall: float
+    bag_precision: float | None
+    true: int
+    found: int
+
+
+def score(found: Collection[Key], truth: Collection[Key], special: Collection[int]) -> Score:
+    """Of pairs without special tokens; a batch without any others scores zero."""
+    claimed = {key for key in found if key[1] not in special}
+    true = {key for key in truth if key[1] not in special}
+    hits, words, named = len(claimed & true), {token for _, token in true}, {token for _, token in claimed}
+    return Score(
+        hits / len(true) if true else 0.0,
+        hits / len(claimed) if claimed else None,
+        len(named & words) / len(words) if words else 0.0,
+        len(named & words) / len(named) if named else None,
+        len(true),
+        len(claimed),
+    )
+
+
+def means(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Over rows, and beside them the row of which most came back. A row that the exact test does not apply to has nothing
+    recalled for certain, and where it applies to none there is no such figure at all; where nothing was found there is no
+    precision.
+    """
+    told = [row for row in rows if row["exact_applicable"]]
+    return {
+        "updates": len(rows),
+        "exact_applicable": len(told),
+        **{name: mean([row[name] for row in rows if row[name] is not None]) if told else None for name in CERTAIN},
+        **{name: mean([row[name] for row in rows if row[name] is not None]) for name in (*GUESSED, *USUAL)},
+        "why_not": sorted({row["why"] for row in rows if row["why"]}),
+        "most_exposed": _most(told, CERTAIN, attempts.exact, "exact"),
+        "most_exposed_guess": _most(rows, (*GUESSED, *USUAL), attempts.guessed, "guessed"),
+    }
+
+
+def _most(
+    rows: Sequence[dict[str, Any]],
+    names: Sequence[str],
+    named: Callable[[dict[str, Any]], attempts.Named],
+    how: attempts.How,
+) -> dict[str, Any] | None:
+    """The figures of the row of which most came back, as the verdict counts it."""
+    found = [(named(row), row) for row in rows]
+    if not found:
+        return None
+    _, best = max(found, key=lambda one: (one[0].share(how), one[0].most or 0.0))
+    return {name: best[name] for name in (*_WHICH, *names) if name in best}
+
+
+def mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+def texts_of(examples: Iterable[Any]) -> list[list[int]] | None:
+    """The token ids of every example; None where they are not one text each."""
+    texts = []
+    for example in examples:
+        ids = np.asarray(example["input_ids"]) if isinstance(example, Mapping) and "input_ids" in example else None
+        if ids is None or ids.ndim != 1 or ids.dtype.kind not in "iu":
+            return None
+        texts.append([int(token) for token in ids])
+    return texts
+
+
+def truth_of(texts: Iterable[Sequence[int]], first: FirstLayer) -> set[Key]:
+    """What there is to recover in these texts."""
+    return {first.key(place, token) for text in texts for place, token in enumerate(text)}
+
+
+def known_tokens(texts: Sequence[Sequence[int]], first: FirstLayer) -> list[Key]:
+    """Tokens that begin every public text, such as [CLS]: in every client's batch for certain."""
+    starts = {text[0] for text in texts if text}
+    return [(0, starts.pop())] if len(starts) == 1 and first.placed else []
