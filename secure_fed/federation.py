@@ -35,11 +35,13 @@ from secure_fed.methods import build
 from secure_fed.methods.method import State, fits, loss_of
 from secure_fed.rounds import engine
 from secure_fed.rounds.client import personal_names
+from secure_fed.rounds.cohort import cohort_sampler, with_phantoms
 from secure_fed.rounds.diagnostics.watch import watch
-from secure_fed.rounds.engine import Keeper, KeepsNothing, Record, Schedule
+from secure_fed.rounds.engine import Keeper, KeepsNothing, Schedule
 from secure_fed.rounds.masked.wiring import behind_masks, in_process
 from secure_fed.rounds.personal import completed
-from secure_fed.rounds.protection import cohort_sampler, crowd, protect, require_protectable
+from secure_fed.rounds.protection import protect, require_protectable
+from secure_fed.rounds.record import Record
 from secure_fed.rounds.transport import Transport
 from secure_fed.runs import assembly as participants
 from secure_fed.runs import guarantee, published, recording
@@ -140,8 +142,12 @@ class Federation:
         self.audited = "phantoms" if private and not self.pools["data"].units else "data"
         self.initial = replace(self.initial, clip_norm=self.protection.clip_norm)
         plan = self.method.plan(self.initial)
-        require_protectable(self.protection, self.objective, self.parts, plan, initial, self.config.training)
-        self.watch = watch(self.config, self.method, initial, self.parts, self.objective)
+        require_protectable(
+            self.protection, self.objective, self.parts.train, self.parts.collate, plan, initial, self.config.training
+        )
+        self.watch = watch(
+            self.config, self.method, initial, self.objective, self.parts.collate, self.parts.loss, self.parts.test
+        )
         self.purse = Purse()
         self._statement = ""
         self._measured: set[str] = set()
@@ -150,7 +156,7 @@ class Federation:
         self.turns = participants.turns(self, lambda round_: self.server.draw(round_), passes)
         self.phantoms = participants.phantoms(self, bench)
         everybody = [*self.clients, *self.phantoms]
-        asked = crowd(self.sampler, len(self.phantoms))
+        asked = with_phantoms(self.sampler, len(self.phantoms))
         self.masks = behind_masks(
             self.config, self.protection, asked, everybody, self.method, initial, personal, self.device
         )

@@ -29,11 +29,13 @@ from secure_fed.learning.training.local import Trained, train
 from secure_fed.learning.training.stacked import Job
 from secure_fed.methods.method import State
 from secure_fed.rounds.client import Client, Workbench
+from secure_fed.rounds.cohort import cohort_sampler
 from secure_fed.rounds.engine import run_round
 from secure_fed.rounds.masked.wiring import in_process
 from secure_fed.rounds.phantom_clients import phantom_clients, phantom_examples
-from secure_fed.rounds.protection import Protection, cohort_sampler
+from secure_fed.rounds.protection import Protection
 from secure_fed.rounds.server import Server
+from secure_fed.rounds.summing import OpenSum
 from secure_fed.rounds.transport import Reply, Request, Transport
 from secure_fed.runs.budget import charges_nothing
 from secure_fed.tensors.sums import PlainSum
@@ -72,15 +74,16 @@ class Reference:
         units = phantoms.units if federation.phantoms else ()
         nobody = phantom_clients(federation.config, units, beside, len(clients), bench, around=desk.beside)
         clients += nobody
+        names = [*dealt.names, *(one.name for one in nobody)]
+        skips = federation.config.federation.nonfinite == "skip"
         server = replace(
             federation.server,
-            names=[*dealt.names, *(one.name for one in nobody)],
+            names=names,
             sampler=cohort_sampler(federation.config, len(dealt.names), len(data.names) - len(dealt.names)),
-            listens=None,
+            scoring=None,
             protection=protection,
             charge=charges_nothing,
-            open_sum=partial(PlainSum, precise=protection.place == "sum"),
-            masked=None,
+            summing=OpenSum(names, len(dealt.names), skips, partial(PlainSum, precise=protection.place == "sum")),
         )
         return cls(federation, server, clients, desk, federation.initial)
 

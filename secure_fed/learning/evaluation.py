@@ -17,7 +17,7 @@ from secure_fed.rounds.diagnostics.targets import require_accuracy
 if TYPE_CHECKING:
     from secure_fed.federation import Federation
     from secure_fed.methods.method import State
-    from secure_fed.rounds.engine import Record
+    from secure_fed.rounds.record import Record
     from secure_fed.tensors.tensors import Tensors
 
 Metrics = Callable[[nn.Module, Iterable[Batch]], dict[str, float]]

@@ -16,7 +16,7 @@ from secure_fed.learning.tasks.headline import spoken
 from secure_fed.methods.method import State
 from secure_fed.report.formatting import size
 from secure_fed.report.terminal import PlainConsole
-from secure_fed.rounds.engine import Record
+from secure_fed.rounds.record import Record
 
 
 class ConsoleProgress:

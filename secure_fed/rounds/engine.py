@@ -22,12 +22,11 @@ import numpy as np
 
 from secure_fed.errors import ConfigError
 from secure_fed.methods.method import State
-from secure_fed.rounds.masked.masked_sum import RoundLost, Spent
-from secure_fed.rounds.server import Intake, Server
+from secure_fed.rounds.record import Record, Spent
+from secure_fed.rounds.server import Server
+from secure_fed.rounds.summing import Intake, RoundLost
 from secure_fed.rounds.transport import Transport
 from secure_fed.tensors.tensors import Tensors
-
-Record = dict[str, Any]
 
 
 class Keeper(Protocol):
@@ -88,7 +87,7 @@ class _Tally:
         self.lost = str(error)
         self.bytes_up += error.spent.bytes_up
         self.bytes_down += error.spent.bytes_down
-        self.rejected += error.refused
+        self.rejected += error.rejected
         self.masked.append(error.spent)
         if error.dealer is not None:
             self.caught[error.dealer] = "dealt wrong shares"
@@ -117,18 +116,18 @@ def run_round(state: State, server: Server, transport: Transport, lr: float) -> 
             server.charge(state.round, pass_name)
             if not means:
                 asked = server.draw(state.round)
-                tally.cohort = len(server.real(asked))
+                tally.cohort = len(server.without_phantoms(asked))
             request = server.request(state, plan, pass_name, lr, means, first)
             first = first or request.digest
             intake = server.gather(asked, request, server.layout(state, pass_name), transport)
             means[pass_name] = server.release(intake, state, pass_name)
             tally.add(intake)
-            asked = sorted(intake.heard)
+            asked = sorted(intake.received)
     except RoundLost as error:
         tally.lose(error)
         return server.unmoved(state, plan), server.publishable(tally.record(state, server.names, lr), state, plan)
     record = tally.record(state, server.names, lr) | server.reported(means)
-    following = server.listened(state, server.apply(state, means), plan, lr, means)
+    following = server.scored(state, server.apply(state, means), plan, lr, means)
     return following, server.publishable(record, state, plan)
 
 

@@ -24,7 +24,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -32,18 +31,16 @@ import torch
 from secure_fed.learning.training.canary_directions import direction, layout_of
 from secure_fed.methods.method import RoundPlan, State
 from secure_fed.rounds.phantom_clients import Floats, Phantom, Turns
+from secure_fed.rounds.server import Server
+from secure_fed.rounds.transport import Request
 from secure_fed.tensors.tensors import Layout, Tensors
-
-if TYPE_CHECKING:
-    from secure_fed.rounds.server import Server
-    from secure_fed.rounds.transport import Request
 
 SCORES = "phantoms"  # in a state's memory, which the scores go with from round to round, and through a kill
 
 
 @dataclass
-class Listening:
-    """Keeps the scores of all phantoms.
+class PhantomScores:
+    """The membership scores of all phantoms (`server.Scoring`).
 
     echoes: each phantom as it would be if it were a member. known: whether it is known how far one moves a sum.
     """
@@ -54,10 +51,10 @@ class Listening:
     known: bool
     _kept: dict[str, torch.Tensor] = field(default_factory=dict)
 
-    def heard(
+    def after(
         self, server: Server, state: State, plan: RoundPlan, lr: float, means: Mapping[str, Tensors]
-    ) -> torch.Tensor:
-        """(phantoms,) float64: the scores after a round that began at `state` and released these means."""
+    ) -> dict[str, torch.Tensor]:
+        """{SCORES: (phantoms,) float64} after a round that began at `state` and released these means."""
         evidence, earlier = np.zeros(len(self.echoes)), dict[str, Tensors]()
         for pass_name, mean in means.items():
             request = server.request(state, plan, pass_name, lr, earlier)
@@ -71,7 +68,7 @@ class Listening:
         else:
             evidence = rate * evidence
         before = state.memory.tensor(SCORES) if SCORES in state.memory else torch.zeros(len(rate), dtype=torch.float64)
-        return before + torch.from_numpy(evidence)
+        return {SCORES: before + torch.from_numpy(evidence)}
 
     def _of_pass(self, request: Request, before: Tensors, mean: Tensors, cohort: float) -> Floats:
         """(phantoms,) s x - s^2 / 2, or x where s is not known."""

@@ -17,23 +17,23 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from privacy.clipping import AdaptiveGaussian
 from privacy.entropy import Entropy, SystemEntropy
 from privacy.mechanisms import Gaussian, Mechanism, NoMechanism
-from privacy.sampling import FixedSize, Poisson, Sampler
+from privacy.sampling import Sampler
 from secure_fed.config import RunConfig, TrainingConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning.audit_pool.phantom_plan import Count, Room, count
 from secure_fed.learning.audit_pool.pool import kind_of
-from secure_fed.learning.problem import Parts
 from secure_fed.learning.training.canary_directions import Plain
 from secure_fed.learning.training.dp_sgd import batch_sampler, planned_steps
-from secure_fed.learning.training.local import Objective, Placed
+from secure_fed.learning.training.local import Collate, Objective, Placed
 from secure_fed.learning.training.packs import Packs
 from secure_fed.learning.training.supported import require_data_free_start, require_supported
 from secure_fed.methods.method import Card, Method, RoundPlan, State
+from secure_fed.rounds.cohort import expected_phantoms
 from secure_fed.tensors.tensors import Layout, Tensors
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def protect(
     if privacy.unit == "none":
         asked = config.evaluation.phantoms or 0
         among_clients = asked if kind_of(config) == "client" else 0
-        return Protection(phantoms=Count(asked), beside=_in_a_sum(cohorts, among_clients))
+        return Protection(phantoms=Count(asked), beside=expected_phantoms(cohorts, among_clients))
     if privacy.unit not in card.units:
         raise ConfigError(f"{card.name} cannot protect privacy.unit = {privacy.unit!r}: {card.refusals[privacy.unit]}")
     _check_delta(config, len(names) if privacy.unit == "client" else sum(units))
@@ -124,7 +124,7 @@ def protect(
     contributors = len(names) if privacy.hidden_cohort else round(cohorts.expected)
     beside = 0
     if place != "gradients":
-        beside = phantoms.phantoms if privacy.hidden_cohort else _in_a_sum(cohorts, phantoms.phantoms)
+        beside = phantoms.phantoms if privacy.hidden_cohort else expected_phantoms(cohorts, phantoms.phantoms)
     shares = _shares(config, plan.noise_multiplier, contributors, beside) if place == "shares" else None
     return Protection(
         unit=privacy.unit,
@@ -141,74 +141,11 @@ def protect(
     )
 
 
-@dataclass(frozen=True)
-class Places(Poisson):
-    """A coin for each place of a federation, of which `empty` are those of clients that are held out for an audit.
-
-    The rate, the number by which a mean is divided and the most that a draw can have go by all places, and so do not depend on
-    who was held out.
-    """
-
-    empty: int = 0
-
-    @property
-    def most(self) -> int:
-        return self.population + self.empty
-
-
-def cohort_sampler(config: RunConfig, clients: int, held_out: int = 0) -> Sampler:
-    """How cohorts are drawn: by each client's own coin where the guarantee counts on it, unless the setting says otherwise.
-
-    held_out: clients that are there but do not train. Where each client has a coin, their places are empty, and nothing else
-    depends on how many they are. A cohort of fixed size is of those that train, and of all of them if they are fewer: its rate
-    does depend on how many they are, which follows from the names of the clients and the seed, and no private datum.
-    """
-    federation, privacy = config.federation, config.privacy
-    places = clients + held_out
-    cohort = federation.cohort or min(_DEFAULT_COHORT, places)
-    if cohort > places:
-        raise ConfigError(f"federation.cohort is {cohort}, more than the {places} clients there are; lower it")
-    counted_on = privacy.unit == "client" and (privacy.noise == "central" or privacy.hidden_cohort)
-    kind = federation.sampling if federation.sampling != "auto" else "poisson" if counted_on else "fixed"
-    if kind == "poisson":
-        return Places(clients, cohort / places, held_out)
-    return FixedSize(clients, min(cohort, clients))
-
-
-def phantom_sampler(sampler: Sampler, phantoms: int) -> Sampler | None:
-    """How the phantoms of a round are drawn, beside a cohort that is as it would be without them; None where there are none.
-
-    Where each client has a coin, so has each phantom, of the same rate. Beside a cohort of fixed size there is a fixed number
-    of phantoms, so that the size of a masked sum is public.
-    """
-    return _beside(sampler, phantoms) if phantoms else None
-
-
-def crowd(sampler: Sampler, phantoms: int) -> Sampler:
-    """The law of everybody who is asked in a round, phantoms too: what the size of a masked sum goes by."""
-    if not phantoms:
-        return sampler
-    population = getattr(sampler, "population", 0) + phantoms
-    if isinstance(sampler, Poisson):
-        return Places(population, sampler.rate, getattr(sampler, "empty", 0))
-    return FixedSize(population, round(sampler.expected + _beside(sampler, phantoms).expected))
-
-
-def _in_a_sum(sampler: Sampler, phantoms: int) -> int:
-    """How many of the phantoms are expected in a sum."""
-    return round(_beside(sampler, phantoms).expected) if phantoms else 0
-
-
-def _beside(sampler: Sampler, phantoms: int) -> Sampler:
-    if isinstance(sampler, Poisson):
-        return Poisson(phantoms, sampler.rate)
-    return FixedSize(phantoms, min(phantoms, max(1, round(phantoms * sampler.rate))))
-
-
 def require_protectable(
     protection: Protection,
     objective: Objective,
-    parts: Parts,
+    train: Sequence[Sequence[Any]],
+    collate: Collate,
     plan: RoundPlan,
     initial: Tensors,
     settings: TrainingConfig,
@@ -220,8 +157,8 @@ def require_protectable(
     if protection.place != "gradients":
         return
     require_supported(objective.model, plan.trainable)
-    clients = [Plain(own) for own in parts.train]
-    packs = Packs.of(objective, parts.collate, settings, max(clients, key=len))
+    clients = [Plain(own) for own in train]
+    packs = Packs.of(objective, collate, settings, max(clients, key=len))
     packs.try_out(Placed.of(initial, plan.trainable, objective.device), clients)
 
 
@@ -294,4 +231,3 @@ def _check_delta(config: RunConfig, units: int) -> None:
 
 
 _PLACES: dict[str, Place] = {"central": "sum", "distributed": "shares", "local": "contribution"}
-_DEFAULT_COHORT = 10

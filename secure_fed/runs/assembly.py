@@ -11,11 +11,12 @@ import numpy as np
 
 from secure_fed.learning.audit_pool.canaries import canary_benches
 from secure_fed.rounds.client import Client, Workbench
+from secure_fed.rounds.cohort import phantom_sampler
 from secure_fed.rounds.phantom_clients import Phantom, Turns, phantom_clients, phantom_examples
-from secure_fed.rounds.phantom_scores import Listening
-from secure_fed.rounds.protection import phantom_sampler
+from secure_fed.rounds.phantom_scores import PhantomScores
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.server_optimizer import ServerOptimizer
+from secure_fed.rounds.summing import OpenSum
 from secure_fed.runs.budget import charges_nothing
 from secure_fed.tensors.sums import PlainSum
 
@@ -85,18 +86,19 @@ def server(federation: Federation, personal: tuple[str, ...], bench: Workbench) 
     settings, protection, phantoms = federation.config.federation, federation.protection, federation.pools["phantoms"]
     echoes = phantom_clients(federation.config, phantoms.units, np.ones(len(phantoms.units), dtype=bool), 0, bench)
     known = protection.place != "gradients"
+    names = [*federation.parts.names, *(one.name for one in federation.phantoms)]
+    empty = partial(PlainSum, precise=protection.place == "sum")
+    in_the_open = OpenSum(names, len(federation.parts.names), settings.nonfinite == "skip", empty)
     return Server(
         method=federation.method,
         protection=protection,
         sampler=federation.sampler,
         optimizer=ServerOptimizer.of(settings),
-        names=[*federation.parts.names, *(one.name for one in federation.phantoms)],
+        names=names,
         personal=personal,
-        skip_nonfinite=settings.nonfinite == "skip",
         seed=settings.seed,
         charge=federation.purse.charge if protection.place in ("sum", "shares") else charges_nothing,
-        open_sum=partial(PlainSum, precise=protection.place == "sum"),
-        masked=federation.masks.sums if federation.masks else None,
+        summing=federation.masks.sums if federation.masks else in_the_open,
         phantoms=phantom_sampler(federation.sampler, len(federation.phantoms)),
-        listens=Listening(echoes, federation.turns, settings.seed, known) if echoes else None,
+        scoring=PhantomScores(echoes, federation.turns, settings.seed, known) if echoes else None,
     )

@@ -17,8 +17,8 @@ from secure_fed.runs.trust_statement import trusted
 if TYPE_CHECKING:
     from privacy.run_plan import Plan
     from secure_fed.federation import Federation
-    from secure_fed.rounds.engine import Record
     from secure_fed.rounds.masked.wiring import Masks
+    from secure_fed.rounds.record import Record
     from secure_fed.runs.budget import RunBudget
 
 

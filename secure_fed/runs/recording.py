@@ -24,12 +24,12 @@ import safetensors.torch
 import torch
 
 from secure_fed.errors import ConfigError, RunDirectoryError, plainly
-from secure_fed.rounds.masked.masked_sum import Gathered
 from secure_fed.rounds.server import Server
+from secure_fed.rounds.summing import Intake
 from secure_fed.rounds.transport import Reply, Request, Transport
 from secure_fed.runs.directory import private_part
 from secure_fed.runs.durable import atomic_write, clear_parts
-from secure_fed.runs.recorded_transport import Decoded, Overheard
+from secure_fed.runs.recorded_transport import RecordedSum, RecordedTransport
 from secure_fed.tensors.tensors import Tensors
 
 if TYPE_CHECKING:
@@ -112,24 +112,25 @@ class Recorder:
             self._write(state, sent, lr)
 
     def around(self, transport: Transport) -> Transport:
-        return Overheard(transport, self._heard) if self.asked == "updates" else transport
+        return RecordedTransport(transport, self._heard) if self.asked == "updates" else transport
 
     def beside(self, server: Server) -> Server:
-        """The server, what it decodes being noted too."""
-        if self.asked != "updates" or server.masked is None:
-            return server
-        noted: Any = Decoded(server.masked, self._decoded)
-        return replace(server, masked=noted)
+        """The server with its masked sums recorded."""
+        return (
+            replace(server, summing=RecordedSum(server.summing, self._decoded)) if self.asked == "updates" else server
+        )
 
     def _heard(self, request: Any, reply: Any) -> None:
         if isinstance(request, Request) and isinstance(reply, Reply):
             name = self.names[reply.client]
             self._sent.append(Update(request.round, name, request.pass_name, reply.contribution, reply.weight))
 
-    def _decoded(self, request: Request, found: Gathered) -> None:
-        total = found.total
-        summed = Summed(request.round, request.pass_name, total.total(), total.weight, len(found.heard))
-        self._sent.append(summed)
+    def _decoded(self, request: Request, intake: Intake) -> None:
+        """Record a masked sum. In the open the transport has recorded every contribution to it."""
+        if intake.spent is None:
+            return
+        total = intake.total
+        self._sent.append(Summed(request.round, request.pass_name, total.total(), total.weight, len(intake.received)))
 
     def _write(self, state: State, sent: Sequence[Update | Summed], lr: float | None = None) -> None:
         tensors = {f"state/{name}": part for name, part in state.tensors.parts().items()}

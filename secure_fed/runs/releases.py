@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from secure_fed.methods.method import State
 from secure_fed.rounds.client import Client
-from secure_fed.rounds.engine import Record
+from secure_fed.rounds.record import Record
 from secure_fed.runs.store import RunStore, read_released
 from secure_fed.tensors.tensors import Tensors
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from secure_fed.config.sections import DIAGNOSTICS
 from secure_fed.methods.method import State
 from secure_fed.rounds.diagnostics import targets
-from secure_fed.rounds.engine import Record
+from secure_fed.rounds.record import Record
 from secure_fed.runs.guarantee import guarantee
 from secure_fed.runs.membership import measured as membership
 from secure_fed.runs.trust_statement import only_masks

@@ -15,8 +15,9 @@ from privacy.mechanisms import Gaussian, NoMechanism
 from privacy.sampling import FixedSize, Poisson
 from secure_fed.errors import ConfigError
 from secure_fed.methods.method import Card
+from secure_fed.rounds.cohort import cohort_sampler
 from secure_fed.rounds.engine import run_round
-from secure_fed.rounds.protection import Protection, cohort_sampler, protect
+from secure_fed.rounds.protection import Protection, protect
 from tests.secure_fed import toys
 from tests.secure_fed.private_toys import CLIENT, EXAMPLE, NOISE, federation
 

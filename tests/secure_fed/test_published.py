@@ -20,7 +20,8 @@ from secure_fed.config import RunConfig
 from secure_fed.export import trained
 from secure_fed.federation import Federation, Result
 from secure_fed.report import page as report
-from secure_fed.rounds.server import Intake, Server
+from secure_fed.rounds.server import Server
+from secure_fed.rounds.summing import Intake
 from secure_fed.runs import published
 from secure_fed.runs import result as outcome
 from secure_fed.runs.directory import PUBLIC, Published

@@ -14,11 +14,13 @@ from secure_fed.config import RunConfig
 from secure_fed.federation import Federation
 from secure_fed.methods.averaging import moved, next_state
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
-from secure_fed.rounds.engine import Record
 from secure_fed.rounds.protection import Protection
+from secure_fed.rounds.record import Record
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.server_optimizer import ServerOptimizer
+from secure_fed.rounds.summing import OpenSum
 from secure_fed.rounds.transport import Reply, Request
+from secure_fed.tensors.sums import PlainSum, Summation
 from secure_fed.tensors.tensors import Layout, Tensors
 
 Item = dict[str, Any]
@@ -143,7 +145,14 @@ class Scripted:
         return (self.answer(client, request) for client, request in requests.items())
 
 
-def server(method: Any, sampler: Sampler | None = None, **changed: Any) -> Server:
+def server(
+    method: Any,
+    sampler: Sampler | None = None,
+    *,
+    skip_nonfinite: bool = True,
+    open_sum: Callable[[Layout], Summation] = PlainSum,
+    **changed: Any,
+) -> Server:
     usual: dict[str, Any] = {
         "method": method,
         "protection": Protection(),
@@ -151,11 +160,11 @@ def server(method: Any, sampler: Sampler | None = None, **changed: Any) -> Serve
         "optimizer": ServerOptimizer("mean", 1.0, 0.9),
         "names": NAMES,
         "personal": (),
-        "skip_nonfinite": True,
         "seed": 0,
         "charge": lambda round_, pass_name: None,
     }
-    return Server(**{**usual, **changed})
+    summing = OpenSum(NAMES, len(NAMES), skip_nonfinite, open_sum)
+    return Server(**{**usual, "summing": summing, **changed})
 
 
 def state(*numbers: float) -> State:

@@ -14,8 +14,7 @@ from secure_fed.config import EvaluationConfig, RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning.data.encode import batches
 from secure_fed.learning.models.adapters.lora import pairs
-from secure_fed.learning.problem import Parts
-from secure_fed.learning.training.local import Batch, Objective, to_device
+from secure_fed.learning.training.local import Batch, Collate, Loss, Objective, to_device
 from secure_fed.methods.method import Method, State
 from secure_fed.rounds.diagnostics.aggregation import AggregationError
 from secure_fed.rounds.diagnostics.compared import Weights
@@ -63,7 +62,15 @@ class Watch:
         return told
 
 
-def watch(config: RunConfig, method: Method, initial: Tensors, parts: Parts, objective: Objective) -> Watch | None:
+def watch(
+    config: RunConfig,
+    method: Method,
+    initial: Tensors,
+    objective: Objective,
+    collate: Collate,
+    loss: Loss,
+    test: Sequence[Any],
+) -> Watch | None:
     """What `config` asks for; None if that is nothing."""
     settings = config.evaluation
     if not settings.diagnostics and settings.bandwidth is None:
@@ -73,7 +80,7 @@ def watch(config: RunConfig, method: Method, initial: Tensors, parts: Parts, obj
     if "discrepancy" in asked:
         local["discrepancy"] = Discrepancy(weights)
     if "drift" in asked:
-        local["drift"] = Drift(_Probe(objective, parts, settings.batch_size))
+        local["drift"] = Drift(_Probe(objective, collate, loss, test, settings.batch_size))
     if "aggregation_error" in asked:
         if not pairs(initial):
             raise ConfigError(
@@ -89,16 +96,18 @@ class _Probe:
     """What a model makes of 256 test examples, spread evenly, or of all where there are fewer."""
 
     objective: Objective
-    parts: Parts
+    collate: Collate
+    loss: Loss
+    test: Sequence[Any]
     batch_size: int
 
     def __call__(self, tensors: Tensors) -> Tensor:
-        return features(self.objective.load(tensors), self.parts.loss, self._batches())
+        return features(self.objective.load(tensors), self.loss, self._batches())
 
     def _batches(self) -> Iterator[Batch]:
-        test: Sequence[Any] = self.parts.test
+        test = self.test
         chosen = torch.linspace(0, len(test) - 1, min(_PROBE, len(test))).long().tolist()
-        for batch in batches([test[index] for index in chosen], self.batch_size, self.parts.collate, None):
+        for batch in batches([test[index] for index in chosen], self.batch_size, self.collate, None):
             yield to_device(batch.inputs, self.objective.device)
 
 

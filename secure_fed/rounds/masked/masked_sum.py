@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
 import torch
 
@@ -20,8 +19,10 @@ from secure_fed.errors import TrainingError
 from secure_fed.rounds.masked.bound import masks_alone
 from secure_fed.rounds.masked.encoding import Carrier
 from secure_fed.rounds.masked.masked_client import Clock
-from secure_fed.rounds.masked.plausible import require_plausible
+from secure_fed.rounds.masked.plausible import require_plausible, require_plausible_release
 from secure_fed.rounds.masked.terms import Terms
+from secure_fed.rounds.record import Spent
+from secure_fed.rounds.summing import Intake, RoundLost
 from secure_fed.rounds.transport import Asked, Request, Stage, Transport
 from secure_fed.tensors.tensors import Layout, Tensors
 
@@ -43,46 +44,7 @@ class Summed:
 
 
 @dataclass
-class Spent:
-    """What masked sums have taken: bytes of the protocol, models and masked vectors included, and seconds on either side.
-
-    left_out: how many sent zeros, since what they had was not finite or too large, where that is told.
-    """
-
-    bytes_up: int = 0
-    bytes_down: int = 0
-    client_seconds: float = 0.0
-    server_seconds: float = 0.0
-    survivors: int = 0
-    left_out: int = 0
-
-    @staticmethod
-    def together(passes: Sequence[Spent]) -> dict[str, Any]:
-        """Of all passes of a round; `survivors` are the fewest of any."""
-        added = {name: sum(getattr(one, name) for one in passes) for name in vars(passes[0])}
-        return added | {"survivors": min((one.survivors for one in passes if one.survivors), default=None)}
-
-
-class Gathered(NamedTuple):
-    """A masked sum: whose contributions are in it, whose messages were refused, what it took, and who opened wrong shares."""
-
-    total: Summed
-    heard: list[int]
-    refused: list[int]
-    spent: Spent
-    suspects: list[int]
-
-
-class RoundLost(TrainingError):  # noqa: N818 - how a round ended
-    """There is no sum, and the run can go on without this round. dealer: the client that is left out from now on, if known."""
-
-    def __init__(self, why: str, spent: Spent, refused: Sequence[int], dealer: int | None = None) -> None:
-        super().__init__(why)
-        self.spent, self.refused, self.dealer = spent, sorted(refused), dealer
-
-
-@dataclass
-class MaskedSums:
+class MaskedSum:
     """Turns the contributions of a cohort into their sum, which is all that this object ever holds of them.
 
     clients: how many there are in all. Where coins draw the cohort, others make up a public number (`Terms.invited`) and
@@ -97,19 +59,19 @@ class MaskedSums:
     barred: set[int] = field(default_factory=set)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    def gather(self, asked: Sequence[int], request: Request, layout: Layout, transport: Transport) -> Gathered:
+    def gather(self, asked: Sequence[int], request: Request, layout: Layout, transport: Transport) -> Intake:
         """The sum over those of `asked` that stayed. RoundLost if a client's shares do not fit, or a later pass lacks one."""
-        spent, refused, before = Spent(), set[int](), self.clock.seconds
+        spent, rejected, before = Spent(), set[int](), self.clock.seconds
         try:
             return self._gathered(
-                [one for one in asked if one not in self.barred], request, layout, transport, spent, refused
+                [one for one in asked if one not in self.barred], request, layout, transport, spent, rejected
             )
         except Misdealt as error:
             self.barred.add(error.client)
             raise RoundLost(
                 "a client dealt shares that do not fit what it published, and is left out from now on",
                 spent,
-                list(refused),
+                list(rejected),
                 error.client,
             ) from error
         finally:
@@ -122,25 +84,39 @@ class MaskedSums:
         layout: Layout,
         transport: Transport,
         spent: Spent,
-        refused: set[int],
-    ) -> Gathered:
+        rejected: set[int],
+    ) -> Intake:
         wanted, invited = set(asked), self._invited(asked)
         carrier = self.terms.carrier(layout.size, request.clip_norm)
         contribute = Asked(request.digest, tuple(sorted(wanted))) if self.terms.declares else None
         digest = contribute.layout if contribute else bytes.fromhex(request.digest)
         parameters = self.terms.parameters(next(self._numbers), invited, digest, carrier.length, carrier.largest)
         with _advised():
-            machine = self._run(parameters, wanted, contribute, request, transport, spent, refused)
+            machine = self._run(parameters, wanted, contribute, request, transport, spent, rejected)
         started = time.perf_counter()
-        heard = [client for client in machine.survivors if client in wanted]
-        total = self._read(machine, carrier, layout, len(heard))
-        spent.left_out = len(heard) - total.count
+        received = [client for client in machine.survivors if client in wanted]
+        total = self._read(machine, carrier, layout, len(received))
+        spent.left_out = len(received) - total.count
         spent.server_seconds += time.perf_counter() - started
         spent.survivors = len(machine.survivors)
-        return Gathered(total, heard, sorted(refused), spent, sorted(machine.suspects))
+        if self.terms.protection.place == "nowhere" and received and not total.weight:
+            raise TrainingError(
+                "no client of the cohort had an update that is finite and within secure_aggregation.range; lower training.lr, "
+                "or federation.server_lr if the state they started from is to blame"
+            )
+        return Intake(
+            total,
+            received,
+            sorted(rejected),
+            total.losses,
+            spent.bytes_up,
+            spent.bytes_down,
+            spent,
+            sorted(machine.suspects),
+        )
 
     def _require_all(
-        self, there: set[int], wanted: set[int], request: Request, spent: Spent, refused: set[int]
+        self, there: set[int], wanted: set[int], request: Request, spent: Spent, rejected: set[int]
     ) -> None:
         """RoundLost where a later pass lacks a client of the first: the two sums would tell that client's contribution."""
         if request.first and masks_alone(self.terms.protection) and (missing := wanted - there):
@@ -148,7 +124,7 @@ class MaskedSums:
                 f"{len(missing)} of {len(wanted)} clients vanished between two passes of the round, and a sum over the others "
                 "would tell their contributions",
                 spent,
-                list(refused),
+                list(rejected),
             )
 
     def _read(self, machine: Unmasking, carrier: Carrier, layout: Layout, count: int) -> Summed:
@@ -161,8 +137,14 @@ class MaskedSums:
         told = count if said.contributed is None else said.contributed
         return Summed(layout.unflatten(values.to(self.device)), said.weight, told, losses)
 
-    def expected_traffic(self, layout: Layout, request: Request, cohort: float) -> tuple[float, float]:
-        """The bytes of all clients, up and down, in a sum from which none vanishes and to which `cohort` contribute."""
+    def require_plausible(self, noised: Tensors, clip_norm: float, std: float) -> None:
+        """Tampering if the noised sum is longer than the most contributors that a sum can have make it."""
+        require_plausible_release(noised, clip_norm, std, self.terms.places)
+
+    def traffic(
+        self, layout: Layout, request: Request, cohort: float, wire_size: Callable[[], int]
+    ) -> tuple[float, float]:
+        """Bytes of a sum to which `cohort` of the invited clients contribute and from which none vanishes."""
         carrier, invited = self.terms.carrier(layout.size, request.clip_norm), self.terms.invited
         traffic = costs.traffic(self.terms.parameters(0, range(invited), bytes(32), carrier.length, carrier.largest))
         up, down = (invited * sum(stage[way] for stage in traffic.values()) for way in (0, 1))
@@ -177,7 +159,7 @@ class MaskedSums:
         request: Request,
         transport: Transport,
         spent: Spent,
-        refused: set[int],
+        rejected: set[int],
     ) -> Unmasking:
         """One session to its end."""
         machine = Unmasking(parameters, identities=self.terms.registry.public if self.terms.registry else {})
@@ -202,13 +184,13 @@ class MaskedSums:
                 try:
                     machine.receive(staged.client, staged.message)
                 except ProtocolError:  # whoever sends what is no answer is left out, as if it had vanished
-                    refused.add(staged.client)
+                    rejected.add(staged.client)
                 spent.server_seconds += time.perf_counter() - started
             started = time.perf_counter()
             messages = machine.close()
             spent.server_seconds += time.perf_counter() - started
             if name not in ("consistency", "unmask"):  # from here on, who vanishes stays in the sum
-                self._require_all(asked.intersection(messages), asked, request, spent, refused)
+                self._require_all(asked.intersection(messages), asked, request, spent, rejected)
         return machine
 
     def _invited(self, asked: Sequence[int]) -> list[int]:

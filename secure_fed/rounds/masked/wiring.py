@@ -18,7 +18,7 @@ from secure_fed.methods.method import Method
 from secure_fed.rounds.client import Client
 from secure_fed.rounds.masked.expected_round import Rounds
 from secure_fed.rounds.masked.masked_client import Clock, Member, members
-from secure_fed.rounds.masked.masked_sum import MaskedSums
+from secure_fed.rounds.masked.masked_sum import MaskedSum
 from secure_fed.rounds.masked.terms import FEWEST, Registry, Terms
 from secure_fed.rounds.phantom_clients import Phantom
 from secure_fed.rounds.protection import Protection
@@ -31,7 +31,7 @@ class Masks:
     """The clients behind masks, and the server's side of their sums."""
 
     members: Sequence[Member]
-    sums: MaskedSums
+    sums: MaskedSum
 
     @property
     def invited(self) -> int:
@@ -90,7 +90,7 @@ def behind_masks(
     fails = federation.nonfinite == "fail"
     rounds = Rounds(method, initial, terms, personal)
     behind = members(clients, rounds, clock, coin, fails_nonfinite=fails)
-    return Masks(behind, MaskedSums(terms, len(clients), clock, device))
+    return Masks(behind, MaskedSum(terms, len(clients), clock, device))
 
 
 def _invited(sampler: Sampler, protection: Protection, clients: int) -> int:

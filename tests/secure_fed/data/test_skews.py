@@ -21,7 +21,7 @@ from secure_fed.learning.data import division, sources
 from secure_fed.learning.data.dealing import Indices, by_share
 from secure_fed.learning.data.partition import Partition, iid, jensen_shannon, partition
 from secure_fed.learning.data.skews import by_language, by_matrix, label_dirichlet, matrix_of, pathological
-from secure_fed.rounds.protection import cohort_sampler
+from secure_fed.rounds.cohort import cohort_sampler
 
 seeds = st.integers(0, 2**32 - 1)
 labels_lists = st.lists(st.integers(0, 6), min_size=1, max_size=80)

@@ -285,9 +285,10 @@ def test_of_tensors_that_are_no_factors_each_is_compared() -> None:
 
 def test_errors_of_products_need_products() -> None:
     federation = toys.federation(STEPS)
-    config = toys.config(asked("aggregation_error"))
+    config, parts = toys.config(asked("aggregation_error")), federation.parts
+    initial = Tensors({"w": torch.ones(1)})
     with pytest.raises(ConfigError, match=r"'aggregation_error' compares products of LoRA's factors"):
-        watch(config, federation.method, Tensors({"w": torch.ones(1)}), federation.parts, federation.objective)
+        watch(config, federation.method, initial, federation.objective, parts.collate, parts.loss, parts.test)
 
 
 def test_the_result_says_the_last_round_and_the_schema_knows_it() -> None:

@@ -195,7 +195,7 @@ def test_who_makes_up_the_number_sends_zeros_under_its_masks() -> None:
     values = heard.values(0, "change")
     assert list(values) == [7]
     np.testing.assert_allclose(wide_toys.flat(gathered.total.total()), values[7], atol=1e-6)
-    assert gathered.heard == [7]
+    assert gathered.received == [7]
     assert gathered.spent.survivors == len(TEN), "a public number"
 
 

@@ -149,7 +149,8 @@ def test_a_noised_sum_may_be_as_long_as_clients_and_phantoms_together(monkeypatc
         sizes=[2] * 12,
     )
     limits: list[int] = []
-    monkeypatch.setattr("secure_fed.rounds.server.require_plausible_release", lambda *given: limits.append(given[3]))
+    judge = "secure_fed.rounds.masked.masked_sum.require_plausible_release"
+    monkeypatch.setattr(judge, lambda *given: limits.append(given[3]))
     one_round(built)
     assert limits == [16]
 

@@ -15,7 +15,7 @@ from secure_fed.errors import MethodError
 from secure_fed.federation import Federation, Result
 from secure_fed.learning.models.adapters.triplet import kept, triplets
 from secure_fed.methods.method import State
-from secure_fed.rounds.engine import Record
+from secure_fed.rounds.record import Record
 from secure_fed.tensors.tensors import Layout, Tensors
 from tests.secure_fed import toys
 from tests.secure_fed.methods.learning import assert_learns

@@ -1,0 +1,76 @@
+"""How a round's cohort is drawn, and the phantoms beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from privacy.sampling import FixedSize, Poisson, Sampler
+from secure_fed.config import RunConfig
+from secure_fed.errors import ConfigError
+
+_DEFAULT_COHORT = 10
+
+
+@dataclass(frozen=True)
+class PoissonWithVacancies(Poisson):
+    """Poisson sampling of a federation in which `empty` clients are held out for an audit.
+
+    Rate, expected cohort size and largest cohort follow from `population + empty`, so they do not depend on which clients were
+    held out.
+    """
+
+    empty: int = 0
+
+    @property
+    def most(self) -> int:
+        return self.population + self.empty
+
+
+def cohort_sampler(config: RunConfig, clients: int, held_out: int = 0) -> Sampler:
+    """The sampler of cohorts: Poisson where the guarantee counts on secret coins, else of fixed size, unless
+    `federation.sampling` says otherwise.
+
+    held_out: clients of the federation that do not train. Under Poisson sampling nothing depends on their number. A cohort of
+    fixed size is drawn from the clients that train, and is all of them if they are fewer: its rate depends on their number,
+    which follows from the clients' names and the seed, and from no private datum.
+    """
+    federation, privacy = config.federation, config.privacy
+    everybody = clients + held_out
+    cohort = federation.cohort or min(_DEFAULT_COHORT, everybody)
+    if cohort > everybody:
+        raise ConfigError(f"federation.cohort is {cohort}, more than the {everybody} clients there are; lower it")
+    counted_on = privacy.unit == "client" and (privacy.noise == "central" or privacy.hidden_cohort)
+    kind = federation.sampling if federation.sampling != "auto" else "poisson" if counted_on else "fixed"
+    if kind == "poisson":
+        return PoissonWithVacancies(clients, cohort / everybody, held_out)
+    return FixedSize(clients, min(cohort, clients))
+
+
+def phantom_sampler(cohorts: Sampler, phantoms: int) -> Sampler | None:
+    """The sampler of a round's phantoms, None without phantoms. The cohort is drawn as if there were none.
+
+    Beside Poisson cohorts each phantom has a coin of the same rate. Beside a cohort of fixed size there is a fixed number of
+    phantoms, so that the size of a masked sum is public.
+    """
+    return _beside(cohorts, phantoms) if phantoms else None
+
+
+def with_phantoms(cohorts: Sampler, phantoms: int) -> Sampler:
+    """The distribution of a round's participants, phantoms included, which sets the size of a masked sum."""
+    if not phantoms:
+        return cohorts
+    population = getattr(cohorts, "population", 0) + phantoms
+    if isinstance(cohorts, Poisson):
+        return PoissonWithVacancies(population, cohorts.rate, getattr(cohorts, "empty", 0))
+    return FixedSize(population, round(cohorts.expected + _beside(cohorts, phantoms).expected))
+
+
+def expected_phantoms(cohorts: Sampler, phantoms: int) -> int:
+    """The number of phantoms expected in a round."""
+    return round(_beside(cohorts, phantoms).expected) if phantoms else 0
+
+
+def _beside(cohorts: Sampler, phantoms: int) -> Sampler:
+    if isinstance(cohorts, Poisson):
+        return Poisson(phantoms, cohorts.rate)
+    return FixedSize(phantoms, min(phantoms, max(1, round(phantoms * cohorts.rate))))

@@ -1,0 +1,107 @@
+"""How the contributions of one pass become their sum.
+
+`Summing` has two implementations: `OpenSum` adds contributions as they arrive, `masked.masked_sum.MaskedSum` sums them behind
+masks (secure aggregation). The server uses either without knowing which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from secure_fed.errors import TrainingError
+from secure_fed.rounds.record import Spent
+from secure_fed.rounds.transport import Reply, Request, Transport
+from secure_fed.tensors.sums import PlainSum, Summation
+from secure_fed.tensors.tensors import Layout, Tensors
+
+
+@dataclass
+class Intake:
+    """The result of one pass: the sum, and what the server learned beside it.
+
+    received: participants whose contribution is in the sum. rejected: clients whose contribution or message was refused.
+    losses: mean local training losses. spent: the cost of secure aggregation, None in the open. suspects: clients that opened
+    wrong shares in it.
+    """
+
+    total: Summation
+    received: list[int] = field(default_factory=list)
+    rejected: list[int] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    bytes_up: int = 0
+    bytes_down: int = 0
+    spent: Spent | None = None
+    suspects: list[int] = field(default_factory=list)
+
+
+class RoundLost(TrainingError):  # noqa: N818 - how a round ended
+    """There is no sum, and the run can go on without this round. dealer: the client that is left out from now on, if known."""
+
+    def __init__(self, why: str, spent: Spent, rejected: Sequence[int], dealer: int | None = None) -> None:
+        super().__init__(why)
+        self.spent, self.rejected, self.dealer = spent, sorted(rejected), dealer
+
+
+class Summing(Protocol):
+    """Requests contributions and sums them."""
+
+    def gather(self, cohort: Sequence[int], request: Request, layout: Layout, transport: Transport) -> Intake:
+        """Send one pass's request to these participants, and sum their contributions. RoundLost if there is no sum."""
+
+    def require_plausible(self, noised: Tensors, clip_norm: float, std: float) -> None:
+        """Refuse a sum, under noise of this standard deviation, that no contributions within the clip norm add up to."""
+
+    def traffic(
+        self, layout: Layout, request: Request, cohort: float, wire_size: Callable[[], int]
+    ) -> tuple[float, float]:
+        """Expected bytes up and down in a pass that loses nobody and to which `cohort` contribute.
+
+        wire_size: computes the bytes of one contribution as it travels in the open.
+        """
+
+
+@dataclass(frozen=True)
+class OpenSum:
+    """`Summing` of contributions that the server receives one by one and never keeps.
+
+    names: of all participants. real: how many of them are clients; the others are phantoms, whose loss means nothing.
+    skip_nonfinite: whether a contribution that is not finite is left out; else it ends the run. empty: the sum of a pass before
+    its first contribution.
+    """
+
+    names: Sequence[str]
+    real: int
+    skip_nonfinite: bool
+    empty: Callable[[Layout], Summation] = PlainSum
+
+    def gather(self, cohort: Sequence[int], request: Request, layout: Layout, transport: Transport) -> Intake:
+        intake = Intake(self.empty(layout), bytes_down=request.bytes_down * len(cohort))
+        for reply in transport.exchange(dict.fromkeys(cohort, request)):
+            self._add(reply, intake)
+        return intake
+
+    def _add(self, reply: Reply, intake: Intake) -> None:
+        """Add a reply to the sum, or reject it by name if it is not finite."""
+        intake.bytes_up += reply.contribution.wire_size
+        if reply.contribution.is_finite():
+            intake.total.add(reply.contribution, reply.weight)
+            intake.received.append(reply.client)
+            if reply.client < self.real:
+                intake.losses.append(reply.loss)
+            return
+        intake.rejected.append(reply.client)
+        if not self.skip_nonfinite:
+            raise TrainingError(
+                f"client {self.names[reply.client]} sent an update that is not finite; lower training.lr, "
+                "or set federation.nonfinite = 'skip' to go on without it"
+            )
+
+    def require_plausible(self, noised: Tensors, clip_norm: float, std: float) -> None:
+        """Nothing is refused: each client clips its own contribution, and the run trusts it to."""
+
+    def traffic(
+        self, layout: Layout, request: Request, cohort: float, wire_size: Callable[[], int]
+    ) -> tuple[float, float]:
+        return cohort * wire_size(), cohort * request.bytes_down
