@@ -39,10 +39,25 @@ PRIVACY: dict[str, dict[str, Any]] = {
 }
 SUMS: dict[str, dict[str, Any]] = {"plain": {}, "masked": {"secure_aggregation.enabled": True}}
 CELLS = [(name, unit, how) for name in METHODS for unit in PRIVACY for how in SUMS]
+# One method of every class (`test_methods` says whether any is missing): nine of them are an `Averaged` of other modules.
+OF_A_CLASS = (
+    *("bitfit", "adamix", "fedlora", "ffa_lora", "rolora", "fra_lora", "fra_then_ffa", "svd_adaptation", "fedara"),
+    *("fedtt", "fedtt_plus", "c2a", "fedsvd", "fedask", "fedpower"),
+)
 
 
 def supported(name: str, unit: str) -> bool:
     return unit == "none" or unit in card(name).units
+
+
+def quick(name: str, unit: str, how: str) -> bool:
+    """Whether a cell is held on every change: every method in the open, under clients' privacy a class behind masks, too.
+
+    Gradients of single examples take longest: of these one a class, and behind masks two that send one sum and several.
+    """
+    if how == "plain":
+        return unit != "example" or name in OF_A_CLASS
+    return name in {"none": ("fedlora", "fedpower"), "client": OF_A_CLASS, "example": ("bitfit", "fedask")}[unit]
 
 
 def settings(name: str, unit: str = "none", how: str = "plain", **more: Any) -> RunConfig:

@@ -15,6 +15,7 @@ from secure_fed.learning.data import fingerprint
 from secure_fed.methods import METHODS, card
 from secure_fed.methods.method import State
 from secure_fed.tensors.tensors import Layout, Tensors
+from tests.cells import chosen, every
 from tests.contracts import runs
 from tests.contracts.runs import CELLS, PRIVACY, ROUNDS, SIZES, SUMS, Events, KilledAfter, KilledError, States
 
@@ -24,6 +25,12 @@ torch.set_num_threads(1)
 # what is left of a noised mean.
 SKETCHING = ("fedask", "fedpower")
 SUPPORTED = [cell for cell in CELLS if runs.supported(*cell[:2])]
+QUICK = [cell for cell in SUPPORTED if runs.quick(*cell)]
+TURNS = (("client", "plain"), ("client", "masked"), ("none", "plain"))
+ENDED = [  # and gone on with: one of every class, in turn; clients' own ledgers and one's masks beside them
+    *(("fedlora", "example", "plain"), ("fedask", "example", "masked")),
+    *(cell for cell in QUICK if cell[0] in runs.OF_A_CLASS and cell[1:] == TURNS[runs.OF_A_CLASS.index(cell[0]) % 3]),
+]
 
 
 class Run:
@@ -49,7 +56,7 @@ def flat(tensors: Tensors) -> np.ndarray:
     return vector
 
 
-@pytest.mark.parametrize(("name", "unit", "how"), SUPPORTED)
+@pytest.mark.parametrize(("name", "unit", "how"), chosen(SUPPORTED, QUICK))
 class TestContract:
     def test_what_travels_is_what_was_planned(self, name: str, unit: str, how: str) -> None:
         run = run_of(name, unit, how)
@@ -105,18 +112,21 @@ class TestContract:
             assert run.events.of("allow") == []
             assert run.result.summary["epsilon"] is None
 
-    def test_a_run_that_was_killed_goes_on_to_the_same_end(
-        self, name: str, unit: str, how: str, tmp_path: Path
-    ) -> None:
-        config = runs.settings(name, unit, how)
-        with pytest.raises(KilledError):
-            runs.federation(config, callbacks=[KilledAfter(1)]).run(tmp_path / "run")
-        resumed = runs.federation(config).run(tmp_path / "run", resume=True)
-        assert resumed.state.tensors.to_bytes() == run_of(name, unit, how).states[-1].tensors.to_bytes()
-        assert [record["round"] for record in resumed.records] == [1, 2]
+
+@pytest.mark.parametrize(("name", "unit", "how"), chosen(SUPPORTED, ENDED))
+def test_a_run_that_was_killed_goes_on_to_the_same_end(name: str, unit: str, how: str, tmp_path: Path) -> None:
+    config = runs.settings(name, unit, how)
+    with pytest.raises(KilledError):
+        runs.federation(config, callbacks=[KilledAfter(1)]).run(tmp_path / "run")
+    resumed = runs.federation(config).run(tmp_path / "run", resume=True)
+    assert resumed.state.tensors.to_bytes() == run_of(name, unit, how).states[-1].tensors.to_bytes()
+    assert [record["round"] for record in resumed.records] == [1, 2]
 
 
-@pytest.mark.parametrize(("name", "unit", "how"), [cell for cell in SUPPORTED if cell[1] != "client"])
+@pytest.mark.parametrize(
+    ("name", "unit", "how"),
+    chosen((one for one in SUPPORTED if one[1] != "client"), (one for one in QUICK if one[1] != "client")),
+)
 def test_a_mean_is_that_of_the_contributions(name: str, unit: str, how: str) -> None:
     """Behind masks up to half a step of the codec's grid, which for four clients within 8 is 2^-25."""
     run = run_of(name, unit, how)
@@ -129,7 +139,10 @@ def test_a_mean_is_that_of_the_contributions(name: str, unit: str, how: str) -> 
             assert np.abs(flat(mean) - want).max() <= allowed
 
 
-@pytest.mark.parametrize(("name", "unit"), [(name, unit) for name, unit, how in SUPPORTED if how == "plain"])
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    chosen((one[:2] for one in SUPPORTED if one[2] == "plain"), (one[:2] for one in QUICK if one[2] == "masked")),
+)
 def test_behind_masks_a_run_ends_where_it_does_in_the_open(name: str, unit: str) -> None:
     """With the same noise and coins; by what the models say, since factors may differ and their products agree."""
     plain, masked = (run_of(name, unit, how) for how in SUMS)
@@ -143,7 +156,14 @@ def test_behind_masks_a_run_ends_where_it_does_in_the_open(name: str, unit: str)
     assert float((hidden - open_).norm()) < 2e-3 * moved
 
 
-@pytest.mark.parametrize("name", METHODS)
+def test_one_of_every_class_is_held_on_every_change() -> None:
+    classes = {name: type(runs.federation(runs.settings(name)).method) for name in METHODS}
+    chosen_ones = [classes[name] for name in runs.OF_A_CLASS]
+    assert len(set(chosen_ones)) == len(chosen_ones)
+    assert set(chosen_ones) == set(classes.values())
+
+
+@every("name", METHODS)
 def test_every_unit_is_supported_or_refused_with_a_reason(name: str) -> None:
     of = card(name)
     assert set(of.units) | set(of.refusals) == {"client", "example", "group"}

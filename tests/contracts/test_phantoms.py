@@ -13,19 +13,17 @@ from privacy.mechanisms import Gaussian
 from secure_fed.methods import METHODS
 from secure_fed.runs.membership.measured import heard
 from tests.attacks.canaried import _clean
+from tests.cells import chosen
 from tests.contracts import runs
 
-# Gradients of single examples over all tensors take a minute.
-LONG = {("fedft", "example"): pytest.mark.nightly}
-CELLS = [
-    pytest.param(name, unit, marks=LONG.get((name, unit), pytest.mark.slow))
-    for name in METHODS
-    for unit in ("client", "example")
-    if runs.supported(name, unit)
+CELLS = [(name, unit) for name in METHODS for unit in ("client", "example") if runs.supported(name, unit)]
+# Gradients of single examples take longest: two that send one sum and several, and the others at night.
+QUICK = [
+    (name, unit) for name, unit in CELLS if name in {"client": runs.OF_A_CLASS, "example": ("bitfit", "fedask")}[unit]
 ]
 
 
-@pytest.mark.parametrize(("name", "unit"), CELLS)
+@pytest.mark.parametrize(("name", "unit"), chosen(CELLS, QUICK))
 def test_every_method_gives_a_figure_of_phantoms(name: str, unit: str) -> None:
     built = runs.federation(runs.settings(name, unit, **{"evaluation.phantoms": 20, "evaluation.every": 9}))
     with patch.object(Gaussian, "noised", _clean):
