@@ -1,4 +1,4 @@
-# The two commands that matter: `make demo` runs the main job, `make test` runs every test.
+# The two commands that matter: `make demo` runs the main job, `make test` runs the tests.
 # Both create .venv when it is missing and install into it only when pyproject.toml or constraints.txt
 # has changed. The install is editable, so an edit of the source needs no new one.
 #
@@ -7,8 +7,10 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-# Each worker imports torch: four of them keep a many-core machine from filling its memory.
-PYTEST_ARGS ?= -n auto --maxprocesses 4 -m "not nightly"
+# Each worker imports torch: four of them keep a many-core machine from filling its memory. A file stays in one worker, which
+# makes the runs and tables that its tests share once; tests/conftest.py has the order, the longest files first.
+WORKERS := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 2
+PYTEST_ARGS ?= $(WORKERS) -m "not nightly and not weekly"
 
 ifeq ($(OS),Windows_NT)
 BIN := $(VENV)/Scripts
@@ -22,12 +24,13 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint
 RUN_READY := $(VENV)/run-installed
 DEV_READY := $(VENV)/dev-installed
 
-.PHONY: help demo test nightly lint format clean
+.PHONY: help demo test nightly weekly lint format clean
 
 help:
 	@echo "make demo    fine-tune the built-in model on the built-in data, then print where the report is"
-	@echo "make test    run all tests"
-	@echo "make nightly audits of a size that takes many minutes"
+	@echo "make test    run the tests of every change, in minutes"
+	@echo "make nightly run more and larger cells of the same, as CI does after make test"
+	@echo "make weekly  audits of a size that takes many minutes"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  let ruff rewrite what it can"
 	@echo "make clean   remove .venv, caches and build outputs (never runs/)"
@@ -39,7 +42,10 @@ test: $(DEV_READY)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 nightly: $(DEV_READY)
-	$(BIN)/python -m pytest -m nightly -s
+	$(BIN)/python -m pytest $(WORKERS) -m nightly
+
+weekly: $(DEV_READY)
+	$(BIN)/python -m pytest -m weekly -s
 
 lint: $(DEV_READY)
 	$(BIN)/ruff check .

@@ -33,6 +33,7 @@ def test_every_example_is_run_here() -> None:
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == tested
 
 
+@pytest.mark.nightly
 def test_hospitals(tmp_path: Path) -> None:
     out = run("-m", "secure_fed", "train", EXAMPLES / "hospitals.toml", "--json", "--out", tmp_path / "run")
     result = json.loads(out)
@@ -41,6 +42,7 @@ def test_hospitals(tmp_path: Path) -> None:
     assert 0 <= result["metrics"]["clients_accuracy"]["worst_decile"] <= result["metrics"]["clients_accuracy"]["mean"]
 
 
+@pytest.mark.nightly
 def test_private_notes(tmp_path: Path) -> None:
     out = run("-m", "secure_fed", "train", EXAMPLES / "private_notes.toml", "--json", "--out", tmp_path / "run")
     result = json.loads(out)
@@ -55,6 +57,7 @@ def test_one_budget(tmp_path: Path) -> None:
     assert "third run refused" in out
 
 
+@pytest.mark.nightly
 def test_audit_a_run(tmp_path: Path) -> None:
     out = run(EXAMPLES / "audit_a_run.py", tmp_path)
     assert out.startswith("accuracy")
@@ -78,6 +81,7 @@ def test_own_files(tmp_path: Path) -> None:
     assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
 
 
+@pytest.mark.nightly
 def test_compare_methods() -> None:
     rows = [line.split() for line in run(EXAMPLES / "compare_methods.py").splitlines()[1:]]
     trained = {row[0]: int(row[2]) for row in rows}

@@ -1,6 +1,6 @@
 """The sanity tests of audits at a size that means something: the built-in model, hundreds of units, several runs.
 
-`make nightly` runs them and prints their figures, which docs/audit.md holds for one such run.
+`make weekly` runs them and prints their figures, which docs/audit.md holds for one such run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from privacy.mechanisms import Gaussian
 from secure_fed.config import RunConfig
 from secure_fed.federation import Federation
 
-pytestmark = pytest.mark.nightly
+pytestmark = pytest.mark.weekly
 
 SMALL: dict[str, Any] = {
     "data.examples": 800,
