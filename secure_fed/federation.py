@@ -24,13 +24,13 @@ from secure_fed.export.export import Adapted, write_adapter
 from secure_fed.export.model_card import ModelCard, run_facts
 from secure_fed.learning import tasks
 from secure_fed.learning.audit_pool.phantoms import phantoms
-from secure_fed.learning.audit_pool.pool import Held, hold_out
-from secure_fed.learning.data import fingerprint
+from secure_fed.learning.audit_pool.pool import AuditPool, hold_out
 from secure_fed.learning.data.encode import pad_id
 from secure_fed.learning.data.holdout import is_declared
-from secure_fed.learning.evaluation import Metrics, evaluated
+from secure_fed.learning.models.fingerprint import of_model
 from secure_fed.learning.problem import configured, given
-from secure_fed.learning.training.local import Collate, Loss, Objective, scheduled_lr
+from secure_fed.learning.tasks.task import Collate, Loss, Metrics
+from secure_fed.learning.training.local import Objective, scheduled_lr
 from secure_fed.methods import build
 from secure_fed.methods.method import State, fits, loss_of
 from secure_fed.rounds import engine
@@ -48,7 +48,7 @@ from secure_fed.runs import guarantee, published, recording
 from secure_fed.runs import result as outcome
 from secure_fed.runs.budget import Purse, RunBudget, opened, require_room
 from secure_fed.runs.budget_terms import Subject
-from secure_fed.runs.directory import private_part
+from secure_fed.runs.evaluation import evaluated
 from secure_fed.runs.recording import Recorder
 from secure_fed.runs.releases import Releases, kept_by
 from secure_fed.runs.store import RunStore, read_personal, require_unused
@@ -110,11 +110,11 @@ class Federation:
         self.method = build(self.config)  # first, so that a wrong name is said before anything is loaded
         own = (model, train, test, collate, loss, metrics)
         parts = configured(self.config) if all(part is None for part in own) else given(self.config, *own)
-        self.pools: dict[str, Held] = {}
+        self.pools: dict[str, AuditPool] = {}
         self.pools["data"], self.parts = hold_out(self.config, parts)
         self.callbacks = list(callbacks)
         # Before a method changes or trains any of it.
-        self._base = fingerprint.of_model(self.parts.model, self.parts.head)
+        self._base = of_model(self.parts.model, self.parts.head)
         initial = self.method.prepare(self.parts.model, self.parts.head, self.config.federation.seed)
         self.initial = State(initial)
         personal = personal_names(self.method, initial, self.config.method.personal, self.config.federation.rounds)
@@ -165,12 +165,12 @@ class Federation:
         self._require_precise()
 
     @property
-    def held(self) -> Held:
+    def held(self) -> AuditPool:
         """The units that an audit asks about: those of the data where coins held some out, else phantoms."""
         return self.pools[self.audited]
 
     @held.setter
-    def held(self, held: Held) -> None:
+    def held(self, held: AuditPool) -> None:
         self.pools = {**self.pools, self.audited: held}
 
     @property
@@ -307,7 +307,7 @@ class Federation:
             "versions": outcome.versions(),
         }
         store.begin(self.config, facts)
-        self.pools["data"].save(private_part(store.path))
+        store.save_membership(self.pools["data"])
         checkpoint, records = store.restore()
         if checkpoint is None:
             return self.initial, records

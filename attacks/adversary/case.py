@@ -14,7 +14,7 @@ from attacks.adversary.null import Null
 from attacks.adversary.vantage import Seen
 from secure_fed.errors import UsageError
 from secure_fed.federation import Federation
-from secure_fed.learning.audit_pool.pool import Unit
+from secure_fed.learning.audit_pool.unit import Unit
 from secure_fed.runs.membership.measured import confidences, looked_at, mean_of_units
 from secure_fed.tensors.tensors import Tensors
 

@@ -24,10 +24,10 @@ from privacy.entropy import SeededEntropy, Stream
 from privacy.mechanisms import Gaussian, Named
 from secure_fed.errors import UsageError
 from secure_fed.federation import Federation
-from secure_fed.learning.audit_pool.canaries import canary_benches
 from secure_fed.learning.training.local import Trained, train
 from secure_fed.learning.training.stacked import Job
 from secure_fed.methods.method import State
+from secure_fed.rounds.canary_clients import canary_benches
 from secure_fed.rounds.client import Client, Workbench
 from secure_fed.rounds.cohort import cohort_sampler
 from secure_fed.rounds.engine import run_round
@@ -56,7 +56,7 @@ class Reference:
         """Where the units of the pool that are `inside` are members; noise and secret coins come from `seed`."""
         desk, data, phantoms = Desk(), federation.pools["data"], federation.pools["phantoms"]
         of_data = federation.audited == "data"
-        dealt = data.dealt(inside if of_data else data.members)
+        dealt = data.split(inside if of_data else data.members)
         beside = phantoms.members if of_data else inside
         if not dealt.names:
             raise UsageError("the coins of a reference leave no client to train; lower evaluation.audit_fraction")

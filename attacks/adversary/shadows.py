@@ -35,9 +35,9 @@ from numpy.typing import NDArray
 from attacks.adversary.reference import Reference
 from secure_fed.errors import UsageError
 from secure_fed.federation import Federation
-from secure_fed.learning.audit_pool.pool import Held
+from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.data.fingerprint import content
-from secure_fed.learning.training.canary_directions import plain
+from secure_fed.learning.data.pointing import plain
 from secure_fed.learning.training.local import scheduled_lr
 from secure_fed.learning.training.stacked import Ways, train_stacked
 from secure_fed.tensors.tensors import Tensors
@@ -91,7 +91,7 @@ def coins(count: int, lots: Sequence[int], rng: np.random.Generator) -> Bools:
     return inside
 
 
-def lots(held: Held) -> list[int]:
+def lots(held: AuditPool) -> list[int]:
     """(units,) numbers from 0, equal for equal examples and for nothing else: a copy of what is outside is not inside."""
     numbers: dict[bytes, int] = {}
     said = [

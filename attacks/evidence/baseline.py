@@ -70,7 +70,7 @@ def _shuffled_does_as_well(features: Any, members: NDArray[np.bool_], found: flo
 
 def _words(unit: Words) -> NDArray[np.int64] | None:
     """All words of all examples of a unit; a class counts as one more word, since attacks see it too."""
-    from secure_fed.learning.training.canary_directions import plain
+    from secure_fed.learning.data.pointing import plain
 
     found = [np.zeros(0, dtype=np.int64)]
     for example in map(plain, unit.examples):

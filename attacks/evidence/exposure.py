@@ -12,8 +12,9 @@ import numpy as np
 
 from attacks.adversary.case import Floats
 from secure_fed.federation import Federation
-from secure_fed.learning.audit_pool.pool import Held, Unit
-from secure_fed.learning.training.canary_directions import plain
+from secure_fed.learning.audit_pool.pool import AuditPool
+from secure_fed.learning.audit_pool.unit import Unit
+from secure_fed.learning.data.pointing import plain
 from secure_fed.runs.membership import roc_interval
 
 MOST = 50  # lines of the list of units
@@ -21,13 +22,13 @@ MOST_CLIENTS = 20
 FIRST = (10, 20, 50)  # accusations, of which it is said how many are false
 
 
-def accusations(held: Held, scores: Floats) -> list[dict[str, int]]:
+def accusations(held: AuditPool, scores: Floats) -> list[dict[str, int]]:
     """Of the first so many by score, how many were held out; equal scores come in the order of the units."""
     members = held.members[_order(scores)]
     return [{"first": n, "false": int((~members[:n]).sum())} for n in FIRST if n <= len(members)]
 
 
-def clients(held: Held, scores: Floats) -> list[dict[str, Any]]:
+def clients(held: AuditPool, scores: Floats) -> list[dict[str, Any]]:
     """The clients whose members stand out most: score is the mean share of held-out units below a member, .5 by chance; beside
     it the same of the client's own units that were held out, None without any. Empty where units are whole clients themselves.
     """

@@ -186,11 +186,12 @@ def _export(chosen: argparse.Namespace) -> None:
 
 def _predict(chosen: argparse.Namespace) -> None:
     from secure_fed.export import trained
+    from secure_fed.learning import tasks
     from secure_fed.learning.data.texts import read_lines, read_texts
 
     run = trained.load(chosen.run_dir, chosen.client)
     if chosen.file is not None:
-        texts, pairs = read_texts(chosen.file, run.config.data)
+        texts, pairs = read_texts(chosen.file, tasks.build(run.config.data))
     elif run.config.data.text_b:
         raise ConfigError("this run labels pairs of texts, which lines of standard input cannot give; name a FILE")
     else:

@@ -10,16 +10,9 @@ An unknown key is an error that offers the nearest one; a setting without effect
 """
 
 from secure_fed.config.method import MethodConfig
+from secure_fed.config.protection import PrivacyConfig, SecureAggregationConfig
 from secure_fed.config.run import RunConfig
-from secure_fed.config.sections import (
-    DataConfig,
-    EvaluationConfig,
-    FederationConfig,
-    ModelConfig,
-    PrivacyConfig,
-    SecureAggregationConfig,
-    TrainingConfig,
-)
+from secure_fed.config.sections import DataConfig, EvaluationConfig, FederationConfig, ModelConfig, TrainingConfig
 from secure_fed.config.template import commented_toml
 
 __all__ = [

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from secure_fed.config.sections import DIAGNOSTICS, LOCAL_DIAGNOSTICS, DataConfig
+from secure_fed.config.sections import DIAGNOSTICS, LOCAL_DIAGNOSTICS, DataConfig, Sections
 from secure_fed.errors import ConfigError
-
-if TYPE_CHECKING:
-    from secure_fed.config.run import RunConfig
 
 
 def partition(data: DataConfig) -> None:
@@ -23,7 +18,7 @@ def partition(data: DataConfig) -> None:
         raise ConfigError("data.partition is 'matrix', but data.matrix says no client's share of any label")
 
 
-def diagnostics(config: RunConfig) -> None:
+def diagnostics(config: Sections) -> None:
     """Refuse to look at single clients where they are protected from just that."""
     for name in config.evaluation.diagnostics:
         if name not in DIAGNOSTICS:
@@ -42,7 +37,7 @@ def diagnostics(config: RunConfig) -> None:
             )
 
 
-def phantoms(config: RunConfig) -> None:
+def phantoms(config: Sections) -> None:
     """Refuse phantoms whose weight in a mean nobody could say."""
     if config.evaluation.phantoms and config.federation.weighting == "examples":
         raise ConfigError(
@@ -51,7 +46,7 @@ def phantoms(config: RunConfig) -> None:
         )
 
 
-def privacy(config: RunConfig) -> None:
+def privacy(config: Sections) -> None:
     """Refuse what would void the guarantee, or what a guarantee cannot be made of."""
     privacy, federation = config.privacy, config.federation
     if privacy.unit == "none":
@@ -82,7 +77,7 @@ def privacy(config: RunConfig) -> None:
         )
 
 
-def _distributed(config: RunConfig) -> None:
+def _distributed(config: Sections) -> None:
     privacy, sampling = config.privacy, config.federation.sampling
     if not config.secure_aggregation.enabled:
         raise ConfigError(
@@ -100,6 +95,6 @@ def _distributed(config: RunConfig) -> None:
         )
 
 
-def _noised_sums(config: RunConfig) -> bool:
+def _noised_sums(config: Sections) -> bool:
     """Whether noise is added to products that FRA averages."""
     return config.privacy.unit == "client" and config.method.name in ("fra_lora", "fra_then_ffa")

@@ -3,46 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from secure_fed.config.run import RunConfig
+from secure_fed.config.sections import Sections
 
 
-def _generated(config: RunConfig) -> bool:
+def _generated(config: Sections) -> bool:
     return config.data.name == "builtin/notes" and not config.data.train
 
 
-def _own_data(config: RunConfig) -> bool:
+def _own_data(config: Sections) -> bool:
     return not _generated(config)
 
 
-def _dirichlet(config: RunConfig) -> bool:
+def _dirichlet(config: Sections) -> bool:
     keyed = bool(config.data.client) or isinstance(config.data.train, tuple)
     drawn = config.data.partition in ("dirichlet", "label_dirichlet", "language")
     return drawn or (config.data.partition == "auto" and not keyed)
 
 
-def _divided(kind: str) -> Callable[[RunConfig], bool]:
+def _divided(kind: str) -> Callable[[Sections], bool]:
     return lambda config: config.data.partition == kind
 
 
-def _task(name: str) -> Callable[[RunConfig], bool]:
+def _task(name: str) -> Callable[[Sections], bool]:
     return lambda config: config.data.task == name
 
 
-def _private(*units: str) -> Callable[[RunConfig], bool]:
+def _private(*units: str) -> Callable[[Sections], bool]:
     return lambda config: config.privacy.unit in units
 
 
-def _counted_by_client(config: RunConfig) -> bool:
+def _counted_by_client(config: Sections) -> bool:
     return config.privacy.unit in ("example", "group") or (
         config.privacy.unit == "client" and config.privacy.noise == "local"
     )
 
 
 # A setting, when it has an effect, and what that takes in words.
-EFFECTS: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
+EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
     ("data.name", lambda c: not c.data.train, "no data.train"),
     ("data.task", _own_data, "data of your own"),
     ("data.text", _own_data, "data of your own"),

@@ -6,52 +6,25 @@ import dataclasses
 import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from secure_fed.config import checks
 from secure_fed.config.effects import EFFECTS
-from secure_fed.config.method import MethodConfig
-from secure_fed.config.sections import (
-    DataConfig,
-    EvaluationConfig,
-    FederationConfig,
-    ModelConfig,
-    PrivacyConfig,
-    SecureAggregationConfig,
-    TrainingConfig,
-)
+from secure_fed.config.sections import Sections, sections
 from secure_fed.config.setting import Setting, Typed, fitted
 from secure_fed.errors import ConfigError, plainly
 
 
 @dataclass(frozen=True)
-class RunConfig:
+class RunConfig(Sections):
     """All settings of one run. Equal configurations without privacy give equal results."""
-
-    model: ModelConfig = field(default_factory=ModelConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    federation: FederationConfig = field(default_factory=FederationConfig)
-    method: MethodConfig = field(default_factory=MethodConfig)
-    training: TrainingConfig = field(default_factory=TrainingConfig)
-    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
-    secure_aggregation: SecureAggregationConfig = field(default_factory=SecureAggregationConfig)
-    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     def __post_init__(self) -> None:
         for name in sections():
             object.__setattr__(self, name, _fitted_section(name, getattr(self, name)))
         _check_together(self)
-
-    @property
-    def audit_fraction(self) -> float:
-        """The share of the data's units that is held out for an audit, with what stands for a choice that is left open."""
-        chosen, settings = self.evaluation.audit_fraction, self.evaluation
-        if chosen is not None:
-            return chosen
-        phantoms = self.privacy.unit != "none" or bool(settings.phantoms)
-        return 0.0 if phantoms and settings.canaries == "none" else _AUDITED
 
     @classmethod
     def from_dict(cls, tables: Mapping[str, Mapping[str, Any]]) -> RunConfig:
@@ -95,11 +68,6 @@ class RunConfig:
             for name, value in table.items()
             if value != theirs[section][name]
         ]
-
-
-def sections() -> dict[str, type]:
-    """The class of every section, in their order."""
-    return {section.name: section.default_factory for section in dataclasses.fields(RunConfig)}  # type: ignore[misc]
 
 
 def find(section: str, name: str) -> Setting:
@@ -149,7 +117,7 @@ def _fitted_section(name: str, section: Any) -> Any:
     )
 
 
-def _check_together(config: RunConfig) -> None:
+def _check_together(config: Sections) -> None:
     for name, effective, needs in EFFECTS:
         section, _, setting = name.partition(".")
         value = getattr(getattr(config, section), setting)
@@ -169,6 +137,3 @@ def _check_together(config: RunConfig) -> None:
     checks.phantoms(config)
     checks.partition(config.data)
     checks.diagnostics(config)
-
-
-_AUDITED = 0.1

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
+from dataclasses import dataclass, field
 
+from secure_fed.config.method import MethodConfig
+from secure_fed.config.protection import PrivacyConfig, SecureAggregationConfig
 from secure_fed.config.setting import key
 
 LOCAL_DIAGNOSTICS = ("discrepancy", "drift", "aggregation_error")  # they read each client's trained tensors
@@ -144,90 +147,6 @@ class TrainingConfig:
 
 
 @dataclass(frozen=True)
-class PrivacyConfig:
-    unit: str = key(
-        "none",
-        "whom differential privacy protects: a client with all it has, one example, or all examples of one person",
-        choices=("none", "client", "example", "group"),
-    )
-    epsilon: float | None = key(
-        None, "the guarantee: noise is made to fit it, or with noise_multiplier it is a limit", above=0.0, optional=8.0
-    )
-    delta: float = key(1e-5, "the guarantee may fail with this probability; well below 1 / units", above=0.0, below=1.0)
-    noise_multiplier: float | None = key(
-        None,
-        "standard deviation of the noise on a sum, in clip norms; set it or epsilon",
-        at_least=1e-3,
-        at_most=1e6,
-        optional=1.0,
-    )
-    clip_norm: float = key(
-        1.0, "longest contribution (client) or gradient (example, group)", at_least=1e-9, at_most=1e9
-    )
-    clip_quantile: float | None = key(
-        None,
-        "clip norm that adapts until this share of contributions is shorter (client)",
-        above=0.0,
-        below=1.0,
-        optional=0.5,
-    )
-    noise: str = key(
-        "central",
-        "who adds the noise: the server to the sum, each client its share of it inside the secure sum, or each client",
-        choices=("central", "distributed", "local"),
-    )
-    hidden_cohort: bool = key(
-        False, "every client takes part in every round and tosses for itself whether to train (distributed)"
-    )
-    group_column: str = key("", "column that says whose an example is (patient), for unit = group")
-    group_examples: int = key(8, "examples of one person that count (group)", at_least=1)
-    participations: int | None = key(
-        None, "most rounds that a client takes part in (example, group, local noise)", at_least=1, optional=5
-    )
-    ledger: str = key(
-        "",
-        "file of `secure-fed budget create` that runs share a budget in; empty: one in the run directory, for this run",
-    )
-    data_set: str = key("", "name of the data set that the ledger is of; empty: known by a digest")
-    unit_name: str = key(
-        "",
-        "what the ledger calls the unit; empty: group_column, data.client, or the unit; runs of one ledger share one",
-    )
-    ledger_heads: str = key(
-        "", "file that keeps ledgers' newest heads, to notice an older copy; empty: one in the user's folder for state"
-    )
-    on_exhausted: str = key(
-        "refuse",
-        "rounds that do not fit the budget: refuse the run, or stop when it is spent",
-        choices=("refuse", "stop"),
-    )
-
-
-@dataclass(frozen=True)
-class SecureAggregationConfig:
-    enabled: bool = key(False, "pairwise masks: the server learns sums of contributions, and no single one")
-    corrupt: float = key(0.1, "share of a round's clients assumed to collude with the server", at_least=0.0, below=0.5)
-    dropout: float = key(
-        0.1,
-        "share of a round's clients that may vanish; with more of them gone there is no sum",
-        at_least=0.0,
-        below=0.5,
-    )
-    active: bool = key(False, "also against a server that lies: signed keys, and one more message")
-    neighbours: int | None = key(
-        None, "clients that each client shares masks with (chosen; all, where there are few)", at_least=2, optional=64
-    )
-    threshold: int | None = key(None, "shares that open a client's masks (chosen)", at_least=2, optional=33)
-    bits: int = key(32, "of a coordinate in the masked sum", choices=(32, 64))
-    range: float = key(
-        8.0, "largest coordinate of a contribution, where no clip norm bounds it", at_least=1e-6, at_most=1e6
-    )
-    most_examples: int = key(
-        1000, "a client with more examples counts as one with so many (federation.weighting = examples)", at_least=1
-    )
-
-
-@dataclass(frozen=True)
 class EvaluationConfig:
     every: int = key(1, "evaluate after every so many rounds, and after the last", at_least=1)
     batch_size: int = key(64, "evaluation batch size", at_least=1)
@@ -276,3 +195,34 @@ class EvaluationConfig:
     bandwidth: float | None = key(
         None, "megabytes a second of a client's line: say how long the run would take over it", above=0.0, optional=1.0
     )
+
+
+@dataclass(frozen=True)
+class Sections:
+    """All settings of a run, section by section."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    federation: FederationConfig = field(default_factory=FederationConfig)
+    method: MethodConfig = field(default_factory=MethodConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    secure_aggregation: SecureAggregationConfig = field(default_factory=SecureAggregationConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+    @property
+    def audit_fraction(self) -> float:
+        """The share of the data's units that is held out for an audit; where it is not set, the share chosen for this run."""
+        chosen, settings = self.evaluation.audit_fraction, self.evaluation
+        if chosen is not None:
+            return chosen
+        phantoms = self.privacy.unit != "none" or bool(settings.phantoms)
+        return 0.0 if phantoms and settings.canaries == "none" else _AUDITED
+
+
+def sections() -> dict[str, type]:
+    """The class of every section, in their order."""
+    return {section.name: section.default_factory for section in dataclasses.fields(Sections)}  # type: ignore[misc]
+
+
+_AUDITED = 0.1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
-from secure_fed.config.run import sections
+from secure_fed.config.sections import sections
 from secure_fed.config.setting import Setting, limits_in_words
 
 

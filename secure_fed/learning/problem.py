@@ -20,18 +20,17 @@ from secure_fed.learning.data import division, fingerprint, partition, sources
 from secure_fed.learning.data.encode import Collate as PadCollate
 from secure_fed.learning.data.encode import Encoded
 from secure_fed.learning.data.holdout import is_declared
-from secure_fed.learning.evaluation import Metrics
 from secure_fed.learning.models.heads import head_of
 from secure_fed.learning.models.loading import find_device, head_names, load, pooler_names
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.tasks.confidence import Confidence, confidence
-from secure_fed.learning.training.local import Collate, Loss
+from secure_fed.learning.tasks.confidence import confidence
+from secure_fed.learning.tasks.task import Collate, Confidence, Loss, Metrics
 
 GIVEN = "given in Python"
 
 
 @dataclass(frozen=True)
-class Parts:
+class Problem:
     """Everything a run needs but its settings. `train[i]` belongs to the client called `names[i]`.
 
     head: names of the parameters that train in full beside the adapter. confidence: how well a model fits an
@@ -63,11 +62,11 @@ class Parts:
         return [len(own) for own in self.train] if self.groups is None else [len(set(own)) for own in self.groups]
 
 
-def configured(config: RunConfig) -> Parts:
+def configured(config: RunConfig) -> Problem:
     """The parts a configuration describes."""
     seed, task = config.federation.seed, tasks.build(config.data)
     private = config.privacy.unit != "none"
-    source = sources.load(config.data, seed=seed, group=config.privacy.group_column, unit=config.privacy.unit)
+    source = sources.load(config.data, task, seed=seed, group=config.privacy.group_column, unit=config.privacy.unit)
     labels = source.train.label_names
     strata = tuple(task.strata(source.train, seed))
     divided = division.divide(config, replace(source, train=replace(source.train, label=strata)))
@@ -77,7 +76,7 @@ def configured(config: RunConfig) -> Parts:
     encoded, test = (
         task.encode(loaded.tokenizer, rows, config.model.max_length) for rows in (source.train, source.test)
     )
-    return Parts(
+    return Problem(
         model=loaded.model,
         head=head_of(loaded.model, loaded.head, config.method.modules_to_save),
         train=[encoded.take(part) for part in divided.parts],
@@ -136,7 +135,7 @@ def given(
     collate: Collate | None,
     loss: Loss | None,
     metrics: Metrics | None,
-) -> Parts:
+) -> Problem:
     """The user's own objects; `train` is one sequence of examples per client."""
     if model is None or train is None or test is None:
         missing = [name for name, part in (("model", model), ("train", train), ("test", test)) if part is None]
@@ -154,7 +153,7 @@ def given(
     width = len(str(len(train) - 1))
     names = [f"client-{index:0{width}d}" for index in range(len(train))]
     model.to(find_device(config.model.device))
-    return Parts(
+    return Problem(
         model=model,
         head=head_of(model, head_names(model) + pooler_names(model), config.method.modules_to_save),
         train=train,

@@ -13,8 +13,9 @@ import torch
 
 from secure_fed.config import TrainingConfig
 from secure_fed.errors import MethodError
+from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.dp_sgd import planned_steps, train_privately
-from secure_fed.learning.training.local import Collate, Objective, Trained, train
+from secure_fed.learning.training.local import Objective, Trained, train
 from secure_fed.methods.method import Contextual, Method, State
 from secure_fed.rounds.protection import Protection
 from secure_fed.rounds.transport import Reply, Request

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from secure_fed.config import RunConfig
 from secure_fed.learning.audit_pool.canaries import length_beyond_clipping
-from secure_fed.learning.audit_pool.pool import Held, Unit
+from secure_fed.learning.audit_pool.pool import AuditPool
+from secure_fed.learning.audit_pool.unit import Unit
 from secure_fed.learning.training.canary_directions import trains_towards
 from secure_fed.learning.training.local import Trained
 from secure_fed.rounds.client import Client, Workbench
@@ -100,7 +101,7 @@ def phantom_clients(
     return found
 
 
-def phantom_examples(phantoms: Held, members: NDArray[np.bool_]) -> dict[str, list[Any]]:
+def phantom_examples(phantoms: AuditPool, members: NDArray[np.bool_]) -> dict[str, list[Any]]:
     """The phantom examples at each client, by its name, that are members; of any other the gradient is zero."""
     found: dict[str, list[Any]] = {}
     for unit, member in zip(phantoms.units, members, strict=True):

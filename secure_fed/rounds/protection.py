@@ -27,9 +27,10 @@ from secure_fed.config import RunConfig, TrainingConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning.audit_pool.phantom_plan import Count, Room, count
 from secure_fed.learning.audit_pool.pool import kind_of
-from secure_fed.learning.training.canary_directions import Plain
+from secure_fed.learning.data.pointing import Plain
+from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.dp_sgd import batch_sampler, planned_steps
-from secure_fed.learning.training.local import Collate, Objective, Placed
+from secure_fed.learning.training.local import Objective, Placed
 from secure_fed.learning.training.packs import Packs
 from secure_fed.learning.training.supported import require_data_free_start, require_supported
 from secure_fed.methods.method import Card, Method, RoundPlan, State

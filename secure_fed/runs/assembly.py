@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from secure_fed.learning.audit_pool.canaries import canary_benches
+from secure_fed.rounds.canary_clients import canary_benches
 from secure_fed.rounds.client import Client, Workbench
 from secure_fed.rounds.cohort import phantom_sampler
 from secure_fed.rounds.phantom_clients import Phantom, Turns, phantom_clients, phantom_examples

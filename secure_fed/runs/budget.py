@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from privacy.account import Account
 from privacy.errors import BudgetExhausted, LedgerError, PrivacyError
 from privacy.ledger import Cost, Head, Ledger
-from secure_fed.config.sections import PrivacyConfig
+from secure_fed.config import PrivacyConfig
 from secure_fed.errors import RunDirectoryError
 from secure_fed.runs.budget_terms import Subject, terms_of
 from secure_fed.runs.directory import CHECKPOINT, PRIVATE, made_private, private_part, read_object

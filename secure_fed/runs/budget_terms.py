@@ -10,7 +10,7 @@ from secure_fed.config import RunConfig
 
 if TYPE_CHECKING:
     from privacy.run_plan import Plan
-    from secure_fed.learning.problem import Parts
+    from secure_fed.learning.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Subject:
     kind: str
 
     @classmethod
-    def of(cls, config: RunConfig, parts: Parts) -> Subject:
+    def of(cls, config: RunConfig, parts: Problem) -> Subject:
         return cls(parts.data_digest, parts.unit_digest, unit_name(config), config.privacy.unit)
 
     def unit(self, plan: Plan) -> Unit:

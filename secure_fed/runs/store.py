@@ -36,6 +36,7 @@ import safetensors.torch
 
 from secure_fed.config import RunConfig
 from secure_fed.errors import RunDirectoryError, StorageError
+from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.data import fingerprint
 from secure_fed.methods.method import State
 from secure_fed.runs import published
@@ -43,6 +44,7 @@ from secure_fed.runs.directory import (
     CHECKPOINT,
     CONFIG,
     FACTS,
+    MEMBERSHIP,
     METRICS,
     OWN_FACTS,
     OWN_RESULT,
@@ -127,6 +129,12 @@ class RunStore:
             self._write(folder / _personal(state.round), State(Tensors(), state.round), personal, {})
         self._write(self.path / CHECKPOINT, state, {}, {})
         self._keep_personal_of(state.round)
+
+    def save_membership(self, pool: AuditPool) -> None:
+        """Note for the owner which units of the audit pool are members, once: it follows from the seed and the units."""
+        path = private_part(self.path) / MEMBERSHIP
+        if pool.units and not path.exists():
+            atomic_write(path, json.dumps(pool.record(), indent=1) + "\n", private=True)
 
     def _keep_personal_of(self, round_: int) -> None:
         for file in private_part(self.path).glob(_personal("*")):

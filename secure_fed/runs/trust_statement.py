@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from secure_fed.config.sections import SecureAggregationConfig
+from secure_fed.config import SecureAggregationConfig
 
 if TYPE_CHECKING:
     from secure_fed.rounds.masked.wiring import Masks

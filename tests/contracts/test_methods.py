@@ -11,7 +11,7 @@ import torch
 
 from secure_fed.errors import ConfigError
 from secure_fed.federation import Federation, Result
-from secure_fed.learning.data import fingerprint
+from secure_fed.learning.models.fingerprint import of_model
 from secure_fed.methods import METHODS, card
 from secure_fed.methods.method import State
 from secure_fed.tensors.tensors import Layout, Tensors
@@ -39,7 +39,7 @@ class Run:
     def __init__(self, name: str, unit: str, how: str) -> None:
         kept = States()
         self.built: Federation = runs.federation(runs.settings(name, unit, how), callbacks=[kept])
-        self.base = fingerprint.of_model(self.built.parts.model, self.built.initial.tensors)
+        self.base = of_model(self.built.parts.model, self.built.initial.tensors)
         self.events: Events = runs.watch(self.built)
         self.result: Result = self.built.run()
         self.states: list[State] = [self.built.initial, *kept.after]
@@ -85,7 +85,7 @@ class TestContract:
             moving |= set(plan.trainable) | set(plan.down)
             for frozen in set(initial) - moving:
                 assert torch.equal(after.tensors.tensor(frozen), initial.tensor(frozen))
-        assert fingerprint.of_model(run.built.parts.model, initial) == run.base, "the base model"
+        assert of_model(run.built.parts.model, initial) == run.base, "the base model"
         last = run.states[-1].tensors
         moved = [
             n

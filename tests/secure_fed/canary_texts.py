@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from secure_fed.learning.audit_pool.canaries import Soil
-from secure_fed.learning.audit_pool.pool import Unit
+from secure_fed.learning.audit_pool.canary_context import CanaryContext
+from secure_fed.learning.audit_pool.unit import Unit
 
 PAD, CLS = 0, 1
-SOIL = Soil(seed=3, unit="example", private=False, classes=3, vocabulary=400, special=frozenset({PAD, CLS}))
-TEXTS = replace(SOIL, classes=None)
+CONTEXT = CanaryContext(seed=3, unit="example", private=False, classes=3, vocabulary=400, special=frozenset({PAD, CLS}))
+TEXTS = replace(CONTEXT, classes=None)
 
 
 def text(number: int, length: int = 9) -> dict[str, Any]:

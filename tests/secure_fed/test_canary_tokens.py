@@ -11,38 +11,39 @@ import pytest
 from scipy import stats
 
 from secure_fed.errors import ConfigError
-from secure_fed.learning.audit_pool.canaries import Soil, planted
-from secure_fed.learning.audit_pool.pool import Unit
+from secure_fed.learning.audit_pool.canaries import planted
+from secure_fed.learning.audit_pool.canary_context import CanaryContext
 from secure_fed.learning.audit_pool.rare_tokens import rare_tokens
+from secure_fed.learning.audit_pool.unit import Unit
 from secure_fed.learning.data.encode import IGNORED
-from tests.secure_fed.canary_texts import CLS, PAD, SOIL, TEXTS, changed, text, units
+from tests.secure_fed.canary_texts import CLS, CONTEXT, PAD, TEXTS, changed, text, units
 
 
 @pytest.mark.parametrize("count", [10, 100, 150, 900])
 def test_no_two_units_have_the_same_tokens(count: int) -> None:
-    tokens = rare_tokens([unit.name for unit in units(count)], SOIL)
+    tokens = rare_tokens([unit.name for unit in units(count)], CONTEXT)
     assert len(set(tokens.values())) == count
     assert {len(one) for one in tokens.values()} == {1 if count <= 99 else 2}
     assert all(201 <= token < 400 for one in tokens.values() for token in one)
 
 
 def test_a_unit_more_changes_no_token_but_where_two_wanted_the_same() -> None:
-    names, many = [unit.name for unit in units(60)], replace(SOIL, vocabulary=8000)
+    names, many = [unit.name for unit in units(60)], replace(CONTEXT, vocabulary=8000)
     fewer, more = rare_tokens(names[1:], many), rare_tokens(names, many)
     assert sum(fewer[name] != more[name] for name in names[1:]) <= 1
 
 
 def test_special_tokens_are_never_chosen() -> None:
     special = frozenset(range(0, 400, 2))
-    tokens = rare_tokens([unit.name for unit in units(40)], replace(SOIL, special=special))
+    tokens = rare_tokens([unit.name for unit in units(40)], replace(CONTEXT, special=special))
     assert not special & {token for one in tokens.values() for token in one}
 
 
 @pytest.mark.parametrize("count", [20, 300])
 def test_a_rare_token_replaces_no_special_one_and_no_padding(count: int) -> None:
     before = [replace(unit, examples=[padded(item) for item in unit.examples]) for unit in units(count, 3)]
-    after = planted("rare_token", before, SOIL)
-    tokens = rare_tokens([unit.name for unit in before], SOIL)
+    after = planted("rare_token", before, CONTEXT)
+    tokens = rare_tokens([unit.name for unit in before], CONTEXT)
     for one, other in zip(before, after, strict=True):
         labels = {item["labels"] for item in other.examples}
         assert len(labels) == 1
@@ -61,7 +62,7 @@ def padded(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def test_places_and_labels_are_uniform() -> None:
-    after = planted("rare_token", units(99), replace(SOIL, vocabulary=4000))
+    after = planted("rare_token", units(99), replace(CONTEXT, vocabulary=4000))
     where = [int(np.flatnonzero(unit.examples[0]["input_ids"] > 200)[0]) for unit in after]
     assert stats.chisquare(np.bincount(where, minlength=9)[1:]).pvalue > 1e-3
     assert stats.chisquare(np.bincount([unit.examples[0]["labels"] for unit in after], minlength=3)).pvalue > 1e-3
@@ -69,7 +70,7 @@ def test_places_and_labels_are_uniform() -> None:
 
 def test_a_text_without_room_keeps_its_tokens() -> None:
     item = {"input_ids": np.array([CLS], dtype=np.int32), "labels": 0}
-    (after,) = planted("rare_token", [Unit("client-0/0", "client-0", [item])], SOIL)
+    (after,) = planted("rare_token", [Unit("client-0/0", "client-0", [item])], CONTEXT)
     assert after.examples[0]["input_ids"].tolist() == [CLS]
 
 
@@ -87,15 +88,15 @@ def test_in_language_modelling_what_is_learned_is_replaced_with_its_label() -> N
 
 
 @pytest.mark.parametrize(
-    ("item", "soil", "said"),
+    ("item", "context", "said"),
     [
-        ({"x": 1.0, "labels": 0}, SOIL, "no 'input_ids' that are one text"),
+        ({"x": 1.0, "labels": 0}, CONTEXT, "no 'input_ids' that are one text"),
         (text(0), TEXTS, "neither a class nor its own tokens"),
         (text(0) | {"labels": np.zeros(9, dtype=np.int64)}, TEXTS, "neither a class nor its own tokens"),
-        (text(0), replace(SOIL, vocabulary=None), "needs a vocabulary"),
-        (text(0), replace(SOIL, vocabulary=4), "has 2 ordinary tokens"),
+        (text(0), replace(CONTEXT, vocabulary=None), "needs a vocabulary"),
+        (text(0), replace(CONTEXT, vocabulary=4), "has 2 ordinary tokens"),
     ],
 )
-def test_rare_tokens_are_refused_where_they_mean_nothing(item: Any, soil: Soil, said: str) -> None:
+def test_rare_tokens_are_refused_where_they_mean_nothing(item: Any, context: CanaryContext, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        planted("rare_token", [Unit("client-0/0", "client-0", [item])], soil)
+        planted("rare_token", [Unit("client-0/0", "client-0", [item])], context)

@@ -19,16 +19,9 @@ from privacy.mechanisms import Gaussian
 from secure_fed.config import TrainingConfig
 from secure_fed.learning.audit_pool.canaries import length_beyond_clipping
 from secure_fed.learning.data.encode import Collate
+from secure_fed.learning.data.pointing import Plain, Pointing, reading
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.canary_directions import (
-    Plain,
-    Pointing,
-    direction,
-    length_of_steps,
-    pointing,
-    reading,
-    trains_towards,
-)
+from secure_fed.learning.training.canary_directions import direction, length_of_steps, pointing, trains_towards
 from secure_fed.learning.training.dp_sgd import ClippedSum, train_privately
 from secure_fed.learning.training.local import Objective, Placed
 from secure_fed.learning.training.per_example import by_layer

@@ -9,8 +9,9 @@ import torch
 from torch.utils.data import default_collate
 
 from secure_fed.errors import ConfigError
-from secure_fed.learning.evaluation import across_clients, evaluate
+from secure_fed.learning.evaluation import evaluate
 from secure_fed.learning.tasks import classification
+from secure_fed.runs.evaluation import across_clients
 from tests.secure_fed import toys
 
 CPU = torch.device("cpu")

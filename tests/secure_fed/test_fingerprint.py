@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secure_fed.config import DataConfig, RunConfig
+from secure_fed.learning import tasks
 from secure_fed.learning.data import division, fingerprint, sources
 from secure_fed.learning.data.rows import Rows
 from secure_fed.runs.budget_terms import unit_name
@@ -66,7 +67,11 @@ def unit(data: Path, **settings: Any) -> tuple[str, str]:
     chosen = {**usual, **{name.replace("__", "."): value for name, value in settings.items()}}
     config = RunConfig().replace({tuple(name.split(".", 1)): value for name, value in chosen.items()})  # type: ignore[misc]
     source = sources.load(
-        config.data, seed=config.federation.seed, group=config.privacy.group_column, unit=config.privacy.unit
+        config.data,
+        tasks.build(config.data),
+        seed=config.federation.seed,
+        group=config.privacy.group_column,
+        unit=config.privacy.unit,
     )
     units = division.units(config, source, division.divide(config, source))
     return unit_name(config), fingerprint.of_units(*units)
@@ -106,7 +111,10 @@ def test_another_seed_holds_out_other_rows_and_makes_no_other_units(ward: Path, 
     seeds = (0, 2, 4)
     own = DataConfig(train=str(ward), client=settings.get("data__client", ""), test_fraction=0.5)
     group = settings.get("privacy__group_column", "")
-    assert len({sources.load(own, seed=seed, group=group, unit=protected).train.text for seed in seeds}) > 1
+    assert (
+        len({sources.load(own, tasks.build(own), seed=seed, group=group, unit=protected).train.text for seed in seeds})
+        > 1
+    )
     held_out = {unit(ward, federation__seed=seed, **settings) for seed in seeds}
     del settings["data__test"], settings["data__test_fraction"]
     assert held_out == {unit(ward, **settings)}, "nor does a test set of its own"

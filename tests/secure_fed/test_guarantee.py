@@ -11,7 +11,7 @@ import pytest
 
 from privacy import accounting
 from privacy.statement import NOT_COVERED, Statement
-from secure_fed.config.sections import SecureAggregationConfig
+from secure_fed.config import SecureAggregationConfig
 from secure_fed.federation import Federation
 from secure_fed.runs import guarantee
 from secure_fed.runs.trust_statement import only_masks

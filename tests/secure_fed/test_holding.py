@@ -16,7 +16,7 @@ import torch
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning.audit_pool import pool as holding
-from secure_fed.learning.audit_pool.pool import FEWEST, Held, hold_out, pool
+from secure_fed.learning.audit_pool.pool import FEWEST, AuditPool, hold_out, pool
 from secure_fed.learning.data.fingerprint import content
 from tests.secure_fed import private_toys, toys
 
@@ -30,7 +30,7 @@ def numbered(sizes: tuple[int, ...] = SIZES) -> list[list[dict[str, Any]]]:
     return [[toys.examples(1000 * client + i, 1)[0] for i in range(size)] for client, size in enumerate(sizes)]
 
 
-def held(settings: dict[str, Any] | None = None, train: Any = None) -> Held:
+def held(settings: dict[str, Any] | None = None, train: Any = None) -> AuditPool:
     return toys.federation(settings, train=train or numbered()).held
 
 
@@ -168,11 +168,11 @@ def test_if_the_coins_hold_everybody_out_it_is_said() -> None:
 def test_dealt_by_the_coins_is_what_the_federation_trains_on() -> None:
     for settings in (WIDE, WIDE | CLIENT):
         federation = toys.federation(settings, train=numbered((6,) * 40))
-        dealt = federation.held.dealt(federation.held.members)
+        dealt = federation.held.split(federation.held.members)
         assert dealt.names == federation.parts.names
         for own, client in zip(dealt.train, federation.clients, strict=True):
             assert [content(item) for item in own] == [content(item) for item in client.examples]
-        everybody = federation.held.dealt(np.ones(len(federation.held.units), dtype=bool))
+        everybody = federation.held.split(np.ones(len(federation.held.units), dtype=bool))
         assert [len(own) for own in everybody.train] == [6] * 40
 
 
@@ -191,7 +191,7 @@ def test_groups_stay_together() -> None:
     found = pool(config, parts)
     assert found.kind == "group"
     assert {len(unit.examples) for unit in found.units} == {4}
-    dealt = found.dealt(found.members)
+    dealt = found.split(found.members)
     assert dealt.groups is not None
     for own, whose in zip(dealt.train, dealt.groups, strict=True):
         assert len(own) == len(whose)

@@ -17,7 +17,7 @@ from secure_fed.errors import ConfigError
 from secure_fed.federation import Federation
 from secure_fed.learning.audit_pool.phantom_plan import COST, Room, count
 from secure_fed.learning.audit_pool.phantoms import phantoms
-from secure_fed.learning.audit_pool.pool import Held
+from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.training.canary_directions import direction
 from secure_fed.methods.method import State
 from secure_fed.rounds.server import Server
@@ -83,9 +83,9 @@ def test_phantoms_that_do_not_pull_change_nothing(place: str) -> None:
     """Their coins all say no: clients, noise and divisor are as in a run without any, and so is what is released."""
     settings = UNITS["example"] if place == "example" else UNITS["client"] | PLACES[place]
 
-    def nobody(*of: Any) -> Held:
+    def nobody(*of: Any) -> AuditPool:
         pool = phantoms(*of)
-        return Held(**{**vars(pool), "members": np.zeros(len(pool.units), dtype=bool)})
+        return AuditPool(**{**vars(pool), "members": np.zeros(len(pool.units), dtype=bool)})
 
     with patch("secure_fed.federation.phantoms", nobody):
         beside = built(settings).run().state.tensors
@@ -200,9 +200,9 @@ def test_a_mean_is_not_thinned_by_phantoms() -> None:
     settings = {"evaluation.phantoms": 12, "evaluation.audit_unit": "client", "federation.cohort": 8}
     pool = phantoms
 
-    def nobody(*of: Any) -> Held:
+    def nobody(*of: Any) -> AuditPool:
         found = pool(*of)
-        return Held(**{**vars(found), "members": np.zeros(len(found.units), dtype=bool)})
+        return AuditPool(**{**vars(found), "members": np.zeros(len(found.units), dtype=bool)})
 
     with patch("secure_fed.federation.phantoms", nobody):
         beside = built(settings).run().state.tensors

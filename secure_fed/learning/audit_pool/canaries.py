@@ -21,39 +21,36 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from secure_fed.errors import ConfigError
-from secure_fed.learning.audit_pool.canary_context import Soil, draw, label_of, mapping
+from secure_fed.learning.audit_pool.canary_context import CanaryContext, draw, label_of, mapping
 from secure_fed.learning.audit_pool.rare_tokens import rare_tokens, with_token
-from secure_fed.learning.training.canary_directions import Pointing, trains_towards
+from secure_fed.learning.data.pointing import Pointing
 
 if TYPE_CHECKING:
     from secure_fed.config import RunConfig
-    from secure_fed.learning.audit_pool.pool import Held, Unit
-    from secure_fed.rounds.client import Workbench
-
-__all__ = ["Soil", "canary_benches", "length_beyond_clipping", "planted"]
+    from secure_fed.learning.audit_pool.unit import Unit
 
 
-def planted(kind: str, units: Sequence[Unit], soil: Soil) -> tuple[Unit, ...]:
+def planted(kind: str, units: Sequence[Unit], context: CanaryContext) -> tuple[Unit, ...]:
     """The units with their canaries, whether they are members or not; ConfigError where this kind cannot be planted."""
     if kind == "none":
         return tuple(units)
     if kind == "mislabelled":
-        classes = soil.labels(kind)
-        return tuple(replace(unit, examples=_mislabelled(unit, classes, soil.seed)) for unit in units)
+        classes = context.labels(kind)
+        return tuple(replace(unit, examples=_mislabelled(unit, classes, context.seed)) for unit in units)
     if kind == "rare_token":
-        tokens = rare_tokens([unit.name for unit in units], soil)
+        tokens = rare_tokens([unit.name for unit in units], context)
         return tuple(
             replace(
                 unit,
                 examples=[
-                    with_token(mapping(kind, unit.examples[i]), i, unit.name, tokens[unit.name], soil)
+                    with_token(mapping(kind, unit.examples[i]), i, unit.name, tokens[unit.name], context)
                     for i in range(len(unit.examples))
                 ],
             )
             for unit in units
         )
     if kind == "direction":
-        return tuple(units) if soil.unit == "client" else _pointing(units, soil)
+        return tuple(units) if context.unit == "client" else _pointing(units, context)
     raise ConfigError(
         f"evaluation.canaries = {kind!r} is not known; it may be 'none', 'mislabelled', 'rare_token' or 'direction'"
     )
@@ -83,22 +80,14 @@ def _mislabelled(unit: Unit, classes: int, seed: int) -> list[Any]:
     return made
 
 
-def canary_benches(config: RunConfig, held: Held, bench: Workbench) -> dict[str, Workbench]:
-    """For each client of the pool that is to pull the model along a direction, by its name, a bench on which it trains so."""
-    if not held.directions or held.kind != "client":
-        return {}
-    far, seed = length_beyond_clipping(config), config.federation.seed
-    return {unit.name: replace(bench, train=trains_towards(unit.name, seed, far)) for unit in held.units}
-
-
-def _pointing(units: Sequence[Unit], soil: Soil) -> tuple[Unit, ...]:
-    if not soil.private:
+def _pointing(units: Sequence[Unit], context: CanaryContext) -> tuple[Unit, ...]:
+    if not context.private:
         raise ConfigError(
             "evaluation.canaries = 'direction' replaces gradients of single examples, which are made only with privacy.unit = "
             "'example' or 'group'; set evaluation.canaries to 'mislabelled' or 'rare_token', or privacy.unit"
         )
     return tuple(
-        replace(unit, examples=[Pointing(unit.examples[i], unit.name, soil.seed) for i in range(len(unit.examples))])
+        replace(unit, examples=[Pointing(unit.examples[i], unit.name, context.seed) for i in range(len(unit.examples))])
         for unit in units
     )
 

@@ -14,11 +14,11 @@ from secure_fed.errors import ConfigError
 
 if TYPE_CHECKING:
     from secure_fed.config import RunConfig
-    from secure_fed.learning.problem import Parts
+    from secure_fed.learning.problem import Problem
 
 
 @dataclass(frozen=True)
-class Soil:
+class CanaryContext:
     """What canaries are planted in.
 
     unit: what a unit of the pool is: "example", "group" or "client". private: whether privacy.unit protects it. classes: how
@@ -34,7 +34,7 @@ class Soil:
     special: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, config: RunConfig, parts: Parts, unit: str) -> Soil:
+    def of(cls, config: RunConfig, parts: Problem, unit: str) -> CanaryContext:
         """That of a run, as far as its settings and its model say."""
         settings: Any = getattr(parts.model, "config", None)
         vocabulary: int | None
@@ -96,7 +96,7 @@ def draw(choices: int, seed: int, *said: str | int) -> int:
     return int.from_bytes(digest[:16], "big") % choices
 
 
-def _classes_among(parts: Parts, known: int | None) -> int | None:
+def _classes_among(parts: Problem, known: int | None) -> int | None:
     """As many as the model has, or else as the labels of the clients' examples tell; None where those are no classes."""
     largest = -1
     for own in parts.train:

@@ -9,11 +9,12 @@ import numpy as np
 
 from secure_fed.config import RunConfig
 from secure_fed.learning.audit_pool.phantom_plan import Count
-from secure_fed.learning.audit_pool.pool import Held, Unit, draws, kind_of
-from secure_fed.learning.training.canary_directions import Pointing
+from secure_fed.learning.audit_pool.pool import AuditPool, draws, kind_of
+from secure_fed.learning.audit_pool.unit import Unit
+from secure_fed.learning.data.pointing import Pointing
 
 
-def phantoms(config: RunConfig, count: Count, names: Sequence[str], units: Sequence[int]) -> Held:
+def phantoms(config: RunConfig, count: Count, names: Sequence[str], units: Sequence[int]) -> AuditPool:
     """The phantoms of a federation of these clients, with their coins tossed. units: how many each client has.
 
     Beside clients they are clients of their own, "phantom-0007". Beside examples or groups each is an example at a client,
@@ -33,7 +34,7 @@ def phantoms(config: RunConfig, count: Count, names: Sequence[str], units: Seque
         found = [Unit(name, client, (Pointing(None, name, seed),)) for client, name in placed]
     key = hashlib.sha256(f"phantoms of seed {seed}".encode()).digest()
     coins = np.array([draws(key, unit.name.encode())[1] < 0.5 for unit in found], dtype=bool)
-    return Held(
+    return AuditPool(
         kind, tuple(names), (), units=tuple(found), members=coins, why=count.why, of="phantoms", directions=True
     )
 

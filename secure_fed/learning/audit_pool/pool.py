@@ -15,7 +15,7 @@ Both draws are a keyed hash of the unit itself (of its content, or of its name) 
 - a run that goes on, and an audit made years later, find the same members.
 The coins are no secret: the seed is public, so whoever knows a unit can work out its coin. That weakens no guarantee, for the
 reason above, and no audit, as long as no score of an attack reads the coins: only `membership.measured` and the judge of an
-audit read `Held.members`. All runs of one seed on the same units share their coins.
+audit read `AuditPool.members`. All runs of one seed on the same units share their coins.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,28 +32,18 @@ from numpy.typing import NDArray
 
 from secure_fed.errors import ConfigError
 from secure_fed.learning.audit_pool.canaries import planted
-from secure_fed.learning.audit_pool.canary_context import Soil
+from secure_fed.learning.audit_pool.canary_context import CanaryContext
+from secure_fed.learning.audit_pool.unit import Unit
 from secure_fed.learning.data.encode import Encoded
 from secure_fed.learning.data.fingerprint import content
-from secure_fed.learning.training.canary_directions import reading
-from secure_fed.runs.durable import atomic_write
+from secure_fed.learning.data.pointing import reading
 
 if TYPE_CHECKING:
     from secure_fed.config import RunConfig
-    from secure_fed.learning.problem import Parts
+    from secure_fed.learning.problem import Problem
 
-MEMBERSHIP = "membership.json"
 FEWEST = 10  # units in the pool, on average: fewer would cost data and show nothing
 _EXPECTED = 1800  # the most on average, so that hardly ever more than 2,000 are in a pool
-
-
-@dataclass(frozen=True)
-class Unit:
-    """One unit of the audit pool. name: "client-0007", or "client-0007/13" for the 14th example (or group) of that client."""
-
-    name: str
-    client: str
-    examples: Sequence[Any]
 
 
 @dataclass(frozen=True)
@@ -66,7 +55,7 @@ class _Place:
 
 
 @dataclass(frozen=True)
-class Dealt:
+class Split:
     """The clients that train, and on what."""
 
     names: list[str]
@@ -75,7 +64,7 @@ class Dealt:
 
 
 @dataclass(frozen=True)
-class Held:
+class AuditPool:
     """The audit pool of a run.
 
     kind: what a unit is: "example", "group" or "client". members: (units,) whether it trains. why: if there is no pool, the
@@ -96,22 +85,22 @@ class Held:
     of: str = "data"
     directions: bool = False
 
-    def dealt(self, inside: NDArray[np.bool_]) -> Dealt:
+    def split(self, inside: NDArray[np.bool_]) -> Split:
         """What the clients would train on if the units of the pool that are `inside` were members, in its usual order."""
         out = [*(place for place, is_in in zip(self.places, inside, strict=True) if not is_in), *self.copies]
         if self.kind == "client":
             gone = {place.client for place in out}
             stay = [client for client in range(len(self.names)) if client not in gone]
             groups = None if self.groups is None else [self.groups[client] for client in stay]
-            return Dealt([self.names[client] for client in stay], [self.train[client] for client in stay], groups)
+            return Split([self.names[client] for client in stay], [self.train[client] for client in stay], groups)
         kept = [np.ones(len(own), dtype=bool) for own in self.train]
         for place in out:
             kept[place.client][place.at] = False
         train = [_taken(own, np.flatnonzero(keep)) for own, keep in zip(self.train, kept, strict=True)]
         if self.groups is None:
-            return Dealt(list(self.names), train, None)
+            return Split(list(self.names), train, None)
         rest = [_taken(own, np.flatnonzero(keep)) for own, keep in zip(self.groups, kept, strict=True)]
-        return Dealt(list(self.names), train, rest)
+        return Split(list(self.names), train, rest)
 
     @property
     def digest(self) -> str:
@@ -119,23 +108,19 @@ class Held:
         said = [(unit.name, bool(member)) for unit, member in zip(self.units, self.members, strict=True)]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
-    def save(self, run_dir: Path) -> None:
-        """Note with the run who was a member, once, for its owner; it follows from the seed and the units."""
-        if not self.units or (run_dir / MEMBERSHIP).exists():
-            return
+    def record(self) -> dict[str, Any]:
+        """What a run notes of its pool for its owner: every unit, its client, and whether it is a member."""
         units = [
             {"unit": unit.name, "client": unit.client, "member": bool(member)}
             for unit, member in zip(self.units, self.members, strict=True)
         ]
-        path = run_dir / MEMBERSHIP
-        said = {"kind": self.kind, "why": self.why, "units": units}
-        atomic_write(path, json.dumps(said, indent=1) + "\n", private=True)
+        return {"kind": self.kind, "why": self.why, "units": units}
 
 
-def pool(config: RunConfig, parts: Parts) -> Held:
+def pool(config: RunConfig, parts: Problem) -> AuditPool:
     """The audit pool of a configuration over these parts, with its coins tossed; nothing is taken out yet."""
     kind = kind_of(config)
-    held = Held(kind, parts.names, parts.train, parts.groups)
+    held = AuditPool(kind, parts.names, parts.train, parts.groups)
     share = config.audit_fraction
     if share == 0:
         return replace(held, why="evaluation.audit_fraction is 0, so that every unit trained")
@@ -172,7 +157,7 @@ def kind_of(config: RunConfig) -> str:
     return chosen if chosen != "auto" else {"none": "example"}.get(protected, protected)
 
 
-def with_examples(held: Held, units: Sequence[Unit]) -> Held:
+def with_examples(held: AuditPool, units: Sequence[Unit]) -> AuditPool:
     """The same pool, its units' examples replaced, in and out alike."""
     train: list[Sequence[Any]] = list(held.train)
     for client in {place.client for place in held.places}:
@@ -184,7 +169,7 @@ def with_examples(held: Held, units: Sequence[Unit]) -> Held:
     return replace(held, train=train, units=tuple(units))
 
 
-def _candidates(held: Held) -> list[tuple[_Place, str, bytes]]:
+def _candidates(held: AuditPool) -> list[tuple[_Place, str, bytes]]:
     """Every unit there is: where, what it is called, and what its lot goes by."""
     if held.kind == "client":
         return [
@@ -217,14 +202,14 @@ def _taken(own: Sequence[Any], at: NDArray[np.int64]) -> Any:
     return own.take(at) if isinstance(own, Encoded) else [own[int(i)] for i in at]
 
 
-def hold_out(config: RunConfig, parts: Parts) -> tuple[Held, Parts]:
+def hold_out(config: RunConfig, parts: Problem) -> tuple[AuditPool, Problem]:
     """The audit pool, and the parts without those of it whom the coins held out."""
     held = pool(config, parts)
     if config.evaluation.canaries != "none":
         held = _planted(config, held, parts)
     if not (held.units or held.copies):
         return held, parts
-    dealt = held.dealt(held.members)
+    dealt = held.split(held.members)
     if not any(map(len, dealt.train)):
         whole = f"{len(held.names)} clients" if held.kind == "client" else f"{sum(map(len, held.train))} examples"
         raise ConfigError(
@@ -237,13 +222,13 @@ def hold_out(config: RunConfig, parts: Parts) -> tuple[Held, Parts]:
     return held, replace(parts, names=dealt.names, train=dealt.train, groups=dealt.groups, facts=facts, collate=collate)
 
 
-def _planted(config: RunConfig, held: Held, parts: Parts) -> Held:
+def _planted(config: RunConfig, held: AuditPool, parts: Problem) -> AuditPool:
     """The pool with canaries in it, members or not."""
     if not held.units:
         raise ConfigError(
             f"evaluation.canaries = {config.evaluation.canaries!r} has nowhere to plant them: {held.why}; raise "
             "evaluation.audit_fraction"
         )
-    soil = Soil.of(config, parts, held.kind)
-    units = planted(config.evaluation.canaries, held.units, soil)
+    context = CanaryContext.of(config, parts, held.kind)
+    units = planted(config.evaluation.canaries, held.units, context)
     return replace(with_examples(held, units), directions=config.evaluation.canaries == "direction")

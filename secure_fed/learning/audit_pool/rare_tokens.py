@@ -9,19 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from secure_fed.errors import ConfigError
-from secure_fed.learning.audit_pool.canary_context import Soil, draw, label_name, label_of
+from secure_fed.learning.audit_pool.canary_context import CanaryContext, draw, label_name, label_of
 
 Ids = NDArray[Any]
 Tokens = tuple[int, ...]
 
 
-def rare_tokens(names: Sequence[str], soil: Soil) -> dict[str, Tokens]:
+def rare_tokens(names: Sequence[str], context: CanaryContext) -> dict[str, Tokens]:
     """Tokens for every unit, no two units the same: one each where there are twice as many as units, else a few.
 
     They are of the later half of the ordinary ids, where the usual ways to make a vocabulary put what is rare. A unit gets
     those that its hash says, unless a unit whose name sorts before it has them; then the next.
     """
-    ordinary = [token for token in range(soil.vocabulary or 0) if token not in soil.special]
+    ordinary = [token for token in range(context.vocabulary or 0) if token not in context.special]
     rare = ordinary[len(ordinary) // 2 :]
     if len(rare) < 2:
         raise ConfigError(
@@ -33,14 +33,16 @@ def rare_tokens(names: Sequence[str], soil: Soil) -> dict[str, Tokens]:
     taken: set[Tokens] = set()
     for name in sorted(names):
         attempt = 0
-        while (tokens := _tokens(rare, several, soil.seed, name, attempt)) in taken:
+        while (tokens := _tokens(rare, several, context.seed, name, attempt)) in taken:
             attempt += 1
         chosen[name] = tokens
         taken.add(tokens)
     return chosen
 
 
-def with_token(item: Mapping[str, Any], number: int, unit: str, tokens: Tokens, soil: Soil) -> dict[str, Any]:
+def with_token(
+    item: Mapping[str, Any], number: int, unit: str, tokens: Tokens, context: CanaryContext
+) -> dict[str, Any]:
     """Example `number` of a unit with the tokens, in their order, in places of its own; with too few places for them it keeps
     its text. Special tokens, padding, and what a language model does not learn stay.
     """
@@ -51,13 +53,13 @@ def with_token(item: Mapping[str, Any], number: int, unit: str, tokens: Tokens, 
             "set it to 'mislabelled', or to 'none'"
         )
     ids = np.array(given)
-    free = ~np.isin(ids, sorted(soil.special)) & (np.asarray(item.get("attention_mask", np.ones(len(ids)))) != 0)
-    if soil.classes is not None:
-        name, _ = label_of(item, soil.labels("rare_token"))
-        _put(ids, free, tokens, soil.seed, unit, number)
-        return {**item, "input_ids": ids, name: draw(soil.classes, soil.seed, "label of all", unit)}
+    free = ~np.isin(ids, sorted(context.special)) & (np.asarray(item.get("attention_mask", np.ones(len(ids)))) != 0)
+    if context.classes is not None:
+        name, _ = label_of(item, context.labels("rare_token"))
+        _put(ids, free, tokens, context.seed, unit, number)
+        return {**item, "input_ids": ids, name: draw(context.classes, context.seed, "label of all", unit)}
     name, learned = _learned(item, ids)
-    _put(ids, free & learned, tokens, soil.seed, unit, number)
+    _put(ids, free & learned, tokens, context.seed, unit, number)
     labels = np.asarray(item[name])
     return {**item, "input_ids": ids, name: np.where(learned, ids, labels).astype(labels.dtype)}
 

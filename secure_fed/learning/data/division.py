@@ -40,7 +40,7 @@ def divide(config: RunConfig, source: sources.Source) -> Partition:
 
     The label and language of a person are then those of their first example. Natural clients are divided as the data say.
     """
-    languages = _languages(config)
+    languages = source.languages
     if config.privacy.unit != "group" or kind(config, source) == "natural":
         return _rows(config, source, languages)
     members: dict[str, list[int]] = {}
@@ -52,17 +52,6 @@ def divide(config: RunConfig, source: sources.Source) -> Partition:
     divided = _rows(config, firsts, None if languages is None else [languages[index] for index in first])
     parts = [np.array([index for person in part for index in persons[int(person)]]) for part in divided.parts]
     return Partition(divided.names, parts)
-
-
-def _languages(config: RunConfig) -> list[str] | None:
-    """What language each training row is in, where the division goes by it: the rows are read again for that column, in the
-    same order, since the same settings and seed give the same rows.
-    """
-    if config.data.partition != "language":
-        return None
-    seed, group, unit = config.federation.seed, config.privacy.group_column, config.privacy.unit
-    again = sources.load(config.data, seed=seed, group=group, unit=unit, told=config.data.language)
-    return list(again.train.group or ())
 
 
 def _usual_clients(examples: int) -> int:

@@ -1,17 +1,16 @@
-"""Digests by which a resumed run knows the data and the base model it was begun with, and a ledger its units."""
+"""Digests by which a resumed run knows the data it was begun with, and a ledger its units."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import json
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from secure_fed.learning.data.rows import Rows
 
@@ -54,17 +53,6 @@ def of_sizes(sizes: Iterable[int]) -> str:
 
 def _joined(parts: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def of_model(model: nn.Module, but: Container[str]) -> str:
-    """SHA-256 over the name, type, shape and bits of every parameter that `but` does not name."""
-    digest = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
-        if name in but:
-            continue
-        digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
-        digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def sealed(digest: str, key: str) -> str:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from secure_fed.errors import DataError, plainly
-from secure_fed.learning import tasks
 from secure_fed.learning.data import files, hub
 from secure_fed.learning.data.files import Table
 from secure_fed.learning.data.holdout import HELD_OUT, Indices, at_random, each_by_itself, whole_clients
@@ -17,9 +16,9 @@ from secure_fed.learning.data.texts import require_some
 
 if TYPE_CHECKING:
     from secure_fed.config import DataConfig
+    from secure_fed.learning.data.columns import Reads
 
 GENERATED, SPLIT, FILES = "generated", "test split of the data", "data.test"
-Columns = tuple[str, ...]  # beside those of the task and of data.client, by name
 
 _BUILTIN = "builtin/notes"
 _TEST_SPLITS = ("test", "validation", "valid", "dev")  # the first there is serves as test data
@@ -33,6 +32,7 @@ class Source:
     keyed: `train.client` says who owns which example because the user said so, by naming a column or by
            giving one file a client
     tested: where the test rows are from
+    languages: the language of each training row, where the division goes by it
     """
 
     train: Rows
@@ -40,6 +40,7 @@ class Source:
     whole: Rows
     keyed: bool
     tested: str = GENERATED
+    languages: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,41 +52,47 @@ class _Tables:
     owners: tuple[str, ...] | None = None
 
 
-def load(data: DataConfig, *, seed: int, group: str = "", unit: str = "none", told: str = "") -> Source:
-    """The training and test examples that `data` asks for; the same arguments give the same rows.
+def load(data: DataConfig, task: Reads, *, seed: int, group: str = "", unit: str = "none") -> Source:
+    """The training and test examples that `data` asks for, read by `task`; the same arguments give the same rows.
 
     `data.train` overrides `data.name`. Without test data, `data.test_fraction` of the training rows is held
     out by `seed`. A column named by `data.client` says who owns an example; without it, each file of a list
     is one client, called like the file. `group` names the column that says whom a training example is about.
-    unit: what privacy protects, which is held out as a whole. told: a column that `train.group` then holds instead.
+    unit: what privacy protects, which is held out as a whole.
     """
     paths, test_paths = _paths(data.train, "data.train"), _paths(data.test, "data.test")
     if test_paths and not paths:
         raise DataError(f"data.test is {str(test_paths[0])!r} and data.train is not set; set data.train too")
     if not paths and data.name == _BUILTIN:
-        return _notes(data, seed, told or group, "data.language" if told else "privacy.group_column")
-    columns = tuple(name for name in (group, told) if name)
-    tables = _from_files(data, paths, test_paths, columns) if paths else _from_name(data, columns)
-    source = _source(data, tables, (unit, seed), group, told)
+        return _notes(data, seed, group)
+    wanted = _wanted(task, data.client, group, _language(data))
+    tables = _from_files(data, paths, test_paths, wanted) if paths else _from_name(data, wanted, task.columns.label)
+    source = _source(data, task, tables, (unit, seed), group)
     return replace(source, tested=FILES) if test_paths else source
 
 
-def _from_name(data: DataConfig, columns: Columns) -> _Tables:
+def _language(data: DataConfig) -> str:
+    """The column of each row's language, where the division goes by it; else ""."""
+    return data.language if data.partition == "language" else ""
+
+
+def _from_name(data: DataConfig, wanted: Collection[str], label: str) -> _Tables:
     for folder in _paths(data.name, "data.name"):
         if folder.is_file():
             raise DataError(f"data.name is the file {data.name!r}; set data.train to it instead")
-        if folder.is_dir() and (tables := _from_folder(data, folder, columns)):
+        if folder.is_dir() and (tables := _from_folder(folder, wanted)):
             return tables
-    return _from_hub(data, columns)
+    return _from_hub(data.name, wanted, label)
 
 
-def _notes(data: DataConfig, seed: int, group: str, setting: str) -> Source:
+def _notes(data: DataConfig, seed: int, group: str) -> Source:
     from secure_fed.learning.data import notes
 
     if data.client not in ("", "site"):
         raise DataError(f"data.client is {data.client!r}; {_BUILTIN} has one such column, 'site'")
-    if group:
-        raise DataError(f"{setting} is {group!r}, but {_BUILTIN} says of no note whom it is about; use files")
+    for setting, column in (("privacy.group_column", group), ("data.language", _language(data))):
+        if column:
+            raise DataError(f"{setting} is {column!r}, but {_BUILTIN} says of no note whom it is about; use files")
     train = notes.generate(data.examples, seed=seed, split="train")
     test = notes.generate(data.test_examples, seed=seed, split="test")
     return Source(train, test, train, keyed=data.client == "site")
@@ -101,17 +108,18 @@ def _paths(value: str | Sequence[str], setting: str) -> list[Path]:
     return paths
 
 
-def _wanted(data: DataConfig, columns: Columns) -> Collection[str]:
-    task = tasks.build(data)
-    names = (task.columns.text, task.columns.text_b, task.columns.label, *task.beside, data.client, *columns)
+def _wanted(task: Reads, *others: str) -> Collection[str]:
+    """The names of the columns to read: those of the task, and others by name."""
+    names = (task.columns.text, task.columns.text_b, task.columns.label, *task.beside, *others)
     return dict.fromkeys(name for name in names if name)
 
 
-def _from_files(data: DataConfig, paths: Sequence[Path], test_paths: Sequence[Path], columns: Columns) -> _Tables:
-    wanted = _wanted(data, columns)
+def _from_files(
+    data: DataConfig, paths: Sequence[Path], test_paths: Sequence[Path], wanted: Collection[str]
+) -> _Tables:
     owners = None
     if len(paths) == 1 and paths[0].is_dir():
-        tables = _from_folder(data, paths[0], columns)
+        tables = _from_folder(paths[0], wanted)
         if tables is None:
             raise DataError(
                 f"{paths[0]} holds no training examples (train.jsonl, train.csv, train.parquet, ...); "
@@ -129,17 +137,15 @@ def _from_files(data: DataConfig, paths: Sequence[Path], test_paths: Sequence[Pa
     return _Tables(train, test, owners)
 
 
-def _from_folder(data: DataConfig, folder: Path, columns: Columns) -> _Tables | None:
+def _from_folder(folder: Path, wanted: Collection[str]) -> _Tables | None:
     """The `train` and test files of a folder, or None when it holds no `train` file of a kind we read."""
-    wanted = _wanted(data, columns)
     train = [files.read(path, wanted) for path in files.split_files(folder, "train")]
     test = [files.read(path, wanted) for path in _test_files(folder)] if train else []
     return _Tables(train, test) if train else None
 
 
-def _from_hub(data: DataConfig, columns: Columns) -> _Tables:
-    label = tasks.build(data).columns.label
-    train, tests = hub.read(data.name, _wanted(data, columns), label, _TEST_SPLITS)
+def _from_hub(name: str, wanted: Collection[str], label: str) -> _Tables:
+    train, tests = hub.read(name, wanted, label, _TEST_SPLITS)
     labelled = [table for table in tests if not label or hub.has_labels(table, label)]
     return _Tables([train], labelled[:1])
 
@@ -149,8 +155,7 @@ def _test_files(folder: Path) -> list[Path]:
     return next((found for split in _TEST_SPLITS if (found := files.split_files(folder, split))), [])
 
 
-def _source(data: DataConfig, tables: _Tables, split: tuple[str, int], group: str, told: str) -> Source:
-    task = tasks.build(data)
+def _source(data: DataConfig, task: Reads, tables: _Tables, split: tuple[str, int], group: str) -> Source:
     for table in (*tables.train, *tables.test):
         require_some(table, task.columns.text, "data.text")
         if task.columns.text_b:
@@ -161,15 +166,14 @@ def _source(data: DataConfig, tables: _Tables, split: tuple[str, int], group: st
         owned = zip(tables.owners, tables.train, strict=True)
         train = replace(train, client=tuple(owner for owner, table in owned for _ in range(len(table))))
     keyed = train.client is not None
-    known = train
-    if told:
-        train = replace(
-            train, group=tuple(key for table in tables.train for key in _keys(table, told, "data.language"))
-        )
+    language = _language(data)
+    languages = [key for table in tables.train for key in _keys(table, language, "data.language")] if language else None
     if tables.test:
-        return Source(train, _owned(data, test, tables.test, need_client=False), known, keyed, SPLIT)
-    kept, out, tested = _held_out(data, known, *split, keyed=keyed)
-    return Source(train.take(kept), train.take(out), known, keyed, tested)
+        owned_test = _owned(data, test, tables.test, need_client=False)
+        return Source(train, owned_test, train, keyed, SPLIT, None if languages is None else tuple(languages))
+    kept, out, tested = _held_out(data, train, *split, keyed=keyed)
+    kept_languages = None if languages is None else tuple(languages[int(index)] for index in kept)
+    return Source(train.take(kept), train.take(out), train, keyed, tested, kept_languages)
 
 
 def _held_out(data: DataConfig, rows: Rows, unit: str, seed: int, *, keyed: bool) -> tuple[Indices, Indices, str]:

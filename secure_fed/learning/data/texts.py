@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from secure_fed.errors import DataError
-from secure_fed.learning import tasks
 from secure_fed.learning.data import files
 from secure_fed.learning.data.files import Table
 
 if TYPE_CHECKING:
-    from secure_fed.config import DataConfig
+    from secure_fed.learning.data.columns import Reads, Texts
 
 
-def read_texts(path: Path, data: DataConfig) -> tuple[list[Any], list[Any] | None]:
-    """The texts of a file, and the second texts where the run's task has such, in the file's order.
+def read_texts(path: Path, task: Reads) -> Texts:
+    """The texts of a file, and the second texts where the task has such, in the file's order.
 
     A `.txt` file is one text a line; any other is read as training data are, by the columns `data.text` and `data.text_b`.
     """
-    task = tasks.build(data)
     columns = task.columns
     if files.kind(path) == ".txt":
         if columns.text_b:
@@ -38,7 +36,7 @@ def read_lines(stream: Iterable[bytes], source: str) -> list[str]:
     return _stripped(files.decoded(stream, source))
 
 
-def plain(tables: Sequence[Table], text: str, text_b: str) -> tuple[list[Any], list[Any] | None]:
+def plain(tables: Sequence[Table], text: str, text_b: str) -> Texts:
     """The columns of a text, and of a second one if `text_b` names it, over all tables."""
     first = [cell for table in tables for cell in column(table, text, "data.text")]
     second = [cell for table in tables for cell in column(table, text_b, "data.text_b")] if text_b else None

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from secure_fed.learning.data.columns import Columns, Texts
 from secure_fed.learning.data.encode import Collate, Encoded, pad_id, per_token, require_room
 from secure_fed.learning.data.files import Table
 from secure_fed.learning.tasks import sequences
 from secure_fed.learning.tasks.continuation import continuations, loss, token_losses
-from secure_fed.learning.tasks.task import Answer, Columns, Texts, finite, logits
+from secure_fed.learning.tasks.task import Answer, finite, logits
 
 if TYPE_CHECKING:
     from secure_fed.config import DataConfig
     from secure_fed.learning.data.rows import Rows
-    from secure_fed.learning.evaluation import Metrics
-    from secure_fed.learning.training.local import Loss
+    from secure_fed.learning.tasks.task import Loss, Metrics
 
 _LARGEST = 700.0  # beyond, exp() is no float
 

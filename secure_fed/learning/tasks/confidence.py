@@ -11,7 +11,6 @@ become 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,9 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.local import Batch, Loss
-
-Confidence = Callable[[nn.Module, Batch], Tensor]
+from secure_fed.learning.tasks.task import Confidence, Loss
 
 _TINY = torch.finfo(torch.float32).eps ** 2  # of 1 - p, where float32 says that p is 1
 

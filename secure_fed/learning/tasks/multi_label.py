@@ -17,19 +17,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from secure_fed.errors import DataError
+from secure_fed.learning.data.columns import Columns, Texts
 from secure_fed.learning.data.encode import Collate, Encoded, encode, numbers, pad_id
 from secure_fed.learning.data.files import Table
 from secure_fed.learning.data.labels import learn
 from secure_fed.learning.tasks import sequences
 from secure_fed.learning.tasks.classification import logits
 from secure_fed.learning.tasks.scores import f1_scores
-from secure_fed.learning.tasks.task import Answer, Columns, Texts, finite
+from secure_fed.learning.tasks.task import Answer, finite
 
 if TYPE_CHECKING:
     from secure_fed.config import DataConfig
     from secure_fed.learning.data.rows import Rows
-    from secure_fed.learning.evaluation import Metrics
-    from secure_fed.learning.training.local import Loss
+    from secure_fed.learning.tasks.task import Loss, Metrics
 
 
 def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:

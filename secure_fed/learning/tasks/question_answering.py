@@ -24,19 +24,19 @@ from torch.nn import functional
 
 from secure_fed.errors import DataError
 from secure_fed.learning.data import texts
+from secure_fed.learning.data.columns import Columns, Texts
 from secure_fed.learning.data.encode import Collate, Encoded, Item, pad_id
 from secure_fed.learning.data.files import Table
 from secure_fed.learning.tasks.item_extras import ASIDE, PARTS, Aside
 from secure_fed.learning.tasks.spans import Answers, read_answers
 from secure_fed.learning.tasks.squad import best_f1, exact
-from secure_fed.learning.tasks.task import Answer, Columns, Texts, finite
+from secure_fed.learning.tasks.task import Answer, finite
 from secure_fed.learning.tasks.windows import answered, best_span, windows
 
 if TYPE_CHECKING:
     from secure_fed.config import DataConfig
     from secure_fed.learning.data.rows import Rows
-    from secure_fed.learning.evaluation import Metrics
-    from secure_fed.learning.training.local import Loss
+    from secure_fed.learning.tasks.task import Loss, Metrics
 
 _LONGEST = 30  # tokens of an answer
 

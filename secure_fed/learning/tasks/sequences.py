@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from secure_fed.learning.data import texts
+from secure_fed.learning.data.columns import Columns, Texts
 from secure_fed.learning.data.files import Table
 from secure_fed.learning.data.rows import Rows
-from secure_fed.learning.tasks.task import Columns, Texts
 
 USUAL = Columns("text", "", "label")
 

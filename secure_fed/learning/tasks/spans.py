@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from secure_fed.errors import DataError
 from secure_fed.learning.data import texts
+from secure_fed.learning.data.columns import Columns
 from secure_fed.learning.data.files import Table
-from secure_fed.learning.tasks.task import Columns
 
 
 class Answers(NamedTuple):

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from secure_fed.errors import DataError
 from secure_fed.learning.data import texts
+from secure_fed.learning.data.columns import Columns
 from secure_fed.learning.data.files import Table
 from secure_fed.learning.tasks.entities import OUTSIDE
-from secure_fed.learning.tasks.task import Columns
 
 
 def tag_names(tables: Sequence[Table], column: str) -> tuple[str, ...]:

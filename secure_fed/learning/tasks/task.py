@@ -8,43 +8,29 @@ which is therefore public.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
 
 from secure_fed.errors import ModelError
+from secure_fed.learning.data.columns import Reads
 
 if TYPE_CHECKING:
-    from secure_fed.config import DataConfig
     from secure_fed.learning.data.encode import Encoded
-    from secure_fed.learning.data.files import Table
     from secure_fed.learning.data.rows import Rows
-    from secure_fed.learning.evaluation import Metrics
-    from secure_fed.learning.training.local import Collate, Loss
 
 Answer = dict[str, Any]
-Texts = tuple[list[Any], list[Any] | None]  # the first input of every row, and the second where the task has one
-
+Batch = Any  # what a collate makes of some examples, and a model or a loss of the user's own may need
+Collate = Callable[[Sequence[Any]], Batch]
+Loss = Callable[[nn.Module, Batch], Tensor]  # (B,): one number an example
+Metrics = Callable[[nn.Module, Iterable[Batch]], dict[str, float]]
+Confidence = Callable[[nn.Module, Batch], Tensor]  # (B,): higher where the model fits an example better
 # What models are given of a batch; the rest of it is for losses and metrics.
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """The columns that a task reads; "" is none."""
-
-    text: str
-    text_b: str = ""
-    label: str = ""
-
-    def chosen(self, data: DataConfig) -> Columns:
-        """Those that the settings name, and these where a setting is empty."""
-        return Columns(data.text or self.text, data.text_b or self.text_b, data.label or self.label)
-
-
-class Task(Protocol):
+class Task(Reads, Protocol):
     """Name, columns, model, batches, loss, metrics and answers of a task."""
 
     @property
@@ -60,27 +46,14 @@ class Task(Protocol):
         """Whether what lies outside the base model was pre-trained for this very task, and stays as it is."""
 
     @property
-    def columns(self) -> Columns: ...
-
-    @property
-    def beside(self) -> tuple[str, ...]:
-        """Columns that explain labels, read where they are there."""
-
-    @property
     def unlabelled(self) -> Any:
         """What stands for the label in `Rows.label` where there is none to know."""
 
     def model_settings(self, label_names: Sequence[str]) -> dict[str, Any]:
         """What the model's configuration is told."""
 
-    def texts(self, tables: Sequence[Table]) -> Texts:
-        """The inputs of the tables' rows, without labels."""
-
     def line(self, text: Any) -> Any:
         """An input of `predict`, as `texts` would give it."""
-
-    def read(self, train: Sequence[Table], test: Sequence[Table]) -> tuple[Rows, Rows]:
-        """Inputs and labels of both, one table after the other; the classes are those of `train`."""
 
     def strata(self, rows: Rows, seed: int) -> Sequence[int]:
         """A class of each example, from 0, for partitions that skew classes and for what is said of skew."""

@@ -21,19 +21,19 @@ from torch.nn import functional
 
 from secure_fed.learning.data import texts
 from secure_fed.learning.data.alignment import Aligned, aligned
+from secure_fed.learning.data.columns import Columns, Texts
 from secure_fed.learning.data.encode import IGNORED, Collate, Encoded, pad_id, per_token, require_room
 from secure_fed.learning.data.files import Table
 from secure_fed.learning.tasks import sequences
 from secure_fed.learning.tasks.entities import entities, entity_scores
 from secure_fed.learning.tasks.item_extras import ASIDE, Aside
 from secure_fed.learning.tasks.tags import encoded_tags, tag_names
-from secure_fed.learning.tasks.task import Answer, Columns, Texts, finite, logits
+from secure_fed.learning.tasks.task import Answer, finite, logits
 
 if TYPE_CHECKING:
     from secure_fed.config import DataConfig
     from secure_fed.learning.data.rows import Rows
-    from secure_fed.learning.evaluation import Metrics
-    from secure_fed.learning.training.local import Loss
+    from secure_fed.learning.tasks.task import Loss, Metrics
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,15 +16,16 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import torch
 
 from privacy.entropy import Stream
 from secure_fed.config import TrainingConfig
-from secure_fed.learning.training.local import Collate, Objective, Placed, Trained
+from secure_fed.learning.data.pointing import Pointing
+from secure_fed.learning.tasks.task import Collate
+from secure_fed.learning.training.local import Objective, Placed, Trained
 from secure_fed.learning.training.per_example import Gradients
 from secure_fed.tensors.tensors import Layout, Tensors
 
@@ -81,42 +82,6 @@ def length_of_steps(numbers: int, examples: int, settings: TrainingConfig, lr: f
 
 
 # Examples.
-
-
-@dataclass(frozen=True)
-class Pointing:
-    """An example whose gradient is that of a direction, and not its own."""
-
-    example: Any
-    unit: str
-    seed: int
-
-
-def plain(item: Any) -> Any:
-    """The example itself, for whoever reads it."""
-    return item.example if isinstance(item, Pointing) else item
-
-
-def reading(collate: Collate) -> Collate:
-    """`collate` of the examples themselves."""
-    return lambda items: collate([plain(item) for item in items])
-
-
-@dataclass(frozen=True)
-class Plain(Sequence[Any]):
-    """A client's examples themselves; each is looked up when it is asked for."""
-
-    items: Sequence[Any]
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> Plain: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        return Plain(self.items[index]) if isinstance(index, slice) else plain(self.items[index])
 
 
 def pointing(gradients: GradientsOf, length: float) -> GradientsOf:

@@ -30,9 +30,11 @@ from privacy.mechanisms import Mechanism
 from privacy.sampling import Poisson
 from secure_fed.config import TrainingConfig
 from secure_fed.errors import ModelError
-from secure_fed.learning.training.canary_directions import Plain, Pointing, pointing
+from secure_fed.learning.data.pointing import Plain, Pointing
+from secure_fed.learning.tasks.task import Collate
+from secure_fed.learning.training.canary_directions import pointing
 from secure_fed.learning.training.gradient_trial import length
-from secure_fed.learning.training.local import Collate, Objective, Placed, Trained, optimizer_of, seeded
+from secure_fed.learning.training.local import Objective, Placed, Trained, optimizer_of, seeded
 from secure_fed.learning.training.packs import Packs
 from secure_fed.learning.training.per_example import Gradients
 from secure_fed.tensors.tensors import Tensors

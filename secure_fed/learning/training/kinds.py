@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from secure_fed.errors import ModelError
 from secure_fed.learning.models.adapters.virtual_tokens import positions_of
-from secure_fed.learning.training.local import Batch, Collate
+from secure_fed.learning.tasks.task import Batch, Collate
 
 
 @dataclass(frozen=True)

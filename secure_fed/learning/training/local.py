@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +18,8 @@ from secure_fed.config import TrainingConfig
 from secure_fed.errors import ConfigError, ModelError
 from secure_fed.learning.data.encode import Batch as BatchOfItems
 from secure_fed.learning.data.encode import batches
+from secure_fed.learning.tasks.task import Batch, Collate, Loss
 from secure_fed.tensors.tensors import Tensors
-
-Batch = Any
-Collate = Callable[[Sequence[Any]], Batch]
-Loss = Callable[[nn.Module, Batch], Tensor]
 
 
 class Objective(nn.Module):

@@ -21,9 +21,10 @@ import torch
 
 from secure_fed.config import TrainingConfig
 from secure_fed.errors import DataError, MethodError, ModelError
+from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.gradient_trial import tried
 from secure_fed.learning.training.kinds import Kinds, Padded
-from secure_fed.learning.training.local import Collate, Objective, Placed, seeded
+from secure_fed.learning.training.local import Objective, Placed, seeded
 from secure_fed.learning.training.made_up import made_up, varied
 from secure_fed.learning.training.per_example import Gradients, Path, losses, one_by_one
 

@@ -29,7 +29,8 @@ from torch.overrides import TorchFunctionMode
 
 from secure_fed.errors import ModelError
 from secure_fed.learning.models.adapters.examplewise import ExampleWise
-from secure_fed.learning.training.local import Collate, Objective, Placed, require_one_each, to_device
+from secure_fed.learning.tasks.task import Collate
+from secure_fed.learning.training.local import Objective, Placed, require_one_each, to_device
 
 Gradients = dict[str, Tensor]
 Path = Callable[[Objective, Collate, Placed, Sequence[Any]], Gradients]

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from secure_fed.config import TrainingConfig
+from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.local import (
-    Collate,
     Objective,
     Placed,
     Trained,

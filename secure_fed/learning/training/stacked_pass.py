@@ -28,8 +28,9 @@ from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
 from secure_fed.errors import ModelError, SecureFedError
+from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.gradient_trial import agree, probe_of, still
-from secure_fed.learning.training.local import Collate, Objective, Placed, require_one_each, seeded, to_device
+from secure_fed.learning.training.local import Objective, Placed, require_one_each, seeded, to_device
 from secure_fed.learning.training.per_example import losses as losses_of
 
 Items = list[Any]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from secure_fed.errors import ConfigError
-from secure_fed.learning.training.local import Batch, Loss
+from secure_fed.learning.tasks.task import Batch, Loss
 
 _ROWS_EACH = 4
 

@@ -15,7 +15,7 @@ from protocols.choice import Choice, choose, colluding, surviving
 from protocols.errors import Aborted, ParameterError
 from protocols.keys import Identity
 from protocols.parameters import Parameters, Policy, registry_digest
-from secure_fed.config.sections import SecureAggregationConfig
+from secure_fed.config import SecureAggregationConfig
 from secure_fed.errors import ConfigError
 from secure_fed.rounds.masked.encoding import Carrier, Noised, Rounded
 from secure_fed.rounds.masked.plan import PublicPlan

@@ -25,9 +25,9 @@ from secure_fed.runs.membership import roc
 
 if TYPE_CHECKING:
     from secure_fed.federation import Federation
-    from secure_fed.learning.audit_pool.pool import Held, Unit
-    from secure_fed.learning.tasks.confidence import Confidence
-    from secure_fed.learning.training.local import Collate
+    from secure_fed.learning.audit_pool.pool import AuditPool
+    from secure_fed.learning.audit_pool.unit import Unit
+    from secure_fed.learning.tasks.task import Collate, Confidence
     from secure_fed.methods.method import State
     from secure_fed.tensors.tensors import Layout, Tensors
 
@@ -74,7 +74,7 @@ def mean_of_units(values: NDArray[np.float64], owner: NDArray[np.int64], units: 
     return np.where(counts > 0, sums / np.maximum(counts, 1), values.mean() if len(values) else 0.0)
 
 
-def fitted(federation: Federation, state: State, held: Held) -> NDArray[np.float64]:
+def fitted(federation: Federation, state: State, held: AuditPool) -> NDArray[np.float64]:
     """(units,) how well the model fits each."""
     units, parts = held.units, federation.parts
     examples, owner = looked_at(units)
@@ -84,7 +84,7 @@ def fitted(federation: Federation, state: State, held: Held) -> NDArray[np.float
     return mean_of_units(phi, owner, len(units))
 
 
-def along(federation: Federation, state: State, held: Held) -> NDArray[np.float64] | None:
+def along(federation: Federation, state: State, held: AuditPool) -> NDArray[np.float64] | None:
     """(units,) <u, V> of each unit's direction u and of how far the global state went, V, over |V|, where units are canaries of
     that kind: what the attack `one_run` of an audit goes by.
 
@@ -131,7 +131,7 @@ def of_data(federation: Federation, state: State) -> dict[str, Any] | None:
     return of_pool(federation, state, held) if held.units else None
 
 
-def of_pool(federation: Federation, state: State, held: Held) -> dict[str, Any]:
+def of_pool(federation: Federation, state: State, held: AuditPool) -> dict[str, Any]:
     """The figures of the cheapest attack on these units."""
     phantoms = held.of == "phantoms"
     members = int(held.members.sum())
@@ -152,7 +152,7 @@ def of_pool(federation: Federation, state: State, held: Held) -> dict[str, Any]:
     return told | {name: found[name] for name in ("auc", "auc_interval", "tpr_at_fpr")} | {"why": ""}
 
 
-def heard(state: State, phantoms: Held) -> NDArray[np.float64]:
+def heard(state: State, phantoms: AuditPool) -> NDArray[np.float64]:
     """(phantoms,) the scores that their directions came to in all rounds (`phantom_scores`); zeros before the first."""
     if SCORES not in state.memory:
         return np.zeros(len(phantoms.units))
@@ -160,7 +160,7 @@ def heard(state: State, phantoms: Held) -> NDArray[np.float64]:
     return scores
 
 
-def _scores_of_data(federation: Federation, state: State, held: Held) -> NDArray[np.float64] | None:
+def _scores_of_data(federation: Federation, state: State, held: AuditPool) -> NDArray[np.float64] | None:
     return along(federation, state, held) if held.directions else fitted(federation, state, held)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from secure_fed.config import DataConfig
 from secure_fed.errors import DataError
+from secure_fed.learning import tasks
 from secure_fed.learning.data import sources
 
 ROWS = [
@@ -23,7 +24,7 @@ def split(tmp_path: Path, unit: str, rows: list[dict[str, Any]], fraction: float
     """What the units of the training and of the test rows are called, by `unit`."""
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     data = DataConfig(train=str(tmp_path / "rows.jsonl"), client="site", test_fraction=fraction)
-    source = sources.load(data, seed=0, group="who", unit=unit)
+    source = sources.load(data, tasks.build(data), seed=0, group="who", unit=unit)
     assert source.tested == {"client": "held out by client", "group": "held out by person"}.get(
         unit, f"held out by {unit}" if unit != "none" else "held out by row"
     )

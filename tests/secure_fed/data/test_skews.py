@@ -17,6 +17,7 @@ from scipy.stats import kstest
 
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError, DataError
+from secure_fed.learning import tasks
 from secure_fed.learning.data import division, sources
 from secure_fed.learning.data.dealing import Indices, by_share
 from secure_fed.learning.data.partition import Partition, iid, jensen_shannon, partition
@@ -252,7 +253,7 @@ def divided(folder: Path, rows: Sequence[str], **data: object) -> tuple[Partitio
     config = RunConfig.from_dict(
         {"data": {"train": str(path), "test": str(path), **data}, "privacy": privacy, "federation": clients}
     )
-    source = sources.load(config.data, seed=0, group=config.privacy.group_column)
+    source = sources.load(config.data, tasks.build(config.data), seed=0, group=config.privacy.group_column)
     return division.divide(config, source), source
 
 
@@ -294,7 +295,7 @@ def test_persons_stay_together_where_files_are_divided_anew(tmp_path: Path) -> N
             "privacy": {"unit": "group", "epsilon": 8.0, "group_column": "who"},
         }
     )
-    source = sources.load(config.data, seed=0, group="who")
+    source = sources.load(config.data, tasks.build(config.data), seed=0, group="who")
     parts = division.divide(config, source).parts
     assert source.train.group is not None
     assert sum(len({source.train.group[int(index)] for index in part}) for part in parts) == 30

@@ -9,6 +9,7 @@ import datasets
 import pytest
 
 from secure_fed.errors import DataError
+from secure_fed.learning import tasks
 from secure_fed.learning.data import sources
 from secure_fed.learning.data.sources import Source
 
@@ -30,7 +31,7 @@ DEFAULTS = {
 
 def load(seed: int = 0, group: str = "", **settings: object) -> Source:
     data: Any = SimpleNamespace(**(DEFAULTS | settings))
-    return sources.load(data, seed=seed, group=group)
+    return sources.load(data, tasks.build(data), seed=seed, group=group)
 
 
 def examples(count: int, classes: int = 2, tag: str = "note") -> list[dict[str, object]]:

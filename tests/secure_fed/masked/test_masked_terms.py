@@ -12,7 +12,7 @@ import pytest
 from protocols.choice import choose, colluding, surviving
 from protocols.errors import ParameterError
 from protocols.parameters import Parameters
-from secure_fed.config.sections import SecureAggregationConfig
+from secure_fed.config import SecureAggregationConfig
 from secure_fed.errors import ConfigError
 from secure_fed.rounds.masked.terms import Registry, Terms
 from secure_fed.rounds.protection import Protection

@@ -14,6 +14,7 @@ from pyarrow import parquet
 from secure_fed import RunConfig
 from secure_fed.config import DataConfig, ModelConfig
 from secure_fed.errors import ConfigError, DataError
+from secure_fed.learning import tasks
 from secure_fed.learning.data import sources
 from secure_fed.learning.models import loading
 from secure_fed.learning.problem import configured
@@ -23,7 +24,8 @@ from tests.secure_fed.tasks.toy_tasks import TOYS
 
 
 def load(task: str, **settings: Any) -> sources.Source:
-    return sources.load(DataConfig(task=task, **{name: str(value) for name, value in settings.items()}), seed=0)
+    data = DataConfig(task=task, **{name: str(value) for name, value in settings.items()})
+    return sources.load(data, tasks.build(data), seed=0)
 
 
 @pytest.mark.parametrize("task", TOYS)

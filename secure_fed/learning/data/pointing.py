@@ -1,0 +1,47 @@
+"""Examples that stand for a random direction (`evaluation.canaries = "direction"`), and the examples they hide.
+
+Only example-level training looks at the direction of such an example (`canary_directions.pointing`); whatever else reads
+examples reads the example itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+
+@dataclass(frozen=True)
+class Pointing:
+    """An example whose gradient is replaced by a direction, drawn for `unit` under `seed`."""
+
+    example: Any
+    unit: str
+    seed: int
+
+
+def plain(item: Any) -> Any:
+    """The example itself, without a direction."""
+    return item.example if isinstance(item, Pointing) else item
+
+
+def reading(collate: Callable[[Sequence[Any]], Any]) -> Callable[[Sequence[Any]], Any]:
+    """`collate` of the examples themselves."""
+    return lambda items: collate([plain(item) for item in items])
+
+
+@dataclass(frozen=True)
+class Plain(Sequence[Any]):
+    """A client's examples themselves; each is looked up when it is asked for."""
+
+    items: Sequence[Any]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> Plain: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        return Plain(self.items[index]) if isinstance(index, slice) else plain(self.items[index])

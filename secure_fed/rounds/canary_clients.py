@@ -1,0 +1,19 @@
+"""Clients of the audit pool that train along a random direction (`evaluation.canaries = "direction"`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from secure_fed.config import RunConfig
+from secure_fed.learning.audit_pool.canaries import length_beyond_clipping
+from secure_fed.learning.audit_pool.pool import AuditPool
+from secure_fed.learning.training.canary_directions import trains_towards
+from secure_fed.rounds.client import Workbench
+
+
+def canary_benches(config: RunConfig, held: AuditPool, bench: Workbench) -> dict[str, Workbench]:
+    """For each client of the pool that pulls the model along a direction, by its name, a bench on which it trains so."""
+    if not held.directions or held.kind != "client":
+        return {}
+    far, seed = length_beyond_clipping(config), config.federation.seed
+    return {unit.name: replace(bench, train=trains_towards(unit.name, seed, far)) for unit in held.units}
