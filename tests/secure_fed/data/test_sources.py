@@ -26,6 +26,8 @@ DEFAULTS = {
     "examples": 60,
     "test_examples": 30,
     "test_fraction": 0.2,
+    "partition": "auto",
+    "language": "",
 }
 
 
