@@ -89,7 +89,7 @@ def _shift(case: Case, release: Release, examples: int) -> float:
     if config.privacy.unit == "client":
         length = config.privacy.clip_norm
     # A guarantee divides by the cohort that was planned; without one the mean is over those who were drawn.
-    planned = case.federation.protection.place in ("sum", "shares")
+    planned = case.federation.protection.placement.expected_divisor
     divisor = sampler.expected if planned else len(case.federation.clients) * sampler.rate
     weight = 1.0 if case.seen.sums else config.federation.server_lr / divisor
     return math.sqrt(size) * length * weight / release.length

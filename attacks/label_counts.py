@@ -100,7 +100,7 @@ def _require_known_steps(case: Case) -> None:
         raise Inapplicable(
             "label counts need plain SGD: AdamW, momentum and weight decay make other steps than the gradient's"
         )
-    if case.federation.protection.place != "nowhere":
+    if case.federation.protection.placement.private:
         raise Inapplicable("label counts need updates of known length, and these are clipped to privacy.clip_norm")
     if config.data.class_priors:
         raise Inapplicable("label counts need the plain cross-entropy, and data.class_priors weighs it")

@@ -23,7 +23,7 @@ Sampled = Callable[[float], Release]  # one release at a noise multiplier
 
 
 @dataclass(frozen=True)
-class Wish:
+class Target:
     """What was asked for: a target epsilon, a noise multiplier, or both, and then epsilon is a limit."""
 
     epsilon: float | None
@@ -106,20 +106,20 @@ class Plan:
         return self.limits[who] if self.limits else self.releases
 
 
-def for_sums(wish: Wish, sampler: Sampler, releases: int, passes: int = 1) -> Plan:
+def for_sums(target: Target, sampler: Sampler, releases: int, passes: int = 1) -> Plan:
     """Noise on the sum over a cohort, in rounds of `passes` releases. Who sees the cohort sees no amplification."""
     together = math.sqrt(passes)
 
     def round_at(z: float) -> Release:
         return sampler.release(z / together)
 
-    z, count = _planned(wish, round_at, releases, passes)
+    z, count = _planned(target, round_at, releases, passes)
     release = round_at(z)
     seen = (accounting.unamplified if release.adjacency == "add-remove" else accounting.replaced)(z / together)
-    return Plan(z, wish.delta, release, count, seen, sampler.rate, passes=passes)
+    return Plan(z, target.delta, release, count, seen, sampler.rate, passes=passes)
 
 
-def for_shares(wish: Wish, sampler: Sampler, releases: int, passes: int = 1, *, hidden: bool) -> Plan:
+def for_shares(target: Target, sampler: Sampler, releases: int, passes: int = 1, *, hidden: bool) -> Plan:
     """Noise that the clients of a masked sum bring, each its share.
 
     Neighbours have one client's data there or not: without them it sends zeros and its share of the noise. Where each client
@@ -132,8 +132,8 @@ def for_shares(wish: Wish, sampler: Sampler, releases: int, passes: int = 1, *, 
             return accounting.discrete_sampled(sampler.rate, z / together)
         return accounting.discrete(z / together)
 
-    z, count = _planned(wish, round_at, releases, passes)
-    return Plan(z, wish.delta, round_at(z), count, round_at(z), sampler.rate, passes=passes)
+    z, count = _planned(target, round_at, releases, passes)
+    return Plan(z, target.delta, round_at(z), count, round_at(z), sampler.rate, passes=passes)
 
 
 def realised(plan: Plan, multiplier: float, releases: int, *, hidden: bool) -> float:
@@ -143,28 +143,28 @@ def realised(plan: Plan, multiplier: float, releases: int, *, hidden: bool) -> f
     return replace(plan, release=release).epsilon(releases)
 
 
-def _planned(wish: Wish, round_at: Sampled, releases: int, passes: int) -> tuple[float, int]:
-    """The noise multiplier, and how many of the releases fit the wish, in whole rounds."""
+def _planned(target: Target, round_at: Sampled, releases: int, passes: int) -> tuple[float, int]:
+    """The noise multiplier, and how many of the releases fit the target, in whole rounds."""
     rounds = releases // passes
-    z = wish.multiplier(round_at, rounds)
-    return z, wish.some(wish.allowed(round_at(z), rounds)) * passes
+    z = target.multiplier(round_at, rounds)
+    return z, target.some(target.allowed(round_at(z), rounds)) * passes
 
 
-def for_contributions(wish: Wish, rate: float, names: Sequence[str], passes: int, participations: int) -> Plan:
+def for_contributions(target: Target, rate: float, names: Sequence[str], passes: int, participations: int) -> Plan:
     """Noise on every client's own contribution, which the server sees: no amplification for anybody.
 
     Neighbours have one client's data replaced by any other: that it takes part at all is not hidden.
     """
-    z = wish.multiplier(accounting.replaced, participations * passes)
+    z = target.multiplier(accounting.replaced, participations * passes)
     release = accounting.replaced(z)
-    allowed = wish.allowed(release, participations * passes)
-    count = wish.some(allowed - allowed % passes)
+    allowed = target.allowed(release, participations * passes)
+    count = target.some(allowed - allowed % passes)
     limits = dict.fromkeys(names, count)
-    return Plan(z, wish.delta, release, count, release, rate, limits, participations)
+    return Plan(z, target.delta, release, count, release, rate, limits, participations)
 
 
 def for_gradients(
-    wish: Wish, names: Sequence[str], draws: Sequence[Sampler], steps: Sequence[int], participations: int
+    target: Target, names: Sequence[str], draws: Sequence[Sampler], steps: Sequence[int], participations: int
 ) -> Plan:
     """Noise on every step of a client's training, over batches that it draws in secret.
 
@@ -173,23 +173,23 @@ def for_gradients(
     """
     kinds = {(draw.rate, count * participations): draw for draw, count in zip(draws, steps, strict=True)}
     worst = next(iter(kinds))
-    z = wish.multiplier(kinds[worst].release, worst[1])
-    if wish.noise_multiplier is None:
+    z = target.multiplier(kinds[worst].release, worst[1])
+    if target.noise_multiplier is None:
         for _ in kinds:  # a client that turns out worse than the worst so far takes its place
-            other = _worst(kinds, z, wish.delta)
-            if other == worst or accounting.epsilon(kinds[other].release(z), other[1], wish.delta) <= (
-                wish.epsilon or 0
+            other = _worst(kinds, z, target.delta)
+            if other == worst or accounting.epsilon(kinds[other].release(z), other[1], target.delta) <= (
+                target.epsilon or 0
             ):
                 break
-            worst, z = other, wish.multiplier(kinds[other].release, other[1])
-    allowed = {kind: wish.allowed(draw.release(z), kind[1]) for kind, draw in kinds.items()}
+            worst, z = other, target.multiplier(kinds[other].release, other[1])
+    allowed = {kind: target.allowed(draw.release(z), kind[1]) for kind, draw in kinds.items()}
     planned = [(draw.rate, count * participations) for draw, count in zip(draws, steps, strict=True)]
     limits = {name: allowed[kind] for name, kind in zip(names, planned, strict=True)}
-    wish.some(max(allowed.values()))
-    rate, count = _worst({(rate, allowed[rate, full]): draw for (rate, full), draw in kinds.items()}, z, wish.delta)
+    target.some(max(allowed.values()))
+    rate, count = _worst({(rate, allowed[rate, full]): draw for (rate, full), draw in kinds.items()}, z, target.delta)
     release = next(draw for draw in draws if draw.rate == rate).release(z)
     others = tuple((draw.release(z), allowed[kind]) for kind, draw in kinds.items())
-    return Plan(z, wish.delta, release, count, release, rate, limits, participations, others=others)
+    return Plan(z, target.delta, release, count, release, rate, limits, participations, others=others)
 
 
 def _worst(kinds: Mapping[tuple[float, int], Sampler], z: float, delta: float) -> tuple[float, int]:

@@ -33,6 +33,7 @@ from secure_fed.rounds.cohort import cohort_sampler
 from secure_fed.rounds.engine import run_round
 from secure_fed.rounds.masked.wiring import in_process
 from secure_fed.rounds.phantom_clients import phantom_clients, phantom_examples
+from secure_fed.rounds.placement import SUM
 from secure_fed.rounds.protection import Protection
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.summing import OpenSum
@@ -83,7 +84,9 @@ class Reference:
             scoring=None,
             protection=protection,
             charge=charges_nothing,
-            summing=OpenSum(names, len(dealt.names), skips, partial(PlainSum, precise=protection.place == "sum")),
+            summing=OpenSum(
+                names, len(dealt.names), skips, partial(PlainSum, precise=protection.placement.server_noise)
+            ),
         )
         return cls(federation, server, clients, desk, federation.initial)
 
@@ -219,7 +222,7 @@ def _protection(real: Protection, seed: int) -> Protection:
     if real.shares is None:
         return seeded
     shares = _AllShares(real.shares.noise_multiplier, real.shares, real.shares.contributors - real.beside)
-    return replace(seeded, place="sum", hidden=False, mechanism=shares)
+    return replace(seeded, placement=SUM, hidden=False, mechanism=shares)
 
 
 def _bench(federation: Federation, protection: Protection, desk: Desk) -> Workbench:

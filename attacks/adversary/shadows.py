@@ -114,7 +114,7 @@ def trained(
     """A reference for each row of `inside`, trained in lockstep and stacked, or each client by itself when it is asked."""
     planned, done = federation.config.federation.rounds, 0
     rounds = planned if rounds is None else rounds
-    stacked = stacked and federation.protection.place != "gradients"
+    stacked = stacked and not federation.protection.placement.step_noise
     states: list[list[Tensors]] = []
     ways = Ways()
     together = _in_lockstep(federation) if stacked else 1

@@ -115,7 +115,7 @@ def _release(case: Case, round_: int, before: Tensors, pass_name: str, told: Ten
     if pass_name != plan.passes[0]:
         return None
     sent = tuple(name for name in plan.trainable if name not in federation.server.personal)
-    told = told.without(federation.protection.in_travel.counters)
+    told = told.without(federation.protection.contribution_mechanism.counters)
     layout = Layout.of(told)
     lr = case.seen.lr.get(round_, federation.config.training.lr)
     return Release(before, plan.trainable, sent, pass_name, layout, unit_vector(told, layout), told.norm(), lr)

@@ -113,9 +113,9 @@ def scene(case: Case) -> Scene:
 def update_noise(case: Case) -> float:
     """The standard deviation of the noise on a coordinate of an update: the settings say it, so the server knows."""
     protection, training = case.federation.protection, case.federation.config.training
-    if protection.place == "contribution":
-        return protection.in_travel.std(protection.clip_norm)
-    if protection.place == "gradients":  # of every step, each divided by the expected batch
+    if protection.placement.own_noise:
+        return protection.contribution_mechanism.std(protection.clip_norm)
+    if protection.placement.step_noise:  # of every step, each divided by the expected batch
         lr = max(case.seen.lr.values(), default=training.lr)
         steps = math.sqrt(training.steps or training.epochs)
         return lr * steps * protection.mechanism.std(protection.clip_norm) / training.batch_size

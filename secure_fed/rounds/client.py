@@ -130,16 +130,16 @@ class Client:
         """
         protection = self._bench.protection
         bounded = self._clipped(contribution, request.clip_norm)
-        if protection.place == "contribution" and self._takes_part:
+        if protection.placement.own_noise and self._takes_part:
             stream = protection.entropy.stream("contribution", request.round, request.pass_name, self.index)
-            return Tensors(protection.in_travel.noised(bounded.dense().parts(), request.clip_norm, stream))
+            return Tensors(protection.contribution_mechanism.noised(bounded.dense().parts(), request.clip_norm, stream))
         return bounded
 
     def _clipped(self, contribution: Tensors, clip_norm: float) -> Tensors:
         """No longer than the clip norm, with the mechanism's counters, before any noise."""
         protection = self._bench.protection
-        mechanism = protection.in_travel
-        if protection.place in ("sum", "shares", "contribution"):
+        mechanism = protection.contribution_mechanism
+        if protection.placement.bounds_contribution:
             contribution = in_own_factors(contribution)  # or a cancellation between its factors would hide in the norm
         norm = cache(contribution.norm)
         factor = mechanism.scale(norm, clip_norm)
@@ -157,7 +157,7 @@ class Client:
         if own.is_finite():  # what diverged is not taken into the next round
             self.kept = self.personal | own
         self._after = trained.after.without(bench.personal)
-        self._loss = trained.loss if bench.protection.place == "nowhere" else float("nan")
+        self._loss = float("nan") if bench.protection.placement.private else trained.loss
         if bench.watch is not None:
             bench.watch(self._before, self._after, self._weight)
 
@@ -165,7 +165,7 @@ class Client:
         """Local training, by as many noised steps as are left where the noise is in the steps."""
         bench, protection = self._bench, self._bench.protection
         rng, trainable = self._rng(request.round), request.plan.trainable
-        if protection.place == "gradients":
+        if protection.placement.step_noise:
             units = len(set(self.groups)) if self.groups is not None else len(self.examples)
             steps = bench.allowance(self.name, planned_steps(units, bench.training), request.round)
             self._takes_part = steps > 0
@@ -186,7 +186,7 @@ class Client:
                 group_examples=bench.group_examples,
                 phantoms=self.phantoms,
             )
-        if protection.place == "contribution":
+        if protection.placement.own_noise:
             passes = len(request.plan.passes)
             self._takes_part = bench.allowance(self.name, passes, request.round) == passes
         return bench.train(
@@ -201,7 +201,7 @@ class Client:
         same law with that unit and without it.
         """
         protection = self._bench.protection
-        if protection.place == "nowhere":
+        if not protection.placement.private:
             return np.random.default_rng([self._bench.seed, round_, self.index])
         secret = protection.entropy.stream("training", round_, self.index)
         return np.random.default_rng((secret.uniform(8) * 2**32).astype(np.int64).tolist())

@@ -52,7 +52,7 @@ class Phantom(Client):
 
     def _clipped(self, contribution: Tensors, clip_norm: float) -> Tensors:
         bounded = super()._clipped(contribution, clip_norm)
-        counters = self._bench.protection.in_travel.counters
+        counters = self._bench.protection.contribution_mechanism.counters
         nothing = counters if self.member else list(bounded)
         return bounded | {name: torch.zeros(bounded[name].shape) for name in nothing}
 
@@ -75,7 +75,7 @@ class Phantom(Client):
             )
             self._after = trained.after.without(bench.personal)
         contribution = self._bench.method.contribute(request.pass_name, self._before, self._after, request.means)
-        counters = self._bench.protection.in_travel.counters
+        counters = self._bench.protection.contribution_mechanism.counters
         return self._clipped(contribution, request.clip_norm).without(counters)
 
 

@@ -59,7 +59,7 @@ class PhantomScores:
         for pass_name, mean in means.items():
             request = server.request(state, plan, pass_name, lr, earlier)
             earlier[pass_name] = mean
-            released = mean.without(server.protection.in_travel.counters)
+            released = mean.without(server.protection.contribution_mechanism.counters)
             evidence += self._of_pass(request, state.tensors, released, server.sampler.expected)
         rate = self.turns.rates(state.round)
         if self.known:

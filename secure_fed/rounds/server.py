@@ -96,7 +96,7 @@ class Server:
         """The request of a pass. first: digest of the round's first request, for every later one."""
         tensors = state.tensors.select(plan.down) if pass_name == plan.passes[0] else Tensors()
         layout = self.layout(state, pass_name).digest
-        counters = self.protection.in_travel.counters
+        counters = self.protection.contribution_mechanism.counters
         earlier = {name: mean.without(counters) for name, mean in means.items()}
         return Request(state.round, pass_name, plan, lr, layout, tensors, earlier, state.clip_norm, first)
 
@@ -121,9 +121,9 @@ class Server:
                 "lower training.lr, or federation.server_lr if the state they started from is to blame"
             )
         total, weight = intake.total.total(), intake.total.weight
-        if self.protection.place == "sum":
+        if self.protection.placement.server_noise:
             total = self._noised(total, state, pass_name)
-        if self.protection.place in ("sum", "shares"):
+        if self.protection.placement.expected_divisor:
             weight = self.sampler.expected
         elif beside := len(intake.received) - len(self.without_phantoms(intake.received)):
             weight -= beside
@@ -146,7 +146,7 @@ class Server:
         from which nobody vanishes.
         """
         hides = self.protection.hides_cohort
-        if not hides and (self.protection.place == "nowhere" or "masked" not in record):
+        if not hides and (not self.protection.placement.private or "masked" not in record):
             return record
         cohort = self.sampler.expected if hides else record["cohort"]
         up, down = self._traffic(state, plan, cohort + (self.phantoms.expected if self.phantoms else 0.0))
@@ -174,7 +174,7 @@ class Server:
     def _wire_size(self, pass_name: str, before: Tensors, after: Tensors, means: Mapping[str, Tensors]) -> int:
         """The bytes of one contribution in the open."""
         sent = in_own_factors(self.method.contribute(pass_name, before, after, means))
-        return (sent | self.protection.in_travel.counted(lambda: 0.0, math.inf)).wire_size
+        return (sent | self.protection.contribution_mechanism.counted(lambda: 0.0, math.inf)).wire_size
 
     def unmoved(self, state: State, plan: RoundPlan) -> State:
         """The next state after a lost round: a mean of zero, without a step of the server's optimiser."""
@@ -194,7 +194,7 @@ class Server:
 
     def apply(self, state: State, means: Mapping[str, Tensors]) -> State:
         """The next state. A state that is not finite is refused before it is saved or sent."""
-        mechanism, first = self.protection.in_travel, next(iter(means.values()))
+        mechanism, first = self.protection.contribution_mechanism, next(iter(means.values()))
         clip_norm = mechanism.adapted(state.clip_norm, first.select(mechanism.counters).parts())
         means = {name: mean.without(mechanism.counters) for name, mean in means.items()}
         steps, memory = self.optimizer.step(means, state.memory)

@@ -76,7 +76,7 @@ def turns(federation: Federation, draw: Callable[[int], list[int]], passes: int)
     secret = protection.hides_cohort or protection.hidden
     plan = protection.plan
     most = math.inf if plan is None or plan.participations is None else plan.participations
-    if protection.place == "contribution" and plan is not None:
+    if protection.placement.own_noise and plan is not None:
         most = min(plan.limits.values()) // passes
     return Turns(federation.sampler.rate, hosts, None if secret else draw, most)
 
@@ -85,9 +85,9 @@ def server(federation: Federation, personal: tuple[str, ...], bench: Workbench) 
     """The one that sums; it is given no example, and of a masked sum no summand."""
     settings, protection, phantoms = federation.config.federation, federation.protection, federation.pools["phantoms"]
     echoes = phantom_clients(federation.config, phantoms.units, np.ones(len(phantoms.units), dtype=bool), 0, bench)
-    known = protection.place != "gradients"
+    known = not protection.placement.step_noise
     names = [*federation.parts.names, *(one.name for one in federation.phantoms)]
-    empty = partial(PlainSum, precise=protection.place == "sum")
+    empty = partial(PlainSum, precise=protection.placement.server_noise)
     in_the_open = OpenSum(names, len(federation.parts.names), settings.nonfinite == "skip", empty)
     return Server(
         method=federation.method,
@@ -97,7 +97,7 @@ def server(federation: Federation, personal: tuple[str, ...], bench: Workbench) 
         names=names,
         personal=personal,
         seed=settings.seed,
-        charge=federation.purse.charge if protection.place in ("sum", "shares") else charges_nothing,
+        charge=federation.purse.charge if protection.placement.charges_federation else charges_nothing,
         summing=federation.masks.sums if federation.masks else in_the_open,
         phantoms=phantom_sampler(federation.sampler, len(federation.phantoms)),
         scoring=PhantomScores(echoes, federation.turns, settings.seed, known) if echoes else None,

@@ -49,7 +49,7 @@ def guarantee(
         "delta_cumulative": spent.delta,
         "privacy": {
             **statement.to_dict(),
-            "place": protection.place,
+            "place": protection.placement.name,
             "hidden_cohort": protection.hidden,
             "clip_norm": protection.clip_norm,
             "planned_releases": _most(protection, plan.releases),
@@ -110,9 +110,9 @@ def of(
     plan = protection.plan
     if plan is None:
         raise ValueError("a run without privacy has no guarantee to state")
-    words = _WORDS[protection.place]
+    words = protection.placement.words
     held_out = membership.HELD_OUT if protection.audited else ()
-    kept = _PERSONAL if personal and protection.place != "gradients" else ()
+    kept = _PERSONAL if personal and not protection.placement.step_noise else ()
     return Statement(
         unit=_UNITS[protection.unit],
         adjacency=_adjacency(protection, plan),
@@ -121,10 +121,10 @@ def of(
         delta=plan.delta,
         mechanism=_mechanism(protection, plan.noise_multiplier),
         sampling=_sampling(protection, cohort_rate, poisson=plan.release.adjacency == "add-remove"),
-        accountant=_ACCOUNTANTS["renyi" if protection.place == "shares" else plan.release.accountant],
-        noise=words["noise"],
+        accountant=_ACCOUNTANTS["renyi" if protection.placement.share_noise else plan.release.accountant],
+        noise=words.noise,
         trust=trusted(protection, masks),
-        released=f"{_most(protection, releases)} {words['released']}, and every model made of them{_phantoms(protection)}",
+        released=f"{_most(protection, releases)} {words.released}, and every model made of them{_phantoms(protection)}",
         not_covered=(
             *NOT_COVERED,
             *membership.NOT_COVERED,
@@ -138,7 +138,7 @@ def of(
 
 
 def _adjacency(protection: Protection, plan: Plan) -> str:
-    if protection.place == "shares":
+    if protection.placement.share_noise:
         return "one client's data there or not; without them it sends zeros and its share of the noise"
     poisson = plan.release.adjacency == "add-remove"
     return f"{_NEIGHBOURS[protection.unit]} {'more or less' if poisson else 'replaced by another'}"
@@ -159,7 +159,7 @@ def _uncovered(protection: Protection) -> tuple[str, ...]:
     """What the guarantee says nothing of because of where the noise is."""
     if protection.hidden:
         return ("when a client vanishes, and how long it takes to answer, which may tell whether it trained",)
-    return tuple(_WORDS[protection.place].get("not_covered", ()))
+    return protection.placement.words.not_covered
 
 
 def _most(protection: Protection, releases: int) -> int:
@@ -168,8 +168,10 @@ def _most(protection: Protection, releases: int) -> int:
 
 
 def _mechanism(protection: Protection, z: float) -> str:
-    law = "distributed discrete Gaussian" if protection.place == "shares" else "Gaussian"
-    clipped = f"every {_CLIPPED[protection.place]} clipped to norm {protection.clip_norm:g} over all tensors together"
+    law = "distributed discrete Gaussian" if protection.placement.share_noise else "Gaussian"
+    clipped = (
+        f"every {protection.placement.words.clipped} clipped to norm {protection.clip_norm:g} over all tensors together"
+    )
     if isinstance(protection.mechanism, AdaptiveGaussian):
         clipped += f" at first, and then to follow quantile {protection.mechanism.quantile:g}, the noised count charged with it"
     return f"{law} with noise multiplier {z:g}, {clipped}"
@@ -177,18 +179,18 @@ def _mechanism(protection: Protection, z: float) -> str:
 
 def _sampling(protection: Protection, cohort_rate: float, *, poisson: bool) -> str:
     plan = protection.plan
-    if protection.place == "sum" and poisson:
+    if protection.placement.server_noise and poisson:
         return f"every client by a secret coin of its own in each round, rate {cohort_rate:.4g}"
-    if protection.place == "shares" and protection.hidden:
+    if protection.placement.share_noise and protection.hidden:
         return f"every client takes part in every round, and by a secret coin of its own trains or not, rate {cohort_rate:.4g}"
-    if protection.place == "shares":
+    if protection.placement.share_noise:
         return f"none is counted on: who takes part in a round is seen, rate {cohort_rate:.4g}"
-    if protection.place == "sum":
+    if protection.placement.server_noise:
         return (
             f"a secret random cohort of fixed size in each round, rate {cohort_rate:.4g}, counted without replacement"
         )
     most = f"a client takes part in at most {plan.participations if plan else 0} rounds"
-    if protection.place == "contribution":
+    if protection.placement.own_noise:
         return f"none is counted on; {most}"
     rate = plan.sampling_rate if plan else 0.0
     return f"every client draws its batches by secret coins, at rate {rate:.4g} where the guarantee is weakest; {most}"
@@ -209,35 +211,8 @@ _UNITS = {
     "group": "all examples of one person at one client",
 }
 _NEIGHBOURS = {"client": "one client", "example": "one example", "group": "one person's examples"}
-_CLIPPED = {
-    "sum": "client's contribution",
-    "shares": "client's contribution",
-    "contribution": "client's contribution",
-    "gradients": "gradient",
-}
 _ACCOUNTANTS = {
     "pld": "privacy loss distributions (dp_accounting), exact for plain Gaussians",
     "renyi": "Renyi privacy of distributed discrete Gaussians, at whole orders where they are sampled (dp_accounting)",
     "rdp": "Renyi privacy of sampling without replacement (dp_accounting), or no amplification where that is less",
-}
-_WORDS: dict[str, dict[str, Any]] = {
-    "sum": {
-        "noise": "by the server, to the sum of each pass",
-        "released": "noised sums",
-    },
-    "shares": {
-        "noise": "by the clients, each its share, to its own contribution before that is masked",
-        "released": "noised sums",
-        "not_covered": ("whether and when a client takes part",),
-    },
-    "contribution": {
-        "noise": "by each client, to its own contribution",
-        "released": "noised contributions at most of any one client",
-        "not_covered": ("whether and when a client takes part",),
-    },
-    "gradients": {
-        "noise": "by each client, to every step of its training",
-        "released": "noised gradient steps at most of any one client",
-        "not_covered": ("how many examples a client has, which sets its sampling rate and number of steps",),
-    },
 }

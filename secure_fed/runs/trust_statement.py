@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 def trusted(protection: Protection, masks: Masks | None) -> str:
     """Who could break the guarantee of a private run."""
-    if protection.place not in ("sum", "shares"):
+    if protection.placement.local:
         return _OWN_MACHINE if masks is None else f"{_OWN_MACHINE}, with masks or without"
     if masks is None:
         return _PLAIN
-    return _of_sums(masks) if protection.place == "sum" else _of_shares(protection, masks)
+    return _of_sums(masks) if protection.placement.server_noise else _of_shares(protection, masks)
 
 
 def only_masks(settings: SecureAggregationConfig, *, coins: bool) -> str:

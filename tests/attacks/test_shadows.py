@@ -22,6 +22,7 @@ from secure_fed.errors import UsageError
 from secure_fed.federation import Federation
 from secure_fed.learning.models.adapters.lora import pairs
 from secure_fed.learning.training.local import Trained
+from secure_fed.rounds.placement import SUM
 from secure_fed.rounds.summing import OpenSum
 from secure_fed.tensors.tensors import Tensors
 from tests.contracts import runs
@@ -220,7 +221,7 @@ def test_shares_of_noise_become_noise_of_the_same_size_on_the_sum() -> None:
     assert isinstance(shares, DistributedGaussian)
     reference = Reference.of(federation, federation.held.members, 0)
     protection = reference.server.protection
-    assert (protection.place, protection.hidden) == ("sum", False)
+    assert (protection.placement, protection.hidden) == (SUM, False)
     assert isinstance(reference.server.summing, OpenSum)
     total = {"a": torch.zeros(100, 100), "b": torch.zeros(2000)}
     noised = protection.mechanism.noised(total, 0.5, SeededEntropy(0).stream("x"))

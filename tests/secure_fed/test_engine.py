@@ -20,6 +20,7 @@ from secure_fed.methods.method import State
 from secure_fed.rounds import engine
 from secure_fed.rounds.client import Client, Workbench
 from secure_fed.rounds.engine import Schedule, run_round
+from secure_fed.rounds.placement import SUM
 from secure_fed.rounds.protection import Protection
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.transport import Recording, Reply, Request
@@ -408,7 +409,7 @@ def test_a_client_does_not_take_a_diverged_head_into_the_next_round(monkeypatch:
 
 def test_a_mechanism_scales_what_leaves_the_client() -> None:
     federation = toys.federation()
-    protection = Protection("client", "sum", Gaussian(1.0), 1e-3, SeededEntropy(0))
+    protection = Protection("client", SUM, Gaussian(1.0), 1e-3, SeededEntropy(0))
     bench: Workbench = replace(federation.clients[0]._bench, protection=protection)
     client = Client(0, "clipped", toys.examples(1, 8), bench)
     server = federation.server

@@ -212,13 +212,13 @@ def test_a_mean_is_not_thinned_by_phantoms() -> None:
 
 def test_phantoms_are_called_what_no_client_is_called() -> None:
     config = RunConfig.from_dict({"privacy": {"unit": "client", "epsilon": 8.0}, "evaluation": {"phantoms": 3}})
-    found = phantoms(config, count(config, Room(5, 2.0, 10, 1.0, "sum")), ["phantom-0001", "anna"], [1, 1])
+    found = phantoms(config, count(config, Room(5, 2.0, 10, 1.0)), ["phantom-0001", "anna"], [1, 1])
     assert [unit.name for unit in found.units] == ["phantom_-0000", "phantom_-0001", "phantom_-0002"]
 
 
 def test_phantom_examples_are_spread_in_proportion_to_what_clients_have() -> None:
     config = toys.config(UNITS["example"])
-    found = phantoms(config, count(config, Room(24, 4.0, 10, 1.0, "gradients")), list("abcd"), [0, 4, 20, 0])
+    found = phantoms(config, count(config, Room(24, 4.0, 10, 1.0)), list("abcd"), [0, 4, 20, 0])
     assert [[unit.client for unit in found.units].count(name) for name in "abcd"] == [0, 2, 10, 0]
     federation = built(UNITS["example"])
     assert sum(len(one.phantoms) for one in federation.clients) == int(federation.held.members.sum())
@@ -226,29 +226,29 @@ def test_phantom_examples_are_spread_in_proportion_to_what_clients_have() -> Non
 
 def test_as_many_as_cost_a_hundredth_and_none_where_that_would_be_too_few() -> None:
     config = RunConfig.from_dict({"privacy": {"unit": "client", "epsilon": 8.0}})
-    assert count(config, Room(5000, 250.0, 24_000, 0.6, "sum")).phantoms == 500
-    assert count(config, Room(10**6, 250.0, 24_000, 0.6, "sum")).phantoms == 2000
-    few = count(config, Room(150, 10.0, 24_000, 0.6, "sum"))
+    assert count(config, Room(5000, 250.0, 24_000, 0.6)).phantoms == 500
+    assert count(config, Room(10**6, 250.0, 24_000, 0.6)).phantoms == 2000
+    few = count(config, Room(150, 10.0, 24_000, 0.6))
     assert (few.phantoms, "too few to tell anything" in few.why) == (0, True)
-    assert not count(config, Room(5000, 250.0, 40, 0.6, "sum")).phantoms, "they would drown the noise of forty numbers"
-    assert count(config, Room(5000, 250.0, 24_000, 0.6, "contribution")).phantoms == 49
+    assert not count(config, Room(5000, 250.0, 40, 0.6)).phantoms, "they would drown the noise of forty numbers"
+    assert count(config, Room(5000, 250.0, 24_000, 0.6, own_noise=True)).phantoms == 49
     asked = config.replace({("evaluation", "phantoms"): 7})
-    assert count(asked, Room(5, 2.0, 10, 0.01, "sum")).phantoms == 7
+    assert count(asked, Room(5, 2.0, 10, 0.01)).phantoms == 7
 
 
 @pytest.mark.parametrize("place", ["sum", "shares", "contribution"])
 def test_the_cost_is_the_variance_that_phantoms_add(place: str) -> None:
     """By drawing it: the variance of one coordinate of a sum of zeros, with phantoms over without."""
     clients, cohort, numbers, z, phantoms_ = 400, 100, 50, 0.3, 80
-    room = Room(clients, cohort, numbers, z, place)
+    local = place == "contribution"
+    room = Room(clients, cohort, numbers, z, local)
     rng, rounds = np.random.default_rng(0), 40_000
     pulling = rng.binomial(phantoms_ // 2, cohort / clients, rounds)
     sums = rng.normal(size=rounds) * np.sqrt(pulling / numbers)
-    local = place == "contribution"
     noise = z**2 * cohort if local else z**2
     beside = z**2 * phantoms_ * cohort / clients if local else 0.0
     assert room.cost(phantoms_) == pytest.approx((sums.var() + beside) / noise, rel=0.05)
-    assert math.isinf(Room(clients, cohort, numbers, 0.0, place).cost(1))
+    assert math.isinf(Room(clients, cohort, numbers, 0.0, local).cost(1))
     assert room.cost(10) > COST > 0
 
 

@@ -9,7 +9,7 @@ from scipy.stats import binom
 
 from privacy import accounting
 from privacy.errors import BudgetExhausted
-from privacy.run_plan import Plan, Wish, for_contributions, for_gradients, for_sums, usual_participations
+from privacy.run_plan import Plan, Target, for_contributions, for_gradients, for_sums, usual_participations
 from privacy.sampling import FixedSize, Poisson
 
 DELTA = 1e-5
@@ -29,7 +29,7 @@ def each(z: float, counts: Sequence[int]) -> list[float]:
 
 def test_a_sum_is_calibrated_to_just_below_the_target() -> None:
     sampler = Poisson(100, 0.1)
-    plan = for_sums(Wish(3.0, None, DELTA), sampler, 20)
+    plan = for_sums(Target(3.0, None, DELTA), sampler, 20)
     assert 0.99 * 3 < plan.epsilon() <= 3
     assert plan.epsilon() == accounting.epsilon(sampler.release(plan.noise_multiplier), 20, DELTA)
     assert plan.epsilon_participants() == accounting.participants(plan.noise_multiplier, 20, DELTA) > 3
@@ -45,14 +45,14 @@ def accounting_cost(plan: Plan) -> object:
 
 
 def test_a_cost_has_what_the_ledger_adds_up() -> None:
-    plan = for_sums(Wish(None, 2.0, DELTA), Poisson(3, 1.0), 4)
+    plan = for_sums(Target(None, 2.0, DELTA), Poisson(3, 1.0), 4)
     assert plan.cost(orders=(8.0,)).rdp == pytest.approx((4 * 8 / (2 * 2.0**2),))
     assert plan.cost(2, (8.0,)).rdp == pytest.approx((2 * 8 / (2 * 2.0**2),))
     assert (plan.cost(0).epsilon, plan.cost(0).delta) == (0.0, 0.0)
 
 
 def test_fixed_cohorts_have_a_neighbour_replaced_for_participants_too() -> None:
-    plan = for_sums(Wish(None, 2.0, DELTA), FixedSize(10, 2), 4)
+    plan = for_sums(Target(None, 2.0, DELTA), FixedSize(10, 2), 4)
     assert plan.release.adjacency == plan.seen.adjacency == "replace-one"
     assert plan.epsilon_participants() == accounting.epsilon(accounting.replaced(2.0), 4, DELTA) >= plan.epsilon()
 
@@ -61,18 +61,18 @@ def test_fixed_cohorts_have_a_neighbour_replaced_for_participants_too() -> None:
 
 
 def test_a_noise_multiplier_alone_has_no_limit() -> None:
-    plan = for_sums(Wish(None, 0.5, DELTA), Poisson(3, 1.0), 50)
+    plan = for_sums(Target(None, 0.5, DELTA), Poisson(3, 1.0), 50)
     assert (plan.noise_multiplier, plan.releases) == (0.5, 50)
     assert plan.epsilon() > 50
 
 
 def test_both_make_epsilon_a_limit() -> None:
     everybody = Poisson(3, 1.0)
-    fits = for_sums(Wish(100.0, 2.0, DELTA), everybody, 5)
+    fits = for_sums(Target(100.0, 2.0, DELTA), everybody, 5)
     assert fits.releases == 5
     with pytest.raises(BudgetExhausted, match=r"5 releases at privacy\.noise_multiplier = 2 cost epsilon .*above"):
-        for_sums(Wish(3.0, 2.0, DELTA), everybody, 5)
-    stopped = for_sums(Wish(3.0, 2.0, DELTA, stop_early=True), everybody, 5)
+        for_sums(Target(3.0, 2.0, DELTA), everybody, 5)
+    stopped = for_sums(Target(3.0, 2.0, DELTA, stop_early=True), everybody, 5)
     assert 0 < stopped.releases < 5
     assert stopped.epsilon() <= 3 < stopped.epsilon(stopped.releases + 1)
 
@@ -81,7 +81,7 @@ def test_both_make_epsilon_a_limit() -> None:
 
 
 def test_local_noise_is_counted_with_a_client_replaced() -> None:
-    plan = for_contributions(Wish(4.0, None, DELTA), 0.3, NAMES, passes=2, participations=3)
+    plan = for_contributions(Target(4.0, None, DELTA), 0.3, NAMES, passes=2, participations=3)
     assert 0.99 * 4 < plan.epsilon() <= 4
     assert plan.epsilon() == plan.epsilon_participants()
     assert plan.release == accounting.replaced(plan.noise_multiplier)
@@ -90,7 +90,7 @@ def test_local_noise_is_counted_with_a_client_replaced() -> None:
 
 
 def test_gradients_are_calibrated_for_the_client_who_fares_worst() -> None:
-    plan = for_gradients(Wish(3.0, None, DELTA), NAMES, DRAWS, STEPS, participations=4)
+    plan = for_gradients(Target(3.0, None, DELTA), NAMES, DRAWS, STEPS, participations=4)
     planned = [4 * steps for steps in STEPS]
     epsilons = each(plan.noise_multiplier, planned)
     assert plan.limits == dict(zip(NAMES, planned, strict=True))
@@ -107,7 +107,9 @@ def test_gradients_are_calibrated_for_the_client_who_fares_worst() -> None:
 def test_the_order_of_clients_does_not_matter(worst_last: bool) -> None:
     order = sorted(range(len(UNITS)), reverse=worst_last)
     one, other = (
-        for_gradients(Wish(3.0, None, DELTA), [NAMES[i] for i in at], [DRAWS[i] for i in at], [STEPS[i] for i in at], 4)
+        for_gradients(
+            Target(3.0, None, DELTA), [NAMES[i] for i in at], [DRAWS[i] for i in at], [STEPS[i] for i in at], 4
+        )
         for at in (range(len(UNITS)), order)
     )
     assert one.limits == other.limits
@@ -118,7 +120,7 @@ def test_the_order_of_clients_does_not_matter(worst_last: bool) -> None:
 @pytest.mark.slow
 def test_stopping_early_is_each_clients_own_affair_and_the_worst_of_them_is_told() -> None:
     """Who was worst with all of its releases may be left with none, and is not the worst any more."""
-    plan = for_gradients(Wish(5.0, 0.8, DELTA, stop_early=True), NAMES, DRAWS, STEPS, participations=3)
+    plan = for_gradients(Target(5.0, 0.8, DELTA, stop_early=True), NAMES, DRAWS, STEPS, participations=3)
     allowed, planned = [plan.limits[name] for name in NAMES], [3 * steps for steps in STEPS]
     at_first, epsilons = each(0.8, planned), each(0.8, allowed)
     for count, one_more, most in zip(allowed, each(0.8, [count + 1 for count in allowed]), planned, strict=True):
@@ -130,11 +132,11 @@ def test_stopping_early_is_each_clients_own_affair_and_the_worst_of_them_is_told
 
 
 def test_a_limit_that_holds_not_even_one_release_is_refused_when_stopping_early_too() -> None:
-    wish = Wish(0.5, 0.8, DELTA, stop_early=True)
+    target = Target(0.5, 0.8, DELTA, stop_early=True)
     for planned in (
-        lambda: for_sums(wish, Poisson(3, 1.0), 4),
-        lambda: for_contributions(wish, 0.5, NAMES, 1, 3),
-        lambda: for_gradients(wish, NAMES[:1], DRAWS[:1], STEPS[:1], 3),
+        lambda: for_sums(target, Poisson(3, 1.0), 4),
+        lambda: for_contributions(target, 0.5, NAMES, 1, 3),
+        lambda: for_gradients(target, NAMES[:1], DRAWS[:1], STEPS[:1], 3),
     ):
         with pytest.raises(BudgetExhausted, match=r"privacy\.epsilon = 0\.5"):
             planned()
@@ -142,7 +144,7 @@ def test_a_limit_that_holds_not_even_one_release_is_refused_when_stopping_early_
 
 def test_gradients_above_a_limit_are_refused() -> None:
     with pytest.raises(BudgetExhausted, match=r"privacy\.epsilon = 1"):
-        for_gradients(Wish(1.0, 0.8, DELTA), NAMES, DRAWS, STEPS, participations=6)
+        for_gradients(Target(1.0, 0.8, DELTA), NAMES, DRAWS, STEPS, participations=6)
 
 
 @pytest.mark.parametrize(("rounds", "rate"), [(20, 0.05), (100, 0.1), (3, 1.0), (1, 0.5), (50, 0.001)])
@@ -156,7 +158,7 @@ def test_few_clients_are_drawn_more_often_than_is_usual(rounds: int, rate: float
 def test_a_renyi_ledger_is_charged_for_whoever_costs_most_at_its_order() -> None:
     """Who fares worst by epsilon at delta need not at an order: 17 examples against 65, in batches of 16."""
     order, draws, steps = 18.0, [Poisson(17, 16 / 17), Poisson(65, 16 / 65)], [2, 5]
-    plan = for_gradients(Wish(None, 1.0, DELTA), ("small", "large"), draws, steps, 3)
+    plan = for_gradients(Target(None, 1.0, DELTA), ("small", "large"), draws, steps, 3)
     each = [accounting.rdp(draw.release(1.0), 3 * count, [order])[0] for draw, count in zip(draws, steps, strict=True)]
     assert plan.cost(orders=[order]).rdp == (max(each),)
     assert each[0] != pytest.approx(each[1])

@@ -61,7 +61,7 @@ def test_a_unit_has_its_place_and_its_sampling(
     settings: dict[str, Any], place: str, hidden: bool, sampler: type
 ) -> None:
     found = protection({**settings, "federation.cohort": 2})
-    assert (found.place, found.hides_cohort) == (place, hidden)
+    assert (found.placement.name, found.hides_cohort) == (place, hidden)
     assert isinstance(cohort_sampler(toys.config({**settings, "federation.cohort": 2}), 4), sampler)
     for kind, expected in (("fixed", FixedSize), ("poisson", Poisson)):
         chosen = {**settings, "federation.cohort": 2, "federation.sampling": kind}
@@ -102,7 +102,7 @@ def test_shares_of_noise_are_those_of_whoever_stays_and_does_not_collude(
     """Of five, one may vanish and one collude; of ten, three and two. Who takes part is no secret of the server's."""
     settings = {**settings, "federation.cohort": 5}
     found = protection(settings, clients=10)
-    assert (found.place, found.hides_cohort, found.hidden) == (
+    assert (found.placement.name, found.hides_cohort, found.hidden) == (
         "shares",
         False,
         settings.get("privacy.hidden_cohort", False),
@@ -115,13 +115,13 @@ def test_shares_of_noise_are_those_of_whoever_stays_and_does_not_collude(
     assert found.mean_noise_std(0.1, 5.0, 7) == found.shares.std(0.1, 7, contributors) / 5 > least / 5
 
 
-def test_what_happens_in_travel() -> None:
+def test_the_mechanism_on_contributions() -> None:
     """Noise in the gradients leaves contributions as they are; elsewhere they are clipped."""
-    assert isinstance(protection({}).in_travel, NoMechanism)
-    assert isinstance(protection(EXAMPLE | Z).in_travel, NoMechanism)
+    assert isinstance(protection({}).contribution_mechanism, NoMechanism)
+    assert isinstance(protection(EXAMPLE | Z).contribution_mechanism, NoMechanism)
     assert protection(EXAMPLE | Z).mechanism == Gaussian(1.0)
-    assert protection(NOISE).in_travel == Gaussian(1.0)
-    adaptive = protection({**NOISE, "privacy.clip_quantile": 0.7}).in_travel
+    assert protection(NOISE).contribution_mechanism == Gaussian(1.0)
+    adaptive = protection({**NOISE, "privacy.clip_quantile": 0.7}).contribution_mechanism
     assert isinstance(adaptive, AdaptiveGaussian)
     assert (adaptive.quantile, adaptive.noise_multiplier) == (0.7, 1.0)
 

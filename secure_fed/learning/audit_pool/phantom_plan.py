@@ -32,15 +32,15 @@ FEWEST, MOST, SHARE = 20, 2000, 0.1
 @dataclass(frozen=True)
 class Room:
     """Public numbers of a run. units: clients, or examples or groups of all of them. expected: of the units, in a release: a
-    sum's cohort, or a step's batch. numbers: that train. noise_multiplier: z; 0 without privacy. lost: of a sum's shares of
-    noise, the part that may be missing.
+    sum's cohort, or a step's batch. numbers: that train. noise_multiplier: z; 0 without privacy. own_noise: every client noises
+    its own contribution, phantoms too. lost: of a sum's shares of noise, the part that may be missing.
     """
 
     units: int
     expected: float
     numbers: int
     noise_multiplier: float
-    place: str
+    own_noise: bool = False
     lost: float = 0.0
 
     def cost(self, phantoms: int) -> float:
@@ -49,9 +49,9 @@ class Room:
             return math.inf
         share = phantoms / self.units
         pulling = share * self.expected / (2 * self.numbers * self.noise_multiplier**2)
-        if self.place == "contribution":
+        if self.own_noise:
             return share + pulling / self.expected
-        return pulling + (share * self.lost / (1 - self.lost) if self.place == "shares" else 0.0)
+        return pulling + share * self.lost / (1 - self.lost)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ Clients = frozenset[int]
 
 def masks_alone(protection: Protection) -> bool:
     """Whether nothing but masks keeps a client's contribution from the server."""
-    return protection.place in ("nowhere", "gradients")
+    return protection.placement.masks_alone
 
 
 @dataclass

@@ -73,7 +73,7 @@ class Rounds:
         plan = self.method.plan(state)
         protection = self.terms.protection
         layouts = {name: protection.layout(self.method, state, name, self.personal) for name in plan.passes}
-        counters = protection.in_travel.counters
+        counters = protection.contribution_mechanism.counters
         means = {
             name: Layout(tuple(entry for entry in layout.entries if entry[0] not in counters))
             for name, layout in layouts.items()

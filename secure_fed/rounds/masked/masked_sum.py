@@ -99,7 +99,7 @@ class MaskedSum:
         spent.left_out = len(received) - total.count
         spent.server_seconds += time.perf_counter() - started
         spent.survivors = len(machine.survivors)
-        if self.terms.protection.place == "nowhere" and received and not total.weight:
+        if not self.terms.protection.placement.private and received and not total.weight:
             raise TrainingError(
                 "no client of the cohort had an update that is finite and within secure_aggregation.range; lower training.lr, "
                 "or federation.server_lr if the state they started from is to blame"
@@ -130,7 +130,9 @@ class MaskedSum:
     def _read(self, machine: Unmasking, carrier: Carrier, layout: Layout, count: int) -> Summed:
         said = carrier.read(machine.total())
         values = torch.from_numpy(said.values)
-        if self.terms.protection.place != "sum":  # else they stay float64, and are judged under the server's noise
+        if (
+            not self.terms.protection.placement.server_noise
+        ):  # else they stay float64, and are judged under the server's noise
             require_plausible(said, carrier, count)
             values = values.float()
         losses = [] if math.isnan(said.loss) else [said.loss]

@@ -196,18 +196,18 @@ class Terms:
 
     def carrier(self, size: int, clip_norm: float) -> Carrier:
         """How contributions of `size` numbers travel, however many clients take part."""
-        mechanism, place = self.protection.mechanism, self.protection.place
+        mechanism, placement = self.protection.mechanism, self.protection.placement
 
         def plan(bound: float, clip_norm: float = math.inf) -> PublicPlan:
             return PublicPlan(size, self.settings.bits, self.places, bound, clip_norm)
 
         if self.protection.shares is not None:
             return Noised(plan(clip_norm, clip_norm), self.protection.shares)
-        if place == "sum":
+        if placement.server_noise:
             return Rounded(plan(max(clip_norm, 1.0), clip_norm))
-        if place == "contribution":
+        if placement.own_noise:
             return Rounded(plan(clip_norm + _FARTHEST * mechanism.std(clip_norm)))
-        return Rounded(plan(self.settings.range), self.most_weight, with_loss=place == "nowhere")
+        return Rounded(plan(self.settings.range), self.most_weight, with_loss=not placement.private)
 
 
 @lru_cache(maxsize=1024)

@@ -10,7 +10,7 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 from privacy import accounting
-from privacy.run_plan import Wish, for_shares, for_sums
+from privacy.run_plan import Target, for_shares, for_sums
 from privacy.sampling import FixedSize, Poisson
 from tests.secure_fed.masked.wide_toys import CLIPPED, MASKED, SKETCH, federation
 
@@ -37,7 +37,7 @@ def _naive(rate: float, z: float, rounds: int, delta: float, passes: int = 2) ->
 
 @pytest.mark.parametrize(("rate", "z", "rounds"), [(0.1, 1.0, 20), (0.01, 0.8, 100), (0.3, 1.5, 10)])
 def test_a_round_of_two_passes_is_one_sampled_release(rate: float, z: float, rounds: int) -> None:
-    plan = for_sums(Wish(None, z, 1e-5), Poisson(100, rate), 2 * rounds, 2)
+    plan = for_sums(Target(None, z, 1e-5), Poisson(100, rate), 2 * rounds, 2)
     oracle = _rounds(rate, z, rounds, 1e-5)
     assert plan.epsilon() == pytest.approx(oracle, rel=0.005)
     assert plan.epsilon() >= oracle * (1 - 1e-3)
@@ -57,49 +57,49 @@ def test_the_divergence_itself_is_larger_than_the_trap_says() -> None:
 
         return float(quad(excess, -10, 15, limit=500)[0])
 
-    plan = for_sums(Wish(None, z, delta(math.sqrt(2) / z)), Poisson(100, rate), 2, 2)
+    plan = for_sums(Target(None, z, delta(math.sqrt(2) / z)), Poisson(100, rate), 2, 2)
     assert plan.epsilon() == pytest.approx(epsilon, abs=0.01)
     assert _naive(rate, z, 1, plan.delta) < 0.75 * epsilon
 
 
 def test_without_sampling_there_is_no_trap() -> None:
-    plan = for_sums(Wish(None, 2.0, 1e-5), Poisson(10, 1.0), 20, 2)
-    twenty = for_sums(Wish(None, 2.0, 1e-5), Poisson(10, 1.0), 20, 1)
+    plan = for_sums(Target(None, 2.0, 1e-5), Poisson(10, 1.0), 20, 2)
+    twenty = for_sums(Target(None, 2.0, 1e-5), Poisson(10, 1.0), 20, 1)
     assert plan.epsilon() == pytest.approx(twenty.epsilon(), rel=1e-6)
     assert plan.epsilon_participants() == plan.epsilon()
 
 
 @pytest.mark.parametrize("rate", [0.02, 0.3])
 def test_who_sees_the_cohort_sees_all_passes(rate: float) -> None:
-    plan = for_sums(Wish(None, 2.0, 1e-5), Poisson(100, rate), 20, 2)
+    plan = for_sums(Target(None, 2.0, 1e-5), Poisson(100, rate), 20, 2)
     assert plan.epsilon_participants() == pytest.approx(_pld(dp.GaussianDpEvent(2.0), 20, 1e-5), rel=0.005)
 
 
 @pytest.mark.parametrize("target", [1.0, 8.0])
 def test_noise_is_made_to_fit_whole_rounds(target: float) -> None:
-    plan = for_sums(Wish(target, None, 1e-5), Poisson(100, 0.1), 20, 2)
+    plan = for_sums(Target(target, None, 1e-5), Poisson(100, 0.1), 20, 2)
     assert 0.99 * target < plan.epsilon() <= target
     assert _rounds(0.1, plan.noise_multiplier, 10, 1e-5) == pytest.approx(target, rel=0.015)
-    single = for_sums(Wish(target, None, 1e-5), Poisson(100, 0.1), 10, 1)
+    single = for_sums(Target(target, None, 1e-5), Poisson(100, 0.1), 10, 1)
     assert plan.noise_multiplier == pytest.approx(math.sqrt(2) * single.noise_multiplier, rel=0.01)
 
 
 def test_fixed_cohorts_and_shares_count_rounds_too() -> None:
-    fixed = for_sums(Wish(None, 2.0, 1e-5), FixedSize(100, 10), 20, 2)
+    fixed = for_sums(Target(None, 2.0, 1e-5), FixedSize(100, 10), 20, 2)
     oracle = accounting.epsilon(accounting.sampled_without_replacement(100, 10, math.sqrt(2)), 10, 1e-5)
     assert fixed.epsilon() == pytest.approx(oracle)
     assert fixed.epsilon_participants() == pytest.approx(
         _pld(dp.GaussianDpEvent(1 / math.sqrt(2)), 10, 1e-5), rel=0.005
     )
     for hidden in (False, True):
-        shares = for_shares(Wish(None, 2.0, 1e-5), Poisson(100, 0.1), 20, 2, hidden=hidden)
+        shares = for_shares(Target(None, 2.0, 1e-5), Poisson(100, 0.1), 20, 2, hidden=hidden)
         z = math.sqrt(2)
         release = accounting.discrete_sampled(0.1, z) if hidden else accounting.discrete(z)
         assert shares.epsilon() == pytest.approx(accounting.epsilon(release, 10, 1e-5))
 
 
 def test_a_round_that_was_begun_counts_in_full() -> None:
-    plan = for_sums(Wish(None, 1.0, 1e-5), Poisson(100, 0.1), 20, 2)
+    plan = for_sums(Target(None, 1.0, 1e-5), Poisson(100, 0.1), 20, 2)
     assert [plan.epsilon(count) == plan.epsilon(count + 1) for count in (1, 2, 3)] == [True, False, True]
     assert plan.epsilon(1) == pytest.approx(_rounds(0.1, 1.0, 1, 1e-5), rel=0.005)
     assert plan.epsilon(0) == 0

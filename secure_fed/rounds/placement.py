@@ -1,0 +1,183 @@
+"""Where a run adds its noise, and everything that follows from that: one row of a table for each place.
+
+    row           who adds noise, and to what                   what it protects
+    NOWHERE       nobody                                        nothing
+    SUM           the server, to the sum of a pass              a client          (privacy.noise = "central")
+    SHARES        each client, a share inside the masked sum    a client          (privacy.noise = "distributed")
+    CONTRIBUTION  each client, to its contribution              a client          (privacy.noise = "local")
+    GRADIENTS     each client, to every step of its training    an example, or all examples of one person
+
+Code asks a row's fields and never compares its name. A new place is one row, and mypy names every answer that it lacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from secure_fed.config import PrivacyConfig, RunConfig
+from secure_fed.rounds import plans
+from secure_fed.rounds.plans import Population
+
+if TYPE_CHECKING:
+    from privacy.run_plan import Plan
+
+Planner = Callable[[RunConfig, Population], "Plan"]
+
+
+@dataclass(frozen=True)
+class Words:
+    """A placement in the sentences of a guarantee.
+
+    noise: who adds it, and to what. clipped: what is clipped. released: what the run releases, behind its number. not_covered:
+    what the guarantee does not cover because of where the noise is.
+    """
+
+    noise: str
+    clipped: str
+    released: str
+    not_covered: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One place for the noise.
+
+    name: in records, `result.json` and reports. plan: how many releases under how much noise; None without a guarantee.
+
+    Who adds noise, at most one of four:
+    server_noise: the server, to the sum of a pass; it is trusted with that sum, and adds it up in float64.
+    share_noise: each client, a share that is too little to protect it, inside a masked sum.
+    own_noise: each client, to its contribution, enough to protect it.
+    step_noise: each client, to every step of its training.
+
+    bounds_contribution: each client clips its contribution.
+    masks_alone: masks alone keep a client's contribution from the server, in runs that have masks.
+    charges_federation: each pass is one release of the federation. Without it, each client accounts for its own releases.
+    expected_divisor: sums are divided by the expected size of the cohort. Without it, by the weight that arrived.
+    secret_cohort: the guarantee counts on nobody's learning who takes part, or how many.
+    """
+
+    name: str
+    plan: Planner | None
+    server_noise: bool
+    share_noise: bool
+    own_noise: bool
+    step_noise: bool
+    bounds_contribution: bool
+    masks_alone: bool
+    charges_federation: bool
+    expected_divisor: bool
+    secret_cohort: bool
+    words: Words
+
+    @property
+    def private(self) -> bool:
+        """Whether the run has a guarantee."""
+        return self.plan is not None
+
+    @property
+    def local(self) -> bool:
+        """Whether each client's own noise protects it, so that no other party has to be trusted."""
+        return self.own_noise or self.step_noise
+
+
+NOWHERE = Placement(
+    name="nowhere",
+    plan=None,
+    server_noise=False,
+    share_noise=False,
+    own_noise=False,
+    step_noise=False,
+    bounds_contribution=False,
+    masks_alone=True,
+    charges_federation=False,
+    expected_divisor=False,
+    secret_cohort=False,
+    words=Words(noise="", clipped="", released="", not_covered=()),
+)
+SUM = Placement(
+    name="sum",
+    plan=plans.of_sums,
+    server_noise=True,
+    share_noise=False,
+    own_noise=False,
+    step_noise=False,
+    bounds_contribution=True,
+    masks_alone=False,
+    charges_federation=True,
+    expected_divisor=True,
+    secret_cohort=True,
+    words=Words(
+        noise="by the server, to the sum of each pass",
+        clipped="client's contribution",
+        released="noised sums",
+        not_covered=(),
+    ),
+)
+SHARES = Placement(
+    name="shares",
+    plan=plans.of_shares,
+    server_noise=False,
+    share_noise=True,
+    own_noise=False,
+    step_noise=False,
+    bounds_contribution=True,
+    masks_alone=False,
+    charges_federation=True,
+    expected_divisor=True,
+    secret_cohort=False,
+    words=Words(
+        noise="by the clients, each its share, to its own contribution before that is masked",
+        clipped="client's contribution",
+        released="noised sums",
+        not_covered=("whether and when a client takes part",),
+    ),
+)
+CONTRIBUTION = Placement(
+    name="contribution",
+    plan=plans.of_contributions,
+    server_noise=False,
+    share_noise=False,
+    own_noise=True,
+    step_noise=False,
+    bounds_contribution=True,
+    masks_alone=False,
+    charges_federation=False,
+    expected_divisor=False,
+    secret_cohort=False,
+    words=Words(
+        noise="by each client, to its own contribution",
+        clipped="client's contribution",
+        released="noised contributions at most of any one client",
+        not_covered=("whether and when a client takes part",),
+    ),
+)
+GRADIENTS = Placement(
+    name="gradients",
+    plan=plans.of_gradients,
+    server_noise=False,
+    share_noise=False,
+    own_noise=False,
+    step_noise=True,
+    bounds_contribution=False,
+    masks_alone=True,
+    charges_federation=False,
+    expected_divisor=False,
+    secret_cohort=False,
+    words=Words(
+        noise="by each client, to every step of its training",
+        clipped="gradient",
+        released="noised gradient steps at most of any one client",
+        not_covered=("how many examples a client has, which sets its sampling rate and number of steps",),
+    ),
+)
+_OF_CLIENTS = {"central": SUM, "distributed": SHARES, "local": CONTRIBUTION}
+
+
+def placement_of(privacy: PrivacyConfig) -> Placement:
+    """The placement that the `privacy` settings ask for."""
+    if privacy.unit == "none":
+        return NOWHERE
+    return _OF_CLIENTS[privacy.noise] if privacy.unit == "client" else GRADIENTS

@@ -1,0 +1,86 @@
+"""The plan of a private run, for each place where its noise can be: how many releases, under how much noise, at what cost.
+
+Accounting takes seconds to import, which a run without privacy need not wait for: it is imported inside functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from privacy.sampling import Sampler
+from secure_fed.config import RunConfig
+from secure_fed.errors import ConfigError
+from secure_fed.learning.training.dp_sgd import batch_sampler, planned_steps
+
+if TYPE_CHECKING:
+    from privacy.run_plan import Plan, Target
+
+
+@dataclass(frozen=True)
+class Population:
+    """The parties that a plan counts.
+
+    names: of the clients. units: examples, or groups of examples, at each client. cohorts: the sampler of cohorts. passes:
+    releases a round.
+    """
+
+    names: Sequence[str]
+    units: Sequence[int]
+    cohorts: Sampler
+    passes: int
+
+
+def of_sums(config: RunConfig, population: Population) -> Plan:
+    """Noise on the sum over a secret cohort."""
+    from privacy.run_plan import for_sums
+
+    releases = config.federation.rounds * population.passes
+    return for_sums(_target(config), population.cohorts, releases, population.passes)
+
+
+def of_shares(config: RunConfig, population: Population) -> Plan:
+    """Shares of noise inside masked sums."""
+    from privacy.run_plan import for_shares
+
+    passes, hidden = population.passes, config.privacy.hidden_cohort
+    if passes > 1 and hidden:
+        raise ConfigError(
+            f"privacy.hidden_cohort is refused where a round has {passes} passes, over one toss of each client: no bound is "
+            "proven for what the second one adds; use a method of one pass (FRA is one with method.transport_form = 'dense')"
+        )
+    releases = config.federation.rounds * passes
+    return for_shares(_target(config), population.cohorts, releases, passes, hidden=hidden)
+
+
+def of_contributions(config: RunConfig, population: Population) -> Plan:
+    """Noise on each client's own contribution."""
+    from privacy.run_plan import for_contributions
+
+    rate, participations = population.cohorts.rate, _participations(config, population)
+    return for_contributions(_target(config), rate, population.names, population.passes, participations)
+
+
+def of_gradients(config: RunConfig, population: Population) -> Plan:
+    """Noise on every step of each client's training."""
+    from privacy.run_plan import for_gradients
+
+    draws = [batch_sampler(count, config.training) for count in population.units]
+    steps = [planned_steps(count, config.training) for count in population.units]
+    return for_gradients(_target(config), population.names, draws, steps, _participations(config, population))
+
+
+def _target(config: RunConfig) -> Target:
+    from privacy.run_plan import Target
+
+    privacy = config.privacy
+    return Target(privacy.epsilon, privacy.noise_multiplier, privacy.delta, privacy.on_exhausted == "stop")
+
+
+def _participations(config: RunConfig, population: Population) -> int:
+    """The most rounds that one client takes part in."""
+    from privacy.run_plan import usual_participations
+
+    rounds = config.federation.rounds
+    return min(rounds, config.privacy.participations or usual_participations(rounds, population.cohorts.rate))
