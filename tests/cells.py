@@ -53,17 +53,17 @@ def _told(names: list[str], failed: list[tuple[tuple[Any, ...], BaseException]],
     return "\n".join(lines)
 
 
-def chosen(cases: Iterable[Any], quick: Iterable[Any], *, whole: bool = False) -> list[Any]:
-    """All cases for `pytest.mark.parametrize`: those of `quick` on every change, the others every night.
+def chosen(cases: Iterable[Any], quick: Iterable[Any], *, whole: bool = False, others: str = "nightly") -> list[Any]:
+    """All cases for `pytest.mark.parametrize`: those of `quick` on every change, the others with another mark.
 
     whole: a case is the value of one name, also where it is a tuple.
     """
     listed, now = list(cases), list(quick)
     assert now, "something is left for every change"
     assert all(case in listed for case in now), [case for case in now if case not in listed]
-    return [case if case in now else _at_night(case, whole) for case in listed]
+    return [case if case in now else _marked(case, whole, others) for case in listed]
 
 
-def _at_night(case: Any, whole: bool) -> Any:
+def _marked(case: Any, whole: bool, mark: str) -> Any:
     values = case if isinstance(case, tuple) and not whole else (case,)
-    return pytest.param(*values, marks=pytest.mark.nightly)
+    return pytest.param(*values, marks=getattr(pytest.mark, mark))

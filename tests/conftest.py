@@ -26,9 +26,13 @@ os.environ["XDG_STATE_HOME"] = _STATE.name  # ledgers' heads are noted there, ne
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side; threads would only compete
 
 
+# Each of these takes one worker for long, and at the end one would run it while the others wait.
+_FIRST = ("test_examples.py", "contracts/test_methods.py")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The examples first: they take longest, and at the end one process would run them while the others wait."""
-    items.sort(key=lambda item: item.path.name != "test_examples.py")
+    """The longest files first."""
+    items.sort(key=lambda item: not item.path.as_posix().endswith(_FIRST))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

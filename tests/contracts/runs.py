@@ -53,10 +53,10 @@ def supported(name: str, unit: str) -> bool:
 def quick(name: str, unit: str, how: str) -> bool:
     """Whether a cell is held on every change: every method in the open, under clients' privacy a class behind masks, too.
 
-    Gradients of single examples take longest: of these one a class, and behind masks two that send one sum and several.
+    Gradients of single examples take longest: of these some, and behind masks two that send one sum and several.
     """
     if how == "plain":
-        return unit != "example" or name in OF_A_CLASS
+        return unit != "example" or name in ("bitfit", "adamix", "fedlora", "ffa_lora", "fra_lora", "fedara", "fedask")
     return name in {"none": ("fedlora", "fedpower"), "client": OF_A_CLASS, "example": ("bitfit", "fedask")}[unit]
 
 

@@ -120,7 +120,7 @@ def test_two_releases_against_draws() -> None:
 
 @pytest.mark.parametrize(
     ("rate", "z", "count"),
-    chosen(itertools.product([0.002, 0.02, 0.1], [0.8, 2.0], [10, 500]), [(0.002, 0.8, 500), (0.1, 2.0, 10)]),
+    chosen(itertools.product([0.002, 0.02, 0.1], [0.8, 2.0], [10, 500]), [(0.1, 2.0, 10)]),
 )
 def test_another_library_agrees(rate: float, z: float, count: int) -> None:
     prv = pytest.importorskip("opacus.accountants").PRVAccountant()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -70,22 +71,21 @@ def test_kills_at_random_instants_leave_every_release_paid_for(tmp_path: Path, k
     assert charged - released <= kills  # one charge at most is lost to each kill
 
 
-def sweep(tmp_path: Path, order: str, rounds: int) -> list[bool]:
+def sweep(tmp_path: Path, order: str, rounds: int) -> Iterator[bool]:
     """Kill a new run at each of its named instants in turn: whether each left its releases underpaid."""
-    underpaid: list[bool] = []
     for deadly in range(1000):
         folder = new(tmp_path / f"{order}-{deadly}")
         child = start("release-and-die", folder, order, rounds, deadly)
         _, errors = child.communicate()
         if child.returncode == 0:
             assert audit(folder) == (rounds, rounds)
-            return underpaid
+            return
         assert child.returncode == -signal.SIGKILL, errors
         try:
             audit(folder)
-            underpaid.append(False)
+            yield False
         except UnderpaidError:
-            underpaid.append(True)
+            yield True
         with start("release", folder, "honest", 1) as again:  # what a kill left can be gone on with
             assert again.wait() == 0
     raise AssertionError("the child never came to its end")
@@ -93,7 +93,7 @@ def sweep(tmp_path: Path, order: str, rounds: int) -> list[bool]:
 
 @pytest.mark.parametrize("rounds", chosen([1, 2], [1]))
 def test_no_named_instant_is_deadly_to_the_accounts(tmp_path: Path, rounds: int) -> None:
-    found = sweep(tmp_path, "honest", rounds)
+    found = list(sweep(tmp_path, "honest", rounds))
     assert len(found) > 5 * rounds
     assert not any(found)
 

@@ -48,7 +48,7 @@ def test_the_outlook_compares_noise_with_the_longest_mean(
     assert Plan(setting, 1.0, 1.0, 1.0).outlook == outlook
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_alternatives_keep_to_their_targets_with_more_noise_than_a_plan() -> None:
     others = planning.alternatives(SMALL, (1.0, 3.0))
     assert [(other.epsilon, other.setting.cohort) for other in others] == [

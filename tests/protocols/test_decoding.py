@@ -17,6 +17,7 @@ from protocols import shamir
 from protocols.errors import Tampering
 from protocols.keys import Secret
 from protocols.shamir import PRIME, SHARE, Interpolation, Rebuilder, misplaced, split
+from tests.cells import chosen
 
 RAW = bytes(range(7, 39))
 SIZES = [(2, 1), (3, 1), (5, 3), (6, 5), (7, 4), (8, 4), (12, 5), (20, 14), (31, 17), (98, 72)]
@@ -81,7 +82,9 @@ def test_what_is_no_share_takes_nothing_from_the_radius_of_the_others_but_its_pl
         assert Rebuilder().rebuild(wrong, 5, fits) == (Secret(RAW), frozenset({0, 1, *liars}))
 
 
-@pytest.mark.parametrize(("count", "threshold"), [(3, 2), (6, 3), (7, 4), (12, 5), (20, 14), (98, 72)])
+@pytest.mark.parametrize(
+    ("count", "threshold"), chosen([(3, 2), (6, 3), (7, 4), (12, 5), (20, 14), (98, 72)], [(3, 2), (7, 4), (20, 14)])
+)
 def test_beyond_the_radius_no_wrong_secret_is_accepted(count: int, threshold: int) -> None:
     """With liars enough to make their own polynomial the nearest one, too."""
     shares = split(Secret(RAW), threshold, range(count))

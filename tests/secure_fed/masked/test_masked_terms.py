@@ -16,6 +16,7 @@ from secure_fed.config import SecureAggregationConfig
 from secure_fed.errors import ConfigError
 from secure_fed.rounds.masked.terms import Registry, Terms
 from secure_fed.rounds.protection import Protection
+from tests.cells import every
 from tests.secure_fed.masked.wide_toys import DISTRIBUTED, HIDDEN, federation
 
 
@@ -25,16 +26,16 @@ def terms(invited: int, *, most: int | None = None, registry: Registry | None = 
     return Terms(chosen, Protection(), invited, most or invited, most is not None, 1.0, registry)
 
 
-@pytest.mark.parametrize("share", ["0", "0.1", "0.29", "0.3", "0.07", "0.49", "0.35"])
-@pytest.mark.parametrize("clients", [3, 7, 10, 29, 100, 300])
+@every("share", ["0", "0.1", "0.29", "0.3", "0.07", "0.49", "0.35"])
+@every("clients", [3, 7, 10, 29, 100, 300])
 def test_shares_are_taken_as_they_are_written(share: str, clients: int) -> None:
     exact = int(Fraction(share) * clients)
     assert colluding(clients, float(share)) == exact
     assert surviving(clients, float(share)) == clients - exact
 
 
-@pytest.mark.parametrize("clients", [3, 5, 10, 40, 150])
-@pytest.mark.parametrize("active", [False, True])
+@every("clients", [3, 5, 10, 40, 150])
+@every("active", [False, True])
 def test_everybody_settles_on_what_the_protocol_chooses(clients: int, active: bool) -> None:
     registry = Registry(clients) if active else None
     mine = terms(clients, active=active, registry=registry)
@@ -96,9 +97,9 @@ def test_two_are_too_few_and_what_is_unsafe_is_said_with_its_settings() -> None:
         terms(8, threshold=9).require_feasible()
 
 
-@pytest.mark.parametrize("corrupt", [0.0, 0.1, 0.25, 0.34, 0.4])
-@pytest.mark.parametrize("dropout", [0.0, 0.1, 0.25, 0.34, 0.4])
-@pytest.mark.parametrize("active", [False, True])
+@every("corrupt", [0.0, 0.1, 0.25, 0.34, 0.4])
+@every("dropout", [0.0, 0.1, 0.25, 0.34, 0.4])
+@every("active", [False, True])
 def test_what_is_accepted_at_the_start_holds_for_every_size_that_coins_may_draw(
     corrupt: float, dropout: float, active: bool
 ) -> None:

@@ -6,6 +6,7 @@ with the cohort less one client. Sizes are those at which a grid made for the re
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from secure_fed.methods.method import State
 from secure_fed.rounds.masked.encoding import Rounded, Said
 from secure_fed.rounds.masked.plan import PublicPlan
 from secure_fed.tensors.tensors import Tensors
+from tests.cells import chosen
 from tests.contracts import runs
 
 torch.set_num_threads(1)
@@ -34,13 +36,15 @@ PATHS: dict[str, dict[str, Any]] = {
     "masked": {"secure_aggregation.enabled": True},
     "masked, 64 bits": {"secure_aggregation.enabled": True, "secure_aggregation.bits": 64},
 }
-SLOW = [pytest.param(path, marks=pytest.mark.slow) for path in ("plain", "masked")]
 CASES: dict[str, dict[str, Any]] = {
     **{name: {"method.name": name} for name in METHODS if runs.supported(name, "client")},
     "fra_lora, sketched": {"method.name": "fra_lora", "method.transport_form": "sketch", "method.sketch": 4},
     "adaptive clipping": {"method.name": "fedlora", "privacy.clip_quantile": 0.5},
     "clients vanish": {"method.name": "fedlora", "federation.vanishing": 0.1, "secure_aggregation.dropout": 0.2},
 }
+# Of each way to send: changes, products, sketches and iterations. `methods/test_sensitivity.py` has every method's clip.
+WAYS = ("adamix", "fedlora", "ffa_lora", "fra_lora", "fra_lora, sketched", "fedsvd", "fedpower")
+QUICK = [("masked", case) for case in WAYS]
 FIXED = {"federation.sampling": "fixed", "federation.cohort": 8, "federation.vanishing": 0.2}
 
 
@@ -140,10 +144,12 @@ def test_a_member_of_a_fixed_secret_cohort_in_another_s_place_makes_nobody_else_
     assert answered[0] == answered[1] < set(range(1, 8))
 
 
-@pytest.mark.parametrize("path", [*SLOW, pytest.param("masked, 64 bits", marks=pytest.mark.nightly)])
-def test_in_every_method_s_own_space(path: str) -> None:
-    for case in CASES:
-        require_bounded(case, path)
+@pytest.mark.parametrize(
+    ("path", "case"),
+    chosen(itertools.product(PATHS, CASES), [*QUICK, ("plain", "fra_lora"), ("masked, 64 bits", "fedlora")]),
+)
+def test_in_every_method_s_own_space(path: str, case: str) -> None:
+    require_bounded(case, path)
 
 
 # The same for encoders alone, where words are coarse enough for the bound itself to break.

@@ -14,6 +14,7 @@ from protocols import costs
 from protocols.messages import Masked
 from secure_fed.rounds.transport import Recording, Staged
 from secure_fed.tensors.tensors import Tensors
+from tests.cells import chosen
 from tests.secure_fed.masked.wide_toys import CHANCE, MASKED, PAIRS, PRIVACY, SIZES, SKETCH, WAYS, federation, listen
 
 
@@ -26,7 +27,13 @@ def recorded(settings: dict[str, Any], **own: Any) -> tuple[Any, Any, list[tuple
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("way", "privacy"), [pair for pair in PAIRS if pair[0] in ("fedlora", "fra_lora sketch")])
+@pytest.mark.parametrize(
+    ("way", "privacy"),
+    chosen(
+        [pair for pair in PAIRS if pair[0] in ("fedlora", "fra_lora sketch")],
+        [("fedlora", "nothing"), ("fedlora", "local"), ("fedlora", "hidden"), ("fra_lora sketch", "distributed")],
+    ),
+)
 def test_nothing_but_messages_of_the_protocol_comes_up(way: str, privacy: str) -> None:
     _, _, exchanges, heard = recorded({**WAYS[way], **PRIVACY[privacy], "federation.rounds": 1})
     passes = 2 if "sketch" in way else 1
@@ -80,7 +87,7 @@ def test_what_a_client_masks_looks_uniform_and_is_another_every_time() -> None:
 
 
 @pytest.mark.parametrize("active", [False, True])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", chosen(WAYS, ["fedlora", "fra_lora sketch"]))
 def test_bytes_are_those_that_passed(way: str, active: bool) -> None:
     _, result, exchanges, _ = recorded({**WAYS[way], "secure_aggregation.active": active})
     up, down = [0] * 3, [0] * 3
@@ -107,7 +114,7 @@ def test_bytes_are_those_that_passed(way: str, active: bool) -> None:
 
 
 @pytest.mark.parametrize("active", [False, True])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", chosen(WAYS, ["fedlora", "fra_lora sketch"]))
 def test_expected_bytes_are_those_in_closed_form(way: str, active: bool) -> None:
     """Where the cohort is secret, records hold what a cohort of the expected size sends: here everybody is in it."""
     settings = {**WAYS[way], **PRIVACY["central"], "secure_aggregation.active": active}

@@ -16,6 +16,7 @@ import pytest
 
 from secure_fed import Federation, RunConfig
 from secure_fed.methods import METHODS
+from tests.cells import chosen
 
 CLIENTS, ROUNDS, STEPS, BATCH, RATE = 3, 8, 5, 12, 1.5e-3
 WORDS = {"one": ("fever", "cough", "pain"), "other": ("rash", "swelling", "nausea")}
@@ -59,7 +60,7 @@ def accuracy(name: str, data: Path, clients: int) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MARGIN)
+@pytest.mark.parametrize("name", chosen(MARGIN, ["bitfit", "fedlora", "fra_lora", "fedask"], others="weekly"))
 def test_federated_within_a_margin_of_centralised(name: str, data: Path) -> None:
     together, apart = accuracy(name, data, 1), accuracy(name, data, CLIENTS)
     assert together >= 80, "the task is not learned even in one place, so nothing would be compared"
