@@ -38,7 +38,7 @@ from secure_fed.learning.models.adapters.lora import LoraAdapter
 from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.dp_sgd import train_privately
-from secure_fed.learning.training.local import Objective
+from secure_fed.learning.training.local import Job, Objective
 from secure_fed.learning.training.packs import Way
 from secure_fed.learning.training.per_example import one_by_one
 from secure_fed.tensors.tensors import Tensors
@@ -115,7 +115,8 @@ def ours(items: Sequence[Any], collate: Collate, *, singly: bool = False, most: 
 
     def step() -> None:
         train_privately(
-            *(objective, before, names, items, collate, settings, LR, rng),
+            objective,
+            Job(before, names, items, collate, settings, LR, rng),
             mechanism=Gaussian(NOISE),
             clip_norm=CLIP,
             steps=1,

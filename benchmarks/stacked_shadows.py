@@ -33,8 +33,8 @@ from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.learning.problem import configured
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training import stacked
-from secure_fed.learning.training.local import Objective, train
-from secure_fed.learning.training.stacked import Job, Ways, train_stacked
+from secure_fed.learning.training.local import Job, Objective, train
+from secure_fed.learning.training.stacked import Ways, train_stacked
 from secure_fed.tensors.tensors import Tensors
 
 COUNTS, BATCHES, STEPS, LR = (1, 2, 4, 8, 16), (1, 2, 4, 8, 16), 2, 1e-3
@@ -64,24 +64,25 @@ class Bench:
             )
             chosen = np.random.default_rng(number).choice(len(self.texts), STEPS * batch, replace=False)
             own = [self.texts[int(i)] for i in chosen]
-            jobs.append(Job(place, tuple(self.start), own, np.random.default_rng(number)))
+            settings = TrainingConfig(batch_size=batch)
+            jobs.append(Job(place, tuple(self.start), own, self.collate, settings, LR, np.random.default_rng(number)))
         return jobs
 
     def one_by_one(self, count: int, batch: int) -> Callable[[], None]:
-        settings, jobs = TrainingConfig(batch_size=batch), self.jobs(BEGUN * count, batch)
+        jobs = self.jobs(BEGUN * count, batch)
 
         def run() -> None:
             for job in jobs:
-                train(self.objective, job.before, job.trainable, job.examples, self.collate, settings, LR, job.rng)
+                train(self.objective, job)
 
         return run
 
     def together(self, count: int, batch: int) -> Callable[[], None]:
-        settings, jobs = TrainingConfig(batch_size=batch), self.jobs(BEGUN * count, batch)
+        jobs = self.jobs(BEGUN * count, batch)
 
         def run() -> None:
             stacked.ON_CPU = count * batch
-            train_stacked(self.objective, jobs, self.collate, settings, LR, self.ways)
+            train_stacked(self.objective, jobs, self.ways)
 
         return run
 
@@ -131,11 +132,12 @@ def fitted(of: Bench, repeats: int) -> None:
     sizes = (1, 2, 4, 8, 16)
     steps = []
     for size in sizes:
-        job = Job(of.start, tuple(of.start), [text] * (STEPS * size), np.random.default_rng(0))
         settings = TrainingConfig(batch_size=size)
+        items = [text] * (STEPS * size)
+        job = Job(of.start, tuple(of.start), items, of.collate, settings, LR, np.random.default_rng(0))
 
-        def step(job: Job = job, settings: TrainingConfig = settings) -> None:
-            train(of.objective, job.before, job.trainable, job.examples, of.collate, settings, LR, job.rng)
+        def step(job: Job = job) -> None:
+            train(of.objective, job)
 
         steps.append(step)
     found = [1e3 * statistics.median(seconds) / STEPS for seconds in turns(steps, repeats)]

@@ -60,10 +60,10 @@ def main() -> None:
         import torch
 
         from secure_fed import Federation, RunConfig
-        from secure_fed.learning.training.local import train
+        from secure_fed.learning.training.local import Job, train
 
         torch.set_num_threads(1)
-        made.update(federation=Federation, config=RunConfig(), train=train)
+        made.update(federation=Federation, config=RunConfig(), train=train, job=Job)
         import transformers.models.bert.modeling_bert  # noqa: F401
 
     show("imports", seconds(imports))
@@ -77,9 +77,8 @@ def main() -> None:
     def ours() -> None:
         rng = np.random.default_rng(0)
         settings = it.config.training
-        made["train"](
-            it.objective, it.initial.tensors, plan.trainable, client.examples, it.parts.collate, settings, 1e-3, rng
-        )
+        job = made["job"](it.initial.tensors, plan.trainable, client.examples, it.parts.collate, settings, 1e-3, rng)
+        made["train"](it.objective, job)
 
     pairs = [(seconds(ours), seconds(lambda: plain_loop(it, client, list(plan.trainable)))) for _ in range(6)][1:]
     show(f"local training of one client, {len(client.examples)} notes", statistics.median(pair[0] for pair in pairs))

@@ -30,7 +30,8 @@ from secure_fed.learning.data.holdout import is_declared
 from secure_fed.learning.models.fingerprint import of_model
 from secure_fed.learning.problem import configured, given
 from secure_fed.learning.tasks.task import Collate, Loss, Metrics
-from secure_fed.learning.training.local import Objective, scheduled_lr
+from secure_fed.learning.training.local import Objective
+from secure_fed.learning.training.schedule import scheduled_lr
 from secure_fed.methods import build
 from secure_fed.methods.method import State, fits, loss_of
 from secure_fed.rounds import engine

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,8 +24,7 @@ from privacy.entropy import SeededEntropy, Stream
 from privacy.mechanisms import Gaussian, Named
 from secure_fed.errors import UsageError
 from secure_fed.federation import Federation
-from secure_fed.learning.training.local import Trained, train
-from secure_fed.learning.training.stacked import Job
+from secure_fed.learning.training.local import Job, Objective, Train, Trained, train
 from secure_fed.methods.method import State
 from secure_fed.rounds.canary_clients import canary_benches
 from secure_fed.rounds.client import Client, Workbench
@@ -129,27 +128,27 @@ class Desk:
         self._ready = None if trained is None else deque(zip(self.noted, trained, strict=True))
         self.noted = []
 
-    def train(self, objective: Any, before: Any, trainable: Any, examples: Any, *rest: Any) -> Trained:
-        """`training.train`, or its face."""
+    def train(self, objective: Objective, job: Job) -> Trained:
+        """Local training as `local.train` does it: noted, given out, or done."""
         if self._notes:
-            self.noted.append(Job(before, trainable, examples, rest[-1]))
+            self.noted.append(job)
             raise _NotedError
         if self._ready is None:
-            return train(objective, before, trainable, examples, *rest)
-        job, trained = self._ready.popleft()
-        if job.examples is not examples:
+            return train(objective, job)
+        noted, trained = self._ready.popleft()
+        if noted.examples is not job.examples:
             raise RuntimeError(
                 "the second time a round of a reference was computed it asked other clients than the first time"
             )
         return trained
 
-    def beside(self, train: Callable[..., Trained]) -> Callable[..., Trained]:
+    def beside(self, train: Train) -> Train:
         """`train` of a client that does not learn from its examples, so that there is nothing to note."""
 
-        def asked(*of: Any) -> Trained:
+        def asked(objective: Objective, job: Job) -> Trained:
             if self._notes:
                 raise _NotedError
-            return train(*of)
+            return train(objective, job)
 
         return asked
 

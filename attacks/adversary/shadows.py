@@ -38,7 +38,7 @@ from secure_fed.federation import Federation
 from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.data.fingerprint import content
 from secure_fed.learning.data.pointing import plain
-from secure_fed.learning.training.local import scheduled_lr
+from secure_fed.learning.training.schedule import scheduled_lr
 from secure_fed.learning.training.stacked import Ways, train_stacked
 from secure_fed.tensors.tensors import Tensors
 
@@ -140,12 +140,9 @@ def _round(made: Sequence[Reference], lr: float, ways: Ways | None) -> None:
         for one in made:
             one.round(lr)
         return
-    federation = made[0].federation
     noted = [one.noted(lr) for one in made]
     jobs = [job for own in noted for job in own]
-    found = iter(
-        train_stacked(federation.objective, jobs, federation.parts.collate, federation.config.training, lr, ways)
-    )
+    found = iter(train_stacked(made[0].federation.objective, jobs, ways))
     for one, own in zip(made, noted, strict=True):
         one.round(lr, [next(found) for _ in own])
 

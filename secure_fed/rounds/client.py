@@ -15,7 +15,7 @@ from secure_fed.config import TrainingConfig
 from secure_fed.errors import MethodError
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.dp_sgd import planned_steps, train_privately
-from secure_fed.learning.training.local import Objective, Trained, train
+from secure_fed.learning.training.local import Job, Objective, Train, Trained, train
 from secure_fed.methods.method import Contextual, Method, State
 from secure_fed.rounds.protection import Protection
 from secure_fed.rounds.transport import Reply, Request
@@ -46,7 +46,7 @@ class Workbench:
     group_examples: int
     allowance: Callable[[str, int, int], int]
     watch: Callable[[Tensors, Tensors, float], None] | None = None
-    train: Callable[..., Trained] = train
+    train: Train = train
 
 
 class Client:
@@ -164,20 +164,15 @@ class Client:
     def _trained(self, request: Request) -> Trained:
         """Local training, by as many noised steps as are left where the noise is in the steps."""
         bench, protection = self._bench, self._bench.protection
-        rng, trainable = self._rng(request.round), request.plan.trainable
+        rng = self._rng(request.round)
+        job = Job(self._before, request.plan.trainable, self.examples, bench.collate, bench.training, request.lr, rng)
         if protection.placement.step_noise:
             units = len(set(self.groups)) if self.groups is not None else len(self.examples)
             steps = bench.allowance(self.name, planned_steps(units, bench.training), request.round)
             self._takes_part = steps > 0
             return train_privately(
                 bench.objective,
-                self._before,
-                trainable,
-                self.examples,
-                bench.collate,
-                bench.training,
-                request.lr,
-                rng,
+                job,
                 mechanism=protection.mechanism,
                 clip_norm=request.clip_norm,
                 steps=steps,
@@ -189,9 +184,7 @@ class Client:
         if protection.placement.own_noise:
             passes = len(request.plan.passes)
             self._takes_part = bench.allowance(self.name, passes, request.round) == passes
-        return bench.train(
-            bench.objective, self._before, trainable, self.examples, bench.collate, bench.training, request.lr, rng
-        )
+        return bench.train(bench.objective, job)
 
     def _rng(self, round_: int) -> np.random.Generator:
         """Order, dropout, and which examples of a group count: seeded without privacy, in secret with it.

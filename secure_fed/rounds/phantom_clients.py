@@ -22,13 +22,12 @@ from secure_fed.learning.audit_pool.canaries import length_beyond_clipping
 from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.audit_pool.unit import Unit
 from secure_fed.learning.training.canary_directions import trains_towards
-from secure_fed.learning.training.local import Trained
+from secure_fed.learning.training.local import Job, Train
 from secure_fed.rounds.client import Client, Workbench
 from secure_fed.rounds.transport import Request
 from secure_fed.tensors.tensors import Tensors
 
 Floats = NDArray[np.float64]
-Train = Callable[..., Trained]
 
 
 class Phantom(Client):
@@ -63,16 +62,8 @@ class Phantom(Client):
             bench = self._bench
             self._before = bench.initial | request.tensors
             rng = np.random.default_rng(0)  # which a direction does not use
-            trained = bench.train(
-                bench.objective,
-                self._before,
-                request.plan.trainable,
-                (),
-                bench.collate,
-                bench.training,
-                request.lr,
-                rng,
-            )
+            job = Job(self._before, request.plan.trainable, (), bench.collate, bench.training, request.lr, rng)
+            trained = bench.train(bench.objective, job)
             self._after = trained.after.without(bench.personal)
         contribution = self._bench.method.contribute(request.pass_name, self._before, self._after, request.means)
         counters = self._bench.protection.contribution_mechanism.counters

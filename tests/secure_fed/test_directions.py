@@ -23,7 +23,7 @@ from secure_fed.learning.data.pointing import Plain, Pointing, reading
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.canary_directions import direction, length_of_steps, pointing, trains_towards
 from secure_fed.learning.training.dp_sgd import ClippedSum, train_privately
-from secure_fed.learning.training.local import Objective, Placed
+from secure_fed.learning.training.local import Job, Objective, Placed
 from secure_fed.learning.training.per_example import by_layer
 from secure_fed.rounds.transport import Request
 from secure_fed.tensors.tensors import Layout, Tensors
@@ -58,7 +58,7 @@ def test_a_direction_is_uniform_on_the_sphere() -> None:
 def test_a_client_of_a_direction_ends_its_length_along_it() -> None:
     before = Tensors({"w": torch.randn(4, 5), "frozen": torch.ones(3)})
     settings = TrainingConfig(batch_size=2, epochs=3)
-    args: Any = (None, before, ["w"], [1, 2, 3], None, settings, 0.1, np.random.default_rng(0))
+    args: Any = (None, Job(before, ["w"], [1, 2, 3], list, settings, 0.1, np.random.default_rng(0)))
     u = direction("anna", 5, Layout((("w", (4, 5)),))).tensor("w")
     for length, expected in ((7.0, 7.0), (None, 0.1 * math.sqrt(20) * 6)):
         done = trains_towards("anna", 5, length)(*args)
@@ -147,8 +147,11 @@ def trained(items: Sequence[Any], noise: float, batch_size: int, seed: int = 0) 
     target = Objective(toys.model(), classification.loss, CPU)
     before = weights(target)
     done = train_privately(
-        *(target, before, list(before), items, default_collate),
-        *(TrainingConfig(batch_size=batch_size, optimizer="sgd"), LR, np.random.default_rng(0)),
+        target,
+        Job(
+            *(before, list(before), items, default_collate),
+            *(TrainingConfig(batch_size=batch_size, optimizer="sgd"), LR, np.random.default_rng(0)),
+        ),
         mechanism=Gaussian(noise),
         clip_norm=CLIP,
         steps=1,

@@ -22,7 +22,7 @@ from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.dp_sgd import train_privately
 from secure_fed.learning.training.kinds import Kinds, Padded
-from secure_fed.learning.training.local import Objective, Placed
+from secure_fed.learning.training.local import Job, Objective, Placed
 from secure_fed.learning.training.made_up import varied
 from secure_fed.learning.training.packs import Packs
 from secure_fed.learning.training.per_example import by_layer, one_by_one
@@ -73,8 +73,11 @@ def sums(
     def of(present: Sequence[int]) -> dict[str, Tensor]:
         noted = Noted(1.0)
         train_privately(
-            *(objective, before, list(before), items, collate),
-            *(TrainingConfig(batch_size=2, microbatch=microbatch), 0.1, np.random.default_rng(0)),
+            objective,
+            Job(
+                *(before, list(before), items, collate),
+                *(TrainingConfig(batch_size=2, microbatch=microbatch), 0.1, np.random.default_rng(0)),
+            ),
             mechanism=noted,
             clip_norm=CLIP,
             steps=1,

@@ -21,7 +21,7 @@ from secure_fed.errors import MethodError, ModelError
 from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.dp_sgd import train_privately
-from secure_fed.learning.training.local import Objective, Placed
+from secure_fed.learning.training.local import Job, Objective, Placed
 from secure_fed.learning.training.packs import Packs
 from secure_fed.learning.training.per_example import by_layer, one_by_one
 from secure_fed.learning.training.supported import require_data_free_start, require_supported
@@ -231,8 +231,11 @@ def test_training_refuses_before_it_draws() -> None:
     objective = Objective(model, normalised_by_the_batch, CPU)
     with pytest.raises(ModelError, match="depends on the others"):
         train_privately(
-            *(objective, before, list(before), toys.examples(1, 5), default_collate, TrainingConfig(), 0.1),
-            np.random.default_rng(0),
+            objective,
+            Job(
+                *(before, list(before), toys.examples(1, 5), default_collate, TrainingConfig(), 0.1),
+                np.random.default_rng(0),
+            ),
             mechanism=Gaussian(1.0),
             clip_norm=1.0,
             steps=1,
@@ -291,8 +294,8 @@ def test_a_system_stream_serves_a_decoder() -> None:
     before = Tensors((name, model.get_parameter(name).detach().clone()) for name in names)
     items = [{"input_ids": np.arange(2, 2 + n), "labels": 0} for n in (12, 3, 20)]
     done = train_privately(
-        *(Objective(model, causal(False), CPU), before, names, items, Collate(0), TrainingConfig(), 0.1),
-        np.random.default_rng(0),
+        Objective(model, causal(False), CPU),
+        Job(before, names, items, Collate(0), TrainingConfig(), 0.1, np.random.default_rng(0)),
         mechanism=Gaussian(1.0),
         clip_norm=1.0,
         steps=2,

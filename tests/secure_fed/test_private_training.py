@@ -22,7 +22,7 @@ from secure_fed.config import MethodConfig, TrainingConfig
 from secure_fed.errors import ModelError
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.dp_sgd import ClippedSum, batch_sampler, members_of, planned_steps, train_privately
-from secure_fed.learning.training.local import Objective, Placed, Trained
+from secure_fed.learning.training.local import Job, Objective, Placed, Trained
 from secure_fed.learning.training.packs import Way
 from secure_fed.learning.training.per_example import Gradients, by_layer, one_by_one
 from secure_fed.methods import build
@@ -59,7 +59,8 @@ def trained(
 ) -> tuple[Tensors, Trained]:
     before = weights(target.model)
     done = train_privately(
-        *(target, before, list(before), items, collate, settings, lr, np.random.default_rng(seed)),
+        target,
+        Job(before, list(before), items, collate, settings, lr, np.random.default_rng(seed)),
         mechanism=mechanism or Gaussian(noise),
         clip_norm=clip_norm,
         steps=steps,
@@ -161,7 +162,8 @@ def test_nothing_else_moves_and_the_model_stays() -> None:
     before = weights(target.model)
     names = ["value.weight", "classifier.bias"]
     done = train_privately(
-        *(target, before, names, items, default_collate, full(), LR, np.random.default_rng(0)),
+        target,
+        Job(before, names, items, default_collate, full(), LR, np.random.default_rng(0)),
         mechanism=Gaussian(1.0),
         clip_norm=CLIP,
         steps=2,
@@ -179,8 +181,8 @@ def test_adapters_really_move_in_the_first_step() -> None:
         before = chosen.prepare(model, ["classifier.weight", "classifier.bias"], 0)
         names = [name for name in before if method != "ffa_lora" or "lora_A" not in name]
         done = train_privately(
-            *(Objective(model, classification.loss, CPU), before, names, toys.examples(1, 7), default_collate),
-            *(full(), LR, np.random.default_rng(0)),
+            Objective(model, classification.loss, CPU),
+            Job(before, names, toys.examples(1, 7), default_collate, full(), LR, np.random.default_rng(0)),
             mechanism=Gaussian(1.0),
             clip_norm=CLIP,
             steps=1,
@@ -517,13 +519,10 @@ def test_a_gpu_trains_as_the_cpu_does() -> None:
         before = weights(model)
         done.append(
             train_privately(
-                *(Objective(model.to(device), classification.loss, device), before, list(before)),
-                *(
-                    toys.examples(1, 9),
-                    default_collate,
-                    TrainingConfig(batch_size=4, **SGD),
-                    LR,
-                    np.random.default_rng(0),
+                Objective(model.to(device), classification.loss, device),
+                Job(
+                    *(before, list(before), toys.examples(1, 9), default_collate),
+                    *(TrainingConfig(batch_size=4, **SGD), LR, np.random.default_rng(0)),
                 ),
                 mechanism=Gaussian(1.0),
                 clip_norm=CLIP,

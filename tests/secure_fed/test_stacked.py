@@ -19,8 +19,8 @@ from secure_fed.learning.models.adapters.lora import LoraAdapter
 from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training import stacked
-from secure_fed.learning.training.local import Objective, Trained, train
-from secure_fed.learning.training.stacked import Job, Ways, train_stacked
+from secure_fed.learning.training.local import Job, Objective, Trained, train
+from secure_fed.learning.training.stacked import Ways, train_stacked
 from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import small_models, toys
 
@@ -37,7 +37,14 @@ class Setting:
     names: Sequence[str]
     collate: Callable[[Sequence[Any]], Any] = Collate(0)  # noqa: RUF009 - it has no state
 
-    def jobs(self, sizes: Sequence[int] = SIZES, trainable: Sequence[str] | None = None) -> list[Job]:
+    def jobs(
+        self,
+        sizes: Sequence[int] = SIZES,
+        trainable: Sequence[str] | None = None,
+        settings: TrainingConfig = USUAL,
+        lr: float | None = None,
+        collate: Callable[[Sequence[Any]], Any] | None = None,
+    ) -> list[Job]:
         """The same ones at every call, each from a place of its own, where no gradient vanishes."""
         start, generator = read(self.objective.model, self.names), torch.Generator().manual_seed(0)
         return [
@@ -48,6 +55,9 @@ class Setting:
                 ),
                 trainable or self.names,
                 texts(number, size),
+                collate or self.collate,
+                settings,
+                settings.lr if lr is None else lr,
                 np.random.default_rng(number),
             )
             for number, size in enumerate(sizes)
@@ -57,11 +67,9 @@ class Setting:
         self, settings: TrainingConfig = USUAL, ways: Ways | None = None, **own: Any
     ) -> tuple[list[Trained], list[Trained]]:
         """Stacked, and one after the other."""
-        together = train_stacked(self.objective, self.jobs(**own), self.collate, settings, settings.lr, ways)
-        return together, [
-            train(self.objective, job.before, job.trainable, job.examples, self.collate, settings, settings.lr, job.rng)
-            for job in self.jobs(**own)
-        ]
+        own["settings"] = settings
+        together = train_stacked(self.objective, self.jobs(**own), ways)
+        return together, [train(self.objective, job) for job in self.jobs(**own)]
 
 
 def texts(seed: int, count: int) -> list[dict[str, Any]]:
@@ -136,8 +144,8 @@ def test_many_are_begun_a_few_at_a_time_and_come_back_in_their_order(monkeypatch
 def test_kinds_that_train_unlike_tensors_are_stacked_apart() -> None:
     setting, ways = toy(), Ways()
     names = [["classifier.weight"], ["classifier.weight", "query.weight"]]
-    jobs = [replace(job, trainable=names[number % 2]) for number, job in enumerate(setting.jobs((8, 8, 8, 8)))]
-    found = train_stacked(setting.objective, jobs, setting.collate, USUAL, 0.1, ways)
+    jobs = [replace(job, trainable=names[number % 2]) for number, job in enumerate(setting.jobs((8, 8, 8, 8), lr=0.1))]
+    found = train_stacked(setting.objective, jobs, ways)
     assert [list(one.after) for one in found] == [names[0], names[1], names[0], names[1]]
     assert list(ways.found.values()) == ["", ""]
 
@@ -158,7 +166,7 @@ def test_passes_hold_no_more_examples_than_they_may(monkeypatch: pytest.MonkeyPa
     counted = replace(setting, collate=noting)
     ways = Ways({setting.jobs()[0].kind: ""})
     sizes = [3] * 9
-    train_stacked(counted.objective, counted.jobs(sizes), noting, USUAL, 0.1, ways)
+    train_stacked(counted.objective, counted.jobs(sizes, lr=0.1, collate=noting), ways)
     assert sorted(seen) == sorted([15, 12] * 2), "five trainings of three examples, and the other four, twice"
     assert max(seen) <= stacked.ON_CPU
 
@@ -242,9 +250,9 @@ def test_dropout_follows_the_rngs_alone_and_differs_between_trainings() -> None:
     assert ways.why_not == ""
     assert torch.equal(torch.get_rng_state(), state)
     assert [one.after.to_bytes() for one in first] == [one.after.to_bytes() for one in again]
-    job = setting.jobs()[0]
+    job = setting.jobs(lr=0.1)[0]
     twins = [replace(job, rng=np.random.default_rng(seed)) for seed in (0, 0)]
-    trained = train_stacked(setting.objective, twins, setting.collate, USUAL, 0.1, ways)
+    trained = train_stacked(setting.objective, twins, ways)
     assert trained[0].after.to_bytes() != trained[1].after.to_bytes(), "the same batches, and each its own dropout"
 
 

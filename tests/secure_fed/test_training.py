@@ -15,7 +15,8 @@ from torch.utils.data import default_collate
 from secure_fed.config import TrainingConfig
 from secure_fed.errors import ConfigError, ModelError
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.local import Objective, scheduled_lr, to_device, train
+from secure_fed.learning.training.local import Job, Objective, to_device, train
+from secure_fed.learning.training.schedule import scheduled_lr
 from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import small_models, toys
 
@@ -42,7 +43,7 @@ def trained(
     before = weights(target.model)
     names = list(before) if trainable is None else trainable
     examples = toys.examples(1, count)
-    done = train(target, before, names, examples, default_collate, settings, LR, np.random.default_rng(seed))
+    done = train(target, Job(before, names, examples, default_collate, settings, LR, np.random.default_rng(seed)))
     return before, done.after, done.loss
 
 
@@ -103,7 +104,7 @@ def test_tensors_not_named_keep_the_models_values_and_the_model_stays() -> None:
 def test_a_half_precision_model_trains_float32_tensors() -> None:
     start, target = weights(toys.model()), objective(toys.model().bfloat16(), _bfloat16_loss)
     rng = np.random.default_rng(0)
-    done = train(target, start, list(start), toys.examples(1, 7), default_collate, TrainingConfig(), LR, rng)
+    done = train(target, Job(start, list(start), toys.examples(1, 7), default_collate, TrainingConfig(), LR, rng))
     assert {tensor.dtype for tensor in done.after.parts().values()} == {torch.float32}
     assert done.after.is_finite()
     assert not toys.same(done.after, start)
@@ -236,7 +237,7 @@ def test_epochs_and_steps_are_counted(settings: dict[str, int], batches: int) ->
 
     target, items = objective(loss=loss), Counting(toys.examples(1, 10))
     start, chosen = weights(target.model), TrainingConfig(batch_size=4, **settings)
-    train(target, start, list(start), items, default_collate, chosen, LR, np.random.default_rng(0))  # type: ignore[arg-type]
+    train(target, Job(start, list(start), items, default_collate, chosen, LR, np.random.default_rng(0)))  # type: ignore[arg-type]
     assert len(seen) == batches
     assert sum(seen) == len(items.read)
     passes = [items.read[start : start + 10] for start in range(0, len(items.read), 10)]
@@ -249,7 +250,7 @@ def test_nobodys_examples_change_nothing() -> None:
     target = objective()
     start = weights(target.model)
     for settings in (TrainingConfig(), TrainingConfig(steps=3)):
-        done = train(target, start, list(start), [], default_collate, settings, LR, np.random.default_rng(0))
+        done = train(target, Job(start, list(start), [], default_collate, settings, LR, np.random.default_rng(0)))
         assert toys.same(done.after, start)
         assert math.isnan(done.loss)
 
@@ -269,7 +270,7 @@ def test_loss_told_is_the_mean_over_examples_not_over_batches() -> None:
     target = objective()
     start = weights(target.model)
     examples = toys.examples(1, 7)
-    done = train(target, start, ["value.bias"], examples, default_collate, frozen, 1e-12, np.random.default_rng(0))
+    done = train(target, Job(start, ["value.bias"], examples, default_collate, frozen, 1e-12, np.random.default_rng(0)))
     expected = target.losses(dict(start), default_collate(examples)).mean()
     assert done.loss == pytest.approx(float(expected.detach()), rel=1e-5)
 
@@ -328,7 +329,10 @@ def test_how_a_tensor_lies_in_memory_does_not_matter() -> None:
     straight = weights(target.model)
     askew = Tensors((name, t.T.contiguous().T if t.ndim == 2 else t) for name, t in straight.parts().items())
     done = [
-        train(target, start, list(start), toys.examples(1, 7), default_collate, settings, LR, np.random.default_rng(0))
+        train(
+            target,
+            Job(start, list(start), toys.examples(1, 7), default_collate, settings, LR, np.random.default_rng(0)),
+        )
         for start in (straight, askew)
     ]
     assert toys.same(done[0].after, done[1].after)
@@ -346,7 +350,9 @@ def test_the_gpus_generator_is_left_alone_and_decides_nothing() -> None:
         start = Tensors((name, parameter.cpu()) for name, parameter in weights(model).items())
         target = Objective(model, classification.loss, device)
         rng = np.random.default_rng(0)
-        runs.append(train(target, start, list(start), toys.examples(1, 7), default_collate, TrainingConfig(), LR, rng))
+        runs.append(
+            train(target, Job(start, list(start), toys.examples(1, 7), default_collate, TrainingConfig(), LR, rng))
+        )
         assert torch.equal(torch.cuda.get_rng_state(device), state)
     assert toys.same(runs[0].after, runs[1].after)
     assert all(part.device.type == "cpu" for part in runs[0].after.parts().values())

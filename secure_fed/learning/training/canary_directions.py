@@ -24,8 +24,7 @@ import torch
 from privacy.entropy import Stream
 from secure_fed.config import TrainingConfig
 from secure_fed.learning.data.pointing import Pointing
-from secure_fed.learning.tasks.task import Collate
-from secure_fed.learning.training.local import Objective, Placed, Trained
+from secure_fed.learning.training.local import Job, Objective, Placed, Train, Trained
 from secure_fed.learning.training.per_example import Gradients
 from secure_fed.tensors.tensors import Layout, Tensors
 
@@ -47,29 +46,16 @@ def layout_of(tensors: Tensors, trained: Sequence[str]) -> Layout:
 # Clients.
 
 
-def trains_towards(
-    unit: str, seed: int, length: float | None = None
-) -> Callable[
-    [Objective, Tensors, Sequence[str], Sequence[Any], Collate, TrainingConfig, float, np.random.Generator], Trained
-]:
-    """What a client of this direction does in place of `training.train`: it ends `length` along it, and reads no example.
+def trains_towards(unit: str, seed: int, length: float | None = None) -> Train:
+    """Local training of a client of this direction, in place of `local.train`: it ends `length` along it, and reads no example.
 
     length: None for that of the local steps (`length_of_steps`), which is what others' changes may be as long as.
     """
 
-    def towards(
-        objective: Objective,
-        before: Tensors,
-        trainable: Sequence[str],
-        examples: Sequence[Any],
-        collate: Collate,
-        settings: TrainingConfig,
-        lr: float,
-        rng: np.random.Generator,
-    ) -> Trained:
-        layout = layout_of(before, trainable)
-        far = length_of_steps(layout.size, len(examples), settings, lr) if length is None else length
-        start = before.select(trainable).dense()
+    def towards(objective: Objective, job: Job) -> Trained:
+        layout = layout_of(job.before, job.trainable)
+        far = length_of_steps(layout.size, len(job.examples), job.settings, job.lr) if length is None else length
+        start = job.before.select(job.trainable).dense()
         return Trained(start + direction(unit, seed, layout) * far, math.nan)
 
     return towards

@@ -16,7 +16,7 @@ and the number of steps. An empty S is released like any other. No loss is told:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,13 +31,11 @@ from privacy.sampling import Poisson
 from secure_fed.config import TrainingConfig
 from secure_fed.errors import ModelError
 from secure_fed.learning.data.pointing import Plain, Pointing
-from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.canary_directions import pointing
 from secure_fed.learning.training.gradient_trial import length
-from secure_fed.learning.training.local import Objective, Placed, Trained, optimizer_of, seeded
+from secure_fed.learning.training.local import Job, Objective, Placed, Trained, seeded
 from secure_fed.learning.training.packs import Packs
 from secure_fed.learning.training.per_example import Gradients
-from secure_fed.tensors.tensors import Tensors
 
 Unit = list[Any]  # the examples that count of one unit
 
@@ -68,13 +66,7 @@ def members_of(count: int, groups: Sequence[Hashable] | None) -> list[list[int]]
 
 def train_privately(
     objective: Objective,
-    before: Tensors,
-    trainable: Sequence[str],
-    examples: Sequence[Any],
-    collate: Collate,
-    settings: TrainingConfig,
-    lr: float,
-    rng: np.random.Generator,
+    job: Job,
     *,
     mechanism: Mechanism,
     clip_norm: float,
@@ -84,41 +76,55 @@ def train_privately(
     group_examples: int | None = None,
     phantoms: Sequence[Any] = (),
 ) -> Trained:
-    """Take `steps` private steps from `before`, moving `trainable` and nothing else: so many releases.
+    """Take `steps` private steps of the job, moving its trainable tensors and nothing else. Each step is one release.
 
-    stream: where coins and noise come from, in turn; one for each call. rng: dropout, and which examples
-    of a group count; it is to be as secret as the coins, for what it gives one unit depends on how many came before.
-    groups: for each example, whose it is. group_examples: the most examples of one group that count in a step, drawn anew
-    whenever the group is; it bounds the work, while what a group moves is bounded by clipping. settings.microbatch: how many
-    examples are worked on at a time, those of one kind together; it changes nothing beyond rounding. A client without
-    examples releases nothing. An example of a direction (`directions.Pointing`, in an audit) has a gradient along it that is
-    longer than `clip_norm`, and is one like others in all else. phantoms: such examples beside the units, which are nobody's
-    data: each is drawn by a secret coin of the same rate, clipped as the units are and added to their noised sum. Neither the
-    rate nor the divisor goes by them, so that to the units they are a number that does not depend on any of them.
+    stream: the secret coins and the noise, in turn; a new one for each call. job.rng: dropout, and which examples of a group
+    count; it must be as secret as the coins, since what it draws for one unit depends on how many units came before.
+    groups: whose each example is. group_examples: the most examples of one group that count in a step, drawn anew whenever
+    the group is; it bounds the work, while clipping bounds what a group moves. job.settings.microbatch: how many examples of
+    one kind are worked on at a time; it changes nothing beyond rounding. A client without examples releases nothing.
+
+    An example of a direction (`pointing.Pointing`, in an audit) has a gradient along it that is longer than `clip_norm`, and is
+    drawn and clipped like every other. phantoms: such examples beside the units, which are nobody's data: each is drawn by a
+    secret coin of the same rate, clipped as the units are and added to their sum. Neither the rate nor the divisor depends on
+    phantoms, and phantoms depend on no unit.
     """
-    members = members_of(len(examples), groups)
-    sampler = batch_sampler(len(members), settings)
+    members = members_of(len(job.examples), groups)
+    sampler = batch_sampler(len(members), job.settings)
     beside = Poisson(len(phantoms), sampler.rate)
-    placed = Placed.of(before, trainable, objective.device)
-    packs = Packs.of(objective, collate, settings, Plain(examples))
-    clipped = ClippedSum(pointing(packs, 2 * clip_norm), mechanism, clip_norm, packs.most, _kind_of(packs))
-    if members:
-        packs.try_out(placed, [Plain(examples)])
-    optimizer = optimizer_of(placed.moving.values(), settings, lr)
+    placed = job.placed(objective.device)
+    clipped = _clipped_sum(objective, job, placed, mechanism, clip_norm, try_out=bool(members))
+    optimizer = job.optimizer(placed)
     objective.begin()
-    with seeded(objective.device, rng):
+    with seeded(objective.device, job.rng):
         for _ in range(steps if members else 0):
-            drawn = [_counted(members[unit], group_examples, rng) for unit in sampler.draw(stream.uniform)]
-            total = clipped.over([[examples[i] for i in unit] for unit in drawn], placed)
+            drawn = [_counted(members[unit], group_examples, job.rng) for unit in sampler.draw(stream.uniform)]
+            total = clipped.over([[job.examples[i] for i in unit] for unit in drawn], placed)
             if nobody := [[phantoms[i]] for i in beside.draw(stream.uniform)]:
                 pulled = clipped.over(nobody, placed)
                 total = {name: part + pulled[name] for name, part in total.items()}
             noised = mechanism.noised(total, clip_norm, stream)
-            for name, tensor in placed.moving.items():
-                pull = settings.proximal * (tensor.detach() - placed.start[name])
-                tensor.grad = (noised[name] / sampler.expected).to(tensor) + pull
+            _set_gradients(placed, noised, sampler.expected, job.settings.proximal)
             optimizer.step()
     return placed.trained(math.nan)
+
+
+def _clipped_sum(
+    objective: Objective, job: Job, placed: Placed, mechanism: Mechanism, clip_norm: float, *, try_out: bool
+) -> ClippedSum:
+    """The clipped sum over a job's examples, by gradients that have been tried out on some of them."""
+    examples = Plain(job.examples)
+    packs = Packs.of(objective, job.collate, job.settings, examples)
+    if try_out:
+        packs.try_out(placed, [examples])
+    return ClippedSum(pointing(packs, 2 * clip_norm), mechanism, clip_norm, packs.most, _kind_of(packs))
+
+
+def _set_gradients(placed: Placed, noised: Mapping[str, Tensor], expected: float, mu: float) -> None:
+    """The gradients that the optimiser sees: the noised sum over the expected number of units, and FedProx's pull."""
+    for name, tensor in placed.moving.items():
+        pull = mu * (tensor.detach() - placed.start[name])
+        tensor.grad = (noised[name] / expected).to(tensor) + pull
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +16,9 @@ from torch.func import functional_call
 from secure_fed.config import TrainingConfig
 from secure_fed.errors import ConfigError, ModelError
 from secure_fed.learning.data.encode import Batch as BatchOfItems
-from secure_fed.learning.data.encode import batches
 from secure_fed.learning.tasks.task import Batch, Collate, Loss
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.learning.training.schedule import local_batches, optimizer_of
+from secure_fed.tensors.tensors import Layout, Tensors
 
 
 class Objective(nn.Module):
@@ -152,53 +151,65 @@ class Placed:
         return Trained(Tensors((name, tensor.detach().cpu()) for name, tensor in self.moving.items()), loss)
 
 
-def train(
-    objective: Objective,
-    before: Tensors,
-    trainable: Sequence[str],
-    examples: Sequence[Any],
-    collate: Collate,
-    settings: TrainingConfig,
-    lr: float,
-    rng: np.random.Generator,
-) -> Trained:
-    """Minimise the mean loss over `examples`, moving `trainable` and nothing else.
+@dataclass(frozen=True)
+class Job:
+    """One local training: the tensors it starts from, which of them move, the examples, the optimiser, and the random numbers.
+
+    before: every tensor by which the objective differs from its model. trainable: the names in it that are optimised.
+    settings: the optimiser, the batch size and the number of steps. lr: the learning rate of this round. rng: the order of
+    examples, and dropout.
+    """
+
+    before: Tensors
+    trainable: Sequence[str]
+    examples: Sequence[Any]
+    collate: Collate
+    settings: TrainingConfig
+    lr: float
+    rng: np.random.Generator
+
+    @property
+    def kind(self) -> Hashable:
+        """Equal for jobs that can be stacked: the names and shapes of their tensors, and which of these train."""
+        return tuple(self.trainable), Layout.of(self.before).entries
+
+    def placed(self, device: torch.device) -> Placed:
+        """The tensors on the device, ready to be optimised."""
+        return Placed.of(self.before, self.trainable, device)
+
+    def optimizer(self, placed: Placed) -> torch.optim.Optimizer:
+        """A new optimiser of the moving tensors."""
+        return optimizer_of(placed.moving.values(), self.settings, self.lr)
+
+    def batches(self, collate: Collate | None = None) -> Iterator[BatchOfItems]:
+        """The mini-batches of all steps in their order, drawn from `rng`; collated by `collate`, or else as the job says."""
+        return local_batches(self.examples, collate or self.collate, self.settings, self.rng)
+
+
+def train(objective: Objective, job: Job) -> Trained:
+    """Minimise the mean loss over the job's examples, moving its trainable tensors and nothing else.
 
     With FedProx the local objective is F(w) + mu/2 ||w - w_before||^2. The result depends on the arguments alone: the
-    order of examples and the model's dropout both come from `rng`.
+    order of examples and the model's dropout both come from `job.rng`.
     """
-    placed = Placed.of(before, trainable, objective.device)
-    optimizer = optimizer_of(placed.moving.values(), settings, lr)
+    placed = job.placed(objective.device)
+    optimizer = job.optimizer(placed)
     losses: list[Tensor] = []
     objective.begin()
-    with seeded(objective.device, rng):
-        for batch in local_batches(examples, collate, settings, rng):
+    with seeded(objective.device, job.rng):
+        for batch in job.batches():
             optimizer.zero_grad()
             inputs = to_device(batch.inputs, objective.device)
             loss = objective.losses(placed.held | placed.moving, inputs)
             require_one_each(loss, len(batch.indices))
             losses.append(loss.detach())
-            (loss.mean() + proximity(placed, settings.proximal)).backward()
+            (loss.mean() + proximity(placed, job.settings.proximal)).backward()
             optimizer.step()
     mean_loss = float(torch.cat(losses).mean()) if losses else math.nan
     return placed.trained(mean_loss)
 
 
-def scheduled_lr(settings: TrainingConfig, round_: int, rounds: int) -> float:
-    """The local learning rate of round `round_` (from 0) of `rounds`."""
-    share = round_ / rounds
-    if settings.lr_schedule == "linear":
-        return settings.lr * (1 - share)
-    if settings.lr_schedule == "cosine":
-        return settings.lr * (1 + math.cos(math.pi * share)) / 2
-    return settings.lr
-
-
-def optimizer_of(parameters: Iterable[Tensor], settings: TrainingConfig, lr: float) -> torch.optim.Optimizer:
-    """The local optimiser that the settings name, with nothing remembered."""
-    if settings.optimizer == "sgd":
-        return torch.optim.SGD(list(parameters), lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
-    return torch.optim.AdamW(list(parameters), lr, weight_decay=settings.weight_decay)
+Train = Callable[[Objective, Job], Trained]  # `train`, or what stands in its place
 
 
 def require_one_each(losses: Tensor, examples: int) -> None:
@@ -215,17 +226,6 @@ def proximity(placed: Placed, mu: float) -> Tensor | float:
         return 0.0
     moves = [(tensor - placed.start[name]).square().sum() for name, tensor in placed.moving.items()]
     return mu / 2 * torch.stack(moves).sum()
-
-
-def local_batches(
-    examples: Sequence[Any], collate: Collate, settings: TrainingConfig, rng: np.random.Generator
-) -> Iterator[BatchOfItems]:
-    """`epochs` passes over the examples, or exactly `steps` batches of as many passes as that takes."""
-    if not len(examples):
-        return iter(())
-    epochs = itertools.count() if settings.steps is not None else range(settings.epochs)
-    passes = (batches(examples, settings.batch_size, collate, rng) for _ in epochs)
-    return itertools.islice(itertools.chain.from_iterable(passes), settings.steps)
 
 
 @contextmanager

@@ -15,41 +15,13 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from secure_fed.config import TrainingConfig
-from secure_fed.learning.tasks.task import Collate
-from secure_fed.learning.training.local import (
-    Objective,
-    Placed,
-    Trained,
-    local_batches,
-    optimizer_of,
-    proximity,
-    seeded,
-    train,
-)
+from secure_fed.learning.training.local import Job, Objective, Placed, Trained, proximity, seeded, train
 from secure_fed.learning.training.stacked_pass import Items, losses_of_each, why_not, without_advice
-from secure_fed.tensors.tensors import Layout, Tensors
-
-
-@dataclass(frozen=True)
-class Job:
-    """One local training, as `training.train` takes it."""
-
-    before: Tensors
-    trainable: Sequence[str]
-    examples: Sequence[Any]
-    rng: np.random.Generator
-
-    @property
-    def kind(self) -> Hashable:
-        """Equal for those that can be stacked: what there is, of which shapes, and what of it trains."""
-        return tuple(self.trainable), Layout.of(self.before).entries
 
 
 @dataclass
@@ -66,35 +38,30 @@ class Ways:
         """A reason why not all were stacked, if there is one."""
         return next(filter(None, self.found.values()), "")
 
-    def stacks(self, objective: Objective, alike: Sequence[Job], collate: Collate) -> bool:
+    def stacks(self, objective: Objective, alike: Sequence[Job]) -> bool:
         """Whether these jobs of one kind may share passes: tried out on the first one's examples, the first time."""
         first = alike[0]
         if first.kind not in self.found:
-            places = [Placed.of(job.before, job.trainable, objective.device) for job in (first, alike[1], first)]
-            self.found[first.kind] = why_not(objective, places, first.examples, collate)
+            places = [job.placed(objective.device) for job in (first, alike[1], first)]
+            self.found[first.kind] = why_not(objective, places, first.examples, first.collate)
         return not self.found[first.kind]
 
 
-def train_stacked(
-    objective: Objective,
-    jobs: Sequence[Job],
-    collate: Collate,
-    settings: TrainingConfig,
-    lr: float,
-    ways: Ways | None = None,
-) -> list[Trained]:
-    """What `train` makes of each job, in their order. `ways` learns which kinds can be stacked, for the next call too."""
+def train_stacked(objective: Objective, jobs: Sequence[Job], ways: Ways | None = None) -> list[Trained]:
+    """Train each job as `train` does, and return the results in the order of the jobs, which share one collate.
+
+    `ways` learns which kinds can be stacked, for the next call too.
+    """
+    if any(job.collate is not jobs[0].collate for job in jobs):
+        raise ValueError("jobs that are stacked must share one collate: their batches are collated together")
     ways = ways or Ways()
     done: dict[int, Trained] = {}
     for numbers in _alike(jobs):
         alike = [jobs[number] for number in numbers]
-        if len(alike) > 1 and ways.stacks(objective, alike, collate):
-            trained = _together(objective, alike, collate, settings, lr)
+        if len(alike) > 1 and ways.stacks(objective, alike):
+            trained = _together(objective, alike)
         else:
-            trained = [
-                train(objective, job.before, job.trainable, job.examples, collate, settings, lr, job.rng)
-                for job in alike
-            ]
+            trained = [train(objective, job) for job in alike]
         done.update(zip(numbers, trained, strict=True))
     return [done[number] for number in range(len(jobs))]
 
@@ -111,6 +78,7 @@ def _alike(jobs: Sequence[Job]) -> list[list[int]]:
 class _Run:
     """A training under way. items: its next batch, None at the end."""
 
+    job: Job
     placed: Placed
     optimizer: torch.optim.Optimizer
     ahead: Iterator[Items]
@@ -118,11 +86,10 @@ class _Run:
     losses: list[Tensor] = field(default_factory=list)
 
     @classmethod
-    def of(cls, objective: Objective, job: Job, settings: TrainingConfig, lr: float) -> _Run:
-        placed = Placed.of(job.before, job.trainable, objective.device)
-        ahead = (batch.inputs for batch in local_batches(job.examples, list, settings, job.rng))
-        optimizer = optimizer_of(placed.moving.values(), settings, lr)
-        return cls(placed, optimizer, ahead, next(ahead, None))
+    def of(cls, objective: Objective, job: Job) -> _Run:
+        placed = job.placed(objective.device)
+        ahead = (batch.inputs for batch in job.batches(list))
+        return cls(job, placed, job.optimizer(placed), ahead, next(ahead, None))
 
     @property
     def size(self) -> tuple[int, int]:
@@ -135,19 +102,17 @@ class _Run:
         return self.placed.trained(float(torch.cat(self.losses).mean()) if self.losses else math.nan)
 
 
-def _together(
-    objective: Objective, jobs: Sequence[Job], collate: Collate, settings: TrainingConfig, lr: float
-) -> list[Trained]:
+def _together(objective: Objective, jobs: Sequence[Job]) -> list[Trained]:
     """Jobs of one kind, some begun at a time."""
     done: list[Trained] = []
     for start in range(0, len(jobs), _BEGUN):
         begun = jobs[start : start + _BEGUN]
         seeds = [int(job.rng.integers(2**63)) for job in begun]  # what `train` takes first of each rng
-        runs = [_Run.of(objective, job, settings, lr) for job in begun]
+        runs = [_Run.of(objective, job) for job in begun]
         objective.begin()
         with seeded(objective.device, np.random.default_rng(seeds)), without_advice():
             while left := [run for run in runs if run.items is not None]:
-                _step(objective, _pack(left, objective.device), collate, settings)
+                _step(objective, _pack(left, objective.device))
         done += [run.trained() for run in runs]
     return done
 
@@ -159,14 +124,16 @@ def _pack(runs: Sequence[_Run], device: torch.device) -> list[_Run]:
     return by_size[: max(1, most // by_size[0].size[0])]
 
 
-def _step(objective: Objective, pack: Sequence[_Run], collate: Collate, settings: TrainingConfig) -> None:
+def _step(objective: Objective, pack: Sequence[_Run]) -> None:
     """One step of each."""
-    found = losses_of_each(objective, [run.placed for run in pack], [run.items or [] for run in pack], collate)
+    found = losses_of_each(
+        objective, [run.placed for run in pack], [run.items or [] for run in pack], pack[0].job.collate
+    )
     total = torch.zeros((), device=objective.device)
     for run, losses in zip(pack, found, strict=True):
         run.optimizer.zero_grad()
         run.losses.append(losses.detach())
-        total = total + (losses.mean() + proximity(run.placed, settings.proximal))
+        total = total + (losses.mean() + proximity(run.placed, run.job.settings.proximal))
     total.backward()
     for run in pack:
         run.optimizer.step()

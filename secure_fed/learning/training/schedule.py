@@ -1,0 +1,44 @@
+"""The steps of one local training: their learning rate, their optimiser and their mini-batches."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from secure_fed.config import TrainingConfig
+from secure_fed.learning.data.encode import Batch, batches
+from secure_fed.learning.tasks.task import Collate
+
+
+def scheduled_lr(settings: TrainingConfig, round_: int, rounds: int) -> float:
+    """The local learning rate of round `round_` (from 0) of `rounds`."""
+    share = round_ / rounds
+    if settings.lr_schedule == "linear":
+        return settings.lr * (1 - share)
+    if settings.lr_schedule == "cosine":
+        return settings.lr * (1 + math.cos(math.pi * share)) / 2
+    return settings.lr
+
+
+def optimizer_of(parameters: Iterable[Tensor], settings: TrainingConfig, lr: float) -> torch.optim.Optimizer:
+    """The local optimiser that the settings name, with nothing remembered."""
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(list(parameters), lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
+    return torch.optim.AdamW(list(parameters), lr, weight_decay=settings.weight_decay)
+
+
+def local_batches(
+    examples: Sequence[Any], collate: Collate, settings: TrainingConfig, rng: np.random.Generator
+) -> Iterator[Batch]:
+    """`epochs` passes over the examples, or exactly `steps` batches of as many passes as that takes."""
+    if not len(examples):
+        return iter(())
+    epochs = itertools.count() if settings.steps is not None else range(settings.epochs)
+    passes = (batches(examples, settings.batch_size, collate, rng) for _ in epochs)
+    return itertools.islice(itertools.chain.from_iterable(passes), settings.steps)
