@@ -23,7 +23,7 @@ from attacks.evidence.main_attack import levels, main_of
 from attacks.report.verdict import verdict
 from attacks.run_attacks import Made, Progress, Where, findings, in_plain_sight, plain_sight
 from secure_fed.errors import ConfigError
-from secure_fed.federation import Federation
+from secure_fed.runs.assembly import Assembly
 
 SCHEMA = 1
 AUDIT, PAGE = "audit.json", "audit.html"
@@ -47,7 +47,7 @@ def audited(
     progress: Progress = lambda said: None,
 ) -> dict[str, Any]:
     """The audit as `audit.json` holds it, without a sweep. names: of attacks, all if none. references 0: no shadows."""
-    settings, held = settings or Settings(), target.federation.held
+    settings, held = settings or Settings(), target.assembly.audit_pool
     attacks = chosen(names)
     why = held.why or ("" if 0 < held.members.sum() < len(held.members) else "all of the audit pool are on one side")
     made = findings(target, attacks, settings, why, progress, asked=bool(names))
@@ -60,7 +60,7 @@ def audited(
         "cells": [_cell(target, attack, vantage, made, judged) for attack in attacks for vantage in VANTAGES],
         "roc": {f"{name}/{vantage}": one.curve for (name, vantage), one in judged.items() if one.ranking},
         "baseline": _baseline(target, settings, why),
-        **_standing_out(target.federation, judged[main] if main else None, show_texts=show_texts),
+        **_standing_out(target.assembly, judged[main] if main else None, show_texts=show_texts),
         "sweep": [],
     }
     return audit | {"verdict": verdict(audit)}
@@ -71,7 +71,7 @@ def _judged(target: Target, made: Mapping[Where, Made | str], settings: Settings
     found = {where: one.finding for where, one in made.items() if isinstance(one, Made)}
     scored = [where for where, one in found.items() if one.scores is not None]
     level = levels(settings.significance, scored, list(VANTAGES))
-    result, members = target.result, target.federation.held.members
+    result, members = target.result, target.assembly.audit_pool.members
     delta, releases = float(result.get("delta") or 0.0), result.get("releases") or None
     return {
         where: judge.judged(
@@ -86,15 +86,15 @@ def _judged(target: Target, made: Mapping[Where, Made | str], settings: Settings
     }
 
 
-def _standing_out(federation: Federation, main: judge.Judged | None, *, show_texts: bool) -> dict[str, Any]:
+def _standing_out(assembly: Assembly, main: judge.Judged | None, *, show_texts: bool) -> dict[str, Any]:
     """Whom the main attack accuses first, rightly or not."""
     if main is None or main.finding.scores is None:
         return {"clients": [], "exposed": [], "accusations": []}
     scores = main.finding.scores
     return {
-        "clients": clients(federation.held, scores),
-        "exposed": exposed(federation, scores, show_texts=show_texts),
-        "accusations": accusations(federation.held, scores),
+        "clients": clients(assembly.audit_pool, scores),
+        "exposed": exposed(assembly, scores, show_texts=show_texts),
+        "accusations": accusations(assembly.audit_pool, scores),
     }
 
 
@@ -109,16 +109,16 @@ def _cell(
     order = list(VANTAGES)
     if order.index(vantage) < order.index(attack.vantage):
         return judge.empty(attack.name, vantage, f"this adversary does not see {VANTAGES[attack.vantage].sees}")
-    if in_plain_sight(attack, target.federation, vantage):
-        return judge.empty(attack.name, vantage, plain_sight(vantage, target.federation))
+    if in_plain_sight(attack, target.assembly, vantage):
+        return judge.empty(attack.name, vantage, plain_sight(vantage, target.assembly))
     at = max(
         (at for name, at in made if name == attack.name and order.index(at) <= order.index(vantage)), key=order.index
     )
     found = made[attack.name, at]
     if isinstance(found, str):
         return judge.empty(attack.name, vantage, found)
-    promised = accounted(target.result, vantage, target.federation.held.of)
-    limit = None if promised is None or target.federation.held.kind != target.result.get("unit") else promised
+    promised = accounted(target.result, vantage, target.assembly.audit_pool.of)
+    limit = None if promised is None or target.assembly.audit_pool.kind != target.result.get("unit") else promised
     ceiling = None if limit is None else allowed(target.result, limit)
     return judge.cell(attack.name, vantage, judged[attack.name, at], found.seconds, promised, ceiling)
 
@@ -144,7 +144,7 @@ def accounted(result: Mapping[str, Any], vantage: str, of: str = "data") -> floa
 
 
 def _header(target: Target, settings: Settings) -> dict[str, Any]:
-    held, result = target.federation.held, target.result
+    held, result = target.assembly.audit_pool, target.result
     terms = result.get("privacy") or {}
     return {
         "schema": SCHEMA,
@@ -152,13 +152,13 @@ def _header(target: Target, settings: Settings) -> dict[str, Any]:
         **{name: result.get(name) for name in ("method", "model", "data", "unit", "delta", "accuracy")},
         "audited_unit": held.kind,
         "audited_of": held.of,
-        "canaries": "direction" if held.directions else target.federation.config.evaluation.canaries,
-        "recorded": target.federation.config.evaluation.record,
+        "canaries": "direction" if held.directions else target.assembly.config.evaluation.canaries,
+        "recorded": target.assembly.config.evaluation.record,
         "rounds": target.final.round,
         "references": settings.references,
         "epsilon_promised": result.get("epsilon") if terms.get("private", False) else None,
         "adjacency": terms.get("adjacency"),
-        "personal": list(target.federation.server.personal),
+        "personal": list(target.assembly.server.personal),
         "epsilon_accounted": accounted(result, "outsider", held.of),
         "members": int(held.members.sum()),
         "non_members": len(held.members) - int(held.members.sum()),
@@ -169,7 +169,7 @@ def _header(target: Target, settings: Settings) -> dict[str, Any]:
 
 def _baseline(target: Target, settings: Settings, why: str) -> dict[str, Any]:
     """What can be told of membership without any model, which must be nothing."""
-    held = target.federation.held
+    held = target.assembly.audit_pool
     nobody = "phantoms are nobody's data: they have no texts to be told apart by" if held.of == "phantoms" else ""
     found = why or nobody or baseline(held.units, held.members, settings.seed)
     if isinstance(found, str):

@@ -43,7 +43,7 @@ def run(case: Case, settings: Settings) -> Finding:
     directions the standard deviation of their scores (`null_std`, before it is divided by where N(0, 1) is not exact,
     `null_is_exact`) and the p-value of a test of N(0, 1) (`null_p_value`).
     """
-    if not case.federation.held.directions:
+    if not case.assembly.audit_pool.directions:
         raise Inapplicable(
             "no unit pulled along a direction in this run; it takes phantoms, or evaluation.canaries = 'direction'"
         )
@@ -100,11 +100,11 @@ def score(case: Case, seen: Sequence[Release], unit: str, examples: int) -> floa
 
 def sent_of(case: Case, release: Release, unit: str, examples: int) -> Floats:
     """The unit vector of what a unit of this name sends, if it ends where its direction leads."""
-    federation = case.federation
-    config, method, seed = federation.config, federation.method, federation.config.federation.seed
+    assembly = case.assembly
+    config, method, seed = assembly.config, assembly.method, assembly.config.federation.seed
     layout = Layout.of(release.before.select(release.trained))
     far = release.lr
-    if federation.held.kind == "client":
+    if assembly.audit_pool.kind == "client":
         steps = length_of_steps(layout.size, examples, config.training, release.lr)
         far = length_beyond_clipping(config) or steps
     pulled = direction(unit, seed, layout).select(release.sent)

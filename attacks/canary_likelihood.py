@@ -35,8 +35,8 @@ def likelihood(x: Floats, shift: Floats, rate: float) -> Floats:
 
 def run(case: Case, settings: Settings) -> Finding:
     """measured: the median shift of a drawn canary, in standard deviations of one that is not, and the rate of being drawn."""
-    federation = case.federation
-    if not federation.held.directions or federation.held.kind != "client":
+    assembly = case.assembly
+    if not assembly.audit_pool.directions or assembly.audit_pool.kind != "client":
         raise Inapplicable(
             "no clients pulled along directions in this run; it takes phantoms or evaluation.canaries = 'direction', of clients"
         )
@@ -54,7 +54,7 @@ def run(case: Case, settings: Settings) -> Finding:
             for unit in units
         ]
     )
-    rate = federation.sampler.rate
+    rate = assembly.sampler.rate
     measured = {"shift": float(np.median(shift)), "rate": rate, "rounds": len(found)}
     scores = likelihood(x, shift, rate)
     return Finding(scores, measured, null=Null(_tails(scores, found, shift, rate, settings.seed), x, rate))
@@ -70,27 +70,27 @@ def _tails(scores: Floats, found: list[Release], shift: Floats, rate: float, see
 
 
 def _require_linear(case: Case, found: list[Release]) -> None:
-    optimizer = case.federation.config.federation.server_optimizer
+    optimizer = case.assembly.config.federation.server_optimizer
     if optimizer == "adam" and not case.seen.sums:
         raise Inapplicable(
             "the server's Adam changes lengths, from which this attack knows how far a canary moves a round"
         )
     if not found or not all(release.linear for release in found):
         raise Inapplicable(
-            f"{case.federation.method.card.name} sends products, in which a canary's part is no known share; canary_cosine does"
+            f"{case.assembly.method.card.name} sends products, in which a canary's part is no known share; canary_cosine does"
         )
 
 
 def _shift(case: Case, release: Release, examples: int) -> float:
     """s_t: what a drawn canary adds to x_t."""
-    config, sampler = case.federation.config, case.federation.sampler
+    config, sampler = case.assembly.config, case.assembly.sampler
     size = release.layout.size
     length = length_of_steps(size, examples, config.training, release.lr)
     if config.privacy.unit == "client":
         length = config.privacy.clip_norm
     # A guarantee divides by the cohort that was planned; without one the mean is over those who were drawn.
-    planned = case.federation.protection.placement.expected_divisor
-    divisor = sampler.expected if planned else len(case.federation.clients) * sampler.rate
+    planned = case.assembly.protection.placement.expected_divisor
+    divisor = sampler.expected if planned else len(case.assembly.clients) * sampler.rate
     weight = 1.0 if case.seen.sums else config.federation.server_lr / divisor
     return math.sqrt(size) * length * weight / release.length
 

@@ -96,10 +96,10 @@ def _matched(at: Scene, updates: Sequence[Update]) -> dict[str, Any] | None:
     """Recall of tokens by optimisation, and that of naming as many of the commonest tokens of public texts instead."""
     from secure_fed.learning.tasks import classification
 
-    training, parts = at.case.federation.config.training, at.case.federation.parts
+    training, parts = at.case.assembly.config.training, at.case.assembly.problem
     plain = training.optimizer == "sgd" and training.batch_size == 1 and training.steps == 1
     short = at.length <= _MATCHED_TOKENS and parts.loss is classification.loss
-    if not (plain and short and at.case.federation.device.type == "cpu"):
+    if not (plain and short and at.case.assembly.objective.device.type == "cpu"):
         return None
     named = dict(zip(parts.names, parts.train, strict=True))
     scores, usual = [], []
@@ -120,9 +120,9 @@ def _matched(at: Scene, updates: Sequence[Update]) -> dict[str, Any] | None:
 def _match(at: Scene, one: Update) -> list[int]:
     """The label is the class whose bias the step raised most: its gradient alone is negative."""
     before = at.before(one.round)
-    model = at.case.federation.objective.load(before).eval()
+    model = at.case.assembly.objective.load(before).eval()
     change = {name: one.contribution.tensor(name) for name in one.contribution if name in before}
-    bias = [name for name in at.case.federation.parts.head if name.endswith("bias") and name in change]
+    bias = [name for name in at.case.assembly.problem.head if name.endswith("bias") and name in change]
     label = int(change[bias[-1]].argmax()) if bias else 0
     start = {name: before.tensor(name) for name in before}
     return match(model, start, change, at.length, label, Budget())

@@ -52,10 +52,10 @@ def run(case: Case, settings: Settings) -> Finding:
 
     bias = _bias(case)
     updates = _chosen(case, bias, settings)
-    classes = case.federation.initial.tensors.tensor(bias).shape[0]
+    classes = case.assembly.initial.tensors.tensor(bias).shape[0]
     population = _label_shares(case.population, classes)
     probabilities = {round_: _mean_probability(case, round_) for round_ in {update.round for update in updates}}
-    named = dict(zip(case.federation.parts.names, case.federation.parts.train, strict=True))
+    named = dict(zip(case.assembly.problem.names, case.assembly.problem.train, strict=True))
     errors, usual = [], []
     for update in updates:
         own = named[update.client]
@@ -76,8 +76,8 @@ def run(case: Case, settings: Settings) -> Finding:
 def _bias(case: Case) -> str:
     """The name of the classifier's bias, or why there is none to read."""
     _require_known_steps(case)
-    initial = case.federation.initial.tensors
-    found = [name for name in case.federation.parts.head if name.endswith("bias") and name in initial]
+    initial = case.assembly.initial.tensors
+    found = [name for name in case.assembly.problem.head if name.endswith("bias") and name in initial]
     labels = _labels(case.population)
     if not labels or not found:
         raise Inapplicable("label counts need a classifier whose bias travels, of one whole-number label an example")
@@ -94,17 +94,17 @@ def _require_known_steps(case: Case) -> None:
     """Refuse updates that are no steps of known length down the plain cross-entropy."""
     from secure_fed.learning.tasks import classification
 
-    config = case.federation.config
+    config = case.assembly.config
     training = config.training
     if training.optimizer != "sgd" or training.momentum or training.weight_decay:
         raise Inapplicable(
             "label counts need plain SGD: AdamW, momentum and weight decay make other steps than the gradient's"
         )
-    if case.federation.protection.placement.private:
+    if case.assembly.protection.placement.private:
         raise Inapplicable("label counts need updates of known length, and these are clipped to privacy.clip_norm")
     if config.data.class_priors:
         raise Inapplicable("label counts need the plain cross-entropy, and data.class_priors weighs it")
-    if case.federation.parts.loss is not classification.loss:
+    if case.assembly.problem.loss is not classification.loss:
         raise Inapplicable("label counts need the cross-entropy of a classifier, and the loss here is another")
 
 
@@ -123,7 +123,7 @@ def _chosen(case: Case, bias: str, settings: Settings) -> list[Update]:
 
 def _steps(case: Case, examples: int) -> float:
     """How many steps the client took; an attacker knows it of its settings, or learns the client's size elsewhere."""
-    training = case.federation.config.training
+    training = case.assembly.config.training
     if training.steps is not None:
         return training.steps
     return training.epochs * -(-examples // training.batch_size)
@@ -137,14 +137,14 @@ def _mean_probability(case: Case, round_: int) -> Floats:
     from secure_fed.learning.tasks.classification import logits
     from secure_fed.learning.training.local import to_device
 
-    federation = case.federation
-    model = federation.objective.load(case.seen.states.get(round_, federation.initial.tensors))
-    training, size = model.training, federation.config.evaluation.batch_size
+    assembly = case.assembly
+    model = assembly.objective.load(case.seen.states.get(round_, assembly.initial.tensors))
+    training, size = model.training, assembly.config.evaluation.batch_size
     model.eval()
     sums = []
     with torch.no_grad():
-        for batch in batches(_public(case), size, federation.parts.collate, None):
-            inputs = to_device(batch.inputs, federation.device)
+        for batch in batches(_public(case), size, assembly.problem.collate, None):
+            inputs = to_device(batch.inputs, assembly.objective.device)
             sums.append(logits(model, inputs).double().softmax(1).sum(0))
     model.train(training)
     return np.asarray((torch.stack(sums).sum(0) / len(_public(case))).cpu())

@@ -22,8 +22,8 @@ from attacks.adversary.vantage import Seen
 
 def run(case: Case, settings: Settings) -> Finding:
     """(units,) scores of the final state."""
-    planted = case.federation.config.evaluation.canaries
-    if case.federation.held.directions:
+    planted = case.assembly.config.evaluation.canaries
+    if case.assembly.audit_pool.directions:
         final = Seen(case.seen.vantage, case.seen.final)
         return canary_cosine.run(replace(case, seen=final), settings)
     if planted == "none":

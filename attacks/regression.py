@@ -51,7 +51,7 @@ def needed(rows: Tensor, towards: Tensor, ridge: float = RIDGE) -> Floats:
 
 def run(case: Case, settings: Settings) -> Finding:
     """(units,) scores; 0 of a unit whose client was seen in no round."""
-    if case.seen.updates and case.federation.held.kind == "client":
+    if case.seen.updates and case.assembly.audit_pool.kind == "client":
         raise Inapplicable("of a whole client nothing is to be found out: who sends an update takes part")
     whose = stepping(case)
     if not whose:
@@ -83,17 +83,17 @@ def _asked(clients: NDArray[np.str_], names: Collection[str]) -> NDArray[np.int6
 
 def _standing(case: Case, round_: int, towards: Mapping[str, Tensors], units: NDArray[np.int64]) -> Floats:
     """(units, steps) coefficients of a round, in standard deviations from the mean of their step's."""
-    federation, before = case.federation, case.seen.states[round_]
+    assembly, before = case.assembly, case.seen.states[round_]
     shared = [set(step) for step in towards.values()]
-    names = [name for name in alignment.trained_names(federation, before, round_) if all(name in one for one in shared)]
-    flat = torch.stack([alignment.flattened(step, names) for step in towards.values()]).to(federation.device)
+    names = [name for name in alignment.trained_names(assembly, before, round_) if all(name in one for one in shared)]
+    flat = torch.stack([alignment.flattened(step, names) for step in towards.values()]).to(assembly.objective.device)
     population = [case.population[i] for i in range(min(len(case.population), POPULATION))]
     asked, owner = examples_of(case, units)
     count = len(units) + len(population)
     whose = np.concatenate([owner, np.arange(len(units), count)])
     sketch = Sketch(flat.shape[1], _NUMBERS // count)
     rows = flat.new_zeros(count, sketch.width)
-    for some, found in alignment.gradients(federation, before, names, [*asked, *population], whose):
+    for some, found in alignment.gradients(assembly, before, names, [*asked, *population], whose):
         rows[torch.from_numpy(some).to(rows.device)] = sketch(found)
     part = needed(rows, sketch(flat))
     spread = part.std(axis=0)

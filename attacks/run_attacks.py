@@ -11,7 +11,7 @@ from attacks.adversary.target import Target
 from attacks.adversary.vantage import VANTAGES, Seen, seen
 from attacks.catalogue import Attack
 from secure_fed.errors import UsageError
-from secure_fed.federation import Federation
+from secure_fed.runs.assembly import Assembly
 
 _PLAIN_SIGHT = {
     "secure_server": "this server invites clients to a sum by name, so membership of a whole client is in plain sight",
@@ -42,7 +42,7 @@ def findings(
     why: there is no truth about membership; asked: the attacks were asked for by name.
     """
     shadows = Shadows(
-        target.federation,
+        target.assembly,
         settings.seed,
         lambda done, of: progress(f"round {done} of {of} of the reference adapters"),
         target.final.round,
@@ -57,7 +57,7 @@ def findings(
             if before is not None and not _sees_more(attack, before, now):
                 continue
             nothing = why if attack.membership else ""
-            case = Case(target.federation, now, shadows)
+            case = Case(target.assembly, now, shadows)
             one = found[attack.name, vantage] = nothing or _tried(attack, case, settings, asked=asked)
             before = None if isinstance(one, str) else now
     return found
@@ -77,12 +77,12 @@ def _sees_more(attack: Attack, before: Seen, now: Seen) -> bool:
 
 def _tried(attack: Attack, case: Case, settings: Settings, *, asked: bool) -> Made | str:
     """What an attack found; or why it could not be made, which goes by no coin and no score."""
-    if in_plain_sight(attack, case.federation, case.seen.vantage):
-        return plain_sight(case.seen.vantage, case.federation)
-    if case.federation.held.directions and not attack.directions:
-        if attack.membership and case.federation.held.of == "phantoms":
+    if in_plain_sight(attack, case.assembly, case.seen.vantage):
+        return plain_sight(case.seen.vantage, case.assembly)
+    if case.assembly.audit_pool.directions and not attack.directions:
+        if attack.membership and case.assembly.audit_pool.of == "phantoms":
             return "the audited units are phantoms, which are nobody's data: there are no examples of theirs to look at"
-        if case.federation.held.of == "data" and (attack.membership or case.federation.held.kind != "client"):
+        if case.assembly.audit_pool.of == "data" and (attack.membership or case.assembly.audit_pool.kind != "client"):
             return "the audited units are canaries of random direction, which learn nothing of their examples"
     if not attack.directions:
         case = _of_those_who_learn(case)
@@ -102,18 +102,18 @@ def _tried(attack: Attack, case: Case, settings: Settings, *, asked: bool) -> Ma
 
 def _of_those_who_learn(case: Case) -> Case:
     """Without the updates of clients that pull along a direction, in which there are no texts to be found."""
-    canaries = {one.name for one in case.federation.phantoms}
-    if case.federation.held.directions:
+    canaries = {one.name for one in case.assembly.phantoms}
+    if case.assembly.audit_pool.directions:
         canaries |= {unit.client for unit in case.units}
     updates = [update for update in case.seen.updates if update.client not in canaries]
     return replace(case, seen=replace(case.seen, updates=updates))
 
 
-def plain_sight(vantage: str, federation: Federation) -> str:
+def plain_sight(vantage: str, assembly: Assembly) -> str:
     """Why nothing is tried there on whole clients: this server's own reason."""
-    return (_BESIDE_PHANTOMS if federation.held.of == "phantoms" else _PLAIN_SIGHT)[vantage]
+    return (_BESIDE_PHANTOMS if assembly.audit_pool.of == "phantoms" else _PLAIN_SIGHT)[vantage]
 
 
-def in_plain_sight(attack: Attack, federation: Federation, vantage: str) -> bool:
+def in_plain_sight(attack: Attack, assembly: Assembly, vantage: str) -> bool:
     """Whether this adversary knows without any attack what the attack is to find out: a server which clients take part."""
-    return attack.membership and federation.held.kind == "client" and vantage in ("secure_server", "server")
+    return attack.membership and assembly.audit_pool.kind == "client" and vantage in ("secure_server", "server")

@@ -67,7 +67,7 @@ def run(case: Case, settings: Settings) -> Finding:
         raise Inapplicable(
             "no updates of single clients were kept: set evaluation.record to 'updates' before a run without masks"
         )
-    if case.federation.held.kind == "client":
+    if case.assembly.audit_pool.kind == "client":
         raise Inapplicable(
             "this server sees which clients send updates: a whole client's membership needs no attack, it is in plain sight"
         )
@@ -100,7 +100,7 @@ def _cosines(case: Case, round_: int, updates: Sequence[Update]) -> tuple[Floats
     if len(own):
         examples, owner = examples_of(case, own)
         before = case.seen.states[round_]
-        found[own] = alignment.cosines(case.federation, before, round_, examples, owner, list(sent.values()))
+        found[own] = alignment.cosines(case.assembly, before, round_, examples, owner, list(sent.values()))
     return found, list(sent)
 
 

@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from secure_fed.config import RunConfig
     from secure_fed.errors import SecureFedError
     from secure_fed.export.adapter_folder import load_adapter
-    from secure_fed.federation import Federation, Result
+    from secure_fed.federation import Federation
+    from secure_fed.runs.run import Result
 
 __all__ = ["Federation", "Result", "RunConfig", "SecureFedError", "__version__", "load_adapter"]
 
 _HOMES = {
     "Federation": "federation",
-    "Result": "federation",
+    "Result": "runs.run",
     "RunConfig": "config",
     "SecureFedError": "errors",
     "load_adapter": "export.adapter_folder",

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from attacks.adversary.null import Null
 from attacks.adversary.vantage import Seen
 from secure_fed.errors import UsageError
-from secure_fed.federation import Federation
 from secure_fed.learning.audit_pool.unit import Unit
+from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.membership.measured import confidences, looked_at, mean_of_units
 from secure_fed.tensors.tensors import Tensors
 
@@ -61,7 +61,7 @@ class Shadows:
     rounds: how many the run came to, if it ended early.
     """
 
-    federation: Federation
+    assembly: Assembly
     seed: int = 0
     progress: Callable[[int, int], None] | None = None
     rounds: int | None = None
@@ -72,7 +72,7 @@ class Shadows:
         if count not in self._made:
             from attacks.adversary.shadows import references
 
-            self._made[count] = references(self.federation, count, self.seed, self.progress, rounds=self.rounds)
+            self._made[count] = references(self.assembly, count, self.seed, self.progress, rounds=self.rounds)
         return self._made[count]
 
     def confidences(self, count: int, of_one: Callable[[Tensors], Floats]) -> Floats:
@@ -86,25 +86,25 @@ class Shadows:
 class Case:
     """One adversary and one run: what the adversary saw, what everybody knows of the federation, and whom it asks about."""
 
-    federation: Federation
+    assembly: Assembly
     seen: Seen
     references: Shadows
 
     @property
     def units(self) -> tuple[Unit, ...]:
         """Whom it asks about; some were members."""
-        return self.federation.held.units
+        return self.assembly.audit_pool.units
 
     @property
     def population(self) -> Sequence[Any]:
         """Examples of the same law that were certainly no members: the test set."""
-        return self.federation.parts.test
+        return self.assembly.problem.test
 
     def confidences(self, tensors: Tensors, examples: Sequence[Any]) -> Floats:
         """(examples,) phi under a global state."""
-        parts, config = self.federation.parts, self.federation.config
-        model = self.federation.objective.load(tensors)
-        device = self.federation.device
+        parts, config = self.assembly.problem, self.assembly.config
+        model = self.assembly.objective.load(tensors)
+        device = self.assembly.objective.device
         return confidences(model, examples, parts.collate, parts.confidence, config.evaluation.batch_size, device)
 
     @cached_property

@@ -23,10 +23,10 @@ from privacy.distributed import DistributedGaussian
 from privacy.entropy import SeededEntropy, Stream
 from privacy.mechanisms import Gaussian, Named
 from secure_fed.errors import UsageError
-from secure_fed.federation import Federation
 from secure_fed.learning.training.local import Job, Objective, Train, Trained, train
 from secure_fed.methods.method import State
 from secure_fed.rounds.canary_clients import canary_benches
+from secure_fed.rounds.charges import charges_nothing
 from secure_fed.rounds.client import Client, Workbench
 from secure_fed.rounds.cohort import cohort_sampler
 from secure_fed.rounds.engine import run_round
@@ -37,7 +37,7 @@ from secure_fed.rounds.protection import Protection
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.summing import OpenSum
 from secure_fed.rounds.transport import Reply, Request, Transport
-from secure_fed.runs.budget import charges_nothing
+from secure_fed.runs.assembly import Assembly
 from secure_fed.tensors.sums import PlainSum
 
 
@@ -45,24 +45,24 @@ from secure_fed.tensors.sums import PlainSum
 class Reference:
     """A reference adapter in the making: `state` is where it has come to."""
 
-    federation: Federation
+    assembly: Assembly
     server: Server
     clients: list[Client]
     desk: Desk
     state: State
 
     @classmethod
-    def of(cls, federation: Federation, inside: NDArray[np.bool_], seed: int) -> Reference:
+    def of(cls, assembly: Assembly, inside: NDArray[np.bool_], seed: int) -> Reference:
         """Where the units of the pool that are `inside` are members; noise and secret coins come from `seed`."""
-        desk, data, phantoms = Desk(), federation.pools["data"], federation.pools["phantoms"]
-        of_data = federation.audited == "data"
+        desk, data, phantoms = Desk(), assembly.pools["data"], assembly.pools["phantoms"]
+        of_data = assembly.audit_pool.of == "data"
         dealt = data.split(inside if of_data else data.members)
         beside = phantoms.members if of_data else inside
         if not dealt.names:
             raise UsageError("the coins of a reference leave no client to train; lower evaluation.audit_fraction")
-        protection = _protection(federation.protection, seed)
-        bench = _bench(federation, protection, desk)
-        canaries = canary_benches(federation.config, data, bench)
+        protection = _protection(assembly.protection, seed)
+        bench = _bench(assembly, protection, desk)
+        canaries = canary_benches(assembly.config, data, bench)
         benches = {name: replace(own, train=desk.beside(own.train)) for name, own in canaries.items()}
         groups: Sequence[Sequence[str] | None] = dealt.groups or [None] * len(dealt.names)
         named = enumerate(zip(dealt.names, dealt.train, groups, strict=True))
@@ -71,15 +71,15 @@ class Reference:
             Client(index, name, own, benches.get(name, bench), group, examples.get(name, ()))
             for index, (name, own, group) in named
         ]
-        units = phantoms.units if federation.phantoms else ()
-        nobody = phantom_clients(federation.config, units, beside, len(clients), bench, around=desk.beside)
+        units = phantoms.units if assembly.phantoms else ()
+        nobody = phantom_clients(assembly.config, units, beside, len(clients), bench, around=desk.beside)
         clients += nobody
         names = [*dealt.names, *(one.name for one in nobody)]
-        skips = federation.config.federation.nonfinite == "skip"
+        skips = assembly.config.federation.nonfinite == "skip"
         server = replace(
-            federation.server,
+            assembly.server,
             names=names,
-            sampler=cohort_sampler(federation.config, len(dealt.names), len(data.names) - len(dealt.names)),
+            sampler=cohort_sampler(assembly.config, len(dealt.names), len(data.names) - len(dealt.names)),
             scoring=None,
             protection=protection,
             charge=charges_nothing,
@@ -87,7 +87,7 @@ class Reference:
                 names, len(dealt.names), skips, partial(PlainSum, precise=protection.placement.server_noise)
             ),
         )
-        return cls(federation, server, clients, desk, federation.initial)
+        return cls(assembly, server, clients, desk, assembly.initial)
 
     def noted(self, lr: float) -> list[Job]:
         """What the clients of the round to come would train on, in the order they are asked."""
@@ -103,7 +103,7 @@ class Reference:
 
     def _transport(self) -> Transport:
         """As the run's, and new for every round: who vanishes goes by seed and round."""
-        config = self.federation.config
+        config = self.assembly.config
         capped = config.secure_aggregation.enabled and config.federation.weighting == "examples"
         most = float(config.secure_aggregation.most_examples) if capped else math.inf
         participants: Any = [_Participant(client, most) for client in self.clients]
@@ -224,16 +224,16 @@ def _protection(real: Protection, seed: int) -> Protection:
     return replace(seeded, placement=SUM, hidden=False, mechanism=shares)
 
 
-def _bench(federation: Federation, protection: Protection, desk: Desk) -> Workbench:
-    config, plan = federation.config, federation.protection.plan
+def _bench(assembly: Assembly, protection: Protection, desk: Desk) -> Workbench:
+    config, plan = assembly.config, assembly.protection.plan
     return Workbench(
-        objective=federation.objective,
-        method=federation.method,
+        objective=assembly.objective,
+        method=assembly.method,
         protection=protection,
         training=config.training,
-        collate=federation.parts.collate,
-        initial=federation.initial.tensors,
-        personal=federation.server.personal,
+        collate=assembly.problem.collate,
+        initial=assembly.initial.tensors,
+        personal=assembly.server.personal,
         by_examples=config.federation.weighting == "examples",
         seed=config.federation.seed,
         group_examples=config.privacy.group_examples,

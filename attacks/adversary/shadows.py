@@ -34,12 +34,12 @@ from numpy.typing import NDArray
 
 from attacks.adversary.reference import Reference
 from secure_fed.errors import UsageError
-from secure_fed.federation import Federation
 from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.data.fingerprint import content
 from secure_fed.learning.data.pointing import plain
 from secure_fed.learning.training.schedule import scheduled_lr
 from secure_fed.learning.training.stacked import Ways, train_stacked
+from secure_fed.runs.assembly import Assembly
 from secure_fed.tensors.tensors import Tensors
 
 Bools = NDArray[np.bool_]
@@ -62,7 +62,7 @@ class References:
 
 
 def references(
-    federation: Federation,
+    assembly: Assembly,
     count: int,
     seed: int,
     progress: Progress | None = None,
@@ -78,10 +78,10 @@ def references(
         raise UsageError(
             f"{count} references cannot have a unit inside of one and outside of another; ask for at least 2"
         )
-    if not federation.held.units:
-        raise UsageError(f"there are no units to toss coins for: {federation.held.why}")
-    inside = coins(count, lots(federation.held), np.random.default_rng([seed, _COINS]))
-    return trained(federation, inside, seed, progress, rounds=rounds, keep_rounds=keep_rounds)
+    if not assembly.audit_pool.units:
+        raise UsageError(f"there are no units to toss coins for: {assembly.audit_pool.why}")
+    inside = coins(count, lots(assembly.audit_pool), np.random.default_rng([seed, _COINS]))
+    return trained(assembly, inside, seed, progress, rounds=rounds, keep_rounds=keep_rounds)
 
 
 def coins(count: int, lots: Sequence[int], rng: np.random.Generator) -> Bools:
@@ -102,7 +102,7 @@ def lots(held: AuditPool) -> list[int]:
 
 
 def trained(
-    federation: Federation,
+    assembly: Assembly,
     inside: Bools,
     seed: int,
     progress: Progress | None = None,
@@ -112,18 +112,18 @@ def trained(
     keep_rounds: bool = False,
 ) -> References:
     """A reference for each row of `inside`, trained in lockstep and stacked, or each client by itself when it is asked."""
-    planned, done = federation.config.federation.rounds, 0
+    planned, done = assembly.config.federation.rounds, 0
     rounds = planned if rounds is None else rounds
-    stacked = stacked and not federation.protection.placement.step_noise
+    stacked = stacked and not assembly.protection.placement.step_noise
     states: list[list[Tensors]] = []
     ways = Ways()
-    together = _in_lockstep(federation) if stacked else 1
+    together = _in_lockstep(assembly) if stacked else 1
     for start in range(0, len(inside), together):
         numbers = range(start, min(start + together, len(inside)))
-        made = [Reference.of(federation, inside[number], _seed_of(seed, number)) for number in numbers]
+        made = [Reference.of(assembly, inside[number], _seed_of(seed, number)) for number in numbers]
         passed = [[one.state.tensors] for one in made]
         for round_ in range(rounds):
-            _round(made, scheduled_lr(federation.config.training, round_, planned), ways if stacked else None)
+            _round(made, scheduled_lr(assembly.config.training, round_, planned), ways if stacked else None)
             for states_of_one, one in zip(passed, made, strict=True):
                 states_of_one[:] = [*(states_of_one if keep_rounds else ()), one.state.tensors]
             done += len(made)
@@ -142,16 +142,16 @@ def _round(made: Sequence[Reference], lr: float, ways: Ways | None) -> None:
         return
     noted = [one.noted(lr) for one in made]
     jobs = [job for own in noted for job in own]
-    found = iter(train_stacked(made[0].federation.objective, jobs, ways))
+    found = iter(train_stacked(made[0].assembly.objective, jobs, ways))
     for one, own in zip(made, noted, strict=True):
         one.round(lr, [next(found) for _ in own])
 
 
-def _in_lockstep(federation: Federation) -> int:
+def _in_lockstep(assembly: Assembly) -> int:
     """How many references go together: what a round of them has trained is in memory at once."""
-    plan = federation.method.plan(federation.initial)
-    numbers = federation.initial.tensors.select(plan.trainable).numel
-    return max(1, _HELD // max(1, math.ceil(numbers * federation.sampler.expected)))
+    plan = assembly.method.plan(assembly.initial)
+    numbers = assembly.initial.tensors.select(plan.trainable).numel
+    return max(1, _HELD // max(1, math.ceil(numbers * assembly.sampler.expected)))
 
 
 def _seed_of(seed: int, number: int) -> int:

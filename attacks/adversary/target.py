@@ -14,6 +14,7 @@ from secure_fed.federation import Federation
 from secure_fed.learning.problem import GIVEN
 from secure_fed.methods.method import State, fits
 from secure_fed.runs import recording
+from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.directory import CONFIG, RESULT, read_config, read_facts, read_whole_result
 from secure_fed.runs.recording import Recorded
 from secure_fed.runs.store import differing_digests, read_checkpoint
@@ -26,7 +27,7 @@ class Target:
     result: the run's own summary.
     """
 
-    federation: Federation
+    assembly: Assembly
     final: State
     recorded: Recorded | None
     result: Mapping[str, Any]
@@ -46,20 +47,20 @@ def opened(run_dir: Path) -> Target:
     checkpoint = read_checkpoint(run_dir)
     if checkpoint is None:
         raise RunDirectoryError(f"{run_dir} is damaged: it has a result and no checkpoint; restore it")
-    federation = Federation(config)
-    known = federation.parts.facts
+    assembly = Federation(config).assembly
+    known = assembly.problem.facts
     differing = differing_digests(run_dir, {name: known.get(name) for name in ("data_digest", "audit")})
     for name in [*differing, *(["phantoms"] if known.get("phantoms") != facts.get("phantoms") else [])]:
         raise RunDirectoryError(
             f"{run_dir} was trained on other data than its settings lead to now, or by another version: {name} "
             "differs; an audit needs the very data that it was trained on"
         )
-    if not fits(federation.method, federation.initial.tensors, checkpoint.state):
+    if not fits(assembly.method, assembly.initial.tensors, checkpoint.state):
         raise RunDirectoryError(f"{run_dir} holds the state of another model than {config.model.name!r} is now")
     recorded = recording.read(run_dir)
     if recorded is not None:
-        recording.require_of_run(recorded, checkpoint.state, federation.server.names)
-    return Target(federation, checkpoint.state, recorded, result, run_dir)
+        recording.require_of_run(recorded, checkpoint.state, assembly.server.names)
+    return Target(assembly, checkpoint.state, recorded, result, run_dir)
 
 
 def _result(run_dir: Path, config: RunConfig) -> dict[str, Any]:

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from attacks.adversary.case import Floats
-from secure_fed.federation import Federation
 from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.audit_pool.unit import Unit
 from secure_fed.learning.data.pointing import plain
+from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.membership import roc_interval
 
 MOST = 50  # lines of the list of units
@@ -53,9 +53,9 @@ def clients(held: AuditPool, scores: Floats) -> list[dict[str, Any]]:
     return sorted(told, key=lambda one: -one["score"])[:MOST_CLIENTS]
 
 
-def exposed(federation: Federation, scores: Floats, *, show_texts: bool) -> list[dict[str, Any]]:
+def exposed(assembly: Assembly, scores: Floats, *, show_texts: bool) -> list[dict[str, Any]]:
     """The units that stand out most, whether they trained or not."""
-    held = federation.held
+    held = assembly.audit_pool
     shares = roc_interval.shares_below(scores, scores[~held.members])
     return [
         {
@@ -65,7 +65,7 @@ def exposed(federation: Federation, scores: Floats, *, show_texts: bool) -> list
             "share_below": float(shares[i]),
             "rank": rank,
             "member": bool(held.members[i]),
-            "text": text(federation, held.units[i]) if show_texts else None,
+            "text": text(assembly, held.units[i]) if show_texts else None,
         }
         for rank, i in enumerate(_order(scores)[:MOST].tolist(), 1)
     ]
@@ -75,9 +75,9 @@ def _order(scores: Floats) -> np.ndarray[Any, np.dtype[np.int64]]:
     return np.argsort(-scores, kind="stable")
 
 
-def text(federation: Federation, unit: Unit) -> str | None:
+def text(assembly: Assembly, unit: Unit) -> str | None:
     """The first example of a unit, as far as a tokenizer can say it."""
-    tokenizer = federation.parts.tokenizer
+    tokenizer = assembly.problem.tokenizer
     if tokenizer is None or not len(unit.examples):
         return None
     example = plain(unit.examples[0])

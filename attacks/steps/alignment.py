@@ -20,12 +20,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from secure_fed.federation import Federation
 from secure_fed.learning.models.adapters.lora import LoraAdapter, pairs
 from secure_fed.learning.training.gradient_trial import length
 from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.packs import Packs
 from secure_fed.methods.method import State
+from secure_fed.runs.assembly import Assembly
 from secure_fed.tensors.tensors import LowRank, Member, Tensors, dense
 
 Floats = NDArray[np.float64]
@@ -34,14 +34,14 @@ _NUMBERS = 2**26  # of per-example gradients at once
 _EXAMPLES = 64
 
 
-def trained_names(federation: Federation, state: Tensors, round_: int) -> tuple[str, ...]:
+def trained_names(assembly: Assembly, state: Tensors, round_: int) -> tuple[str, ...]:
     """What local training of that round moves and does not keep to itself."""
-    trainable = federation.method.plan(State(state, round=round_)).trainable
-    return tuple(name for name in trainable if name not in federation.server.personal)
+    trainable = assembly.method.plan(State(state, round=round_)).trainable
+    return tuple(name for name in trainable if name not in assembly.server.personal)
 
 
 def of_contribution(
-    federation: Federation,
+    assembly: Assembly,
     before: Tensors,
     round_: int,
     pass_name: str,
@@ -52,9 +52,9 @@ def of_contribution(
 
     before: what the round began with. means: of the round's earlier passes.
     """
-    names = trained_names(federation, before, round_)
+    names = trained_names(assembly, before, round_)
     leaves = {name: before.tensor(name).detach().clone().requires_grad_() for name in names}
-    sent = federation.method.contribute(pass_name, before, Tensors(leaves), means)
+    sent = assembly.method.contribute(pass_name, before, Tensors(leaves), means)
     products = [_inner(sent[name], contribution[name]) for name in sent if name in contribution]
     moving = [product for product in products if product.requires_grad]
     if not moving:
@@ -65,21 +65,21 @@ def of_contribution(
     return Tensors(zip(leaves, found, strict=True))
 
 
-def of_states(federation: Federation, before: Tensors, after: Tensors, round_: int) -> Tensors:
+def of_states(assembly: Assembly, before: Tensors, after: Tensors, round_: int) -> Tensors:
     """The change of the global state in a round, of those trained tensors that kept their shape.
 
     Where tensors changed that did not train, or a method sends what is not among its tensors, factors were split anew: then of
     every adapted matrix the change of s B A counts, pulled back to A and B.
     """
-    names = [name for name in trained_names(federation, before, round_) if after[name].shape == before[name].shape]
+    names = [name for name in trained_names(assembly, before, round_) if after[name].shape == before[name].shape]
     plain = {name: after.tensor(name) - before.tensor(name) for name in names}
     state = State(before, round=round_)
-    layout = federation.method.layout(state, federation.method.plan(state).passes[-1])
+    layout = assembly.method.layout(state, assembly.method.plan(state).passes[-1])
     sends_products = any(name not in before for name, _ in layout.entries)
     split = any(name not in names and not torch.equal(after.tensor(name), before.tensor(name)) for name in before)
     if not (sends_products or split):
         return Tensors(plain)
-    scale = LoraAdapter.of(federation.config.method).scaling ** 2
+    scale = LoraAdapter.of(assembly.config.method).scaling ** 2
     for pair in pairs(before):
         (a, b), (a_new, b_new) = ((side.tensor(pair.a), side.tensor(pair.b)) for side in (before, after))
         if pair.a in plain:
@@ -90,7 +90,7 @@ def of_states(federation: Federation, before: Tensors, after: Tensors, round_: i
 
 
 def cosines(
-    federation: Federation,
+    assembly: Assembly,
     before: Tensors,
     round_: int,
     examples: Sequence[Any],
@@ -102,27 +102,29 @@ def cosines(
     owner: whose each example is, in order: 0, ..., 0, 1, ... . Dropout is off.
     """
     shared = [set(direction) for direction in directions]
-    names = [name for name in trained_names(federation, before, round_) if all(name in one for one in shared)]
-    flat = torch.stack([flattened(direction, names) for direction in directions]).to(federation.device)  # (K, P)
+    names = [name for name in trained_names(assembly, before, round_) if all(name in one for one in shared)]
+    flat = torch.stack([flattened(direction, names) for direction in directions]).to(
+        assembly.objective.device
+    )  # (K, P)
     norms = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)
     found = np.zeros((int(owner.max()) + 1 if len(owner) else 0, len(directions)))
-    for units, rows in gradients(federation, before, names, examples, owner):
+    for units, rows in gradients(assembly, before, names, examples, owner):
         scale = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)[:, None] * norms
         found[units] = torch.where(scale > 0, -(rows @ flat.T).double() / scale, 0.0).cpu().numpy()
     return found
 
 
 def gradients(
-    federation: Federation,
+    assembly: Assembly,
     before: Tensors,
     names: Sequence[str],
     examples: Sequence[Any],
     owner: NDArray[np.int64],
 ) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
     """Some units after others, and the gradients (units, P) of the sum of each one's losses at `before`. Dropout is off."""
-    placed = Placed.of(before, names, federation.device)
-    each = Packs.of(federation.objective, federation.parts.collate, known=examples)
-    federation.objective.eval()
+    placed = Placed.of(before, names, assembly.objective.device)
+    each = Packs.of(assembly.objective, assembly.problem.collate, known=examples)
+    assembly.objective.eval()
     numbers = sum(before.tensor(name).numel() for name in names)
     for units, at, local in _batches(examples, owner, numbers):
         found = each(placed, [examples[i] for i in at])

@@ -48,7 +48,7 @@ class Release:
 def releases(case: Case, client: str) -> list[Release]:
     """The most that this adversary has of what a unit of that client may have moved."""
     seen = case.seen
-    if seen.updates and case.federation.held.kind != "client":
+    if seen.updates and case.assembly.audit_pool.kind != "client":
         own = (update for update in seen.updates if update.client == client)
         found = [_told(case, one.round, one.pass_name, one.contribution) for one in own]
     elif seen.sums:
@@ -62,13 +62,13 @@ def releases(case: Case, client: str) -> list[Release]:
 
 def _told(case: Case, round_: int, pass_name: str, total: Tensors) -> Release | None:
     """A contribution, or a sum of them; nothing of any pass but the first, which is what a later one goes by."""
-    before = case.seen.states.get(round_, case.federation.initial.tensors)
+    before = case.seen.states.get(round_, case.assembly.initial.tensors)
     return _release(case, round_, before, pass_name, total)
 
 
 def _stepped(case: Case, a: int, b: int) -> Release | None:
     """What the rounds from `a` to `b` released, without what the server's momentum, a known setting, carried over."""
-    states, optimizer = case.seen.states, case.federation.config.federation
+    states, optimizer = case.seen.states, case.assembly.config.federation
     change = _change(case, a, states[a], states[b])
     if change is not None and optimizer.server_optimizer == "momentum" and a - 1 in states and b == a + 1:
         earlier = _change(case, a - 1, states[a - 1], states[a])
@@ -84,12 +84,12 @@ def _changed(case: Case, round_: int, before: Tensors, after: Tensors) -> Releas
 
 
 def _first_pass(case: Case, round_: int, before: Tensors) -> str:
-    return case.federation.method.plan(State(before, round=round_)).passes[0]
+    return case.assembly.method.plan(State(before, round=round_)).passes[0]
 
 
 def _change(case: Case, round_: int, before: Tensors, after: Tensors) -> Tensors | None:
-    method, plan = case.federation.method, case.federation.method.plan(State(before, round=round_))
-    sent = [name for name in plan.trainable if name not in case.federation.server.personal]
+    method, plan = case.assembly.method, case.assembly.method.plan(State(before, round=round_))
+    sent = [name for name in plan.trainable if name not in case.assembly.server.personal]
     if Layout.of(before.select(sent)) != Layout.of(after.select(sent)):
         return None
     return method.contribute(plan.passes[0], before, after.select(sent), {})
@@ -97,10 +97,10 @@ def _change(case: Case, round_: int, before: Tensors, after: Tensors) -> Tensors
 
 def _over_all(case: Case) -> list[Release | None]:
     """The change of all rounds together, once for every set of tensors that trained in some."""
-    federation, before = case.federation, case.federation.initial.tensors
+    assembly, before = case.assembly, case.assembly.initial.tensors
     rounds: dict[tuple[str, ...], int] = {}
-    for round_ in range(federation.config.federation.rounds):
-        rounds.setdefault(federation.method.plan(State(before, round=round_)).trainable, round_)
+    for round_ in range(assembly.config.federation.rounds):
+        rounds.setdefault(assembly.method.plan(State(before, round=round_)).trainable, round_)
     found = [_changed(case, round_, before, case.seen.final) for round_ in rounds.values()]
     if None in found:
         raise Inapplicable(
@@ -110,14 +110,14 @@ def _over_all(case: Case) -> list[Release | None]:
 
 
 def _release(case: Case, round_: int, before: Tensors, pass_name: str, told: Tensors) -> Release | None:
-    federation = case.federation
-    plan = federation.method.plan(State(before, round=round_))
+    assembly = case.assembly
+    plan = assembly.method.plan(State(before, round=round_))
     if pass_name != plan.passes[0]:
         return None
-    sent = tuple(name for name in plan.trainable if name not in federation.server.personal)
-    told = told.without(federation.protection.contribution_mechanism.counters)
+    sent = tuple(name for name in plan.trainable if name not in assembly.server.personal)
+    told = told.without(assembly.protection.contribution_mechanism.counters)
     layout = Layout.of(told)
-    lr = case.seen.lr.get(round_, federation.config.training.lr)
+    lr = case.seen.lr.get(round_, assembly.config.training.lr)
     return Release(before, plan.trainable, sent, pass_name, layout, unit_vector(told, layout), told.norm(), lr)
 
 

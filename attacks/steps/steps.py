@@ -39,7 +39,7 @@ def steps(case: Case, round_: int) -> dict[str, Tensors]:
         return of_clients(case, round_, updates)
     if sums := [one for one in seen.sums if one.round == round_ and one.weight > 0]:
         return {EVERYBODY: of_sums(case, round_, sums)}
-    return {EVERYBODY: alignment.of_states(case.federation, seen.states[round_], seen.states[round_ + 1], round_)}
+    return {EVERYBODY: alignment.of_states(case.assembly, seen.states[round_], seen.states[round_ + 1], round_)}
 
 
 def of_clients(case: Case, round_: int, updates: Sequence[Update]) -> dict[str, Tensors]:
@@ -64,10 +64,10 @@ def of_sums(case: Case, round_: int, sums: Sequence[Summed]) -> Tensors:
 def _pulled_back(
     case: Case, round_: int, pass_name: str, contribution: Tensors, means: Mapping[str, Tensors]
 ) -> Tensors:
-    federation, before = case.federation, case.seen.states[round_]
-    order = federation.method.plan(State(before, round=round_)).passes
+    assembly, before = case.assembly, case.seen.states[round_]
+    order = assembly.method.plan(State(before, round=round_)).passes
     earlier = {name: means[name] for name in order[: order.index(pass_name)]}
-    return alignment.of_contribution(federation, before, round_, pass_name, contribution, earlier)
+    return alignment.of_contribution(assembly, before, round_, pass_name, contribution, earlier)
 
 
 def _means(updates: Sequence[Update]) -> dict[str, Tensors]:

@@ -53,11 +53,11 @@ class Scene:
 
     def before(self, round_: int) -> Any:
         """What the clients of that round began with; frozen factors are as they were made."""
-        return self.case.federation.initial.tensors | self.case.seen.states[round_]
+        return self.case.assembly.initial.tensors | self.case.seen.states[round_]
 
     def truth(self, clients: Sequence[str]) -> set[Key]:
         """What these clients hold, phantoms nothing: for scoring alone."""
-        parts = self.case.federation.parts
+        parts = self.case.assembly.problem
         named = dict(zip(parts.names, parts.train, strict=True))
         return truth_of([text for name in clients for text in texts_of(named.get(name, ())) or []], self.first)
 
@@ -87,24 +87,24 @@ class Scene:
 
 def scene(case: Case) -> Scene:
     """The scene of a case, or Inapplicable."""
-    federation = case.federation
+    assembly = case.assembly
     public = texts_of(_shown(case))
     if not public or not any(public):
         raise Inapplicable("inverting updates needs test examples with one list of whole-number input_ids each")
     longest = min(max(map(len, public)), POSITIONS)
-    model = federation.objective.load(federation.initial.tensors)
+    model = assembly.objective.load(assembly.initial.tensors)
     try:
-        first = first_layer(model, list(federation.initial.tensors), longest, _types(case))
+        first = first_layer(model, list(assembly.initial.tensors), longest, _types(case))
     except NoFirstLayerError as error:
         raise Inapplicable(f"inverting updates is not possible here: {error}") from error
-    special = frozenset(getattr(federation.parts.tokenizer, "all_special_ids", ()))
+    special = frozenset(getattr(assembly.problem.tokenizer, "all_special_ids", ()))
     return Scene(
         case,
         first,
         known_tokens(public, first),
         special,
-        LoraAdapter.of(federation.config.method).scaling,
-        federation.config.training.batch_size * (federation.config.training.steps or 1),
+        LoraAdapter.of(assembly.config.method).scaling,
+        assembly.config.training.batch_size * (assembly.config.training.steps or 1),
         sorted(map(len, public))[len(public) // 2],
         Common.of(public, first, special),
     )
@@ -112,7 +112,7 @@ def scene(case: Case) -> Scene:
 
 def update_noise(case: Case) -> float:
     """The standard deviation of the noise on a coordinate of an update: the settings say it, so the server knows."""
-    protection, training = case.federation.protection, case.federation.config.training
+    protection, training = case.assembly.protection, case.assembly.config.training
     if protection.placement.own_noise:
         return protection.contribution_mechanism.std(protection.clip_norm)
     if protection.placement.step_noise:  # of every step, each divided by the expected batch
@@ -124,19 +124,19 @@ def update_noise(case: Case) -> float:
 
 def sum_noise(case: Case, clients: int) -> float:
     """That of a sum of so many updates, before any noise of the server's."""
-    protection = case.federation.protection
+    protection = case.assembly.protection
     if protection.shares is not None:
-        size = sum(tensor.numel() for tensor in case.federation.initial.tensors.dense().parts().values())
+        size = sum(tensor.numel() for tensor in case.assembly.initial.tensors.dense().parts().values())
         return protection.shares.std(protection.clip_norm, size, clients)
     return update_noise(case) * math.sqrt(clients)
 
 
 def grid_noise(case: Case, clients: int) -> float:
     """That of rounding so many contributions to the grid of a masked sum."""
-    settings = case.federation.config.secure_aggregation
+    settings = case.assembly.config.secure_aggregation
     if not settings.enabled:
         return 0.0
-    bound = min(settings.range, case.federation.protection.clip_norm)
+    bound = min(settings.range, case.assembly.protection.clip_norm)
     return 2 * bound * clients / 2.0**settings.bits * math.sqrt(clients / 12)
 
 

@@ -93,8 +93,8 @@ class _Console:
         self.on_round_end = progress.on_round_end
 
     def on_begin(self, federation: Federation) -> None:
-        if federation.parts.warning:
-            print(f"secure-fed: warning: {federation.parts.warning}", file=sys.stderr)
+        if warning := federation.assembly.problem.warning:
+            print(f"secure-fed: warning: {warning}", file=sys.stderr)
 
 
 @contextmanager

@@ -1,104 +1,240 @@
-"""The clients and the server of a federation, each with what it needs of the rest and no more."""
+"""The parties of a federation, each given what it needs of the others, in one function: `assemble`.
+
+A value that does not exist yet has no name in it, so no party can be given one that is only half made.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from privacy.entropy import Entropy
+from privacy.sampling import Sampler
+from secure_fed.config import RunConfig
+from secure_fed.learning.audit_pool.phantoms import phantoms
+from secure_fed.learning.audit_pool.pool import AuditPool, hold_out
+from secure_fed.learning.models.fingerprint import of_model
+from secure_fed.learning.problem import Problem
+from secure_fed.learning.training.local import Objective
+from secure_fed.methods.method import Method, State, loss_of
 from secure_fed.rounds.canary_clients import canary_benches
-from secure_fed.rounds.client import Client, Workbench
-from secure_fed.rounds.cohort import phantom_sampler
+from secure_fed.rounds.charges import Charges, charges_nothing
+from secure_fed.rounds.client import Client, Workbench, personal_names
+from secure_fed.rounds.cohort import cohort_sampler, phantom_sampler, with_phantoms
+from secure_fed.rounds.diagnostics.watch import Watch, watch
+from secure_fed.rounds.masked.wiring import Masks, behind_masks, in_process
 from secure_fed.rounds.phantom_clients import Phantom, Turns, phantom_clients, phantom_examples
 from secure_fed.rounds.phantom_scores import PhantomScores
+from secure_fed.rounds.protection import Protection, protect, require_protectable
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.server_optimizer import ServerOptimizer
 from secure_fed.rounds.summing import OpenSum
-from secure_fed.runs.budget import charges_nothing
+from secure_fed.rounds.transport import Transport
 from secure_fed.tensors.sums import PlainSum
-
-if TYPE_CHECKING:
-    from secure_fed.federation import Federation
+from secure_fed.tensors.tensors import Tensors
 
 
-def workbench(federation: Federation, personal: tuple[str, ...]) -> Workbench:
-    """What all clients share; personal: names of tensors that stay with them."""
-    config, parts, watch = federation.config, federation.parts, federation.watch
+@dataclass(frozen=True)
+class Assembly:
+    """A federation, put together and ready to run.
+
+    problem: without the examples or clients that an audit holds out. pools: of units that an audit may ask about, some of which
+    train: those held out of the "data", and "phantoms", which are nobody's data. initial: the state before the first round.
+    base_digest: of the model before the method changed it. phantoms: clients without data, indexed after `clients`.
+    masks: both sides of secure aggregation, if it is enabled.
+    """
+
+    config: RunConfig
+    method: Method
+    problem: Problem
+    pools: Mapping[str, AuditPool]
+    base_digest: str
+    initial: State
+    objective: Objective
+    sampler: Sampler
+    protection: Protection
+    charges: Charges
+    watch: Watch | None
+    clients: Sequence[Client]
+    phantoms: Sequence[Phantom]
+    masks: Masks | None
+    transport: Transport
+    server: Server
+
+    @property
+    def audit_pool(self) -> AuditPool:
+        """The units that an audit asks about: phantoms in a run that is private or has them, unless units of the data were held
+        out.
+        """
+        private = self.config.privacy.unit != "none" or bool(self.config.evaluation.phantoms)
+        return self.pools["phantoms" if private and not self.pools["data"].units else "data"]
+
+
+def assemble(config: RunConfig, method: Method, whole: Problem, entropy: Entropy | None = None) -> Assembly:
+    """The federation of a configuration over a problem; whole: with everybody's examples. Refuses what cannot run together."""
+    data_pool, problem = hold_out(config, whole)
+    base_digest = of_model(problem.model, problem.head)  # before the method changes any of it
+    tensors = method.prepare(problem.model, problem.head, config.federation.seed)
+    personal = personal_names(method, tensors, config.method.personal, config.federation.rounds)
+    device = next(problem.model.parameters()).device
+    objective = Objective(problem.model, loss_of(method, problem.loss), device)
+    sampler = cohort_sampler(config, len(problem.names), len(whole.names) - len(problem.names))
+    protection = _protection(config, method, problem, tensors, personal, sampler, entropy)
+    pool = phantoms(config, protection.phantoms, problem.names, problem.units)
+    problem = _with_phantoms_noted(problem, pool)
+    initial = State(tensors, clip_norm=protection.clip_norm)
+    plan, collate = method.plan(initial), problem.collate
+    require_protectable(protection, objective, problem.train, collate, plan, tensors, config.training)
+    watched = watch(config, method, tensors, objective, collate, problem.loss, problem.test)
+    charges = Charges()
+    bench = _bench(config, method, problem, objective, protection, tensors, personal, charges, watched)
+    clients = _clients(config, problem, data_pool, pool, bench)
+    open_server = _open_server(config, problem, pool, sampler, charges, bench)
+    turns = _turns(problem.names, pool, open_server, len(plan.passes))
+    beside = _phantom_clients(config, pool, len(clients), bench, turns)
+    everybody = [*clients, *beside]
+    asked = with_phantoms(sampler, len(beside))
+    masks = behind_masks(config, protection, asked, everybody, method, tensors, personal, device)
+    summing = masks.sums if masks else open_server.summing
+    server = replace(open_server, summing=summing, scoring=_scoring(config, pool, bench, turns))
+    _require_precise(masks, server, initial, config.federation.rounds)
+    return Assembly(
+        config=config,
+        method=method,
+        problem=problem,
+        pools={"data": data_pool, "phantoms": pool},
+        base_digest=base_digest,
+        initial=initial,
+        objective=objective,
+        sampler=sampler,
+        protection=protection,
+        charges=charges,
+        watch=watched,
+        clients=clients,
+        phantoms=beside,
+        masks=masks,
+        transport=in_process(config, everybody, masks),
+        server=server,
+    )
+
+
+def _protection(
+    config: RunConfig,
+    method: Method,
+    problem: Problem,
+    tensors: Tensors,
+    personal: Sequence[str],
+    sampler: Sampler,
+    entropy: Entropy | None,
+) -> Protection:
+    """The protection that the configuration asks for, of what this method trains and sends."""
+    plan = method.plan(State(tensors))
+    numbers = tensors.select(plan.trainable).without(personal).numel
+    return protect(config, method.card, problem.names, problem.units, sampler, len(plan.passes), entropy, numbers)
+
+
+def _with_phantoms_noted(problem: Problem, pool: AuditPool) -> Problem:
+    """The problem, whose facts say how many phantoms there are: a run that goes on has the same."""
+    if not pool.units:
+        return problem
+    return replace(problem, facts={**problem.facts, "phantoms": {"units": len(pool.units), "digest": pool.digest}})
+
+
+def _bench(
+    config: RunConfig,
+    method: Method,
+    problem: Problem,
+    objective: Objective,
+    protection: Protection,
+    tensors: Tensors,
+    personal: tuple[str, ...],
+    charges: Charges,
+    watched: Watch | None,
+) -> Workbench:
+    """What all clients share. watched: sees clients train, where nothing protects them from that."""
     return Workbench(
-        objective=federation.objective,
-        method=federation.method,
-        protection=federation.protection,
+        objective=objective,
+        method=method,
+        protection=protection,
         training=config.training,
-        collate=parts.collate,
-        initial=federation.initial.tensors,
+        collate=problem.collate,
+        initial=tensors,
         personal=personal,
         by_examples=config.federation.weighting == "examples",
         seed=config.federation.seed,
         group_examples=config.privacy.group_examples,
-        allowance=federation.purse.allowance,
-        watch=watch.see if watch and watch.local else None,
+        allowance=charges.allowance,
+        watch=watched.see if watched and watched.local else None,
     )
 
 
-def clients(federation: Federation, bench: Workbench) -> list[Client]:
-    """One for each part of the data, all on one bench, with the phantom examples that stand beside its own."""
-    parts, phantoms = federation.parts, federation.pools["phantoms"]
-    groups: Sequence[Sequence[str] | None] = parts.groups or [None] * len(parts.train)
-    named = zip(parts.names, parts.train, groups, strict=True)
-    benches = canary_benches(federation.config, federation.pools["data"], bench)
-    beside = phantom_examples(phantoms, phantoms.members)
+def _clients(
+    config: RunConfig, problem: Problem, data_pool: AuditPool, pool: AuditPool, bench: Workbench
+) -> list[Client]:
+    """A client for each part of the data, and beside its own examples the phantom examples that are at it."""
+    groups: Sequence[Sequence[str] | None] = problem.groups or [None] * len(problem.train)
+    benches = canary_benches(config, data_pool, bench)
+    beside = phantom_examples(pool, pool.members)
     return [
         Client(index, name, own, benches.get(name, bench), group, beside.get(name, ()))
-        for index, (name, own, group) in enumerate(named)
+        for index, (name, own, group) in enumerate(zip(problem.names, problem.train, groups, strict=True))
     ]
 
 
-def phantoms(federation: Federation, bench: Workbench) -> list[Phantom]:
-    """The clients that are nobody, their indices after those of the clients."""
-    pool = federation.pools["phantoms"]
-    if pool.kind != "client":
-        return []
-    first = len(federation.parts.names)
-    return phantom_clients(federation.config, pool.units, pool.members, first, bench, federation.turns)
+def _phantom_clients(config: RunConfig, pool: AuditPool, first: int, bench: Workbench, turns: Turns) -> list[Phantom]:
+    """The phantoms that are clients, where they are no examples; indexed from `first`."""
+    return phantom_clients(config, pool.units, pool.members, first, bench, turns) if pool.kind == "client" else []
 
 
-def turns(federation: Federation, draw: Callable[[int], list[int]], passes: int) -> Turns:
-    """Which turns phantoms take, as everybody knows it. draw: of the server."""
-    protection, phantoms, names = federation.protection, federation.pools["phantoms"], federation.parts.names
-    if phantoms.kind == "client":
-        hosts: Sequence[int] = range(len(names), len(names) + len(phantoms.units))
+def _open_server(
+    config: RunConfig, problem: Problem, pool: AuditPool, sampler: Sampler, charges: Charges, bench: Workbench
+) -> Server:
+    """The server as it is without secure aggregation. It is given no example."""
+    settings, protection = config.federation, bench.protection
+    beside = [unit.name for unit in pool.units] if pool.kind == "client" else []
+    names, empty = [*problem.names, *beside], partial(PlainSum, precise=protection.placement.server_noise)
+    return Server(
+        method=bench.method,
+        protection=protection,
+        sampler=sampler,
+        optimizer=ServerOptimizer.of(settings),
+        names=names,
+        personal=bench.personal,
+        seed=settings.seed,
+        charge=charges.charge if protection.placement.charges_federation else charges_nothing,
+        summing=OpenSum(names, len(problem.names), settings.nonfinite == "skip", empty),
+        phantoms=phantom_sampler(sampler, len(beside)),
+    )
+
+
+def _turns(names: Sequence[str], pool: AuditPool, server: Server, passes: int) -> Turns:
+    """The rounds in which phantoms take part, as everybody knows them."""
+    protection, plan = server.protection, server.protection.plan
+    if pool.kind == "client":
+        hosts: Sequence[int] = range(len(names), len(names) + len(pool.units))
     else:
         index = {name: number for number, name in enumerate(names)}
-        hosts = [index[unit.client] for unit in phantoms.units]
+        hosts = [index[unit.client] for unit in pool.units]
     secret = protection.hides_cohort or protection.hidden
-    plan = protection.plan
     most = math.inf if plan is None or plan.participations is None else plan.participations
     if protection.placement.own_noise and plan is not None:
         most = min(plan.limits.values()) // passes
-    return Turns(federation.sampler.rate, hosts, None if secret else draw, most)
+    return Turns(server.sampler.rate, hosts, None if secret else server.draw, most)
 
 
-def server(federation: Federation, personal: tuple[str, ...], bench: Workbench) -> Server:
-    """The one that sums; it is given no example, and of a masked sum no summand."""
-    settings, protection, phantoms = federation.config.federation, federation.protection, federation.pools["phantoms"]
-    echoes = phantom_clients(federation.config, phantoms.units, np.ones(len(phantoms.units), dtype=bool), 0, bench)
-    known = not protection.placement.step_noise
-    names = [*federation.parts.names, *(one.name for one in federation.phantoms)]
-    empty = partial(PlainSum, precise=protection.placement.server_noise)
-    in_the_open = OpenSum(names, len(federation.parts.names), settings.nonfinite == "skip", empty)
-    return Server(
-        method=federation.method,
-        protection=protection,
-        sampler=federation.sampler,
-        optimizer=ServerOptimizer.of(settings),
-        names=names,
-        personal=personal,
-        seed=settings.seed,
-        charge=federation.purse.charge if protection.placement.charges_federation else charges_nothing,
-        summing=federation.masks.sums if federation.masks else in_the_open,
-        phantoms=phantom_sampler(federation.sampler, len(federation.phantoms)),
-        scoring=PhantomScores(echoes, federation.turns, settings.seed, known) if echoes else None,
-    )
+def _scoring(config: RunConfig, pool: AuditPool, bench: Workbench, turns: Turns) -> PhantomScores | None:
+    """The membership scores of phantoms, from what each would send as a member."""
+    echoes = phantom_clients(config, pool.units, np.ones(len(pool.units), dtype=bool), 0, bench)
+    known = not bench.protection.placement.step_noise
+    return PhantomScores(echoes, turns, config.federation.seed, known) if echoes else None
+
+
+def _require_precise(masks: Masks | None, server: Server, initial: State, rounds: int) -> None:
+    """Refuse masks whose integers are too coarse for what is summed."""
+    if masks is not None:
+        sizes = [server.layout(initial, pass_name).size for pass_name in server.plan(initial).passes]
+        masks.require_precise(sizes, initial.clip_norm, rounds, server.sampler.expected)

@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from privacy.account import Account
-from privacy.errors import BudgetExhausted, LedgerError, PrivacyError
+from privacy.errors import BudgetExhausted, LedgerError
 from privacy.ledger import Cost, Head, Ledger
 from secure_fed.config import PrivacyConfig
 from secure_fed.errors import RunDirectoryError
@@ -64,32 +64,6 @@ class RunBudget:
     def charged(self) -> dict[str, int]:
         """The releases charged so far, by client, or under "" for the federation."""
         return self.ledger.charged(self.run)
-
-
-@dataclass
-class Purse:
-    """What the parties of a federation pay from: the budget of the run that is going on."""
-
-    budget: RunBudget | None = None
-
-    def charge(self, round_: int, pass_name: str) -> None:
-        self._open().charge(round_, pass_name)
-
-    def allowance(self, who: str, wanted: int, round_: int) -> int:
-        return self._open().allowance(who, wanted, round_)
-
-    def close(self) -> None:
-        """When a run ends, nothing is paid any more."""
-        self.budget = None
-
-    def _open(self) -> RunBudget:
-        if self.budget is None:
-            raise PrivacyError("nothing may be released outside a run: its budget is opened by Federation.run")
-        return self.budget
-
-
-def charges_nothing(round_: int, pass_name: str) -> None:
-    """Of a federation that releases nothing as a whole: without privacy, or where every client accounts for itself."""
 
 
 def require_room(privacy: PrivacyConfig, plan: Plan, run_dir: Path | None, subject: Subject) -> Plan:

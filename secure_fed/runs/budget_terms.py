@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from privacy.ledger import Unit
 from secure_fed.config import RunConfig
+from secure_fed.learning.problem import Problem
 
 if TYPE_CHECKING:
-    from privacy.run_plan import Plan
-    from secure_fed.learning.problem import Problem
+    from privacy.run_plan import Plan  # it loads an accountant
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Subject:
     kind: str
 
     @classmethod
-    def of(cls, config: RunConfig, parts: Problem) -> Subject:
-        return cls(parts.data_digest, parts.unit_digest, unit_name(config), config.privacy.unit)
+    def of(cls, config: RunConfig, problem: Problem) -> Subject:
+        return cls(problem.data_digest, problem.unit_digest, unit_name(config), config.privacy.unit)
 
     def unit(self, plan: Plan) -> Unit:
         """The unit as a ledger knows it: neighbours come of how the plan samples and where its noise is."""

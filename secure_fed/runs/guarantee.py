@@ -11,32 +11,27 @@ from privacy.clipping import AdaptiveGaussian
 from privacy.statement import NOT_COVERED, Statement
 from secure_fed.learning.data.holdout import HELD_OUT
 from secure_fed.rounds.protection import Protection
-from secure_fed.runs.membership import measured as membership
+from secure_fed.rounds.record import Record
+from secure_fed.runs.assembly import Assembly
+from secure_fed.runs.budget import RunBudget
+from secure_fed.runs.membership import measured
 from secure_fed.runs.trust_statement import trusted
 
 if TYPE_CHECKING:
     from privacy.run_plan import Plan
-    from secure_fed.federation import Federation
-    from secure_fed.rounds.masked.wiring import Masks
-    from secure_fed.rounds.record import Record
-    from secure_fed.runs.budget import RunBudget
 
 
-def guarantee(
-    federation: Federation, budget: RunBudget, run_dir: Path | None, records: Sequence[Record]
-) -> dict[str, Any]:
+def guarantee(assembly: Assembly, budget: RunBudget, run_dir: Path | None, records: Sequence[Record]) -> dict[str, Any]:
     """The privacy part of `result.json`.
 
     releases: what was charged, by the client that was charged most where clients are. epsilon covers the whole plan and what
     interrupted rounds made again: nothing is refunded for what was planned and not released.
     """
-    protection, plan = federation.protection, budget.plan
+    protection, plan = assembly.protection, budget.plan
     spent = budget.ledger.spent()
     charged = max(budget.charged.values(), default=0)
     covered = plan.releases if plan.limits else max(charged, plan.releases)  # a client never exceeds its limit
-    personal = bool(federation.server.personal)
-    rate, tested = federation.server.sampler.rate, federation.parts.facts["test"]["from"]
-    statement = of(protection, covered, rate, personal=personal, masks=federation.masks, tested=tested)
+    statement = of(assembly, covered)
     return {
         "unit": protection.unit,
         "epsilon": statement.epsilon,
@@ -54,7 +49,7 @@ def guarantee(
             "clip_norm": protection.clip_norm,
             "planned_releases": _most(protection, plan.releases),
             "participations": plan.participations,
-            "realised": _realised(federation, plan, covered, records),
+            "realised": _realised(assembly, plan, covered, records),
             "ledger": str(budget.ledger.path) if run_dir else None,  # without a run directory it is gone with the run
             "data_set": budget.ledger.data_set,
             "budget_epsilon": budget.ledger.epsilon,
@@ -64,10 +59,10 @@ def guarantee(
     }
 
 
-def _realised(federation: Federation, plan: Plan, releases: int, records: Sequence[Record]) -> dict[str, Any] | None:
+def _realised(assembly: Assembly, plan: Plan, releases: int, records: Sequence[Record]) -> dict[str, Any] | None:
     """What so many releases under the noise of those who stayed came to, at the fewest of any round: for information, since
     nothing is refunded."""
-    shares, masks = federation.protection.shares, federation.masks
+    shares, masks = assembly.protection.shares, assembly.masks
     if shares is None or masks is None or not records:
         return None
     from privacy.run_plan import realised
@@ -78,41 +73,28 @@ def _realised(federation: Federation, plan: Plan, releases: int, records: Sequen
         return None
     honest = survivors - (masks.sums.terms.least(masks.invited) - shares.shares)
     multiplier = plan.noise_multiplier * math.sqrt(honest / shares.shares)
-    epsilon = realised(plan, multiplier, releases, hidden=federation.protection.hidden)
+    epsilon = realised(plan, multiplier, releases, hidden=assembly.protection.hidden)
     return {"survivors": survivors, "noise_multiplier": multiplier, "epsilon": epsilon}
 
 
-def planned(
-    protection: Protection, cohort_rate: float, *, personal: bool, masks: Masks | None = None, tested: str = ""
-) -> dict[str, Any]:
-    """What a run notes when it starts. A resumed run has to come to the same."""
-    plan = protection.plan
+def planned(assembly: Assembly) -> dict[str, Any]:
+    """The guarantee of the whole plan, as a run notes it at its start; a resumed run has to come to the same."""
+    protection, plan = assembly.protection, assembly.protection.plan
     if plan is None:
         return {}
-    statement = of(protection, plan.releases, cohort_rate, personal=personal, masks=masks, tested=tested)
+    statement = of(assembly, plan.releases)
     noise = {"noise_multiplier": plan.noise_multiplier, "clip_norm": protection.clip_norm}
     return {"privacy": {**statement.to_dict(), **noise, "text": statement.text}}
 
 
-def of(
-    protection: Protection,
-    releases: int,
-    cohort_rate: float,
-    *,
-    personal: bool,
-    masks: Masks | None = None,
-    tested: str = "",
-) -> Statement:
-    """The statement of a run that makes so many releases, with or without masks around what the clients send.
-
-    tested: where its test rows are from.
-    """
-    plan = protection.plan
+def of(assembly: Assembly, releases: int) -> Statement:
+    """The statement of a run that makes so many releases."""
+    protection, plan, tested = assembly.protection, assembly.protection.plan, assembly.problem.facts["test"]["from"]
     if plan is None:
         raise ValueError("a run without privacy has no guarantee to state")
     words = protection.placement.words
-    held_out = membership.HELD_OUT if protection.audited else ()
-    kept = _PERSONAL if personal and not protection.placement.step_noise else ()
+    held_out = measured.HELD_OUT if protection.audited else ()
+    kept = _PERSONAL if assembly.server.personal and not protection.placement.step_noise else ()
     return Statement(
         unit=_UNITS[protection.unit],
         adjacency=_adjacency(protection, plan),
@@ -120,14 +102,14 @@ def of(
         epsilon_participants=plan.epsilon_participants(releases),
         delta=plan.delta,
         mechanism=_mechanism(protection, plan.noise_multiplier),
-        sampling=_sampling(protection, cohort_rate, poisson=plan.release.adjacency == "add-remove"),
+        sampling=_sampling(protection, assembly.sampler.rate, poisson=plan.release.adjacency == "add-remove"),
         accountant=_ACCOUNTANTS["renyi" if protection.placement.share_noise else plan.release.accountant],
         noise=words.noise,
-        trust=trusted(protection, masks),
+        trust=trusted(protection, assembly.masks),
         released=f"{_most(protection, releases)} {words.released}, and every model made of them{_phantoms(protection)}",
         not_covered=(
             *NOT_COVERED,
-            *membership.NOT_COVERED,
+            *measured.NOT_COVERED,
             *held_out,
             *_uncovered(protection),
             *kept,

@@ -17,13 +17,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import safetensors
 import safetensors.torch
 import torch
 
+from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError, RunDirectoryError, plainly
+from secure_fed.methods.method import State
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.summing import Intake
 from secure_fed.rounds.transport import Reply, Request, Transport
@@ -31,10 +33,6 @@ from secure_fed.runs.directory import private_part
 from secure_fed.runs.durable import atomic_write, clear_parts
 from secure_fed.runs.recorded_transport import RecordedSum, RecordedTransport
 from secure_fed.tensors.tensors import Tensors
-
-if TYPE_CHECKING:
-    from secure_fed.config import RunConfig
-    from secure_fed.methods.method import State
 
 FOLDER = "recording"
 
@@ -116,9 +114,9 @@ class Recorder:
 
     def beside(self, server: Server) -> Server:
         """The server with its masked sums recorded."""
-        return (
-            replace(server, summing=RecordedSum(server.summing, self._decoded)) if self.asked == "updates" else server
-        )
+        if self.asked != "updates":
+            return server
+        return replace(server, summing=RecordedSum(server.summing, self._decoded))
 
     def _heard(self, request: Any, reply: Any) -> None:
         if isinstance(request, Request) and isinstance(reply, Reply):

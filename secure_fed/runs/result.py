@@ -6,20 +6,18 @@ import platform
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from secure_fed.config import RunConfig
 from secure_fed.config.sections import DIAGNOSTICS
 from secure_fed.methods.method import State
 from secure_fed.rounds.diagnostics import targets
 from secure_fed.rounds.record import Record
+from secure_fed.runs.assembly import Assembly
+from secure_fed.runs.budget import RunBudget
 from secure_fed.runs.guarantee import guarantee
-from secure_fed.runs.membership import measured as membership
+from secure_fed.runs.membership import measured
 from secure_fed.runs.trust_statement import only_masks
-
-if TYPE_CHECKING:
-    from secure_fed.config import RunConfig
-    from secure_fed.federation import Federation
-    from secure_fed.runs.budget import RunBudget
 
 SCHEMA = 1
 _METRICS = ("accuracy", "macro_f1", "loss")
@@ -42,7 +40,7 @@ def versions() -> dict[str, str]:
 
 
 def summary(
-    federation: Federation,
+    assembly: Assembly,
     state: State,
     records: Sequence[Record],
     run_dir: Path | None,
@@ -53,32 +51,32 @@ def summary(
 
     ended_early: why a private run ended before its last round, if it did.
     """
-    config, last = federation.config, records[-1] if records else {}
-    plan = federation.method.plan(federation.initial)
-    sampler = federation.server.sampler
+    config, last = assembly.config, records[-1] if records else {}
+    plan = assembly.method.plan(assembly.initial)
+    sampler = assembly.server.sampler
     return {
         "schema": SCHEMA,
-        **_subject(federation),
+        **_subject(assembly),
         "rounds": state.round,
-        "clients": len(federation.clients),
+        "clients": len(assembly.clients),
         "cohort": round(sampler.expected),
-        "personal": list(federation.server.personal),
+        "personal": list(assembly.server.personal),
         **{name: last.get(name) for name in _METRICS},
-        "test": federation.parts.facts["test"],
-        **_membership(federation, state),
+        "test": assembly.problem.facts["test"],
+        **_membership(assembly, state),
         "metrics": {name: value for name, value in last.items() if name not in _ALWAYS and name not in _METRICS},
         **(
-            _unprotected(federation, len(plan.passes) * state.round)
+            _unprotected(assembly, len(plan.passes) * state.round)
             if budget is None
-            else guarantee(federation, budget, run_dir, records)
+            else guarantee(assembly, budget, run_dir, records)
         ),
         "ended_early": ended_early or None,
         "bytes_up": sum(record["bytes_up"] for record in records),
         "bytes_down": sum(record["bytes_down"] for record in records),
-        "secure_aggregation": masked_facts(federation, records),
-        "diagnostics": _diagnosed(federation, records),
+        "secure_aggregation": masked_facts(assembly, records),
+        "diagnostics": _diagnosed(assembly, records),
         "recorded": config.evaluation.record,
-        "trainable": federation.initial.tensors.select(plan.trainable).numel,
+        "trainable": assembly.initial.tensors.select(plan.trainable).numel,
         "seconds": sum(record["seconds"] for record in records),
         "seed": config.federation.seed,
         "run_dir": str(run_dir) if run_dir else None,
@@ -86,14 +84,14 @@ def summary(
     }
 
 
-def _membership(federation: Federation, state: State) -> dict[str, Any]:
+def _membership(assembly: Assembly, state: State) -> dict[str, Any]:
     """What is told of membership. Figures of units that may have trained are no release: a private run withholds them."""
-    found = {"membership": membership.measured(federation, state)}
-    own = membership.of_data(federation, state) if federation.protection.plan is not None else None
+    found = {"membership": measured.of_run(assembly, state)}
+    own = measured.of_data(assembly, state) if assembly.protection.plan is not None else None
     return found | ({"membership_of_data": own} if own else {})
 
 
-def _unprotected(federation: Federation, releases: int) -> dict[str, Any]:
+def _unprotected(assembly: Assembly, releases: int) -> dict[str, Any]:
     """Of a run without privacy."""
     nothing = dict.fromkeys(
         (
@@ -108,17 +106,17 @@ def _unprotected(federation: Federation, releases: int) -> dict[str, Any]:
     )
     return nothing | {
         "unit": "none",
-        "sampling_rate": federation.server.sampler.rate,
+        "sampling_rate": assembly.server.sampler.rate,
         "releases": releases,
-        "privacy_statement": unprotected(federation.config),
+        "privacy_statement": unprotected(assembly.config),
     }
 
 
-def masked_facts(federation: Federation, records: Sequence[Record]) -> dict[str, Any] | None:
+def masked_facts(assembly: Assembly, records: Sequence[Record]) -> dict[str, Any] | None:
     """What secure aggregation was, and what it took in bytes and seconds; None without it."""
-    if federation.masks is None:
+    if assembly.masks is None:
         return None
-    terms, clients = federation.masks.sums.terms, federation.masks.invited
+    terms, clients = assembly.masks.sums.terms, assembly.masks.invited
     choice, rounds = terms.choice(clients), [record["masked"] for record in records]
     counted = [one["survivors"] for one in rounds if one["survivors"] is not None]
     return {
@@ -142,9 +140,9 @@ def masked_facts(federation: Federation, records: Sequence[Record]) -> dict[str,
     }
 
 
-def _diagnosed(federation: Federation, records: Sequence[Record]) -> dict[str, Any] | None:
+def _diagnosed(assembly: Assembly, records: Sequence[Record]) -> dict[str, Any] | None:
     """What was asked for beside accuracy: of the last round, or of the whole run; None where nothing was."""
-    settings, protection = federation.config.evaluation, federation.protection
+    settings, protection = assembly.config.evaluation, assembly.protection
     last = records[-1] if records else {}
     secret = protection.hides_cohort or protection.hidden
     told = {name: last.get(name) for name in settings.diagnostics} | targets.summary(
@@ -153,16 +151,16 @@ def _diagnosed(federation: Federation, records: Sequence[Record]) -> dict[str, A
     return told or None
 
 
-def _subject(federation: Federation) -> dict[str, Any]:
+def _subject(assembly: Assembly) -> dict[str, Any]:
     """What was trained on what."""
-    config, parts = federation.config, federation.parts
-    own_model = parts.tokenizer is None
+    config, problem = assembly.config, assembly.problem
+    own_model = problem.tokenizer is None
     return {
         "method": config.method.name,
-        "model": type(parts.model).__name__ if own_model else config.model.name,
+        "model": type(problem.model).__name__ if own_model else config.model.name,
         "data": "given in Python" if own_model else _data_name(config.data.train) or config.data.name,
-        "task": parts.facts["task"],
-        "label_names": parts.facts["label_names"],
+        "task": problem.facts["task"],
+        "label_names": problem.facts["label_names"],
     }
 
 

@@ -7,13 +7,10 @@ protocol, and how many clients are in league with it.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from secure_fed.config import SecureAggregationConfig
-
-if TYPE_CHECKING:
-    from secure_fed.rounds.masked.wiring import Masks
-    from secure_fed.rounds.protection import Protection
+from secure_fed.rounds.masked.wiring import Masks
+from secure_fed.rounds.protection import Protection
 
 
 def trusted(protection: Protection, masks: Masks | None) -> str:

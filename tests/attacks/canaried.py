@@ -88,7 +88,7 @@ def case(
     """A finished run as seen from there, and the epsilon that it says it keeps to. noise: whether its mechanism adds any."""
     built, states, epsilon = _run(tuple(settings.items()), tuple(sizes), noise)
     last = states[max(states)]
-    return Case(built, Seen(vantage, last, states if vantage != "outsider" else {}), never), epsilon
+    return Case(built.assembly, Seen(vantage, last, states if vantage != "outsider" else {}), never), epsilon
 
 
 @cache
@@ -106,7 +106,11 @@ def _run(
     )
     with nullcontext() if noise else patch.object(Gaussian, "noised", _clean):
         result = built.run()
-    return built, {0: built.initial.tensors, **states.kept}, (result.summary.get("privacy") or {}).get("epsilon")
+    return (
+        built,
+        {0: built.assembly.initial.tensors, **states.kept},
+        (result.summary.get("privacy") or {}).get("epsilon"),
+    )
 
 
 def _clean(self: Gaussian, total: Mapping[str, Tensor], clip_norm: float, stream: Any) -> dict[str, Tensor]:
@@ -115,5 +119,5 @@ def _clean(self: Gaussian, total: Mapping[str, Tensor], clip_norm: float, stream
 
 
 def auc(scores: NDArray[np.float64], of: Case) -> float:
-    members = of.federation.held.members
+    members = of.assembly.audit_pool.members
     return roc.rank(scores[members], scores[~members]).auc

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,17 +42,24 @@ def case(vantage: str = "server", clients: int = 3, each: int = 1, **settings: A
     )  # type: ignore[misc]
     noted = _Noted()
     federation = Federation(config, callbacks=[noted])
-    federation.transport = recording = Recording(federation.transport)
+    recording = Recording(federation.assembly.transport)
+    federation.assembly = replace(federation.assembly, transport=recording)
     final = federation.run().state.tensors
     updates = [
-        Update(asked.round, federation.parts.names[reply.client], asked.pass_name, reply.contribution, reply.weight)
+        Update(
+            asked.round,
+            federation.assembly.problem.names[reply.client],
+            asked.pass_name,
+            reply.contribution,
+            reply.weight,
+        )
         for asked, reply in recording.exchanges
         if isinstance(asked, Request) and isinstance(reply, Reply)
     ]
-    states = dict(enumerate([federation.initial.tensors, *noted.states]))
+    states = dict(enumerate([federation.assembly.initial.tensors, *noted.states]))
     lr = dict.fromkeys(states, config.training.lr)
     kept = updates if vantage == "server" else []
-    return Case(federation, Seen(vantage, final, states, sums_of(updates), kept, lr), _none)
+    return Case(federation.assembly, Seen(vantage, final, states, sums_of(updates), kept, lr), _none)
 
 
 class _Noted:

@@ -57,7 +57,7 @@ def run(
 
 def case(ran: tuple[Federation, Tensors, Recorded], vantage: str) -> Case:
     built, final, recorded = ran
-    return Case(built, seen(vantage, final, recorded), Shadows(built))
+    return Case(built.assembly, seen(vantage, final, recorded), Shadows(built.assembly))
 
 
 def area(scores: NDArray[np.float64] | None, members: NDArray[np.bool_]) -> float:

@@ -31,10 +31,10 @@ def naive_cosine(
 ) -> float:
     """By the gradient of the mean loss of all these examples in one batch."""
     leaves = {name: before.tensor(name).clone().requires_grad_() for name in before}
-    federation.objective.eval()
-    batch = federation.parts.collate(list(examples))
+    federation.assembly.objective.eval()
+    batch = federation.assembly.problem.collate(list(examples))
     gradient = torch.autograd.grad(
-        federation.objective.losses(leaves, batch).mean(),
+        federation.assembly.objective.losses(leaves, batch).mean(),
         [leaves[name] for name in names],
         materialize_grads=True,
         allow_unused=True,
@@ -48,16 +48,16 @@ def naive_cosine(
 def test_a_cosine_is_that_of_the_gradient_of_a_units_mean_loss(method: str) -> None:
     """On a transformer, of units of one, two and five texts of different lengths; batches are cut by units."""
     federation = runs.federation(runs.settings(method))
-    before = federation.initial.tensors
+    before = federation.assembly.initial.tensors
     generator = torch.Generator().manual_seed(0)
     before = Tensors(
         (name, before.tensor(name) + 0.05 * torch.randn(before[name].shape, generator=generator)) for name in before
     )
-    names = alignment.trained_names(federation, before, 0)
+    names = alignment.trained_names(federation.assembly, before, 0)
     direction = Tensors((name, torch.randn(before[name].shape, generator=generator)) for name in names)
-    examples = [federation.parts.test[i] for i in range(8)]
+    examples = [federation.assembly.problem.test[i] for i in range(8)]
     owner = np.array([0, 1, 1, 2, 2, 2, 2, 2])
-    found = alignment.cosines(federation, before, 0, examples, owner, [direction, direction * -2.0])
+    found = alignment.cosines(federation.assembly, before, 0, examples, owner, [direction, direction * -2.0])
     for unit in range(3):
         own = [examples[i] for i in np.flatnonzero(owner == unit)]
         expected = naive_cosine(federation, before, own, direction, names)
@@ -66,15 +66,15 @@ def test_a_cosine_is_that_of_the_gradient_of_a_units_mean_loss(method: str) -> N
 
 def test_small_batches_give_the_same(monkeypatch: pytest.MonkeyPatch, fellow: Case) -> None:
     states = fellow.seen.states
-    step = alignment.of_states(fellow.federation, states[3], states[4], 3)
+    step = alignment.of_states(fellow.assembly, states[3], states[4], 3)
     examples, owner = fellow.looked_at
-    whole = alignment.cosines(fellow.federation, states[3], 3, examples, owner, [step])
+    whole = alignment.cosines(fellow.assembly, states[3], 3, examples, owner, [step])
     monkeypatch.setattr(alignment, "_EXAMPLES", 3)
-    assert alignment.cosines(fellow.federation, states[3], 3, examples, owner, [step]) == pytest.approx(whole, abs=1e-5)
+    assert alignment.cosines(fellow.assembly, states[3], 3, examples, owner, [step]) == pytest.approx(whole, abs=1e-5)
 
 
 def test_the_step_of_a_method_that_averages_is_the_change_of_what_trained(fellow: Case) -> None:
-    states, federation = fellow.seen.states, fellow.federation
+    states, federation = fellow.seen.states, fellow.assembly
     step = alignment.of_states(federation, states[0], states[1], 0)
     names = federation.method.plan(federation.initial).trainable
     assert list(step) == sorted(names)
@@ -89,7 +89,7 @@ def test_a_step_does_not_go_by_how_products_are_split(method: str) -> None:
     generator = torch.Generator().manual_seed(0)
     before, after = (
         Tensors((name, torch.randn(tensor.shape, generator=generator)) for name, tensor in start.items())
-        for start in (federation.initial.tensors, federation.initial.tensors)
+        for start in (federation.assembly.initial.tensors, federation.assembly.initial.tensors)
     )
     rank = before[pairs(before)[0].a].shape[0]
     turned = dict(after)
@@ -97,7 +97,7 @@ def test_a_step_does_not_go_by_how_products_are_split(method: str) -> None:
     for pair in pairs(after):
         turned[pair.a] = (torch.linalg.inv(mixed) @ after.tensor(pair.a).double()).float()
         turned[pair.b] = (after.tensor(pair.b).double() @ mixed).float()
-    one, other = (alignment.of_states(federation, before, end, 0) for end in (after, Tensors(turned)))
+    one, other = (alignment.of_states(federation.assembly, before, end, 0) for end in (after, Tensors(turned)))
     for name in one:
         torch.testing.assert_close(
             one.tensor(name), other.tensor(name), rtol=1e-3, atol=1e-3 * float(one.tensor(name).abs().max())
@@ -112,8 +112,8 @@ def test_a_pulled_back_product_is_its_inner_product_with_any_small_step() -> Non
     def normal(like: Tensors) -> Tensors:
         return Tensors((name, torch.randn(like[name].shape, generator=generator).double()) for name in like)
 
-    before, after, v = (normal(federation.initial.tensors) for _ in range(3))
-    step = alignment.of_states(federation, before, after, 0)
+    before, after, v = (normal(federation.assembly.initial.tensors) for _ in range(3))
+    step = alignment.of_states(federation.assembly, before, after, 0)
     scale = LoraAdapter.of(federation.config.method).scaling
     expected = sum(float((step.tensor(n) * v.tensor(n)).sum()) for n in before)
     found = 0.0
@@ -129,6 +129,6 @@ def test_a_pulled_back_product_is_its_inner_product_with_any_small_step() -> Non
 
 def test_a_cosine_with_nothing_is_zero(fellow: Case) -> None:
     states = fellow.seen.states
-    nothing = alignment.of_states(fellow.federation, states[2], states[2], 2)
+    nothing = alignment.of_states(fellow.assembly, states[2], states[2], 2)
     examples, owner = fellow.looked_at
-    assert not alignment.cosines(fellow.federation, states[2], 2, examples, owner, [nothing]).any()
+    assert not alignment.cosines(fellow.assembly, states[2], 2, examples, owner, [nothing]).any()

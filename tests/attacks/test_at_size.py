@@ -119,10 +119,11 @@ def test_coins_drawn_anew_call_a_leak_as_seldom_as_said(tmp_path: Path, monkeypa
     result = built.run(tmp_path / "run")
     leaks = 0
     for seed in range(300):
-        coins = np.random.default_rng(seed).random(len(built.held.units)) < 0.5
-        monkeypatch.setitem(built.pools, built.audited, replace(built.held, members=coins))
+        coins = np.random.default_rng(seed).random(len(built.assembly.audit_pool.units)) < 0.5
+        pool = replace(built.assembly.audit_pool, members=coins)
+        other = replace(built.assembly, pools={**built.assembly.pools, pool.of: pool})
         monkeypatch.setattr("attacks.audit.baseline", lambda units, members, seed: "left out")
-        found = audited(Target(built, result.state, None, result.summary), ["loss"], Settings(references=0))
+        found = audited(Target(other, result.state, None, result.summary), ["loss"], Settings(references=0))
         leaks += found["verdict"]["level"] == "leak"
     print(f"\n{leaks} of 300 deals called a leak", end="")
     assert leaks <= 26  # 15 are due; more than 26 come in 3 of 1,000 nights

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,7 +38,7 @@ def target(run_dir: Path, settings: Mapping[str, Any], train: Sequence[Sequence[
     usual = {"model": canaried.wide(), "test": overfitted.examples(999, 100)}
     built = Federation(toys.config(settings), train=train, **{**usual, **own})
     result = built.run(run_dir)
-    return Target(built, result.state, recording.read(run_dir), result.summary, run_dir)
+    return Target(built.assembly, result.state, recording.read(run_dir), result.summary, run_dir)
 
 
 CLASSES = 12  # so that a label that was not learned is seldom guessed
@@ -93,14 +92,14 @@ def test_what_was_learned_by_heart_is_a_leak(by_heart: Target) -> None:
     assert audit["epsilon_accounted"] is None
 
 
-def test_the_same_scores_under_other_coins_are_at_chance(by_heart: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    members = by_heart.federation.held.members
+def test_the_same_scores_under_other_coins_are_at_chance(by_heart: Target) -> None:
+    members = by_heart.assembly.audit_pool.members
     levels = []
     for seed in range(5):
         shuffled = np.random.default_rng(seed).permutation(members)
-        built = by_heart.federation
-        monkeypatch.setitem(built.pools, built.audited, replace(built.held, members=shuffled))
-        audit = audited(by_heart, ["loss"], NO_SHADOWS)
+        pool = replace(by_heart.assembly.audit_pool, members=shuffled)
+        other = replace(by_heart.assembly, pools={**by_heart.assembly.pools, pool.of: pool})
+        audit = audited(replace(by_heart, assembly=other), ["loss"], NO_SHADOWS)
         low, high = cell(audit, "loss", "outsider")["auc_interval"]
         levels.append(low <= 0.5 <= high)
     assert sum(levels) >= 4
@@ -180,7 +179,7 @@ def test_bounds_hold_for_all_attacks_together(by_heart: Target) -> None:
 
 def test_those_accused_first_are_named_rightly_or_not_and_texts_are_withheld(by_heart: Target) -> None:
     audit = audited(by_heart, ["loss"], NO_SHADOWS)
-    held = by_heart.federation.held
+    held = by_heart.assembly.audit_pool
     truth = {unit.name: bool(member) for unit, member in zip(held.units, held.members, strict=True)}
     assert all(one["member"] is truth[one["unit"]] for one in audit["exposed"])
     wrong = [not one["member"] for one in audit["exposed"]]
@@ -278,8 +277,8 @@ def test_gradient_canaries_are_audited_too_and_again_by_who_sees_more(tmp_path: 
     fellow, server = (cell(audit, "canary_cosine", vantage) for vantage in ("fellow_client", "server"))
     assert server["auc"] > fellow["auc"]
     assert {"canary_cosine/fellow_client", "canary_cosine/server"} <= set(audit["roc"])
-    behind = Case(ran.federation, seen("server", ran.final.tensors, ran.recorded), canaried.never)
-    null, members = canary_cosine.run(behind, NO_SHADOWS).null, ran.federation.held.members
+    behind = Case(ran.assembly, seen("server", ran.final.tensors, ran.recorded), canaried.never)
+    null, members = canary_cosine.run(behind, NO_SHADOWS).null, ran.assembly.audit_pool.members
     assert null is not None
     assert server["auc"] == pytest.approx(1 - null.tails[members].mean())
 
@@ -342,11 +341,11 @@ def test_no_attack_reads_the_coins(tmp_path: Path, name: str) -> None:
     else:
         train = [overfitted.examples(client + 1, 20) for client in range(4)]
         ran = target(tmp_path / "run", overfitted.USUAL, train)
-    held = ran.federation.held
+    held = ran.assembly.audit_pool
     found = []
     for members in (held.members, ~held.members):
-        other = copy(ran.federation)
-        other.pools = {**other.pools, other.audited: replace(held, members=members)}
+        pools = {**ran.assembly.pools, held.of: replace(held, members=members)}
+        other = replace(ran.assembly, pools=pools)
         vantage = attack.vantage if attack.directions else (attack.vantage, *attack.again)[-1]
         case = Case(other, seen(vantage, ran.final.tensors, ran.recorded), Shadows(other, settings.seed))
         found.append(attack.run(case, settings).scores)
@@ -368,4 +367,6 @@ def test_clients_beside_canaries_are_asked_for_their_labels(tmp_path: Path) -> N
     assert found["applicable"]
     assert ran.recorded is not None
     sent = {update.client for update in ran.recorded.updates}
-    assert found["measured"]["clients"] == len(sent - {unit.client for unit in ran.federation.held.units}) < len(sent)
+    assert (
+        found["measured"]["clients"] == len(sent - {unit.client for unit in ran.assembly.audit_pool.units}) < len(sent)
+    )

@@ -30,7 +30,7 @@ EXAMPLES_NOISED: dict[str, Any] = {**canaried.EXAMPLES, "privacy.noise_multiplie
 
 def bounds(scores: Any, case: Case) -> tuple[float, float]:
     """From the coins, and estimated from the law under the null."""
-    members = case.federation.held.members
+    members = case.assembly.audit_pool.members
     by_coins = lower_bound(scores, members, DELTA, LEVEL).epsilon
     assert by_coins is not None
     return by_coins, independent(stats.norm.sf(scores[members]), DELTA)
@@ -87,13 +87,13 @@ def test_scores_of_those_held_out_are_standard_normal(vantage: str) -> None:
     case, _ = canaried.case(NOISED, CLIENTS, vantage)
     finding = canary_cosine.run(case, Settings())
     assert finding.scores is not None
-    held_out = finding.scores[~case.federation.held.members]
+    held_out = finding.scores[~case.assembly.audit_pool.members]
     assert canary_cosine.null_p_value(held_out) > 1e-2
     measured = finding.measured
     assert measured["null_p_value"] > 1e-2
     assert measured["null_is_exact"]
     assert measured["null_std"] == pytest.approx(1, abs=0.2)
-    assert measured["dimension"] == Layout.of(case.federation.initial.tensors).size
+    assert measured["dimension"] == Layout.of(case.assembly.initial.tensors).size
     assert measured["rounds"] == (3 if vantage == "fellow_client" else 1)
     assert canary_cosine.null_p_value(2 * held_out) < 1e-2  # a score of another scale is noticed
     assert canary_cosine.null_p_value(held_out + 1) < 1e-2
@@ -103,11 +103,11 @@ def test_a_score_is_the_cosine_with_the_sum_of_unit_vectors_by_hand() -> None:
     case, _ = canaried.case(NOISED, CLIENTS)
     found = canary_cosine.run(case, Settings()).scores
     assert found is not None
-    states, layout = case.seen.states, Layout.of(case.federation.initial.tensors)
+    states, layout = case.seen.states, Layout.of(case.assembly.initial.tensors)
     changes = [layout.flatten(states[t + 1] - states[t], torch.float64) for t in range(3)]
     total = torch.stack([change / change.norm() for change in changes]).sum(0)
     for unit, score in zip(case.units, found, strict=True):
-        u = layout.flatten(direction(unit.name, case.federation.config.federation.seed, layout), torch.float64)
+        u = layout.flatten(direction(unit.name, case.assembly.config.federation.seed, layout), torch.float64)
         assert score == pytest.approx(float(u @ total / total.norm()) * math.sqrt(layout.size), abs=1e-4)
 
 
@@ -117,7 +117,7 @@ def test_products_of_factors_are_scaled_to_what_fresh_directions_have() -> None:
     finding = canary_cosine.run(case, Settings())
     assert finding.scores is not None
     assert not finding.measured["null_is_exact"]
-    assert canary_cosine.null_p_value(finding.scores[~case.federation.held.members]) > 1e-2
+    assert canary_cosine.null_p_value(finding.scores[~case.assembly.audit_pool.members]) > 1e-2
 
 
 # What each adversary has.
@@ -125,7 +125,7 @@ def test_products_of_factors_are_scaled_to_what_fresh_directions_have() -> None:
 
 def test_the_sums_are_preferred_to_states_and_own_updates_to_sums() -> None:
     case, _ = canaried.case(EXAMPLES_NOISED, EXAMPLES)
-    start = case.federation.initial.tensors
+    start = case.assembly.initial.tensors
     rng = torch.Generator().manual_seed(0)
 
     def some(round_: int, client: str, pass_name: str = "change") -> Update:
@@ -134,11 +134,11 @@ def test_the_sums_are_preferred_to_states_and_own_updates_to_sums() -> None:
 
     updates = [some(0, "client-0"), some(0, "client-1"), some(1, "client-1"), some(1, "client-1", "later")]
     everything = Seen("server", case.seen.final, case.seen.states, sums_of(updates), updates)
-    of_server = Case(case.federation, everything, canaried.never)
+    of_server = Case(case.assembly, everything, canaried.never)
     assert [len(releases(of_server, f"client-{i}")) for i in range(3)] == [1, 2, 0]
     expected = Layout.of(start).flatten(updates[0].contribution, torch.float64).numpy()
     np.testing.assert_allclose(releases(of_server, "client-0")[0].moved, expected / np.linalg.norm(expected))
-    behind = Case(case.federation, Seen("secure_server", case.seen.final, {}, sums_of(updates)), canaried.never)
+    behind = Case(case.assembly, Seen("secure_server", case.seen.final, {}, sums_of(updates)), canaried.never)
     total = Layout.of(start).flatten(updates[0].contribution + updates[1].contribution, torch.float64).numpy()
     np.testing.assert_allclose(releases(behind, "client-2")[0].moved, total / np.linalg.norm(total), atol=1e-6)
     assert len(releases(behind, "client-2")) == 2
@@ -151,11 +151,11 @@ def test_the_sums_are_preferred_to_states_and_own_updates_to_sums() -> None:
 
 def test_the_sum_before_its_noise_tells_what_the_noised_model_does_not() -> None:
     case, _ = canaried.case(MUCH_NOISE, CLIENTS)
-    seed, layout = case.federation.config.federation.seed, Layout.of(case.federation.initial.tensors)
-    inside = [unit for unit, member in zip(case.units, case.federation.held.members, strict=True) if member]
+    seed, layout = case.assembly.config.federation.seed, Layout.of(case.assembly.initial.tensors)
+    inside = [unit for unit, member in zip(case.units, case.assembly.audit_pool.members, strict=True) if member]
     sent = [Update(0, unit.name, "change", direction(unit.name, seed, layout), 1.0) for unit in inside]
     behind = Seen("secure_server", case.seen.final, case.seen.states, sums_of(sent))
-    by_sum = canary_cosine.run(Case(case.federation, behind, canaried.never), Settings()).scores
+    by_sum = canary_cosine.run(Case(case.assembly, behind, canaried.never), Settings()).scores
     by_state = canary_cosine.run(case, Settings()).scores
     assert by_sum is not None
     assert by_state is not None
@@ -186,4 +186,4 @@ def test_an_outsider_finds_no_direction_in_tensors_that_shrank() -> None:
     name = next(name for name in final if final[name].shape == (3,))
     shrunk = Seen("outsider", final | {name: final.tensor(name)[:2]})
     with pytest.raises(Inapplicable, match="lost entries"):
-        canary_cosine.run(Case(case.federation, shrunk, canaried.never), Settings())
+        canary_cosine.run(Case(case.assembly, shrunk, canaried.never), Settings())

@@ -69,7 +69,7 @@ def test_the_shift_foretold_is_the_shift_there_is() -> None:
     case, _ = canaried.case(everybody, canaried.MANY_CLIENTS)
     of_all = canary_likelihood.run(case, Settings())
     assert of_all.measured["rate"] == 1.0
-    members = case.federation.held.members
+    members = case.assembly.audit_pool.members
     scores = canary_cosine.run(case, Settings()).scores
     assert scores is not None
     # A sum of three rounds' cosines over sqrt(3): each shifted as foretold.
@@ -79,7 +79,7 @@ def test_the_shift_foretold_is_the_shift_there_is() -> None:
 def test_the_law_of_those_held_out_is_known_and_a_wrong_one_is_noticed() -> None:
     """By the held-out clients themselves; scores made with twice the dimension do not keep to the law."""
     case, _ = canaried.case(DRAWN, canaried.MANY_CLIENTS)
-    found, members = canary_likelihood.run(case, Settings()), case.federation.held.members
+    found, members = canary_likelihood.run(case, Settings()), case.assembly.audit_pool.members
     assert found.null is not None
     assert found.null.rounds is not None
     assert found.null.rounds.shape == (len(case.units), 6)
@@ -95,7 +95,7 @@ def test_the_law_of_those_held_out_is_known_and_a_wrong_one_is_noticed() -> None
 def test_rates_that_few_held_out_cannot_show_are_known_from_the_law() -> None:
     """Sixty or so on either side: against each other 1 % is refused; against the law it is not, and nothing leans on them."""
     case, _ = canaried.case(DRAWN, canaried.MANY_CLIENTS)
-    found, members = canary_likelihood.run(case, Settings()), case.federation.held.members
+    found, members = canary_likelihood.run(case, Settings()), case.assembly.audit_pool.members
     told = judge.judged(found, members, delta=1e-3, significance=0.05, seed=0, releases=6)
     assert told.null == "known"
     assert told.ranking is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,11 +49,18 @@ class Items:
 
 def seen(federation: Federation) -> Case:
     """One round of it as a server without masks sees it."""
-    federation.transport = recording = Recording(federation.transport)
-    before = federation.initial.tensors
+    recording = Recording(federation.assembly.transport)
+    federation.assembly = replace(federation.assembly, transport=recording)
+    before = federation.assembly.initial.tensors
     final = federation.run().state.tensors
     updates = [
-        Update(asked.round, federation.parts.names[reply.client], asked.pass_name, reply.contribution, reply.weight)
+        Update(
+            asked.round,
+            federation.assembly.problem.names[reply.client],
+            asked.pass_name,
+            reply.contribution,
+            reply.weight,
+        )
         for asked, reply in recording.exchanges
         if isinstance(asked, Request) and isinstance(reply, Reply)
     ]
@@ -209,7 +217,7 @@ def test_other_tasks_are_inverted_and_not_counted(task: str, tmp_path: Path) -> 
 
 
 def test_language_models_are_inverted_and_not_counted(tmp_path: Path) -> None:
-    tokenizer = Federation(RunConfig()).parts.tokenizer
+    tokenizer = Federation(RunConfig()).assembly.problem.tokenizer
     shape: dict[str, Any] = {
         "n_embd": 64,
         "n_layer": 2,

@@ -28,7 +28,7 @@ def scores(case: Case) -> np.ndarray:
 
 
 def test_a_score_is_the_log_odds_of_the_right_label(outsider: Case) -> None:
-    model = outsider.federation.objective.load(outsider.seen.final).eval()
+    model = outsider.assembly.objective.load(outsider.seen.final).eval()
     for unit, score in zip(outsider.units, scores(outsider), strict=True):
         (example,) = unit.examples
         with torch.no_grad():
@@ -37,16 +37,16 @@ def test_a_score_is_the_log_odds_of_the_right_label(outsider: Case) -> None:
 
 
 def test_what_was_learned_by_heart_is_found_and_the_sign_is_right(outsider: Case) -> None:
-    members = outsider.federation.held.members
+    members = outsider.assembly.audit_pool.members
     found = scores(outsider)
     assert overfitted.area(found, members) > 0.8
     assert overfitted.area(-found, members) < 0.2
 
 
 def test_at_chance_before_training_and_under_shuffled_truth(outsider: Case) -> None:
-    members = outsider.federation.held.members
+    members = outsider.assembly.audit_pool.members
     assert abs(overfitted.area_of_shuffled(scores(outsider), members) - 0.5) < 0.03
-    untrained = outsider.unit_confidences(outsider.federation.initial.tensors)
+    untrained = outsider.unit_confidences(outsider.assembly.initial.tensors)
     assert abs(overfitted.area(untrained, members) - 0.5) < 0.17  # more than two standard errors of 40 against 40
 
 
@@ -54,5 +54,7 @@ def test_a_run_without_any_recording_is_enough(tmp_path: Path) -> None:
     built, final, _ = overfitted.run(tmp_path / "run", {"federation.rounds": 1}, clients=2, each=10)
     from attacks.adversary.vantage import seen
 
-    case = Case(built, seen("outsider", final, None), lambda count: pytest.fail("the loss needs no references"))
+    case = Case(
+        built.assembly, seen("outsider", final, None), lambda count: pytest.fail("the loss needs no references")
+    )
     assert len(scores(case)) == len(case.units) == 20

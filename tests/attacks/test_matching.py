@@ -31,7 +31,7 @@ def test_the_distance_falls_as_it_looks(short: Case) -> None:
     """The cosine after some steps is better than of where it began, and the model's parameters are left as they were."""
     at, one = scene(short), short.seen.updates[0]
     before = at.before(0)
-    model = short.federation.objective.load(before).eval()
+    model = short.assembly.objective.load(before).eval()
     kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     names = [name for name in one.contribution if bool(one.contribution.tensor(name).any())]
     leaves = {name: before.tensor(name).clone().requires_grad_() for name in before}

@@ -84,14 +84,14 @@ def test_noise_hides_wrong_labels() -> None:
 
 
 def bound(case: Case) -> float:
-    found = lower_bound(run(case).scores, case.federation.held.members, 1e-3, 0.05).epsilon
+    found = lower_bound(run(case).scores, case.assembly.audit_pool.members, 1e-3, 0.05).epsilon
     assert found is not None
     return found
 
 
 def test_of_directions_it_reads_the_last_state_alone_whoever_asks() -> None:
     case, _ = canaried.case({**canaried.CLIENTS, "privacy.noise_multiplier": 10.0}, canaried.MANY_CLIENTS, noise=False)
-    outside = Case(case.federation, Seen("outsider", case.seen.final), canaried.never)
+    outside = Case(case.assembly, Seen("outsider", case.seen.final), canaried.never)
     np.testing.assert_array_equal(run(case).scores, run(outside).scores)
     fellow = canary_cosine.run(case, Settings()).scores
     assert fellow is not None
@@ -114,9 +114,9 @@ def ran(settings: dict[str, Any]) -> tuple[dict[str, Any], Case]:
     """What the run measured on its data, and the case of an outsider."""
     federation = toys.federation({**DIRECTIONS, **settings}, sizes=[3] * 80, entropy=SeededEntropy(1))
     result = federation.run()
-    told = of_data(federation, result.state)
+    told = of_data(federation.assembly, result.state)
     assert told is not None
-    return told, Case(federation, Seen("outsider", result.state.tensors), canaried.never)
+    return told, Case(federation.assembly, Seen("outsider", result.state.tensors), canaried.never)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def ran(settings: dict[str, Any]) -> tuple[dict[str, Any], Case]:
 )
 def test_a_run_and_its_audit_give_one_figure(settings: dict[str, Any]) -> None:
     told, case = ran(settings)
-    scores, members = run(case).scores, case.federation.held.members
+    scores, members = run(case).scores, case.assembly.audit_pool.members
     found = roc.to_dict(roc.rank(scores[members], scores[~members]))
     assert told["attack"] == "one_run"
     assert told["auc"] == found["auc"]

@@ -59,8 +59,8 @@ def ran(place: str, *, noise: bool, phantoms: int = 120, z: float = 10.0, **more
     ):
         result = built.run()
     summary = {**result.summary, "privacy": {**result.summary["privacy"], "private": True}}  # noise came from a seed
-    recorded = Recorded({0: built.initial.tensors, **states.kept}, lr=dict.fromkeys(range(3), 0.05))
-    return built, Target(built, result.state, recorded, summary)
+    recorded = Recorded({0: built.assembly.initial.tensors, **states.kept}, lr=dict.fromkeys(range(3), 0.05))
+    return built, Target(built.assembly, result.state, recorded, summary)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -72,8 +72,8 @@ def test_a_run_without_its_noise_contradicts_its_guarantee_whoever_should_have_a
     assert cell["epsilon_accounted"] is not None
     assert cell["epsilon_lower"] > cell["epsilon_accounted"]
     assert target.result["membership"]["auc"] > 0.95
-    found = heard(target.final, federation.held)
-    assert found[federation.held.members].mean() > found[~federation.held.members].mean()
+    found = heard(target.final, federation.assembly.audit_pool)
+    assert found[federation.assembly.audit_pool.members].mean() > found[~federation.assembly.audit_pool.members].mean()
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -98,7 +98,7 @@ def test_under_right_noise_those_who_are_no_members_follow_the_known_law(place: 
     audit = audited(target, ["canary_cosine"], Settings(references=0))
     cell = next(one for one in audit["cells"] if one["vantage"] == "fellow_client")
     assert cell["measured"]["null_p_value"] > 1e-3
-    scores = heard(target.final, federation.held)[~federation.held.members]
+    scores = heard(target.final, federation.assembly.audit_pool)[~federation.assembly.audit_pool.members]
     if place == "example":  # three rounds, of variance one each
         assert abs(float(np.mean(scores))) < 5 * np.sqrt(3 / len(scores))
         assert float(np.std(scores)) == pytest.approx(np.sqrt(3), rel=0.25)

@@ -92,7 +92,7 @@ def test_a_sketch_keeps_inner_products() -> None:
 
 @pytest.mark.parametrize("vantage", ["fellow_client", "secure_server", "server"])
 def test_what_was_learned_by_heart_is_found_and_the_sign_is_right(ran: Ran, vantage: str) -> None:
-    members = ran[0].held.members
+    members = ran[0].assembly.audit_pool.members
     found = regression.run(overfitted.case(ran, vantage), Settings())
     assert overfitted.area(found.scores, members) > 0.8
     assert abs(overfitted.area_of_shuffled(found.scores, members) - 0.5) < 0.03
@@ -100,15 +100,15 @@ def test_what_was_learned_by_heart_is_found_and_the_sign_is_right(ran: Ran, vant
 
 
 def test_a_server_that_sees_single_updates_finds_more_than_by_cosines(ran: Ran) -> None:
-    members, case = ran[0].held.members, overfitted.case(ran, "server")
+    members, case = ran[0].assembly.audit_pool.members, overfitted.case(ran, "server")
     by_cosine = overfitted.area(update_score.run(case, Settings()).scores, members)
     assert overfitted.area(regression.run(case, Settings()).scores, members) > by_cosine
 
 
 def test_updates_credited_to_other_clients_tell_nothing(ran: Ran) -> None:
     """The first round, whose start knows nobody; everybody's updates in the name of the client before it."""
-    case, members, first = overfitted.case(ran, "server"), ran[0].held.members, Settings(max_rounds=1)
-    names = list(ran[0].parts.names)
+    case, members, first = overfitted.case(ran, "server"), ran[0].assembly.audit_pool.members, Settings(max_rounds=1)
+    names = list(ran[0].assembly.problem.names)
     turned = [replace(one, client=names[names.index(one.client) - 1]) for one in case.seen.updates]
     wrong = replace(case, seen=replace(case.seen, updates=turned))
     assert overfitted.area(regression.run(case, first).scores, members) > 0.8
@@ -121,18 +121,18 @@ def test_other_ways_of_averaging_are_seen_through(tmp_path: Path, method: str) -
     ran = overfitted.run(tmp_path / "run", settings, clients=4, each=20)
     for vantage in ("fellow_client", "secure_server", "server"):
         found = regression.run(overfitted.case(ran, vantage), Settings()).scores
-        assert overfitted.area(found, ran[0].held.members) > 0.65, vantage
+        assert overfitted.area(found, ran[0].assembly.audit_pool.members) > 0.65, vantage
 
 
 def test_a_sketch_finds_it_too(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regression, "_NUMBERS", 180 * 400)
     found = regression.run(overfitted.case(ran, "server"), Settings()).scores
-    assert overfitted.area(found, ran[0].held.members) > 0.7
+    assert overfitted.area(found, ran[0].assembly.audit_pool.members) > 0.7
 
 
 def test_rounds_are_spaced_and_refused_where_none_were_kept(ran: Ran) -> None:
     case = overfitted.case(ran, "fellow_client")
     assert regression.run(case, Settings(max_rounds=3)).measured["rounds"] == 3
-    outsider = Case(case.federation, Seen("outsider", case.seen.final), case.references)
+    outsider = Case(case.assembly, Seen("outsider", case.seen.final), case.references)
     with pytest.raises(Inapplicable, match=r"evaluation\.record"):
         regression.run(outsider, Settings())

@@ -157,7 +157,7 @@ def test_the_target_among_its_own_references_and_a_wrong_population_are_refused(
 def test_a_federation_that_learns_by_heart_is_caught(tmp_path: Path) -> None:
     ran = overfitted.run(tmp_path / "run", {"federation.rounds": 15, "method.rank": 8}, clients=5, each=40)
     found = rmia.run(overfitted.case(ran, "outsider"), Settings(references=8))
-    assert overfitted.area(found.scores, ran[0].held.members) > 0.75
+    assert overfitted.area(found.scores, ran[0].assembly.audit_pool.members) > 0.75
     assert found.measured["population"] == 100
     assert found.measured["a"] in rmia.CANDIDATES
 

@@ -27,7 +27,7 @@ def test_a_trajectory_counts_rounds_by_how_far_above_the_population() -> None:
 
 
 def test_what_was_learned_by_heart_is_found_and_the_sign_is_right(fellow: Case) -> None:
-    members = fellow.federation.held.members
+    members = fellow.assembly.audit_pool.members
     found = round_losses.run(fellow, Settings())
     assert overfitted.area(found.scores, members) > 0.8
     assert abs(overfitted.area_of_shuffled(found.scores, members) - 0.5) < 0.03
@@ -43,6 +43,6 @@ def test_rounds_are_spaced_evenly(fellow: Case) -> None:
 
 
 def test_who_saw_no_rounds_is_told_what_to_set(fellow: Case) -> None:
-    outsider = Case(fellow.federation, type(fellow.seen)("outsider", fellow.seen.final), fellow.references)
+    outsider = Case(fellow.assembly, type(fellow.seen)("outsider", fellow.seen.final), fellow.references)
     with pytest.raises(Inapplicable, match=r"evaluation\.record"):
         round_losses.run(outsider, Settings())

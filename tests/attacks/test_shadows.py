@@ -47,7 +47,7 @@ def many(method: str = "ffa_lora", **more: Any) -> Federation:
 
 
 def drawn(federation: Federation, count: int = 3) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    return coins(count, lots(federation.held), np.random.default_rng(0))
+    return coins(count, lots(federation.assembly.audit_pool), np.random.default_rng(0))
 
 
 def same(left: Tensors, right: Tensors) -> bool:
@@ -80,7 +80,7 @@ def test_stacked_references_are_those_trained_one_client_at_a_time(method: str, 
     federation = make(method)
     inside = drawn(federation)
     together = trained(federation, inside, 1)
-    alone = trained(federation, inside, 1, stacked=False)
+    alone = trained(federation.assembly, inside, 1, stacked=False)
     assert together.why_not_stacked == ""
     assert alone.why_not_stacked != ""
     require_close(together.states, alone.states, federation.initial.tensors)
@@ -108,22 +108,22 @@ def test_stacked_references_are_those_trained_one_client_at_a_time(method: str, 
 def test_passes_personal_tensors_vanishing_clients_and_local_noise_are_repeated(more: dict[str, Any]) -> None:
     federation = many("fra_lora" if "method.transport_form" in more else "ffa_lora", **more)
     inside = drawn(federation, 2)
-    together, alone = trained(federation, inside, 1), trained(federation, inside, 1, stacked=False)
+    together, alone = trained(federation.assembly, inside, 1), trained(federation.assembly, inside, 1, stacked=False)
     assert together.why_not_stacked == ""
-    start = products([federation.initial.tensors])[0]
+    start = products([federation.assembly.initial.tensors])[0]
     require_close(products(together.states), products(alone.states), start)
 
 
 def test_few_at_a_time_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     federation = few()
     inside, told = drawn(federation, 4), []
-    whole = trained(federation, inside, 1, keep_rounds=True)
+    whole = trained(federation.assembly, inside, 1, keep_rounds=True)
     monkeypatch.setattr(shadows, "_HELD", 1)
-    parts = trained(federation, inside, 1, lambda done, total: told.append((done, total)), keep_rounds=True)
-    require_close(parts.states, whole.states, federation.initial.tensors)
+    parts = trained(federation.assembly, inside, 1, lambda done, total: told.append((done, total)), keep_rounds=True)
+    require_close(parts.states, whole.states, federation.assembly.initial.tensors)
     assert told == [(done, 4 * runs.ROUNDS) for done in range(1, 4 * runs.ROUNDS + 1)]
     assert [len(states) for states in whole.rounds] == [runs.ROUNDS + 1] * 4
-    assert all(same(states[0], federation.initial.tensors) for states in whole.rounds)
+    assert all(same(states[0], federation.assembly.initial.tensors) for states in whole.rounds)
     assert all(same(states[-1], last) for states, last in zip(whole.rounds, whole.states, strict=True))
 
 
@@ -135,9 +135,9 @@ def test_few_at_a_time_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_with_the_coins_of_the_run_it_is_the_run(method: str, more: dict[str, Any]) -> None:
     federation = few(method, **more)
     run = federation.run().state.tensors
-    members = federation.held.members
+    members = federation.assembly.audit_pool.members
     assert 0 < members.sum() < len(members)
-    found = trained(federation, np.stack([members, ~members]), 1, stacked=False)
+    found = trained(federation.assembly, np.stack([members, ~members]), 1, stacked=False)
     assert same(found.states[0], run)
     assert not same(found.states[1], run)
 
@@ -156,7 +156,7 @@ def test_with_the_coins_and_the_noise_of_a_private_run_it_is_the_run(
     monkeypatch.setattr(shadows, "_seed_of", lambda seed, number: 3)  # the run's
     federation = many(**more)
     run = federation.run().state.tensors
-    found = trained(federation, federation.held.members[None], 1, stacked=False)
+    found = trained(federation.assembly, federation.assembly.audit_pool.members[None], 1, stacked=False)
     assert same(found.states[0], run)
 
 
@@ -166,22 +166,22 @@ def test_with_noise_in_the_steps_it_is_the_run(canaries: str, monkeypatch: pytes
     monkeypatch.setattr(shadows, "_seed_of", lambda seed, number: 3)
     federation = few(**{**CENTRAL, "privacy.unit": "example", "evaluation.canaries": canaries})
     run = federation.run().state.tensors
-    found = trained(federation, federation.held.members[None], 1)
+    found = trained(federation.assembly, federation.assembly.audit_pool.members[None], 1)
     assert same(found.states[0], run)
     assert found.why_not_stacked != ""
 
 
 def test_a_run_that_ended_early_is_repeated_as_far_as_it_came() -> None:
     federation = few(**{"training.lr_schedule": "linear"})
-    members = federation.held.members[None]
-    whole = trained(federation, members, 1, stacked=False, keep_rounds=True)
-    part = trained(federation, members, 1, stacked=False, rounds=1)
+    members = federation.assembly.audit_pool.members[None]
+    whole = trained(federation.assembly, members, 1, stacked=False, keep_rounds=True)
+    part = trained(federation.assembly, members, 1, stacked=False, rounds=1)
     assert same(part.states[0], whole.rounds[0][1])
 
 
 def test_asking_other_clients_the_second_time_is_an_error() -> None:
     federation = few()
-    reference = Reference.of(federation, federation.held.members, 0)
+    reference = Reference.of(federation.assembly, federation.assembly.audit_pool.members, 0)
     jobs = reference.noted(0.1)
     assert [job.examples for job in jobs] == [client.examples for client in reference.clients]
     results = [Trained(job.before.select(job.trainable), 0.0) for job in jobs]
@@ -192,8 +192,8 @@ def test_asking_other_clients_the_second_time_is_an_error() -> None:
 
 def test_noise_is_new_for_each_reference_and_the_same_for_the_same_seed() -> None:
     federation = many()
-    inside = np.stack([federation.held.members] * 2)
-    first, again, other = (trained(federation, inside, seed).states for seed in (1, 1, 2))
+    inside = np.stack([federation.assembly.audit_pool.members] * 2)
+    first, again, other = (trained(federation.assembly, inside, seed).states for seed in (1, 1, 2))
     assert same(first[0], again[0])
     assert not same(first[0], first[1])
     assert not same(first[0], other[0])
@@ -203,7 +203,7 @@ def test_noise_is_new_for_each_reference_and_the_same_for_the_same_seed() -> Non
 def test_a_masked_federation_is_repeated_without_masks(more: dict[str, Any]) -> None:
     federation = few(**{"secure_aggregation.enabled": True, **more})
     run = federation.run().state.tensors
-    (found,) = trained(federation, federation.held.members[None], 1).states
+    (found,) = trained(federation.assembly, federation.assembly.audit_pool.members[None], 1).states
     for name in run:
         torch.testing.assert_close(found.tensor(name), run.tensor(name), rtol=0, atol=2e-5)
 
@@ -217,9 +217,9 @@ def test_shares_of_noise_become_noise_of_the_same_size_on_the_sum() -> None:
             "secure_aggregation.dropout": 0.3,
         }
     )
-    shares = federation.protection.shares
+    shares = federation.assembly.protection.shares
     assert isinstance(shares, DistributedGaussian)
-    reference = Reference.of(federation, federation.held.members, 0)
+    reference = Reference.of(federation.assembly, federation.assembly.audit_pool.members, 0)
     protection = reference.server.protection
     assert (protection.placement, protection.hidden) == (SUM, False)
     assert isinstance(reference.server.summing, OpenSum)
@@ -227,16 +227,16 @@ def test_shares_of_noise_become_noise_of_the_same_size_on_the_sum() -> None:
     noised = protection.mechanism.noised(total, 0.5, SeededEntropy(0).stream("x"))
     expected = shares.std(0.5, 12_000, shares.contributors)
     assert torch.cat([tensor.flatten() for tensor in noised.values()]).std() == pytest.approx(expected, rel=0.03)
-    assert expected > 1.02 * federation.protection.mechanism.std(0.5), "more shares than are counted on"
+    assert expected > 1.02 * federation.assembly.protection.mechanism.std(0.5), "more shares than are counted on"
     assert protection.mean_noise_std(0.5, 8, 12_000) == pytest.approx(expected / 8)
 
 
 def test_a_client_trains_on_its_units_that_are_inside_and_on_all_that_is_in_no_pool() -> None:
     federation = few()
     for members in drawn(federation, 3):
-        clients = Reference.of(federation, members, 0).clients
+        clients = Reference.of(federation.assembly, members, 0).clients
         said = [name for client in clients for name in _told(client.examples)]
-        pool = federation.held.units
+        pool = federation.assembly.audit_pool.units
         outside = {tuple(unit.examples[0]["input_ids"]) for unit, is_in in zip(pool, members, strict=True) if not is_in}
         assert not outside & set(said)
         assert len(said) == sum(runs.SIZES) - int((~members).sum())
@@ -250,8 +250,10 @@ def _told(examples: Sequence[Any]) -> list[tuple[int, ...]]:
 def test_clients_that_are_outside_are_not_in_the_federation(cohort: int) -> None:
     federation = many(**{"federation.cohort": cohort})
     for members in drawn(federation, 3):
-        reference = Reference.of(federation, members, 0)
-        outside = {unit.name for unit, is_in in zip(federation.held.units, members, strict=True) if not is_in}
+        reference = Reference.of(federation.assembly, members, 0)
+        outside = {
+            unit.name for unit, is_in in zip(federation.assembly.audit_pool.units, members, strict=True) if not is_in
+        }
         names = [client.name for client in reference.clients]
         assert set(names).isdisjoint(outside)
         assert len(names) == CLIENTS - len(outside)
@@ -274,14 +276,14 @@ def test_no_ledger_is_made_or_touched_even_where_the_budget_is_spent(tmp_path: P
         federation.run(tmp_path / "another")
     before = {path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()}
     assert ledger in before
-    references(federation, 2, 0)
+    references(federation.assembly, 2, 0)
     assert {path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()} == before
-    assert federation.purse.budget is None
+    assert federation.assembly.charges.budget is None
 
 
 def test_a_client_sits_out_what_it_would_sit_out_in_a_run() -> None:
     federation = many(**{"privacy.noise": "local", "privacy.participations": 1, "federation.cohort": CLIENTS // 2})
-    reference = Reference.of(federation, np.ones(len(federation.held.units), dtype=bool), 0)
+    reference = Reference.of(federation.assembly, np.ones(len(federation.assembly.audit_pool.units), dtype=bool), 0)
     allowance = reference.clients[0]._bench.allowance
     assert [allowance("a", 2, round_) for round_ in (0, 0, 1)] == [2, 2, 0]
     assert allowance("b", 2, 1) == 2
@@ -303,18 +305,18 @@ def test_every_unit_is_inside_of_half_the_references(count: int) -> None:
 
 def test_coins_depend_on_the_seed_and_equal_examples_share_theirs() -> None:
     federation = few()
-    found = [references(federation, 2, seed).inside for seed in (0, 0, 1)]
+    found = [references(federation.assembly, 2, seed).inside for seed in (0, 0, 1)]
     assert np.array_equal(found[0], found[1])
     assert not np.array_equal(found[0], found[2])
-    units = federation.held.units
-    copied = replace(federation.held, units=(*units, replace(units[0], name="copy", client="elsewhere")))
+    units = federation.assembly.audit_pool.units
+    copied = replace(federation.assembly.audit_pool, units=(*units, replace(units[0], name="copy", client="elsewhere")))
     inside = coins(8, lots(copied), np.random.default_rng(0))
     assert np.array_equal(inside[:, 0], inside[:, -1])
-    assert len(set(lots(federation.held))) == len({_told(unit.examples)[0] for unit in units})
+    assert len(set(lots(federation.assembly.audit_pool))) == len({_told(unit.examples)[0] for unit in units})
 
 
 def test_too_few_references_and_no_units_are_refused() -> None:
     with pytest.raises(UsageError, match="at least 2"):
-        references(few(), 1, 0)
+        references(few().assembly, 1, 0)
     with pytest.raises(UsageError, match="audit_fraction is 0"):
-        references(few(**{"evaluation.audit_fraction": 0.0}), 2, 0)
+        references(few(**{"evaluation.audit_fraction": 0.0}).assembly, 2, 0)

@@ -84,7 +84,7 @@ def test_known_laws_reach_their_area() -> None:
 
 
 def test_members_of_a_federation_are_found_better_than_by_the_loss(server: Case) -> None:
-    members = server.federation.held.members
+    members = server.assembly.audit_pool.members
     found = update_score.run(server, Settings())
     area = overfitted.area(found.scores, members)
     assert area > 0.75
@@ -101,12 +101,12 @@ def test_credited_to_the_wrong_clients_it_is_at_chance(server: Case) -> None:
         for update in server.seen.updates
     ]
     seen = type(server.seen)("server", server.seen.final, server.seen.states, (), turned)
-    found = update_score.run(Case(server.federation, seen, server.references), Settings())
-    assert overfitted.area(found.scores, server.federation.held.members) < 0.62
+    found = update_score.run(Case(server.assembly, seen, server.references), Settings())
+    assert overfitted.area(found.scores, server.assembly.audit_pool.members) < 0.62
 
 
 def _next(client: str, case: Case) -> str:
-    names = list(case.federation.held.names)
+    names = list(case.assembly.audit_pool.names)
     return names[(names.index(client) + 1) % len(names)]
 
 
@@ -125,15 +125,13 @@ def test_whatever_clients_send_is_compared_in_the_coordinates_that_train(
 ) -> None:
     ran = overfitted.run(tmp_path / "run", settings)
     found = update_score.run(overfitted.case(ran, "server"), Settings())
-    assert overfitted.area(found.scores, ran[0].held.members) > 0.65
+    assert overfitted.area(found.scores, ran[0].assembly.audit_pool.members) > 0.65
 
 
 def test_a_change_as_it_is_is_its_own_pull_back(server: Case) -> None:
     update = server.seen.updates[0]
     before = server.seen.states[update.round]
-    found = alignment.of_contribution(
-        server.federation, before, update.round, update.pass_name, update.contribution, {}
-    )
+    found = alignment.of_contribution(server.assembly, before, update.round, update.pass_name, update.contribution, {})
     for name in update.contribution:
         torch.testing.assert_close(found.tensor(name), update.contribution.tensor(name))
 
@@ -143,10 +141,10 @@ def test_a_product_in_factors_or_formed_is_pulled_back_to_the_same(tmp_path: Pat
     update = recorded.updates[-1]
     before = recorded.states[update.round]
     one, other = (
-        alignment.of_contribution(built, before, update.round, update.pass_name, sent, {})
+        alignment.of_contribution(built.assembly, before, update.round, update.pass_name, sent, {})
         for sent in (update.contribution, update.contribution.dense())
     )
-    state = alignment.of_states(built, before, before, update.round)
+    state = alignment.of_states(built.assembly, before, before, update.round)
     assert list(one) == list(other) == list(state)
     for name in one:
         torch.testing.assert_close(one.tensor(name), other.tensor(name), rtol=1e-4, atol=1e-6)
@@ -162,15 +160,15 @@ def test_whole_clients_are_known_by_their_updates(tmp_path: Path) -> None:
     case = overfitted.case(ran, "server")
     with pytest.raises(Inapplicable, match="in plain sight"):
         update_score.run(case, Settings())
-    assert {update.client for update in ran[2].updates} <= set(ran[0].parts.names)
+    assert {update.client for update in ran[2].updates} <= set(ran[0].assembly.problem.names)
 
 
 def test_rounds_of_two_clients_and_no_updates_are_refused(server: Case) -> None:
-    few = [update for update in server.seen.updates if update.client in list(server.federation.held.names)[:2]]
+    few = [update for update in server.seen.updates if update.client in list(server.assembly.audit_pool.names)[:2]]
     for updates, said in ((few, "updates of 3 clients"), ([], r"evaluation\.record to 'updates'")):
         seen = type(server.seen)("server", server.seen.final, server.seen.states, (), updates)
         with pytest.raises(Inapplicable, match=said):
-            update_score.run(Case(server.federation, seen, server.references), Settings())
+            update_score.run(Case(server.assembly, seen, server.references), Settings())
 
 
 def test_rounds_are_spaced_and_updates_of_no_weight_left_out(server: Case) -> None:
@@ -180,4 +178,4 @@ def test_rounds_are_spaced_and_updates_of_no_weight_left_out(server: Case) -> No
     ]
     seen = type(server.seen)("server", server.seen.final, server.seen.states, (), zero)
     with pytest.raises(Inapplicable):
-        update_score.run(Case(server.federation, seen, server.references), Settings())
+        update_score.run(Case(server.assembly, seen, server.references), Settings())

@@ -148,9 +148,11 @@ def watch(built: Federation) -> Events:
 
         return handled
 
-    method = _Watched(built.server.method, events.means)
-    built.server = replace(built.server, charge=charging(built.server.charge), method=method)  # type: ignore[arg-type]
-    for client in built.clients:
+    method = _Watched(built.assembly.server.method, events.means)
+    charge = charging(built.assembly.server.charge)
+    server = replace(built.assembly.server, charge=charge, method=method)  # type: ignore[arg-type]
+    built.assembly = replace(built.assembly, server=server)
+    for client in built.assembly.clients:
         client.handle = handling(client.handle, client.index)  # type: ignore[method-assign]
         bench = client._bench
         client._bench = replace(bench, allowance=_allowing(bench.allowance, events))
@@ -208,8 +210,9 @@ class KilledAfter:
 
 def logits(built: Federation, tensors: Tensors) -> torch.Tensor:
     """What the model with these tensors in it says of the test set."""
-    network = built.objective.load(tensors).eval()
+    network = built.assembly.objective.load(tensors).eval()
     with torch.no_grad():
-        batch = built.parts.collate([built.parts.test[i] for i in range(len(built.parts.test))])
+        problem = built.assembly.problem
+        batch = problem.collate([problem.test[i] for i in range(len(problem.test))])
         found: torch.Tensor = network(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
     return found

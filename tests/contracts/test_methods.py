@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from secure_fed.errors import ConfigError
-from secure_fed.federation import Federation, Result
+from secure_fed.federation import Federation
 from secure_fed.learning.models.fingerprint import of_model
 from secure_fed.methods import METHODS, card
 from secure_fed.methods.method import State
+from secure_fed.runs.run import Result
 from secure_fed.tensors.tensors import Layout, Tensors
 from tests.cells import chosen, every
 from tests.contracts import runs
@@ -39,10 +40,10 @@ class Run:
     def __init__(self, name: str, unit: str, how: str) -> None:
         kept = States()
         self.built: Federation = runs.federation(runs.settings(name, unit, how), callbacks=[kept])
-        self.base = of_model(self.built.parts.model, self.built.initial.tensors)
+        self.base = of_model(self.built.assembly.problem.model, self.built.assembly.initial.tensors)
         self.events: Events = runs.watch(self.built)
         self.result: Result = self.built.run()
-        self.states: list[State] = [self.built.initial, *kept.after]
+        self.states: list[State] = [self.built.assembly.initial, *kept.after]
 
 
 @cache
@@ -60,7 +61,7 @@ def flat(tensors: Tensors) -> np.ndarray:
 class TestContract:
     def test_what_travels_is_what_was_planned(self, name: str, unit: str, how: str) -> None:
         run = run_of(name, unit, how)
-        method, protection = run.built.method, run.built.protection
+        method, protection = run.built.assembly.method, run.built.assembly.protection
         for before in run.states[:-1]:
             plan = method.plan(before)
             for pass_name in plan.passes:
@@ -78,14 +79,14 @@ class TestContract:
 
     def test_what_neither_trains_nor_comes_down_never_moves(self, name: str, unit: str, how: str) -> None:
         run = run_of(name, unit, how)
-        method, initial = run.built.method, run.built.initial.tensors
+        method, initial = run.built.assembly.method, run.built.assembly.initial.tensors
         moving: set[str] = set()
         for before, after in zip(run.states[:-1], run.states[1:], strict=True):
             plan = method.plan(before)
             moving |= set(plan.trainable) | set(plan.down)
             for frozen in set(initial) - moving:
                 assert torch.equal(after.tensors.tensor(frozen), initial.tensor(frozen))
-        assert of_model(run.built.parts.model, initial) == run.base, "the base model"
+        assert of_model(run.built.assembly.problem.model, initial) == run.base, "the base model"
         last = run.states[-1].tensors
         moved = [
             n
@@ -96,7 +97,9 @@ class TestContract:
 
     def test_the_budget_is_charged_once_for_each_release_and_before_it(self, name: str, unit: str, how: str) -> None:
         run = run_of(name, unit, how)
-        planned = [(before.round, p) for before in run.states[:-1] for p in run.built.method.plan(before).passes]
+        planned = [
+            (before.round, p) for before in run.states[:-1] for p in run.built.assembly.method.plan(before).passes
+        ]
         log = run.events.log
         if unit == "client":
             assert run.events.of("charge") == planned
@@ -157,7 +160,7 @@ def test_behind_masks_a_run_ends_where_it_does_in_the_open(name: str, unit: str)
 
 
 def test_one_of_every_class_is_held_on_every_change() -> None:
-    classes = {name: type(runs.federation(runs.settings(name)).method) for name in METHODS}
+    classes = {name: type(runs.federation(runs.settings(name)).assembly.method) for name in METHODS}
     chosen_ones = [classes[name] for name in runs.OF_A_CLASS]
     assert len(set(chosen_ones)) == len(chosen_ones)
     assert set(chosen_ones) == set(classes.values())

@@ -28,7 +28,7 @@ def test_it_never_travels(name: str, pattern: str, how: str) -> None:
     }
     assert sent
     assert not [tensor for tensor in sent if fnmatchcase(tensor, pattern)]
-    kept = {name for client in built.clients for name in client.kept or ()}
+    kept = {name for client in built.assembly.clients for name in client.kept or ()}
     assert kept
     assert all(fnmatchcase(name, pattern) for name in kept)
 

@@ -29,5 +29,5 @@ def test_every_method_gives_a_figure_of_phantoms(name: str, unit: str) -> None:
     with patch.object(Gaussian, "noised", _clean):
         result = built.run()
     assert result.summary["membership"]["why"] == ""
-    assert np.isfinite(heard(result.state, built.held)).all()
+    assert np.isfinite(heard(result.state, built.assembly.audit_pool)).all()
     assert result.summary["membership"]["auc"] > (0.99 if unit == "client" else 0.5)

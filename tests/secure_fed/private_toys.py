@@ -75,11 +75,14 @@ class Round:
 def one_round(built: Federation, start: State | None = None, **changed: Any) -> Round:
     """`changed`: of the server."""
     charged: list[tuple[int, str]] = []
-    watched, recording = Watched(built.server.method), Recording(built.transport)
+    watched, recording = Watched(built.assembly.server.method), Recording(built.assembly.transport)
     server = replace(
-        built.server, method=watched, charge=lambda round_, pass_name: charged.append((round_, pass_name)), **changed
+        built.assembly.server,
+        method=watched,
+        charge=lambda round_, pass_name: charged.append((round_, pass_name)),
+        **changed,
     )
-    after, record = run_round(start or built.initial, server, recording, LR)
+    after, record = run_round(start or built.assembly.initial, server, recording, LR)
     means, noise_std = watched.seen[0]
     return Round(built, after, record, means["change"], noise_std, recording.exchanges, charged)
 

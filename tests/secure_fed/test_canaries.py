@@ -105,7 +105,7 @@ def test_a_run_with_directions_is_repeated_to_the_same_bits() -> None:
 
 def test_soil_is_what_the_model_and_the_labels_say() -> None:
     built = toys.federation(sizes=(5, 6))
-    context = CanaryContext.of(built.config, built.parts, "example")
+    context = CanaryContext.of(built.config, built.assembly.problem, "example")
     assert (context.classes, context.vocabulary, context.special, context.private) == (3, None, frozenset(), False)
-    floats = replace(built.parts, train=[[{"x": 1.0, "labels": 0.5}]])
+    floats = replace(built.assembly.problem, train=[[{"x": 1.0, "labels": 0.5}]])
     assert CanaryContext.of(built.config, floats, "example").classes is None

@@ -74,14 +74,14 @@ def test_the_contribution_of_a_client_of_a_direction_is_as_long_as_may_be(method
     settings = {**private_toys.NOISE, "privacy.clip_norm": clip_norm, "method.name": method}
     built = private_toys.federation(settings, seed=0)
     far = length_beyond_clipping(built.config)
-    client = built.clients[1]
+    client = built.assembly.clients[1]
     client._bench = replace(client._bench, train=trains_towards("ben", 0, far))
-    plan = built.server.plan(built.initial)
-    request: Request = built.server.request(built.initial, plan, plan.passes[0], 0.05, {})
+    plan = built.assembly.server.plan(built.assembly.initial)
+    request: Request = built.assembly.server.request(built.assembly.initial, plan, plan.passes[0], 0.05, {})
     sent = client.handle(request).contribution
     assert sent.norm() == pytest.approx(clip_norm, rel=1e-5)
     if method != "fra_lora":
-        layout = Layout.of(built.initial.tensors.select(plan.trainable))
+        layout = Layout.of(built.assembly.initial.tensors.select(plan.trainable))
         cosine = float(layout.flatten(sent) @ layout.flatten(direction("ben", 0, layout))) / sent.norm()
         assert cosine == pytest.approx(1, abs=1e-5)
 

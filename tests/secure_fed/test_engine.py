@@ -190,7 +190,8 @@ def test_uniform_weights_and_weights_by_examples_are_exact_means() -> None:
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 def test_weighting_is_by_the_clients_own_count(weighting: str) -> None:
     federation = toys.federation({"federation.weighting": weighting}, sizes=(5, 8, 11))
-    recording = federation.transport = Recording(federation.transport)
+    recording = Recording(federation.assembly.transport)
+    federation.assembly = replace(federation.assembly, transport=recording)
     federation.run()
     expected = {0: 5.0, 1: 8.0, 2: 11.0} if weighting == "examples" else {0: 1.0, 1: 1.0, 2: 1.0}
     assert {reply.client: reply.weight for _, reply in recording.exchanges} == expected
@@ -230,9 +231,9 @@ def test_an_empty_cohort_leaves_the_model_what_it_was(method: str) -> None:
     """FRA may split the same product anew; the product, and so the model, is the same."""
     federation = toys.federation({"method.name": method})
     x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
-    start, _ = run_round(federation.initial, federation.server, federation.transport, LR)
-    nobody = replace(federation.server, sampler=Nobody(3, 0.5))
-    after, _ = run_round(start, nobody, federation.transport, LR)
+    start, _ = run_round(federation.assembly.initial, federation.assembly.server, federation.assembly.transport, LR)
+    nobody = replace(federation.assembly.server, sampler=Nobody(3, 0.5))
+    after, _ = run_round(start, nobody, federation.assembly.transport, LR)
     outputs = [federation.load(state).eval()(x).detach() for state in (start, after)]
     torch.testing.assert_close(*outputs, rtol=1e-5, atol=1e-6)
 
@@ -326,7 +327,7 @@ def test_a_client_refuses_a_layout_that_is_not_its_own() -> None:
             other = Layout((("w", (2,)),)).digest
             return self.inner.exchange({client: replace(request, layout=other) for client, request in requests.items()})
 
-    federation.transport = Meddling(federation.transport)
+    federation.assembly = replace(federation.assembly, transport=Meddling(federation.assembly.transport))
     with pytest.raises(LayoutError, match=r"client client-0 and the server disagree on what pass 'change' carries"):
         federation.run()
 
@@ -360,7 +361,8 @@ def test_bytes_are_those_of_what_travelled_and_travel_changes_nothing(method: st
     if method == "fra_then_ffa":
         settings["method.switch_round"] = 2
     federation = toys.federation(settings)
-    weighing = federation.transport = Weighing(federation.transport)
+    weighing = Weighing(federation.assembly.transport)
+    federation.assembly = replace(federation.assembly, transport=weighing)
     result = federation.run()
     assert [record["bytes_up"] for record in result.records] == [weighing.up[round_] for round_ in range(3)]
     assert [record["bytes_down"] for record in result.records] == [weighing.down[round_] for round_ in range(3)]
@@ -369,12 +371,13 @@ def test_bytes_are_those_of_what_travelled_and_travel_changes_nothing(method: st
 
 def test_a_recording_keeps_everything_in_order() -> None:
     federation = toys.federation({"federation.cohort": 2})
-    recording = federation.transport = Recording(federation.transport)
-    state, record = run_round(federation.initial, federation.server, recording, LR)
-    assert [reply.client for _, reply in recording.exchanges] == federation.server.draw(0)
-    assert all(toys.same(request.tensors, federation.initial.tensors) for request, _ in recording.exchanges)
+    recording = Recording(federation.assembly.transport)
+    federation.assembly = replace(federation.assembly, transport=recording)
+    state, record = run_round(federation.assembly.initial, federation.assembly.server, recording, LR)
+    assert [reply.client for _, reply in recording.exchanges] == federation.assembly.server.draw(0)
+    assert all(toys.same(request.tensors, federation.assembly.initial.tensors) for request, _ in recording.exchanges)
     mean = recording.exchanges[0][1].contribution + recording.exchanges[1][1].contribution
-    assert ((federation.initial.tensors + mean * 0.5) - state.tensors).norm() < 1e-6
+    assert ((federation.assembly.initial.tensors + mean * 0.5) - state.tensors).norm() < 1e-6
     assert record["bytes_up"] == sum(len(reply.contribution.to_bytes()) for _, reply in recording.exchanges)
 
 
@@ -384,20 +387,20 @@ def test_a_recording_keeps_everything_in_order() -> None:
 def test_a_client_keeps_nothing_of_a_round() -> None:
     federation = toys.federation()
     federation.run()
-    for client in federation.clients:
+    for client in federation.assembly.clients:
         assert not [name for name, value in vars(client).items() if isinstance(value, Tensors) and len(value)]
 
 
 def test_a_client_does_not_take_a_diverged_head_into_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
     federation = toys.federation({"method.personal": ["classifier"]})
-    client = federation.clients[0]
+    client = federation.assembly.clients[0]
     start = client.personal.to_bytes()
-    request = federation.server.request(
-        federation.initial, federation.server.plan(federation.initial), "change", LR, {}
+    request = federation.assembly.server.request(
+        federation.assembly.initial, federation.assembly.server.plan(federation.assembly.initial), "change", LR, {}
     )
 
     def diverged(*arguments: Any) -> Trained:
-        return Trained(federation.initial.tensors * math.nan, math.nan)
+        return Trained(federation.assembly.initial.tensors * math.nan, math.nan)
 
     monkeypatch.setattr(client, "_bench", replace(client._bench, train=diverged))
     assert not client.handle(request).contribution.is_finite()
@@ -410,10 +413,10 @@ def test_a_client_does_not_take_a_diverged_head_into_the_next_round(monkeypatch:
 def test_a_mechanism_scales_what_leaves_the_client() -> None:
     federation = toys.federation()
     protection = Protection("client", SUM, Gaussian(1.0), 1e-3, SeededEntropy(0))
-    bench: Workbench = replace(federation.clients[0]._bench, protection=protection)
+    bench: Workbench = replace(federation.assembly.clients[0]._bench, protection=protection)
     client = Client(0, "clipped", toys.examples(1, 8), bench)
-    server = federation.server
-    start = replace(federation.initial, clip_norm=1e-3)
+    server = federation.assembly.server
+    start = replace(federation.assembly.initial, clip_norm=1e-3)
     request = server.request(start, server.plan(start), "change", LR, {})
     assert client.handle(request).contribution.norm() == pytest.approx(1e-3, rel=1e-5)
     assert client.handle(replace(request, clip_norm=2e-3)).contribution.norm() == pytest.approx(2e-3, rel=1e-5)
@@ -446,7 +449,11 @@ def test_a_federation_run_twice_starts_again() -> None:
 @pytest.mark.parametrize("method", toys.METHODS)
 def test_frozen_tensors_never_move(method: str) -> None:
     federation = toys.federation({"method.name": method})
-    base = {name: p.detach().clone() for name, p in federation.parts.model.named_parameters() if not p.requires_grad}
+    base = {
+        name: p.detach().clone()
+        for name, p in federation.assembly.problem.model.named_parameters()
+        if not p.requires_grad
+    }
     result = federation.run()
     model = federation.load(result.state)
     frozen = [name for name in base if name not in result.state.tensors]
@@ -455,7 +462,7 @@ def test_frozen_tensors_never_move(method: str) -> None:
     assert all(not name.startswith("classifier") for name in base)
     if method == "ffa_lora":
         for name in result.state.tensors:
-            moved = not torch.equal(result.state.tensors.tensor(name), federation.initial.tensors.tensor(name))
+            moved = not torch.equal(result.state.tensors.tensor(name), federation.assembly.initial.tensors.tensor(name))
             assert moved == ("lora_A" not in name)
 
 
@@ -465,7 +472,7 @@ def test_one_client_in_fedavg_is_centralised_training() -> None:
     federation = toys.federation(settings, sizes=(9,))
     result = federation.run()
     twin = toys.federation(settings, sizes=(9,))
-    model, examples = twin.parts.model, twin.parts.train[0]
+    model, examples = twin.assembly.problem.model, twin.assembly.problem.train[0]
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(parameters, 0.05)
     for _ in range(3):
@@ -484,7 +491,7 @@ def test_huge_proximity_holds_the_model_still() -> None:
     moves = {}
     for mu in (0.0, 19.0):
         federation = toys.federation({**settings, "training.proximal": mu})
-        moves[mu] = (federation.run().state.tensors - federation.initial.tensors).norm()
+        moves[mu] = (federation.run().state.tensors - federation.assembly.initial.tensors).norm()
     assert moves[19.0] < 0.3 * moves[0.0]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from torch.utils.data import Dataset, TensorDataset
 
 from secure_fed import Federation, RunConfig
 from secure_fed.errors import ConfigError, DataError, MethodError, ModelError, RunDirectoryError
-from secure_fed.federation import Result
 from secure_fed.methods.method import State
 from secure_fed.rounds.transport import Recording
+from secure_fed.runs.run import Result
 from tests.secure_fed import small_models, toys
 
 # Data of every kind.
@@ -122,15 +123,15 @@ def test_a_transformer_and_tokenised_items_need_nothing_else() -> None:
     trained = [name for name in result.state.tensors if "lora" not in name]
     assert trained == ["bert.pooler.dense.bias", "bert.pooler.dense.weight", "classifier.bias", "classifier.weight"]
     assert all(parameter.requires_grad == (name in result.state.tensors)
-               for name, parameter in federation.parts.model.named_parameters())  # fmt: skip
+               for name, parameter in federation.assembly.problem.model.named_parameters())  # fmt: skip
 
 
 def test_the_trained_model_is_there_to_use() -> None:
     federation = toys.federation()
     result = federation.run()
     model = federation.load(result.state).eval()
-    labels = torch.tensor([item["labels"] for item in federation.parts.test])
-    guess = model(torch.stack([item["x"] for item in federation.parts.test])).argmax(1)
+    labels = torch.tensor([item["labels"] for item in federation.assembly.problem.test])
+    guess = model(torch.stack([item["x"] for item in federation.assembly.problem.test])).argmax(1)
     assert result.summary["accuracy"] == pytest.approx(float((guess == labels).double().mean()))
 
 
@@ -176,9 +177,9 @@ def test_clients_are_measured_on_request() -> None:
     federation = toys.federation({"evaluation.per_client": True, "evaluation.every": 2})
     records = federation.run().records
     assert ["clients_accuracy" in record for record in records] == [False, True, True]
-    model = federation.objective.model.eval()
+    model = federation.assembly.objective.model.eval()
     right = []
-    for client in federation.clients:
+    for client in federation.assembly.clients:
         x, labels = (torch.stack([torch.as_tensor(item[key]) for item in client.examples]) for key in ("x", "labels"))
         right.append(float((model(x).argmax(1) == labels).double().mean()))
     assert records[-1]["clients_accuracy"] == pytest.approx({"mean": sum(right) / 3, "worst_decile": min(right)})
@@ -196,20 +197,21 @@ def test_comparing_clients_needs_an_accuracy() -> None:
 def test_a_personal_head_never_travels_and_differs_between_clients(method: str, tmp_path: Path) -> None:
     settings = {"method.name": method, "method.personal": ["classifier"], "training.steps": 3}
     federation = toys.federation(settings)
-    recording = federation.transport = Recording(federation.transport)
+    recording = Recording(federation.assembly.transport)
+    federation.assembly = replace(federation.assembly, transport=recording)
     result = federation.run(tmp_path / "run")
     for request, reply in recording.exchanges:
         travelled = [*request.tensors, *reply.contribution, *(name for mean in request.means.values() for name in mean)]
         assert travelled
         assert not [name for name in travelled if name.startswith("classifier")]
-    heads = [client.personal for client in federation.clients]
+    heads = [client.personal for client in federation.assembly.clients]
     assert all(set(head) == {"classifier.bias", "classifier.weight"} for head in heads)
     assert len({head.to_bytes() for head in heads}) == 3
     for name in heads[0]:
-        assert torch.equal(result.state.tensors.tensor(name), federation.initial.tensors.tensor(name))
+        assert torch.equal(result.state.tensors.tensor(name), federation.assembly.initial.tensors.tensor(name))
     again = toys.federation(settings)
     again.run(tmp_path / "run", resume=True)
-    assert [client.personal.to_bytes() for client in again.clients] == [head.to_bytes() for head in heads]
+    assert [client.personal.to_bytes() for client in again.assembly.clients] == [head.to_bytes() for head in heads]
 
 
 def test_a_client_is_measured_with_its_own_head() -> None:
@@ -288,4 +290,4 @@ def test_a_default_configuration_may_be_left_out() -> None:
     assert RunConfig().federation.rounds == 20
     federation = Federation(model=small_models.make("bert"), train=[texts(1, 9)], test=texts(2, 5))
     assert federation.config == RunConfig()
-    assert len(federation.clients) == 1
+    assert len(federation.assembly.clients) == 1

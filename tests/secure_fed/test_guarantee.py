@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +60,9 @@ PLACES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 
 
 def stated(built: Federation) -> Statement:
-    plan = built.protection.plan
+    plan = built.assembly.protection.plan
     assert plan is not None
-    personal = bool(built.server.personal)
-    return guarantee.of(built.protection, plan.releases, built.sampler.rate, personal=personal, masks=built.masks)
+    return guarantee.of(built.assembly, plan.releases)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -84,7 +84,7 @@ def test_where_units_are_held_out_their_number_is_said_to_be_public(place: str) 
     for share in (0.0, 0.1):
         built = federation({**settings, "evaluation.audit_fraction": share})
         assert any("the number of all units" in words for words in stated(built).not_covered) is (share > 0)
-        card = guarantee.planned(built.protection, built.sampler.rate, personal=False)["privacy"]["text"]
+        card = guarantee.planned(built.assembly)["privacy"]["text"]
         assert ("the number of all units, which is taken as public" in card) is (share > 0)
 
 
@@ -154,8 +154,8 @@ def test_what_chance_leaves_to_a_ring_is_said() -> None:
     settings = {**SHARES, "federation.cohort": 1000, "secure_aggregation.corrupt": 0.1, "privacy.delta": 1e-5}
     settings |= {"evaluation.audit_fraction": 0.0}
     built = federation(settings, sizes=[1] * 1000)
-    assert built.masks is not None
-    chance = built.masks.sums.terms.choice(1000).failure
+    assert built.assembly.masks is not None
+    chance = built.assembly.masks.sums.terms.choice(1000).failure
     assert 0 < chance <= 2.0**-40
     said = re.search(
         r"is unmasked, except with a probability of at most 2\^(-[\d.]+) for each sum; ", stated(built).trust
@@ -211,7 +211,7 @@ def test_a_run_without_privacy_says_what_masks_do_and_no_more(
     settings: dict[str, Any], words: str, never: str, tmp_path: Path
 ) -> None:
     built = federation({**settings, "federation.rounds": 1}, sizes=[4] * 5)
-    before = (built.export(built.initial, tmp_path / "before") / "README.md").read_text()
+    before = (built.export(built.assembly.initial, tmp_path / "before") / "README.md").read_text()
     said = built.run().summary["privacy_statement"]
     assert said in before
     assert words in said
@@ -283,9 +283,9 @@ def test_what_stays_at_a_client_is_told_apart() -> None:
 
 def test_without_privacy_there_is_nothing_to_state() -> None:
     built = federation({})
-    assert guarantee.planned(built.protection, 1.0, personal=False) == {}
+    assert guarantee.planned(built.assembly) == {}
     with pytest.raises(ValueError, match="no guarantee"):
-        guarantee.of(built.protection, 1, 1.0, personal=False)
+        guarantee.of(built.assembly, 1)
     said = built.run().summary
     assert said["unit"] == "none"
     assert {said[name] for name in ("epsilon", "epsilon_participants", "delta", "epsilon_cumulative", "privacy")} == {
@@ -305,7 +305,7 @@ def test_an_export_after_a_round_was_made_again(tmp_path: Path) -> None:
     """It cost more than was planned, and nothing that leaves the run says less."""
     for number in range(2):
         built = federation(NOISE)
-        transport = built.transport
+        transport = built.assembly.transport
 
         class Failing:
             def exchange(self, requests: Any, inner: Any = transport) -> Any:
@@ -314,7 +314,7 @@ def test_an_export_after_a_round_was_made_again(tmp_path: Path) -> None:
                 return inner.exchange(requests)
 
         if number == 0:
-            built.transport = Failing()
+            built.assembly = replace(built.assembly, transport=Failing())
             with pytest.raises(KeyboardInterrupt):
                 built.run(tmp_path / "run")
     result = built.run(tmp_path / "run", resume=True)

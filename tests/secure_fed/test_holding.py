@@ -31,15 +31,15 @@ def numbered(sizes: tuple[int, ...] = SIZES) -> list[list[dict[str, Any]]]:
 
 
 def held(settings: dict[str, Any] | None = None, train: Any = None) -> AuditPool:
-    return toys.federation(settings, train=train or numbered()).held
+    return toys.federation(settings, train=train or numbered()).assembly.audit_pool
 
 
 def test_members_train_and_the_others_are_gone() -> None:
     whole = numbered()
     federation = toys.federation(WIDE, train=whole)
-    found = federation.held
+    found = federation.assembly.audit_pool
     assert found.kind == "example"
-    trained = {content(item) for client in federation.clients for item in client.examples}
+    trained = {content(item) for client in federation.assembly.clients for item in client.examples}
     for unit, member in zip(found.units, found.members, strict=True):
         assert (content(unit.examples[0]) in trained) is bool(member)
     pooled = {content(unit.examples[0]) for unit in found.units}
@@ -49,7 +49,7 @@ def test_members_train_and_the_others_are_gone() -> None:
 def test_the_order_of_what_trains_is_that_of_the_data() -> None:
     whole = numbered()
     federation = toys.federation(WIDE, train=whole)
-    for client, own in zip(federation.clients, whole, strict=True):
+    for client, own in zip(federation.assembly.clients, whole, strict=True):
         kept = [content(item) for item in client.examples]
         assert kept == [one for one in map(content, own) if one in set(kept)]
 
@@ -72,11 +72,11 @@ def test_copies_share_their_lot_and_are_not_asked_about() -> None:
     copied = [[*whole[0], *whole[1][:40]], whole[1], whole[2]]
     federation = toys.federation(WIDE, train=copied)
     twice = {content(item) for item in whole[1][:40]}
-    assert not twice & {content(unit.examples[0]) for unit in federation.held.units}
-    trained = [content(item) for client in federation.clients for item in client.examples]
+    assert not twice & {content(unit.examples[0]) for unit in federation.assembly.audit_pool.units}
+    trained = [content(item) for client in federation.assembly.clients for item in client.examples]
     counts = [trained.count(one) for one in twice]
     assert set(counts) == {0, 2}
-    assert len(federation.held.copies) == 2 * counts.count(0)
+    assert len(federation.assembly.audit_pool.copies) == 2 * counts.count(0)
     alone = held(WIDE, whole)
     for unit, member in zip(alone.units, alone.members, strict=True):
         assert (content(unit.examples[0]) in trained) is bool(member)  # a copy more changes nothing for the first
@@ -98,15 +98,15 @@ def test_coins_are_fair_and_differ_between_seeds() -> None:
 def test_with_privacy_for_clients_whole_clients_are_held_out() -> None:
     train = numbered((4,) * 60)
     federation = toys.federation(WIDE | CLIENT, train=train)
-    found = federation.held
+    found = federation.assembly.audit_pool
     assert found.kind == "client"
     out = {unit.name for unit, member in zip(found.units, found.members, strict=True) if not member}
     assert out
-    names = [client.name for client in federation.clients]
+    names = [client.name for client in federation.assembly.clients]
     assert not out & set(names)
     assert len(names) == 60 - len(out)
-    assert names == federation.server.names == federation.parts.facts["clients"]
-    assert (federation.sampler.rate, federation.sampler.expected) == (
+    assert names == federation.assembly.server.names == federation.assembly.problem.facts["clients"]
+    assert (federation.assembly.sampler.rate, federation.assembly.sampler.expected) == (
         10 / 60,
         10.0,
     )  # as of all clients, whoever is held out
@@ -118,7 +118,7 @@ def test_the_mean_is_over_the_cohort_that_was_asked_for_whoever_is_held_out() ->
     """A client that is held out leaves an empty place: nobody's share of the mean is larger for it."""
     settings = {**WIDE, **private_toys.NOISE, "federation.cohort": 60}  # every place is drawn
     built = private_toys.federation(settings, 5, train=numbered((2,) * 60))
-    stay = len(built.clients)
+    stay = len(built.assembly.clients)
     assert 30 < stay < 60
     seen = private_toys.one_round(built)
     sent = [private_toys.dense(reply.contribution) for _, reply in seen.exchanges]
@@ -138,8 +138,8 @@ def test_masks_are_of_those_who_are_there(settings: dict[str, Any], cohort: int)
     masks = {"secure_aggregation.enabled": True, "secure_aggregation.dropout": 0.2, "secure_aggregation.corrupt": 0.2}
     chosen = {**WIDE, **private_toys.NOISE, **masks, **settings, "federation.cohort": cohort, "federation.rounds": 1}
     built = private_toys.federation(chosen, 5, train=numbered((2,) * 60))
-    assert built.masks is not None
-    assert built.masks.invited == len(built.clients) < cohort
+    assert built.assembly.masks is not None
+    assert built.assembly.masks.invited == len(built.assembly.clients) < cohort
     result = built.run()
     assert result.summary["sampling_rate"] == pytest.approx(cohort / 60)
     assert result.summary["cohort"] == cohort
@@ -149,14 +149,16 @@ def test_if_the_coins_hold_everybody_out_it_is_said() -> None:
     settings = {"evaluation.audit_fraction": 1.0, "evaluation.audit_unit": "client"}
 
     def built(seed: int) -> Any:
-        return toys.federation(settings | {"federation.seed": seed}, train=numbered((1,) * 10)).held.members
+        return toys.federation(
+            settings | {"federation.seed": seed}, train=numbered((1,) * 10)
+        ).assembly.audit_pool.members
 
     assert built(0).any()
     with pytest.raises(ConfigError, match=r"audit_fraction is 1, .*seed = 1194 hold out all 10 clients"):
         built(1194)
     for unit in ("example", "client"):
         chosen = toys.config({**settings, "evaluation.audit_unit": unit, "federation.seed": 1194})
-        parts = toys.federation({"evaluation.audit_fraction": 0.0}, train=numbered((1,) * 10)).parts
+        parts = toys.federation({"evaluation.audit_fraction": 0.0}, train=numbered((1,) * 10)).assembly.problem
         found = replace(pool(chosen, parts), members=np.zeros(10, dtype=bool))
         with (
             patch.object(holding, "pool", lambda config, parts, found=found: found),
@@ -168,11 +170,11 @@ def test_if_the_coins_hold_everybody_out_it_is_said() -> None:
 def test_dealt_by_the_coins_is_what_the_federation_trains_on() -> None:
     for settings in (WIDE, WIDE | CLIENT):
         federation = toys.federation(settings, train=numbered((6,) * 40))
-        dealt = federation.held.split(federation.held.members)
-        assert dealt.names == federation.parts.names
-        for own, client in zip(dealt.train, federation.clients, strict=True):
+        dealt = federation.assembly.audit_pool.split(federation.assembly.audit_pool.members)
+        assert dealt.names == federation.assembly.problem.names
+        for own, client in zip(dealt.train, federation.assembly.clients, strict=True):
             assert [content(item) for item in own] == [content(item) for item in client.examples]
-        everybody = federation.held.split(np.ones(len(federation.held.units), dtype=bool))
+        everybody = federation.assembly.audit_pool.split(np.ones(len(federation.assembly.audit_pool.units), dtype=bool))
         assert [len(own) for own in everybody.train] == [6] * 40
 
 
@@ -187,7 +189,7 @@ def test_groups_stay_together() -> None:
             ("privacy", "group_column"): "patient",
         }
     )
-    parts = replace(federation.parts, groups=groups, train=federation.held.train)
+    parts = replace(federation.assembly.problem, groups=groups, train=federation.assembly.audit_pool.train)
     found = pool(config, parts)
     assert found.kind == "group"
     assert {len(unit.examples) for unit in found.units} == {4}
@@ -200,9 +202,9 @@ def test_groups_stay_together() -> None:
 
 def test_too_few_units_all_train_and_the_reason_is_said() -> None:
     federation = toys.federation(sizes=(30, 30, 30))
-    assert not federation.held.units
-    assert f"fewer than {FEWEST}" in federation.held.why
-    assert sum(len(client.examples) for client in federation.clients) == 90
+    assert not federation.assembly.audit_pool.units
+    assert f"fewer than {FEWEST}" in federation.assembly.audit_pool.why
+    assert sum(len(client.examples) for client in federation.assembly.clients) == 90
     assert "audit_fraction is 0" in held({"evaluation.audit_fraction": 0.0}).why
 
 
@@ -261,7 +263,7 @@ def test_the_coins_are_kept_with_the_run_for_its_owner(tmp_path: Path) -> None:
     federation.run(tmp_path / "run")
     file = tmp_path / "run" / "private" / "membership.json"
     kept = json.loads(file.read_text())
-    assert [one["member"] for one in kept["units"]] == federation.held.members.tolist()
+    assert [one["member"] for one in kept["units"]] == federation.assembly.audit_pool.members.tolist()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 

@@ -73,9 +73,13 @@ def test_every_family_trains_a_round(family: str, tmp_path: Path, small_tokenize
     result = federation.run()
     assert math.isfinite(result.records[0]["train_loss"])
     assert not any(record["rejected"] for record in result.records)
-    moved = [name for name in federation.initial.tensors if not same(federation.initial, result.state, name)]
+    moved = [
+        name
+        for name in federation.assembly.initial.tensors
+        if not same(federation.assembly.initial, result.state, name)
+    ]
     assert any(name.endswith("lora_B.default.weight") for name in moved)
-    assert {name for name in moved if "lora" not in name} == set(federation.parts.head)
+    assert {name for name in moved if "lora" not in name} == set(federation.assembly.problem.head)
 
 
 def same(before: Any, after: Any, name: str) -> bool:
@@ -87,17 +91,17 @@ def test_bfloat16_trains_a_round_and_the_state_stays_float32(
     family: str, tmp_path: Path, small_tokenizer: Any, small_data: Path
 ) -> None:
     federation = run(saved(tmp_path, family, small_tokenizer), small_data, "model.dtype=bfloat16")
-    computed_in = {name: parameter.dtype for name, parameter in federation.parts.model.named_parameters()}
+    computed_in = {name: parameter.dtype for name, parameter in federation.assembly.problem.model.named_parameters()}
     assert {dtype for name, dtype in computed_in.items() if ".lora_" not in name} == {torch.bfloat16}
     result = federation.run()
     record = result.records[0]
     assert math.isfinite(record["train_loss"])
     assert math.isfinite(record["loss"])
     assert record["rejected"] == []
-    for state in (federation.initial, result.state):
+    for state in (federation.assembly.initial, result.state):
         assert {state.tensors.tensor(name).dtype for name in state.tensors} == {torch.float32}
     # A change smaller than bfloat16 resolves survives: it was made and kept in float32.
-    changed = [result.state.tensors.tensor(name) for name in federation.parts.head]
+    changed = [result.state.tensors.tensor(name) for name in federation.assembly.problem.head]
     assert any(not torch.equal(tensor, tensor.bfloat16().float()) for tensor in changed)
 
 

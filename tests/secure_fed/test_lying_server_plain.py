@@ -50,21 +50,21 @@ class Account:
 
 def build(settings: dict[str, Any], most: int = 10**9) -> tuple[Federation, Client, Account]:
     built = federation(settings)
-    client, account = built.clients[0], Account(most=most)
-    protection = replace(built.protection, entropy=account)
+    client, account = built.assembly.clients[0], Account(most=most)
+    protection = replace(built.assembly.protection, entropy=account)
     client._bench = replace(client._bench, protection=protection, allowance=account.allowance)
     return built, client, account
 
 
 def ask(built: Federation, round_: int, pass_name: str) -> Request:
     """What an honest server asks; the mean of the first pass is some mean."""
-    state = replace(built.initial, round=round_)
-    plan = built.server.plan(state)
+    state = replace(built.assembly.initial, round=round_)
+    plan = built.assembly.server.plan(state)
     means: dict[str, Tensors] = {}
     if pass_name != plan.passes[0]:
-        entries = built.server.layout(state, plan.passes[0]).entries
+        entries = built.assembly.server.layout(state, plan.passes[0]).entries
         means = {plan.passes[0]: Tensors((name, torch.ones(shape)) for name, shape in entries)}
-    request = built.server.request(state, plan, plan.passes[0] if pass_name == "x" else pass_name, LR, means)
+    request = built.assembly.server.request(state, plan, plan.passes[0] if pass_name == "x" else pass_name, LR, means)
     return replace(request, pass_name=pass_name)
 
 
@@ -186,7 +186,7 @@ def test_no_sequence_of_requests_makes_more_noise_than_was_charged(settings: dic
 def test_honest_rounds_are_answered_and_charged_once(settings: dict[str, Any], releases: int) -> None:
     built = federation({**settings, "federation.rounds": 4})
     trained: list[tuple[int, int]] = []
-    for client in built.clients:
+    for client in built.assembly.clients:
         train = client._train
 
         def training(request: Any, train: Any = train, index: int = client.index) -> None:

@@ -68,7 +68,7 @@ def test_with_privacy_for_clients_the_units_are_clients() -> None:
     settings = {**CLIENT, "evaluation.audit_fraction": 0.6}
     federation = toys.federation(settings, train=numbered((3,) * 80))
     result = federation.run()
-    found = of_data(federation, result.state)
+    found = of_data(federation.assembly, result.state)
     assert found is not None
     assert found["unit"] == "client"
     assert found["non_members"] == 80 - result.summary["clients"]

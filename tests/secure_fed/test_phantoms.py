@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -52,11 +53,11 @@ def built(settings: dict[str, Any], seed: int = 0, shift: int = 0, sizes: tuple[
 
 def test_in_a_private_run_all_data_train_and_phantoms_are_the_audit_pool() -> None:
     federation = built(CLIENT, sizes=(2,) * 200)
-    assert len(federation.clients) == len(federation.parts.names) == 200
-    assert [len(one.examples) for one in federation.clients] == [2] * 200
-    assert not federation.pools["data"].units
-    assert len(federation.held.units) == 20
-    assert {unit.examples for unit in federation.held.units} == {()}
+    assert len(federation.assembly.clients) == len(federation.assembly.problem.names) == 200
+    assert [len(one.examples) for one in federation.assembly.clients] == [2] * 200
+    assert not federation.assembly.pools["data"].units
+    assert len(federation.assembly.audit_pool.units) == 20
+    assert {unit.examples for unit in federation.assembly.audit_pool.units} == {()}
     found = federation.run().summary
     assert found["clients"] == 200
     assert found["membership"]["of"] == "phantoms"
@@ -96,17 +97,17 @@ def test_phantoms_that_do_not_pull_change_nothing(place: str) -> None:
     elif place in ("masked", "fixed and masked"):  # a sum of more places is rounded to another grid
         assert far < 1e-5
     else:  # shares and grid are others', and phantoms add noise to what they send where everybody does
-        noise = float((alone - built(settings).initial.tensors).norm())
+        noise = float((alone - built(settings).assembly.initial.tensors).norm())
         assert 0 < far < 4 * noise
 
 
 def sent_by(place: str, *, member: bool) -> list[Tensors]:
     """What one phantom sends in the clear in all rounds."""
     federation = built({**UNITS["client"], **PLACES[place], "federation.cohort": 8})
-    pool = federation.pools["phantoms"]
-    who = len(federation.clients) + int(np.flatnonzero(pool.members == member)[0])
-    recording = Recording(federation.transport)
-    federation.transport = recording
+    pool = federation.assembly.pools["phantoms"]
+    who = len(federation.assembly.clients) + int(np.flatnonzero(pool.members == member)[0])
+    recording = Recording(federation.assembly.transport)
+    federation.assembly = replace(federation.assembly, transport=recording)
     federation.run()
     return [reply.contribution for _, reply in recording.exchanges if reply.client == who]
 
@@ -115,7 +116,11 @@ def test_a_member_sends_the_clip_norm_along_its_direction_and_any_other_zeros() 
     pulling, still = sent_by("central", member=True), sent_by("central", member=False)
     assert len(pulling) == len(still) == 3
     federation = built(UNITS["client"])
-    unit = next(u for u, m in zip(federation.held.units, federation.held.members, strict=True) if m)
+    unit = next(
+        u
+        for u, m in zip(federation.assembly.audit_pool.units, federation.assembly.audit_pool.members, strict=True)
+        if m
+    )
     for one in pulling:
         towards = direction(unit.name, 0, Layout.of(one))
         assert float((one - towards * 0.1).norm()) < 1e-6
@@ -133,13 +138,13 @@ def test_with_noise_of_the_clients_own_a_phantom_that_is_no_member_sends_noise_a
 def test_shares_of_noise_are_brought_by_clients_alone_and_counted_among_them(place: str) -> None:
     """As many as there are clients in the sums; and those count that are left if all that vanish or collude are clients."""
     federation = built({**UNITS["client"], **PLACES[place], "secure_aggregation.corrupt": 0.2}, sizes=(4,) * 16)
-    shares, asked = federation.protection.shares, 16 if place == "hidden" else 4
+    shares, asked = federation.assembly.protection.shares, 16 if place == "hidden" else 4
     assert shares is not None
-    assert federation.masks is not None
-    beside = federation.protection.beside
-    invited = federation.masks.invited
+    assert federation.assembly.masks is not None
+    beside = federation.assembly.protection.beside
+    invited = federation.assembly.masks.invited
     assert (beside, invited) == (12 if place == "hidden" else 3, asked + beside)
-    assert shares.shares == federation.masks.sums.terms.least(invited) - math.floor(0.2 * invited) - beside
+    assert shares.shares == federation.assembly.masks.sums.terms.least(invited) - math.floor(0.2 * invited) - beside
     brought = []
 
     def noted(sigma: int, size: int, stream: Any) -> Any:
@@ -164,7 +169,7 @@ def test_a_run_that_was_killed_ends_with_the_same_bits_of_the_figure(tmp_path: P
     with pytest.raises(KeyboardInterrupt):
         killed.run(tmp_path / "killed")
     resumed = built(UNITS[unit]).run(tmp_path / "killed", resume=True)
-    pool = killed.pools["phantoms"]
+    pool = killed.assembly.pools["phantoms"]
     np.testing.assert_array_equal(membership.heard(whole.state, pool), membership.heard(resumed.state, pool))
     assert whole.summary["membership"] == resumed.summary["membership"]
 
@@ -172,12 +177,12 @@ def test_a_run_that_was_killed_ends_with_the_same_bits_of_the_figure(tmp_path: P
 def test_units_of_the_data_are_held_out_where_the_setting_says_so_and_told_apart() -> None:
     federation = built({**UNITS["client"], "evaluation.audit_fraction": 0.5}, sizes=(3,) * 60)
     result = federation.run()
-    of_data = membership.of_data(federation, result.state)
+    of_data = membership.of_data(federation.assembly, result.state)
     assert of_data is not None
     assert (of_data["of"], result.summary["membership"]["of"]) == ("data", "phantoms")
-    assert of_data["members"] + of_data["non_members"] == len(federation.pools["data"].units) > 10
-    assert federation.held is federation.pools["data"], "an audit asks about what was asked for"
-    assert membership.of_data(built(UNITS["client"]), federation.initial) is None
+    assert of_data["members"] + of_data["non_members"] == len(federation.assembly.pools["data"].units) > 10
+    assert federation.assembly.audit_pool is federation.assembly.pools["data"], "an audit asks about what was asked for"
+    assert membership.of_data(built(UNITS["client"]).assembly, federation.assembly.initial) is None
 
 
 def test_without_privacy_phantoms_are_clients_and_no_client_is_held_out() -> None:
@@ -190,7 +195,7 @@ def test_without_privacy_phantoms_are_clients_and_no_client_is_held_out() -> Non
     }
     federation = built(settings)
     result = federation.run()
-    assert len(federation.clients) == 8
+    assert len(federation.assembly.clients) == 8
     assert result.summary["membership"]["auc"] > 0.9
     assert all(record["train_loss"] is not None for record in result.records if record["cohort"])
     assert "phantoms" not in RunConfig().to_dict()["privacy"]
@@ -221,7 +226,9 @@ def test_phantom_examples_are_spread_in_proportion_to_what_clients_have() -> Non
     found = phantoms(config, count(config, Room(24, 4.0, 10, 1.0)), list("abcd"), [0, 4, 20, 0])
     assert [[unit.client for unit in found.units].count(name) for name in "abcd"] == [0, 2, 10, 0]
     federation = built(UNITS["example"])
-    assert sum(len(one.phantoms) for one in federation.clients) == int(federation.held.members.sum())
+    assert sum(len(one.phantoms) for one in federation.assembly.clients) == int(
+        federation.assembly.audit_pool.members.sum()
+    )
 
 
 def test_as_many_as_cost_a_hundredth_and_none_where_that_would_be_too_few() -> None:

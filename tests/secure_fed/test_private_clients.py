@@ -34,7 +34,8 @@ def norm(tensors: dict[str, torch.Tensor]) -> float:
 @pytest.mark.parametrize("method", toys.METHODS)
 def test_what_leaves_a_client_is_noised_and_short_beneath_the_noise(method: str) -> None:
     built = federation({**LOCAL, "method.name": method, "federation.rounds": 1}, 9)
-    recording = built.transport = Recording(built.transport)
+    recording = Recording(built.assembly.transport)
+    built.assembly = replace(built.assembly, transport=recording)
     built.run()
     assert len(recording.exchanges) == 3
     for request, reply in recording.exchanges:
@@ -72,7 +73,8 @@ def test_a_target_is_met_by_local_noise_too() -> None:
 
 def test_a_client_over_its_share_sits_out() -> None:
     built = federation({**LOCAL, "privacy.participations": 2, "federation.rounds": 4})
-    recording = built.transport = Recording(built.transport)
+    recording = Recording(built.assembly.transport)
+    built.assembly = replace(built.assembly, transport=recording)
     states = []
     built.callbacks.append(_Notes(states))
     result = built.run()
@@ -99,11 +101,12 @@ class _Notes:
 def test_the_mean_is_over_those_who_take_part() -> None:
     """Two of three have a share left: their mean is a half of their sum, not a third."""
     built = federation(LOCAL, 2)
-    recording = built.transport = Recording(built.transport)
-    watched = private_toys.Watched(built.server.method)
-    built.server = replace(built.server, method=watched)
+    recording = Recording(built.assembly.transport)
+    built.assembly = replace(built.assembly, transport=recording)
+    watched = private_toys.Watched(built.assembly.server.method)
+    built.assembly = replace(built.assembly, server=replace(built.assembly.server, method=watched))
     spent = {"client-1": 0}
-    for client in built.clients:
+    for client in built.assembly.clients:
         client._bench = replace(client._bench, allowance=lambda who, wanted, round_: spent.get(who, wanted))
     built.run()
     sent = [private_toys.dense(reply.contribution) for _, reply in recording.exchanges[:3]]
@@ -120,7 +123,8 @@ def test_the_clip_norm_moves_towards_the_quantile(tmp_path: Path, start: float, 
     built = federation(
         {**ADAPTIVE, "privacy.clip_norm": start, "privacy.noise_multiplier": 0.01, "federation.rounds": 5}
     )
-    recording = built.transport = Recording(built.transport)
+    recording = Recording(built.assembly.transport)
+    built.assembly = replace(built.assembly, transport=recording)
     result = built.run(tmp_path / "run")
     norms = [recording.exchanges[3 * round_][0].clip_norm for round_ in range(5)]
     assert norms[0] == start
@@ -143,7 +147,7 @@ def test_the_count_is_noised_with_the_sum_and_moves_the_clip_norm_as_published()
     built = federation(ADAPTIVE, seed)
     seen = one_round(built)
     assert COUNTER not in dict(seen.mean.items())
-    mechanism: Any = built.protection.mechanism
+    mechanism: Any = built.assembly.protection.mechanism
     stream = private_toys.SeededEntropy(seed).stream("sum", 0, "change")
     sent = [private_toys.dense(reply.contribution) for _, reply in seen.exchanges]
     count = sum(float(one[COUNTER]) for one in sent) + mechanism.count_std * float(stream.normal(()))

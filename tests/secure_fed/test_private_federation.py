@@ -63,7 +63,7 @@ def test_injected_noise_is_repeatable_and_is_called_what_it_is(method: str) -> N
 
 def test_who_takes_part_is_secret_and_without_privacy_seeded() -> None:
     def cohorts(settings: dict[str, Any]) -> list[list[int]]:
-        server = federation(settings, sizes=[2] * 8).server
+        server = federation(settings, sizes=[2] * 8).assembly.server
         return [server.draw(round_) for round_ in range(20)]
 
     poisson = {"federation.cohort": 4, "federation.sampling": "poisson"}
@@ -126,13 +126,15 @@ def test_an_empty_cohort_releases_noise_all_the_same(method: str) -> None:
     assert seen.exchanges == []
     assert seen.charged == [(0, "change")]
     assert close(private_toys.dense(seen.mean), {name: tensor / 1.5 for name, tensor in noise.items()}, 1e-6)
-    assert not toys.same(seen.after.tensors, built.initial.tensors)
+    assert not toys.same(seen.after.tensors, built.assembly.initial.tensors)
     assert seen.record["cohort"] == 2
 
 
 def test_an_empty_cohort_is_charged() -> None:
     built = federation({**NOISE, "federation.cohort": 2})
-    built.server = replace(built.server, sampler=private_toys.Nobody(3, 2 / 3))
+    built.assembly = replace(
+        built.assembly, server=replace(built.assembly.server, sampler=private_toys.Nobody(3, 2 / 3))
+    )
     result = built.run()
     assert result.summary["releases"] == 3
     assert [record["cohort"] for record in result.records] == [2, 2, 2]
@@ -145,7 +147,8 @@ def test_an_empty_cohort_is_charged() -> None:
 def test_no_contribution_is_longer_than_the_clip_norm(method: str) -> None:
     def sent(clip_norm: float, **settings: Any) -> list[float]:
         built = federation(of(method, {**NOISE, **settings, "privacy.clip_norm": clip_norm}), 1)
-        recording = built.transport = Recording(built.transport)
+        recording = Recording(built.assembly.transport)
+        built.assembly = replace(built.assembly, transport=recording)
         built.run()
         assert {reply.weight for _, reply in recording.exchanges} == {1.0}
         assert all(math.isnan(reply.loss) for _, reply in recording.exchanges)
@@ -169,7 +172,8 @@ def test_a_client_that_diverged_sends_zeros_and_nothing_is_told_of_it(method: st
     for item in poisoned[1]:
         item["x"] = torch.full((6,), bad)
     built = federation(of(method, NOISE), 4, train=poisoned)
-    recording = built.transport = Recording(built.transport)
+    recording = Recording(built.assembly.transport)
+    built.assembly = replace(built.assembly, transport=recording)
     result = built.run()
     theirs = [_norm(reply.contribution) for _, reply in recording.exchanges if reply.client == 1]
     assert theirs == [0.0, 0.0, 0.0]
@@ -193,7 +197,8 @@ def test_records_do_not_tell_how_many_took_part(method: str) -> None:
     records, drawn = [], []
     for size in (0, 1, 3):
         built = federation(of(method, {**NOISE, "federation.cohort": 2}), seed_of_cohort(size))
-        recording = built.transport = Recording(built.transport)
+        recording = Recording(built.assembly.transport)
+        built.assembly = replace(built.assembly, transport=recording)
         records.append([_public(record) for record in built.run().records])
         drawn.append(sum(request.round == 0 for request, _ in recording.exchanges))
     assert drawn == [0, 1, 3]
@@ -214,7 +219,8 @@ def test_where_everybody_takes_part_the_expected_bytes_are_those_that_travelled(
     method: str, settings: dict[str, Any]
 ) -> None:
     built = federation(of(method, {**NOISE, **settings}))
-    recording = built.transport = Recording(built.transport)
+    recording = Recording(built.assembly.transport)
+    built.assembly = replace(built.assembly, transport=recording)
     for record in built.run().records:
         passed = [pair for pair in recording.exchanges if pair[0].round == record["round"] - 1]
         assert record["bytes_up"] == sum(len(reply.contribution.to_bytes()) for _, reply in passed)

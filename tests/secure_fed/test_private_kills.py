@@ -11,7 +11,7 @@ import os
 import random
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,7 @@ class Noting:
 def run(scenario: str, path: Path, *, resume: bool = False) -> dict[str, Any]:
     torch.set_num_threads(1)
     built = SCENARIOS[scenario]()
-    built.transport = Noting(built.transport, path.with_suffix(".asked"))
+    built.assembly = replace(built.assembly, transport=Noting(built.assembly.transport, path.with_suffix(".asked")))
     return built.run(path, resume=resume).summary
 
 
@@ -195,7 +195,7 @@ def test_killed_at_a_named_instant(uninterrupted: dict[str, Path], tmp_path: Pat
     wasted = CHARGED <= deadly < KEPT
     assert charged(path) == said["releases"] == ROUNDS + wasted
     assert asked(path) == ROUNDS + (COMPUTED <= deadly < KEPT)
-    plan = SCENARIOS["central"]().protection.plan
+    plan = SCENARIOS["central"]().assembly.protection.plan
     assert plan is not None
     assert said["epsilon"] == accounting.epsilon(plan.release, ROUNDS + wasted, 1e-3)
     assert said["epsilon_cumulative"] == said["epsilon"]

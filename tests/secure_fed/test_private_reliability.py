@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from privacy.errors import LedgerError
 from secure_fed.errors import RunDirectoryError
 from secure_fed.rounds.transport import Reply, Request
 from secure_fed.runs import durable
+from secure_fed.runs.evaluation import evaluated
 from secure_fed.runs.store import RELEASED, read_checkpoint, read_released
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.private_toys import NOISE, charged, federation
@@ -36,7 +38,7 @@ class Fault(Exception):  # noqa: N818 - it is no error of anything
 def interrupted(path: Path, where: str, round_: int = 2, settings: dict[str, Any] = NOISE) -> None:
     """A run with noise of the operating system, ended in that round: while its clients compute, or once it is released."""
     built = federation(settings)
-    evaluate, transport = built._evaluate, built.transport
+    transport = built.assembly.transport
 
     class Failing:
         def exchange(self, requests: Mapping[int, Request]) -> Iterator[Reply]:
@@ -44,17 +46,18 @@ def interrupted(path: Path, where: str, round_: int = 2, settings: dict[str, Any
                 raise Fault
             return transport.exchange(requests)
 
-    def failing(state: Any) -> Any:
+    def failing(assembly: Any, state: Any) -> Any:
         if state.round == round_:
             raise Fault
-        return evaluate(state)
+        return evaluated(assembly, state)
 
-    if where == "computing":
-        built.transport = Failing()
-    else:
-        built._evaluate = failing  # type: ignore[method-assign]
-    with pytest.raises(Fault):
-        built.run(path)
+    with pytest.MonkeyPatch.context() as patch:
+        if where == "computing":
+            built.assembly = replace(built.assembly, transport=Failing())
+        else:
+            patch.setattr("secure_fed.runs.run.evaluated", failing)
+        with pytest.raises(Fault):
+            built.run(path)
 
 
 class States:
@@ -87,11 +90,11 @@ def test_a_release_made_again_is_charged_again_and_told(tmp_path: Path) -> None:
     assert said["privacy"]["released"].startswith("4 noised sums")
 
 
-def test_what_was_released_is_on_disk_before_anybody_sees_it(tmp_path: Path) -> None:
+def test_what_was_released_is_on_disk_before_anybody_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Charged before anything is computed, kept before it is evaluated, saved before it is told."""
     path, seen = tmp_path / "run", []
     built = federation(NOISE)
-    evaluate, transport = built._evaluate, built.transport
+    transport = built.assembly.transport
 
     class Spying:
         def exchange(self, requests: Mapping[int, Request]) -> Iterator[Reply]:
@@ -106,16 +109,17 @@ def test_what_was_released_is_on_disk_before_anybody_sees_it(tmp_path: Path) -> 
             assert toys.same(saved.state.tensors, state.tensors)
             seen.append(f"told {state.round}")
 
-    def spied(state: Any) -> Any:
+    def spied(assembly: Any, state: Any) -> Any:
         kept = read_released(path)
         assert kept is not None
         assert kept.state.round == state.round
         assert toys.same(kept.state.tensors, state.tensors)
         seen.append(f"evaluated {state.round}")
-        return evaluate(state)
+        return evaluated(assembly, state)
 
     spy = Spying()
-    built.transport, built._evaluate = spy, spied  # type: ignore[method-assign]
+    built.assembly = replace(built.assembly, transport=spy)
+    monkeypatch.setattr("secure_fed.runs.run.evaluated", spied)
     built.callbacks.append(spy)
     built.run(path)
     assert seen == [f"{what} {round_}" for round_ in (1, 2, 3) for what in ("computed", "evaluated", "told")]

@@ -22,15 +22,17 @@ DROPOUT = {"method.dropout": 0.5}
 
 def sent(chosen: Federation, client: Client) -> Tensors:
     """What a client trains to, before any noise."""
-    request = chosen.server.request(chosen.initial, chosen.server.plan(chosen.initial), "change", 0.05, {})
+    request = chosen.assembly.server.request(
+        chosen.assembly.initial, chosen.assembly.server.plan(chosen.assembly.initial), "change", 0.05, {}
+    )
     return client.handle(request).contribution
 
 
 def test_what_a_client_draws_in_training_is_secret_where_it_is_private() -> None:
     """Drawn from the seed and the place, it would change for everybody when somebody in front of them leaves."""
     private, public = federation({**NOISE, **DROPOUT}), toys.federation(DROPOUT)
-    assert not toys.same(sent(private, private.clients[0]), sent(private, private.clients[0]))
-    assert toys.same(sent(public, public.clients[0]), sent(public, public.clients[0]))
+    assert not toys.same(sent(private, private.assembly.clients[0]), sent(private, private.assembly.clients[0]))
+    assert toys.same(sent(public, public.assembly.clients[0]), sent(public, public.assembly.clients[0]))
 
 
 @pytest.mark.parametrize("settings", [NOISE, {**EXAMPLE, "privacy.noise_multiplier": 1.0}])

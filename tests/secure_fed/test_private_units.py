@@ -13,8 +13,9 @@ import pytest
 from privacy import accounting
 from privacy.sampling import Poisson
 from secure_fed.errors import DataError
-from secure_fed.federation import Federation, Result
+from secure_fed.federation import Federation
 from secure_fed.rounds.transport import Recording
+from secure_fed.runs.run import Result
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.private_toys import EXAMPLE, federation
 
@@ -38,7 +39,8 @@ def naive(z: float, counts: dict[str, int], sizes: tuple[int, ...] = SIZES, delt
 def test_epsilon_is_that_of_the_worst_client_and_just_below_the_target(tmp_path: Path) -> None:
     settings = {**EXAMPLE, "privacy.epsilon": 3.0, "training.steps": None, "federation.rounds": 2}
     built = federation({**settings, "evaluation.audit_fraction": 0.0}, sizes=SIZES)
-    recording = built.transport = Recording(built.transport)
+    recording = Recording(built.assembly.transport)
+    built.assembly = replace(built.assembly, transport=recording)
     said = built.run(tmp_path / "run").summary
     ledger = private_toys.own_ledger(tmp_path / "run")
     assert private_toys.charges(ledger) == [(f"client-{i}", STEPS[i]) for _ in range(2) for i in range(3)]
@@ -73,7 +75,8 @@ def test_every_method_trains_privately(method: str) -> None:
 
 def spent(built: Federation, path: Path) -> tuple[Result, list[list[float]], list[tuple[str, int]]]:
     """The weights of the replies by round, and the charges."""
-    recording = built.transport = Recording(built.transport)
+    recording = Recording(built.assembly.transport)
+    built.assembly = replace(built.assembly, transport=recording)
     result = built.run(path)
     weights = [
         [reply.weight for request, reply in recording.exchanges if request.round == round_]
@@ -84,7 +87,8 @@ def spent(built: Federation, path: Path) -> tuple[Result, list[list[float]], lis
 
 def test_a_client_whose_share_is_spent_sits_out(tmp_path: Path) -> None:
     built = federation({**Z, "privacy.participations": 2, "federation.rounds": 4})
-    recording = built.transport = Recording(built.transport)
+    recording = Recording(built.assembly.transport)
+    built.assembly = replace(built.assembly, transport=recording)
     result, weights, charges = spent(built, tmp_path / "run")
     assert weights == [[1.0] * 3, [1.0] * 3, [0.0] * 3, [0.0] * 3]
     assert charges == [(f"client-{i}", 2) for _ in range(2) for i in range(3)]
@@ -116,7 +120,7 @@ def test_fewer_steps_are_fewer_steps() -> None:
     """A client that may take one step of two ends where one step would have taken it."""
     whole, short = federation({**Z, "training.steps": 1}, 3), federation(Z, 3)
     for built in (whole, short):
-        for client in built.clients:
+        for client in built.assembly.clients:
             client._bench = replace(client._bench, allowance=lambda who, wanted, round_: 1)
     one, other = (private_toys.one_round(built) for built in (whole, short))
     assert toys.same(one.after.tensors, other.after.tensors)
@@ -125,9 +129,9 @@ def test_fewer_steps_are_fewer_steps() -> None:
 def test_personal_tensors_are_trained_privately_too(tmp_path: Path) -> None:
     settings = {**Z, "method.personal": ["classifier"], "privacy.clip_norm": 1e-6, "training.optimizer": "sgd"}
     built = federation({**settings, "privacy.noise_multiplier": 1e6, "federation.rounds": 1}, 1)
-    start = built.clients[0].personal
+    start = built.assembly.clients[0].personal
     built.run()
-    assert (built.clients[0].personal - start).norm() > 0.01, "the noise is in what never leaves, too"
+    assert (built.assembly.clients[0].personal - start).norm() > 0.01, "the noise is in what never leaves, too"
 
 
 # Persons.
@@ -170,9 +174,9 @@ def of_persons(model: Path, folder: Path, **changed: Any) -> Federation:
 @pytest.mark.slow
 def test_groups_are_the_units(small_model: Path, persons: Path) -> None:
     built = of_persons(small_model, persons)
-    assert built.parts.units == [12, 12, 12, 12]
-    assert built.parts.groups is not None
-    for own, groups in zip(built.parts.train, built.parts.groups, strict=True):
+    assert built.assembly.problem.units == [12, 12, 12, 12]
+    assert built.assembly.problem.groups is not None
+    for own, groups in zip(built.assembly.problem.train, built.assembly.problem.groups, strict=True):
         assert len(own) == len(groups) == 12
     said = built.run().summary
     assert said["unit"] == "group"
@@ -180,7 +184,7 @@ def test_groups_are_the_units(small_model: Path, persons: Path) -> None:
     assert said["epsilon"] == accounting.epsilon(Poisson(12, 4 / 12).release(1.0), 1, 1e-3)
     assert "all examples of one person" in said["privacy"]["unit"]
     fewer = of_persons(small_model, persons, data__client="label")
-    assert fewer.parts.units == [12, 12], "twenty-four notes, two of each patient's"
+    assert fewer.assembly.problem.units == [12, 12], "twenty-four notes, two of each patient's"
     assert fewer.run().summary["sampling_rate"] == pytest.approx(4 / 12)
 
 

@@ -136,8 +136,8 @@ def test_the_noise_on_a_mean() -> None:
 
 def test_without_privacy_nothing_is_clipped() -> None:
     assert protection({}) == Protection()
-    assert federation({}).initial.clip_norm == math.inf
-    assert federation(NOISE).initial.clip_norm == 0.1
+    assert federation({}).assembly.initial.clip_norm == math.inf
+    assert federation(NOISE).assembly.initial.clip_norm == 0.1
 
 
 # What is refused.
@@ -275,7 +275,7 @@ def test_nothing_is_released_outside_a_run(settings: dict[str, Any]) -> None:
     """A round asked for by hand has no budget to charge."""
     built = federation(settings)
     with pytest.raises(PrivacyError, match=r"its budget is opened by Federation\.run"):
-        run_round(built.initial, built.server, built.transport, 0.1)
+        run_round(built.assembly.initial, built.assembly.server, built.assembly.transport, 0.1)
 
 
 def test_groups_need_data_from_files() -> None:

@@ -9,23 +9,22 @@ from __future__ import annotations
 import json
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from secure_fed import federation as front
 from secure_fed.config import RunConfig
 from secure_fed.export import trained
-from secure_fed.federation import Federation, Result
+from secure_fed.federation import Federation
 from secure_fed.report import page as report
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.summing import Intake
-from secure_fed.runs import published
-from secure_fed.runs import result as outcome
+from secure_fed.runs import published, result
 from secure_fed.runs.directory import PUBLIC, Published
 from secure_fed.runs.published import FACTS, RESULT, ROUND, Table
+from secure_fed.runs.run import Result
 from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import private_toys, toys
 
@@ -99,7 +98,8 @@ def write(data: Path, train: Rows) -> None:
 def run(chosen: RunConfig, place: Path, tape: list[Tensors], *, replays: bool) -> Federation:
     """A run, its report and its export, in `place`."""
     built = Federation(chosen)
-    built.server = Played(built.server, tape, replays)  # type: ignore[assignment]
+    played: Any = Played(built.assembly.server, tape, replays)
+    built.assembly = replace(built.assembly, server=played)
     built.run(place / "run")
     report.write(place / "run")
     trained.load(place / "run").export(place / "export")
@@ -192,7 +192,7 @@ def test_a_digest_confirms_no_guess(held_out: Path, small_model: Path, tmp_path:
     notes = [json.loads((tmp_path / name / "private" / "facts.json").read_text()) for name in ("one", "two")]
     assert notes[0]["data_digest"] != notes[1]["data_digest"]
     assert notes[0]["partition"]["digest"] != notes[1]["partition"]["digest"]
-    plain = Federation(chosen).parts.facts["data_digest"]
+    plain = Federation(chosen).assembly.problem.facts["data_digest"]
     assert all(plain not in (tmp_path / "one" / name).read_text() for name in ("run.json", "result.json"))
     assert plain != notes[0]["data_digest"]
     Federation(chosen).run(tmp_path / "one", resume=True)  # the same data are known again
@@ -242,8 +242,8 @@ def test_a_value_without_a_source_stops_a_private_run(
     if where == "round":
         monkeypatch.setattr(Server, "publishable", lambda self, record, state, plan: {**record, "clients_asked": 3})
     else:
-        whole = outcome.summary
-        monkeypatch.setattr(front.outcome, "summary", lambda *given: {**whole(*given), "clients_asked": 3})
+        whole = result.summary
+        monkeypatch.setattr("secure_fed.runs.run.summary", lambda *given: {**whole(*given), "clients_asked": 3})
     with pytest.raises(ValueError, match="'clients_asked' is in no table"):
         toys.federation(private_toys.NOISE).run(tmp_path / "run")
 

@@ -40,10 +40,10 @@ def test_nothing_is_kept_unless_asked(tmp_path: Path) -> None:
 def test_updates_and_states_are_what_travelled(tmp_path: Path, method: str) -> None:
     found, federation, result = recorded(tmp_path, {**UPDATES, "method.name": method})
     assert sorted(found.states) == [0, 1, 2, 3]
-    assert same(found.states[0], federation.initial.tensors)
+    assert same(found.states[0], federation.assembly.initial.tensors)
     assert same(found.states[3], result.state.tensors)
     assert {(one.round, one.client) for one in found.updates} == {
-        (round_, name) for round_ in range(3) for name in federation.parts.names
+        (round_, name) for round_ in range(3) for name in federation.assembly.problem.names
     }
     assert found.lr == {0: 0.05, 1: 0.05, 2: 0.05}
     if method == "fedlora":
@@ -170,7 +170,7 @@ def test_what_a_run_recorded_is_its_own(tmp_path: Path, settings: dict[str, Any]
     found, federation, _ = recorded(tmp_path, settings)
     checkpoint = read_checkpoint(tmp_path / "run")
     assert checkpoint is not None
-    recording.require_of_run(found, checkpoint.state, federation.parts.names)
+    recording.require_of_run(found, checkpoint.state, federation.assembly.problem.names)
 
 
 def test_so_it_is_of_one_that_ended_early(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_so_it_is_of_one_that_ended_early(tmp_path: Path) -> None:
     found = recording.read(tmp_path / "run")
     assert found is not None
     assert 0 < result.state.round < 6
-    recording.require_of_run(found, result.state, federation.parts.names)
+    recording.require_of_run(found, result.state, federation.assembly.problem.names)
 
 
 def test_so_it_is_of_one_that_went_on(tmp_path: Path) -> None:
@@ -191,13 +191,13 @@ def test_so_it_is_of_one_that_went_on(tmp_path: Path) -> None:
     result = federation.run(tmp_path / "run", resume=True)
     found = recording.read(tmp_path / "run")
     assert found is not None
-    recording.require_of_run(found, result.state, federation.parts.names)
+    recording.require_of_run(found, result.state, federation.assembly.problem.names)
 
 
 def test_without_its_last_rounds_it_is_refused(tmp_path: Path) -> None:
     """And with one more, as of a run that was resumed and killed between a recording and its checkpoint."""
     found, federation, result = recorded(tmp_path, UPDATES)
-    names = federation.parts.names
+    names = federation.assembly.problem.names
     folder = tmp_path / "run" / "private" / recording.FOLDER
     (folder / "round-00003.safetensors").unlink()
     less = recording.read(tmp_path / "run")
@@ -216,19 +216,19 @@ def test_that_of_another_run_is_refused(tmp_path: Path, asked: str) -> None:
     other, _, _ = recorded(tmp_path / "other", settings | {"training.lr": 0.0500001})
     _, federation, result = recorded(tmp_path / "own", settings)
     with pytest.raises(RunDirectoryError, match="its state after round 3 is another than the run's; put"):
-        recording.require_of_run(other, result.state, federation.parts.names)
+        recording.require_of_run(other, result.state, federation.assembly.problem.names)
 
 
 def test_that_of_other_clients_is_refused(tmp_path: Path) -> None:
     found, federation, result = recorded(tmp_path, UPDATES)
     with pytest.raises(RunDirectoryError, match="it names client 'client-1', which this run does not have"):
-        recording.require_of_run(found, result.state, [federation.parts.names[0], *"bc"])
+        recording.require_of_run(found, result.state, [federation.assembly.problem.names[0], *"bc"])
 
 
 def test_that_of_more_clients_behind_masks_is_refused(tmp_path: Path) -> None:
     found, federation, result = recorded(tmp_path, UPDATES | MASKED)
     with pytest.raises(RunDirectoryError, match="sums of more than the 2 clients"):
-        recording.require_of_run(found, result.state, federation.parts.names[:2])
+        recording.require_of_run(found, result.state, federation.assembly.problem.names[:2])
 
 
 @pytest.mark.parametrize(
@@ -257,6 +257,6 @@ def same(one: Tensors, other: Tensors) -> bool:
 def test_what_phantoms_send_is_recorded_beside_what_clients_send(tmp_path: Path, masked: dict[str, Any]) -> None:
     settings = {**private_toys.NOISE, **UPDATES, **masked, "evaluation.phantoms": 4}
     found, federation, result = recorded(tmp_path, settings, sizes=(3, 3, 3))
-    recording.require_of_run(found, result.state, federation.server.names)
-    assert masked or {one.client for one in found.updates} == set(federation.server.names)
+    recording.require_of_run(found, result.state, federation.assembly.server.names)
+    assert masked or {one.client for one in found.updates} == set(federation.assembly.server.names)
     assert not masked or {one.clients for one in found.sums} == {7}

@@ -291,7 +291,7 @@ def test_a_failed_run_is_resumed_by_the_same_object(tmp_path: Path, uninterrupte
     with pytest.raises(KeyboardInterrupt):
         federation.run(tmp_path / "run")
     federation.callbacks.clear()
-    for client in federation.clients:
+    for client in federation.assembly.clients:
         client.kept = client.personal * 2.0
     federation.run(tmp_path / "run", resume=True)
     assert_same_run(tmp_path / "run", uninterrupted["everything_at_once"])

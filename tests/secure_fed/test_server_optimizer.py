@@ -87,5 +87,5 @@ def test_fra_goes_on_under_a_server_optimizer(kind: str, method: str) -> None:
     federation = toys.federation(settings | {"federation.rounds": 4})
     result = federation.run()
     assert result.state.tensors.is_finite()
-    assert not toys.same(result.state.tensors, federation.initial.tensors)
+    assert not toys.same(result.state.tensors, federation.assembly.initial.tensors)
     assert result.records[-1]["train_loss"] < result.records[0]["train_loss"]

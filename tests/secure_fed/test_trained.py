@@ -42,7 +42,7 @@ def personal(tmp_path_factory: pytest.TempPathFactory, small_model: Path, small_
 def test_a_client_has_its_own_model(personal: tuple[Path, Federation]) -> None:
     out, federation = personal
     heads = []
-    for client in federation.clients:
+    for client in federation.assembly.clients:
         if client.kept is None:
             with pytest.raises(ConfigError, match=f"--client is '{client.name}', which took part in no round yet"):
                 trained.load(out, client.name)
@@ -69,7 +69,7 @@ def test_personal_tensors_need_a_client(
         assert "client-0, client-1, client-2, client-3" in error
     with pytest.raises(ConfigError, match="--client is 'nobody', but the clients of this run are client-0"):
         trained.load(out, "nobody")
-    chosen = next(client.name for client in federation.clients if client.kept is not None)
+    chosen = next(client.name for client in federation.assembly.clients if client.kept is not None)
     assert main(["export", str(out), str(tmp_path / "adapter"), "--client", chosen]) == 0
 
 
@@ -147,7 +147,7 @@ def test_a_model_of_ones_own_is_exported_by_its_federation(tmp_path: Path) -> No
     result = federation.run(tmp_path / "run")
     with pytest.raises(RunDirectoryError, match=r"a model given in Python.*Federation\.export"):
         trained.load(tmp_path / "run")
-    federation.load(federation.initial)
+    federation.load(federation.assembly.initial)
     out = federation.export(result.state, tmp_path / "adapter", base_model=str(tmp_path / "base"))
     want = small_models.logits(federation.load(result.state))
     base = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base")
@@ -180,9 +180,11 @@ def test_a_client_of_ones_own_federation_is_exported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="choose one with --client NAME"):
         federation.export(result.state, tmp_path / "adapter")
     federation.export(result.state, tmp_path / "adapter", client="client-1")
-    kept = federation.clients[1].kept
+    kept = federation.assembly.clients[1].kept
     assert kept is not None
-    assert torch.equal(federation.parts.model.get_parameter("classifier.bias"), kept.tensor("classifier.bias"))
+    assert torch.equal(
+        federation.assembly.problem.model.get_parameter("classifier.bias"), kept.tensor("classifier.bias")
+    )
 
 
 def test_numbers_that_are_none_are_null_in_the_result() -> None:

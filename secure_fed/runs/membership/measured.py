@@ -10,26 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from secure_fed.learning.audit_pool.pool import AuditPool
+from secure_fed.learning.audit_pool.unit import Unit
 from secure_fed.learning.data.encode import batches
+from secure_fed.learning.tasks.task import Collate, Confidence
 from secure_fed.learning.training.canary_directions import direction, layout_of
 from secure_fed.learning.training.local import to_device
+from secure_fed.methods.method import State
 from secure_fed.rounds.phantom_scores import SCORES
+from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.membership import roc
-
-if TYPE_CHECKING:
-    from secure_fed.federation import Federation
-    from secure_fed.learning.audit_pool.pool import AuditPool
-    from secure_fed.learning.audit_pool.unit import Unit
-    from secure_fed.learning.tasks.task import Collate, Confidence
-    from secure_fed.methods.method import State
-    from secure_fed.tensors.tensors import Layout, Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 
 EXAMPLES = 32  # of a unit that are looked at
 NOT_COVERED = (
@@ -74,28 +72,28 @@ def mean_of_units(values: NDArray[np.float64], owner: NDArray[np.int64], units: 
     return np.where(counts > 0, sums / np.maximum(counts, 1), values.mean() if len(values) else 0.0)
 
 
-def fitted(federation: Federation, state: State, held: AuditPool) -> NDArray[np.float64]:
+def fitted(assembly: Assembly, state: State, held: AuditPool) -> NDArray[np.float64]:
     """(units,) how well the model fits each."""
-    units, parts = held.units, federation.parts
+    units, problem = held.units, assembly.problem
     examples, owner = looked_at(units)
-    model = federation.objective.load(state.tensors)
-    batch_size = federation.config.evaluation.batch_size
-    phi = confidences(model, examples, parts.collate, parts.confidence, batch_size, federation.device)
+    model = assembly.objective.load(state.tensors)
+    batch_size = assembly.config.evaluation.batch_size
+    phi = confidences(model, examples, problem.collate, problem.confidence, batch_size, assembly.objective.device)
     return mean_of_units(phi, owner, len(units))
 
 
-def along(federation: Federation, state: State, held: AuditPool) -> NDArray[np.float64] | None:
+def along(assembly: Assembly, state: State, held: AuditPool) -> NDArray[np.float64] | None:
     """(units,) <u, V> of each unit's direction u and of how far the global state went, V, over |V|, where units are canaries of
     that kind: what the attack `one_run` of an audit goes by.
 
     None unless what is sent is the change of what trains, coordinate by coordinate, and the same trains in every round.
     """
-    initial, method, config = federation.initial, federation.method, federation.config.federation
+    initial, method, config = assembly.initial, assembly.method, assembly.config.federation
     plan = method.plan(initial)
     if any(method.plan(replace(initial, round=n)).trainable != plan.trainable for n in range(config.rounds)):
         return None
     whole = layout_of(initial.tensors, plan.trainable)
-    sent = [name for name in plan.trainable if name not in federation.server.personal]
+    sent = [name for name in plan.trainable if name not in assembly.server.personal]
     layout, after = layout_of(initial.tensors, sent), state.tensors.select(sent)
     if layout_of(after, sent) != layout:
         return None
@@ -112,26 +110,26 @@ def _unit_vector(tensors: Tensors, layout: Layout) -> NDArray[np.float64]:
     return flat / (np.linalg.norm(flat) or 1.0)
 
 
-def measured(federation: Federation, state: State) -> dict[str, Any]:
+def of_run(assembly: Assembly, state: State) -> dict[str, Any]:
     """The membership part of `result.json`; without numbers, why there are none.
 
     of: "phantoms" in a private run: a function of what was released, so that the guarantee covers it. Else "data".
     """
-    config = federation.config
+    config = assembly.config
     if config.privacy.unit == "none" and not config.evaluation.phantoms:
-        return of_pool(federation, state, federation.pools["data"])
-    return of_pool(federation, state, federation.pools["phantoms"])
+        return of_pool(assembly, state, assembly.pools["data"])
+    return of_pool(assembly, state, assembly.pools["phantoms"])
 
 
-def of_data(federation: Federation, state: State) -> dict[str, Any] | None:
+def of_data(assembly: Assembly, state: State) -> dict[str, Any] | None:
     """What the model tells of units of the data that were held out; None where none were. Without noise: for those who hold
     them.
     """
-    held = federation.pools["data"]
-    return of_pool(federation, state, held) if held.units else None
+    held = assembly.pools["data"]
+    return of_pool(assembly, state, held) if held.units else None
 
 
-def of_pool(federation: Federation, state: State, held: AuditPool) -> dict[str, Any]:
+def of_pool(assembly: Assembly, state: State, held: AuditPool) -> dict[str, Any]:
     """The figures of the cheapest attack on these units."""
     phantoms = held.of == "phantoms"
     members = int(held.members.sum())
@@ -143,9 +141,9 @@ def of_pool(federation: Federation, state: State, held: AuditPool) -> dict[str, 
         return nothing | {"why": held.why}
     if not 0 < members < len(held.units):
         return nothing | {"why": "the coins of all units of the audit pool fell on one side"}
-    scores = heard(state, held) if phantoms else _scores_of_data(federation, state, held)
+    scores = heard(state, held) if phantoms else _scores_of_data(assembly, state, held)
     if scores is None:
-        return nothing | {"why": _NOT_ALONG.format(federation.method.card.name)}
+        return nothing | {"why": _NOT_ALONG.format(assembly.method.card.name)}
     if not np.isfinite(scores).all():
         return nothing | {"why": "the model gives no finite scores"}
     found = roc.to_dict(roc.rank(scores[held.members], scores[~held.members]))
@@ -160,8 +158,8 @@ def heard(state: State, phantoms: AuditPool) -> NDArray[np.float64]:
     return scores
 
 
-def _scores_of_data(federation: Federation, state: State, held: AuditPool) -> NDArray[np.float64] | None:
-    return along(federation, state, held) if held.directions else fitted(federation, state, held)
+def _scores_of_data(assembly: Assembly, state: State, held: AuditPool) -> NDArray[np.float64] | None:
+    return along(assembly, state, held) if held.directions else fitted(assembly, state, held)
 
 
 _NOT_ALONG = (

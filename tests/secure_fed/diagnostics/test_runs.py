@@ -15,7 +15,7 @@ import torch
 
 from secure_fed.config import EvaluationConfig, RunConfig
 from secure_fed.errors import ConfigError
-from secure_fed.federation import Federation, Result
+from secure_fed.federation import Federation
 from secure_fed.learning.models.adapters.lora import pairs
 from secure_fed.methods.method import State
 from secure_fed.rounds.client import Client
@@ -24,6 +24,7 @@ from secure_fed.rounds.diagnostics.compared import Weights
 from secure_fed.rounds.diagnostics.local import Discrepancy, Drift
 from secure_fed.rounds.diagnostics.variation import Variation
 from secure_fed.rounds.diagnostics.watch import Watch, watch
+from secure_fed.runs.run import Result
 from secure_fed.runs.store import read_records
 from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import toys
@@ -41,7 +42,7 @@ class Kept:
     """Every global state of a run."""
 
     def __init__(self, federation: Federation) -> None:
-        self.states = [federation.initial]
+        self.states = [federation.assembly.initial]
 
     def on_round_end(self, record: Mapping[str, Any], state: State) -> None:
         self.states.append(state)
@@ -62,7 +63,7 @@ def run(settings: Mapping[str, Any]) -> tuple[Result, list[State], list[list[tup
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Client, "_train", noted)
         result = federation.run()
-    size = len(federation.clients)
+    size = len(federation.assembly.clients)
     return result, kept.states, [trained[i : i + size] for i in range(0, len(trained), size)]
 
 
@@ -119,7 +120,7 @@ def test_drift_is_of_the_logits_on_the_test_examples() -> None:
 
     def scores(tensors: Tensors) -> np.ndarray[Any, Any]:
         with torch.no_grad():
-            found: np.ndarray[Any, Any] = federation.objective.load(tensors).eval()(test).double().numpy()
+            found: np.ndarray[Any, Any] = federation.assembly.objective.load(tensors).eval()(test).double().numpy()
         centred: np.ndarray[Any, Any] = found - found.mean(axis=0)
         return centred
 
@@ -165,8 +166,8 @@ def test_weights_of_clients_are_those_of_the_mean() -> None:
 def test_without_diagnostics_nothing_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Watch, "__init__", None)
     federation = toys.federation(STEPS)
-    assert federation.watch is None
-    assert all(client._bench.watch is None for client in federation.clients)
+    assert federation.assembly.watch is None
+    assert all(client._bench.watch is None for client in federation.assembly.clients)
     result = federation.run()
     assert result.summary["diagnostics"] is None
     assert not {*ALL, "transfer_seconds"} & set(result.records[-1])
@@ -174,8 +175,8 @@ def test_without_diagnostics_nothing_is_watched(monkeypatch: pytest.MonkeyPatch)
 
 def test_what_the_server_knows_anyway_taps_no_client() -> None:
     federation = toys.federation(asked("variation", **{"evaluation.bandwidth": 1.0}))
-    assert federation.watch is not None
-    assert all(client._bench.watch is None for client in federation.clients)
+    assert federation.assembly.watch is not None
+    assert all(client._bench.watch is None for client in federation.assembly.clients)
 
 
 def test_watching_changes_nothing_of_the_run() -> None:
@@ -193,7 +194,7 @@ def test_dropout_is_left_as_it_is() -> None:
 
 def killed_in(federation: Federation, round_: int) -> None:
     """A kill in the midst of a round, once two of its clients have trained."""
-    whole, done = federation.clients[2].handle, [0]
+    whole, done = federation.assembly.clients[2].handle, [0]
 
     def handle(request: Any) -> Any:
         done[0] += 1
@@ -201,7 +202,7 @@ def killed_in(federation: Federation, round_: int) -> None:
             raise KeyboardInterrupt
         return whole(request)
 
-    federation.clients[2].handle = handle  # type: ignore[method-assign]
+    federation.assembly.clients[2].handle = handle  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("name", ["fedlora", "fra_lora", "ffa_lora"])
@@ -231,7 +232,7 @@ def test_the_same_federation_after_an_interruption(tmp_path: Path) -> None:
 def test_a_client_that_diverged_is_left_out() -> None:
     federation = toys.federation(asked("discrepancy", "aggregation_error", "drift"))
     broken = [{**item, "x": item["x"] * math.nan} for item in toys.examples(1, 5)]
-    federation.clients[0].examples = broken
+    federation.assembly.clients[0].examples = broken
     records = federation.run().records
     assert [record["rejected"] for record in records] == [["client-0"]] * 3
     assert all(math.isfinite(record["discrepancy"]["magnitude"]) for record in records)
@@ -285,10 +286,18 @@ def test_of_tensors_that_are_no_factors_each_is_compared() -> None:
 
 def test_errors_of_products_need_products() -> None:
     federation = toys.federation(STEPS)
-    config, parts = toys.config(asked("aggregation_error")), federation.parts
+    config, parts = toys.config(asked("aggregation_error")), federation.assembly.problem
     initial = Tensors({"w": torch.ones(1)})
     with pytest.raises(ConfigError, match=r"'aggregation_error' compares products of LoRA's factors"):
-        watch(config, federation.method, initial, federation.objective, parts.collate, parts.loss, parts.test)
+        watch(
+            config,
+            federation.assembly.method,
+            initial,
+            federation.assembly.objective,
+            parts.collate,
+            parts.loss,
+            parts.test,
+        )
 
 
 def test_the_result_says_the_last_round_and_the_schema_knows_it() -> None:
@@ -357,11 +366,11 @@ def test_a_private_run_that_was_interrupted_tells_the_variation_of_what_it_relea
             raise KeyboardInterrupt
         return {"accuracy": 0.5}
 
-    monkeypatch.setattr("secure_fed.federation.evaluated", stop)
+    monkeypatch.setattr("secure_fed.runs.run.evaluated", stop)
     with pytest.raises(KeyboardInterrupt):
         federation.run(tmp_path / "run")
     records = federation.run(tmp_path / "run", resume=True).records
-    watch = federation.watch
+    watch = federation.assembly.watch
     assert watch is not None
     assert watch.variation is not None
     for before, after, record in zip(kept.states, kept.states[1:], records, strict=False):

@@ -46,7 +46,7 @@ class Watched:
 
 def watch(built: Federation) -> Watched:
     seen = Watched()
-    for member in built.masks.members:  # type: ignore[union-attr]
+    for member in built.assembly.masks.members:  # type: ignore[union-attr]
         member._entropy = seen.entropy
         handle = member.client.handle
 
@@ -76,10 +76,10 @@ def request_of(
     built: Federation, round_: int = 0, which: int = 0, first: Request | None = None, lr: float = LR
 ) -> Request:
     """What an honest server asks in that pass of that round, after means of zero. first: the round's first request."""
-    state = replace(built.initial, round=round_)
-    plan = built.server.plan(state)
-    means = {name: PlainSum(built.server.layout(state, name)).total() for name in plan.passes[:which]}
-    return built.server.request(state, plan, plan.passes[which], lr, means, first.digest if first else "")
+    state = replace(built.assembly.initial, round=round_)
+    plan = built.assembly.server.plan(state)
+    means = {name: PlainSum(built.assembly.server.layout(state, name)).total() for name in plan.passes[:which]}
+    return built.assembly.server.request(state, plan, plan.passes[which], lr, means, first.digest if first else "")
 
 
 def session(
@@ -100,12 +100,12 @@ def session(
     lie: what becomes of the parameters, in the stages that `lies_at` names; whoever is not `asked` is asked for nothing,
     and the vector of who is `lost` does not arrive.
     """
-    terms = built.masks.sums.terms  # type: ignore[union-attr]
-    invited = range(len(built.clients)) if clients is None else clients
-    state = replace(built.initial, round=request.round)
-    names = built.server.plan(state).passes
-    layout = built.server.layout(state, request.pass_name if request.pass_name in names else names[0])
-    carrier = terms.carrier(layout.size, built.initial.clip_norm)
+    terms = built.assembly.masks.sums.terms  # type: ignore[union-attr]
+    invited = range(len(built.assembly.clients)) if clients is None else clients
+    state = replace(built.assembly.initial, round=request.round)
+    names = built.assembly.server.plan(state).passes
+    layout = built.assembly.server.layout(state, request.pass_name if request.pass_name in names else names[0])
+    carrier = terms.carrier(layout.size, built.assembly.initial.clip_norm)
     digest = contributors.layout if contributors else bytes.fromhex(request.digest)
     honest = terms.parameters(number, invited, digest, carrier.length, carrier.largest)
     told = {True: lie(honest), False: honest}
@@ -140,7 +140,7 @@ def _machine(told: Parameters, honest: Parameters, identities: Mapping[int, byte
 
 def _ask(built: Federation, client: int, stage: Stage, heard: Heard) -> None:
     try:
-        answer = built.masks.members[client].handle(stage)  # type: ignore[union-attr]
+        answer = built.assembly.masks.members[client].handle(stage)  # type: ignore[union-attr]
     except Exception as error:  # whatever it is, the server would see it
         heard.refused[client] = (stage.name, type(error), getattr(error, "what", str(error)))
         return

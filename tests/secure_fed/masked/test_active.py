@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,8 @@ def test_a_run_goes_from_end_to_end(kind: str, way: str, privacy: str) -> None:
     cohort = 12 if privacy != "hidden" else 4
     settings = {**KINDS[kind], **WAYS[way], **PRIVACY[privacy], "federation.cohort": cohort, "federation.rounds": 2}
     built = federation(settings, sizes=TWELVE)
-    recording = built.transport = Recording(built.transport)
+    recording = Recording(built.assembly.transport)
+    built.assembly = replace(built.assembly, transport=recording)
     result = built.run()
     names = [ask.name for ask, reply in recording.exchanges if (ask.round, reply.client) == (1, 4)]
     assert names == STAGES * (2 if "sketch" in way else 1)
@@ -88,7 +90,7 @@ def test_whoever_vanishes_early_is_left_out_of_a_sum_that_goes_on() -> None:
     """In one session: there is no stage in which everybody has to stay."""
     built = federation({**CHOSEN, "secure_aggregation.neighbours": 10, "secure_aggregation.dropout": 0.2}, sizes=TWELVE)
     heard = listen(built)
-    recording = Recording(built.transport)
+    recording = Recording(built.assembly.transport)
     seen = one_round(built, transport=Losing(recording, {3: "share", 8: "advertise"}))
     stayed = set(range(12)) - {3, 8}
     assert set(heard.replies[0, "change"]) == stayed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def test_without_the_count_a_round_is_contributed_to_again(monkeypatch: pytest.M
 def test_no_more_vectors_leave_than_sums_were_reserved_opened_or_not(upto: str) -> None:
     """Where not all answers are needed to open a sum, some of the clients never learn that it was."""
     built = federation({**DISTRIBUTED, **ACTIVE})
-    built.masks.begin(2)  # type: ignore[union-attr]
+    built.assembly.masks.begin(2)  # type: ignore[union-attr]
     for round_ in range(2):
         assert not session(built, request_of(built, round_), number=round_, upto=upto).refused
     seen = watch(built)
@@ -110,7 +111,7 @@ def test_what_is_reserved_counts_and_not_what_was_wished(tmp_path: Path, monkeyp
     said = built.run(tmp_path / "run").summary
     reserved = said["releases"]
     assert 0 < reserved < 6
-    assert built.protection.plan.releases == 6  # type: ignore[union-attr]
+    assert built.assembly.protection.plan.releases == 6  # type: ignore[union-attr]
     assert set(told) == {reserved}
     assert refused(session(built, request_of(built, reserved), number=99), 4, TOO_MANY)
 
@@ -145,7 +146,7 @@ def test_nobody_is_asked_for_nothing_where_nobody_fills_up(kind: str) -> None:
 
 def test_whose_coin_does_not_land_brings_its_share_of_the_noise() -> None:
     built = federation({**HIDDEN, "privacy.noise_multiplier": 8.0}, sizes=EIGHT)
-    for member in built.masks.members:  # type: ignore[union-attr]
+    for member in built.assembly.masks.members:  # type: ignore[union-attr]
         member._coin = 0.0
     seen = watch(built)
     totals = []
@@ -154,7 +155,7 @@ def test_whose_coin_does_not_land_brings_its_share_of_the_noise() -> None:
         assert not heard.refused
         totals.append(centred(heard.machine.total()))
     assert not seen.trained
-    sigma = built.protection.shares.grid(len(totals[0])).sigma  # type: ignore[union-attr]
+    sigma = built.assembly.protection.shares.grid(len(totals[0])).sigma  # type: ignore[union-attr]
     noise = np.concatenate(totals) / sigma / math.sqrt(8)
     assert kstest(noise, "norm").pvalue > CHANCE
     deviations = (np.std(noise) - 1) * math.sqrt(2 * len(noise))
@@ -181,7 +182,7 @@ TOSSES: list[tuple[str | int, ...]] = []
 def test_each_client_tosses_once_for_every_sum_and_anew() -> None:
     built = federation({**HIDDEN, **ACTIVE}, sizes=EIGHT)
     seen = watch(built)
-    for member in built.masks.members:  # type: ignore[union-attr]
+    for member in built.assembly.masks.members:  # type: ignore[union-attr]
         member._entropy = Scripted()
     TOSSES.clear()
     for round_ in range(6):
@@ -199,7 +200,7 @@ def test_what_was_realised_counts_the_rounds_that_were_made_again(tmp_path: Path
     settings = {**DISTRIBUTED, "secure_aggregation.dropout": 0.0, "secure_aggregation.corrupt": 0.0}
     for _ in range(3):
         built = federation(settings)
-        built.transport = _Cut(built.transport)
+        built.assembly = replace(built.assembly, transport=_Cut(built.assembly.transport))
         with pytest.raises(KeyboardInterrupt):
             built.run(tmp_path / "run", resume=(tmp_path / "run").exists())
     built = federation(settings)
@@ -207,7 +208,7 @@ def test_what_was_realised_counts_the_rounds_that_were_made_again(tmp_path: Path
     assert said["releases"] == 6 > said["privacy"]["planned_releases"] == 3
     told = said["privacy"]["realised"]
     assert told["noise_multiplier"] == said["noise_multiplier"], "nobody vanished, and nobody was to"
-    plan: Any = built.protection.plan
+    plan: Any = built.assembly.protection.plan
     assert told["epsilon"] == said["epsilon"] == realised(plan, plan.noise_multiplier, 6, hidden=False)
     assert told["epsilon"] > realised(plan, plan.noise_multiplier, 3, hidden=False) * 1.2
 

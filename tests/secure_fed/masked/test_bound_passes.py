@@ -45,12 +45,12 @@ def mixed(built: Federation, lr: float) -> tuple[list[Heard], dict[int, np.ndarr
     sums = [session(built, trained, clients=(*OTHERS, VICTIM)), session(built, still, number=1, clients=STILL)]
     assert not sums[0].refused
     assert not sums[1].refused
-    plan = built.server.plan(built.initial)
+    plan = built.assembly.server.plan(built.assembly.initial)
     means: dict[str, Tensors] = {}
     for number, name in enumerate(plan.passes[1:]):
         before = plan.passes[number]
         means[before] = _mean(built, before, sums[-1 if number else 0])
-        request = built.server.request(built.initial, plan, name, LR, means, trained.digest)
+        request = built.assembly.server.request(built.assembly.initial, plan, name, LR, means, trained.digest)
         sums.append(session(built, request, number=2 + number, clients=(VICTIM, *STILL[:3])))
         if sums[-1].refused:
             break
@@ -58,8 +58,8 @@ def mixed(built: Federation, lr: float) -> tuple[list[Heard], dict[int, np.ndarr
 
 
 def _mean(built: Federation, name: str, found: Heard) -> Tensors:
-    layout = built.server.layout(built.initial, name)
-    carrier = built.masks.sums.terms.carrier(layout.size, built.initial.clip_norm)  # type: ignore[union-attr]
+    layout = built.assembly.server.layout(built.assembly.initial, name)
+    carrier = built.assembly.masks.sums.terms.carrier(layout.size, built.assembly.initial.clip_norm)  # type: ignore[union-attr]
     return layout.unflatten(torch.from_numpy(carrier.read(found.machine.total()).values).float() / 4)
 
 
@@ -83,7 +83,7 @@ def test_without_the_comparison_the_sum_is_the_victims_message(way: str, monkeyp
     later, sent = mixed(built, 0.0)
     assert not any(found.refused for found in later)
     assert [client for client, values in sent.items() if np.abs(values).max() > 1e-6] == [VICTIM]
-    name = built.server.plan(built.initial).passes[1]
+    name = built.assembly.server.plan(built.assembly.initial).passes[1]
     np.testing.assert_allclose(4 * flat(_mean(built, name, later[0])), sent[VICTIM], atol=1e-6)
 
 
@@ -114,7 +114,7 @@ def test_a_second_sum_that_loses_a_client_is_opened_by_nobody(active: bool) -> N
 @pytest.mark.parametrize("kind", [MASKED, {**MASKED, "secure_aggregation.active": True}], ids=["passive", "active"])
 def test_a_round_that_loses_a_client_between_passes_is_lost_and_the_run_goes_on(kind: dict[str, Any]) -> None:
     built = federation({**kind, **SKETCH, "secure_aggregation.dropout": 0.25}, sizes=EIGHT)
-    seen = one_round(built, transport=Losing(built.transport, {2: "unmask"}))
+    seen = one_round(built, transport=Losing(built.assembly.transport, {2: "unmask"}))
     assert "1 of 8 clients vanished between two passes" in seen.record["lost"]
     assert seen.after.round == 1
     assert seen.means["change"].any() == False  # noqa: E712 - of a numpy array
@@ -126,7 +126,7 @@ def test_a_round_that_loses_a_client_between_passes_is_lost_and_the_run_goes_on(
 def test_sums_with_noise_of_their_own_may_lose_clients_between_passes() -> None:
     """Each of them is charged as a release: what their difference tells is within the guarantee."""
     built = federation({**DISTRIBUTED, **SKETCH, "secure_aggregation.dropout": 0.25}, sizes=EIGHT)
-    seen = one_round(built, transport=Losing(built.transport, {2: "unmask"}))
+    seen = one_round(built, transport=Losing(built.assembly.transport, {2: "unmask"}))
     assert "lost" not in seen.record
     assert seen.record["masked"]["survivors"] == 7
 

@@ -57,7 +57,7 @@ def test_a_list_that_is_not_the_sessions_is_refused(told: tuple[int, ...] | None
             return stage
         return replace(stage, asked=None if told is None else replace(stage.asked, contributors=told))
 
-    built.transport = Tampered(built.transport, lied)
+    built.assembly = replace(built.assembly, transport=Tampered(built.assembly.transport, lied))
     with pytest.raises(Tampering, match="not the one that the session was begun with"):
         built.run()
 
@@ -76,7 +76,8 @@ def test_without_the_least_number_the_sum_would_be_one_clients(monkeypatch: pyte
 @pytest.mark.slow
 def test_honest_rounds_are_made_and_the_list_is_counted() -> None:
     built = build(**{"federation.rounds": 2, "federation.vanishing": 0.05})
-    recording = built.transport = Recording(built.transport)
+    recording = Recording(built.assembly.transport)
+    built.assembly = replace(built.assembly, transport=recording)
     records = built.run().records
     assert not any("lost" in record for record in records)
     masks = [(ask, reply) for ask, reply in recording.exchanges if ask.name == "mask"]
@@ -93,7 +94,7 @@ def test_coins_that_may_draw_too_few_are_refused(cohort: int, clients: int, allo
     from scipy.stats import binom
 
     built = build()
-    terms = replace(built.masks.sums.terms, invited=cohort)  # type: ignore[union-attr]
+    terms = replace(built.assembly.masks.sums.terms, invited=cohort)  # type: ignore[union-attr]
     fewest = max(3, cohort // 20 + 2) + cohort // 20
     assert bool(binom.cdf(fewest - 1, clients, cohort / clients) <= 2.0**-40) is allowed
     if allowed:
@@ -105,7 +106,9 @@ def test_coins_that_may_draw_too_few_are_refused(cohort: int, clients: int, allo
 def test_a_federation_of_a_small_secret_cohort_is_refused() -> None:
     with pytest.raises(ConfigError, match="draw fewer with a chance of 2\\^-"):
         build(**{"federation.cohort": 6})
-    assert isinstance(build(**{"federation.cohort": 6, "secure_aggregation.active": False}).masks.sums.terms, Terms)  # type: ignore[union-attr]
+    assert isinstance(
+        build(**{"federation.cohort": 6, "secure_aggregation.active": False}).assembly.masks.sums.terms, Terms
+    )  # type: ignore[union-attr]
 
 
 # Phantoms, of which everybody may know what they contribute: the last of all clients.
@@ -124,7 +127,7 @@ def test_no_cohort_of_fixed_size_has_more_phantoms_than_the_plan(cohort: str) ->
     """Of sixteen who are invited ten are phantoms. With more, a guarantee would count on clients that are not there."""
     built = federation(COHORTS[cohort], sizes=[2] * 12)
     request = request_of(built)
-    assert (built.masks.invited, built.protection.beside) == (16, 10)  # type: ignore[union-attr]
+    assert (built.assembly.masks.invited, built.assembly.protection.beside) == (16, 10)  # type: ignore[union-attr]
     for real in (1, 5):
         clients = [*range(2, 2 + real), *range(12, 28 - real)]
         found = session(built, request, clients=clients)

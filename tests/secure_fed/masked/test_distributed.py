@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -50,9 +50,9 @@ def _residues(
             sent = heard.replies[round_, name]
             assert all(reply.contribution.norm() <= 0.1 * (1 + 1e-6) for reply in sent.values())
             total = sum(heard.values(round_, name).values())
-            found.append(mean - total / built.sampler.expected)
+            found.append(mean - total / built.assembly.sampler.expected)
     dim = len(found[-1])
-    return np.concatenate(found), built.protection.mean_noise_std(0.1, built.sampler.expected, dim)
+    return np.concatenate(found), built.assembly.protection.mean_noise_std(0.1, built.assembly.sampler.expected, dim)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_the_released_mean_is_the_true_one_and_normal_noise_of_the_planned_devia
 def test_the_deviation_is_that_of_the_noise_multiplier_and_of_the_shares_that_count() -> None:
     """n shares of which m count have sqrt(n / m) times the deviation z C."""
     built = federation({**DISTRIBUTED, **HALF}, sizes=TEN)
-    shares = built.protection.shares
+    shares = built.assembly.protection.shares
     assert shares is not None
     assert (shares.contributors, shares.shares) == (10, 5)
     residues, std = _residues({**DISTRIBUTED, **HALF}, 8, TEN)
@@ -89,8 +89,8 @@ def test_shares_of_noise_come_from_secret_entropy_and_are_independent(monkeypatc
 
     monkeypatch.setattr(distributed, "discrete_gaussian", noting)
     built = federation(DISTRIBUTED)
-    assert isinstance(built.protection.entropy, SystemEntropy)
-    assert built.protection.entropy.private
+    assert isinstance(built.assembly.protection.entropy, SystemEntropy)
+    assert built.assembly.protection.entropy.private
     one_round(built, 0)
     one_round(built, 1)
     assert len(shares) == 8
@@ -136,7 +136,7 @@ def test_no_client_moves_the_integer_sum_by_more_than_the_bound(way: dict[str, A
         longest = 0.0
         for one in words:
             integers = one.view(np.int32).astype(object)
-            grid = built.protection.shares.grid(len(one))  # type: ignore[union-attr]
+            grid = built.assembly.protection.shares.grid(len(one))  # type: ignore[union-attr]
             moved = math.sqrt(sum(int(x) ** 2 for x in integers))
             assert moved <= grid.bound
             longest = max(longest, moved / grid.bound)
@@ -157,9 +157,9 @@ def test_noise_is_counted_of_the_least_number_of_survivors_less_those_who_collud
     for n, dropout, corrupt, counted in ((10, 0.3, 0.2, 5), (10, 0.1, 0.0, 9), (20, 0.25, 0.15, 12), (7, 0.1, 0.1, 7)):
         settings = {**DISTRIBUTED, "secure_aggregation.dropout": dropout, "secure_aggregation.corrupt": corrupt}
         built = federation(settings, sizes=[2] * n)
-        least = built.masks.sums.terms.least(n)  # type: ignore[union-attr]
+        least = built.assembly.masks.sums.terms.least(n)  # type: ignore[union-attr]
         assert least == math.floor(n - dropout * n + 1 - 1e-9)
-        assert built.protection.shares.shares == counted  # type: ignore[union-attr]
+        assert built.assembly.protection.shares.shares == counted  # type: ignore[union-attr]
         league = f"at most {least - counted}" if least > counted else "none"
         stated = built._stated()
         assert f"in league with {league} of the {n} clients invited to a sum" in stated
@@ -174,30 +174,30 @@ def test_shares_of_a_decimal_are_counted_as_it_is_written() -> None:
 def test_the_sum_of_the_least_number_is_exact_and_of_one_less_there_is_none(stage: str) -> None:
     built = federation({**DISTRIBUTED, **HALF}, sizes=TEN)
     heard = listen(built)
-    enough = Losing(built.transport, dict.fromkeys((1, 4, 9), stage))
+    enough = Losing(built.assembly.transport, dict.fromkeys((1, 4, 9), stage))
     seen = one_round(built, transport=enough)
     survivors = 10 if stage == "unmask" else 7
     assert seen.record["masked"]["survivors"] == survivors
     values = heard.values(0, "change")
     assert len(values) == survivors
-    std = built.protection.shares.std(0.1, len(seen.means["change"]), survivors) / 10  # type: ignore[union-attr]
+    std = built.assembly.protection.shares.std(0.1, len(seen.means["change"]), survivors) / 10  # type: ignore[union-attr]
     residue = seen.means["change"] - sum(values.values()) / 10
     assert kstest(residue / std, "norm").pvalue > CHANCE
     assert np.std(residue) == pytest.approx(std, rel=6 / math.sqrt(2 * len(residue))), "six standard deviations"
     heard.replies.clear()
-    short = Losing(built.transport, dict.fromkeys((1, 2, 4, 9) if stage != "unmask" else range(1, 8), stage))
+    short = Losing(built.assembly.transport, dict.fromkeys((1, 2, 4, 9) if stage != "unmask" else range(1, 8), stage))
     with pytest.raises(Aborted):
         one_round(built, 1, short)
 
 
 def test_a_round_with_too_few_is_charged_all_the_same(tmp_path: Any) -> None:
     built = federation({**DISTRIBUTED, **HALF}, sizes=TEN)
-    whole = built.transport
-    built.transport = Losing(whole, dict.fromkeys(range(4), "mask"))
+    whole = built.assembly.transport
+    built.assembly = replace(built.assembly, transport=Losing(whole, dict.fromkeys(range(4), "mask")))
     with pytest.raises(Aborted):
         built.run(tmp_path / "run")
     assert private_toys.charged(tmp_path / "run") == 1
-    built.transport = whole
+    built.assembly = replace(built.assembly, transport=whole)
     result = built.run(tmp_path / "run", resume=True)
     assert private_toys.charged(tmp_path / "run") == 4
     assert result.summary["releases"] == 4

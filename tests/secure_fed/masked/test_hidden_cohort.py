@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ EIGHT = [4] * 8
 def test_every_client_tosses_a_coin_of_its_own_in_every_round() -> None:
     built = federation({**HIDDEN, "federation.rounds": 40}, sizes=EIGHT)
     heard = listen(built)
-    recording = built.transport = Recording(built.transport)
+    recording = Recording(built.assembly.transport)
+    built.assembly = replace(built.assembly, transport=recording)
     result = built.run()
     trained = np.zeros((40, 8), bool)
     for (round_, _), replies in heard.replies.items():
@@ -69,7 +71,7 @@ def test_who_does_not_train_sends_zeros_and_its_share_of_the_noise(monkeypatch: 
     built.run()
     idle = np.concatenate([words for trains, words in made if not trains])
     busy = np.concatenate([words for trains, words in made if trains])
-    sigma = built.protection.shares.grid(len(made[0][1])).sigma  # type: ignore[union-attr]
+    sigma = built.assembly.protection.shares.grid(len(made[0][1])).sigma  # type: ignore[union-attr]
     assert len(made) == 12 * 8
     assert len(idle) + len(busy) == 12 * 8 * len(made[0][1])
     assert kstest(idle / sigma, "norm").pvalue > CHANCE
@@ -105,7 +107,7 @@ def test_the_mean_is_over_the_expected_number_whoever_trained(monkeypatch: pytes
     monkeypatch.setattr(distributed, "discrete_gaussian", lambda sigma, count, stream: np.zeros(count, np.int64))
     for trained in ({0}, {0, 1, 2, 3, 4}):
         built = federation(HIDDEN, sizes=EIGHT)
-        for index, member in enumerate(built.masks.members):  # type: ignore[union-attr]
+        for index, member in enumerate(built.assembly.masks.members):  # type: ignore[union-attr]
             member._coin = 1.0 if index in trained else 0.0
         heard = listen(built)
         seen = one_round(built)
@@ -147,7 +149,7 @@ def test_who_vanishes_is_not_who_did_not_train() -> None:
     """Too few, and the round aborts: that depends on nobody's coin."""
     for coin in (0.0, 1.0):
         built = federation({**HIDDEN, "secure_aggregation.dropout": 0.25}, sizes=EIGHT)
-        for member in built.masks.members:  # type: ignore[union-attr]
+        for member in built.assembly.masks.members:  # type: ignore[union-attr]
             member._coin = coin
-        lost = wide_toys.Losing(built.transport, {0: "mask", 5: "share"})
+        lost = wide_toys.Losing(built.assembly.transport, {0: "mask", 5: "share"})
         assert one_round(built, transport=lost).record["masked"]["survivors"] == 6

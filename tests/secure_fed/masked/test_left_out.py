@@ -19,7 +19,7 @@ ACTIVE = {"secure_aggregation.active": True}
 
 def outgrown(built: Federation, clients: set[int], factor: float) -> None:
     """What these clients contribute becomes so many times as much."""
-    for client in built.clients:
+    for client in built.assembly.clients:
         if client.index in clients:
             handle = client.handle
 

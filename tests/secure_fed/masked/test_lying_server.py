@@ -39,8 +39,8 @@ LANDS = {0, 2, 5}
 def build(kind: str) -> tuple[Any, Watched]:
     """Twelve clients; where they toss, the coins of `LANDS` would land and the others' would not."""
     built = federation(KINDS[kind], sizes=TWELVE)
-    if built.protection.hidden:
-        for index, member in enumerate(built.masks.members):  # type: ignore[union-attr]
+    if built.assembly.protection.hidden:
+        for index, member in enumerate(built.assembly.masks.members):  # type: ignore[union-attr]
             member._coin = 1.0 if index in LANDS else 0.0
     return built, watch(built)
 
@@ -212,7 +212,7 @@ def test_no_clip_norm_lengthens_what_is_under_the_clients_noise(
     assert not result.refused
     sent = heard.values(0, "change")
     assert all(0.09 < np.linalg.norm(values) <= 0.1 * (1 + 1e-6) for values in sent.values())
-    carrier = built.masks.sums.terms.carrier(len(sent[0]), clip_norm)  # type: ignore[union-attr]
+    carrier = built.assembly.masks.sums.terms.carrier(len(sent[0]), clip_norm)  # type: ignore[union-attr]
     told = carrier.read(result.machine.total()).values
     np.testing.assert_allclose(told, sum(sent.values()), atol=1e-4 * clip_norm)
 

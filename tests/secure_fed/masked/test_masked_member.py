@@ -86,14 +86,14 @@ def test_terms_weaker_than_the_run_s_are_refused(weaker: dict[str, Any]) -> None
 
     heard = listen(built)
     with pytest.raises(ProtocolError):
-        _gather(built, list(range(10)), Tampered(built.transport, _lying(change)))
+        _gather(built, list(range(10)), Tampered(built.assembly.transport, _lying(change)))
     assert heard.replies == {}
 
 
 @pytest.mark.parametrize("asked", [(0, 0), (1, 0), (0, 1, 2)], ids=str)
 def test_no_round_is_contributed_to_twice_nor_more_of_them_than_were_planned(asked: tuple[int, ...]) -> None:
     built = federation(DISTRIBUTED)
-    for member in built.masks.members:  # type: ignore[union-attr]
+    for member in built.assembly.masks.members:  # type: ignore[union-attr]
         member.begin(2)
     heard = listen(built)
     for round_ in asked[:-1]:
@@ -127,11 +127,11 @@ def test_central_noise_is_beside_contributions_no_longer_than_the_clip_norm() ->
 
 def test_a_client_asked_for_a_sum_that_it_is_not_in_says_so() -> None:
     built = federation(MASKED)
-    recording = Recording(built.transport)
+    recording = Recording(built.assembly.transport)
     one_round(built, transport=recording)
     stages = [ask for ask, reply in recording.exchanges if reply.client == 0]
     assert [stage.name for stage in stages] == ["advertise", "share", "mask", "unmask"]
-    fresh = federation(MASKED).masks.members[0]  # type: ignore[union-attr]
+    fresh = federation(MASKED).assembly.masks.members[0]  # type: ignore[union-attr]
     for stage in stages[1:]:
         with pytest.raises(TrainingError, match=rf"client-0 was asked for '{stage.name}' of a sum that it is not in"):
             fresh.handle(stage)
@@ -139,9 +139,9 @@ def test_a_client_asked_for_a_sum_that_it_is_not_in_says_so() -> None:
 
 def test_nothing_is_answered_twice() -> None:
     built = federation(MASKED)
-    recording = Recording(built.transport)
+    recording = Recording(built.assembly.transport)
     one_round(built, transport=recording)
-    member = built.masks.members[0]  # type: ignore[union-attr]
+    member = built.assembly.masks.members[0]  # type: ignore[union-attr]
     for stage in [ask for ask, reply in recording.exchanges if reply.client == 0][1:]:
         with pytest.raises(ProtocolError):
             member.handle(stage)
@@ -158,7 +158,7 @@ def test_another_client_s_message_is_refused() -> None:
         return {"message": mail[0]} if client == 1 else {}
 
     with pytest.raises(ProtocolError):
-        one_round(built, transport=Tampered(built.transport, _lying(change)))
+        one_round(built, transport=Tampered(built.assembly.transport, _lying(change)))
 
 
 def test_two_lists_of_survivors_are_noticed_in_active_mode() -> None:
@@ -173,7 +173,7 @@ def test_two_lists_of_survivors_are_noticed_in_active_mode() -> None:
         return {"message": Survivors(tuple(range(1, 8))).to_bytes(stage.parameters)}
 
     with pytest.raises(ProtocolError):
-        one_round(built, transport=Tampered(built.transport, _lying(change)))
+        one_round(built, transport=Tampered(built.assembly.transport, _lying(change)))
 
 
 # What leaves.
@@ -181,7 +181,7 @@ def test_two_lists_of_survivors_are_noticed_in_active_mode() -> None:
 
 def test_weight_and_loss_leave_inside_the_mask_alone() -> None:
     built = federation({**MASKED, "federation.weighting": "examples"})
-    recording = Recording(built.transport)
+    recording = Recording(built.assembly.transport)
     one_round(built, transport=recording)
     assert {type(reply) for _, reply in recording.exchanges} == {Staged}
     sizes = {len(reply.message) for ask, reply in recording.exchanges if ask.name == "mask"}
@@ -219,7 +219,8 @@ def test_no_two_sums_of_a_run_or_of_two_runs_are_one_session() -> None:
     sessions = []
     for _ in range(2):
         built = federation({**MASKED, **SKETCH})
-        recording = built.transport = Recording(built.transport)
+        recording = Recording(built.assembly.transport)
+        built.assembly = replace(built.assembly, transport=recording)
         built.run()
         sessions += [ask.parameters.session for ask, reply in recording.exchanges if reply.client == 0]
     assert len(set(sessions)) == 2 * 3 * 2
@@ -229,7 +230,7 @@ def test_no_two_sums_of_a_run_or_of_two_runs_are_one_session() -> None:
 def test_a_client_that_trains_does_so_once_in_a_round_of_two_passes() -> None:
     built = federation({**MASKED, **SKETCH})
     trained: list[tuple[int, int]] = []
-    for client in built.clients:
+    for client in built.assembly.clients:
         train = client._train
 
         def training(request: Any, train: Any = train, index: int = client.index) -> None:

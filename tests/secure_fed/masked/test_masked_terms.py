@@ -80,8 +80,8 @@ def test_where_clients_bring_the_noise_the_least_number_is_that_of_the_plan() ->
     for settings, n in (({**DISTRIBUTED, "federation.cohort": 8}, 8), ({**HIDDEN, "federation.cohort": 4}, 12)):
         shares = {"secure_aggregation.dropout": 0.25, "secure_aggregation.corrupt": 0.125}
         built = federation({**settings, **shares}, sizes=[2] * 12)
-        mine = built.masks.sums.terms  # type: ignore[union-attr]
-        counted = built.protection.shares
+        mine = built.assembly.masks.sums.terms  # type: ignore[union-attr]
+        counted = built.assembly.protection.shares
         assert counted is not None
         assert counted.contributors == n
         corrupt, gone = int(Fraction("0.125") * n), int(Fraction("0.25") * n)

@@ -95,7 +95,7 @@ def test_a_run_behind_masks_ends_where_the_plain_one_does(way: str) -> None:
     allowed = 10 * 3 * 0.5 / scale(len(SIZES), 8.0) + 1e-6  # of which 1e-6 for float32
     assert _apart(masked.state.tensors, plain.state.tensors) <= allowed
     assert _apart(coarse.state.tensors, plain.state.tensors) > allowed, "what is allowed is not too much"
-    assert _apart(plain.state.tensors, federation(settings).initial.tensors) > 1000 * allowed
+    assert _apart(plain.state.tensors, federation(settings).assembly.initial.tensors) > 1000 * allowed
     for one, other in zip(masked.records, plain.records, strict=True):
         assert one["train_loss"] == pytest.approx(other["train_loss"], abs=64 / 8 / scale(4, 8.0) * 4 + 1e-5)
         assert one["cohort"] == other["cohort"]
@@ -113,7 +113,7 @@ def test_personal_tensors_stay_at_home(way: str) -> None:
     assert _apart(results[0].state.tensors, results[1].state.tensors) < 1e-5
     for replies in sent.replies.values():
         assert not [name for reply in replies.values() for name in reply.contribution if "classifier" in name]
-    kept = [[client.kept for client in built.clients] for built in (masked, plain)]
+    kept = [[client.kept for client in built.assembly.clients] for built in (masked, plain)]
     for mine, other in zip(*kept, strict=True):
         assert mine is not None
         assert other is not None

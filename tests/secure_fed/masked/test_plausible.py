@@ -59,14 +59,16 @@ PLAIN: dict[str, tuple[Lie, str]] = {
 def lying(settings: dict[str, Any], lie: Lie, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A federation of eight, one of which sends something else than its software would."""
     built = federation({**MASKED, **settings}, sizes=EIGHT)
-    member = built.masks.members[LIAR]  # type: ignore[union-attr]
+    member = built.assembly.masks.members[LIAR]  # type: ignore[union-attr]
     honest = member._words
     monkeypatch.setattr(Masking, "_check_vector", lambda self, vector: None)
 
     def words(stage: Any) -> Any:
         sent, seconds = honest(stage)
-        terms = built.masks.sums.terms  # type: ignore[union-attr]
-        carrier: Any = terms.carrier(built.server.layout(built.initial, "change").size, built.initial.clip_norm)
+        terms = built.assembly.masks.sums.terms  # type: ignore[union-attr]
+        carrier: Any = terms.carrier(
+            built.assembly.server.layout(built.assembly.initial, "change").size, built.assembly.initial.clip_norm
+        )
         scale = carrier.codec.scale if isinstance(carrier, Rounded) else carrier.mechanism.grid(carrier.plan.size).unit
         numbers = np.zeros(len(sent)) + sent.view(np.int32) / scale
         lie(numbers, carrier.plan.bound if isinstance(carrier, Rounded) else 1.0)
@@ -159,8 +161,8 @@ def test_a_clip_norm_that_adaptive_clipping_may_come_to_is_checked_before_the_ru
     settings = {**MASKED, **CLIPPED, "privacy.clip_quantile": 0.5, "federation.rounds": 60}
     with pytest.raises(ConfigError, match=r"set secure_aggregation\.bits = 64"):
         federation(settings)
-    assert federation({**settings, "secure_aggregation.bits": 64}).masks
-    assert federation({**settings, "federation.rounds": 3}).masks
+    assert federation({**settings, "secure_aggregation.bits": 64}).assembly.masks
+    assert federation({**settings, "federation.rounds": 3}).assembly.masks
 
 
 def test_the_number_of_lost_rounds_is_withheld() -> None:

@@ -99,7 +99,7 @@ def test_words_too_coarse_for_the_clip_norm_are_refused_before_anything_is_charg
 
 
 def test_noise_that_no_word_holds_is_refused_before_the_first_round() -> None:
-    masks = federation({**DISTRIBUTED, "privacy.noise_multiplier": 1e4}).masks
+    masks = federation({**DISTRIBUTED, "privacy.noise_multiplier": 1e4}).assembly.masks
     assert masks is not None
     masks.require_precise([1000], 0.1, 1, 4.0)
     with pytest.raises(Exception, match=r"does not fit integers of 32 bits.*64 bits") as caught:
@@ -141,7 +141,7 @@ def test_no_round_fails_for_the_size_of_a_secret_cohort(size: int) -> None:
         except ConfigError:
             continue
         accepted += 1
-        built.server = replace(built.server, sampler=Chosen(9, 4 / 9))
+        built.assembly = replace(built.assembly, server=replace(built.assembly.server, sampler=Chosen(9, 4 / 9)))
         records = built.run().records
         assert [record["cohort"] for record in records] == [4, 4, 4]
         assert len({(record["bytes_up"], record["bytes_down"]) for record in records}) == 1

@@ -69,13 +69,13 @@ def build(case: str, path: str, **more: Any) -> Federation:
 
 def gather(built: Federation, state: State, asked: Sequence[int], means: Mapping[str, Tensors]) -> Summed:
     """One round over these clients as the server makes it; `means`: what its passes released, where that is settled."""
-    server, found, first = built.server, Summed(), ""
+    server, found, first = built.assembly.server, Summed(), ""
     _listen(built, found.sent)
     plan = server.plan(state)
     for pass_name in plan.passes:
         request = server.request(state, plan, pass_name, LR, found.means, first)
         first = first or request.digest
-        intake = server.gather(asked, request, server.layout(state, pass_name), built.transport)
+        intake = server.gather(asked, request, server.layout(state, pass_name), built.assembly.transport)
         found.totals[pass_name] = dict(intake.total.total().dense().parts())
         assert {part.dtype for part in found.totals[pass_name].values()} == {torch.float64}
         found.means[pass_name] = means[pass_name] if means else server.release(intake, state, pass_name)
@@ -84,11 +84,11 @@ def gather(built: Federation, state: State, asked: Sequence[int], means: Mapping
 
 def _listen(built: Federation, sent: dict[tuple[str, int], bytes]) -> None:
     """Note the words of every client under its masks, or in the open its contribution."""
-    if built.masks is None:
-        for client in built.clients:
+    if built.assembly.masks is None:
+        for client in built.assembly.clients:
             _note(client, "handle", lambda reply: reply.contribution.to_bytes(), client.index, sent)
         return
-    for member in built.masks.members:
+    for member in built.assembly.masks.members:
         _note(member, "_words", lambda made: made[0].tobytes(), member.client.index, sent)
 
 
@@ -111,13 +111,13 @@ def neighbours(case: str, path: str) -> Iterator[tuple[float, int, Summed, Summe
     condition under which the next release is looked at.
     """
     whole, less = build(case, path), build(case, path)
-    state = whole.initial
+    state = whole.assembly.initial
     for cohort in (range(CLIENTS)[: SIZES[0]], range(CLIENTS)[-SIZES[1] :]):
         gone = cohort[len(cohort) // 3]
         with_it = gather(whole, state, cohort, {})
         without = gather(less, state, [client for client in cohort if client != gone], with_it.means)
         yield state.clip_norm, gone, with_it, without
-        state = whole.server.apply(state, with_it.means)
+        state = whole.assembly.server.apply(state, with_it.means)
 
 
 def require_bounded(case: str, path: str) -> None:
@@ -140,7 +140,7 @@ def test_a_member_of_a_fixed_secret_cohort_in_another_s_place_makes_nobody_else_
     answered = []
     for cohort in (range(8), range(1, 9)):  # the last for the first
         built = build("clients vanish", "plain", **FIXED)
-        answered.append({client for _, client in gather(built, built.initial, cohort, {}).sent} - {0, 8})
+        answered.append({client for _, client in gather(built, built.assembly.initial, cohort, {}).sent} - {0, 8})
     assert answered[0] == answered[1] < set(range(1, 8))
 
 

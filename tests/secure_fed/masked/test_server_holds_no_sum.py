@@ -108,7 +108,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Any:
     def run(settings: dict[str, Any], passes: tuple[str, ...] = ("change",)) -> Watch:
         built = federation(settings)
         heard = listen(built)
-        watch = Watch([built.masks.sums.terms])  # type: ignore[union-attr]
+        watch = Watch([built.assembly.masks.sums.terms])  # type: ignore[union-attr]
         machines: list[Any] = []
         receive, close, total = protocol.Server.receive, protocol.Server.close, protocol.Server.total
 
@@ -123,7 +123,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Any:
             receive(self, sender, message)
             machines[:] = [self]
             refresh()
-            watch.walk(built.masks.sums.terms, self, message)  # type: ignore[union-attr]
+            watch.walk(built.assembly.masks.sums.terms, self, message)  # type: ignore[union-attr]
 
         def closing(self: Any) -> Any:
             sent = close(self)
@@ -138,7 +138,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(protocol.Server, "receive", receiving)
         monkeypatch.setattr(protocol.Server, "close", closing)
         monkeypatch.setattr(protocol.Server, "total", totalling)
-        release = type(built.server).release
+        release = type(built.assembly.server).release
 
         def releasing(self: Any, intake: Any, *rest: Any) -> Any:
             watch.walk(intake)
@@ -146,7 +146,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Any:
             watch.walk(released, intake)
             return released
 
-        monkeypatch.setattr(type(built.server), "release", releasing)
+        monkeypatch.setattr(type(built.assembly.server), "release", releasing)
         seen = one_round(built)
         watch.walk(seen.after, seen.record, seen.means, machines)
         assert watch.walks > 20

@@ -54,8 +54,10 @@ class Lying(Server):
 
 def lying(masks: str, round_: int, lie: Lie) -> Federation:
     built = federation({**MASKED, **SETTINGS, "method.masks": masks})
-    honest = {each.name: getattr(built.server, each.name) for each in fields(Server)}
-    built.server = Lying(**honest, initial=built.initial.tensors, lies_in=round_, lie=lie)
+    honest = {each.name: getattr(built.assembly.server, each.name) for each in fields(Server)}
+    built.assembly = replace(
+        built.assembly, server=Lying(**honest, initial=built.assembly.initial.tensors, lies_in=round_, lie=lie)
+    )
     return built
 
 
@@ -95,7 +97,7 @@ def test_an_honest_server_is_answered_in_every_round(masks: str) -> None:
     """What the tests below would not notice if the server were refused for something else."""
     result = lying(masks, 3, lambda initial, honest: honest).run()
     assert result.state.round == 5
-    assert result.state.tensors.numel < federation({**MASKED, **SETTINGS}).initial.tensors.numel
+    assert result.state.tensors.numel < federation({**MASKED, **SETTINGS}).assembly.initial.tensors.numel
 
 
 @pytest.mark.parametrize("what", LIES)

@@ -39,7 +39,7 @@ def run(way: str, lie: Callable[[int, Stage], Stage]) -> Any:
     sketch = {"method.transport_form": "sketch"} if "sketch" in way else {}
     built = federation({**ACTIVE, "method.name": way.split()[0], **sketch, "federation.rounds": 1})
     heard = listen(built)
-    built.transport = Tampered(built.transport, lie)
+    built.assembly = replace(built.assembly, transport=Tampered(built.assembly.transport, lie))
     built.run()
     return heard
 
@@ -78,8 +78,8 @@ def test_the_sum_would_be_one_clients_change_without_the_comparison(monkeypatch:
 
 def test_the_digest_is_of_all_that_is_asked() -> None:
     built = federation(ACTIVE)
-    state = built.initial
-    request = built.server.request(state, built.server.plan(state), "change", 0.1, {})
+    state = built.assembly.initial
+    request = built.assembly.server.request(state, built.assembly.server.plan(state), "change", 0.1, {})
     first = next(iter(request.tensors))
     others = [
         replace(request, round=1),

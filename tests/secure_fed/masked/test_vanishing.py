@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ NAMES = ("advertise", "share", "mask", "unmask")
 def test_the_sum_is_that_of_those_whose_vectors_came(stage: str, kind: dict[str, Any]) -> None:
     many = 12 if kind is CHOSEN else 8
     built = federation({**MASKED, **SOME, **kind}, sizes=[4] * many)
-    lost = Losing(built.transport, dict.fromkeys((2, 5), stage))
+    lost = Losing(built.assembly.transport, dict.fromkeys((2, 5), stage))
     heard = listen(built)
     seen = one_round(built, transport=lost)
     is_there = stage in NAMES or (stage == "consistency" and kind)
@@ -50,7 +51,7 @@ def test_who_vanishes_from_the_first_pass_is_in_neither_sum(stage: str) -> None:
     """Or in the first alone, where the shares are opened: then there is no second, and the round is lost."""
     built = federation({**MASKED, **SOME, **SKETCH}, sizes=EIGHT)
     heard = listen(built)
-    seen = one_round(built, transport=Losing(built.transport, dict.fromkeys((0, 7), stage)))
+    seen = one_round(built, transport=Losing(built.assembly.transport, dict.fromkeys((0, 7), stage)))
     if stage == "unmask":
         assert seen.record["lost"].startswith("2 of 8 clients vanished between two passes")
         assert set(heard.replies) == {(0, "sketch")}
@@ -68,16 +69,16 @@ def test_with_one_too_many_gone_there_is_no_sum(stage: str, kind: dict[str, Any]
     built = federation({**MASKED, **SOME, **kind}, sizes=[4] * many)
     heard = listen(built)
     with pytest.raises(Aborted, match=r"fewer than .*secure_aggregation\.dropout"):
-        one_round(built, transport=Losing(built.transport, dict.fromkeys((1, 2, 5), stage)))
+        one_round(built, transport=Losing(built.assembly.transport, dict.fromkeys((1, 2, 5), stage)))
     assert len(heard.replies.get((0, "change"), ())) == (many - 3 if stage == "mask" else 0)
 
 
 def test_with_fewer_than_the_threshold_left_to_open_there_is_no_sum() -> None:
     built = federation({**MASKED, **SOME}, sizes=EIGHT)
-    threshold = built.masks.sums.terms.choice(8).threshold  # type: ignore[union-attr]
+    threshold = built.assembly.masks.sums.terms.choice(8).threshold  # type: ignore[union-attr]
     gone = dict.fromkeys(range(8 - threshold), "unmask")
     with pytest.raises(Aborted):
-        one_round(built, transport=Losing(built.transport, gone))
+        one_round(built, transport=Losing(built.assembly.transport, gone))
 
 
 class GivesUp:
@@ -93,7 +94,7 @@ class GivesUp:
 @pytest.mark.parametrize("stage", NAMES)
 def test_a_client_that_gives_up_is_left_out(stage: str) -> None:
     built = federation({**MASKED, **SOME}, sizes=EIGHT)
-    built.masks.members[3] = GivesUp(built.masks.members[3], stage)  # type: ignore[union-attr,index]
+    built.assembly.masks.members[3] = GivesUp(built.assembly.masks.members[3], stage)  # type: ignore[union-attr,index]
     heard = listen(built)
     seen = one_round(built)
     assert set(heard.replies[0, "change"]) == set(range(8)) - ({3} if stage != "unmask" else set())
@@ -106,15 +107,13 @@ def test_a_message_that_is_none_leaves_its_sender_out() -> None:
             self.inner = inner
 
         def exchange(self, requests: Any) -> Any:
-            from dataclasses import replace
-
             for reply in self.inner.exchange(requests):
                 ask = requests[reply.client]
                 yield replace(reply, message=b"\0" * 99) if (reply.client, ask.name) == (2, "share") else reply
 
     built = federation({**MASKED, **SOME}, sizes=EIGHT)
     heard = listen(built)
-    seen = one_round(built, transport=Garbling(built.transport))
+    seen = one_round(built, transport=Garbling(built.assembly.transport))
     assert 2 not in heard.replies[0, "change"]
     assert seen.record["rejected"] == ["client-2"]
     np.testing.assert_allclose(seen.means["change"], np.mean(list(heard.values(0, "change").values()), 0), atol=1e-7)
@@ -147,7 +146,8 @@ def test_rounds_go_on_without_those_who_vanish(way: dict[str, Any], masks: dict[
     settings = {**(SOME if masks else {}), **masks, **way, "federation.vanishing": 0.25, "federation.rounds": 6}
     many = 12 if masks.get("secure_aggregation.neighbours") else 8
     built = federation(settings | {"federation.vanishing": 0.17 if many == 12 else 0.25}, sizes=[4] * many)
-    recording = built.transport = Recording(built.transport)
+    recording = Recording(built.assembly.transport)
+    built.assembly = replace(built.assembly, transport=recording)
     result = built.run()
     asked = [{reply.client for ask, reply in recording.exchanges if ask.round == round_} for round_ in range(6)]
     assert result.state.tensors.is_finite()
@@ -206,7 +206,7 @@ def test_a_run_that_aborted_is_gone_on_with(tmp_path: Path) -> None:
             left = {one: ask for one, ask in requests.items() if ask.round != 2 or ask.name != "unmask" or one > 5}
             return self.inner.exchange(left)
 
-    built.transport = Weak(built.transport)
+    built.assembly = replace(built.assembly, transport=Weak(built.assembly.transport))
     with pytest.raises(Aborted) as caught:
         built.run(tmp_path / "run")
     assert caught.value.exit_code == 1
@@ -217,14 +217,14 @@ def test_a_run_that_aborted_is_gone_on_with(tmp_path: Path) -> None:
 
 def test_a_private_run_that_aborted_has_paid_and_is_gone_on_with(tmp_path: Path) -> None:
     built = federation({**DISTRIBUTED, **SOME, **SKETCH}, sizes=EIGHT)
-    inner = built.transport
-    built.transport = Losing(inner, dict.fromkeys(range(3), "mask"))
+    inner = built.assembly.transport
+    built.assembly = replace(built.assembly, transport=Losing(inner, dict.fromkeys(range(3), "mask")))
     with pytest.raises(Aborted):
         built.run(tmp_path / "run")
     assert private_toys.charged(tmp_path / "run") == 1
     result = federation({**DISTRIBUTED, **SOME, **SKETCH}, sizes=EIGHT).run(tmp_path / "run", resume=True)
     assert result.summary["releases"] == 7
-    plan = federation({**DISTRIBUTED, **SOME, **SKETCH}, sizes=EIGHT).protection.plan
+    plan = federation({**DISTRIBUTED, **SOME, **SKETCH}, sizes=EIGHT).assembly.protection.plan
     assert plan is not None
     assert result.summary["epsilon"] == plan.epsilon(8) > plan.epsilon(6)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from tests.secure_fed.masked.wide_toys import CHANCE, MASKED, PAIRS, PRIVACY, SI
 def recorded(settings: dict[str, Any], **own: Any) -> tuple[Any, Any, list[tuple[Any, Any]], Any]:
     built = federation({**MASKED, **settings}, **own)
     heard = listen(built)
-    recording = built.transport = Recording(built.transport)
+    recording = Recording(built.assembly.transport)
+    built.assembly = replace(built.assembly, transport=recording)
     result = built.run()
     return built, result, recording.exchanges, heard
 
@@ -146,12 +148,13 @@ def test_masked_vectors_cost_one_word_a_number_and_little_beside_them() -> None:
 
 def test_no_model_goes_to_a_client_that_makes_up_the_number() -> None:
     built = federation({**MASKED, **PRIVACY["central"], "federation.cohort": 4}, sizes=[4] * 9, seed=1)
-    from dataclasses import replace
-
     from tests.secure_fed import private_toys
 
-    recording = built.transport = Recording(built.transport)
-    built.server = replace(built.server, sampler=private_toys.Nobody(9, 4 / 9))
+    recording = Recording(built.assembly.transport)
+    built.assembly = replace(built.assembly, transport=recording)
+    built.assembly = replace(
+        built.assembly, server=replace(built.assembly.server, sampler=private_toys.Nobody(9, 4 / 9))
+    )
     heard = listen(built)
     result = built.run()
     assert heard.replies == {}

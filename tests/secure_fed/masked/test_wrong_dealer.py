@@ -47,7 +47,7 @@ class Misdealing:
 
 def misdealing(settings: dict[str, Any], *clients: int) -> Any:
     built = federation({**SOME, "federation.rounds": 4, **settings}, sizes=EIGHT)
-    built.transport = Misdealing(built.transport, frozenset(clients))
+    built.assembly = replace(built.assembly, transport=Misdealing(built.assembly.transport, frozenset(clients)))
     return built
 
 

@@ -99,7 +99,7 @@ class Heard:
 
 def listen(built: Federation) -> Heard:
     heard = Heard()
-    for client in built.clients:
+    for client in built.assembly.clients:
         client.handle = _listening(client.handle, heard)  # type: ignore[method-assign]
     return heard
 
@@ -130,7 +130,7 @@ class Seen:
 def one_round(built: Federation, round_: int = 0, transport: Any = None) -> Seen:
     """That round, from the initial state; a client behind masks takes none twice."""
     means: dict[str, np.ndarray] = {}
-    server = built.server
+    server = built.assembly.server
 
     class Watching:
         def __getattr__(self, name: str) -> Any:
@@ -142,7 +142,9 @@ def one_round(built: Federation, round_: int = 0, transport: Any = None) -> Seen
             return after
 
     watched: Any = replace(server, method=Watching(), charge=lambda round_, pass_name: None)
-    after, record = run_round(replace(built.initial, round=round_), watched, transport or built.transport, LR)
+    after, record = run_round(
+        replace(built.assembly.initial, round=round_), watched, transport or built.assembly.transport, LR
+    )
     return Seen(after, record, means)
 
 

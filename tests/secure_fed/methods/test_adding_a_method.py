@@ -51,7 +51,7 @@ def test_it_runs(module: ModuleType, settings: dict[str, Any]) -> None:
     federation = toys.federation({"method.name": NAME, "federation.rounds": 2, **settings}, sizes=(8,) * 6)
     result = federation.run()
     assert result.state.round == 2
-    before, after = federation.initial.tensors, result.state.tensors
+    before, after = federation.assembly.initial.tensors, result.state.tensors
     for name in before:
         assert torch.equal(before.tensor(name), after.tensor(name)) == (".lora_A." in name)
 
@@ -76,7 +76,7 @@ def test_a_noised_mean_comes_nearer_to_the_truth(module: ModuleType, length: flo
 
 def test_apply_uses_the_noise_that_it_is_told_of(module: ModuleType) -> None:
     federation = toys.federation({"method.name": NAME})
-    method, state = federation.method, federation.initial
+    method, state = federation.assembly.method, federation.assembly.initial
     layout = method.layout(state, CHANGE)
     mean = layout.unflatten(torch.full((layout.size,), 0.1))
     for std, factor in ((0.0, 1.0), (0.05, None), (10.0, 0.0)):
@@ -97,7 +97,7 @@ def test_an_optimizer_that_adds_up_means_is_refused(module: ModuleType) -> None:
 
 def test_it_is_exported_for_peft(module: ModuleType, tmp_path: Path) -> None:
     federation = toys.federation({"method.name": NAME})
-    assert isinstance(federation.method, LoraShaped)
+    assert isinstance(federation.assembly.method, LoraShaped)
     result = federation.run()
     out = federation.export(result.state, tmp_path / "out")
     x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -189,13 +190,17 @@ def federation(name: str, architecture: str = "bert", **settings: Any) -> Federa
 )
 def test_a_federation_learns_and_moves_nothing_else(name: str, architecture: str) -> None:
     found = federation(name, architecture)
-    frozen = {n: p.detach().clone() for n, p in found.parts.model.named_parameters() if n not in found.initial.tensors}
+    frozen = {
+        n: p.detach().clone()
+        for n, p in found.assembly.problem.model.named_parameters()
+        if n not in found.assembly.initial.tensors
+    }
     result = found.run()
     losses = [record["loss"] for record in result.records]
     assert losses[-1] < losses[0] < 1.2
     assert bool(frozen) == (name != "fedft")
-    assert all(torch.equal(found.parts.model.get_parameter(n), p) for n, p in frozen.items())
-    end, begun = result.state.tensors, found.initial.tensors
+    assert all(torch.equal(found.assembly.problem.model.get_parameter(n), p) for n, p in frozen.items())
+    end, begun = result.state.tensors, found.assembly.initial.tensors
     still = {name for name in end if torch.equal(end.tensor(name), begun.tensor(name))}
     assert not still, "every tensor of the adapter and the head has learned"
 
@@ -232,12 +237,12 @@ def test_a_private_federation(name: str, unit: str) -> None:
     found = federation(
         name, federation__rounds=1, privacy__unit=unit, privacy__noise_multiplier=1.0, privacy__delta=1e-3
     )
-    found.transport = Recording(found.transport)
+    found.assembly = replace(found.assembly, transport=Recording(found.assembly.transport))
     result = found.run()
     assert unit in card(name).units
     assert result.state.tensors.is_finite()
-    moved = result.state.tensors - found.initial.tensors
+    moved = result.state.tensors - found.assembly.initial.tensors
     assert all(moved.tensor(n).ne(0).float().mean() > 0.95 for n in moved)
-    assert {Layout.of(reply.contribution).digest for _, reply in found.transport.exchanges} == {
-        found.method.layout(State(found.initial.tensors), CHANGE).digest
+    assert {Layout.of(reply.contribution).digest for _, reply in found.assembly.transport.exchanges} == {
+        found.assembly.method.layout(State(found.assembly.initial.tensors), CHANGE).digest
     }

@@ -102,21 +102,21 @@ def shares_in(losses: list[Tensor]) -> set[tuple[float, ...]]:
 def test_each_client_trains_with_its_own_shares_and_is_evaluated_with_none(monkeypatch: pytest.MonkeyPatch) -> None:
     built = federation()
     seen: list[Tensor] = []
-    losses = built.objective.losses
+    losses = built.assembly.objective.losses
 
     def watched(tensors: Any, batch: Any) -> Tensor:
         seen.append(tensors[SHARES].clone())
         return losses(tensors, batch)
 
-    monkeypatch.setattr(built.objective, "losses", watched)
+    monkeypatch.setattr(built.assembly.objective, "losses", watched)
     evaluated: list[Tensor] = []
-    metrics = built.parts.metrics
+    metrics = built.assembly.problem.metrics
 
     def measured(model: Any, batches: Any) -> dict[str, float]:
         evaluated.append(model.get_parameter(SHARES).detach().clone())
         return metrics(model, batches)
 
-    object.__setattr__(built.parts, "metrics", measured)
+    object.__setattr__(built.assembly.problem, "metrics", measured)
     result = built.run()
     assert shares_in(seen) == shares_in([torch.tensor(share) for share in SHARE])
     assert shares_in(evaluated) == {(0.33333,) * 3}
@@ -186,7 +186,7 @@ def test_predictions_after_a_run_depend_on_no_batch_mate() -> None:
 
 
 def _inputs(built: Federation, items: list[Any]) -> dict[str, Tensor]:
-    return {name: value for name, value in built.parts.collate(items).items() if name != "labels"}
+    return {name: value for name, value in built.assembly.problem.collate(items).items() if name != "labels"}
 
 
 def test_printed_count_on_distilbert() -> None:

@@ -12,10 +12,11 @@ from peft import PeftModel
 
 from privacy.entropy import SeededEntropy
 from secure_fed.errors import MethodError
-from secure_fed.federation import Federation, Result
+from secure_fed.federation import Federation
 from secure_fed.learning.models.adapters.triplet import kept, triplets
 from secure_fed.methods.method import State
 from secure_fed.rounds.record import Record
+from secure_fed.runs.run import Result
 from secure_fed.tensors.tensors import Layout, Tensors
 from tests.secure_fed import toys
 from tests.secure_fed.methods.learning import assert_learns
@@ -74,7 +75,7 @@ def test_ranks_fall_and_bytes_with_them() -> None:
     assert live[0] == live[1] == 8 > live[-1]
     assert [row["ranks"] for row in result.records] == live[:-1]
     down = [row["bytes_down"] for row in result.records]
-    for row, before in zip(down, [federation().initial, *states[:-1]], strict=True):
+    for row, before in zip(down, [federation().assembly.initial, *states[:-1]], strict=True):
         assert row == 3 * before.tensors.wire_size
     up = [row["bytes_up"] for row in result.records]
     assert (down[-1], up[-1]) < (down[0], up[0])
@@ -94,7 +95,7 @@ def ballots(state: State) -> Tensors:
 def test_a_rank_less_is_a_rank_less_on_the_wire() -> None:
     """For each the numbers of a row of A, an entry of E, a column of B, but for the words that describe them."""
     _, states = run(**{"method.masks": "global"})
-    first, last = federation().initial.tensors, states[-1].tensors
+    first, last = federation().assembly.initial.tensors, states[-1].tensors
     gone = [4 - left for left in ranks(last)]
     assert sum(gone) == 6
     assert first.numel - last.numel == gone[0] * (6 + 8 + 1) + gone[1] * (8 + 8 + 1)
@@ -167,7 +168,7 @@ def test_clients_weighed_by_their_examples_have_as_many_votes() -> None:
     kept = States(3)
     built = federation(None, [kept], **{"federation.weighting": "examples"})
     seen: list[tuple[Tensors, float]] = []
-    for client in built.clients:
+    for client in built.assembly.clients:
         handle = client.handle
 
         def handled(request: Any, handle: Any = handle) -> Any:
@@ -180,7 +181,7 @@ def test_clients_weighed_by_their_examples_have_as_many_votes() -> None:
     with pytest.raises(KeyboardInterrupt):
         built.run()
     assert [weight for _, weight in seen] == [5.0, 8.0, 11.0]
-    for triplet, left in zip(triplets(built.initial.tensors), ranks(kept.after[1].tensors), strict=True):
+    for triplet, left in zip(triplets(built.assembly.initial.tensors), ranks(kept.after[1].tensors), strict=True):
         name = f"{triplet.module}.votes"
         share = torch.stack([sent.tensor(name) * weight for sent, weight in seen]).sum(0) / 24
         assert left == int((share > 0.5).sum())
@@ -198,7 +199,7 @@ def test_an_export_has_the_ranks_that_are_left(tmp_path: Path) -> None:
     built = federation()
     state = built.run().state
     generator = torch.Generator().manual_seed(0)
-    whole = Tensors((n, torch.randn(m.shape, generator=generator)) for n, m in built.initial.tensors.items())
+    whole = Tensors((n, torch.randn(m.shape, generator=generator)) for n, m in built.assembly.initial.tensors.items())
     live = {"query": torch.zeros(4, dtype=torch.bool), "value": torch.tensor([True, False, True, True])}
     state = replace(state, tensors=kept(whole, live))
     built.export(state, tmp_path / "adapter")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ def test_layouts_are_those_of_what_is_sent_and_fit_small_matrices() -> None:
     assert shapes[0] == {"query.delta": (48, 4), "value.delta": (40, 4)}
     assert shapes[1] == {"query.delta": (40, 4), "value.delta": (48, 4), HEAD[0]: (3, 40), HEAD[1]: (3,)}
     large = method(oversampling=8)
-    small = large.layout(toys.federation({"method.name": "fedask"}).initial, SKETCH)
+    small = large.layout(toys.federation({"method.name": "fedask"}).assembly.initial, SKETCH)
     assert dict(small.entries) == {"query.delta": (8, 6), "value.delta": (8, 8)}
 
 
@@ -136,7 +137,7 @@ def test_b_alone_is_exact_and_keeps_the_rows_of_a(oversampling: int) -> None:
 @pytest.mark.parametrize(("privacy", "b_alone"), [({}, False), (private_toys.NOISE, False), (GRADIENTS, True)])
 def test_what_trains_follows_from_where_the_noise_is(privacy: dict[str, Any], b_alone: bool) -> None:
     built = federation({**FEDASK, **privacy})
-    trains_a = any(".lora_A." in name for name in built.method.plan(built.initial).trainable)
+    trains_a = any(".lora_A." in name for name in built.assembly.method.plan(built.assembly.initial).trainable)
     assert trains_a is not b_alone
     result = built.run()
     assert result.state.tensors.is_finite()
@@ -146,12 +147,15 @@ def test_what_trains_follows_from_where_the_noise_is(privacy: dict[str, Any], b_
 def test_noise_in_the_gradients_is_none_in_the_sums() -> None:
     """One round of noised training of B: FedASK has the product that FFA-LoRA has from the same A."""
     built = federation({**FEDASK, **GRADIENTS, "federation.rounds": 1}, 3)
-    recording = built.transport = Recording(built.transport)
+    recording = Recording(built.assembly.transport)
+    built.assembly = replace(built.assembly, transport=recording)
     after = built.run().state.tensors
     sketches = [reply.contribution for request, reply in recording.exchanges if request.pass_name == SKETCH]
     for pair in pairs(after):
         seed = sketch.seed_of(
-            f"{pair.module}.delta", built.initial.tensors.tensor(pair.a), built.initial.tensors.tensor(pair.b)
+            f"{pair.module}.delta",
+            built.assembly.initial.tensors.tensor(pair.a),
+            built.assembly.initial.tensors.tensor(pair.b),
         )
         omega = start(after[pair.a].shape[1], 4, seed)
         mean = torch.stack([one.tensor(f"{pair.module}.delta") for one in sketches]).mean(0).double()
@@ -228,7 +232,7 @@ def test_settings_and_refusals() -> None:
     with pytest.raises(MethodError, match=r"method\.personal.*inside a product"):
         federation({**FEDASK, "method.personal": ["query.lora_B*"]})
     result = federation({**FEDASK, "method.personal": ["classifier"]}).run()
-    first = federation(FEDASK).initial.tensors
+    first = federation(FEDASK).assembly.initial.tensors
     assert all(torch.equal(result.state.tensors.tensor(name), first.tensor(name)) for name in HEAD)
 
 

@@ -195,9 +195,9 @@ def test_noise_turns_the_basis_and_is_left_in_the_last_product() -> None:
 def test_the_next_pass_uses_the_noised_mean() -> None:
     """Each pass with noise of its own on every coordinate; a client multiplies by the basis of what was released."""
     built = federation({**private_toys.NOISE, **FEDPOWER, "privacy.clip_norm": 50.0}, 4)
-    recording, watched = Recording(built.transport), private_toys.Watched(built.method)
-    server = replace(built.server, method=watched, charge=lambda round_, pass_name: None)
-    run_round(built.initial, server, recording, 0.05)
+    recording, watched = Recording(built.assembly.transport), private_toys.Watched(built.assembly.method)
+    server = replace(built.assembly.server, method=watched, charge=lambda round_, pass_name: None)
+    run_round(built.assembly.initial, server, recording, 0.05)
     means, noise_std = watched.seen[0]
     assert noise_std == pytest.approx(50 / 3)
     for name in ("power-0", "power-1", CHANGE):
@@ -232,7 +232,7 @@ def test_every_pass_is_charged_wherever_the_noise_is(noise: str, iterations: int
 
 def test_an_example_is_protected_by_its_gradients() -> None:
     built = federation({**FEDPOWER, **GRADIENTS})
-    assert set(built.method.plan(built.initial).trainable) == set(built.initial.tensors)
+    assert set(built.assembly.method.plan(built.assembly.initial).trainable) == set(built.assembly.initial.tensors)
     assert built.run().state.tensors.is_finite()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,13 +101,14 @@ def test_what_travels() -> None:
     sent = fedsvd.contribute(CHANGE, state.tensors, trained(fedsvd, state, 1), {})
     assert Layout.of(sent) == fedsvd.layout(state, CHANGE) == Layout.of(without_a(state.tensors))
     built = federation(FEDSVD)
-    recording = built.transport = Recording(built.transport)
+    recording = Recording(built.assembly.transport)
+    built.assembly = replace(built.assembly, transport=recording)
     result = built.run()
     (last, _), last_state = recording.exchanges[-1], result.state.tensors
     for pair in pairs(last_state):
         assert pair.a in last.tensors
         assert has_orthonormal_rows(last.tensors.tensor(pair.a))
-        assert not torch.equal(last.tensors.tensor(pair.a), built.initial.tensors.tensor(pair.a))
+        assert not torch.equal(last.tensors.tensor(pair.a), built.assembly.initial.tensors.tensor(pair.a))
 
 
 def test_noise_in_a_mean_is_left_in_it() -> None:

@@ -163,4 +163,4 @@ def test_a_private_run(name: str, unit: str) -> None:
     built = runs.federation(runs.settings(name, unit, **{"federation.rounds": 1}))
     assert built.run().summary["unit"] == unit
     if unit == "example":
-        assert {way.path for way in built.objective.ways.values()} == {by_layer}
+        assert {way.path for way in built.assembly.objective.ways.values()} == {by_layer}

@@ -163,9 +163,9 @@ def test_in_a_run_what_rests_is_neither_sent_nor_moved() -> None:
     built.callbacks.append(kept)
     events = runs.watch(built)
     built.run()
-    states = [built.initial, *kept.after]
+    states = [built.assembly.initial, *kept.after]
     for before, after in pairwise(states):
         moved = {n for n in before.tensors if not torch.equal(before.tensors.tensor(n), after.tensors.tensor(n))}
         sent = {name for reply in events.replies[before.round, CHANGE].values() for name in reply.contribution}
-        assert moved <= sent == set(built.method.plan(before).trainable) < set(before.tensors)
+        assert moved <= sent == set(built.assembly.method.plan(before).trainable) < set(before.tensors)
         assert any(".core_1" in name for name in moved) == (before.round == 0)

@@ -275,7 +275,7 @@ def test_personal_factors_are_refused_and_a_personal_head_stays() -> None:
     with pytest.raises(MethodError, match=r"method\.personal"):
         federation({**SKETCHED, "method.personal": ["query.lora_A*"]})
     result = federation({**SKETCHED, "method.personal": ["classifier"]}).run()
-    start = federation(SKETCHED).initial.tensors
+    start = federation(SKETCHED).assembly.initial.tensors
     assert all(torch.equal(result.state.tensors.tensor(name), start.tensor(name)) for name in HEAD)
     assert all(record["sketch_residual"] < 1e-4 for record in result.records)
 
@@ -287,7 +287,7 @@ def test_personal_factors_are_refused_and_a_personal_head_stays() -> None:
 def test_a_run_by_sketches_that_fit_is_the_run_by_whole_matrices(settings: dict[str, Any]) -> None:
     found, want = (federation({**settings, **own}).run() for own in (SKETCHED, {"method.name": "fra_lora"}))
     assert close(found.state.tensors, want.state.tensors, 1e-4)
-    assert not close(want.state.tensors, federation(SKETCHED).initial.tensors, 1e-2)
+    assert not close(want.state.tensors, federation(SKETCHED).assembly.initial.tensors, 1e-2)
     assert found.summary["releases"] == 2 * want.summary["releases"]
     for record, other in zip(found.records, want.records, strict=True):
         assert record["accuracy"] == other["accuracy"]
@@ -315,14 +315,15 @@ def test_the_order_of_replies_is_nothing_to_the_state() -> None:
             return iter(replies)
 
     built = federation(SKETCHED)
-    built.transport = Shuffled(built.transport)
+    built.assembly = replace(built.assembly, transport=Shuffled(built.assembly.transport))
     assert close(built.run().state.tensors, federation(SKETCHED).run().state.tensors, 1e-4)
 
 
 def test_it_switches_to_one_pass_with_ffa() -> None:
     settings = {**SKETCHED, "method.name": "fra_then_ffa", "method.switch_round": 2, "federation.rounds": 4}
     built = federation(settings)
-    recording = built.transport = Recording(built.transport)
+    recording = Recording(built.assembly.transport)
+    built.assembly = replace(built.assembly, transport=recording)
     found = built.run()
     whole = federation({**settings, "method.transport_form": "dense"}).run()
     passes = [(request.round, request.pass_name) for request, _ in recording.exchanges]
@@ -355,7 +356,7 @@ def test_a_run_that_is_resumed_ends_in_the_same_bits(method: str, tmp_path: Path
             return self.inner.exchange(requests)
 
     dying = federation(settings)
-    dying.transport = Dies(dying.transport)
+    dying.assembly = replace(dying.assembly, transport=Dies(dying.assembly.transport))
     with pytest.raises(KilledError):
         dying.run(tmp_path / "run")
     resumed = federation(settings).run(tmp_path / "run", resume=True)
@@ -368,7 +369,8 @@ def test_a_client_that_diverged_is_out_of_both_passes() -> None:
     for item in sick[1]:
         item["x"] = torch.full((6,), math.nan)
     built = private_toys.federation({**SKETCHED, "federation.cohort": 3}, train=sick, model=wide())
-    recording = built.transport = Recording(built.transport)
+    recording = Recording(built.assembly.transport)
+    built.assembly = replace(built.assembly, transport=recording)
     result = built.run()
     assert [record["rejected"] for record in result.records] == [["client-1"]] * 3
     assert {reply.client for request, reply in recording.exchanges if request.pass_name == CHANGE} == {0, 2}
@@ -384,7 +386,8 @@ def test_contributions_that_cannot_stay_in_factors_are_smaller_as_sketches() -> 
     sizes = []
     for form in ("sketch", "dense"):
         built = federation({**local, "method.name": "fra_lora", "method.transport_form": form})
-        recording = built.transport = Recording(built.transport)
+        recording = Recording(built.assembly.transport)
+        built.assembly = replace(built.assembly, transport=recording)
         said = built.run().summary
         assert said["bytes_up"] == sum(reply.contribution.wire_size for _, reply in recording.exchanges)
         sizes.append(said["bytes_up"])

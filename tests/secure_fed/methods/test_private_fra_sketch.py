@@ -77,9 +77,11 @@ def test_noise_in_the_gradients_is_none_in_the_sums() -> None:
 def test_means_are_noised_sums_in_the_space_of_the_sketch() -> None:
     """Each pass with noise of its own on each of its coordinates, and clipped by itself."""
     built, c = federation({**NOISE, **SKETCHED}, 4), NOISE["privacy.clip_norm"]
-    watched, recording, charged = private_toys.Watched(built.method), Recording(built.transport), []
-    server = replace(built.server, method=watched, charge=lambda round_, pass_name: charged.append((round_, pass_name)))
-    run_round(built.initial, server, recording, 10.0)
+    watched, recording, charged = private_toys.Watched(built.assembly.method), Recording(built.assembly.transport), []
+    server = replace(
+        built.assembly.server, method=watched, charge=lambda round_, pass_name: charged.append((round_, pass_name))
+    )
+    run_round(built.assembly.initial, server, recording, 10.0)
     (means, noise_std), exchanges = watched.seen[0], recording.exchanges
     assert charged == [(0, SKETCH), (0, CHANGE)]
     assert noise_std == pytest.approx(c / 3)
@@ -146,7 +148,8 @@ def test_a_private_run_with_everything_on(noise: str) -> None:
     settings = {**NOISE, **SKETCHED, "privacy.noise": noise, "method.personal": ["classifier"]}
     settings |= {"privacy.clip_quantile": 0.5, "federation.cohort": 2} if noise == "central" else {}
     built = federation(settings)
-    recording = built.transport = Recording(built.transport)
+    recording = Recording(built.assembly.transport)
+    built.assembly = replace(built.assembly, transport=recording)
     result = built.run()
     assert result.state.tensors.is_finite()
     assert {record["cohort"] for record in result.records} == {2 if noise == "central" else 3}
@@ -159,16 +162,16 @@ def test_a_private_run_with_everything_on(noise: str) -> None:
 
 def test_an_empty_cohort_releases_noise_in_both_passes() -> None:
     built = federation({**NOISE, **SKETCHED, "method.denoise": "none"})
-    watched = private_toys.Watched(built.method)
+    watched = private_toys.Watched(built.assembly.method)
     server = replace(
-        built.server,
+        built.assembly.server,
         method=watched,
         sampler=private_toys.Nobody(3, 2 / 3),
         charge=lambda round_, pass_name: None,
     )
-    after, _ = run_round(built.initial, server, built.transport, private_toys.LR)
+    after, _ = run_round(built.assembly.initial, server, built.assembly.transport, private_toys.LR)
     assert all(mean.norm() > 0 for mean in watched.seen[0][0].values())
-    assert not close(after.tensors, built.initial.tensors)
+    assert not close(after.tensors, built.assembly.initial.tensors)
 
 
 # Sensitivity.

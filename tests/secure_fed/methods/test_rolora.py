@@ -61,7 +61,7 @@ def test_the_mean_of_the_products_is_the_product_of_the_means_in_every_round() -
 def test_an_a_that_trained_first_would_learn_nothing() -> None:
     """Why B is first: beside B = 0 the gradient of A is zero."""
     federation = toys.federation({"method.name": "rolora", "federation.rounds": 2, "training.optimizer": "sgd"})
-    initial = federation.initial.tensors
+    initial = federation.assembly.initial.tensors
     tensors = federation.run().state.tensors
     for pair in pairs(initial):
         assert not torch.equal(tensors.tensor(pair.a), initial.tensor(pair.a))

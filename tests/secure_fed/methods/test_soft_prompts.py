@@ -207,7 +207,7 @@ def test_a_private_run(name: str, unit: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_training_moves_the_prompt_and_leaves_the_base(name: str) -> None:
     built = federation(name, "bert", {"federation.rounds": 1})
-    model: Any = built.parts.model
+    model: Any = built.assembly.problem.model
     kept = {key: tensor.detach().clone() for key, tensor in model.named_parameters() if not tensor.requires_grad}
     before = {key: tensor.detach().clone() for key, tensor in model.named_parameters() if tensor.requires_grad}
     after = built.run().state.tensors

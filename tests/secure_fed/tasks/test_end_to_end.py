@@ -18,6 +18,7 @@ from secure_fed.export import trained
 from secure_fed.learning import tasks
 from secure_fed.report import page as report
 from secure_fed.report.terminal import show_result
+from secure_fed.runs.evaluation import evaluated
 from tests.secure_fed import toys
 from tests.secure_fed.tasks.conftest import Write
 from tests.secure_fed.tasks.toy_tasks import TOYS
@@ -61,7 +62,7 @@ def test_every_task_has_a_toy() -> None:
 def test_a_task_learns_and_is_reported(task: str, configured: Configured, tmp_path: Path) -> None:
     config = configured(task)
     federation = Federation(config)
-    before = federation._evaluate(federation.initial)
+    before = evaluated(federation.assembly, federation.assembly.initial)
     result = federation.run(tmp_path / "run")
     last = result.records[-1]
     assert last["loss"] < 0.97 * before["loss"]
@@ -181,7 +182,7 @@ def test_prompts_and_their_targets_are_learned_and_judged(
     file = write("rows", rows)
     config = configured("causal_lm", data__text_b="target", data__train=str(file), data__test=str(file))
     federation = Federation(config)
-    before = federation._evaluate(federation.initial)
+    before = evaluated(federation.assembly, federation.assembly.initial)
     result = federation.run(tmp_path / "run")
     assert result.summary["task"] == "language modelling of targets"
     assert result.records[-1]["loss"] < 0.97 * before["loss"]

@@ -33,8 +33,8 @@ def federation(task: str, model: Path, write: Write) -> Federation:
 
 def away(federation: Federation) -> Placed:
     generator = torch.Generator().manual_seed(1)
-    plan = federation.method.plan(federation.initial)
-    placed = Placed.of(federation.initial.tensors, plan.trainable, federation.device)
+    plan = federation.assembly.method.plan(federation.assembly.initial)
+    placed = Placed.of(federation.assembly.initial.tensors, plan.trainable, federation.assembly.objective.device)
     with torch.no_grad():
         for tensor in placed.moving.values():
             tensor += 0.1 * torch.randn(tensor.shape, generator=generator)
@@ -42,7 +42,7 @@ def away(federation: Federation) -> Placed:
 
 
 def gradients(path: Any, made: Federation, placed: Placed, items: list[Any]) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = path(made.objective, made.parts.collate, placed, items)
+    found: dict[str, torch.Tensor] = path(made.assembly.objective, made.assembly.problem.collate, placed, items)
     return found
 
 
@@ -51,10 +51,10 @@ def test_per_example_gradients_are_taken_in_one_pass_and_right(
     task: str, small_model: Path, llama: Path, write: Write
 ) -> None:
     made = federation(task, llama if TOYS[task].decoder else small_model, write)
-    placed, items = away(made), [made.parts.train[0][index] for index in range(6)]
-    chosen = path_for(made.objective, made.parts.collate, placed, items)
+    placed, items = away(made), [made.assembly.problem.train[0][index] for index in range(6)]
+    chosen = path_for(made.assembly.objective, made.assembly.problem.collate, placed, items)
     assert chosen is by_layer
-    made.objective.eval()
+    made.assembly.objective.eval()
     quick, slow = (gradients(path, made, placed, items) for path in (chosen, one_by_one))
     assert agree(quick, slow, 1e-4)
     assert all(len(gradient) == 6 for gradient in quick.values())

@@ -1,0 +1,51 @@
+"""The export of a federation that is still in memory, with a model that may be the user's own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from secure_fed.export.export import Adapted, write_adapter
+from secure_fed.export.model_card import ModelCard, run_facts
+from secure_fed.learning import tasks
+from secure_fed.learning.data.encode import pad_id
+from secure_fed.methods.method import State
+from secure_fed.rounds.personal import completed
+from secure_fed.runs.assembly import Assembly
+
+
+def write(assembly: Assembly, state: State, out: Path, *, base_model: str, client: str | None, statement: str) -> None:
+    """Write the adapter and the head of this state; refuses a folder that is not empty.
+
+    base_model: as others load a model of the user's own, if they can. client: whose, where tensors are personal.
+    statement: the guarantee of this state in words, empty if there is none.
+    """
+    config, problem = assembly.config, assembly.problem
+    kept = {one.index: one.kept for one in assembly.clients if one.kept is not None}
+    tensors = completed(state.tensors, config.method.personal, client, problem.names, kept)
+    assembly.objective.load(tensors)
+    labels, task, configured = (
+        tuple(problem.facts["label_names"]),
+        tasks.build(config.data),
+        problem.tokenizer is not None,
+    )
+    card = ModelCard(
+        config.method.name,
+        base_model or (config.model.name if configured else ""),
+        labels,
+        run_facts(config, assembly.method.card, state.round, {}, client, statement),
+        pad_token_id=pad_id(problem.tokenizer) if configured else None,
+        auto=task.auto,
+        settings=task.model_settings(labels) if configured else None,
+    )
+    adapted = Adapted(
+        config=config,
+        method=assembly.method,
+        model=problem.model,
+        head=problem.head,
+        initial=assembly.initial.tensors,
+        state=replace(state, tensors=tensors),
+        card=card,
+        tokenizer=problem.tokenizer,
+    )
+    write_adapter(out, adapted)

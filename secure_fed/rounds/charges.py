@@ -1,0 +1,47 @@
+"""Charges of a run's releases, as clients and server make them.
+
+Noise on a sum is charged by the server, once for each pass. Noise that a client adds is charged to that client, by as many
+releases as it asks for. Either way the charge is on disk before anything of the release is computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from privacy.errors import PrivacyError
+
+
+class Budget(Protocol):
+    """A run's budget: every call that returns has made its charge durable."""
+
+    def charge(self, round_: int, pass_name: str) -> None:
+        """Charge one release of the whole federation. BudgetExhausted if none is left."""
+
+    def allowance(self, who: str, wanted: int, round_: int) -> int:
+        """Charge up to `wanted` releases to this client, as many as it has left, and return that number."""
+
+
+@dataclass
+class Charges:
+    """Charges to the budget of the run in progress. Clients and server outlive a run; its budget is open as long as it runs."""
+
+    budget: Budget | None = None
+
+    def charge(self, round_: int, pass_name: str) -> None:
+        self._open().charge(round_, pass_name)
+
+    def allowance(self, who: str, wanted: int, round_: int) -> int:
+        return self._open().allowance(who, wanted, round_)
+
+    def close(self) -> None:
+        self.budget = None
+
+    def _open(self) -> Budget:
+        if self.budget is None:
+            raise PrivacyError("nothing may be released outside a run: its budget is opened by Federation.run")
+        return self.budget
+
+
+def charges_nothing(round_: int, pass_name: str) -> None:
+    """`Budget.charge` where the federation releases nothing: without privacy, or where every client accounts for itself."""

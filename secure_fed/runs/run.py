@@ -1,0 +1,179 @@
+"""One run of an assembled federation: its rounds, each kept, paid for, recorded and reported, from wherever it was stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from privacy.errors import BudgetExhausted
+from secure_fed.errors import RunDirectoryError
+from secure_fed.learning.data.holdout import is_declared
+from secure_fed.learning.training.schedule import scheduled_lr
+from secure_fed.methods.method import State, fits
+from secure_fed.rounds import engine
+from secure_fed.rounds.engine import Keeper, KeepsNothing, Schedule
+from secure_fed.rounds.record import Record
+from secure_fed.runs import guarantee, published
+from secure_fed.runs.assembly import Assembly
+from secure_fed.runs.budget import RunBudget, opened, require_room
+from secure_fed.runs.budget_terms import Subject
+from secure_fed.runs.evaluation import evaluated
+from secure_fed.runs.recording import Recorder
+from secure_fed.runs.releases import Releases, kept_by
+from secure_fed.runs.result import summary, versions
+from secure_fed.runs.store import RunStore, read_personal, require_unused
+
+Tell = Callable[..., None]  # of an event's name and its news
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of a run: `summary` is `result.json`, `state` the global tensors.
+
+    records: the rounds; withheld: what a private run keeps from `summary`. Both are for those who hold the data.
+    """
+
+    summary: dict[str, Any]
+    records: list[Record]
+    state: State
+    run_dir: Path | None
+    withheld: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> dict[str, Any]:
+        """The summary with what is withheld of it."""
+        return published.together(self.summary, self.withheld)
+
+
+def run(assembly: Assembly, run_dir: Path | None, *, resume: bool, tell: Tell) -> Result:
+    """Run all rounds that are left, keeping everything in the run directory if there is one.
+
+    Killed at any instant and run again with `resume`, it ends in the same tensors as if it had not been.
+    tell: given `"on_round_end", record, state` once a round is saved, and `"on_end", result` at the end.
+    """
+    recorder = Recorder.of(assembly.config, run_dir, assembly.server.names)
+    if run_dir is None and resume:
+        raise RunDirectoryError("resume needs the run directory to go on with: set out")
+    if run_dir is not None and not resume:
+        require_unused(run_dir)
+    privacy, subject = assembly.config.privacy, Subject.of(assembly.config, assembly.problem)
+    plan = assembly.protection.plan
+    if plan:
+        plan = require_room(privacy, plan, run_dir, subject)
+    with ExitStack() as stack:
+        store = stack.enter_context(closing(RunStore(run_dir))) if run_dir else None
+        state, records = _start(assembly, store)
+        budget = stack.enter_context(opened(privacy, plan, run_dir, subject)) if plan else None
+        assembly.charges.budget = budget
+        stack.callback(assembly.charges.close)
+        running = _Run(assembly, recorder, store, budget, tell, state, records)
+        ended_early = running.to_its_end()
+        return running.finished(ended_early)
+
+
+@dataclass
+class _Run:
+    """A run in progress. measured: names that its evaluations gave."""
+
+    assembly: Assembly
+    recorder: Recorder
+    store: RunStore | None
+    budget: RunBudget | None
+    tell: Tell
+    state: State
+    records: list[Record]
+    measured: set[str] = field(default_factory=set)
+
+    def to_its_end(self) -> str:
+        """Run the rounds that are left. Returns why the run ended early, empty if it did not."""
+        assembly, schedule = self.assembly, _schedule(self.assembly)
+        self._begin_masks()
+        if assembly.watch:
+            assembly.watch.begin()
+        self.recorder.begin(self.state)
+        server, transport = self.recorder.beside(assembly.server), self.recorder.around(assembly.transport)
+        keeper: Keeper = Releases(self.store, assembly.clients) if self.store and self.budget else KeepsNothing()
+        try:
+            for following, record in engine.run(self.state, server, transport, schedule, self._evaluate, keeper):
+                self._end_of_round(following, record)
+        except BudgetExhausted as error:
+            if not self.records:
+                raise
+            if not schedule.evaluates(self.state.round):
+                self.records[-1] = self.records[-1] | self._evaluate(self.state)
+            return f"the budget was spent after {self.state.round} of {schedule.rounds} rounds: {error}"
+        return ""
+
+    def _end_of_round(self, state: State, record: Record) -> None:
+        """Keep a round, and then tell of it."""
+        if self.assembly.watch:
+            record |= self.assembly.watch.told(self.state, state, record)
+        self.state = state
+        self.records.append(record)
+        self.recorder.end_of_round(state, record["lr"])
+        if self.store:
+            self.store.save(state, kept_by(self.assembly.clients), *self._cut(record))
+        self.tell("on_round_end", record, state)
+
+    def finished(self, ended_early: str) -> Result:
+        """The result, kept and told."""
+        run_dir = self.store.path if self.store else None
+        whole = summary(self.assembly, self.state, self.records, run_dir, self.budget, ended_early)
+        private = self.assembly.protection.plan is not None
+        shown, withheld = published.of_result(whole) if private else (whole, {})
+        result = Result(shown, self.records, self.state, run_dir, withheld)
+        if self.store:
+            self.store.finish(shown, withheld)
+        self.tell("on_end", result)
+        return result
+
+    def _begin_masks(self) -> None:
+        """Clients that bring the noise of sums bring it for those that are reserved and still to come."""
+        if self.assembly.masks is None:
+            return
+        left = None
+        if self.budget is not None and self.assembly.protection.shares is not None:
+            left = self.budget.plan.releases - self.budget.plan.passes * self.state.round
+        self.assembly.masks.begin(left)
+
+    def _evaluate(self, state: State) -> Record:
+        found = evaluated(self.assembly, state)
+        self.measured |= set(found)
+        return found
+
+    def _cut(self, record: Record) -> tuple[Record, Record]:
+        """The public part of a round's record, and the part that is withheld."""
+        if self.assembly.protection.plan is None:
+            return record, {}
+        declared = is_declared(self.assembly.problem.facts["test"]["from"])
+        return published.of_round(record, self.measured, declared=declared)
+
+
+def _start(assembly: Assembly, store: RunStore | None) -> tuple[State, list[Record]]:
+    """The state and the records to begin with: the checkpoint's or the initial ones, whatever this federation ran before."""
+    for client in assembly.clients:
+        client.kept = None
+    if store is None:
+        return assembly.initial, []
+    noted = {"model_digest": assembly.base_digest, "versions": versions()}
+    store.begin(assembly.config, {**assembly.problem.facts, **guarantee.planned(assembly), **noted})
+    store.save_membership(assembly.pools["data"])
+    checkpoint, records = store.restore()
+    if checkpoint is None:
+        return assembly.initial, records
+    if not fits(assembly.method, assembly.initial.tensors, checkpoint.state):
+        raise RunDirectoryError(
+            f"{store.path} holds the state of another model; resume with the model it was begun with"
+        )
+    personal = read_personal(store.path, checkpoint.state.round)
+    for client in assembly.clients:
+        client.kept = personal.get(client.index)
+    return checkpoint.state, records
+
+
+def _schedule(assembly: Assembly) -> Schedule:
+    rounds, training = assembly.config.federation.rounds, assembly.config.training
+    return Schedule(rounds, lambda round_: scheduled_lr(training, round_, rounds), assembly.config.evaluation.every)
