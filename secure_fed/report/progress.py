@@ -1,4 +1,4 @@
-"""What a run tells while it works: a line on standard error, and TensorBoard events."""
+"""Progress of a run: a line on standard error, and TensorBoard events."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from secure_fed.rounds.record import Record
 
 
 class ConsoleProgress:
-    """A bar with rounds, accuracy, bytes so far and time left; a plain line a round where there is no terminal.
+    """A progress bar with rounds, accuracy, bytes so far and time left; without a terminal, a plain line per round.
 
-    Starts behind the rounds that are `done`. A display that fails stops no run.
+    A resumed run starts after the rounds that are `done`. A display that fails stops no run.
     """
 
     def __init__(self, rounds: int, done: Sequence[Record] = ()) -> None:
@@ -60,15 +60,15 @@ class ConsoleProgress:
 
     def on_round_end(self, record: Record, state: State) -> None:
         with suppress(Exception):
-            self._tell(record, state.round)
+            self._show(record, state.round)
 
-    def _tell(self, record: Record, finished: int) -> None:
+    def _show(self, record: Record, finished: int) -> None:
         self._count(record)
-        news = f"{''.join(f'{said}, ' for said in self._measured)}{size(self._bytes)} sent"
+        news = f"{''.join(f'{shown}, ' for shown in self._measured)}{size(self._bytes)} sent"
         self._progress.update(self._task, completed=finished, news=news)
         why = _REFUSED if "masked" in record else _NOT_FINITE
         for name in record["rejected"]:
-            self._console.print(f"round {finished}: left out {name}, {why}", soft_wrap=True)
+            self._console.print(f"round {finished}: left out client {name}: {why}", soft_wrap=True)
         if record.get("lost"):
             self._console.print(f"round {finished} is lost: {record['lost']}", soft_wrap=True)
         for name, how in record.get("caught", {}).items():
@@ -84,22 +84,24 @@ class ConsoleProgress:
 
 
 def _spoken(record: Record) -> list[str]:
-    """What was measured in this round, of the numbers that tasks ask for first; none if nothing was."""
+    """Accuracy and key metrics of this round; empty if the round was not evaluated."""
     found = [f"accuracy {record['accuracy']:.1%}"] if isinstance(record.get("accuracy"), float) else []
     return found + [f"{spoken(name)} {record[name]:.3g}" for name in _BESIDE if isinstance(record.get(name), float)]
 
 
-_NOT_FINITE = "whose update is not finite"
-_REFUSED = "whose message is no answer of secure aggregation's protocol"  # behind masks it is the client that zeroes its update
+_NOT_FINITE = "its update is not finite"
+_REFUSED = (
+    "its message violates the secure aggregation protocol"  # behind masks the client itself zeroes a non-finite update
+)
 
-# Of tasks in which accuracy is not all.
+# Metrics of tasks for which accuracy is not enough.
 _BESIDE = ("f1", "perplexity", "rmse")
 
 
 class TensorBoard:
-    """Every number of a round's record as a scalar under its own name; resuming writes over later rounds.
+    """Every number of a round's record as a scalar under its own name; a resumed run overwrites later rounds.
 
-    The folder appears with the first round: it lies in the private part of the run directory, since every event has its time.
+    The folder appears with the first round. It lies in the private part of the run directory, since every event has its time.
     """
 
     def __init__(self, folder: Path, finished: int) -> None:

@@ -1,4 +1,4 @@
-"""What a person reads on a terminal: names are printed as they are, never as markup."""
+"""Tables on a terminal. Names are printed as they are, never as markup."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from secure_fed.report.formatting import at_most, size, time
 from secure_fed.report.page.membership import auc, rates
 
 _WIDE = 120
-_UNITS = 3  # that there are: a client, an example, a group of examples
+_UNITS = 3  # client, example, group of examples
 _SUMS = {
     "nowhere": "without noise",
-    "sum": "before it adds the noise",
-    "shares": "with the clients' noise in them",
-    "contribution": "with the clients' noise in them",
+    "sum": "before it adds noise",
+    "shares": "with the clients' noise",
+    "contribution": "with the clients' noise",
     "gradients": "made by noised training",
 }
 
 
 class PlainConsole(Console):
-    """Prints names of clients, models and files as they are, and goes on in silence when nobody reads it any more."""
+    """A console that prints names as they are, and falls silent when its reader has gone."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(file=sys.stderr if stderr else sys.stdout, markup=False, emoji=False, highlight=False)
@@ -62,7 +62,7 @@ def show_result(summary: Mapping[str, Any]) -> None:
 
 
 def show_methods(model: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """The catalogue of methods, counted for one model; the papers where there is room for them."""
+    """The catalogue of methods with sizes for one model; papers are printed where there is room."""
     console = PlainConsole()
     wide = console.width >= _WIDE
     numbers = (Column("trainable", justify="right", no_wrap=True), Column("up a round", justify="right", no_wrap=True))
@@ -75,38 +75,42 @@ def show_methods(model: str, rows: Sequence[Mapping[str, Any]]) -> None:
         named = "any unit" if len(units) == _UNITS else ", ".join(units) or "none"
         table.add_row(row["name"], row["travels"], exact, *counted, named, *((row["paper"],) if wide else ()))
     console.print(table)
-    console.print("exact: whether the mean of what clients send is the mean of what their models became")
-    console.print("protects: whom differential privacy can protect, any unit being client, example or group")
+    console.print("exact: whether averaging what clients send equals averaging their models")
+    console.print("protects: the units that differential privacy can protect (client, example, group)")
     for row in rows:
         if row["trainable"] is None:
             console.print(f"{row['name']}: {row['not_applicable']}")
 
 
 def _membership(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """How well the cheapest attack tells members from others; none where the result is older than that."""
-    of_data = _told("membership of data", summary.get("membership_of_data"))
-    return [*_told("membership", summary.get("membership")), *of_data]
+    """The cheapest membership inference attack; no rows for results of versions without it."""
+    of_data = _attack("membership of data", summary.get("membership_of_data"))
+    return [*_attack("membership", summary.get("membership")), *of_data]
 
 
-def _told(name: str, found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+def _attack(name: str, found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     if not found:
         return []
     if found.get("auc") is None:
-        return [(name, f"not measured: {found.get('why') or 'no reason is given'}")]
+        return [(name, f"not measured: {found.get('why') or 'no reason given'}")]
     sizes = f"{found['members']:,} in training, {found['non_members']:,} held out"
     if found.get("of") == "phantoms":
         sizes = f"{found['members']:,} phantoms that pulled, {found['non_members']:,} that did not"
     caught = [(f"  caught at {100 * target:g} %", rate) for target, rate in rates(found)]
-    return [(f"{name} AUC", f"{auc(found)} where .5 is a coin; {sizes}"), *caught]
+    return [(f"{name} AUC", f"{auc(found)}, a coin: .5; {sizes}"), *caught]
 
 
 def _privacy(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What protects whom, in rows that fit a narrow terminal."""
+    """The guarantee, in rows that fit a narrow terminal."""
     terms = summary["privacy"]
     if terms is None:
         return [("privacy", str(summary["privacy_statement"]))]
     epsilon, seen = (at_most(summary[name]) for name in ("epsilon", "epsilon_participants"))
-    void = [] if terms["private"] else [("NOT PRIVATE", "noise or coins were seeded or injected: what follows is void")]
+    void = (
+        []
+        if terms["private"]
+        else [("NOT PRIVATE", "noise or coins were seeded or injected: the guarantee below is void")]
+    )
     return [
         *void,
         ("privacy", f"epsilon {epsilon} at delta {summary['delta']:g}"),
@@ -115,27 +119,31 @@ def _privacy(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("  noise", f"{terms['noise']}; multiplier {summary['noise_multiplier']:.4g}"),
         ("  releases", f"{summary['releases']:,} of {terms['planned_releases']:,} planned"),
         ("  spent in its ledger", f"epsilon {at_most(summary['epsilon_cumulative'])}{_of_budget(terms)}"),
-        *([("  other runs", "not counted: the ledger is this run's own")] if _alone(summary) else []),
+        *([("  other runs", "not counted: this run has its own ledger")] if _alone(summary) else []),
     ]
 
 
 def _masks(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Who learns what where clients mask what they send, and what that took."""
+    """Secure aggregation: what the server learns, and the cost."""
     found = summary["secure_aggregation"]
     if found is None:
         return []
     place = "nowhere" if summary["privacy"] is None else summary["privacy"]["place"]
-    lies = "even if it lies about keys or who is there" if found["active"] else "if it keeps to the protocol"
+    lies = "even if it lies about keys or survivors" if found["active"] else "if it follows the protocol"
     few = "" if found["least"] == found["clients"] else f"at least {found['least']} of "
-    whose = "those that coins draw, be it one" if found["coins"] else f"{few or 'all '}{found['clients']} clients"
+    whose = (
+        "the clients drawn by coins, even a single one"
+        if found["coins"]
+        else f"{few or 'all '}{found['clients']} clients"
+    )
     rows = [
         (
             "secure aggregation",
-            f"the server learns sums over {whose}, {_SUMS[place]}, and nothing else of a client, {lies}",
+            f"the server learns only sums over {whose}, {_SUMS[place]}, {lies}",
         ),
-        ("  took", f"{size(found['bytes_up'])} up, {size(found['bytes_down'])} down, the model with it"),
+        ("  bytes", f"{size(found['bytes_up'])} up, {size(found['bytes_down'])} down, including the model"),
     ]
-    if _hides_cohort(summary) or found["client_seconds"] is None:  # the time would tell how many took part
+    if _hides_cohort(summary) or found["client_seconds"] is None:  # the time would reveal how many took part
         return rows
     spent = f"{time(found['client_seconds'])} of the clients, {time(found['server_seconds'])} of the server"
     return [*rows, ("  time for masks", spent)]
@@ -146,18 +154,18 @@ def _of_budget(terms: Mapping[str, Any]) -> str:
 
 
 def _alone(summary: Mapping[str, Any]) -> bool:
-    """Whether the run was charged to a ledger of its own, which lies in its directory or is gone with it."""
+    """Whether the run was charged to a ledger of its own, in its directory or in memory."""
     ledger, folder = summary["privacy"]["ledger"], summary["run_dir"]
     return ledger is None or (folder is not None and Path(ledger).absolute().is_relative_to(Path(folder).absolute()))
 
 
 def _hides_cohort(summary: Mapping[str, Any]) -> bool:
-    """Whether sizes are expected ones, because the guarantee counts on nobody's knowing who took part."""
+    """Whether sizes are expected ones, because the guarantee requires the cohort to be secret."""
     return summary["privacy"] is not None and summary["privacy"]["place"] == "sum"
 
 
 def _those_in(summary: Mapping[str, Any]) -> str:
-    """Who is in a round."""
+    """The participants of a round."""
     cohort, clients, found = summary["cohort"], summary["clients"], summary.get("membership") or {}
     if found.get("of") == "phantoms" and found["unit"] == "client" and found["members"] + found["non_members"]:
         clients = f"{clients} clients, beside {found['members'] + found['non_members']} phantoms"

@@ -186,12 +186,12 @@ def test_progress_names_clients_as_they_are_called_and_counts_on(capsys: pytest.
     with ConsoleProgress(3, [round_of(1, accuracy=0.5)]) as progress:
         progress.on_round_end(round_of(2, rejected=["[bold]ward[/]", "[/]"]), State(Tensors({}), 2))
     told = capsys.readouterr().err.splitlines()
-    assert told[0] == "round 2: left out [bold]ward[/], whose update is not finite"
-    assert told[1] == "round 2: left out [/], whose update is not finite"
+    assert told[0] == "round 2: left out client [bold]ward[/]: its update is not finite"
+    assert told[1] == "round 2: left out client [/]: its update is not finite"
     assert told[2].startswith("round 2/3: accuracy 50.0%, 2.00 MB sent")
     with ConsoleProgress(3) as progress:
         progress.on_round_end(round_of(1, rejected=["ward"], masked={}), State(Tensors({}), 1))
-    said = "round 1: left out ward, whose message is no answer of secure aggregation's protocol"
+    said = "round 1: left out client ward: its message violates the secure aggregation protocol"
     assert capsys.readouterr().err.splitlines()[0] == said
 
 

@@ -181,7 +181,7 @@ def test_accuracy_on_rows_held_out_of_private_ones_is_not_passed_on(held_out: Pa
     for page, tells in (("report.html", False), ("private/report.html", True)):
         words = (held_out / "run" / page).read_text()
         assert (f"{100 * result['accuracy']:.1f} %" in words) == tells
-        assert ("it is not told here" in words) != tells
+        assert ("the shared model is withheld here" in words) != tells
 
 
 def test_a_digest_confirms_no_guess(held_out: Path, small_model: Path, tmp_path: Path) -> None:

@@ -75,11 +75,14 @@ def test_a_finished_run_is_told_in_words_first(run_folder: RunFolder) -> None:
     told = (
         "8 clients fine-tuned the model builtin/tiny together on builtin/notes, using the method ffa_lora:"
         " 12 rounds, with 4 of the clients in each. The shared model finds the right one of 4 classes for"
-        " 82.7 % of the test examples (macro-F1 0.805). What travelled were changes to the 18,436 trained"
-        " numbers, not texts: 14.8 MB from the clients to the server and 20.8 MB back. It took 54 s."
+        " 82.7 % of the test examples (macro-F1 0.805)."
     )
-    assert told in text
-    assert text.index(told) < text.index("Result")
+    travelled = (
+        "What travelled were changes to the 18,436 trained numbers, not texts: 14.8 MB from the clients to the"
+        " server and 20.8 MB back. It took 54 s."
+    )
+    assert text.index(told) < text.index(travelled) < text.index("Privacy: this run is not protected")
+    assert text.index("Every setting") < text.index("Statement for the record")
 
 
 def test_a_run_without_protection_says_so_plainly(run_folder: RunFolder) -> None:
@@ -143,9 +146,9 @@ def test_every_section_of_a_full_run_is_there_with_its_plots(run_folder: RunFold
         "Configuration",
     ):
         assert title in outline.text
-    assert outline.tags.count("svg") == 7
+    assert outline.tags.count("svg") == 9
     assert "Jensen-Shannon divergence between clients: 0.183" in outline.text
-    assert "from 60 to 1,900 each, 525 in the middle" in outline.text
+    assert "from 60 to 1,900 each, median 525" in outline.text
     assert "method.target_modules" in outline.text
     assert "top_2 0.953" in outline.text
     assert "2.13.0" in outline.text
@@ -241,7 +244,7 @@ def test_a_run_before_its_first_round(run_folder: RunFolder) -> None:
     outline = written(folder)
     assert "Not finished: 0 of 5 rounds done" in outline.text
     assert "has not been evaluated on test examples" in outline.text
-    assert outline.tags.count("svg") == 2  # of the clients; nothing to draw over rounds
+    assert outline.tags.count("svg") == 4  # of protection and clients; nothing to draw over rounds
 
 
 def test_a_run_of_one_round(run_folder: RunFolder) -> None:
@@ -279,7 +282,7 @@ def test_what_was_never_measured_has_no_plot(run_folder: RunFolder) -> None:
         del run["run"]["partition"]
 
     outline = written(run_folder(edit=bare))
-    assert outline.tags.count("svg") == 2  # bytes only
+    assert outline.tags.count("svg") == 4  # protection and bytes only
     assert "Learning" not in outline.text
     assert "has not been evaluated on test examples" in outline.text
 
@@ -321,7 +324,7 @@ def test_clients_left_out_are_named_by_round(run_folder: RunFolder) -> None:
         run["rows"][8]["rejected"] = ["ward A"]
 
     text = written(run_folder(edit=reject)).text
-    assert "left out 4 updates that held numbers that are not finite" in text
+    assert "left out 4 updates that contained numbers that are not finite" in text
     assert "4 ward B, ward C and ward D" in text
     assert "9 ward A" in text
     assert "Updates left out" in text

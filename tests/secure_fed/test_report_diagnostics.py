@@ -100,10 +100,10 @@ def test_a_direction_that_there_was_not_is_a_gap(run_folder: RunFolder) -> None:
     [
         (
             0.5,
-            "an accuracy of 50.0 %, was reached after 3 rounds, in which 3.70 MB travelled from the clients and 5.20 MB to",
+            "accuracy of 50.0 % was reached after 3 rounds. Until then 3.70 MB travelled from the clients and 5.20 MB to",
         ),
-        (0.3, "was reached after 1 round, in which 1.23 MB travelled"),
-        (0.99, "The target, an accuracy of 99.0 %, was not reached in 12 rounds."),
+        (0.3, "was reached after 1 round. Until then 1.23 MB travelled"),
+        (0.99, "The target accuracy of 99.0 % was not reached in 12 rounds."),
     ],
 )
 def test_the_target(run_folder: RunFolder, target: float, said: str) -> None:

@@ -206,7 +206,7 @@ def test_every_plot_is_visible(browser: Browser, run_folder: RunFolder, width: i
     browser.screen(width=width, scheme=scheme)
     browser.open(report.write(run_folder(rounds)).as_uri())
     drawings = browser.evaluate(BOXES)
-    assert len(drawings) == 7
+    assert len(drawings) == 9
     for drawing in drawings:
         assert_drawn(browser, drawing)
 

@@ -26,12 +26,12 @@ def told(folder: Path) -> str:
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<style>.*?</style>|<[^>]*>", " ", page, flags=re.DOTALL)))
 
 
-NO_NOISE = "There is no noise in that sum"
-TRUSTED_SUMS = "it has to be trusted with what the sums tell"
-INSIDE = "there is no sum without noise anywhere"
-COINS = "where they draw one client alone, it is what that client sent"
-WITHOUT = "and would without the masks"
-HIDDEN = "tosses a coin of its own whether to train for it"
+NO_NOISE = "The sum carries no noise"
+TRUSTED_SUMS = "it is trusted with the sums"
+INSIDE = "no sum without noise exists anywhere"
+COINS = "if they draw one client alone, the sum is that client's contribution"
+WITHOUT = "even without masks"
+HIDDEN = "a secret coin of its own decides whether it trains for it"
 EVERY = (NO_NOISE, TRUSTED_SUMS, INSIDE, COINS, WITHOUT, HIDDEN)
 
 
@@ -49,14 +49,14 @@ EVERY = (NO_NOISE, TRUSTED_SUMS, INSIDE, COINS, WITHOUT, HIDDEN)
         (
             "distributed",
             {INSIDE},
-            "what one client sent no yes, with that client's share of the noise, which is too little",
+            "what one client sent no yes, with that client's share of the noise, too little",
         ),
         (
             "hidden",
             {INSIDE, HIDDEN},
-            "who takes part in a round, and when that all take part, not who of them trains yes",
+            "who takes part in a round, and when that all take part, not which of them train yes",
         ),
-        ("local", {WITHOUT}, "what one client sent no yes, with that client's noise in it the sum"),
+        ("local", {WITHOUT}, "what one client sent no yes, with that client's noise the sum"),
         ("example", {WITHOUT}, "what one client sent no yes, made by noised training the sum"),
     ],
 )
@@ -67,33 +67,33 @@ def test_every_combination_says_what_the_server_sees(
     assert {sentence for sentence in EVERY if sentence in text} == said
     assert one_client in text
     assert "no secure aggregation" not in text
-    assert "from whoever ran that process it kept nothing" in text
+    assert "It hid nothing from whoever ran that process" in text
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_which_server_masks_are_good_against(run_folder: RunFolder, case: str) -> None:
     passive = told(run_folder(edit=masked(case)))
     assert "Masks hold against a server that follows the protocol and remembers all that it sees." in passive
-    assert "One that lies, about keys or about who is still there, may read single clients" in passive
+    assert "A server that lies about keys or survivors may read single clients" in passive
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_server_that_lies_is_named_only_where_that_is_covered(run_folder: RunFolder, case: str) -> None:
     active = told(run_folder(edit=masked(case, active=True)))
-    assert "Masks hold against a server that lies as well" in active
-    assert "Whoever hands out the clients' signing keys has to be trusted" in active
+    assert "Masks hold against a server that lies, too" in active
+    assert "Whoever hands out the clients' signing keys is trusted" in active
     assert "may read single clients" not in active
-    assert ("at least so many contribute that two of them are honest" in active) is (
+    assert ("long enough to contain two honest clients" in active) is (
         case in ("central", "coins")
     )  # where coins say who does
     assert COINS not in active
-    assert "may lie: clients check and sign what they are told" in active
+    assert "may lie: clients check what they receive, and sign it" in active
 
 
 def test_masks_alone_are_no_protection(run_folder: RunFolder) -> None:
     text = told(run_folder(edit=masked("nothing")))
     assert "Privacy: this run is not protected" in text
-    assert "No differential privacy protects this run. All that secure aggregation does is hide" in text
+    assert "No differential privacy protects this run. Secure aggregation hides single contributions" in text
     assert "Nothing limits what the trained model reveals" in text
     assert "visible to the server" not in text
 
@@ -103,12 +103,12 @@ def test_what_it_took_and_how_it_was_set(run_folder: RunFolder) -> None:
     for row in (
         "sent by the clients 14.8 MB, about 309 kB for each client and round",
         "sent to the clients 20.8 MB, about 434 kB for each client and round",
-        "time, and who stayed not told, since it would tell how many took part",
-        "clients invited to a sum 4; nothing is unmasked with fewer than 3 of them left",
+        "time, and number of survivors hidden, because they would reveal the cohort size",
+        "clients invited to a sum 4; no sum of fewer than 3 is unmasked",
         "masks shared with all 3 others",
-        "threshold 2 of these others together open a client's masks",
-        "at most 1 of the 3 that a client shares masks with, by assumption; nothing is left to chance",
-        "sums lost by chance none, unless more clients vanish than foreseen",
+        "threshold 2 of these others can open a client's masks together",
+        "at most 1 of the 3 that a client shares masks with, by assumption; no probability of failure",
+        "sums lost by chance none, unless more clients vanish than planned for",
     ):
         assert row in text
     assert "2^-" not in text
@@ -127,10 +127,11 @@ def test_what_is_left_to_chance_is_a_power_of_two_rounded_up(run_folder: RunFold
     text = told(run_folder(edit=masked("distributed", **ring)))
     assert "masks shared with 96 others, on a ring in random order" in text
     assert (
-        "at most 39 of the 96 that a client shares masks with, but for a chance of at most 2^-40.3 in each sum" in text
+        "at most 39 of the 96 that a client shares masks with, except with a probability of at most 2^-40.3 in each sum"
+        in text
     )
-    assert "sums lost by chance each with a chance of at most 2^-19.9, or where more" in text
-    assert "at most 300 of the 1,000 clients invited to a sum are in league with the server" in text
+    assert "sums lost by chance each with a probability of at most 2^-19.9, and if more" in text
+    assert "at most 300 of the 1,000 clients invited to a sum collude with the server" in text
 
 
 @pytest.mark.parametrize(("bound", "said"), [(2.0**-40, "2^-40"), (7e-13, "2^-40.3"), (1e-6, "2^-19.9"), (0.5, "2^-1")])
@@ -159,7 +160,7 @@ def test_no_secret_size_is_told(run_folder: RunFolder, case: str) -> None:
         run["result"]["secure_aggregation"] |= {"client_seconds": 93.24, "server_seconds": 106.56, "survivors": 777}
 
     text = told(run_folder(edit=with_secrets))
-    assert "time, and who stayed not told, since it would tell how many took part" in text
+    assert "time, and number of survivors hidden, because they would reveal the cohort size" in text
     assert "sent by the clients, expected" in text
     for secret in ("7.8 s", "8.9 s", "10 s", "1 min 33 s", "1 min 47 s", "777", "in the smallest sum", "in the sum "):
         assert secret not in text
@@ -175,8 +176,8 @@ def test_a_lost_round_and_who_lied_in_the_protocol_are_named(run_folder: RunFold
 
     text = told(run_folder(edit=spoiled))
     assert "round 1 lost a client dealt shares that do not fit" in text
-    assert "client client-3 dealt wrong shares; left out from then on, unless many clients" in text
-    assert "client client-1 opened wrong shares; they were corrected, unless" in text
+    assert "client client-3 dealt wrong shares; left out from then on. The blame is wrong only if many holders" in text
+    assert "client client-1 opened wrong shares; corrected. The blame is wrong only if" in text
     assert "clients in the smallest sum 3 of 4 invited" in text
 
 
@@ -232,7 +233,7 @@ def test_an_unfinished_run_tells_what_it_took_so_far(run_folder: RunFolder) -> N
     text = told(run_folder(3, planned=20, finished=False, edit=masked("distributed")))
     assert "sent by the clients 3.70 MB" in text
     assert "threshold" not in text.split("Every setting")[0]
-    assert "at most 30 % of a round's clients, rounded down, are in league with the server" in text
+    assert "at most 30 % of a round's clients, rounded down, collude with the server" in text
 
 
 def test_a_refused_message_is_no_update_with_strange_numbers(run_folder: RunFolder) -> None:
@@ -241,8 +242,8 @@ def test_a_refused_message_is_no_update_with_strange_numbers(run_folder: RunFold
         run["rows"][3]["rejected"] = ["ward B"]
 
     text = told(run_folder(edit=refuse))
-    assert "The server left out 1 update that came as no answer of the protocol." in text
-    assert "What these clients sent was no answer of secure aggregation's protocol." in text
+    assert "The server left out 1 update that did not follow the protocol." in text
+    assert "What these clients sent did not follow the protocol of secure aggregation." in text
     assert "not finite" not in text
 
 
@@ -255,7 +256,7 @@ def test_what_a_sketch_lost_is_told(run_folder: RunFolder, case: str) -> None:
         run["result"]["metrics"]["sketch_residual"] = 0.001
 
     text = told(run_folder(edit=sketch))
-    assert "Of its size, at most 2.0 % was lost by that (round 7)." in text
+    assert "At most 2.0 % of the mean update's norm was lost (round 7)" in text
     assert "lost by the sketch, last round 0.1 %" in text
     assert ("lost by the sketch time" in text) is (case == "nothing")
     assert ("measured with the noise in both" in text) is (case == "local")
@@ -279,7 +280,7 @@ def test_a_real_run_is_reported_finished_and_unfinished(settings: dict[str, Any]
     toys.federation({**settings, "federation.rounds": 2}, sizes=(4, 5, 6, 7)).run(tmp_path / "run")
     for finished in (True, False):
         text = told(tmp_path / "run")
-        assert ("How it was set" in text) is finished
-        assert "What it took" in text
+        assert ("Its parameters" in text) is finished
+        assert "Its cost" in text
         assert "NOT" not in text.split("Every setting")[0]
         (tmp_path / "run" / "result.json").unlink(missing_ok=True)

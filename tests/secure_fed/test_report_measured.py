@@ -21,10 +21,10 @@ MEASURED = {
         "finds exactly the right labels of 25.0 % of the test examples (micro-F1 0.400)",
     ),
     "regression": ({"rmse": 1.5, "pearson": 0.7}, "is off by 1.500 on the test examples (root mean square; Pearson's"),
-    "tokens": ({"f1": 0.3}, "tags 25.0 % of the words of the test texts rightly (F1 of whole entities 0.300)"),
+    "tokens": ({"f1": 0.3}, "tags 25.0 % of the words of the test texts correctly (F1 of whole entities 0.300)"),
     "question_answering": ({"f1": 0.3}, "answers 25.0 % of the test questions exactly (F1 of the words 0.300)"),
-    "causal_lm": ({"perplexity": 33.0}, "finds 25.0 % of the next tokens of the test texts (perplexity 33.000)"),
-    "multiple_choice": ({}, "chooses rightly in 25.0 % of the test examples."),
+    "causal_lm": ({"perplexity": 33.0}, "predicts 25.0 % of the next tokens of the test texts (perplexity 33.000)"),
+    "multiple_choice": ({}, "chooses correctly in 25.0 % of the test examples."),
 }
 
 

@@ -64,9 +64,9 @@ def test_the_server_is_trusted_where_it_adds_the_noise(
 ) -> None:
     local = changed(private_edit(), lambda run: run["config"]["privacy"].update(noise=noise))
     text = told(run_folder(edit=local))
-    assert ("there is no guarantee, and it has to be trusted" in text) is (noise == "central")
+    assert ("there is no guarantee: it is trusted" in text) is (noise == "central")
     assert ("The guarantee holds against the server too" in text) is (noise == "local")
-    assert ("a client held its own data or any others" in text) is (noise == "local")
+    assert ("a client held its own data or other data" in text) is (noise == "local")
     assert ("how many clients really took part stays secret" in text) is (noise == "central")
 
 
@@ -77,8 +77,8 @@ def test_with_noise_in_training_the_unit_is_an_example(run_folder: RunFolder, pr
 
     text = told(run_folder(edit=changed(private_edit(), example)))
     assert "differentially private for one example of one client" in text
-    assert "The server sees what every client's noised training came to" in text
-    assert "A person with several examples is protected less" in text
+    assert "The server sees every client's contribution, made by noised training" in text
+    assert "a person with several examples is protected less" in text
     assert "rounds of one client at most 5" in text
     assert "expected" not in text
 
@@ -113,8 +113,8 @@ def test_privacy_that_was_asked_for_and_is_nowhere_stated(run_folder: RunFolder,
     ("epsilon", "seen", "said"),
     [
         (10.0, 10.0, None),
-        (10.1, 12.0, "A weak guarantee: an epsilon above 10"),
-        (8.0, 19.1, "A weak guarantee against whoever sees who takes part: an epsilon above 10"),
+        (10.1, 12.0, "A weak guarantee: with an epsilon above 10"),
+        (8.0, 19.1, "A weak guarantee against whoever sees who takes part: with an epsilon above 10"),
     ],
 )
 def test_a_large_epsilon_is_called_weak(
@@ -127,14 +127,14 @@ def test_a_large_epsilon_is_called_weak(
 
 def test_a_huge_epsilon_bounds_next_to_nothing(run_folder: RunFolder, private_edit: PrivateEdit) -> None:
     text = told(run_folder(edit=private_edit(epsilon=15_737.7, epsilon_participants=15_737.7)))
-    assert "the bound is above 99.99 %, so next to none" in text
+    assert "the bound is above 99.99 %, which rules out next to nothing" in text
     assert "epsilon 15,800" in text
 
 
 def test_an_unfinished_run_states_its_plan(run_folder: RunFolder, private_edit: PrivateEdit) -> None:
     text = told(run_folder(3, planned=20, finished=False, edit=private_edit()))
     assert "This run is planned to be (2.97, 1e-05)-differentially private" in text
-    assert "These are the numbers of its whole plan" in text
+    assert "These numbers are those of its whole plan" in text
     assert "The plan in words." in text
     assert "Not finished: 3 of 20 rounds done" in text
 
@@ -166,7 +166,7 @@ def test_sizes_are_expected_ones_where_the_cohort_is_secret(run_folder: RunFolde
 
 def test_personal_tensors_are_named_as_what_no_noise_covers(run_folder: RunFolder, private_edit: PrivateEdit) -> None:
     own = changed(private_edit(), lambda run: run["config"]["method"].update(personal=["classifier.*"]))
-    assert "No noise is in the personal tensors (classifier.*)" in told(run_folder(edit=own))
+    assert "The personal tensors (classifier.*) carry no noise" in told(run_folder(edit=own))
 
 
 def test_statements_are_text_never_markup(run_folder: RunFolder, private_edit: PrivateEdit) -> None:

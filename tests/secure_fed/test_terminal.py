@@ -40,7 +40,7 @@ def test_a_guarantee_has_a_row_for_everything(
         "│ against participants │ epsilon 7.5 │",
         "│ releases │ 12 of 12 planned │",
         "│ spent in its ledger │ epsilon 2.97 of 3 │",
-        "│ other runs │ not counted: the ledger is this run's own │",
+        "│ other runs │ not counted: this run has its own ledger │",
         "│ rounds │ 12, each with 4 of 8 clients expected │",
     ):
         assert row in lines
@@ -76,14 +76,14 @@ def test_a_run_that_ended_early_says_why(
 @pytest.mark.parametrize(
     ("case", "learns"),
     [
-        ("nothing", "sums over at least 3 of 4 clients, without noise, and nothing else of a client,"),
-        ("coins", "sums over those that coins draw, be it one, without noise, and nothing else of a client,"),
-        ("central", "sums over those that coins draw, be it one, before it adds the noise, and nothing else"),
-        ("central fixed", "sums over at least 3 of 4 clients, before it adds the noise, and nothing else"),
-        ("distributed", "sums over at least 3 of 4 clients, with the clients' noise in them, and nothing"),
-        ("hidden", "sums over at least 3 of 4 clients, with the clients' noise in them, and nothing"),
-        ("local", "sums over at least 3 of 4 clients, with the clients' noise in them, and nothing"),
-        ("example", "sums over at least 3 of 4 clients, made by noised training, and nothing else"),
+        ("nothing", "sums over at least 3 of 4 clients, without noise,"),
+        ("coins", "sums over the clients drawn by coins, even a single one, without noise,"),
+        ("central", "sums over the clients drawn by coins, even a single one, before it adds noise,"),
+        ("central fixed", "sums over at least 3 of 4 clients, before it adds noise,"),
+        ("distributed", "sums over at least 3 of 4 clients, with the clients' noise,"),
+        ("hidden", "sums over at least 3 of 4 clients, with the clients' noise,"),
+        ("local", "sums over at least 3 of 4 clients, with the clients' noise,"),
+        ("example", "sums over at least 3 of 4 clients, made by noised training,"),
     ],
 )
 @pytest.mark.parametrize("active", [False, True])
@@ -91,12 +91,12 @@ def test_masks_say_what_the_server_learns_and_what_they_took(
     shown: Callable[[Path], str], run_folder: RunFolder, case: str, learns: str, active: bool
 ) -> None:
     words = " ".join(shown(run_folder(edit=masked(case, active=active))).replace("│", " ").split())
-    assert f"secure aggregation the server learns {learns}" in words
-    assert ("even if it lies about keys or who is there" in words, "if it keeps to the protocol" in words) == (
+    assert f"secure aggregation the server learns only {learns}" in words
+    assert ("even if it lies about keys or survivors" in words, "if it follows the protocol" in words) == (
         active,
         not active,
     )
-    assert "took 14.8 MB up, 20.8 MB down, the model with it" in words
+    assert "bytes 14.8 MB up, 20.8 MB down, including the model" in words
     timed = case in ("nothing", "coins")  # a private run withholds its times
     assert ("time for masks 4.8 s of the clients, 114 ms of the server" in words) is timed
     assert ("expected" in words) is case.startswith("central")

@@ -1,17 +1,21 @@
-"""A finished or unfinished run as one HTML file that a person can read, print and keep.
+"""A finished or unfinished run as one HTML file to read, print and keep.
 
-record               what the run directory says, as one frozen value
-guarantee            what the run says of its privacy, read with suspicion
-sight                what the server sees of the clients, with masks and without
-masks                secure aggregation: whether there was any, its parameters, and what it took
-membership           what the run measured of membership, and the way to its audit
-overview, privacy,   the sections of the page, one function each: RunRecord -> HTML,
-curves, diagnostics, or "" where the section does not apply to the run
-details
-plots                numbers -> inline SVG in the page's colours (the only importer of matplotlib)
-markup               the few HTML shapes of the sections, and the one place where text is escaped
-words                numbers as people read them
-page                 all sections, in order, in one self-contained file that is written atomically
+record               the run directory as one frozen value
+guarantee            the guarantee that the files state, read with suspicion
+observers            the pictures of the first screen: epsilon against each observer, and who sees what
+overview             name, first screen, all results
+privacy, server_view what protects the clients, what that means, and what the server sees
+masks                secure aggregation: its parameters and its cost
+membership           the run's own membership inference, and the link to its audit
+measured             the metrics of a task in words
+curves, diagnostics  accuracy, loss, bytes and diagnostics over the rounds
+details              clients, rounds, configuration, versions
+statement            the statement for the record, whole, at the end
+pictures, plots      drawings: by hand, and by matplotlib
+markup               the HTML shapes of the sections; the one place where text is escaped
+page                 all sections in order, as one self-contained file, written atomically
+
+A section is a function `RunRecord -> HTML`, and returns "" where it does not apply to the run.
 """
 
 from secure_fed.report.page.page import write

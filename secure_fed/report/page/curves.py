@@ -1,4 +1,4 @@
-"""How the run went, round by round: what the model learned and what travelled."""
+"""Curves over the rounds: accuracy, loss, bytes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from secure_fed.report.page.record import Points, RunRecord
 
 
 def learning(record: RunRecord) -> str:
-    """Accuracy and macro-F1, the losses and, where it was measured, the accuracy of each client."""
+    """Accuracy, macro-F1, losses and, where measured, the accuracy of each client."""
     return section("Learning", figures(_accuracy(record), _loss(record), _clients_accuracy(record)))
 
 
 def traffic(record: RunRecord) -> str:
-    """Bytes of the serialised tensors each way, for every round and in all."""
+    """Bytes of the serialised tensors in each direction, by round and in total."""
     up, down = record.series("bytes_up"), record.series("bytes_down")
     measured = _MASKED if masked(record) else _MEASURED
     return section(
@@ -29,7 +29,7 @@ def traffic(record: RunRecord) -> str:
         figures(
             _bytes("Sent in each round", up, down, _EXPECTED if record.hides_cohort else measured),
             _bytes(
-                "Sent in all",
+                "Sent in total",
                 _running(up),
                 _running(down),
                 f"In the end {size(record.total('bytes_up'))} from clients to server and"
@@ -80,7 +80,7 @@ def _bytes(title: str, up: Points, down: Points, caption: str) -> str:
 
 
 def _sketch(record: RunRecord) -> str:
-    """How much of the mean change its sketch missed, where there was one."""
+    """The share of the mean update that its sketch lost, where there was a sketch."""
     lost = record.series("sketch_residual")
     if not lost:
         return ""
@@ -88,11 +88,11 @@ def _sketch(record: RunRecord) -> str:
     noised = (
         ""
         if record.config.privacy.unit != "client"
-        else " It is measured with the noise in both, which counts as lost."
+        else " It is measured with the noise in both, so lost noise counts as well."
     )
     return paragraph(
-        "Not the mean change itself was put together, but sketches of it. Of its size, at most"
-        f" {percent(most)} was lost by that (round {worst}).{noised}"
+        f"At most {percent(most)} of the mean update's norm was lost (round {worst}): clients sent sketches of their updates,"
+        f" not the updates.{noised}"
     )
 
 
@@ -101,7 +101,7 @@ def _running(points: Points) -> Points:
 
 
 def _course(name: str, points: Points, words: Callable[[float | None], str]) -> str:
-    """First and last value in words, and the rounds whose value could not be drawn."""
+    """The first and the last value, and the rounds whose value is not finite."""
     if not points:
         return ""
     (first, start), (last, end) = points[0], points[-1]
@@ -112,9 +112,9 @@ def _course(name: str, points: Points, words: Callable[[float | None], str]) -> 
     return f"{name}: {words(start)} in round {first}, {words(end)} in round {last}{missing if gaps else ''}."
 
 
-_MEASURED = "The serialised tensors of all clients of the round."
+_MEASURED = "The serialised tensors of all clients of the round, in both directions."
 _MASKED = (
     "Everything that secure aggregation sent: keys, shares, masked numbers, and the model on its way to the clients."
 )
-_EXPECTED = "What a cohort of the expected size sends and is sent: how many clients really took part stays secret."
-_NO_TRAIN_LOSS = " There is no train loss: clients do not send what no noise covers."
+_EXPECTED = "Bytes of a cohort of the expected size: how many clients really took part stays secret."
+_NO_TRAIN_LOSS = " There is no train loss: clients send nothing that no noise covers."

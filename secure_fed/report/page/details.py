@@ -1,4 +1,4 @@
-"""The part of the report to look things up in: clients, rounds, configuration, versions."""
+"""Sections to look things up in: clients, rounds, configuration, versions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from secure_fed.report.page.record import RunRecord
 
 
 def clients(record: RunRecord) -> str:
-    """How much data each client has, and how much their labels differ."""
+    """The number of examples of each client, and the divergence of their labels."""
     if not record.clients:
         return ""
     sizes = sorted((examples for _, examples in record.clients), reverse=True)
@@ -29,7 +29,7 @@ def clients(record: RunRecord) -> str:
 
 
 def rejected(record: RunRecord) -> str:
-    """Whose update was left out, and in which round."""
+    """The clients whose update was left out, by round."""
     if not record.rejected:
         return ""
     return section(
@@ -40,7 +40,7 @@ def rejected(record: RunRecord) -> str:
 
 
 def rounds(record: RunRecord) -> str:
-    """Everything that was measured, as numbers: the plots for those who do not see them."""
+    """Every measured number by round, for readers who cannot see the plots."""
     expected = ("clients (expected)", "up (expected)", "down (expected)")
     sent = expected if record.hides_cohort else ("clients", "up", "down")
     more = _more(record)
@@ -64,7 +64,7 @@ def rounds(record: RunRecord) -> str:
 
 
 def _more(record: RunRecord) -> dict[str, Callable[[Mapping[str, Any]], str]]:
-    """What else there is to say of a round. How long it took, and who stayed, is left out where it is withheld."""
+    """Further columns of the table of rounds. Time and survivors are missing where they are withheld."""
     columns: dict[str, Callable[[Mapping[str, Any]], str]] = {}
     if masked(record) and record.series("masked", "survivors"):
         columns["in the sum"] = lambda row: number(row["masked"].get("survivors"))
@@ -98,7 +98,7 @@ def _sizes(sizes: list[int]) -> str:
     if sizes[0] == sizes[-1]:
         return f"{held}, {number(sizes[0])} each."
     middle = number(round(median(sizes)))
-    return f"{held}: from {number(sizes[-1])} to {number(sizes[0])} each, {middle} in the middle."
+    return f"{held}: from {number(sizes[-1])} to {number(sizes[0])} each, median {middle}."
 
 
 def _size_bars(sizes: list[int]) -> str:
@@ -115,7 +115,7 @@ def _label_skew(record: RunRecord) -> str:
     divergence = divided.get("jensen_shannon")
     if divergence is None:
         return ""
-    title = "How much the clients' labels differ"
+    title = "Label skew between clients"
     return figure(
         title,
         plots.scale(title, float(divergence), low="0: same mix of labels", high="1: no label in common"),
@@ -124,9 +124,9 @@ def _label_skew(record: RunRecord) -> str:
     )
 
 
-_NOT_FINITE = "These updates held numbers that are not finite."
-_REFUSED = "What these clients sent was no answer of secure aggregation's protocol."
-_WENT_ON = "The round went on with the other clients; nothing of these updates is in the model."
+_NOT_FINITE = "These updates contained numbers that are not finite."
+_REFUSED = "What these clients sent did not follow the protocol of secure aggregation."
+_WENT_ON = "The round continued with the other clients; nothing of these updates is in the model."
 
 
 def _setting(value: object) -> str:

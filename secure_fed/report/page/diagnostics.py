@@ -1,4 +1,4 @@
-"""What was measured beside accuracy and bytes, where the run was asked to."""
+"""Diagnostics that the run was asked for, beside accuracy and bytes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,17 @@ def diagnostics(record: RunRecord) -> str:
         _target(record),
         _time(record),
         figures(
+            _drawn(record, "variation", "magnitude", _FACTORS, "Change of the global weights in length", _LENGTH),
+            _drawn(record, "variation", "direction", _FACTORS, "Change of the global weights in direction", _TURN),
             _drawn(
-                record, "variation", "magnitude", _FACTORS, "How much the global weights changed in length", _LENGTH
+                record,
+                "discrepancy",
+                "magnitude",
+                {"": "clients"},
+                "Distance of the clients' weights from the global ones",
+                _AWAY,
             ),
-            _drawn(record, "variation", "direction", _FACTORS, "How much the global weights turned", _TURN),
-            _drawn(record, "discrepancy", "magnitude", {"": "clients"}, "How far clients trained away", _AWAY),
-            _drawn(record, "discrepancy", "direction", {"": "clients"}, "In what direction clients trained", _COSINE),
+            _drawn(record, "discrepancy", "direction", {"": "clients"}, "Direction of the clients' weights", _COSINE),
             _drift(record),
             _aggregation(record),
         ),
@@ -41,11 +46,11 @@ def _target(record: RunRecord) -> str:
             up, down = (size(sum(row[name] for row in upto)) for name in ("bytes_up", "bytes_down"))
             sent = "are expected to have travelled" if record.hides_cohort else "travelled"
             return paragraph(
-                f"The target, an accuracy of {percent(asked)}, was reached after {counted(reached, 'round')}, in which "
+                f"The target accuracy of {percent(asked)} was reached after {counted(reached, 'round')}. Until then "
                 f"{up} {sent} from the clients and {down} to them."
             )
     return paragraph(
-        f"The target, an accuracy of {percent(asked)}, was not reached in {counted(len(record.rounds), 'round')}."
+        f"The target accuracy of {percent(asked)} was not reached in {counted(len(record.rounds), 'round')}."
     )
 
 
@@ -53,20 +58,20 @@ def _time(record: RunRecord) -> str:
     line = record.config.evaluation.bandwidth
     if line is None or not record.rounds:
         return ""
-    told: Mapping[str, Any] = ((record.result or {}).get("diagnostics") or {}).get("bandwidth") or {}
+    found: Mapping[str, Any] = ((record.result or {}).get("diagnostics") or {}).get("bandwidth") or {}
     sending = duration(record.total("transfer_seconds"))
     said = f"Over lines of {rate(line)} MB/s, clients would spend {sending} sending and receiving"
-    compute = told.get("compute_seconds")
+    compute = found.get("compute_seconds")
     if compute is None:
         return paragraph(f"{said}.")
     return paragraph(
         f"{said}, and {duration(compute)} computing if they are as fast as this machine and work at the same time: "
-        f"{duration(told.get('seconds'))} together."
+        f"{duration(found.get('seconds'))} together."
     )
 
 
 def _drawn(record: RunRecord, name: str, quantity: str, endings: Mapping[str, str], title: str, caption: str) -> str:
-    """One quantity of a diagnostic; its lines are those that were measured, two at most in a drawing."""
+    """One quantity of a diagnostic, with at most two lines."""
     found = {label: record.series(name, quantity + ending) for ending, label in endings.items()}
     measured = [Series(label, points) for label, points in found.items() if points]
     factors = [one for one in measured if one.label != _PRODUCT]
@@ -83,9 +88,9 @@ def _drawn(record: RunRecord, name: str, quantity: str, endings: Mapping[str, st
 def _drift(record: RunRecord) -> str:
     series = (Series("mean", record.series("drift", "mean")), Series("worst", record.series("drift", "worst")))
     return figure(
-        "How alike clients and the global model see the test examples",
+        "Similarity of client models and the global model on the test examples",
         plots.lines("drift: centred kernel alignment by round", series, y_label="CKA", top=1),
-        f"Centred kernel alignment of the logits, after a client trained and before: 1 is alike. {_ends(series)}",
+        f"Centred kernel alignment of the logits before and after a client trained; 1 means equal. {_ends(series)}",
     )
 
 
@@ -97,13 +102,13 @@ def _aggregation(record: RunRecord) -> str:
     return figure(
         "What averaging would lose",
         plots.lines("aggregation error by round", series, y_label="share of the mean product"),
-        "Of the mean of the clients' products B A: by averaging the factors apart, and by averaging products and "
+        "The share of the mean product B A that is lost: by averaging A and B separately, and by averaging the products and "
         f"truncating them to the rank. {_ends(series)}",
     )
 
 
 def _ends(series: tuple[Series, ...] | list[Series]) -> str:
-    """The last values in words."""
+    """The last value of each series, in words."""
     return " ".join(f"{one.label[0].upper()}{one.label[1:]}: {_short(one.points)}." for one in series if one.points)
 
 
@@ -117,5 +122,9 @@ _FACTORS = {"": _PRODUCT, "_a": "factor A", "_b": "factor B"}
 _AXES = {"magnitude": "distance", "direction": "cosine"}
 _LENGTH = "Between two rounds: the mean change of a column's length."
 _TURN = "Between two rounds: one minus the cosine between a column before and after, on average; 1 is a right angle."
-_AWAY = "The distance of a client's weights from those that it was given, the mean over the clients of a round."
-_COSINE = "The cosine between a client's weights and those that it was given, on average; 1 is the same direction."
+_AWAY = (
+    "The distance between a client's weights after training and those it received, averaged over the round's clients."
+)
+_COSINE = (
+    "The cosine between a client's weights after training and those it received, on average; 1 is the same direction."
+)

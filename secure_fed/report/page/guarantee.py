@@ -1,4 +1,4 @@
-"""What a private run says of its guarantee, read with suspicion: whatever does not plainly hold is told as not holding."""
+"""The guarantee of a private run as its files state it. Whatever does not plainly hold is reported as not holding."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ Place = Literal["server", "shares", "contribution", "gradients"]
 class Guarantee:
     """The recorded guarantee of one run.
 
-    place: who adds noise, and to what: the server to sums, each client its share of it inside a masked sum, or each client to
-    its contribution or its gradients. replaced:
-    whether neighbours differ in one client's data being others, rather than being there. terms: the recorded fields, from the
-    result or, while there is none, from the plan. secret: whether noise and coins came from the operating system and nowhere
-    else.
+    place: who adds the noise: the server to sums, each client its share inside a masked sum, each client to its contribution,
+    or each client to its gradients. replaced: whether neighbours have one client's data replaced, rather than removed. terms:
+    the recorded fields, of the result or, before there is one, of the plan. secret: whether noise and coins came from the
+    operating system alone.
     """
 
     unit: str
@@ -39,17 +38,17 @@ class Guarantee:
         """Whether there is a guarantee at all."""
         return self.secret and math.isfinite(self.epsilon)
 
-    @property
-    def guess(self) -> float:
-        """How often a guess between two equally likely neighbours can be right: (e^epsilon + delta) / (e^epsilon + 1)."""
-        rest = math.exp(-self.epsilon)
-        return (1 + self.delta * rest) / (1 + rest)
+
+def right_at_most(epsilon: float, delta: float) -> float:
+    """The largest success probability of a guess between equally likely neighbours: (e^epsilon + delta) / (e^epsilon + 1)."""
+    rest = math.exp(-epsilon)
+    return (1 + delta * rest) / (1 + rest)
 
 
 def stated(record: RunRecord) -> Guarantee | None:
-    """The guarantee that `record` states; None where its configuration asks for none or its files state none.
+    """The guarantee that `record` states; None if its configuration asks for none or its files state none.
 
-    Shares of noise are a guarantee inside masked sums alone: where the files do not show any, nothing is guaranteed.
+    Shares of noise protect inside masked sums only: if the files show no masks, nothing is guaranteed.
     """
     settings = record.config.privacy
     terms = (record.result if record.result is not None else record.facts).get("privacy")
@@ -72,7 +71,7 @@ def stated(record: RunRecord) -> Guarantee | None:
 
 
 def place_of(record: RunRecord) -> Place:
-    """Where the settings of a private run put the noise."""
+    """The place of the noise, by the settings of a private run."""
     settings = record.config.privacy
     if settings.unit != "client":
         return "gradients"

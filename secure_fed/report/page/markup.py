@@ -69,7 +69,7 @@ def figures(*html: str) -> str:
 
 
 def folded(title: str, *html: str) -> str:
-    """Detail that opens on a click, and is open on paper."""
+    """Detail that opens on a click, and is printed open."""
     content = "".join(html)
     return f"<details><summary>{text(title)}</summary>\n{content}</details>\n" if content else ""
 

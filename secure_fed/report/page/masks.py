@@ -1,6 +1,6 @@
-"""Secure aggregation in a run: whether there was any, how its parameters were chosen, and what it took.
+"""Secure aggregation in a run: whether there was any, its parameters, and its cost.
 
-Where privacy protects somebody, neither survivors nor seconds are told on a page for everybody: both tell who took part.
+In a private run, survivors and seconds are withheld from the page that may be passed on: both depend on who took part.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from secure_fed.report.formatting import number, power_of_two, size, time
-from secure_fed.report.page.markup import facts, paragraph, section, subsection
+from secure_fed.report.page.markup import facts, folded, paragraph, section, subsection
 from secure_fed.report.page.record import RunRecord
 
 Rows = list[tuple[str, str]]
@@ -19,30 +19,30 @@ Facts = Mapping[str, Any]
 
 
 def masked(record: RunRecord) -> bool:
-    """Whether contributions travelled behind masks: asked for, and borne out by every round and by the result."""
-    borne_out = all(row.get("masked") for row in record.rounds)
+    """Whether contributions travelled behind masks: enabled, and confirmed by every round and by the result."""
+    confirmed = all(row.get("masked") for row in record.rounds)
     finished = record.result is None or bool(record.result.get("secure_aggregation"))
-    return record.config.secure_aggregation.enabled and borne_out and finished
+    return record.config.secure_aggregation.enabled and confirmed and finished
 
 
 def missing(record: RunRecord) -> bool:
-    """Whether masks were asked for, and the files do not bear them out."""
+    """Whether masks were enabled, and the files do not confirm them."""
     return record.config.secure_aggregation.enabled and not masked(record)
 
 
 def colluding(record: RunRecord) -> str:
-    """How many clients are assumed to help the server, at most."""
+    """The most clients that are assumed to collude with the server, as part of a sentence."""
     share, found = record.config.secure_aggregation.corrupt, (record.result or {}).get("secure_aggregation")
     if not share:
-        return "no client is in league with the server"
+        return "no client colludes with the server"
     if not found or record.hides_cohort or record.draws_by_coins:
-        return f"at most {100 * share:g} % of a round's clients, rounded down, are in league with the server"
+        return f"at most {100 * share:g} % of a round's clients, rounded down, collude with the server"
     most = math.floor(Fraction(str(share)) * found["clients"])
-    return f"{_at_most(most)} of the {number(found['clients'])} clients invited to a sum {_is(most)} in league with the server"
+    return f"{_at_most(most)} of the {number(found['clients'])} clients invited to a sum {_is(most)} with the server"
 
 
 def secure_aggregation(record: RunRecord) -> str:
-    """What the masks were made of, and what they took."""
+    """The parameters of the masks and their cost, folded away; what went wrong stands in the open."""
     if missing(record):
         return section("Secure aggregation: NOT FOUND", paragraph(_MISSING), css_class="privacy warning")
     if not masked(record):
@@ -51,15 +51,13 @@ def secure_aggregation(record: RunRecord) -> str:
     return section(
         "Secure aggregation",
         _caught(record),
-        subsection(
-            "What it took", paragraph(_TAKES), facts([*_traffic(record, found), *_time(record, found)], "terms")
-        ),
-        subsection("How it was set", facts(_protocol(record, found), "terms")) if found else "",
+        folded("Its cost", paragraph(_TAKES), facts([*_traffic(record, found), *_time(record, found)], "terms")),
+        folded("Its parameters", facts(_protocol(record, found), "terms")) if found else "",
     )
 
 
 def _caught(record: RunRecord) -> str:
-    """Which rounds were lost, and which clients lied in the protocol; nothing where there was neither."""
+    """Lost rounds, and clients that lied in the protocol; empty where there were none."""
     lost = [(f"round {number(row['round'])} lost", str(row["lost"])) for row in record.rounds if row.get("lost")]
     caught = {name: how for row in record.rounds for name, how in row.get("caught", {}).items()}
     rows = [*lost, *((f"client {name}", f"{how}; {_BLAME[how]}") for name, how in caught.items() if how in _BLAME)]
@@ -67,7 +65,7 @@ def _caught(record: RunRecord) -> str:
 
 
 def _traffic(record: RunRecord, found: Facts | None) -> Rows:
-    """Bytes either way."""
+    """Bytes in each direction."""
     expected = ", expected" if record.hides_cohort else ""
     return [
         (
@@ -79,9 +77,9 @@ def _traffic(record: RunRecord, found: Facts | None) -> Rows:
 
 
 def _time(record: RunRecord, found: Facts | None) -> Rows:
-    """Seconds on either side, and who stayed."""
+    """Seconds of clients and server, and survivors of the smallest sum; withheld where they would reveal the cohort."""
     if record.hides_cohort or not record.series("masked", "client_seconds"):
-        return [("time, and who stayed", "not told, since it would tell how many took part")]
+        return [("time, and number of survivors", "hidden, because they would reveal the cohort size")]
     clients = _total(record, "client_seconds")
     invited = f" of {number(found['clients'])} invited" if found else ""
     told = [row["masked"].get("survivors") for row in record.rounds]
@@ -94,42 +92,46 @@ def _time(record: RunRecord, found: Facts | None) -> Rows:
 
 
 def _protocol(record: RunRecord, found: Facts) -> Rows:
-    """The parameters of a sum, and what they are good for."""
+    """The parameters of a sum, each with its purpose."""
     clients, neighbours = number(found["clients"]), number(found["neighbours"])
     complete = found["neighbours"] >= found["clients"] - 1
-    more = ", or more where coins draw more; where they draw fewer, others send zeros" if record.draws_by_coins else ""
+    more = (
+        ", or more if the coins draw more; if they draw fewer, other clients send zeros"
+        if record.draws_by_coins
+        else ""
+    )
     if record.draws_by_coins and record.hides_cohort:
-        more = ", however many of them the coins draw: the others send zeros"
-    left = f"nothing is unmasked with fewer than {number(found['least'])} of them left"
+        more = ", however many the coins draw: the others send zeros"
+    left = f"no sum of fewer than {number(found['least'])} is unmasked"
     among = _CHOSEN if found["active"] else _RING
     return [
         (
             "server",
-            "may lie: clients check and sign what they are told"
+            "may lie: clients check what they receive, and sign it"
             if found["active"]
-            else "is assumed to keep to the protocol",
+            else "is assumed to follow the protocol",
         ),
         ("clients invited to a sum", f"{clients}{more}; {left}"),
         ("masks", f"shared with {'all ' if complete else ''}{neighbours} others{'' if complete else among}"),
-        ("threshold", f"{number(found['threshold'])} of these others together open a client's masks"),
-        ("in league with the server", _league(found)),
+        ("threshold", f"{number(found['threshold'])} of these others can open a client's masks together"),
+        ("colluding with the server", _colluding(found)),
         ("sums lost by chance", _abort(found)),
         ("numbers in a sum", f"{found['bits']} bits each"),
     ]
 
 
-def _league(found: Facts) -> str:
-    """How many of those who share a client's masks are assumed to help the server, and what chance has to do with it."""
+def _colluding(found: Facts) -> str:
+    """The assumed colluding clients among those that share a client's masks, and the probability of more."""
     those = f"{_at_most(found['corrupt'])} of the {number(found['neighbours'])} that a client shares masks with"
     if not found["failure"]:
-        return f"{those}, by assumption; nothing is left to chance"
-    return f"{those}, but for a chance of at most {power_of_two(found['failure'])} in each sum"
+        return f"{those}, by assumption; no probability of failure"
+    return f"{those}, except with a probability of at most {power_of_two(found['failure'])} in each sum"
 
 
 def _abort(found: Facts) -> str:
     if not found["abort"]:
-        return "none, unless more clients vanish than foreseen"
-    return f"each with a chance of at most {power_of_two(found['abort'])}, or where more clients vanish than foreseen"
+        return "none, unless more clients vanish than planned for"
+    return f"each with a probability of at most {power_of_two(found['abort'])}, and if more clients vanish than planned for"
 
 
 def _each(amount: str, found: Facts | None) -> str:
@@ -137,7 +139,7 @@ def _each(amount: str, found: Facts | None) -> str:
 
 
 def _turns(record: RunRecord, found: Facts | None) -> int:
-    """How often a client was invited to a round."""
+    """The number of invitations to a round, over all clients."""
     return max(1, len(record.rounds) * found["clients"]) if found else 1
 
 
@@ -150,24 +152,24 @@ def _at_most(count: int) -> str:
 
 
 def _is(count: int) -> str:
-    return "is" if count < 2 else "are"
+    return "colludes" if count < 2 else "collude"
 
 
 _TAKES = (
-    "The bytes are of everything that travelled: keys, shares of secrets, masked numbers, and the model on its way to the"
-    " clients. The times are without training, on the machine of this simulation, where all clients take turns."
+    "Bytes count everything that travelled: keys, shares of secrets, masked numbers, and the model on its way to the clients."
+    " Times exclude training. They are those of this simulation, in which one machine runs all clients in turn."
 )
 _LOST = (
-    "Nothing of a lost round was applied, and its charges stay. A client that dealt wrong shares was left out of the rounds"
-    " that followed."
+    "Nothing of a lost round was applied, and its privacy charges stay. A client that dealt wrong shares was left out of all"
+    " later rounds."
 )
 _BLAME = {
-    "dealt wrong shares": "left out from then on, unless many clients that held its shares lied together",
-    "opened wrong shares": "they were corrected, unless the client that dealt them was the liar",
+    "dealt wrong shares": "left out from then on. The blame is wrong only if many holders of its shares lied together",
+    "opened wrong shares": "corrected. The blame is wrong only if the client that dealt them lied",
 }
 _RING = ", on a ring in random order"
 _CHOSEN = " on average: each client chooses its own"
 _MISSING = (
-    "The run asked for secure aggregation, but its files do not show that there was any: treat it as a run in which the server"
-    " saw what every single client sent."
+    "The run asked for secure aggregation, but its files do not show any. Treat it as a run in which the server saw what every"
+    " single client sent."
 )

@@ -1,4 +1,4 @@
-"""What a task's metrics mean, in words: one sentence, and the few numbers that are asked for first."""
+"""A task's metrics: one sentence in words, and its key numbers."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from secure_fed.learning.tasks.headline import first_metrics, has_accuracy, spok
 from secure_fed.report.formatting import MISSING, counted, number, percent
 from secure_fed.report.page.record import RunRecord
 
-# By task: what the shared model does, as far as it is told by accuracy and by the metric that is asked for beside it.
+# By task: what the shared model does, by accuracy and the task's own metric.
 _SENTENCES = {
     "multi_label": "finds exactly the right labels of {accuracy} of the test examples (micro-F1 {micro_f1})",
     "regression": "is off by {rmse} on the test examples (root mean square; Pearson's correlation {pearson})",
-    "tokens": "tags {accuracy} of the words of the test texts rightly (F1 of whole entities {f1})",
+    "tokens": "tags {accuracy} of the words of the test texts correctly (F1 of whole entities {f1})",
     "question_answering": "answers {accuracy} of the test questions exactly (F1 of the words {f1})",
-    "causal_lm": "finds {accuracy} of the next tokens of the test texts (perplexity {perplexity})",
-    "multiple_choice": "chooses rightly in {accuracy} of the test examples",
+    "causal_lm": "predicts {accuracy} of the next tokens of the test texts (perplexity {perplexity})",
+    "multiple_choice": "chooses correctly in {accuracy} of the test examples",
 }
 
 
 _WITHHELD = (
-    "How good the shared model is was measured on rows that were held out of the clients' own data, which no noise covers: it"
-    " is not told here."
+    "The accuracy of the shared model is withheld here: it was measured on rows held out of the clients' own data, and no noise"
+    " covers it."
 )
 
 
 def keys(record: RunRecord) -> tuple[str, ...]:
-    """The metrics that are asked for beside accuracy."""
+    """The task's own metrics, beside accuracy."""
     return first_metrics(record.config.data.task)
 
 
 def key_numbers(record: RunRecord) -> list[tuple[str, str]]:
-    """Accuracy, where the task has one, and what is asked for beside it."""
+    """Accuracy, where the task has one, and the task's own metrics."""
     task = record.config.data.task
     if record.withholds_test:
         return []
@@ -45,8 +45,8 @@ def how_good(record: RunRecord) -> str:
     if accuracy is None and loss is None:
         return "The shared model has not been evaluated on test examples."
     if task in _SENTENCES and (accuracy is not None or not has_accuracy(task)):
-        told = {key: number(record.last(key)) for key in keys(record)}
-        return f"The shared model {_SENTENCES[task].format(accuracy=percent(accuracy), **told)}."
+        values = {key: number(record.last(key)) for key in keys(record)}
+        return f"The shared model {_SENTENCES[task].format(accuracy=percent(accuracy), **values)}."
     if accuracy is None:
         return f"The loss of the shared model on the test examples is {number(loss)}."
     labels = len(record.facts["label_names"])

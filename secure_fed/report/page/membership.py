@@ -1,7 +1,7 @@
-"""What the run itself measured of membership, beside accuracy: how well the model tells who was in its training.
+"""Membership inference as measured by the run itself: how well the model separates members from non-members.
 
-One attack, the cheapest there is, on units whose membership was decided by coins. Finding nothing is told as that and never as
-privacy; the audit of the run, where there is one, is a page of its own and linked.
+One attack, the cheapest one, on units whose membership was decided by coins. Finding nothing is reported as that and never as
+privacy. The audit of the run, if there is one, is a page of its own and linked.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ _CHANCE = 0.5
 
 
 def membership(record: RunRecord) -> str:
-    """Accuracy, AUC and true-positive rates side by side, and what they mean; empty where nobody looked and nobody audited."""
+    """Accuracy, AUC and true-positive rates with their meaning; empty where nothing was measured or audited."""
     found, own = measured(record), (record.result or {}).get("membership_of_data") or {}
-    told = "" if not found else _told(record, found)
-    of_data = subsection("Units of the data, for those who hold them", _told(record, own)) if own else ""
+    measured_here = "" if not found else _reported(record, found)
+    of_data = subsection("Units of the data: only for those who hold the data", _reported(record, own)) if own else ""
     audit = link(_from_page(record), _AUDIT) if record.audit else ""
-    return section("Who was in the training, as the model tells it", told, of_data, audit)
+    return section("Membership inference: what the model reveals", measured_here, of_data, audit)
 
 
 def _from_page(record: RunRecord) -> str:
-    """Where the audit is, seen from the page that may tell of it: that of a private run lies beside the audit."""
+    """The link to the audit: in a private run only the page in the private folder has it, and lies beside the audit."""
     return record.audit.rpartition("/")[2] if record.private else record.audit
 
 
@@ -44,21 +44,21 @@ def auc(found: Mapping[str, Any]) -> str:
 
 
 def rates(found: Mapping[str, Any]) -> list[tuple[float, str]]:
-    """By false-positive rate, the largest first: the share of members that is caught there, with its interval."""
-    told = [(float(target), rate) for target, rate in (found.get("tpr_at_fpr") or {}).items()]
-    return [(target, _rate(found, target, rate)) for target, rate in sorted(told, key=lambda one: -one[0])]
+    """`(false-positive rate, share of members caught there with its interval)`, the largest rate first."""
+    found_at = [(float(target), rate) for target, rate in (found.get("tpr_at_fpr") or {}).items()]
+    return [(target, _rate(found, target, rate)) for target, rate in sorted(found_at, key=lambda one: -one[0])]
 
 
-def _told(record: RunRecord, found: Mapping[str, Any]) -> str:
+def _reported(record: RunRecord, found: Mapping[str, Any]) -> str:
     if found.get("auc") is None:
         why = str(found.get("why") or "it was not measured")
         return paragraph(f"Not measured: {why}.", "notice") + paragraph(_SILENT)
     key = (
         ("accuracy", percent(record.last("accuracy"))),
-        ("membership AUC (0.5 is a coin)", auc(found)),
+        ("membership AUC (a coin: 0.5)", auc(found)),
         (_sides(found), f"{number(found.get('members'))}, {number(found.get('non_members'))}"),
     )
-    caught = [(f"members caught, {100 * target:g} % falsely accused", rate) for target, rate in rates(found)]
+    caught = [(f"members caught at {100 * target:g} % false accusations", rate) for target, rate in rates(found)]
     silent = _SILENT_PHANTOMS if _phantoms(found) else _SILENT
     return (
         paragraph(_meaning(found)) + facts(key, "key") + (facts(caught, "terms") if caught else "") + paragraph(silent)
@@ -70,7 +70,7 @@ def _phantoms(found: Mapping[str, Any]) -> bool:
 
 
 def _sides(found: Mapping[str, Any]) -> str:
-    return "phantoms that pulled, that did not" if _phantoms(found) else "in training, held out"
+    return "phantoms that pulled, and that did not" if _phantoms(found) else "in the training, and held out"
 
 
 def _meaning(found: Mapping[str, Any]) -> str:
@@ -79,17 +79,18 @@ def _meaning(found: Mapping[str, Any]) -> str:
         right = f"{100 * float(found['auc']):.0f}"
         beside = _PAIRS.get(str(found.get("unit")), _PAIRS["example"])[0]
         return (
-            f"Beside the {beside} stood {count} phantoms, which are nobody's data. A coin decided of each whether it pulled the"
-            " model along a random direction of its own, as hard as the clip norm lets anybody. Shown one that pulled and one"
-            " that did not, somebody who has all that was released, and calls the one a member along whose direction it went"
-            f" further, is right in {right} of 100 cases, where a coin is right in 50. {_judgement(found, 'a phantom')}"
+            f"Of a phantom that pulled and one that did not, the attack names the one that pulled in {right} of 100 pairs; a"
+            f" coin does in 50. {_judgement(found, 'a phantom')} {count} phantoms took part beside the {beside}. They are"
+            " nobody's data. A coin decided for each whether it pulled the model along a random direction of its own, by the"
+            " clip norm, the most that anybody may. The attack sees everything that was released, and names the phantom along"
+            " whose direction the model moved further."
         )
     whose = _PAIRS.get(str(found.get("unit")), _PAIRS["example"])
     right = f"{100 * float(found['auc']):.0f}"
     return (
-        f"Before training, coins decided which of some {whose[0]} were left out. Shown one that trained and one that was left"
-        f" out, somebody who has the final model and calls the one a member that it fits better is right in {right} of 100"
-        f" cases, where a coin is right in 50. {_judgement(found, whose[1])}"
+        f"Of one that trained and one that was left out, the attack names the one that trained in {right} of 100 pairs; a coin"
+        f" does in 50. {_judgement(found, whose[1])} Before training, coins decided which of some {whose[0]} were left out. The"
+        " attack has the final model, and names the one that the model fits better."
     )
 
 
@@ -98,21 +99,19 @@ def _judgement(found: Mapping[str, Any], one: str) -> str:
     if not between:
         return ""
     low, high = map(float, between)
-    told = f"The 95 % interval is {100 * low:.1f} to {100 * high:.1f}"
+    interval = f"The 95 % interval is {100 * low:.1f} to {100 * high:.1f}"
     if low > _CHANCE:
-        return f"{told}: the model gives away something of whether {one} was in its training."
+        return f"{interval}: the model reveals something about whether {one} was in its training."
     if high < _CHANCE:
-        return (
-            f"{told}, below a coin. That is not privacy: turned round, the same guess is right more often than a coin."
-        )
-    return f"{told}: this attack found nothing."
+        return f"{interval}, below a coin. That is not privacy: the opposite guess is right more often than a coin."
+    return f"{interval}: this attack found nothing."
 
 
 def _rate(found: Mapping[str, Any], target: float, rate: Mapping[str, Any] | None) -> str:
     if rate is None:
         others = "phantoms that did not pull" if _phantoms(found) else "held out"
-        return f"refused: {number(found.get('non_members'))} {others} cannot show a rate of {100 * target:g} %"
-    accused = f"{percent(rate.get('fpr'))}{_share(rate.get('fpr_interval'))} accused"
+        return f"not stated: {number(found.get('non_members'))} {others} are too few for a rate of {100 * target:g} %"
+    accused = f"{percent(rate.get('fpr'))}{_share(rate.get('fpr_interval'))} falsely accused"
     return f"{percent(rate['tpr'])}{_share(rate.get('tpr_interval'))}, with {accused}"
 
 
@@ -134,12 +133,12 @@ _PAIRS = {
     "client": ("clients", "a client"),
 }
 _SILENT = (
-    "This is the cheapest attack there is, with the final model alone. That it finds nothing is no sign of privacy, and whoever"
-    " sees more than the model may learn more: secure-fed audit tries stronger ones."
+    "This is the cheapest attack, and it uses the final model only. Finding nothing is no sign of privacy: whoever sees more"
+    " than the model may learn more. secure-fed audit tries stronger attacks."
 )
 _SILENT_PHANTOMS = (
-    "These figures are made of what was released, so that the guarantee covers them as it covers the model. A phantom pulls"
-    " harder than real data do, and up to what the guarantee allows it may be seen. secure-fed audit holds what phantoms show"
-    " against the guarantee."
+    "These figures are computed from what was released, so the guarantee covers them as it covers the model. A phantom pulls"
+    " harder than real data do, and may be detected as far as the guarantee allows. secure-fed audit compares what phantoms"
+    " show with the guarantee."
 )
 _AUDIT = "The audit of this run: every attack, from every vantage point"

@@ -1,18 +1,19 @@
-"""The part of the report that everybody reads: the run in words, and the result."""
+"""The first screen: the run in two sentences, its key numbers, and what protects it in two pictures. Then all results."""
 
 from __future__ import annotations
 
 from secure_fed.report.formatting import MISSING, counted, duration, number, percent, rate, size
 from secure_fed.report.page import privacy
-from secure_fed.report.page.markup import facts, paragraph, section, text
+from secure_fed.report.page.markup import facts, figures, folded, paragraph, section, text
 from secure_fed.report.page.masks import masked
 from secure_fed.report.page.measured import how_good, key_numbers, keys
 from secure_fed.report.page.membership import auc, measured
+from secure_fed.report.page.observers import guarantee_picture, path_picture
 from secure_fed.report.page.record import RunRecord
 
 
 def heading(record: RunRecord) -> str:
-    """The run's name, whether it is finished, and whether the privacy that it asked for is void."""
+    """The run's name, whether it is finished, and a warning if the privacy that it asked for is void."""
     done = f"{number(len(record.rounds))} of {counted(record.planned, 'round')}"
     finished = "Ended early" if record.ended_early else "Finished"
     state = paragraph(
@@ -24,20 +25,26 @@ def heading(record: RunRecord) -> str:
 
 
 def summary(record: RunRecord) -> str:
-    """The run in one paragraph, and the few numbers that everybody asks for."""
-    sentences = (_who_trained_what(record), how_good(record), _what_travelled(record), _how_long(record))
+    """The run in two sentences, the key numbers, and the two pictures of what protects it."""
     key = (
         *key_numbers(record),
-        *_membership(record),
         ("epsilon", privacy.short(record)),
-        (_sent(record, "sent by clients"), size(record.total("bytes_up"))),
-        (_sent(record, "sent to clients"), size(record.total("bytes_down"))),
+        *(("membership AUC", number(found["auc"])) for found in [measured(record)] if found.get("auc") is not None),
+        ("rounds", f"{number(len(record.rounds))} of {number(record.planned)}"),
+        ("method", record.config.method.name),
     )
-    return section("In short", paragraph(" ".join(sentences), "lead"), facts(key, "key"))
+    return section(
+        "In short",
+        _notice(record),
+        paragraph(f"{_who_trained_what(record)} {how_good(record)}", "lead"),
+        facts(key, "key"),
+        figures(guarantee_picture(record), path_picture(record)),
+        paragraph(f"{_what_travelled(record)} {_how_long(record)}", "after"),
+    )
 
 
 def results(record: RunRecord) -> str:
-    """The result as a table; for an unfinished run the numbers so far, and how to go on."""
+    """Every number of the result as a table, folded away; of an unfinished run the numbers so far."""
     result = record.result or {}
     rows = (
         ("method", record.config.method.name),
@@ -60,23 +67,23 @@ def results(record: RunRecord) -> str:
         ("duration", duration(_seconds(record))),
         ("seed", str(record.config.federation.seed)),
     )
-    return section("Result", _notice(record), facts(rows))
+    return section("Result", folded("Every number of the result", facts(rows)))
 
 
 def _membership(record: RunRecord) -> list[tuple[str, str]]:
-    """How well the model tells members from others, with its interval, where that was measured."""
+    """The AUC of the run's own membership inference with its interval, where it was measured."""
     found = measured(record)
     return [("membership AUC", auc(found))] if found.get("auc") is not None else []
 
 
 def _notice(record: RunRecord) -> str:
-    """Why these are not the numbers after the last planned round, if they are not."""
+    """The reason why these are not the numbers after the last planned round; empty if they are."""
     if record.ended_early:
         why = f"The run ended before its last planned round: {record.ended_early}"
         return paragraph(f"{why}. These are the numbers after its last finished round.", "notice")
     unfinished = (
-        "This run has not finished, so it has no result yet: these are the numbers after its last finished"
-        " round. To go on from there, repeat the command that started it with --resume."
+        "This run has not finished. These are the numbers after its last finished round. To continue from there, repeat the"
+        " command that started it with --resume."
     )
     return "" if record.result else paragraph(unfinished, "notice")
 
@@ -95,24 +102,24 @@ def _who_trained_what(record: RunRecord) -> str:
 def _what_travelled(record: RunRecord) -> str:
     trained = (record.result or {}).get("trainable")
     what = f"the {number(trained)} trained numbers" if trained else "the trained numbers"
-    counted_on = " This is what is expected of such cohorts: how many clients really took part stays secret."
+    expected = " These are expected sizes: how many clients really took part stays secret."
     return (
         f"What travelled were changes to {what}, not texts: {size(record.total('bytes_up'))} from the"
-        f" clients to the server and {size(record.total('bytes_down'))} back.{counted_on if record.hides_cohort else ''}"
+        f" clients to the server and {size(record.total('bytes_down'))} back.{expected if record.hides_cohort else ''}"
     )
 
 
 def _how_long(record: RunRecord) -> str:
     left_out = sum(len(names) for _, names in record.rejected)
-    why = "came as no answer of the protocol" if masked(record) else "held numbers that are not finite"
+    why = "did not follow the protocol" if masked(record) else "contained numbers that are not finite"
     updates = f" The server left out {counted(left_out, 'update')} that {why}."
     took, seconds = "It took" if record.result else "So far it took", _seconds(record)
-    told = f"{took} {duration(seconds)}." if seconds is not None else _TIME_WITHHELD
-    return f"{told}{updates if left_out else ''}"
+    time = f"{took} {duration(seconds)}." if seconds is not None else _TIME_WITHHELD
+    return f"{time}{updates if left_out else ''}"
 
 
 def _own_metrics(record: RunRecord) -> list[tuple[str, str]]:
-    """What else the task or the user measured, where it is one number."""
+    """Other metrics of the task or the user that are single numbers."""
     measured = (record.result or {}).get("metrics") or {}
     lost = (
         [("lost by the sketch, last round", percent(measured["sketch_residual"]))]
@@ -135,7 +142,7 @@ def _data(record: RunRecord) -> str:
 
 
 def _phantoms(record: RunRecord) -> str:
-    """Those beside the clients; phantom examples are at clients, and no more of them."""
+    """Phantom clients, if there are any. Phantom examples belong to clients and are not counted here."""
     count = (record.facts.get("phantoms") or {}).get("units")
     return f" and {number(count)} phantoms" if count and record.config.privacy.unit in ("none", "client") else ""
 
@@ -149,7 +156,7 @@ def _cohort(record: RunRecord) -> str:
 
 
 def _those_in(record: RunRecord) -> str:
-    """Who is in a round, in the midst of a sentence."""
+    """The participants of a round, as part of a sentence."""
     return (
         f"all of the clients, of whom {_cohort(record)} train,"
         if record.hides_training
@@ -166,10 +173,10 @@ def _chip(warns: bool) -> str:
 
 
 def _seconds(record: RunRecord) -> float | None:
-    """How long the rounds took, where that is told."""
+    """The duration of the rounds, where it is not withheld."""
     if record.private and not record.owned:
         return None
     return float((record.result or {}).get("seconds") or record.total("seconds"))
 
 
-_TIME_WITHHELD = "How long it took is withheld, since that tells how many clients trained."
+_TIME_WITHHELD = "The duration is withheld, because it would reveal how many clients trained."

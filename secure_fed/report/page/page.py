@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 
 from secure_fed.errors import RunDirectoryError
-from secure_fed.report.page import curves, details, diagnostics, masks, membership, overview, privacy
+from secure_fed.report.page import curves, details, diagnostics, masks, membership, overview, privacy, statement
 from secure_fed.report.page.markup import text
 from secure_fed.report.page.record import RunRecord, owned, read
 from secure_fed.runs.directory import REPORT, private_part, without_times
@@ -20,16 +20,17 @@ SECTIONS: tuple[Section, ...] = (
     overview.heading,
     overview.summary,
     privacy.privacy,
-    masks.secure_aggregation,
-    overview.results,
-    membership.membership,
     curves.learning,
+    membership.membership,
+    masks.secure_aggregation,
     curves.traffic,
     diagnostics.diagnostics,
     details.clients,
     details.rejected,
+    overview.results,
     details.rounds,
     details.configuration,
+    statement.statement,
 )
 
 # The browser itself then refuses every request and every script, whatever the run's names contain.
@@ -39,9 +40,9 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 def write(run_dir: Path) -> Path:
     """Write `report.html` of the run in `run_dir` and return its path.
 
-    The file is there whole or as it was before, needs no network, runs no script, and is the same, byte
-    for byte, for the same contents of the run directory. That of a private run is made of the public part alone; another, of
-    all that the run knows, lies beside what it is made of, in the private part.
+    The file is written whole or not at all, needs no network, runs no script, and is the same, byte for byte, for the same
+    contents of the run directory. The report of a private run is made of the public part alone. A second report, made of
+    everything that the run knows, is written into the private part.
     """
     path, private = run_dir / REPORT, private_part(run_dir)
     try:

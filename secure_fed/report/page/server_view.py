@@ -1,32 +1,32 @@
-"""What the server sees of the clients of a run, with masks and without, for somebody who has never heard of either."""
+"""What the server sees of the clients of a run, with masks and without, for readers who have never heard of either."""
 
 from __future__ import annotations
 
 from secure_fed.report.formatting import at_most
 from secure_fed.report.page.guarantee import Guarantee
-from secure_fed.report.page.markup import paragraph, subsection, table
+from secure_fed.report.page.markup import paragraph, table
 from secure_fed.report.page.masks import colluding, masked
 from secure_fed.report.page.record import RunRecord
 
 Case = str  # where the noise is, or "nowhere"
 
 
-def sight(record: RunRecord, guarantee: Guarantee | None) -> str:
-    """What reaches the server, what it could make of it, and against which server that holds."""
+def server_view(record: RunRecord, guarantee: Guarantee | None) -> str:
+    """What reaches the server, what it could infer from it, and against which server that holds."""
     case: Case = guarantee.place if guarantee else "nowhere"
-    told = _masked(record, case) if masked(record) else paragraph(_IN_THE_CLEAR[case])
-    beside = _participants(guarantee) if guarantee else ""
-    played = _SIMULATED_MASKS if masked(record) else _SIMULATED
-    return subsection("What the server sees", told, paragraph(f"{beside} {played}".strip()))
+    seen = _masked(record, case) if masked(record) else paragraph(_IN_THE_CLEAR[case])
+    participants = _participants(guarantee) if guarantee else ""
+    simulated = _SIMULATED_MASKS if masked(record) else _SIMULATED
+    return seen + paragraph(f"{participants} {simulated}".strip())
 
 
 def _masked(record: RunRecord, case: Case) -> str:
     hidden = case == "shares" and record.config.privacy.hidden_cohort
     few = record.draws_by_coins and not record.config.secure_aggregation.active
-    who = ("that all take part, not who of them trains",) if hidden else ("yes",)
+    who = ("that all take part, not which of them train",) if hidden else ("yes",)
     rows = (
         ("what one client sent", "only if coins draw no other" if few else "no", _ALONE[case]),
-        ("the sum over a round's clients", *_SUM[case]),
+        ("the sum over a round's clients", _SUM[case], _SUM[case]),
         ("who takes part in a round, and when", *who, "yes"),
         ("the model", "yes", "yes"),
     )
@@ -39,102 +39,102 @@ def _masked(record: RunRecord, case: Case) -> str:
 
 
 def _assumed(record: RunRecord, case: Case) -> str:
-    """Against which server masks are good, and how many clients may help it."""
+    """Against which server the masks hold, and how many clients may collude with it."""
     settings = record.config.secure_aggregation
     server = _ACTIVE if settings.active else _PASSIVE
     if settings.active and record.draws_by_coins and case != "shares":
-        server = f"{_ACTIVE} {_ASKS}"
-    return f"{server} It is assumed that {colluding(record)}. Masks are no limit to what a sum, or the model, tells."
+        server = f"{_ACTIVE} {_LISTED}"
+    return f"{server} It is assumed that {colluding(record)}. Masks do not limit what a sum, or the model, reveals."
 
 
 def _participants(guarantee: Guarantee) -> str:
-    """Against whom the other epsilon is, where noise is on sums."""
+    """Against whom the second epsilon holds, where noise is on sums."""
     seen = at_most(guarantee.epsilon_participants)
     if guarantee.place == "server":
-        return f"Against clients of the same round, or anybody else who sees who takes part, epsilon is {seen}."
+        return f"Against clients of the same round, and anybody else who sees who takes part, epsilon is {seen}."
     if guarantee.place == "shares":
-        return f"Against the server, clients of the same round, or anybody else who sees who takes part, epsilon is {seen}."
+        return f"Against the server, clients of the same round, and anybody else who sees who takes part, epsilon is {seen}."
     return ""
 
 
 _MASKS = (
-    "Before it left its machine, every contribution was covered with random masks. They cancel where the contributions of a"
-    " round are added up, and nowhere else: the server learns their sum, and nothing else of any of them."
+    "Every client covers its contribution with random masks before sending it. The masks cancel when the contributions of a"
+    " round are added up, and only then: the server learns the sum, and nothing else about a single contribution."
 )
 _FEW = (
-    " A coin for every client draws who contributes to a sum. Where they draw few, it is the sum of these few; where they draw"
-    " one client alone, it is what that client sent."
+    " A coin for every client decides who contributes to a sum. If the coins draw few clients, the sum is over these few; if"
+    " they draw one client alone, the sum is that client's contribution."
 )
 _ALONE = {
     "nowhere": "yes",
     "server": "yes, without noise",
-    "shares": "yes, with that client's share of the noise, which is too little to protect it",
-    "contribution": "yes, with that client's noise in it",
+    "shares": "yes, with that client's share of the noise, too little to protect it",
+    "contribution": "yes, with that client's noise",
     "gradients": "yes, made by noised training",
 }
 _SUM = {
-    "nowhere": ("yes", "yes"),
-    "server": ("yes, without noise", "yes, without noise"),
-    "shares": ("yes, with everybody's share of the noise in it", "yes, with everybody's share of the noise in it"),
-    "contribution": ("yes, with every client's noise in it", "yes, with every client's noise in it"),
-    "gradients": ("yes, made by noised training", "yes, made by noised training"),
+    "nowhere": "yes",
+    "server": "yes, without noise",
+    "shares": "yes, with all shares of the noise",
+    "contribution": "yes, with every client's noise",
+    "gradients": "yes, made by noised training",
 }
 _MASKED = {
-    "nowhere": "There is no noise in that sum: what it tells of one client is limited by nothing but the others in it.",
+    "nowhere": "The sum carries no noise: a client is hidden by the other contributions in it, and by nothing else.",
     "server": (
-        "The server adds the noise when it has the sum: against whoever runs it, or reads what reaches it, there is no"
-        " guarantee, and it has to be trusted with what the sums tell."
+        "The server adds the noise after it has received the sum. Against whoever runs the server, or reads what reaches it,"
+        " there is no guarantee: it is trusted with the sums."
     ),
     "shares": (
-        "Every client put its share of the noise into its contribution before it masked it, so that there is no sum without"
-        " noise anywhere. The guarantee holds against the server too, under what is assumed below."
+        "Every client adds its share of the noise before masking, so no sum without noise exists anywhere. The guarantee holds"
+        " against the server too, under the assumptions below."
     ),
     "contribution": (
-        "Every client's own noise is enough to protect it. The guarantee holds against the server too, and would without the"
-        " masks: nobody but the client's own machine has to be trusted."
+        "Every client's own noise is enough to protect it. The guarantee holds against the server too, even without masks: a"
+        " client has to trust its own machine only."
     ),
     "gradients": (
-        "The noise is in every client's own training. The guarantee holds against the server too, and would without the masks:"
-        " nobody but the client's own machine has to be trusted."
+        "The noise is in every client's own training. The guarantee holds against the server too, even without masks: a client"
+        " has to trust its own machine only."
     ),
 }
 _HIDDEN = (
-    " Every client sends something in every round and tosses a coin of its own whether to train for it, so nobody else knows"
-    " who did; but a client that trains may take longer to answer."
+    " Every client sends a contribution in every round, and a secret coin of its own decides whether it trains for it. Nobody"
+    " else knows who trained; but a client that trains may take longer to answer."
 )
 _PASSIVE = (
-    "Masks hold against a server that follows the protocol and remembers all that it sees. One that lies, about keys or about"
-    " who is still there, may read single clients; secure_aggregation.active = true is against that."
+    "Masks hold against a server that follows the protocol and remembers all that it sees. A server that lies about keys or"
+    " survivors may read single clients; secure_aggregation.active = true protects against that."
 )
 _ACTIVE = (
-    "Masks hold against a server that lies as well: where it does, about keys or about who is still there, the clients notice"
-    " and stop. Whoever hands out the clients' signing keys has to be trusted to hand out the right ones."
+    "Masks hold against a server that lies, too: the clients notice lies about keys or survivors, and stop. Whoever hands out"
+    " the clients' signing keys is trusted to hand out the right ones."
 )
-_ASKS = (
-    "Its coins say who contributes to a sum, and the others send zeros. It has to show all of them one list of contributors,"
-    " and they stop unless at least so many contribute that two of them are honest."
+_LISTED = (
+    "The server's coins decide who contributes to a sum, and the other clients send zeros. The server must show all clients one"
+    " list of contributors, and they stop unless the list is long enough to contain two honest clients."
 )
 _IN_THE_CLEAR = {
     "nowhere": (
-        "Each client's contribution is visible to the server: whoever runs the server, or can read what reaches it, sees what"
-        " every single client sent, and may infer from it which texts that client holds."
+        "Each client's contribution is visible to the server. Whoever runs the server, or reads what reaches it, sees what"
+        " every single client sent, and may infer which texts that client holds."
     ),
     "server": (
-        "The server sees every client's contribution before the noise: against whoever runs it, or reads what reaches it,"
-        " there is no guarantee, and it has to be trusted with what the contributions tell. There is no secure aggregation,"
-        " which would show it their sums alone."
+        "The server sees every client's contribution before it adds the noise. Against whoever runs the server, or reads what"
+        " reaches it, there is no guarantee: it is trusted with the contributions. With secure aggregation it would see their"
+        " sums only; this run has none."
     ),
     "contribution": (
-        "The server sees every client's contribution with that client's noise in it, and who takes part when. The guarantee"
-        " holds against the server too: nobody but the client's own machine has to be trusted."
+        "The server sees every client's contribution with that client's noise, and who takes part when. The guarantee holds"
+        " against the server too: a client has to trust its own machine only."
     ),
     "gradients": (
-        "The server sees what every client's noised training came to, and who takes part when. The guarantee holds against"
-        " the server too: nobody but the client's own machine has to be trusted."
+        "The server sees every client's contribution, made by noised training, and who takes part when. The guarantee holds"
+        " against the server too: a client has to trust its own machine only."
     ),
 }
-_SIMULATED = "This run was a simulation: one process held the data of all clients and played the server."
+_SIMULATED = "This run was a simulation: one process held the data of all clients and acted as the server."
 _SIMULATED_MASKS = (
-    "This run was a simulation: one process held the data, the keys and the masks of all clients and played the server. It"
-    " shows that the protocol works and what it takes; from whoever ran that process it kept nothing."
+    "This run was a simulation: one process held the data, the keys and the masks of all clients, and acted as the server. It"
+    " shows that the protocol works and what it costs. It hid nothing from whoever ran that process."
 )

@@ -1,0 +1,107 @@
+"""The two pictures of the first screen: how much each observer may learn, and who sees what on the way of an update."""
+
+from __future__ import annotations
+
+import math
+
+from secure_fed.report.formatting import at_most, counted
+from secure_fed.report.page import pictures
+from secure_fed.report.page.guarantee import Guarantee, right_at_most, stated
+from secure_fed.report.page.markup import figure
+from secure_fed.report.page.masks import masked
+from secure_fed.report.page.pictures import Observer, Station
+from secure_fed.report.page.record import RunRecord
+
+
+def guarantee_picture(record: RunRecord) -> str:
+    """Epsilon against each observer on one scale, which says what it means for a guess."""
+    guarantee = stated(record)
+    caption = _scale(guarantee) if guarantee is not None and guarantee.holds else _UNLIMITED
+    drawn = pictures.limits("epsilon against each observer", observers(guarantee))
+    return figure("How often a guess may be right", drawn, caption)
+
+
+def path_picture(record: RunRecord) -> str:
+    """Clients, server and readers of the model: what each sees, where noise is added, and the guarantee against each."""
+    drawn = pictures.path("who sees what", stations(record, stated(record)), carried(record))
+    return figure("Who sees what", drawn, _EPSILON if record.private else _NO_EPSILON)
+
+
+def observers(guarantee: Guarantee | None) -> tuple[Observer, ...]:
+    """Whoever reads the model, whoever also sees who takes part, and the server."""
+    if guarantee is None or not guarantee.holds:
+        return tuple(Observer(name, math.inf, "no limit") for name in (_READERS, _SERVER))
+    seen = guarantee.epsilon_participants
+    server = math.inf if guarantee.place == "server" else seen
+    found = ((_READERS, guarantee.epsilon), (_PARTICIPANTS, seen), (_SERVER, server))
+    return tuple(Observer(name, epsilon, _limit(epsilon, guarantee.delta)) for name, epsilon in found)
+
+
+def stations(record: RunRecord, guarantee: Guarantee | None) -> tuple[Station, ...]:
+    """The places that an update passes, in order."""
+    place = guarantee.place if guarantee else "nowhere"
+    holds = guarantee is not None and guarantee.holds
+    against = at_most(guarantee.epsilon_participants) if guarantee else ""
+    server = f"epsilon {against}" if holds and place != "server" else "trusted" if holds else "no limit"
+    readers = f"epsilon {at_most(guarantee.epsilon)}" if guarantee and holds else "no limit"
+    return (
+        Station(counted(len(record.client_names), "client"), _CLIENTS[place], noise=_BY_CLIENTS.get(place, "")),
+        Station("Server", _sees(record, place), server, noise="+ noise" if place == "server" else ""),
+        Station("Readers of the model", "the model after every round", readers),
+    )
+
+
+def carried(record: RunRecord) -> tuple[str, str]:
+    """What travels between the stations."""
+    return (
+        "masked updates; masks cancel when summed" if masked(record) else "updates, not texts",
+        "the shared model",
+    )
+
+
+def _sees(record: RunRecord, place: str) -> str:
+    """What the server sees of a round, in a few words."""
+    if not masked(record):
+        return f"sees every {_NOISED.get(place, '')}update"
+    few = record.draws_by_coins and not record.config.secure_aggregation.active
+    return f"sees {'the sum of all drawn, even if one' if few else 'only the sum of a round'}{_IN_SUM.get(place, '')}"
+
+
+def _scale(guarantee: Guarantee) -> str:
+    assumed = _ASSUMED if guarantee.place == "shares" else ""
+    return (
+        f"The largest share of right guesses whether {_ONE[guarantee.unit]} was in the training, if yes and no are equally"
+        f" likely. A coin is right in 50 %. The axis has epsilon, and below it the share that it allows.{assumed}"
+    )
+
+
+def _limit(epsilon: float, delta: float) -> str:
+    """Epsilon and the share of right guesses, both rounded up."""
+    if not math.isfinite(epsilon):
+        return "no limit"
+    most = share(epsilon, delta)
+    return f"ε ≤ {at_most(epsilon)}: {'next to no limit' if most == '100 %' else f'right in ≤ {most}'}"
+
+
+def share(epsilon: float, delta: float) -> str:
+    """The share of right guesses, rounded up to a hundredth of a per cent."""
+    hundredths = math.ceil(10_000 * right_at_most(epsilon, delta)) / 100
+    return "100 %" if hundredths > 99.99 else f"{hundredths:.2f} %"
+
+
+_READERS, _PARTICIPANTS, _SERVER = "Readers of the model", "Who also sees who takes part", "The server"
+_ONE = {"client": "one client", "example": "one example", "group": "one person"}
+_BY_CLIENTS = {"shares": "+ share of the noise", "contribution": "+ noise", "gradients": "+ noise in every step"}
+_CLIENTS = {
+    "nowhere": "train on their own data",
+    "server": "train, clip their updates",
+    "shares": "train, clip their updates",
+    "contribution": "train, clip their updates",
+    "gradients": "train, clip every gradient",
+}
+_NOISED = {"contribution": "noised "}
+_IN_SUM = {"shares": ", noise included", "contribution": ", noise included"}
+_ASSUMED = " The server's bar rests on the assumptions below."
+_UNLIMITED = "No guarantee limits how often somebody guesses rightly whether one client was in the training."
+_EPSILON = "On the right of each: epsilon against whoever is there, and where noise is added."
+_NO_EPSILON = "On the right of each: what limits whoever is there."

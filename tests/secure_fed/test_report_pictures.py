@@ -1,0 +1,116 @@
+"""The two pictures of a report's first screen: what each observer may learn, and who sees what."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from secure_fed.report.page import pictures
+from secure_fed.report.page.guarantee import stated
+from secure_fed.report.page.observers import carried, guarantee_picture, observers, path_picture, share, stations
+from secure_fed.report.page.pictures import Observer, Station
+from secure_fed.report.page.record import RunRecord, read
+from tests.secure_fed.masked_edit import masked
+
+RunFolder = Callable[..., Path]
+PrivateEdit = Callable[..., Callable[[dict[str, Any]], None]]
+
+
+def limits(record: RunRecord) -> dict[str, float]:
+    return {one.name: one.epsilon for one in observers(stated(record))}
+
+
+def bars(drawn: str) -> list[float]:
+    """The lengths of the bars of a drawing."""
+    return [float(one) for one in re.findall(r'<path d="M\d+ \d+h([\d.]+)', drawn)]
+
+
+def test_against_a_server_that_adds_the_noise_nothing_holds(run_folder: RunFolder, private_edit: PrivateEdit) -> None:
+    record = read(run_folder(edit=private_edit()))
+    found = limits(record)
+    assert found == {"Readers of the model": 2.961, "Who also sees who takes part": 7.5, "The server": math.inf}
+    assert [one.limit for one in stations(record, stated(record))] == ["", "trusted", "epsilon 2.97"]
+    assert [one.noise for one in stations(record, stated(record))] == ["", "+ noise", ""]
+
+
+@pytest.mark.parametrize(
+    ("case", "sees", "noise"),
+    [
+        ("distributed", "sees only the sum of a round, noise included", "+ share of the noise"),
+        ("local", "sees only the sum of a round, noise included", "+ noise"),
+        ("example", "sees only the sum of a round", "+ noise in every step"),
+    ],
+)
+def test_noise_of_the_clients_holds_against_the_server(run_folder: RunFolder, case: str, sees: str, noise: str) -> None:
+    record = read(run_folder(edit=masked(case)))
+    clients, server, _ = stations(record, stated(record))
+    assert limits(record)["The server"] == 7.5
+    assert (clients.noise, server.sees, server.limit, server.noise) == (noise, sees, "epsilon 7.5", "")
+    assert carried(record)[0].startswith("masked updates")
+
+
+@pytest.mark.parametrize(
+    ("case", "sees"), [("coins", "sees the sum of all drawn, even if one"), ("nothing", "sees only the sum of a round")]
+)
+def test_masks_alone_limit_nobody(run_folder: RunFolder, case: str, sees: str) -> None:
+    record = read(run_folder(edit=masked(case)))
+    assert set(limits(record).values()) == {math.inf}
+    assert stations(record, None)[1].sees == sees
+
+
+def test_without_masks_the_server_sees_every_update(run_folder: RunFolder) -> None:
+    record = read(run_folder())
+    assert stations(record, None)[1] == Station("Server", "sees every update", "no limit")
+    assert "No guarantee limits" in guarantee_picture(record)
+    assert ">8 clients<" in path_picture(record)
+
+
+@pytest.mark.parametrize("terms", [{"private": False}, {"epsilon": math.inf}, {"private": "true"}])
+def test_a_void_guarantee_limits_nobody(
+    run_folder: RunFolder, private_edit: PrivateEdit, terms: dict[str, Any]
+) -> None:
+    record = read(run_folder(edit=private_edit(**terms)))
+    assert set(limits(record).values()) == {math.inf}
+    assert {one.limit for one in stations(record, stated(record))} == {"", "no limit"}
+    assert "ε ≤" not in guarantee_picture(record)
+
+
+def test_a_bar_is_as_long_as_its_epsilon() -> None:
+    names = [Observer("a", 2.0, ""), Observer("b", 4.0, ""), Observer("c", 12.0, ""), Observer("d", math.inf, "")]
+    drawn = pictures.limits("bars", names)
+    two, four, *beyond = bars(drawn)
+    assert four == pytest.approx(2 * two)
+    assert beyond == [pytest.approx(5 * two - 6)] * 2  # the whole axis, less the tip of the arrow
+    assert drawn.count("var(--warn)") == 2
+
+
+def test_the_axis_says_what_an_epsilon_means_for_a_guess() -> None:
+    drawn = pictures.limits("axis", [])
+    assert re.findall(r">([\d.]+ %)<", drawn) == ["50 %", "73 %", "88 %", "95 %", "99.3 %", "99.97 %"]
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "said"),
+    [
+        (0.0, 0.0, "50.00 %"),
+        (1.0, 0.0, "73.11 %"),
+        (2.961, 1e-5, "95.08 %"),
+        (0.0, 0.01, "50.50 %"),
+        (800.0, 0.1, "100 %"),
+    ],
+)
+def test_a_share_of_right_guesses_is_rounded_up(epsilon: float, delta: float, said: str) -> None:
+    assert share(epsilon, delta) == said
+
+
+def test_a_drawing_holds_text_and_no_markup() -> None:
+    hostile = "<script>&\"'"
+    drawn = pictures.path(hostile, [Station(hostile, hostile, hostile, hostile)] * 2, [hostile])
+    drawn += pictures.limits(hostile, [Observer(hostile, 1.0, hostile)])
+    assert "<script" not in drawn
+    assert drawn.count("&lt;script&gt;&amp;&quot;&#x27;") == 2 + 8 + 1 + 2
