@@ -24,16 +24,19 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint
 RUN_READY := $(VENV)/run-installed
 DEV_READY := $(VENV)/dev-installed
 
-.PHONY: help demo test nightly weekly lint format clean
+.PHONY: help dev demo test nightly weekly lint format clean
 
 help:
 	@echo "make demo    fine-tune the built-in model on the built-in data, then print where the report is"
+	@echo "make dev     create .venv with everything that tests need"
 	@echo "make test    run the tests of every change, in minutes"
 	@echo "make nightly run more and larger cells of the same, as CI does after make test"
 	@echo "make weekly  audits of a size that takes many minutes"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  let ruff rewrite what it can"
 	@echo "make clean   remove .venv, caches and build outputs (never runs/)"
+
+dev: $(DEV_READY)
 
 demo: $(RUN_READY)
 	$(BIN)/secure-fed demo
