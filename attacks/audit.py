@@ -44,13 +44,13 @@ def audited(
     settings: Settings | None = None,
     *,
     show_texts: bool = False,
-    progress: Progress = lambda said: None,
+    progress: Progress = lambda message: None,
 ) -> dict[str, Any]:
     """The audit as `audit.json` holds it, without a sweep. names: of attacks, all if none. references 0: no shadows."""
     settings, held = settings or Settings(), target.assembly.audit_pool
     attacks = chosen(names)
     why = held.why or ("" if 0 < held.members.sum() < len(held.members) else "all of the audit pool are on one side")
-    made = findings(target, attacks, settings, why, progress, asked=bool(names))
+    made = findings(target, attacks, settings, why, progress, by_name=bool(names))
     judged = _judged(target, made, settings)
     main = main_of((where for where, one in judged.items() if one.ranking), list(VANTAGES))
     audit = _header(target, settings) | {

@@ -49,8 +49,8 @@ def run(case: Case, settings: Settings) -> Finding:
         )
     of_client = lru_cache(1)(lambda client: evenly(releases(case, client), settings.max_rounds))  # units go by client
     scores = [score(case, of_client(unit.client), unit.name, len(unit.examples)) for unit in case.units]
-    asked = [case.units[i * len(case.units) // _FRESH] for i in range(_FRESH)]
-    fresh = [score(case, of_client(unit.client), f"nobody {i}", len(unit.examples)) for i, unit in enumerate(asked)]
+    sample = [case.units[i * len(case.units) // _FRESH] for i in range(_FRESH)]
+    fresh = [score(case, of_client(unit.client), f"nobody {i}", len(unit.examples)) for i, unit in enumerate(sample)]
     some = of_client(case.units[0].client)
     exact = all(release.linear for release in some)
     spread = 1.0 if exact else float(np.std(fresh))

@@ -140,15 +140,15 @@ def _audit(chosen: argparse.Namespace, names: Sequence[str], *, show_texts: bool
     target = opened(chosen.run_dir)
     references = chosen.references
     if references is None:
-        asked = any(ATTACKS[name].shadows for name in names if name in ATTACKS)
-        references = REFERENCES if asked else affordable(float(target.result["seconds"]))
+        needs_references = any(ATTACKS[name].shadows for name in names if name in ATTACKS)
+        references = REFERENCES if needs_references else affordable(float(target.result["seconds"]))
     settings = Settings(references=references)
     audit = audited(
         target,
         names,
         settings,
         show_texts=show_texts,
-        progress=lambda said: print(f"secure-fed: {said}", file=sys.stderr),
+        progress=lambda message: print(f"secure-fed: {message}", file=sys.stderr),
     )
     if names and not any(cell["applicable"] for cell in audit["cells"]):
         raise UsageError(f"what was asked for does not apply to this run. {'; '.join(_reasons(audit))}")

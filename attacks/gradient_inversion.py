@@ -74,9 +74,9 @@ def _last_pass(own: Sequence[Update], round_: int) -> str:
     return [one.pass_name for one in own if one.round == round_][-1]
 
 
-def named_nothing(told: Mapping[str, Any]) -> bool:
+def named_nothing(row: Mapping[str, Any]) -> bool:
     """Whether the exact test applied nowhere and there was nothing to guess: then shares of 0 would be no finding."""
-    return told["exact_applicable"] == 0 and told["guessed_precision"] is told["guessed_bag_precision"] is None
+    return row["exact_applicable"] == 0 and row["guessed_precision"] is row["guessed_bag_precision"] is None
 
 
 def _together(at: Scene, updates: Sequence[Update]) -> dict[str, Any] | None:

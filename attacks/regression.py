@@ -59,15 +59,15 @@ def run(case: Case, settings: Settings) -> Finding:
             "the steps of rounds were not kept: set evaluation.record to 'models' before the run, or to 'updates'"
         )
     clients = np.array([unit.client for unit in case.units])
-    asked = {round_: _asked(clients, names) for round_, names in whose.items()}
-    asked = {round_: units for round_, units in asked.items() if len(units)}
-    usual = sum(map(len, asked.values())) / max(
-        1, len(asked) * len(clients)
+    covered = {round_: _covered(clients, names) for round_, names in whose.items()}
+    covered = {round_: units for round_, units in covered.items() if len(units)}
+    usual = sum(map(len, covered.values())) / max(
+        1, len(covered) * len(clients)
     )  # share of the units that a round tells of
-    rounds = spaced(list(asked), settings.max_rounds or math.ceil(ROUNDS / max(usual, 1e-9)))
+    rounds = spaced(list(covered), settings.max_rounds or math.ceil(ROUNDS / max(usual, 1e-9)))
     total, seen = np.zeros(len(clients)), np.zeros(len(clients))
     for round_ in rounds:
-        towards, units = steps(case, round_), asked[round_]
+        towards, units = steps(case, round_), covered[round_]
         standing = _standing(case, round_, towards, units)
         for column, name in enumerate(towards):
             own = (clients[units] == name) | (name == EVERYBODY)
@@ -76,7 +76,7 @@ def run(case: Case, settings: Settings) -> Finding:
     return Finding(total, {"rounds": len(rounds), "units_without": int((seen == 0).sum())})
 
 
-def _asked(clients: NDArray[np.str_], names: Collection[str]) -> NDArray[np.int64]:
+def _covered(clients: NDArray[np.str_], names: Collection[str]) -> NDArray[np.int64]:
     """The units that steps of these can tell of."""
     return np.flatnonzero(np.isin(clients, list(names)) | (EVERYBODY in names))
 
@@ -88,12 +88,12 @@ def _standing(case: Case, round_: int, towards: Mapping[str, Tensors], units: ND
     names = [name for name in alignment.trained_names(assembly, before, round_) if all(name in one for one in shared)]
     flat = torch.stack([alignment.flattened(step, names) for step in towards.values()]).to(assembly.objective.device)
     population = [case.population[i] for i in range(min(len(case.population), POPULATION))]
-    asked, owner = examples_of(case, units)
+    examples, owner = examples_of(case, units)
     count = len(units) + len(population)
     whose = np.concatenate([owner, np.arange(len(units), count)])
     sketch = Sketch(flat.shape[1], _NUMBERS // count)
     rows = flat.new_zeros(count, sketch.width)
-    for some, found in alignment.gradients(assembly, before, names, [*asked, *population], whose):
+    for some, found in alignment.gradients(assembly, before, names, [*examples, *population], whose):
         rows[torch.from_numpy(some).to(rows.device)] = sketch(found)
     part = needed(rows, sketch(flat))
     spread = part.std(axis=0)

@@ -34,12 +34,12 @@ class Made:
 
 
 def findings(
-    target: Target, attacks: Sequence[Attack], settings: Settings, why: str, progress: Progress, *, asked: bool
+    target: Target, attacks: Sequence[Attack], settings: Settings, why: str, progress: Progress, *, by_name: bool
 ) -> dict[Where, Made | str]:
     """What each attack found from each vantage at which it has more to go by than before; or why it found nothing, which is
     asked of every adversary anew: a reason is its own.
 
-    why: there is no truth about membership; asked: the attacks were asked for by name.
+    why: there is no truth about membership; by_name: the attacks were requested by name, so that a failure is an error.
     """
     shadows = Shadows(
         target.assembly,
@@ -58,7 +58,7 @@ def findings(
                 continue
             nothing = why if attack.membership else ""
             case = Case(target.assembly, now, shadows)
-            one = found[attack.name, vantage] = nothing or _tried(attack, case, settings, asked=asked)
+            one = found[attack.name, vantage] = nothing or _tried(attack, case, settings, by_name=by_name)
             before = None if isinstance(one, str) else now
     return found
 
@@ -75,7 +75,7 @@ def _sees_more(attack: Attack, before: Seen, now: Seen) -> bool:
     return more and now.vantage in attack.again
 
 
-def _tried(attack: Attack, case: Case, settings: Settings, *, asked: bool) -> Made | str:
+def _tried(attack: Attack, case: Case, settings: Settings, *, by_name: bool) -> Made | str:
     """What an attack found; or why it could not be made, which goes by no coin and no score."""
     if in_plain_sight(attack, case.assembly, case.seen.vantage):
         return plain_sight(case.seen.vantage, case.assembly)
@@ -94,7 +94,7 @@ def _tried(attack: Attack, case: Case, settings: Settings, *, asked: bool) -> Ma
     except Inapplicable as error:
         return str(error)
     except UsageError as error:
-        if asked:
+        if by_name:
             raise
         return f"it failed: {error}"
     return Made(finding, time.perf_counter() - started)

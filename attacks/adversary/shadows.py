@@ -94,11 +94,11 @@ def coins(count: int, lots: Sequence[int], rng: np.random.Generator) -> Bools:
 def lots(held: AuditPool) -> list[int]:
     """(units,) numbers from 0, equal for equal examples and for nothing else: a copy of what is outside is not inside."""
     numbers: dict[bytes, int] = {}
-    said = [
+    contents = [
         content(plain(unit.examples[0])) if held.of == "data" and held.kind == "example" else unit.name.encode()
         for unit in held.units
     ]
-    return [numbers.setdefault(one, len(numbers)) for one in said]
+    return [numbers.setdefault(one, len(numbers)) for one in contents]
 
 
 def trained(

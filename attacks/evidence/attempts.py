@@ -109,15 +109,15 @@ def best(found: tuple[Attempt, ...]) -> Attempt | None:
     return max(found, key=lambda one: (one.share, one.raw), default=None)
 
 
-def exact(told: Row) -> Named:
+def exact(figures: Row) -> Named:
     """What the exact test named, of a row of figures as an attack writes it."""
-    return Named(*(_rate(told, name) for name in ("bag_recall", "bag_precision", "recall", "precision")))
+    return Named(*(_rate(figures, name) for name in ("bag_recall", "bag_precision", "recall", "precision")))
 
 
-def guessed(told: Row) -> Named:
+def guessed(figures: Row) -> Named:
     """What was guessed, beside what as many of the commonest words would have given."""
     names = ("guessed_bag_recall", "guessed_bag_precision", "guessed_recall", "guessed_precision")
-    return Named(*(_rate(told, name) for name in (*names, "baseline_bag_recall", "baseline_recall")))
+    return Named(*(_rate(figures, name) for name in (*names, "baseline_bag_recall", "baseline_recall")))
 
 
 def matched(row: Row) -> Named:

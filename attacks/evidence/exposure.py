@@ -39,7 +39,7 @@ def clients(held: AuditPool, scores: Floats) -> list[dict[str, Any]]:
     for unit, share, member in zip(held.units, shares, held.members, strict=True):
         inside, outside = own.setdefault(unit.client, ([], []))
         (inside if member else outside).append(float(share))
-    told: list[dict[str, Any]] = [
+    rows: list[dict[str, Any]] = [
         {
             "client": name,
             "units": len(inside),
@@ -50,7 +50,7 @@ def clients(held: AuditPool, scores: Floats) -> list[dict[str, Any]]:
         for name, (inside, outside) in own.items()
         if inside
     ]
-    return sorted(told, key=lambda one: -one["score"])[:MOST_CLIENTS]
+    return sorted(rows, key=lambda one: -one["score"])[:MOST_CLIENTS]
 
 
 def exposed(assembly: Assembly, scores: Floats, *, show_texts: bool) -> list[dict[str, Any]]:

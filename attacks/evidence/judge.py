@@ -58,8 +58,8 @@ def judged(
         return Judged(finding, roc.rank(ins, outs, seed=seed), bound, _curve(ins, outs), given_up)
     tails = null.tails[members]
     ranking = against_null.rank(tails, int((~members).sum()), seed)
-    told = tuple(estimates(null, members, delta, releases))
-    return Judged(finding, ranking, bound, _thinned(against_null.curve(tails), len(tails)), "known", told)
+    estimated = tuple(estimates(null, members, delta, releases))
+    return Judged(finding, ranking, bound, _thinned(against_null.curve(tails), len(tails)), "known", estimated)
 
 
 def _curve(ins: Floats, outs: Floats) -> dict[str, list[float]]:
@@ -88,7 +88,7 @@ def cell(
     measured = dict(one.finding.measured)
     if one.bound is not None and one.bound.gaussian_epsilon is not None:
         measured["estimate_if_gaussian"] = one.bound.gaussian_epsilon
-    told = empty(attack, vantage, one.why) | {
+    figures = empty(attack, vantage, one.why) | {
         "applicable": not one.why,
         "measured": measured,
         "note": one.finding.note,
@@ -96,12 +96,16 @@ def cell(
         "epsilon_accounted": accounted,
     }
     if one.ranking is not None:
-        told |= roc.to_dict(one.ranking)
-        told |= {"null": one.null, "allowed": None if allowed is None else dict(allowed)}
-        told["estimates"] = [asdict(estimate) for estimate in one.estimates]
+        figures |= roc.to_dict(one.ranking)
+        figures |= {"null": one.null, "allowed": None if allowed is None else dict(allowed)}
+        figures["estimates"] = [asdict(estimate) for estimate in one.estimates]
     if one.bound is not None:
-        told |= {"epsilon_lower": one.bound.epsilon, "epsilon_how": one.bound.how, "epsilon_showable": one.bound.most}
-    return told
+        figures |= {
+            "epsilon_lower": one.bound.epsilon,
+            "epsilon_how": one.bound.how,
+            "epsilon_showable": one.bound.most,
+        }
+    return figures
 
 
 def empty(attack: str, vantage: str, why: str) -> dict[str, Any]:

@@ -25,23 +25,25 @@ _INSIDE = ("most_exposed", "most_exposed_guess", "all_rounds", "matching")
 def measured(cell: Cell) -> list[tuple[str, str]]:
     """The numbers that an attack has of its own, words that were read back first, then those of single cases."""
     inside = [
-        (f"{_said(name)}: {own}", value) for name in _INSIDE for own, value in _numbers_in(row(cell.measured.get(name)))
+        (f"{_title(name)}: {own}", value)
+        for name in _INSIDE
+        for own, value in _numbers_in(row(cell.measured.get(name)))
     ]
     return [*_numbers_in(cell.measured), *inside]
 
 
-def _numbers_in(told: Row) -> list[tuple[str, str]]:
+def _numbers_in(figures: Row) -> list[tuple[str, str]]:
     order = list(_OWN)
-    found = [(name, value) for name, value in told.items() if number(value) is not None]
+    found = [(name, value) for name, value in figures.items() if number(value) is not None]
     found.sort(key=lambda entry: order.index(entry[0]) if entry[0] in order else len(order))
-    return [(_said(name), _own(name, value)) for name, value in found]
+    return [(_title(name), _value(name, value)) for name, value in found]
 
 
-def _said(name: str) -> str:
+def _title(name: str) -> str:
     return _OWN.get(name, words(name).replace("_", " "))
 
 
-def _own(name: str, value: object) -> str:
+def _value(name: str, value: object) -> str:
     found = number(value)
     if found is not None and name.endswith(("recall", "precision", "baseline")):
         return percent(found)

@@ -22,11 +22,11 @@ def grade(cell: Cell) -> Grade | None:
 
 def _all(measured: Row) -> Iterator[Attempt]:
     together = row(measured.get("all_rounds"))
-    for told, of_all in ((measured, False), (together, True)):
-        looked, applied = count(told.get("updates")), count(told.get("exact_applicable"))
-        most = row(told.get("most_exposed"))
-        yield Attempt("exact", exact(told), exact(most) if most else None, of_all, looked, applied)
-        most = row(told.get("most_exposed_guess"))
-        yield Attempt("guessed", guessed(told), guessed(most) if most else None, of_all, looked)
+    for figures, of_all in ((measured, False), (together, True)):
+        looked, applied = count(figures.get("updates")), count(figures.get("exact_applicable"))
+        most = row(figures.get("most_exposed"))
+        yield Attempt("exact", exact(figures), exact(most) if most else None, of_all, looked, applied)
+        most = row(figures.get("most_exposed_guess"))
+        yield Attempt("guessed", guessed(figures), guessed(most) if most else None, of_all, looked)
     optimised = row(measured.get("matching"))
     yield Attempt("matched", matched(optimised), looked=count(optimised.get("updates")))

@@ -200,41 +200,41 @@ class Audit:
 
 def read(audit: Mapping[str, Any]) -> Audit:
     """What `audit` says, as far as it can be read."""
-    told = row(audit)
-    unit = words(told.get("unit")) or NO_UNIT
+    fields = row(audit)
+    unit = words(fields.get("unit")) or NO_UNIT
     return Audit(
-        run=words(told.get("run_dir")),
-        method=words(told.get("method")),
+        run=words(fields.get("run_dir")),
+        method=words(fields.get("method")),
         unit=unit,
-        audited=words(told.get("audited_unit")) or ("example" if unit == NO_UNIT else unit),
-        epsilon=number(told.get("epsilon_accounted")),
-        delta=number(told.get("delta")),
-        accuracy=number(told.get("accuracy")),
-        members=count(told.get("members")),
-        non_members=count(told.get("non_members")),
-        significance=share(told.get("significance"), 0.05),
-        baseline=_baseline(row(told.get("baseline"))),
-        vantages=_named(told, "vantages", "vantage", "sees"),
-        attacks=_named(told, "attacks", "attack", "paper"),
-        cells=tuple(_cell(one, told) for one in rows(told.get("cells"))),
-        roc={words(name): row(curve) for name, curve in row(told.get("roc")).items()},
-        clients=rows(told.get("clients")),
-        exposed=rows(told.get("exposed")),
-        sweep=rows(told.get("sweep")),
-        verdict=row(told.get("verdict")),
-        canaries=words(told.get("canaries")) or "none",
-        promised=number(told.get("epsilon_promised")),
-        adjacency=words(told.get("adjacency")),
-        asked_for=_names(told.get("asked_for")),
-        personal=_names(told.get("personal")),
-        main=_main(row(told.get("main"))),
-        accusations=rows(told.get("accusations")),
-        phantoms=words(told.get("audited_of")) == "phantoms",
+        audited=words(fields.get("audited_unit")) or ("example" if unit == NO_UNIT else unit),
+        epsilon=number(fields.get("epsilon_accounted")),
+        delta=number(fields.get("delta")),
+        accuracy=number(fields.get("accuracy")),
+        members=count(fields.get("members")),
+        non_members=count(fields.get("non_members")),
+        significance=share(fields.get("significance"), 0.05),
+        baseline=_baseline(row(fields.get("baseline"))),
+        vantages=_named(fields, "vantages", "vantage", "sees"),
+        attacks=_named(fields, "attacks", "attack", "paper"),
+        cells=tuple(_cell(one, fields) for one in rows(fields.get("cells"))),
+        roc={words(name): row(curve) for name, curve in row(fields.get("roc")).items()},
+        clients=rows(fields.get("clients")),
+        exposed=rows(fields.get("exposed")),
+        sweep=rows(fields.get("sweep")),
+        verdict=row(fields.get("verdict")),
+        canaries=words(fields.get("canaries")) or "none",
+        promised=number(fields.get("epsilon_promised")),
+        adjacency=words(fields.get("adjacency")),
+        asked_for=_names(fields.get("asked_for")),
+        personal=_names(fields.get("personal")),
+        main=_main(row(fields.get("main"))),
+        accusations=rows(fields.get("accusations")),
+        phantoms=words(fields.get("audited_of")) == "phantoms",
     )
 
 
-def _main(told: Row) -> tuple[str, str] | None:
-    attack, vantage = words(told.get("attack")), words(told.get("vantage"))
+def _main(fields: Row) -> tuple[str, str] | None:
+    attack, vantage = words(fields.get("attack")), words(fields.get("vantage"))
     return (attack, vantage) if attack and vantage else None
 
 
@@ -242,7 +242,7 @@ def _names(value: object) -> tuple[str, ...]:
     return tuple(filter(None, map(words, value))) if isinstance(value, list | tuple) else ()
 
 
-def _cell(one: Row, told: Row) -> Cell:
+def _cell(one: Row, fields: Row) -> Cell:
     applicable = one.get("applicable") is not False
     return Cell(
         attack=words(one.get("attack")),
@@ -254,9 +254,9 @@ def _cell(one: Row, told: Row) -> Cell:
         tails=_tails(row(one.get("tpr_at_fpr"))) if applicable else (),
         lower=number(one.get("epsilon_lower")) if applicable else None,
         how=words(one.get("epsilon_how")),
-        accounted=_accounted(one, told),
-        members=_own(one, told, "members"),
-        non_members=_own(one, told, "non_members"),
+        accounted=_accounted(one, fields),
+        members=_own(one, fields, "members"),
+        non_members=_own(one, fields, "non_members"),
         measured=row(one.get("measured")) if applicable else {},
         note=words(one.get("note")),
         seconds=number(one.get("seconds")),
@@ -272,12 +272,12 @@ def _estimates(value: object) -> tuple[Estimated, ...]:
     return tuple(Estimated(name, epsilon, point) for name, epsilon, point in found if name and epsilon is not None)
 
 
-def _allowed(told: Row) -> Allowed | None:
-    auc = number(told.get("auc"))
+def _allowed(fields: Row) -> Allowed | None:
+    auc = number(fields.get("auc"))
     if auc is None:
         return None
-    rates = {float(name): number(rate) for name, rate in row(told.get("tpr_at_fpr")).items() if _is_rate(name)}
-    return Allowed(auc, {at: rate for at, rate in rates.items() if rate is not None}, words(told.get("by")))
+    rates = {float(name): number(rate) for name, rate in row(fields.get("tpr_at_fpr")).items() if _is_rate(name)}
+    return Allowed(auc, {at: rate for at, rate in rates.items() if rate is not None}, words(fields.get("by")))
 
 
 def _is_rate(name: object) -> bool:
@@ -287,22 +287,22 @@ def _is_rate(name: object) -> bool:
         return False
 
 
-def _accounted(one: Row, told: Row) -> float | None:
+def _accounted(one: Row, fields: Row) -> float | None:
     """The epsilon that holds against this adversary, null if none: the cell's, else its vantage point's, else the run's."""
-    at = next((seen for seen in rows(told.get("vantages")) if seen.get("name") == one.get("vantage")), {})
+    at = next((seen for seen in rows(fields.get("vantages")) if seen.get("name") == one.get("vantage")), {})
     for place in (one, at):
         if "epsilon_accounted" in place:
             return number(place["epsilon_accounted"])
-    return number(told.get("epsilon_accounted"))
+    return number(fields.get("epsilon_accounted"))
 
 
-def _own(one: Row, told: Row, name: str) -> int | None:
-    return next((found for found in (count(at.get(name)) for at in (one, told)) if found is not None), None)
+def _own(one: Row, fields: Row, name: str) -> int | None:
+    return next((found for found in (count(at.get(name)) for at in (one, fields)) if found is not None), None)
 
 
-def _tails(told: Row) -> tuple[Tail, ...]:
+def _tails(fields: Row) -> tuple[Tail, ...]:
     found = []
-    for name, rates in told.items():
+    for name, rates in fields.items():
         if not _is_rate(name):
             continue
         at = row(rates)
@@ -311,18 +311,18 @@ def _tails(told: Row) -> tuple[Tail, ...]:
     return tuple(sorted(found, key=lambda tail: -tail.target))
 
 
-def _baseline(told: Row) -> Baseline:
-    auc, about = number(told.get("auc")), interval(told.get("auc_interval"))
-    at_chance = told.get("at_chance")
+def _baseline(fields: Row) -> Baseline:
+    auc, about = number(fields.get("auc")), interval(fields.get("auc_interval"))
+    at_chance = fields.get("at_chance")
     if not isinstance(at_chance, bool):
         at_chance = None if about is None else about[0] <= 0.5
-    return Baseline(auc, about, at_chance, words(told.get("why")))
+    return Baseline(auc, about, at_chance, words(fields.get("why")))
 
 
-def _named(told: Row, several: str, one: str, about: str) -> tuple[Named, ...]:
+def _named(fields: Row, several: str, one: str, about: str) -> tuple[Named, ...]:
     """Those that are listed, in that order, then those that only cells name."""
-    listed = {words(entry.get("name")): entry for entry in rows(told.get(several))}
-    every: dict[str, Row] = {words(cell.get(one)): {} for cell in rows(told.get("cells"))}
+    listed = {words(entry.get("name")): entry for entry in rows(fields.get(several))}
+    every: dict[str, Row] = {words(cell.get(one)): {} for cell in rows(fields.get("cells"))}
     every = {**listed, **{name: entry for name, entry in every.items() if name not in listed}}
     return tuple(
         Named(name, words(entry.get("title")) or name, words(entry.get(about))) for name, entry in every.items() if name

@@ -25,10 +25,10 @@ def estimated(audit: Audit) -> str:
     found, cell = estimates(audit), audit.main_cell
     if not found or cell is None:
         return ""
-    told = listed([f"{at_least(one.epsilon)} ({NAMES.get(one.name, one.name)}{_point(one)})" for one in found])
+    values = listed([f"{at_least(one.epsilon)} ({NAMES.get(one.name, one.name)}{_point(one)})" for one in found])
     high = [one for one in found if cell.accounted is not None and one.epsilon > cell.accounted]
     return (
-        f"Estimates, which suppose more than fair coins and prove nothing, say epsilon {told}.{_HIGH if high else ''}"
+        f"Estimates, which suppose more than fair coins and prove nothing, say epsilon {values}.{_HIGH if high else ''}"
     )
 
 

@@ -30,7 +30,7 @@ def standing(audit: Audit) -> Standing:
 
 def found_out(audit: Audit) -> str:
     """The sentences of what it is."""
-    tellers = {
+    sentences = {
         "void": _void,
         "leak": _leak,
         "beyond": _beyond,
@@ -38,7 +38,7 @@ def found_out(audit: Audit) -> str:
         "none_found": _none_found,
         "unsupported": _unsupported,
     }
-    return tellers[standing(audit)](audit)
+    return sentences[standing(audit)](audit)
 
 
 def signs(audit: Audit) -> str:
@@ -120,10 +120,10 @@ def _found_by(audit: Audit, mark: str) -> str:
     worst = significance.strongest(held)
     if first is None or worst is None:
         return ""
-    told = capital(_found(audit, first))
+    sentence = capital(_found(audit, first))
     if worst.vantage != first.vantage and (worst.auc or 0.0) > (first.auc or 0.0):
-        told += f" {capital(who(audit, worst.vantage))} is {_rate(worst)}."
-    return told
+        sentence += f" {capital(who(audit, worst.vantage))} is {_rate(worst)}."
+    return sentence
 
 
 def uncovered(audit: Audit) -> str:
@@ -181,19 +181,19 @@ def _unsupported(audit: Audit) -> str:
 
 def _found(audit: Audit, cell: Cell) -> str:
     """One cell in words: who, how often right, and whether the interval includes a coin's."""
-    told = f"{who(audit, cell.vantage)} {guess(audit.audited)} is right in {hundred(cell.auc)} of 100 cases, where"
-    told += " a coin is right in 50"
+    sentence = f"{who(audit, cell.vantage)} {guess(audit.audited)} is right in {hundred(cell.auc)} of 100 cases, where"
+    sentence += " a coin is right in 50"
     if cell.interval is not None:
         low, high = cell.interval
         side = "includes 50" if low <= significance.CHANCE <= high else "does not include 50"
-        told += f"; the 95 % interval, {between(low, high)}, {side}"
+        sentence += f"; the 95 % interval, {between(low, high)}, {side}"
     tail = next((tail for tail in cell.tails if significance.tail_holds_up(tail, cell, audit)), None)
     if tail is not None:
-        told += (
+        sentence += (
             f". Wrong about {percent(tail.fpr)} of those that were held out, the same attack names {percent(tail.tpr)} of those"
             " that trained"
         )
-    return f"{told}."
+    return f"{sentence}."
 
 
 def _rate(cell: Cell) -> str:

@@ -25,9 +25,9 @@ _ORDER = ("leak", "part", "little", "unmeasured", "usual", "wrong")
 
 def texts(audit: Audit) -> str:
     """What every adversary read, those who read most first; nothing where nobody looked."""
-    told = [one for cell in _once(audit) for one in _worth_telling(cell)]
-    told.sort(key=lambda one: _ORDER.index(one[1].grade))
-    return " ".join(_sentence(audit, cell, attempt) for cell, attempt in told)
+    described = [one for cell in _once(audit) for one in _worth_a_sentence(cell)]
+    described.sort(key=lambda one: _ORDER.index(one[1].grade))
+    return " ".join(_sentence(audit, cell, attempt) for cell, attempt in described)
 
 
 def short(cell: Cell) -> str:
@@ -53,7 +53,7 @@ def _once(audit: Audit) -> list[Cell]:
     return list(found.values())
 
 
-def _worth_telling(cell: Cell) -> Iterable[tuple[Cell, Attempt]]:
+def _worth_a_sentence(cell: Cell) -> Iterable[tuple[Cell, Attempt]]:
     """The attempt of which most counts, and guesses that named more than it did."""
     found = readback.attempts(cell)
     best = attempts.best(found)
@@ -70,10 +70,10 @@ def _worth_telling(cell: Cell) -> Iterable[tuple[Cell, Attempt]]:
 def _sentence(audit: Audit, cell: Cell, attempt: Attempt) -> str:
     mean, most, how = attempt.mean, attempt.most, attempt.how
     named = f"{_named(mean, how, f' of {_subject(cell)}')}{_places(attempt)}{_looked(cell, attempt)}"
-    told = f"{_LEADS[attempt.grade]}:{_HOW[how]} {who(audit, cell.vantage)} named {named}"
+    sentence = f"{_LEADS[attempt.grade]}:{_HOW[how]} {who(audit, cell.vantage)} named {named}"
     if most is not None and (most.share(how), most.most or 0.0) > (mean.share(how), mean.most or 0.0):
-        told += f"; in the most exposed case {_named(most, how)}"
-    return f"{told}."
+        sentence += f"; in the most exposed case {_named(most, how)}"
+    return f"{sentence}."
 
 
 def _subject(cell: Cell) -> str:
@@ -112,9 +112,9 @@ def _places(attempt: Attempt) -> str:
 
 def _aside(right: float | None, usual: float | None) -> str:
     """How much of what was named is right, and what public texts alone give."""
-    told = []
+    remarks = []
     if right is not None:
-        told.append("all that was named is right" if right == 1 else f"{percent(right)} of those named are right")
+        remarks.append("all that was named is right" if right == 1 else f"{percent(right)} of those named are right")
     if usual is not None:
-        told.append(f"as many of the commonest in public texts give {percent(usual)}")
-    return f" ({'; '.join(told)})" if told else ""
+        remarks.append(f"as many of the commonest in public texts give {percent(usual)}")
+    return f" ({'; '.join(remarks)})" if remarks else ""

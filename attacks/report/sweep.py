@@ -54,18 +54,18 @@ def _audited_row(run_dir: Path) -> Row:
 def sentence(row: Mapping[str, Any]) -> str:
     """A row in words: each number with the attack, and the adversary, that it is of."""
     accuracy, area, lower = (row[name] for name in ("accuracy", "auc", "epsilon_lower"))
-    said = [] if accuracy is None else [f"accuracy {accuracy:.1%}"]
+    clauses = [] if accuracy is None else [f"accuracy {accuracy:.1%}"]
     if area is None:
-        said.append("no attack ranked members and others")
+        clauses.append("no attack ranked members and others")
     else:
         whose = _whose(row["attack"], row["vantage"])
-        said.append(f"members are told from others with an AUC of {area:.2f} (.5 is a coin) by {whose}")
+        clauses.append(f"members are told from others with an AUC of {area:.2f} (.5 is a coin) by {whose}")
     if lower is None:
-        said.append("no lower bound on epsilon could be set")
+        clauses.append("no lower bound on epsilon could be set")
     else:
         whose = _whose(row["epsilon_lower_attack"], row["epsilon_lower_vantage"])
-        said.append(f"epsilon {at_least(lower)} at least, at delta {row['delta']:g}, is shown by {whose}")
-    return f"{row['label']}: {'; '.join(said)}"
+        clauses.append(f"epsilon {at_least(lower)} at least, at delta {row['delta']:g}, is shown by {whose}")
+    return f"{row['label']}: {'; '.join(clauses)}"
 
 
 def _row(run_dir: Path, audit: Mapping[str, Any]) -> Row:
@@ -75,9 +75,9 @@ def _row(run_dir: Path, audit: Mapping[str, Any]) -> Row:
 
     delta: of the bound, that of the guarantee, and 0 of a run without one.
     """
-    result, told = read_object(run_dir, RESULT), read(audit)
-    best, epsilon = told.main_cell or significance.strongest(told.of_membership), number(result.get("epsilon"))
-    covered = [cell for cell in told.bounded if epsilon is None or cell.accounted is not None]
+    result, parsed = read_object(run_dir, RESULT), read(audit)
+    best, epsilon = parsed.main_cell or significance.strongest(parsed.of_membership), number(result.get("epsilon"))
+    covered = [cell for cell in parsed.bounded if epsilon is None or cell.accounted is not None]
     shown = max(covered, key=lambda cell: cell.lower or 0.0, default=None)
     return {
         "run_dir": str(run_dir),

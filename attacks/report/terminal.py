@@ -42,17 +42,21 @@ _LEVELS = {
 
 def show(audit: Mapping[str, Any]) -> None:
     """Print a parsed audit.json."""
-    told = read(audit)
-    found = told.verdict if words(told.verdict.get("level")) in _LEVELS and told.verdict.get("text") else verdict(audit)
+    parsed = read(audit)
+    found = (
+        parsed.verdict
+        if words(parsed.verdict.get("level")) in _LEVELS and parsed.verdict.get("text")
+        else verdict(audit)
+    )
     console = PlainConsole()
-    part = found["level"] == "none_found" and significance.partly(told)
-    texts = found["level"] == "leak" and standing(told) != "leak"
-    level = _PART if part else _TEXTS if texts else _LEVELS[str(found["level"])].format(uncovered(told))
+    part = found["level"] == "none_found" and significance.partly(parsed)
+    texts = found["level"] == "leak" and standing(parsed) != "leak"
+    level = _PART if part else _TEXTS if texts else _LEVELS[str(found["level"])].format(uncovered(parsed))
     console.print(f"verdict: {level}", style="bold")
     console.print(words(found["text"]))
-    console.print(_matrix(told))
+    console.print(_matrix(parsed))
     console.print("AUC with its 95 % interval; .5 is a coin. n/a: does not apply, the report says why.")
-    console.print(_numbers(told))
+    console.print(_numbers(parsed))
 
 
 def _matrix(audit: Audit) -> Table:

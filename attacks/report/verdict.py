@@ -44,10 +44,10 @@ LEVELS: tuple[Level, ...] = ("none_found", "within", "leak", "violation", "unsup
 
 def verdict(audit: Mapping[str, Any]) -> dict[str, str]:
     """`{"level", "text", "summary"}` of a parsed audit.json, whatever is missing in it; the text begins with the summary."""
-    told = read(audit)
-    level = level_of(told)
-    opening = _opening(told, level)
-    summary, text = map(_joined, (opening, [*opening, *_common(told, level), _closing(told, level)]))
+    parsed = read(audit)
+    level = level_of(parsed)
+    opening = _opening(parsed, level)
+    summary, text = map(_joined, (opening, [*opening, *_common(parsed, level), _closing(parsed, level)]))
     return {"level": level, "text": text, "summary": summary}
 
 

@@ -109,16 +109,16 @@ def _over_all(case: Case) -> list[Release | None]:
     return found
 
 
-def _release(case: Case, round_: int, before: Tensors, pass_name: str, told: Tensors) -> Release | None:
+def _release(case: Case, round_: int, before: Tensors, pass_name: str, released: Tensors) -> Release | None:
     assembly = case.assembly
     plan = assembly.method.plan(State(before, round=round_))
     if pass_name != plan.passes[0]:
         return None
     sent = tuple(name for name in plan.trainable if name not in assembly.server.personal)
-    told = told.without(assembly.protection.contribution_mechanism.counters)
-    layout = Layout.of(told)
+    released = released.without(assembly.protection.contribution_mechanism.counters)
+    layout = Layout.of(released)
     lr = case.seen.lr.get(round_, assembly.config.training.lr)
-    return Release(before, plan.trainable, sent, pass_name, layout, unit_vector(told, layout), told.norm(), lr)
+    return Release(before, plan.trainable, sent, pass_name, layout, unit_vector(released, layout), released.norm(), lr)
 
 
 def evenly(found: Sequence[Release], most: int | None) -> list[Release]:

@@ -43,9 +43,9 @@ def scaled_by(changes: Iterable[tuple[Tensor, Tensor]]) -> float | None:
 
 def _in_spacings(change: Tensor, before: Tensor) -> Tensor:
     """The sizes of the entries of a change, in spacings of float32 at where they began."""
-    told = (change != 0) & (before != 0)
-    _, exponent = torch.frexp(before[told])
-    return torch.ldexp(change[told].abs(), _BITS - exponent)
+    moved = (change != 0) & (before != 0)
+    _, exponent = torch.frexp(before[moved])
+    return torch.ldexp(change[moved].abs(), _BITS - exponent)
 
 
 def _refined(small: Tensor, steps: Tensor) -> Tensor:

@@ -58,8 +58,8 @@ def recover_all(
     count = first.vocabulary * first.positions * max(1, len(first.types))
     judged = [[_fitting(family, first, known, count) for family in found] for found in every]
     wanted = [family for found in judged for family, _ in found]
-    told = any(not family.vacuous for family in wanted)
-    left = iter(search(first.blocks() if told else (), wanted))
+    conclusive = any(not family.vacuous for family in wanted)
+    left = iter(search(first.blocks() if conclusive else (), wanted))
     return [_joined([(next(left), why) for _, why in found], each) for found in judged]
 
 

@@ -143,8 +143,8 @@ class Family:
 
     def distances(self, inputs: Tensor) -> Tensor:
         """(N,): the largest over all tests that tell something."""
-        told = [test.distances(inputs) for test in self.tests if test.missing]
-        return torch.stack(told).amax(0)
+        found = [test.distances(inputs) for test in self.tests if test.missing]
+        return torch.stack(found).amax(0)
 
 
 @dataclass(frozen=True)

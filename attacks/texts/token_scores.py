@@ -83,14 +83,16 @@ def means(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     recalled for certain, and where it applies to none there is no such figure at all; where nothing was found there is no
     precision.
     """
-    told = [row for row in rows if row["exact_applicable"]]
+    applicable = [row for row in rows if row["exact_applicable"]]
     return {
         "updates": len(rows),
-        "exact_applicable": len(told),
-        **{name: mean([row[name] for row in rows if row[name] is not None]) if told else None for name in CERTAIN},
+        "exact_applicable": len(applicable),
+        **{
+            name: mean([row[name] for row in rows if row[name] is not None]) if applicable else None for name in CERTAIN
+        },
         **{name: mean([row[name] for row in rows if row[name] is not None]) for name in (*GUESSED, *USUAL)},
         "why_not": sorted({row["why"] for row in rows if row["why"]}),
-        "most_exposed": _most(told, CERTAIN, attempts.exact, "exact"),
+        "most_exposed": _most(applicable, CERTAIN, attempts.exact, "exact"),
         "most_exposed_guess": _most(rows, (*GUESSED, *USUAL), attempts.guessed, "guessed"),
     }
 

@@ -14,12 +14,12 @@ def as_proposed(parameters: Parameters) -> Parameters:
     return parameters
 
 
-def as_told(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
+def as_announced(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
     return inbox
 
 
-def as_sent(scene: Scene, stage: str, client: int, answer: bytes) -> None:
-    scene.hear(client, answer)
+def as_answered(scene: Scene, stage: str, client: int, answer: bytes) -> None:
+    scene.deliver(client, answer)
 
 
 def nothing_more(scene: Scene, stage: str) -> None:
@@ -44,8 +44,8 @@ class Attack:
     ring: bool = False  # there has to be a ring
     exact: bool = False  # the others must get their sum all the same
     propose: Callable[[Parameters], Parameters] = as_proposed  # what session the clients are asked into
-    tell: Callable[[Scene, str, Inbox], Inbox] = as_told  # what the server tells, in the place of what it should
-    send: Callable[[Scene, str, int, bytes], None] = as_sent  # what becomes of a client's answer
+    tell: Callable[[Scene, str, Inbox], Inbox] = as_announced  # what the server tells, in the place of what it should
+    send: Callable[[Scene, str, int, bytes], None] = as_answered  # what becomes of a client's answer
     closing: Callable[[Scene, str], None] = nothing_more  # before the server ends a stage
     outcome: Callable[[Scene], str] | None = None  # where nobody has to refuse: what came out right, "" if it did not
 

@@ -89,7 +89,7 @@ def _turn(scene: Scene, attack: Attack, client: int, message: bytes) -> None:
     tally.answered += 1
     tally.up.append(len(answer))
     if client in (scene.peer, scene.victim, scene.liar):
-        scene.told[stage, client], scene.said[stage, client] = message, answer
+        scene.messages[stage, client], scene.answers[stage, client] = message, answer
     attack.send(scene, stage, client, answer)
 
 

@@ -65,8 +65,8 @@ class Scene:
     progress: Progress | None = None
     clients: dict[int, Client] = field(default_factory=dict)
     inbox: Inbox = field(default_factory=dict)
-    said: dict[tuple[str, int], bytes] = field(default_factory=dict)  # only of those three
-    told: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    answers: dict[tuple[str, int], bytes] = field(default_factory=dict)  # only of those three
+    messages: dict[tuple[str, int], bytes] = field(default_factory=dict)
     refusals: list[Refusal] = field(default_factory=list)
     expected: Counter[tuple[int, str]] = field(default_factory=Counter)  # who has to refuse something when
     tallies: list[Tally] = field(default_factory=list)
@@ -93,7 +93,7 @@ class Scene:
         """Somebody has to notice something: in the attack's stage, or else in the present one."""
         self.expected[who, stage or self.stage_of(self.lies_in) or self.stage] += 1
 
-    def hear(self, client: int, message: bytes, *, lie: bool = False) -> None:
+    def deliver(self, client: int, message: bytes, *, lie: bool = False) -> None:
         """The server gets a message, which it has to refuse if it is a lie."""
         if lie:
             self.expect(SERVER, self.stage)

@@ -81,25 +81,27 @@ def _drawing(audit: Audit, cell: Cell) -> str:
         return ""
     title = f"{audit.attack_title(cell.attack)}: {audit.vantage_title(cell.vantage)}"
     place = audit.cells.index(cell)  # names are others' words, and may not come into a drawing
-    told = [f"AUC {number(cell.auc)}."]
+    sentences = [f"AUC {number(cell.auc)}."]
     for tail in cell.tails:
         if tail.tpr is None:
-            told.append(f"At {100 * tail.target:g} % no rate is stated: too few were held out.")
+            sentences.append(f"At {100 * tail.target:g} % no rate is stated: too few were held out.")
         else:
-            told.append(f"With {percent(tail.fpr)} falsely accused, {percent(tail.tpr)} of the members are caught.")
+            sentences.append(
+                f"With {percent(tail.fpr)} falsely accused, {percent(tail.tpr)} of the members are caught."
+            )
     most = significance.allows(cell, audit)
     if most is not None and most.by == "mechanism":
-        told.append(f"The guarantee allows an AUC of {number(most.auc)}.")
+        sentences.append(f"The guarantee allows an AUC of {number(most.auc)}.")
     drawn = plots.characteristic(f"operating characteristic, cell {place + 1}", curve, _floor(cell))
-    return figure(title, drawn, " ".join(told))
+    return figure(title, drawn, " ".join(sentences))
 
 
 def _curve(audit: Audit, cell: Cell) -> Curve | None:
-    told = audit.roc.get(f"{cell.attack}/{cell.vantage}", {})
-    fpr, tpr = numbers(told.get("fpr")), numbers(told.get("tpr"))
+    points = audit.roc.get(f"{cell.attack}/{cell.vantage}", {})
+    fpr, tpr = numbers(points.get("fpr")), numbers(points.get("tpr"))
     if len(fpr) < 2 or len(fpr) != len(tpr):
         return None
-    return Curve(fpr, tpr, numbers(told.get("low")), numbers(told.get("high")))
+    return Curve(fpr, tpr, numbers(points.get("low")), numbers(points.get("high")))
 
 
 def _floor(cell: Cell) -> float:
@@ -148,10 +150,10 @@ def _estimated(audit: Audit) -> str:
 def _bars(audit: Audit, cell: Cell) -> str:
     accounted = cell.accounted if audit.covers(cell) else None
     how = f": {cell.how}" if cell.how else ""
-    told = f"Shown: {audit.attack_title(cell.attack)}, {audit.vantage_title(cell.vantage)}{how}."
+    caption = f"Shown: {audit.attack_title(cell.attack)}, {audit.vantage_title(cell.vantage)}{how}."
     between = [(f"estimate, {SHORT[one.name]}", one.epsilon) for one in estimates(audit) if one.name in SHORT]
     drawn = plots.promised_and_shown("lower bound beside accounted epsilon", cell.lower or 0.0, accounted, between)
-    return figure("Epsilon for one unit", drawn, told)
+    return figure("Epsilon for one unit", drawn, caption)
 
 
 def _promise(audit: Audit, cell: Cell) -> str:

@@ -56,15 +56,15 @@ def _false(audit: Audit) -> str:
     """How many of the first accusations are false, in one line."""
     did = "pulled" if audit.phantoms else "trained"
     pairs = [(count(one.get("first")), count(one.get("false"))) for one in audit.accusations]
-    told = [
+    counts = [
         f"of the first {first}, {wrong or 'none'} had not {did}"
         for first, wrong in pairs
         if first and wrong is not None
     ]
     pool = (audit.members or 0) + (audit.non_members or 0)
-    if not told or not pool:
+    if not counts or not pool:
         return ""
-    return f"{capital('; '.join(told))}. Of names drawn from a hat {percent((audit.non_members or 0) / pool)} would not have."
+    return f"{capital('; '.join(counts))}. Of names drawn from a hat {percent((audit.non_members or 0) / pool)} would not have."
 
 
 def _unit(one: Row) -> tuple[str, ...]:

@@ -12,16 +12,16 @@ from secure_fed.report.page.markup import bullets, facts, folded, paragraph, sec
 
 def baseline(audit: Audit) -> str:
     """Whether members and non-members differ without any model; where they do, nothing above holds."""
-    told = audit.baseline
-    about = f"AUC {number(told.auc)}"
-    if told.interval is not None:
-        about += f" ({number(told.interval[0])} to {number(told.interval[1])})"
+    found = audit.baseline
+    about = f"AUC {number(found.auc)}"
+    if found.interval is not None:
+        about += f" ({number(found.interval[0])} to {number(found.interval[1])})"
     title = "Without any model"
     if audit.phantoms:
         return section(title, paragraph(_NO_TEXTS))
-    if told.at_chance is None:
-        return section(title, paragraph(_UNCHECKED.format(why=f" ({told.why})" if told.why else ""), "notice"))
-    if told.at_chance:
+    if found.at_chance is None:
+        return section(title, paragraph(_UNCHECKED.format(why=f" ({found.why})" if found.why else ""), "notice"))
+    if found.at_chance:
         return section(title, paragraph(f"{_WHAT} It is at chance: {about}. {_FAIR}"))
     return section(
         title, paragraph(f"THIS AUDIT OF MEMBERSHIP IS VOID. {_WHAT} It is not at chance: {about}. {_UNFAIR}", "loud")

@@ -126,9 +126,11 @@ def _cell(audit: Audit, cell: Cell | None) -> str:
     mark = significance.mark(cell, audit)
     if cell.auc is None:
         own = [f"{name} {value}" for name, value in measured(cell)[:_SHOWN]]
-        told = short(cell)
+        recovered = short(cell)
         css = {"leak": "leak", "part": "sign"}.get(mark, "own")
-        return _filled(css, *(own or ("no number", cell.note or "no reason is given")), *([told] if told else []))
+        return _filled(
+            css, *(own or ("no number", cell.note or "no reason is given")), *([recovered] if recovered else [])
+        )
     low, high = cell.interval or (None, None)
     between = f"{shown(low)} to {shown(high)}" if cell.interval else "no interval"
     few = mark in ("leak", "within", "beyond") and not significance.ranks_hold_up(cell, audit)

@@ -31,25 +31,25 @@ def name(audit: Audit) -> str:
 
 def recorded(audit: Audit) -> tuple[str, str, str] | None:
     """Level, text and summary of the verdict that the audit carries; None where it carries none."""
-    level, told, summary = (words(audit.verdict.get(name)) for name in ("level", "text", "summary"))
-    return (level, told, summary) if level in LEVELS and told else None
+    level, body, summary = (words(audit.verdict.get(name)) for name in ("level", "text", "summary"))
+    return (level, body, summary) if level in LEVELS and body else None
 
 
 def heading(audit: Audit, level: str) -> str:
     """Whose audit it is, and the verdict as a label."""
     part = level == "none_found" and significance.partly(audit)
     texts = level == "leak" and standing(audit) != "leak"
-    told = _PART if part else _TEXTS if texts else _HEADLINES[level].format(uncovered=uncovered(audit))
-    chip = paragraph(told, "state open" if part or level in _WARNS else "state")
+    headline = _PART if part else _TEXTS if texts else _HEADLINES[level].format(uncovered=uncovered(audit))
+    chip = paragraph(headline, "state open" if part or level in _WARNS else "state")
     return f'<header>\n<p class="kind">Privacy audit</p>\n<h1>{text(name(audit))}</h1>\n{chip}</header>\n'
 
 
-def verdict(level: str, told: str, summary: str = "") -> str:
+def verdict(level: str, body: str, summary: str = "") -> str:
     """The paragraph that somebody reads who reads nothing else, and behind it the rest of the verdict."""
     warns = " warning" if level in _WARNS else ""
-    if not summary or not told.startswith(summary):
-        summary = told
-    rest = told[len(summary) :].strip()
+    if not summary or not body.startswith(summary):
+        summary = body
+    rest = body[len(summary) :].strip()
     more = paragraph(rest) if rest else ""
     return section("The verdict in words", paragraph(summary, "lead"), more, css_class=f"privacy{warns}")
 
@@ -76,8 +76,8 @@ def _main(audit: Audit) -> list[tuple[str, str]]:
         return []
     between = "" if cell.interval is None else f" ({number(cell.interval[0])} to {number(cell.interval[1])})"
     most = significance.allows(cell, audit)
-    told = [(f"AUC of {audit.attack_title(cell.attack)}", f"{number(cell.auc)}{between}")]
-    return told if most is None else [*told, ("AUC that the guarantee allows", number(most.auc))]
+    rows = [(f"AUC of {audit.attack_title(cell.attack)}", f"{number(cell.auc)}{between}")]
+    return rows if most is None else [*rows, ("AUC that the guarantee allows", number(most.auc))]
 
 
 def _lower(audit: Audit) -> float | None:
@@ -94,7 +94,7 @@ def _untested(audit: Audit) -> str:
 
 def _ends(audit: Audit) -> str:
     lower = _lower(audit)
-    told = (
+    promise = (
         f"The run promises at most epsilon {at_most(audit.epsilon)} for {unit_one(audit.unit)}"
         f"{'' if audit.delta is None else f', at delta {audit.delta:g}'}."
         if audit.protected
@@ -111,4 +111,4 @@ def _ends(audit: Audit) -> str:
         else "The audit gave no lower bound on it."
     )
     method = f" The method is {audit.method}." if audit.method else ""
-    return f"{told} {shown} Epsilon limits what can be learned: 0 is nothing.{method}"
+    return f"{promise} {shown} Epsilon limits what can be learned: 0 is nothing.{method}"

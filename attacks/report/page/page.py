@@ -38,9 +38,9 @@ def write(audit: Mapping[str, Any], path: Path) -> Path:
 
 def page(audit: Mapping[str, Any]) -> str:
     """The whole HTML document. What `audit` lacks is told as missing; equal audits give equal bytes."""
-    told = read(audit)
+    parsed = read(audit)
     made = verdict(audit)
-    level, text, summary = opening.recorded(told) or (made["level"], made["text"], made["summary"])
-    first = opening.heading(told, level) + opening.verdict(level, text, summary)
+    level, text, summary = opening.recorded(parsed) or (made["level"], made["text"], made["summary"])
+    first = opening.heading(parsed, level) + opening.verdict(level, text, summary)
     style = resources.files(__package__).joinpath("audit.css").read_text(encoding="utf-8")
-    return document(f"{opening.name(told)}: audit", first + "".join(section(told) for section in SECTIONS), style)
+    return document(f"{opening.name(parsed)}: audit", first + "".join(section(parsed) for section in SECTIONS), style)

@@ -109,9 +109,9 @@ def _draw_bounds(axes: Axes, lower: float, accounted: float | None, between: Seq
     axes.tick_params(axis="y", length=0, pad=6)
 
 
-def _beside(axes: Axes, end: float, place: float, told: str) -> None:
+def _beside(axes: Axes, end: float, place: float, label: str) -> None:
     """What a bar is long, behind its end."""
-    axes.annotate(told, (end, place), xytext=(5, 0), textcoords="offset points", va="center")
+    axes.annotate(label, (end, place), xytext=(5, 0), textcoords="offset points", va="center")
 
 
 def _draw_scores(axes: Axes, marks: Sequence[Mark]) -> None:
@@ -125,14 +125,14 @@ def _draw_scores(axes: Axes, marks: Sequence[Mark]) -> None:
     _places(axes, marks)
 
 
-def _draw_aucs(axes: Axes, told: Sequence[tuple[int, Mark]]) -> float:
+def _draw_aucs(axes: Axes, placed: Sequence[tuple[int, Mark]]) -> float:
     """AUCs with their whiskers; the lowest point that is drawn."""
-    aucs = [mark.auc or 0.0 for _, mark in told]
-    ends = [mark.interval or (auc, auc) for (_, mark), auc in zip(told, aucs, strict=True)]
+    aucs = [mark.auc or 0.0 for _, mark in placed]
+    ends = [mark.interval or (auc, auc) for (_, mark), auc in zip(placed, aucs, strict=True)]
     below = [max(0.0, auc - low) for auc, (low, _) in zip(aucs, ends, strict=True)]
     above = [max(0.0, high - auc) for auc, (_, high) in zip(aucs, ends, strict=True)]
     style: dict[str, Any] = {"color": SECOND, "linestyle": "--", "marker": "s", "capsize": 3}
-    axes.errorbar([place for place, _ in told], aucs, yerr=(below, above), label="AUC of the attack", **style)
+    axes.errorbar([place for place, _ in placed], aucs, yerr=(below, above), label="AUC of the attack", **style)
     return min((auc - less for auc, less in zip(aucs, below, strict=True)), default=0.5)
 
 

@@ -29,7 +29,7 @@ def _keep_copy(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
 
 def _ask_copy(scene: Scene, stage: str) -> None:
     if stage == "unmask":
-        scene.lie(scene.kept, "unmask", scene.told["unmask", scene.victim])
+        scene.lie(scene.kept, "unmask", scene.messages["unmask", scene.victim])
 
 
 def _split(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
@@ -47,7 +47,7 @@ def _split(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
 def _keep_signatures(scene: Scene, stage: str, client: int, answer: bytes) -> None:
     """Signatures over two lists are of use to a server that lies, and an honest one would end the session here."""
     if stage != "consistency":
-        scene.hear(client, answer)
+        scene.deliver(client, answer)
         return
     side = scene.kept[scene.peer not in scene.clients[client]._survivors]
     side.append((client, Confirm.from_bytes(answer, scene.parameters, client).signature))
@@ -81,7 +81,7 @@ def _forge(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
 
 def _all_but_victims(scene: Scene, stage: str, client: int, answer: bytes) -> None:
     if (stage, client) != ("consistency", scene.victim):
-        scene.hear(client, answer)
+        scene.deliver(client, answer)
 
 
 ANSWERS = (

@@ -9,7 +9,7 @@ from protocols.keys import Identity, Secret
 from protocols.messages import Advertise, Opened, Shares
 from protocols.rig.attack import Attack
 from protocols.rig.scene import Scene
-from protocols.rig.tampering.means import earlier, forged, found_out, refused, signed, unheard
+from protocols.rig.tampering.means import earlier, forged, found_out, refused, signed, withheld
 
 
 def _changed_advert(scene: Scene, answer: bytes, mask: bytes) -> bytes:
@@ -22,7 +22,7 @@ def _small_order(scene: Scene, answer: bytes) -> bytes:
 
 
 def _copied_key(scene: Scene, answer: bytes) -> bytes:
-    of_peer = Advertise.from_bytes(scene.said["advertise", scene.peer], scene.parameters, scene.peer)
+    of_peer = Advertise.from_bytes(scene.answers["advertise", scene.peer], scene.parameters, scene.peer)
     return _changed_advert(scene, answer, of_peer.mask)
 
 
@@ -34,7 +34,7 @@ def _impostor(scene: Scene, answer: bytes) -> bytes:
 def _repeated_id(scene: Scene, stage: str) -> None:
     if stage == "advertise":
         advert = signed(scene, forged(scene), scene.peer, Identity.new())
-        scene.hear(scene.peer, advert.to_bytes(scene.parameters, scene.peer), lie=True)
+        scene.deliver(scene.peer, advert.to_bytes(scene.parameters, scene.peer), lie=True)
 
 
 def _self_share(scene: Scene, answer: bytes) -> bytes:
@@ -75,13 +75,13 @@ def _done_without(scene: Scene) -> str:
 
 def _replay(scene: Scene, stage: str, client: int, answer: bytes) -> None:
     if client != scene.liar:
-        scene.hear(client, answer)
+        scene.deliver(client, answer)
         return
     if scene.kept is None:
         scene.kept = earlier(scene)
-    scene.hear(client, scene.kept.said[stage, client], lie=True)
-    scene.hear(client, answer)
-    scene.hear(client, answer, lie=True)
+    scene.deliver(client, scene.kept.answers[stage, client], lie=True)
+    scene.deliver(client, answer)
+    scene.deliver(client, answer, lie=True)
 
 
 CLIENTS = (
@@ -166,7 +166,7 @@ CLIENTS = (
         "share",
         ProtocolError,
         exact=True,
-        send=unheard,
+        send=withheld,
         outcome=_done_without,
     ),
     Attack(

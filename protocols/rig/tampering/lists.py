@@ -9,7 +9,7 @@ from protocols.errors import Aborted, MessageError, Tampering
 from protocols.messages import HEADER
 from protocols.rig.attack import Attack
 from protocols.rig.scene import Inbox, Scene
-from protocols.rig.tampering.means import Tell, earlier, listing, unheard
+from protocols.rig.tampering.means import Tell, earlier, listing, withheld
 
 Change = Callable[[Scene, set[int]], None]
 
@@ -86,7 +86,7 @@ def _twice(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
 def _stale(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
     if stage != scene.stage_of("survivors"):
         return inbox
-    return {**inbox, scene.victim: earlier(scene).told[stage, scene.victim]}
+    return {**inbox, scene.victim: earlier(scene).messages[stage, scene.victim]}
 
 
 def _undealt(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
@@ -120,7 +120,7 @@ LISTS = (
         "clients",
         "survivors",
         Tampering,
-        send=unheard,
+        send=withheld,
         tell=_undealt,
     ),
     Attack(

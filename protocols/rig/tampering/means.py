@@ -24,7 +24,7 @@ def refused(stage: str, change: Change) -> Send:
 
     def send(scene: Scene, now: str, client: int, answer: bytes) -> None:
         lies = (now, client) == (stage, scene.liar)
-        scene.hear(client, change(scene, answer) if lies else answer, lie=lies)
+        scene.deliver(client, change(scene, answer) if lies else answer, lie=lies)
 
     return send
 
@@ -36,7 +36,7 @@ def found_out(stage: str, change: Change) -> Send:
         lies = (now, client) == (stage, scene.liar)
         if lies:
             scene.expect(SERVER)
-        scene.hear(client, change(scene, answer) if lies else answer)
+        scene.deliver(client, change(scene, answer) if lies else answer)
 
     return send
 
@@ -86,7 +86,7 @@ def listing(scene: Scene, survivors: Collection[int], client: int) -> bytes:
     return Survivors(tuple(sorted(survivors)), statements).to_bytes(scene.parameters)
 
 
-def unheard(scene: Scene, stage: str, client: int, answer: bytes) -> None:
+def withheld(scene: Scene, stage: str, client: int, answer: bytes) -> None:
     """The liar vanishes before its shares are out."""
     if (stage, client) != ("share", scene.liar):
-        scene.hear(client, answer)
+        scene.deliver(client, answer)

@@ -41,7 +41,7 @@ def _small_order(scene: Scene, adverts: Adverts) -> None:
 def _reused_key(scene: Scene, adverts: Adverts) -> None:
     """Genuine, of the session before, in which the server may have rebuilt the key."""
     before = earlier(scene)
-    adverts[scene.peer] = Advertise.from_bytes(before.said["advertise", scene.peer], before.parameters, scene.peer)
+    adverts[scene.peer] = Advertise.from_bytes(before.answers["advertise", scene.peer], before.parameters, scene.peer)
 
 
 def _uninvited(scene: Scene, adverts: Adverts) -> None:
@@ -75,13 +75,13 @@ def near_peer(change: Callable[[Scene, Adverts], None]) -> Tell:
     def tell(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
         if stage != scene.stage_of("roster"):
             return inbox
-        told = dict(inbox)
+        messages = dict(inbox)
         for client, message in inbox.items():
             adverts = dict(Roster.from_bytes(message, scene.parameters).adverts)
             if scene.peer in adverts and client != scene.peer:
                 change(scene, adverts)
-                told[client] = Roster(adverts).to_bytes(scene.parameters)
-        return told
+                messages[client] = Roster(adverts).to_bytes(scene.parameters)
+        return messages
 
     return tell
 
@@ -111,13 +111,13 @@ def _other_choices(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
     """All who are near the peer read another choice of it than it advertised, when those who have dealt are listed."""
     if stage != "mask":
         return inbox
-    told = dict(inbox)
+    messages = dict(inbox)
     for client, message in inbox.items():
         if scene.peer in scene.clients[client]._agreed.adverts:
             true = Delivery.from_bytes(message, scene.parameters)
             lie = replace(true, dealt={**true.dealt, scene.peer: bytes(32)})
-            told[client] = lie.to_bytes(scene.parameters)
-    return told
+            messages[client] = lie.to_bytes(scene.parameters)
+    return messages
 
 
 def _withhold(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
@@ -138,10 +138,10 @@ def _withhold(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
 def _whatever_it_signed(scene: Scene, stage: str, client: int, answer: bytes) -> None:
     """The server that has lied to the victim takes its vector nevertheless."""
     if (stage, client) != ("mask", scene.victim):
-        scene.hear(client, answer)
+        scene.deliver(client, answer)
         return
     digest, scene.server._digest = scene.server._digest, scene.clients[client]._dealt
-    scene.hear(client, answer)
+    scene.deliver(client, answer)
     scene.server._digest = digest
 
 
