@@ -8,16 +8,16 @@ from secure_fed.report.formatting import number as shown
 from secure_fed.report.formatting import percent
 
 _OWN = {  # in this order, before all others
-    "bag_recall": "words read back",
-    "bag_precision": "words right",
-    "recall": "in their places",
-    "precision": "places right",
-    "guessed_bag_recall": "words guessed",
-    "guessed_bag_precision": "guesses right",
-    "guessed_recall": "guessed in their places",
-    "guessed_precision": "guessed places right",
-    "baseline_bag_recall": "by the commonest public words",
-    "baseline_recall": "in their places by the commonest",
+    "bag_recall": "word recall",
+    "bag_precision": "word precision",
+    "recall": "recall with position",
+    "precision": "precision with position",
+    "guessed_bag_recall": "guessed word recall",
+    "guessed_bag_precision": "guessed word precision",
+    "guessed_recall": "guessed recall with position",
+    "guessed_precision": "guessed precision with position",
+    "baseline_bag_recall": "word recall of common words",
+    "baseline_recall": "recall with position of common words",
 }
 _INSIDE = ("most_exposed", "most_exposed_guess", "all_rounds", "matching")
 

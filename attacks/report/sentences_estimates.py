@@ -1,4 +1,4 @@
-"""The estimates of the main attack in words: what each supposes, what it is called, and that it proves nothing."""
+"""Sentences on the main attack's estimates of epsilon: their names and their assumptions. They prove nothing."""
 
 from __future__ import annotations
 
@@ -9,27 +9,25 @@ from secure_fed.report.formatting import listed
 SHORT = {"independent": "independent", "sampled_gaussian": "Gaussian"}
 NAMES = {"independent": "if canaries are independent", "sampled_gaussian": "if the mechanism is Gaussian too"}
 SUPPOSES = {
-    "independent": "the law of non-members' scores, which is known exactly, and canaries that are independent of each other",
-    "sampled_gaussian": "the same, and a Gaussian mechanism with the run's rate and number of releases",
+    "independent": "the exact distribution of non-members' scores, and canaries that are independent of each other",
+    "sampled_gaussian": "the same, and a Gaussian mechanism with the run's sampling rate and number of releases",
 }
 
 
 def estimates(audit: Audit) -> tuple[Estimated, ...]:
-    """Of the main attack, where there is a guarantee to set them beside."""
+    """The main attack's estimates, where there is a guarantee to compare them with."""
     cell = audit.main_cell
     return cell.estimates if cell is not None and audit.covers(cell) else ()
 
 
 def estimated(audit: Audit) -> str:
-    """What the estimates are; and that one is above what was accounted, which proves nothing."""
+    """The sentence with all estimates, and a warning where one is above the accounted epsilon."""
     found, cell = estimates(audit), audit.main_cell
     if not found or cell is None:
         return ""
     values = listed([f"{at_least(one.epsilon)} ({NAMES.get(one.name, one.name)}{_point(one)})" for one in found])
     high = [one for one in found if cell.accounted is not None and one.epsilon > cell.accounted]
-    return (
-        f"Estimates, which suppose more than fair coins and prove nothing, say epsilon {values}.{_HIGH if high else ''}"
-    )
+    return f"Estimates of epsilon, which assume more than fair coins and prove nothing, are {values}.{_HIGH if high else ''}"
 
 
 def _point(one: Estimated) -> str:
@@ -37,7 +35,7 @@ def _point(one: Estimated) -> str:
 
 
 def supposing(one: Estimated) -> str:
-    """What one supposes."""
+    """The assumptions of one estimate."""
     return SUPPOSES.get(one.name, "what is not said")
 
 

@@ -1,4 +1,4 @@
-"""What an audit found of membership, in sentences: nothing, something within the guarantee, a leak, or that it cannot tell."""
+"""Sentences on membership: nothing was found, a finding within the guarantee, a leak, or that the audit cannot tell."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SERVERS = ("secure_server", "server")
 
 
 def standing(audit: Audit) -> Standing:
-    """What can be said of membership."""
+    """The finding on membership: the first that applies, from an invalid baseline to none."""
     if audit.baseline.at_chance is False:
         return "void"
     marks = {significance.mark(cell, audit) for cell in audit.of_membership}
@@ -29,7 +29,7 @@ def standing(audit: Audit) -> Standing:
 
 
 def found_out(audit: Audit) -> str:
-    """The sentences of what it is."""
+    """The sentences for that finding."""
     sentences = {
         "void": _void,
         "leak": _leak,
@@ -42,46 +42,45 @@ def found_out(audit: Audit) -> str:
 
 
 def signs(audit: Audit) -> str:
-    """That an interval lies above chance, and what that is worth."""
+    """A warning where the interval of an AUC lies above chance without being significant."""
     best = significance.strongest([cell for cell in audit.results if significance.mark(cell, audit) == "sign"])
     if best is None:
         return ""
     looks = significance.looks(audit)
-    among = "" if looks < 2 else f" where {looks:,} numbers are looked at"
+    among = "" if looks < 2 else f" among {looks:,} numbers tested"
     return (
-        f"There is a weak sign, no more: by itself the interval of {audit.attack_title(best.attack)} lies above 50"
-        f" ({_rate(best)}), which luck alone may bring about{among}. Repeat run and audit with another seed before you rely on"
-        " either reading."
+        f"There is a weak sign, no more: the 95 % interval of {audit.attack_title(best.attack)} lies above 50"
+        f" ({_rate(best)}). Luck alone may cause that{among}. Repeat run and audit with another seed before you rely on it."
     )
 
 
 def inverted(audit: Audit) -> str:
-    """That an interval lies below chance, which is never privacy."""
+    """A warning where the interval of an AUC lies below chance, which is never privacy."""
     below = [cell for cell in audit.results if significance.mark(cell, audit) == "inverted"]
     if not below:
         return ""
     low = min(below, key=lambda cell: cell.auc or 0.0)
     return (
-        f"The interval of {audit.attack_title(low.attack)} lies below 50 ({_rate(low)}). That is not privacy: whoever turned"
-        " its answers round would be right more often than a coin, so its sign may be inverted."
+        f"The 95 % interval of {audit.attack_title(low.attack)} lies below 50 ({_rate(low)}). That is not privacy: an adversary"
+        " who reverses its answers is right more often than a coin, so its sign may be inverted."
     )
 
 
 def missed(audit: Audit) -> str:
-    """How large a leak would probably not have been found."""
+    """The AUC of an attack that this number of units misses half of the time."""
     least = significance.unnoticed(audit)
     if least is None:
         return ""
     return (
-        f"With this number of {units(audit)}, an attack that is right in {hundred(least)} of 100 cases would as likely as not"
-        " have gone unnoticed."
+        f"With this number of {units(audit)}, an audit misses half of the attacks that are right in {hundred(least)} of 100"
+        " cases."
     )
 
 
 def _leak(audit: Audit) -> str:
     covered = _marked(audit, "within") or _marked(audit, "beyond")
     beside = (
-        f" What {who(audit, covered.vantage)} found is covered by the guarantee{_limit(audit, covered)}."
+        f" The finding of {who(audit, covered.vantage)} is covered by the guarantee{_limit(audit, covered)}."
         if covered
         else ""
     )
@@ -89,7 +88,7 @@ def _leak(audit: Audit) -> str:
 
 
 def _within(audit: Audit) -> str:
-    """By the one who found most, since the guarantee is the same against all whom it covers."""
+    """The strongest finding, since the guarantee is the same against all adversaries that it covers."""
     best = _marked(audit, "within")
     return "" if best is None else f"{_WITHIN} {capital(_found(audit, best))}{_allows(audit, best)}"
 
@@ -113,7 +112,7 @@ def _marked(audit: Audit, mark: str) -> Cell | None:
 
 
 def _found_by(audit: Audit, mark: str) -> str:
-    """What the weakest adversary of that mark found, and the one who found most."""
+    """The finding of the weakest adversary with that mark, and the strongest finding."""
     held = [cell for cell in audit.of_membership if significance.mark(cell, audit) == mark]
     weakest = min((cell.vantage for cell in held), key=audit.rank)
     first = significance.strongest([cell for cell in held if cell.vantage == weakest])
@@ -127,44 +126,44 @@ def _found_by(audit: Audit, mark: str) -> str:
 
 
 def uncovered(audit: Audit) -> str:
-    """Why a leak is held against no epsilon."""
+    """The reason why a leak is compared with no epsilon."""
     other = audit.unit != NO_UNIT and not audit.comparable
     return "the run's guarantee is not one that it can be set against" if other else "no guarantee covers it"
 
 
 def tried(audit: Audit) -> str:
-    """How many attacks were made, and how many of them hold up; nothing where nothing can be said of membership."""
+    """The number of attacks and of significant results; "" where the audit cannot tell of membership."""
     of_membership = standing(audit)
     if of_membership in ("void", "unsupported") or not audit.results:
         return ""
     if of_membership == "none_found" or len(audit.results) < 2:
         return _tried(audit)
     held = sum(significance.holds_up(cell, audit) for cell in audit.results)
-    return f"{_tried(audit)} {shown(held)} of them {'holds' if held == 1 else 'hold'} up after that."
+    return f"{_tried(audit)} {shown(held)} of them {'is' if held == 1 else 'are'} significant."
 
 
 def _allows(audit: Audit, cell: Cell | None) -> str:
-    """What the guarantee lets an attack find there."""
+    """The AUC that the guarantee allows there, in words."""
     most = None if cell is None else significance.allows(cell, audit)
     if cell is None or most is None:
         return ""
     run = "whose noise is exactly as accounted" if most.by == "mechanism" else "with this epsilon and delta"
     above = significance.mark(cell, audit) == "within" and (cell.auc or 0.0) > most.auc
     included = ", which the interval includes" if above else ""
-    return f" A run {run} may show up to {at_most_hundred(most.auc)}{included}."
+    return f" A run {run} allows up to {at_most_hundred(most.auc)} of 100{included}."
 
 
 def _limit(audit: Audit, cell: Cell) -> str:
     most = significance.allows(cell, audit)
-    return "" if most is None else f", which allows up to {at_most_hundred(most.auc)}; it is {_rate(cell)}"
+    return "" if most is None else f", which allows up to {at_most_hundred(most.auc)} of 100; it is {_rate(cell)}"
 
 
 def _void(audit: Audit) -> str:
     return (
-        "This audit of membership is void. Those who were trained on and those who were not can be told apart by their texts"
-        f" alone, without any model{_baseline_rate(audit)}. So nothing that an attack found of membership can be blamed on the"
-        f" model, and nothing that it did not find speaks for it. Fair coins cause this by luck in one audit in {ONE_IN}:"
-        " repeat run and audit with another seed. If it comes again, something else than fair coins has chosen the members."
+        "This audit of membership is void. A classifier of texts alone, without any model, tells members from non-members"
+        f"{_baseline_rate(audit)}. So no AUC here, high or low, says anything about the model. Fair coins cause this by luck in"
+        f" one audit in {ONE_IN}: repeat run and audit with another seed. If it happens again, the members were not chosen by"
+        " fair coins."
     )
 
 
@@ -172,26 +171,27 @@ def _unsupported(audit: Audit) -> str:
     if not audit.of_membership:
         return "This audit says nothing about membership: no attack on it gave a result."
     if _largest(audit) is None:
-        return "This audit cannot tell of membership: it does not say how many units it compares."
+        return "This audit cannot tell who was a member: it does not say how many units it compares."
     return (
         f"This audit cannot tell who was a member. It compares {_counts(audit)}; with fewer than"
-        f" {significance.ENOUGH} on one side or both luck and a leak look alike."
+        f" {significance.ENOUGH} members or non-members a leak cannot be distinguished from luck."
     )
 
 
 def _found(audit: Audit, cell: Cell) -> str:
-    """One cell in words: who, how often right, and whether the interval includes a coin's."""
-    sentence = f"{who(audit, cell.vantage)} {guess(audit.audited)} is right in {hundred(cell.auc)} of 100 cases, where"
-    sentence += " a coin is right in 50"
+    """One cell in words: the adversary, its AUC, the interval, and a significant true-positive rate."""
+    sentence = (
+        f"{who(audit, cell.vantage)} {guess(audit.audited)} is right in {hundred(cell.auc)} of 100 cases; a coin is"
+    )
+    sentence += " right in 50"
     if cell.interval is not None:
         low, high = cell.interval
         side = "includes 50" if low <= significance.CHANCE <= high else "does not include 50"
-        sentence += f"; the 95 % interval, {between(low, high)}, {side}"
+        sentence += f". The 95 % interval, {between(low, high)}, {side}"
     tail = next((tail for tail in cell.tails if significance.tail_holds_up(tail, cell, audit)), None)
     if tail is not None:
         sentence += (
-            f". Wrong about {percent(tail.fpr)} of those that were held out, the same attack names {percent(tail.tpr)} of those"
-            " that trained"
+            f". At a false-positive rate of {percent(tail.fpr)} it identifies {percent(tail.tpr)} of the members"
         )
     return f"{sentence}."
 
@@ -202,21 +202,22 @@ def _rate(cell: Cell) -> str:
 
 
 def _tried(audit: Audit) -> str:
-    """How many numbers there were to choose from; an attack that finds more from a better place has several."""
+    """The number of results. An attack that finds more from a stronger vantage point has several."""
     results, attacks = len(audit.results), len({cell.attack for cell in audit.results})
     if results < 2:
         return f"This compares {_counts(audit)}."
     made = (
-        f"{results} attacks on membership were made, which"
+        f"{results} attacks on membership"
         if attacks == results
-        else f"{counted(attacks, 'attack')} on membership gave {results} different results, which"
+        else f"{results} different results of {counted(attacks, 'attack')} on membership"
     )
-    luck = "The more there are, the more look successful by luck alone; that has been allowed for"
     main = audit.main_cell
     named = (
-        "" if main is None else f", least for the main one, {audit.attack_title(main.attack)}, which no score decided"
+        ""
+        if main is None
+        else f", least for the main attack, {audit.attack_title(main.attack)}, which was chosen before any score was seen"
     )
-    return f"{made} compare {_counts(audit)}. {luck}{named}."
+    return f"{made} compare {_counts(audit)}. Their significance is corrected for their number{named}."
 
 
 def _counts(audit: Audit) -> str:
@@ -226,7 +227,7 @@ def _counts(audit: Audit) -> str:
 
 
 def _largest(audit: Audit) -> tuple[int, int] | None:
-    """The sizes of the cell that can tell most: the one with most units on its smaller side."""
+    """Members and non-members of the cell with the most units on its smaller side."""
     sizes: Sequence[tuple[int, int]] = [
         (cell.members, cell.non_members)
         for cell in audit.of_membership
@@ -241,6 +242,6 @@ def _baseline_rate(audit: Audit) -> str:
 
 _WITHIN = "What was found is within the guarantee."
 _MORE = (
-    "What was found is more than that, and yet no lower bound contradicts the guarantee, which alone can. Luck does this in one"
-    " audit in 40 or so: repeat run and audit with another seed, and with more units."
+    "What was found is more than that, and yet no lower bound contradicts the guarantee; only a lower bound can. Luck causes"
+    " this in about one audit in 40: repeat run and audit with another seed and more units."
 )

@@ -1,4 +1,4 @@
-"""What was read of texts, in sentences: how much, by whom, on average and in the most exposed case, and how much is right."""
+"""Sentences on recovered texts: the shares of words recovered, by each adversary, on average and in the most exposed case."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LEADS = {
     "leak": "Texts can be read back",
     "part": "Part of the texts can be read back",
     "little": "Little of the texts was read back",
-    "wrong": "Texts were looked for, and most of what was named for them is wrong",
+    "wrong": "Texts were guessed at, and most of the guesses are wrong",
     "usual": "Texts were guessed at, which gave no more, or not clearly more, than public texts alone give",
     "unmeasured": "Texts were guessed at; how much public texts alone give was not measured, so this is not counted as a leak",
 }
@@ -24,14 +24,14 @@ _ORDER = ("leak", "part", "little", "unmeasured", "usual", "wrong")
 
 
 def texts(audit: Audit) -> str:
-    """What every adversary read, those who read most first; nothing where nobody looked."""
+    """A sentence for each adversary and attempt, the most recovered first; "" where no attack looked for texts."""
     described = [one for cell in _once(audit) for one in _worth_a_sentence(cell)]
     described.sort(key=lambda one: _ORDER.index(one[1].grade))
     return " ".join(_sentence(audit, cell, attempt) for cell, attempt in described)
 
 
 def short(cell: Cell) -> str:
-    """The same in a few words, for a cell of a table; nothing where little counts."""
+    """The same in a few words, for a cell of a table; "" for less than a part of the texts."""
     best = attempts.best(readback.attempts(cell))
     if best is None or best.grade not in ("leak", "part"):
         return ""
@@ -45,7 +45,7 @@ def short(cell: Cell) -> str:
 
 
 def _once(audit: Audit) -> list[Cell]:
-    """The cells of attacks on texts; what stronger adversaries find with the same attack and the same numbers is left out."""
+    """The cells of attacks on texts, without repetitions of the same figures by stronger adversaries."""
     found: dict[tuple[str, str], Cell] = {}
     for cell in sorted(audit.cells, key=lambda cell: audit.rank(cell.vantage)):
         if readback.attempts(cell):
@@ -54,7 +54,7 @@ def _once(audit: Audit) -> list[Cell]:
 
 
 def _worth_a_sentence(cell: Cell) -> Iterable[tuple[Cell, Attempt]]:
-    """The attempt of which most counts, and guesses that named more than it did."""
+    """The best attempt, and guesses that named more words than it."""
     found = readback.attempts(cell)
     best = attempts.best(found)
     if best is None:
@@ -84,7 +84,7 @@ def _subject(cell: Cell) -> str:
 
 
 def _looked(cell: Cell, attempt: Attempt) -> str:
-    """What the mean is over."""
+    """The updates, sums or clients that the mean is over."""
     if attempt.looked is None:
         return ""
     if attempt.together:
@@ -96,14 +96,14 @@ def _looked(cell: Cell, attempt: Attempt) -> str:
 
 
 def _named(named: Named, how: How, subject: str = "") -> str:
-    """The words; the pairs of place and word, where only these count."""
+    """The share of words; of the pairs of position and word, where only these count."""
     if named.by_pairs(how):
         return f"{percent(named.pairs)} of the words{subject} in their places{_aside(named.pairs_right, named.usual_pairs)}"
     return f"{percent(named.words)} of the words{subject}{_aside(named.words_right, named.usual_words)}"
 
 
 def _places(attempt: Attempt) -> str:
-    """The pairs beside the words, of what counts."""
+    """The share of pairs of position and word, where the attempt counts."""
     mean = attempt.mean
     if mean.by_pairs(attempt.how) or mean.pairs is None or attempt.grade not in ("leak", "part"):
         return ""
@@ -111,7 +111,7 @@ def _places(attempt: Attempt) -> str:
 
 
 def _aside(right: float | None, usual: float | None) -> str:
-    """How much of what was named is right, and what public texts alone give."""
+    """The precision, and the share that public texts alone give."""
     remarks = []
     if right is not None:
         remarks.append("all that was named is right" if right == 1 else f"{percent(right)} of those named are right")

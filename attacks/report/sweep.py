@@ -1,4 +1,4 @@
-"""Runs side by side: what each guarantees, how good its model is, and what attacks found in it."""
+"""Runs side by side: the guarantee, the accuracy and the findings of each."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def swept(audit: Mapping[str, Any], run_dir: Path, beside: Sequence[Path]) -> li
 
 
 def rows_beside(run_dir: Path, beside: Sequence[Path]) -> list[Row]:
-    """Those of other runs, each once; RunDirectoryError of one that was not audited, or not as it is now."""
+    """The rows of other runs, each once. RunDirectoryError for a run that was not audited, or has changed since."""
     others = {one.resolve(): one for one in beside if one.resolve() != run_dir.resolve()}
     return [_audited_row(other) for other in others.values()]
 
@@ -52,28 +52,27 @@ def _audited_row(run_dir: Path) -> Row:
 
 
 def sentence(row: Mapping[str, Any]) -> str:
-    """A row in words: each number with the attack, and the adversary, that it is of."""
+    """A row as a sentence: each number with its attack and adversary."""
     accuracy, area, lower = (row[name] for name in ("accuracy", "auc", "epsilon_lower"))
     clauses = [] if accuracy is None else [f"accuracy {accuracy:.1%}"]
     if area is None:
-        clauses.append("no attack ranked members and others")
+        clauses.append("no attack on membership gave a result")
     else:
         whose = _whose(row["attack"], row["vantage"])
-        clauses.append(f"members are told from others with an AUC of {area:.2f} (.5 is a coin) by {whose}")
+        clauses.append(f"AUC {area:.2f} on membership (.5 is a coin) by {whose}")
     if lower is None:
-        clauses.append("no lower bound on epsilon could be set")
+        clauses.append("no lower bound on epsilon")
     else:
         whose = _whose(row["epsilon_lower_attack"], row["epsilon_lower_vantage"])
-        clauses.append(f"epsilon {at_least(lower)} at least, at delta {row['delta']:g}, is shown by {whose}")
+        clauses.append(f"epsilon at least {at_least(lower)} at delta {row['delta']:g} by {whose}")
     return f"{row['label']}: {'; '.join(clauses)}"
 
 
 def _row(run_dir: Path, audit: Mapping[str, Any]) -> Row:
-    """A run by its main attack, which was named before scores were seen, and the largest lower bound against those whom its
-    guarantee covers (of an audit that names no main one, by that of the largest area). The two may be of different attacks and
-    adversaries, and each is named.
+    """The AUC of the run's main attack and its largest lower bound on epsilon, each with its attack and adversary.
 
-    delta: of the bound, that of the guarantee, and 0 of a run without one.
+    The main attack was chosen before scores were seen; an audit without one gives its largest AUC. A run with a guarantee
+    gives the largest bound among adversaries that it covers. delta: of the bound: that of the guarantee, 0 without one.
     """
     result, parsed = read_object(run_dir, RESULT), read(audit)
     best, epsilon = parsed.main_cell or significance.strongest(parsed.of_membership), number(result.get("epsilon"))
@@ -99,7 +98,7 @@ def _row(run_dir: Path, audit: Mapping[str, Any]) -> Row:
 
 
 def _tail(cell: Cell | None, target: float) -> Row | None:
-    """The true-positive rate there with its intervals, where it was not refused."""
+    """The true-positive rate at that false-positive rate with its intervals; None where too few were held out."""
     tail = cell and cell.tail(target)
     return asdict(tail) if tail else None
 

@@ -55,7 +55,7 @@ def show(audit: Mapping[str, Any]) -> None:
     console.print(f"verdict: {level}", style="bold")
     console.print(words(found["text"]))
     console.print(_matrix(parsed))
-    console.print("AUC with its 95 % interval; .5 is a coin. n/a: does not apply, the report says why.")
+    console.print("AUC with its 95 % interval; .5 is a coin. n/a: not applicable; the report gives the reason.")
     console.print(_numbers(parsed))
 
 
@@ -84,10 +84,10 @@ def _numbers(audit: Audit) -> Table:
     table = Table(show_header=False)
     table.add_row("accuracy", percent(audit.accuracy))
     table.add_row("in training, held out", f"{number(audit.members)}, {number(audit.non_members)}")
-    table.add_row("epsilon promised", promised(audit))
+    table.add_row("epsilon accounted", promised(audit))
     for one in estimates(audit):
         table.add_row(f"estimated, {NAMES.get(one.name, one.name)}", at_least(one.epsilon))
-    table.add_row("epsilon shown, at least", at_least(next((cell.lower for cell in audit.bounded), None)))
+    table.add_row("epsilon, lower bound", at_least(next((cell.lower for cell in audit.bounded), None)))
     without = {True: "at chance", False: "NOT AT CHANCE: AUCs are void", None: "not checked"}
     table.add_row("without any model", without[audit.baseline.at_chance])
     return table

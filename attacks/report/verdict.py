@@ -15,13 +15,13 @@ Four verdicts, and a fifth level where none of them can be reached; the first th
 
 The baseline without a model comes behind the first two. The lower bound of Steinke et al. (2023) rests on the coins alone: if
 they are fair, it is too high in at most `significance` of audits, those in which the baseline fails by luck among them. That is
-one audit in 40, and a false alarm must not hide that a guarantee is broken; the doubt is told beside it. And no coin has a part
-in whether a text was read back. What an attack found of membership is withheld: its reader takes it for something that the
-model learned, and where words alone tell members from others, it may come from the words.
+one audit in 40, and a false alarm must not hide that a guarantee is broken; the doubt is stated beside it. Recovered texts do
+not depend on any coin. Findings on membership are withheld: a reader would blame the model for them, and where texts alone
+distinguish members from non-members, they may come from the texts.
 
-Of a model that tells nothing of membership something is called found in at most `significance` of audits. A contradiction rests
-on a lower bound alone, never on an interval or an estimate, which suppose more than fair coins. An interval above chance that
-does not hold up is told as a weak sign; one below chance is never told as privacy.
+A model that reveals nothing of membership gives a finding in at most `significance` of audits. A contradiction rests on a lower
+bound alone, never on an interval or an estimate, which assume more than fair coins. An interval above chance that is not
+significant is a weak sign; one below chance is never called privacy.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _joined(sentences: Sequence[str]) -> str:
 
 
 def level_of(audit: Audit) -> Level:
-    """Which of these an audit is."""
+    """The verdict's level."""
     if any(significance.contradicts(cell, audit) for cell in audit.cells):
         return "violation"
     if any(map(significance.recovers, audit.cells)):
@@ -66,7 +66,7 @@ def level_of(audit: Audit) -> Level:
 
 
 def _opening(audit: Audit, level: Level) -> list[str]:
-    """What was found: of the guarantee, of texts, of membership."""
+    """The findings: on the guarantee, on texts, on membership."""
     if level == "violation":
         return [contradicted(audit), texts(audit)]
     if level == "leak" and standing(audit) != "leak":
@@ -75,7 +75,7 @@ def _opening(audit: Audit, level: Level) -> list[str]:
 
 
 def _common(audit: Audit, level: Level) -> list[str]:
-    """What is to be said beside: canaries, signs, wrong signs, the guarantee, and what was not looked at."""
+    """The remarks behind the findings: canaries, weak signs, the guarantee, and what was not tested."""
     of_membership = standing(audit)
     if of_membership == "void":
         return [_in_plain_sight(audit)]
@@ -95,14 +95,14 @@ def _common(audit: Audit, level: Level) -> list[str]:
 
 
 def _planted(audit: Audit) -> str:
-    """That the audited units are conspicuous, where they are."""
+    """A remark where the audited units are conspicuous."""
     if not audit.results or (audit.canaries == "none" and not audit.phantoms):
         return ""
     return _PHANTOMS if audit.phantoms else _CANARIES.format(units=units(audit))
 
 
 def _in_plain_sight(audit: Audit) -> str:
-    """That servers need no attack to learn which clients were members."""
+    """A remark that servers need no attack to learn which clients took part."""
     if audit.audited != "client" or audit.phantoms:
         return ""
     counted = any(cell.vantage in SERVERS for cell in audit.of_membership)
@@ -110,12 +110,10 @@ def _in_plain_sight(audit: Audit) -> str:
 
 
 def _some(audit: Audit) -> str:
-    """That not all attacks were made, but those that somebody chose."""
+    """A remark where only requested attacks were made."""
     if not audit.asked_for:
         return ""
-    return (
-        f"Nothing was tried but what was asked for: {listed([audit.attack_title(name) for name in audit.asked_for])}."
-    )
+    return f"Only the requested attacks were made: {listed([audit.attack_title(name) for name in audit.asked_for])}."
 
 
 def _closing(audit: Audit, level: Level) -> str:
@@ -124,23 +122,23 @@ def _closing(audit: Audit, level: Level) -> str:
 
 _CLOSING = {
     "violation": "Treat the model as if it had no guarantee until the mistake is found.",
-    "leak": "This is the least that is given away: a better attack may find more.",
+    "leak": "This is a lower bound on what the run gives away: a better attack may find more.",
     "within": "A guarantee limits what is given away; it does not promise that nothing is.",
-    "none_found": "To find nothing is not proof of privacy: it is what these attacks, on this run, did not find.",
+    "none_found": "To find nothing is not proof of privacy: other attacks may find more.",
     "unsupported": "That no verdict was reached is not a sign of privacy.",
 }
-_UNCHECKED = "Whether the two sides differ by themselves, without any model, was not checked."
+_UNCHECKED = "Whether members and non-members differ without any model was not checked."
 _CANARIES = (
-    "The {units} that were audited are canaries, made conspicuous on purpose; ordinary ones were not audited here, and are"
-    " expected to give away less."
+    "The audited {units} are canaries, made conspicuous on purpose; ordinary ones were not audited and are expected to give"
+    " away less."
 )
 _PHANTOMS = (
-    "The units that were audited are phantoms: they are nobody's data, and those that a coin chose pulled the model as far as"
-    " one unit may. Units of the data were not audited here, and are expected to give away less."
+    "The audited units are phantoms: they are nobody's data, and each that a coin chose pulled the model as far as one unit"
+    " may. Units of the data were not audited and are expected to give away less."
 )
 _PERSONAL = (
-    "Parts of the model stay with the clients. Outsiders and other clients were given the shared part alone, the rest as it was"
-    " before training, so that what they did not find says little."
+    "Parts of the model stay with the clients. Outsiders and other clients had the shared part alone, with the rest as it was"
+    " before training, so that to find nothing there says little."
 )
 _PLAIN_SIGHT = (
     "A server, with secure aggregation or without, sees by name which clients take part, so that their membership is no secret"

@@ -1,4 +1,4 @@
-"""The adversaries, the units and the rates of an audit, as a person who runs none would say them."""
+"""Words for the adversaries, units and rates of an audit, for readers who run none."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _ONE = {
     "group": "one person's examples at a client",
 }
 _GUESS = {
-    "client": "and guesses which of two clients took part in the training, where one of them did,",
-    "example": "and guesses which of two texts was trained on, where one of them was,",
-    "group": "and guesses which of two persons' texts were trained on, where those of one were,",
+    "client": "and guesses which of two clients took part in the training",
+    "example": "and guesses which of two texts was trained on",
+    "group": "and guesses which of two persons' texts were trained on",
 }
 
 
 def who(audit: Audit, vantage: str) -> str:
-    """The adversary at a vantage point, in the midst of a sentence."""
+    """The adversary at a vantage point, in lower case for the middle of a sentence."""
     if vantage in _WHO:
         return _WHO[vantage]
     sees = next((known.about for known in audit.vantages if known.name == vantage), "")
@@ -37,7 +37,7 @@ def who(audit: Audit, vantage: str) -> str:
 
 
 def capital(sentence: str) -> str:
-    """With a capital letter at its beginning."""
+    """The sentence with its first letter capital."""
     return sentence[:1].upper() + sentence[1:]
 
 
@@ -52,12 +52,12 @@ def units(audit: Audit) -> str:
 
 
 def sides(audit: Audit) -> tuple[str, str]:
-    """What members are, and what non-members: "in training" and "held out"."""
+    """The words for members and for non-members: "in training" and "held out"."""
     return ("that pulled", "that did not") if audit.phantoms else ("in training", "held out")
 
 
 def guess(unit: str) -> str:
-    """What an AUC is the share of right answers to."""
+    """The guess that an AUC is the rate of right answers of."""
     return _GUESS.get(unit, _GUESS["example"])
 
 
@@ -81,7 +81,7 @@ def between(low: float, high: float) -> str:
 
 
 def promised(audit: Audit) -> str:
-    """The epsilon that was accounted; of a guarantee that no audit by coins can be set against, that it is so."""
+    """The accounted epsilon; or that there is none, or none that an audit by coins can test."""
     if audit.protected:
         return at_most(audit.epsilon)
     if audit.unit == NO_UNIT:

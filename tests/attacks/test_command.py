@@ -195,7 +195,7 @@ def test_a_row_says_of_which_attack_and_adversary_each_number_is(tmp_path: Path)
     assert [third[name] for name in names] == [None] * 6 + [0.0]
     titles = {name: ATTACKS[name].title for name in ("canary_cosine", "canary_likelihood")}
     assert sentence(first) == (
-        "epsilon 8: accuracy 80.0%; members are told from others with an AUC of 0.62 (.5 is a coin) by "
+        "epsilon 8: accuracy 80.0%; AUC 0.62 on membership (.5 is a coin) by "
         f'"{titles["canary_cosine"]}" (server without secure aggregation); epsilon 0.80 at least, at delta 1e-05, is shown by '
         f'"{titles["canary_likelihood"]}" (fellow client)'
     )

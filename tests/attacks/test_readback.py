@@ -143,7 +143,7 @@ def test_where_a_part_was_read_it_is_not_said_that_no_leak_or_nothing_was_found(
 
 def test_much_that_is_mostly_wrong_is_not_called_little() -> None:
     text = judged(words(0.9, 0.1))[1]
-    assert "most of what was named for them is wrong: a server" in text
+    assert "most of the guesses are wrong: a server" in text
     assert "90.0 % of the words of a client's texts (10.0 % of those named are right)" in text
     assert "ittle" not in text
 

@@ -57,8 +57,8 @@ def test_the_verdict_comes_first_and_the_rest_in_its_order(unprotected: Audit) -
         "The verdict in words",
         "In numbers",
         "Every attack, by every adversary",
-        "When few may be falsely accused",
-        "What was promised, and what was shown",
+        "True positives at low false-positive rates",
+        "Accounted epsilon and lower bounds",
         "With more and less privacy",
         "Clients, most exposed first",
         "The examples that stand out most",
@@ -113,16 +113,14 @@ def test_a_leak_is_marked_by_word_as_well_as_by_colour(unprotected: Audit, prote
     marked = re.findall(r'<td class="leak">(.*?)</td>', paged(unprotected))
     assert len(marked) == 18  # two of them texts out of sums
     assert all("leak</small>" in cell for cell in marked)
-    assert sum("<b>words read back 83.0 %</b>" in cell for cell in marked) == 2
+    assert sum("<b>word recall 83.0 %</b>" in cell for cell in marked) == 2
     assert 'class="leak"' not in paged(protected)
-    assert paged(protected).count("not told from chance</small>") == 19
+    assert paged(protected).count("not above chance</small>") == 19
 
 
 def test_a_contradiction_is_loud_and_stands_by_every_bound(violation: Audit) -> None:
     outline = outlined(violation)
-    assert (
-        "CONTRADICTION: the run promises epsilon 0.99 for one training example; at least 3.08 was shown" in outline.text
-    )
+    assert "CONTRADICTION: the run claims epsilon 0.99 for one training example; a lower bound is 3.08" in outline.text
     assert outline.text.count("BROKEN") == 6
     assert ("class", "loud") in outline.attributes
     assert "The privacy guarantee is contradicted" in outline.text
@@ -140,8 +138,8 @@ def test_bounds_are_rounded_down_and_promises_up(violation: Audit, undrawn: None
     rounded = samples.copied(violation, epsilon_accounted=0.9812)
     rounded["cells"][0]["epsilon_lower"] = 3.999
     text = outlined(rounded).text
-    assert "promises epsilon 0.982" in text
-    assert "at least 3.99 was shown" in text
+    assert "claims epsilon 0.982" in text
+    assert "a lower bound is 3.99" in text
 
 
 def test_two_runs_stand_side_by_side_and_more_are_a_table(unprotected: Audit, undrawn: None) -> None:
@@ -186,7 +184,7 @@ def test_false_accusations_are_shown_among_the_first_and_counted_in_one_line(unp
     told = samples.copied(unprotected, accusations=[{"first": 10, "false": 0}, {"first": 50, "false": 12}])
     text = outlined(told).text
     assert "Of the first 10, none had not trained; of the first 50, 12 had not trained." in text
-    assert "Of names drawn from a hat 50.1 % would not have." in text
+    assert "Of units drawn at random 50.1 % had not." in text
     assert text.count("no: a false accusation") == 2
 
 
@@ -219,7 +217,7 @@ def test_estimates_stand_beside_the_bound_with_what_they_suppose(protected: Audi
         one["estimates"] = ESTIMATES if one["attack"] == "canary_cosine" else []
     text = outlined(told).text
     assert "Estimates, which are no bounds" in text
-    assert "if canaries are independent 2.40 – the law of non-members' scores" in text
+    assert "if canaries are independent 2.40 – the exact distribution of non-members' scores" in text
     assert "if the mechanism is Gaussian too 4.60 6.10 the same, and a Gaussian mechanism" in text
     assert "they never make a contradiction" in text
     assert "Estimates, which are no bounds" not in outlined(protected).text
@@ -228,8 +226,8 @@ def test_estimates_stand_beside_the_bound_with_what_they_suppose(protected: Audi
 def test_a_confidence_is_said_of_the_bound_and_not_of_what_was_accounted(protected: Audit, undrawn: None) -> None:
     text = outlined(protected).text
     assert "each with a confidence" not in text
-    assert "Accounting gives an upper limit for epsilon by calculation, which no experiment has a part in." in text
-    assert "all lower bounds together hold with a confidence of 95 %" in text
+    assert "Accounting gives an upper bound on epsilon by calculation, without any experiment." in text
+    assert "all lower bounds hold together with a confidence of 95 %" in text
 
 
 def test_one_auc_has_one_interval(unprotected: Audit, tmp_path: Path) -> None:
@@ -289,14 +287,14 @@ def test_a_terminal_of_80_columns_shows_the_verdict_and_every_attack(
     assert " ".join(verdict(unprotected)["text"].split()) in " ".join(printed.split())
     assert printed.count("LEAK") == 19
     assert "n/a" in printed
-    assert "words read" in printed
+    assert "word recall" in printed
     assert "83.0 %" in printed
-    assert "│ epsilon promised        │ no guarantee │" in printed
+    assert "│ epsilon accounted    │ no guarantee │" in printed
 
 
 def test_runs_that_differ_in_more_than_privacy_are_not_said_to_be_alike(unprotected: Audit, undrawn: None) -> None:
     told = samples.copied(unprotected)
-    assert "The same training, made with different limits" in outlined(told).text
+    assert "The same training with different privacy" in outlined(told).text
     for run, method in zip(told["sweep"], ("fedlora", "bitfit", "bitfit"), strict=False):
         run["of"] = {"data": "notes", "method": method}
     text = outlined(told).text

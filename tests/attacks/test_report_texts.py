@@ -33,7 +33,7 @@ def test_attacks_on_other_things_than_membership_show_their_own_numbers(unprotec
     for cell in turned["cells"]:
         cell["measured"] = dict(reversed(cell["measured"].items()))
     page = report.page(turned)
-    shown = "<b>words read back 83.0 %</b><small>words right 90.0 %</small><small>in their places 80.0 %</small>"
+    shown = "<b>word recall 83.0 %</b><small>word precision 90.0 %</small><small>recall with position 80.0 %</small>"
     assert page.count(shown) == 2
     assert "<b>cosine 0.710</b><small>mean count error 1.800</small>" in page
 
@@ -66,7 +66,7 @@ def texts(audit: Audit, **measured: Any) -> Audit:
             "leak",
             "leak: guessed 60.0 %",
         ),
-        ({"bag_recall": 0.1, "bag_precision": 1.0}, "own", "words right 100.0 %"),
+        ({"bag_recall": 0.1, "bag_precision": 1.0}, "own", "word precision 100.0 %"),
     ],
 )
 def test_a_cell_of_texts_is_marked_by_what_came_back(protected: Audit, measured: Audit, css: str, said: str) -> None:
@@ -74,7 +74,8 @@ def test_a_cell_of_texts_is_marked_by_what_came_back(protected: Audit, measured:
     assert (
         len(
             re.findall(
-                rf'<td class="{css}"><b>words [^/]*</b>(?:<small>[^<]*</small>)*<small>{said}</small></td>', page
+                rf'<td class="{css}"><b>(?:guessed )?word recall [^/]*</b>(?:<small>[^<]*</small>)*<small>{said}</small></td>',
+                page,
             )
         )
         == 2
@@ -84,7 +85,7 @@ def test_a_cell_of_texts_is_marked_by_what_came_back(protected: Audit, measured:
 def test_the_numbers_of_the_most_exposed_are_among_all_numbers_and_no_name_is(protected: Audit) -> None:
     most = {"client": "St Mary", "round": 1, "bag_recall": 0.12, "bag_precision": 1.0}
     page = report.page(texts(protected, bag_recall=0.1, bag_precision=1.0, most_exposed=most))
-    assert "most exposed: words read back 12.0 %" in page
+    assert "most exposed: word recall 12.0 %" in page
     assert "St Mary" not in page
 
 
@@ -120,7 +121,7 @@ def test_what_such_a_run_promises_is_named(protected: Audit, capsys: pytest.Capt
     replaced = samples.copied(protected, **named)
     terminal.show(replaced)
     assert "7.08, which coins cannot test" in capsys.readouterr().out
-    assert "epsilon 7.08 of neighbours that differ by one client replaced by another" in outlined(replaced).text
+    assert "epsilon 7.08 for neighbours that differ by one client replaced by another" in outlined(replaced).text
     said = verdict(replaced)["text"]
     assert "could not have contradicted the run's guarantee of epsilon 7.08 (one client replaced by another): " in said
 
@@ -129,7 +130,7 @@ def test_a_choice_of_attacks_is_not_said_to_be_all(protected: Audit) -> None:
     assert "Every attack, by every adversary" in outlined(protected).text
     some = samples.copied(protected, asked_for=["loss"])
     assert "Every attack, by every adversary" not in outlined(some).text
-    assert "Nothing was tried but what was asked for: " in verdict(some)["text"]
+    assert "Only the requested attacks were made: " in verdict(some)["text"]
     assert "asked for" not in verdict(protected)["text"]
 
 

@@ -1,4 +1,4 @@
-"""How often each adversary is right when few may be falsely accused, and what that means for epsilon."""
+"""The ROC at low false-positive rates for each adversary, and the lower bounds on epsilon."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ from secure_fed.report.page.markup import figure, figures, folded, paragraph, se
 
 _LOWEST = 1e-4
 _FIRST = 6  # lower bounds that are shown at once
-_HEAD = ("attack", "weakest adversary", "shown, at least", "promised, at most", "promise")
+_HEAD = ("attack", "weakest adversary", "epsilon, lower bound", "epsilon accounted", "guarantee")
 
 
 def characteristic(audit: Audit) -> str:
-    """The characteristic of the strongest attack of every adversary, among those that no weaker one can make as well; of the
-    main attack for the adversary who makes that.
-    """
+    """The ROC of each adversary's strongest attack that no weaker adversary can make; for one of them, of the main attack."""
     drawable = [cell for cell in audit.results if _curve(audit, cell)]
     best = [
         audit.main_cell
@@ -32,22 +30,22 @@ def characteristic(audit: Audit) -> str:
     ]
     drawn = [_drawing(audit, cell) for cell in best if cell is not None]
     return section(
-        "When few may be falsely accused",
+        "True positives at low false-positive rates",
         paragraph(_READING) if drawn else "",
         figures(*drawn),
     )
 
 
 def bounds(audit: Audit) -> str:
-    """The lower bounds beside the accounted epsilon, a contradiction first and loudly."""
+    """The lower bounds beside the accounted epsilon, a contradiction first."""
     found = _bounded(audit)
     if not found:
-        return section("What was promised, and what was shown", paragraph(_NO_BOUND))
+        return section("Accounted epsilon and lower bounds", paragraph(_NO_BOUND))
     broken = [cell for cell in found if significance.contradicts(cell, audit)]
     cell = (broken or found)[0]
     rows = [_row(audit, one) for one in found]
     return section(
-        "What was promised, and what was shown",
+        "Accounted epsilon and lower bounds",
         paragraph(_loud(audit, cell), "loud") if broken else "",
         paragraph(_bounds(audit)),
         figures(_bars(audit, cell)),
@@ -84,11 +82,9 @@ def _drawing(audit: Audit, cell: Cell) -> str:
     sentences = [f"AUC {number(cell.auc)}."]
     for tail in cell.tails:
         if tail.tpr is None:
-            sentences.append(f"At {100 * tail.target:g} % no rate is stated: too few were held out.")
+            sentences.append(f"No TPR at FPR {100 * tail.target:g} %: too few were held out.")
         else:
-            sentences.append(
-                f"With {percent(tail.fpr)} falsely accused, {percent(tail.tpr)} of the members are caught."
-            )
+            sentences.append(f"TPR {percent(tail.tpr)} at FPR {percent(tail.fpr)}.")
     most = significance.allows(cell, audit)
     if most is not None and most.by == "mechanism":
         sentences.append(f"The guarantee allows an AUC of {number(most.auc)}.")
@@ -113,44 +109,44 @@ def _floor(cell: Cell) -> float:
 def _loud(audit: Audit, cell: Cell) -> str:
     promise, found = apart(cell.accounted or 0.0, cell.lower or 0.0)
     return (
-        f"CONTRADICTION: the run promises epsilon {promise} for {unit_one(audit.audited)}; at least"
-        f" {found} was shown, with a confidence of {confidence(audit)}. Do not rely on the promise."
+        f"CONTRADICTION: the run claims epsilon {promise} for {unit_one(audit.audited)}; a lower bound is"
+        f" {found}, with a confidence of {confidence(audit)}. Do not rely on the claim."
     )
 
 
 def _bounds(audit: Audit) -> str:
     against = (
-        "A promise is broken where the lower end is above the upper one."
+        "A guarantee is broken where a lower bound is above the accounted epsilon."
         if audit.comparable
-        else f"The run's guarantee is for {unit_one(audit.unit)}, so it is not set against these."
+        else f"The run's guarantee is for {unit_one(audit.unit)}, so it is not compared with these bounds."
         if audit.protected
-        else "This run makes no promise to set it against."
+        else "This run has no guarantee to compare them with."
         if audit.unit == NO_UNIT
-        else "This run's guarantee has no epsilon that coins can test, so it is not set against these."
+        else "This run's guarantee has no epsilon that coins can test, so it is not compared with these bounds."
     )
     return (
-        "Accounting gives an upper limit for epsilon by calculation, which no experiment has a part in. An attack gives"
-        f" a lower one by experiment: all lower bounds together hold with a confidence of {confidence(audit)}, if the"
-        f" coins were fair, whatever the mechanism is. The truth lies between, if both are right. {against}"
+        "Accounting gives an upper bound on epsilon by calculation, without any experiment. An attack gives a lower bound by"
+        f" experiment: all lower bounds hold together with a confidence of {confidence(audit)} if the coins were fair,"
+        f" whatever the mechanism is. If both are right, the true epsilon lies between. {against}"
     )
 
 
 def _estimated(audit: Audit) -> str:
-    """The estimates, each with what it supposes."""
+    """The estimates, each with its assumptions."""
     rows = [
         (NAMES.get(one.name, one.name), at_least(one.epsilon), at_least(one.point), supposing(one))
         for one in estimates(audit)
     ]
     if not rows:
         return ""
-    head = ("estimate", "epsilon, 95 % end", "most likely", "supposes, beside fair coins")
+    head = ("estimate", "epsilon, 95 % lower end", "most likely", "assumes, beside fair coins")
     return subsection("Estimates, which are no bounds", paragraph(_ESTIMATES), table(head, rows))
 
 
 def _bars(audit: Audit, cell: Cell) -> str:
     accounted = cell.accounted if audit.covers(cell) else None
     how = f": {cell.how}" if cell.how else ""
-    caption = f"Shown: {audit.attack_title(cell.attack)}, {audit.vantage_title(cell.vantage)}{how}."
+    caption = f"Lower bound by {audit.attack_title(cell.attack)}, {audit.vantage_title(cell.vantage)}{how}."
     between = [(f"estimate, {SHORT[one.name]}", one.epsilon) for one in estimates(audit) if one.name in SHORT]
     drawn = plots.promised_and_shown("lower bound beside accounted epsilon", cell.lower or 0.0, accounted, between)
     return figure("Epsilon for one unit", drawn, caption)
@@ -165,13 +161,13 @@ def _promise(audit: Audit, cell: Cell) -> str:
 
 
 _READING = (
-    "For the strongest attack of each adversary, or the main one: how many members it names (upwards) when it is wrong"
-    " about so many of the others (to the right). Both axes count in powers of ten. On the dotted line it does no better"
-    " than a coin; what matters is how far it rises above that on the left, where hardly anybody is accused falsely. An"
-    " attack that a weaker adversary can make as well is drawn there alone."
+    "The ROC of each adversary's strongest attack, or of the main one: true-positive rate (TPR, upwards) over false-positive"
+    " rate (FPR, to the right), both on logarithmic axes. The dotted line is a coin. What matters is how far a curve rises"
+    " above it on the left, where few non-members are accused. An attack that a weaker adversary can make as well is drawn"
+    " for that one alone."
 )
 _ESTIMATES = (
-    "They say more than a bound, because they suppose more than fair coins; they never make a contradiction. Each end"
-    " is below the true epsilon with 95 % confidence, by itself, if what it supposes holds."
+    "An estimate is sharper than a bound, because it assumes more than fair coins; estimates never make a contradiction. Each"
+    " lower end is below the true epsilon with 95 % confidence, by itself, if its assumptions hold."
 )
 _NO_BOUND = "No attack gave a lower bound on epsilon."

@@ -1,4 +1,4 @@
-"""Who is exposed most: the clients, and single units. Texts are shown only where the audit was asked to hold them."""
+"""The most exposed clients and units. Texts appear only where the audit was run with --show-texts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FIRST = 10  # of a long list; the rest opens on a click
 
 
 def clients(audit: Audit) -> str:
-    """Clients by how well their units were told from others, beside those of their units that were held out."""
+    """Clients by the scores of their members, beside the scores of their held-out units."""
     if not audit.clients:
         return ""
     head = ("rank", "client", "in training", "their score", "held out", "their score")
@@ -34,7 +34,7 @@ def clients(audit: Audit) -> str:
 
 
 def examples(audit: Audit) -> str:
-    """Units by their score. Without texts there is nothing of their content."""
+    """Units by score, with their texts if the audit holds them."""
     if not audit.exposed:
         return ""
     ordered = sorted(audit.exposed, key=lambda one: number(one.get("rank")) or float("inf"))
@@ -53,7 +53,7 @@ def examples(audit: Audit) -> str:
 
 
 def _false(audit: Audit) -> str:
-    """How many of the first accusations are false, in one line."""
+    """The number of false accusations among the first, in one line."""
     did = "pulled" if audit.phantoms else "trained"
     pairs = [(count(one.get("first")), count(one.get("false"))) for one in audit.accusations]
     counts = [
@@ -64,7 +64,7 @@ def _false(audit: Audit) -> str:
     pool = (audit.members or 0) + (audit.non_members or 0)
     if not counts or not pool:
         return ""
-    return f"{capital('; '.join(counts))}. Of names drawn from a hat {percent((audit.non_members or 0) / pool)} would not have."
+    return f"{capital('; '.join(counts))}. Of units drawn at random {percent((audit.non_members or 0) / pool)} had not."
 
 
 def _unit(one: Row) -> tuple[str, ...]:
@@ -84,12 +84,12 @@ def _long(head: Sequence[str], rows: Sequence[Sequence[str]], name: str) -> tupl
 
 
 _CLIENTS = (
-    "The score of a client is the share of all units held out that its own stand out from, by the main attack; 0.5 is"
-    " chance. Where a client's held-out units stand as high as those that trained, the cause is what it writes and not"
-    " what was learned. With few units it is mostly luck, so it says where to look first, not who was harmed."
+    "The score of a client is the share of all held-out units that the main attack ranks below the client's own; 0.5 is"
+    " chance. Where a client's held-out units score as high as its members, the cause is its way of writing and not the"
+    " training. With few units a score is mostly luck: it says where to look first, not who was harmed."
 )
 _REDACTED = (
-    "All units of the audit, those that trained and those held out alike, by the score of the main attack. What they"
-    " hold is not shown. But the page names clients and says who was trained on: it is for those who may know that."
+    "All units of the audit, members and non-members alike, by the score of the main attack. What they hold is not shown."
+    " But the page names clients and says who was trained on: it is for readers who may know that."
 )
-_SHOWN = "This page holds texts of the clients' data, as it was asked for: treat it as you treat the data."
+_SHOWN = "This page holds texts of the clients' data, as requested: treat it as you treat the data."

@@ -1,4 +1,4 @@
-"""What the findings rest on, and what they do not say."""
+"""The sections on the assumptions and limits of an audit: the baseline, the experiment, and what it does not prove."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from secure_fed.report.page.markup import bullets, facts, folded, paragraph, sec
 
 
 def baseline(audit: Audit) -> str:
-    """Whether members and non-members differ without any model; where they do, nothing above holds."""
+    """The baseline: whether members and non-members differ without any model, which voids all AUCs."""
     found = audit.baseline
     about = f"AUC {number(found.auc)}"
     if found.interval is not None:
@@ -29,42 +29,41 @@ def baseline(audit: Audit) -> str:
 
 
 def not_proved(audit: Audit) -> str:
-    """What nobody may conclude from this page."""
+    """Conclusions that this page does not support."""
     return section(
         "What an audit does not prove",
         bullets(
             (
-                "That nothing was found does not show that there is nothing: an attack gives a lower end of what can be"
-                " learned, never an upper one. Only a guarantee by calculation gives that.",
+                "To find nothing does not show that there is nothing: an attack gives a lower bound on what can be"
+                " learned, never an upper one. Only the accounting of a guarantee gives an upper bound.",
                 "An AUC below 0.5, or an attack that is weak on this run, is not privacy.",
                 "A leak that stays below the accounted epsilon does not contradict the guarantee: a guarantee limits what is"
                 " given away, it does not promise that nothing is.",
-                f"It is about {unit_one(audit.audited)}. A person or a client with several may be exposed more.",
-                "It is about this run. Another seed, other data or more rounds may give away more.",
+                f"The audit is about {unit_one(audit.audited)}. A person or a client with several may be exposed more.",
+                "The audit is about this run. Another seed, other data or more rounds may give away more.",
             )
         ),
     )
 
 
 def how(audit: Audit) -> str:
-    """Coins, unit, significance, and whose attacks these are."""
+    """The experiment: coins, unit, significance, and the papers of the attacks."""
     rows = (
         ("unit", unit_one(audit.audited)),
         (f"{units(audit)} " + " and ".join(sides(audit)), f"{number(audit.members)} and {number(audit.non_members)}"),
-        ("significance of all that is called found, together", f"{audit.significance:g}"),
+        ("significance of all findings, together", f"{audit.significance:g}"),
         ("significance of all lower bounds, together", f"{audit.significance:g}"),
-        ("numbers that could have been called found", number(looks(audit))),
+        ("numbers tested", number(looks(audit))),
         ("delta of lower bounds", MISSING if audit.delta is None else f"{audit.delta:g}"),
     )
     papers = ((attack.title, attack.about or MISSING) for attack in audit.attacks)
     return section(
         "How it was measured",
         paragraph(
-            f"{_PULLED if audit.phantoms else _TRAINED.format(units=units(audit))} No attack is told how the coins"
-            " fell; its scores are compared with them afterwards. Each interval has a confidence of 95 %, by itself."
-            " Because many attacks are tried, a number counts as found only where luck seldom gives as much: the AUC of"
-            " the main attack is judged at four fifths of the significance; the other numbers share the rest, or all of"
-            " it once the main one holds up."
+            f"{_PULLED if audit.phantoms else _TRAINED.format(units=units(audit))} No attack sees the coins;"
+            " its scores are compared with them afterwards. Each interval has a confidence of 95 %, by itself. The"
+            " significance is corrected for the number of attacks: the AUC of the main attack is tested at four fifths of"
+            " it; the other numbers share the rest, or all of it once the main AUC is significant."
         ),
         facts(rows),
         folded("Attacks and where they come from", table(("attack", "paper"), papers)) if audit.attacks else "",
@@ -76,22 +75,22 @@ _TRAINED = (
     " So members and non-members differ in nothing but that."
 )
 _PULLED = (
-    "Phantoms stood beside the units of the data. They are nobody's data. A fair coin decided for each whether it pulled"
-    " the model along a random direction of its own, as far as a unit of the data may, or did nothing. So members and"
-    " non-members differ in nothing but that."
+    "Phantoms are audited units that are nobody's data. A fair coin decided for each whether it pulled the model along a"
+    " random direction of its own, as far as a unit of the data may, or did nothing. So members and non-members differ in"
+    " nothing but that."
 )
 _NO_TEXTS = (
-    "Phantoms have no texts, and their coins are drawn without regard to anything. So nothing but the run can tell those that"
+    "Phantoms have no texts, and their coins are independent of everything else. So only the run can distinguish those that"
     " pulled from the others."
 )
 _WHAT = "A classifier that never saw the model tried to tell members from non-members by their texts alone."
 _FAIR = "So what an attack finds comes from the model."
 _UNFAIR = (
-    "The two sides differ by themselves, so that no AUC above says anything of the model. Fair coins cause that by luck in one"
-    f" audit in {ONE_IN}: repeat run and audit with another seed, and if it comes again, look at how they were divided. A lower"
-    " bound on epsilon rests on the coins alone, and stands if they were fair. Texts that were read back do not rest on them."
+    "Members and non-members differ by themselves, so no AUC above says anything about the model. Fair coins cause that by luck"
+    f" in one audit in {ONE_IN}: repeat run and audit with another seed; if it happens again, check how they were divided. A"
+    " lower bound on epsilon rests on the coins alone, and stands if they were fair. Recovered texts do not rest on them."
 )
 _UNCHECKED = (
-    "It was not checked whether members and non-members can be told apart by their texts alone{why}. As long as that is open,"
-    " what an attack found may be a difference of the texts and not a leak of the model."
+    "It was not checked whether members and non-members differ by their texts alone{why}. Until then a finding may be a"
+    " difference of the texts and not a leak of the model."
 )

@@ -1,4 +1,4 @@
-"""Every attack at every vantage point: what it found, or why it could not be tried."""
+"""The table of attacks and vantage points: each finding, or the reason why the attack does not apply."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WORDS = {
     "beyond": "more than the guarantee allows",
     "sign": "weak sign",
     "inverted": "below chance",
-    "chance": "not told from chance",
+    "chance": "not above chance",
 }
 
 
@@ -29,11 +29,9 @@ def matrix(audit: Audit) -> str:
     """The table, how to read it, and every number behind it."""
     if not audit.attacks or not audit.vantages:
         return ""
-    sees = (f"{vantage.title}: sees {vantage.about or 'what is not said'}." for vantage in audit.vantages)
+    sees = (f"{vantage.title}: sees {vantage.about or 'an unknown part'}." for vantage in audit.vantages)
     return section(
-        "The attacks that were asked for, by every adversary"
-        if audit.asked_for
-        else "Every attack, by every adversary",
+        "The attacks requested, by every adversary" if audit.asked_for else "Every attack, by every adversary",
         paragraph(_READING),
         paragraph(_main(audit)),
         bullets((*sees, "Each adversary also has what those before it have.")),
@@ -44,25 +42,21 @@ def matrix(audit: Audit) -> str:
 
 
 def _main(audit: Audit) -> str:
-    """Which attack is the main one, and what that means."""
+    """The main attack, and its significance."""
     cell = audit.main_cell
     if cell is None:
         return ""
     others = significance.looks(audit) - 1
-    rest = (
-        ""
-        if not others
-        else f"; the {counted(others, 'other number')} looked at share the rest of {audit.significance:g}"
-    )
+    rest = "" if not others else f"; {counted(others, 'other number')} share the rest of {audit.significance:g}"
     return (
         f"The main attack is {audit.attack_title(cell.attack)} ({audit.vantage_title(cell.vantage).lower()}). It was"
-        " chosen before any score was seen, by what can be made on this run. Its AUC is judged at a significance of"
+        " chosen before any score was seen, by what applies to this run. Its AUC is tested at a significance of"
         f" {level(audit.significance, others, main=True):g}{rest}."
     )
 
 
 def _notes(audit: Audit) -> str:
-    """What the attacks had to say of their own numbers."""
+    """The attacks' remarks on their own numbers."""
     return bullets(
         f"{audit.attack_title(cell.attack)}, {audit.vantage_title(cell.vantage)}: {cell.note}"
         for cell in audit.cells
@@ -141,9 +135,9 @@ def _cell(audit: Audit, cell: Cell | None) -> str:
 
 
 def _rarely(audit: Audit, cell: Cell) -> str:
-    """Where a finding is that the AUC does not show: among the few that are accused first."""
+    """The significant true-positive rate of a finding whose AUC is not significant."""
     tail = next(tail for tail in cell.tails if significance.tail_holds_up(tail, cell, audit))
-    return f": {percent(tail.tpr)} caught at {percent(tail.fpr)}"
+    return f": TPR {percent(tail.tpr)} at FPR {percent(tail.fpr)}"
 
 
 def _filled(mark: str, first: str, *rest: str) -> str:
@@ -156,7 +150,7 @@ def _numbers(audit: Audit) -> str:
         "attack",
         "adversary",
         "AUC",
-        "members caught at",
+        "TPR at FPR",
         "lower bound",
         "accounted",
         "units",
@@ -183,14 +177,14 @@ def _numbers_of(audit: Audit, cell: Cell) -> tuple[str, ...]:
 
 
 def tails(cell: Cell) -> Iterable[str]:
-    """Each true-positive rate with its interval and that of the false positives it was had at; or that it was refused."""
+    """Each true-positive rate with its interval and the measured false-positive rate; or that it was refused."""
     for tail in cell.tails:
         if tail.tpr is None:
-            yield f"{100 * tail.target:g} % accused falsely: refused, too few were held out"
+            yield f"{100 * tail.target:g} %: refused, too few were held out"
             continue
         exactly = " exactly" if cell.known else _between(tail.fpr_interval)
-        accused = f"{percent(tail.fpr)}{exactly} accused falsely"
-        yield f"{100 * tail.target:g} %: {percent(tail.tpr)}{_between(tail.tpr_interval)}, with {accused}"
+        rate = f"measured FPR {percent(tail.fpr)}{exactly}"
+        yield f"{100 * tail.target:g} %: TPR {percent(tail.tpr)}{_between(tail.tpr_interval)}, {rate}"
 
 
 def _between(interval: tuple[float, float] | None) -> str:
@@ -198,13 +192,11 @@ def _between(interval: tuple[float, float] | None) -> str:
 
 
 _READING = (
-    "Each number is the AUC: of all pairs of one that was trained on and one that was held out, the share in which the"
-    " attack ranks the first higher. 0.5 is a coin, 1 is always right. Below it stands its 95 % interval, of this number"
-    " by itself; it is the only interval of an AUC on this page. How many were tried is allowed for in the words: “leak”"
-    " and “within the guarantee” stand where luck gives as much in 5 % of audits at most, whatever was"
-    " tried, the second where the run's guarantee covers this adversary and allows as much. “Weak sign” means that only the"
-    " interval is above 0.5. Where canaries pull along random directions, the law of those held out is known, and the"
-    " AUC is against that law. Attacks on something else than membership show their own numbers: of texts, how many of"
-    " their words came back and how many of those named are right, then the same of words with their places. There"
-    " “leak” means that more than half came back."
+    "Each number is the AUC: of all pairs of a member and a non-member, the share in which the attack ranks the member higher."
+    " 0.5 is a coin, 1 is always right. Below it stands its 95 % interval, of this number by itself. The words are corrected"
+    " for the number of attacks: luck alone causes any “leak” or “within the guarantee” in at most 5 % of audits. “Within the"
+    " guarantee” means that the run's guarantee covers this adversary and allows as much. “Weak sign” means that only the"
+    " interval is above 0.5. Where canaries pull along random directions, the distribution of non-members' scores is known,"
+    " and the AUC is against that. Attacks on texts and labels show their own numbers: for texts the recall and precision of"
+    " words, then of words with their positions. There “leak” means that more than half was recovered."
 )

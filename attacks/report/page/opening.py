@@ -1,4 +1,4 @@
-"""What everybody reads: the verdict, and a few numbers."""
+"""The first sections of the page: the verdict, and the key figures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def recorded(audit: Audit) -> tuple[str, str, str] | None:
 
 
 def heading(audit: Audit, level: str) -> str:
-    """Whose audit it is, and the verdict as a label."""
+    """The run's name and the verdict as a label."""
     part = level == "none_found" and significance.partly(audit)
     texts = level == "leak" and standing(audit) != "leak"
     headline = _PART if part else _TEXTS if texts else _HEADLINES[level].format(uncovered=uncovered(audit))
@@ -45,7 +45,7 @@ def heading(audit: Audit, level: str) -> str:
 
 
 def verdict(level: str, body: str, summary: str = "") -> str:
-    """The paragraph that somebody reads who reads nothing else, and behind it the rest of the verdict."""
+    """The summary as a lead paragraph, and the rest of the verdict behind it."""
     warns = " warning" if level in _WARNS else ""
     if not summary or not body.startswith(summary):
         summary = body
@@ -55,16 +55,16 @@ def verdict(level: str, body: str, summary: str = "") -> str:
 
 
 def numbers(audit: Audit) -> str:
-    """How many were tried for, how good the model is, and the two ends between which the truth about epsilon lies."""
+    """The key figures: members and non-members, accuracy, main AUC, and both bounds on epsilon."""
     member, non_member = sides(audit)
     rows = (
         (f"{units(audit)} {member}", number(audit.members)),
         (f"{units(audit)} {non_member}", number(audit.non_members)),
         ("accuracy of the model", percent(audit.accuracy)),
         *_main(audit),
-        ("epsilon promised", promised(audit)),
+        ("epsilon accounted", promised(audit)),
         *((f"epsilon estimated, {NAMES.get(one.name, one.name)}", at_least(one.epsilon)) for one in estimates(audit)),
-        ("epsilon shown, at least", at_least(_lower(audit))),
+        ("epsilon, lower bound", at_least(_lower(audit))),
     )
     return section("In numbers", facts(rows, "key"), paragraph(_ends(audit), "after"))
 
@@ -81,15 +81,15 @@ def _main(audit: Audit) -> list[tuple[str, str]]:
 
 
 def _lower(audit: Audit) -> float | None:
-    """The largest lower bound, of the adversaries against whom something is promised if there are any."""
+    """The largest lower bound, among adversaries that the guarantee covers if there are any."""
     return next((cell.lower for cell in audit.bounded), None)
 
 
 def _untested(audit: Audit) -> str:
-    """What is promised all the same, of other neighbours."""
+    """The epsilon of a guarantee for other neighbouring data sets than an audit's, in words."""
     if audit.promised is None:
         return ""
-    return f", epsilon {at_most(audit.promised)} of neighbours that differ by {audit.adjacency or 'something else'}"
+    return f", epsilon {at_most(audit.promised)} for neighbours that differ by {audit.adjacency or 'something else'}"
 
 
 def _ends(audit: Audit) -> str:
@@ -103,7 +103,7 @@ def _ends(audit: Audit) -> str:
         else f"The run's guarantee is for {unit_one(audit.unit)}{_untested(audit)}; it has no epsilon that coins can test."
     )
     shown = (
-        f"The audit shows that it is at least {at_least(lower)} for {unit_one(audit.audited)}, with a confidence of"
+        f"The audit shows that epsilon is at least {at_least(lower)} for {unit_one(audit.audited)}, with a confidence of"
         f" {confidence(audit)}."
         if lower
         else "The audit shows no lower bound above 0."

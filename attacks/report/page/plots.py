@@ -60,7 +60,7 @@ def scores(title: str, marks: Sequence[Mark]) -> str:
 
 
 def epsilons(title: str, marks: Sequence[Mark]) -> str:
-    """What was shown beside what was promised, for every run; empty where there is neither."""
+    """The lower bound beside the accounted epsilon, for every run; "" where there is neither."""
     if not any(mark.epsilon is not None or mark.lower is not None for mark in marks):
         return ""
     return drawing(title, lambda axes: _draw_epsilons(axes, marks))
@@ -86,7 +86,7 @@ def _draw_characteristic(axes: Axes, curve: Curve, floor: float) -> None:
     axes.set_yticks(ticks, labels=names)
     axes.minorticks_off()
     axes.grid(color=RULE, linewidth=0.6)
-    axes.set(xlabel="falsely accused", ylabel="members caught")
+    axes.set(xlabel="false-positive rate", ylabel="true-positive rate")
     _legend(axes, 3)
 
 
@@ -102,7 +102,7 @@ def _draw_bounds(axes: Axes, lower: float, accounted: float | None, between: Seq
     else:
         axes.barh(0, accounted, color=FIRST, height=0.62)
         _beside(axes, accounted, 0, at_most(accounted))
-    names = ["shown, at least", *(name for name, _ in between), "promised, at most"]
+    names = ["lower bound", *(name for name, _ in between), "accounted"]
     axes.set_yticks(range(top, -1, -1), labels=names)
     most = max([lower, accounted or 0.0, 0.1, *(value for _, value in between)])
     axes.set(xlim=(0, 1.18 * most), ylim=(-0.5, top + 0.5), xlabel="epsilon")
@@ -110,7 +110,7 @@ def _draw_bounds(axes: Axes, lower: float, accounted: float | None, between: Seq
 
 
 def _beside(axes: Axes, end: float, place: float, label: str) -> None:
-    """What a bar is long, behind its end."""
+    """The length of a bar, written behind its end."""
     axes.annotate(label, (end, place), xytext=(5, 0), textcoords="offset points", va="center")
 
 
@@ -144,10 +144,10 @@ def _draw_epsilons(axes: Axes, marks: Sequence[Mark]) -> None:
         [value for _, value in promised],
         0.38,
         color=FIRST,
-        label="promised, at most",
+        label="accounted",
     )
     axes.bar(
-        [place + 0.2 for place, _ in shown], [value for _, value in shown], 0.38, color=SECOND, label="shown, at least"
+        [place + 0.2 for place, _ in shown], [value for _, value in shown], 0.38, color=SECOND, label="lower bound"
     )
     for offset, bars, words in ((-0.2, promised, at_most), (0.2, shown, at_least)):
         for place, value in bars:

@@ -1,4 +1,4 @@
-"""Runs that differ in their privacy: what it cost in accuracy, and what it hid."""
+"""Runs that differ in their privacy, side by side: accuracy, AUC, and epsilon."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from secure_fed.report.formatting import number as shown
 from secure_fed.report.page.markup import facts, figure, figures, paragraph, section, subsection, table
 
 _PAIR = 2
-_HEAD = ("run", "accounted epsilon", "accuracy", "AUC", "caught at 1 %", "at 0.1 %", "epsilon shown")
+_HEAD = ("run", "epsilon accounted", "accuracy", "AUC", "TPR at 1 % FPR", "at 0.1 %", "epsilon, lower bound")
 
 
 def sweep(audit: Audit) -> str:
@@ -34,14 +34,14 @@ def sweep(audit: Audit) -> str:
 
 
 def _unlike(runs: Sequence[Row]) -> str:
-    """In what these runs differ beside their privacy, so that nobody takes the one for the reason of the other."""
+    """The settings other than privacy in which these runs differ, since these may explain a difference as well."""
     kinds = {name: {words(row(run.get("of")).get(name)) for run in runs} for name in _KINDS}
     unlike = [said for name, said in _KINDS.items() if len(kinds[name]) > 1]
     if not unlike:
-        return "The same training, made with different limits on what it may give away, and audited alike."
+        return "The same training with different privacy, audited alike."
     return (
-        f"These runs differ in more than their privacy: in {listed(unlike)}. So what one of them gives away tells little of"
-        " another."
+        f"These runs differ in more than their privacy: in {listed(unlike)}. So their figures say little about the effect of"
+        " privacy."
     )
 
 
@@ -86,8 +86,12 @@ def _caught(found: object) -> str:
 
 def _drawings(marks: Sequence[Mark]) -> tuple[str, str]:
     return (
-        figure("What it cost, and what it hid", plots.scores("accuracy and AUC of every run", marks), _SCORES),
-        figure("Promised and shown", plots.epsilons("promised and shown epsilon of every run", marks), _EPSILONS),
+        figure("Accuracy and AUC", plots.scores("accuracy and AUC of every run", marks), _SCORES),
+        figure(
+            "Accounted epsilon and lower bound",
+            plots.epsilons("accounted epsilon and lower bound of every run", marks),
+            _EPSILONS,
+        ),
     )
 
 
@@ -108,11 +112,10 @@ _KINDS = {
     "canaries": "the canaries planted",
 }
 _READING = (
-    "The AUC is that of the main attack, which was named before any score was seen, and caught at 1 % are the members"
-    " that it names when it is wrong about 1 % of the others. A rate is refused where too few were held out to show it."
-    " The epsilon shown is the largest lower bound, with a guarantee against those whom it covers: it may be of another"
-    " attack and another adversary. Both are named in brackets. Bounds of runs without a guarantee are at delta 0, where"
-    " the same guesses show more than at the delta of a guarantee."
+    "AUC and TPR are those of the main attack, which was chosen before any score was seen. A TPR is refused where too few"
+    " units were held out for its false-positive rate. The lower bound on epsilon is the largest, with a guarantee among"
+    " adversaries that it covers: it may be of another attack and another adversary. Both are named in brackets. Bounds of"
+    " runs without a guarantee are at delta 0, where the same guesses show more than at the delta of a guarantee."
 )
 _SCORES = "Accuracy should stay high and the AUC near 0.5. The whiskers are intervals."
-_EPSILONS = "The second bar is the epsilon shown. A run without a guarantee has no first bar."
+_EPSILONS = "The second bar is the lower bound. A run without a guarantee has no first bar."

@@ -26,7 +26,8 @@ def test_bounds_of_another_unit_or_against_a_trusted_server_contradict_nothing()
     level, text = judged(high, unit="example", epsilon_accounted=1.0, vantages=trusted)
     assert level == "leak"
     assert (
-        "could not have contradicted the run's guarantee: lower bounds were found only for adversaries against" in text
+        "could not have contradicted the run's guarantee: the only lower bounds are for adversaries that the guarantee does not cover"
+        in text
     )
     assert judged({**high, "epsilon_accounted": None}, unit="example", epsilon_accounted=1.0)[0] == "leak"
     assert judged({**high, "epsilon_accounted": 4.9}, unit="example", epsilon_accounted=9.0)[0] == "violation"
@@ -36,15 +37,15 @@ def test_what_is_found_within_the_guarantee_is_no_leak() -> None:
     level, text = judged(cell(0.7, epsilon_lower=0.8), unit="example", epsilon_accounted=7.961)
     assert level == "within"
     assert text.startswith("What was found is within the guarantee.")
-    assert "A run with this epsilon and delta may show up to 99.97." in text
-    assert "The guarantee is not contradicted: it allows epsilon 7.97, and at least 0.80 was shown" in text
+    assert "A run with this epsilon and delta allows up to 99.97 of 100." in text
+    assert "The guarantee is not contradicted: it allows epsilon 7.97, and the largest lower bound is 0.80" in text
 
 
 def test_a_guarantee_that_cannot_be_set_against_the_audit_is_not_denied() -> None:
     text = judged(cell(0.5, epsilon_lower=0.0), unit="example", epsilon_accounted=None)[1]
     assert "promises no limit" not in text
     assert (
-        "This audit could not have contradicted the run's guarantee: no epsilon is accounted for what an audit does"
+        "This audit could not have contradicted the run's guarantee: an audit leaves units out altogether, and no epsilon is accounted"
         in text
     )
     assert "where every client adds a share of the noise" in text
@@ -72,7 +73,7 @@ def test_a_false_alarm_of_the_baseline_does_not_hide_a_violation() -> None:
     level, text = judged(seen, baseline=broken, unit="example", epsilon_accounted=1.0)
     assert level == "violation"
     assert text.startswith("THE GUARANTEE IS CONTRADICTED.")
-    assert "Members and non-members also differ without any model; fair coins cause that in one audit in 40" in text
+    assert "Members and non-members also differ without any model. Fair coins cause that in one audit in 40" in text
     assert "also differ" not in judged(seen, unit="example", epsilon_accounted=1.0)[1]
     assert judged(seen, baseline=broken, unit="example", epsilon_accounted=9.0)[0] == "unsupported"
 
