@@ -74,7 +74,10 @@ _NO_EPSILON = (
     " of the noise and stays to send it, where the guarantee is about a unit that is replaced by another, and where noise was"
     " seeded, which voids the guarantee. So nothing here says that it holds, nor that it does not."
 )
-_BOUNDS_OF_OTHERS = "the only lower bounds are for adversaries that the guarantee does not cover, such as a server that adds the noise itself."
+_BOUNDS_OF_OTHERS = (
+    "the only lower bounds are for adversaries that the guarantee does not cover, such as a server that adds the noise"
+    " itself."
+)
 _NO_BOUND = (
     "no attack gave a lower bound on epsilon, because no attack on membership gave a result, or because delta is too large for"
     " the number of units."
