@@ -1,1 +1,1 @@
-"""Audits: what a run gives away, to whom. `catalogue` lists the attacks, `audit` makes them, `docs/audit.md` explains."""
+"""Privacy audits of runs. `catalogue` lists the attacks, `audit` makes them, `docs/audit.md` explains."""

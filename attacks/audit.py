@@ -1,9 +1,9 @@
-"""An audit: every attack that a vantage point allows, made on one run, and held against who was really a member.
+"""An audit: all attacks of all vantage points on one run, and their comparison with the true members.
 
 Attacks get a `Case`; `judge` gets their scores and the coins. An attack is made from the weakest vantage that allows it, and
 again from those at which it has more to go by; in between, whoever sees more can make it too, and its cells there say the same.
 Intervals of AUCs and rates are of 95 % each, by themselves. Lower bounds hold for all findings on membership together, and so
-does what is called found (`evidence`): one attack is the main one, which no score decides (`main_attack`).
+does what is called found (`report.significance`): one attack is the main one, which no score decides (`main_attack`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ AUDIT, PAGE = "audit.json", "audit.html"
 
 
 def chosen(names: Iterable[str]) -> list[Attack]:
-    """The attacks of these names; all there are, of none."""
+    """The attacks of these names; without names, all."""
     names = list(dict.fromkeys(names))
     for name in names:
         if name not in ATTACKS:
@@ -67,7 +67,7 @@ def audited(
 
 
 def _judged(target: Target, made: Mapping[Where, Made | str], settings: Settings) -> dict[Where, judge.Judged]:
-    """All findings held against the truth, at a significance that those on membership share."""
+    """All findings compared with the true members; findings on membership share the significance."""
     found = {where: one.finding for where, one in made.items() if isinstance(one, Made)}
     scored = [where for where, one in found.items() if one.scores is not None]
     level = levels(settings.significance, scored, list(VANTAGES))
@@ -87,7 +87,7 @@ def _judged(target: Target, made: Mapping[Where, Made | str], settings: Settings
 
 
 def _standing_out(assembly: Assembly, main: judge.Judged | None, *, show_texts: bool) -> dict[str, Any]:
-    """Whom the main attack accuses first, rightly or not."""
+    """The units and clients that the main attack ranks highest, members and non-members."""
     if main is None or main.finding.scores is None:
         return {"clients": [], "exposed": [], "accusations": []}
     scores = main.finding.scores
@@ -105,7 +105,7 @@ def _cell(
     made: Mapping[Where, Made | str],
     judged: Mapping[Where, judge.Judged],
 ) -> dict[str, Any]:
-    """What an attack found from there, or what somebody found with it who sees less."""
+    """The cell of an attack and a vantage point: its own finding, or that of the nearest weaker adversary."""
     order = list(VANTAGES)
     if order.index(vantage) < order.index(attack.vantage):
         return judge.empty(attack.name, vantage, f"this adversary does not see {VANTAGES[attack.vantage].sees}")
@@ -168,7 +168,7 @@ def _header(target: Target, settings: Settings) -> dict[str, Any]:
 
 
 def _baseline(target: Target, settings: Settings, why: str) -> dict[str, Any]:
-    """What can be told of membership without any model, which must be nothing."""
+    """The baseline without a model, which must be at chance."""
     held = target.assembly.audit_pool
     nobody = "phantoms are nobody's data: they have no texts to be told apart by" if held.of == "phantoms" else ""
     found = why or nobody or baseline(held.units, held.members, settings.seed)

@@ -1,4 +1,4 @@
-"""Canaries of random direction (Andrew et al. 2023, arXiv 2302.03098): does what was released point where a canary pulled?
+"""Canaries of random direction (Andrew et al. 2023, arXiv 2302.03098): the cosine of a release with a canary's direction.
 
 Unit i pulls along a direction u_i of its own (module `canary_directions`). Let c_t be what round t released (its sum, where the
 adversary sees sums; of its own client, where it sees those; else the change of the global state; all rounds together, where it

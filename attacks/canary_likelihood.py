@@ -1,4 +1,4 @@
-"""Canary clients, with all that is public of them: the likelihood ratio of having been drawn now and then against never.
+"""The likelihood ratio of a canary client: drawn at the public rate, against never drawn.
 
 In round t a canary client that is drawn, which happens with the public probability q, moves the mean by l w along its direction
 u: l is the length that clipping leaves it, or without clipping that of its steps, and w its weight in the mean. Of what the

@@ -1,4 +1,4 @@
-"""Every attack there is: what it is called, where it comes from, and who can make it.
+"""The list of attacks: name, paper, and the weakest vantage point that can make each.
 
 To add one, write attacks/NAME.py with a function run(case, settings) -> Finding, and add its line here.
 """

@@ -1,4 +1,4 @@
-"""`secure-fed audit RUN_DIR`, and the script of each attack: arguments in, figures out."""
+"""The command `secure-fed audit RUN_DIR`, and the script of each attack, `python -m attacks.NAME RUN_DIR`."""
 
 from __future__ import annotations
 
@@ -19,23 +19,29 @@ _PATIENCE = 300.0  # seconds of training references that are begun without being
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, whole: bool = True) -> None:
-    """whole: of the command, which writes a report; else of one attack's script."""
+    """Add the arguments of the command; without `whole`, those of an attack's script, which writes no report."""
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     if whole:
         names = ", ".join(ATTACKS)
-        parser.add_argument("--attack", action="append", default=[], metavar="NAME", help=f"only this one ({names})")
+        parser.add_argument(
+            "--attack",
+            action="append",
+            default=[],
+            metavar="NAME",
+            help=f"make this attack only; may be repeated ({names})",
+        )
         parser.add_argument(
             "--beside",
             nargs="+",
             type=Path,
             default=[],
             metavar="RUN_DIR",
-            help="other runs, to stand beside this one in the report",
+            help="other audited runs, shown beside this one in the report",
         )
-        shown = "put the texts of the most exposed examples into the report, which are left out otherwise"
+        shown = "include the texts of the most exposed examples in the report (default: left out)"
         parser.add_argument("--show-texts", action="store_true", help=shown)
     trained = (
-        f"adapters to train for comparison (default: as many as take some five minutes, at most {REFERENCES}; 0: none)"
+        f"reference adapters to train (default: as many as take about five minutes, at most {REFERENCES}; 0: none)"
     )
     parser.add_argument("--references", type=int, metavar="N", help=trained)
     parser.add_argument("--json", action="store_true", help="print the audit as one JSON object")
@@ -60,9 +66,9 @@ def run(chosen: argparse.Namespace) -> None:
 
 
 def side_by_side(run_dir: Path, other: Path) -> list[str]:
-    """Audit two runs with whatever needs no reference adapters, and write the report of the first with the other beside it.
+    """Audit two runs without reference adapters, and write the report of the first with the other beside it.
 
-    What to say of it: a line for each run, and where the report is.
+    Returns lines to print: one for each run, and the path of the report.
     """
     from attacks.adversary.case import Settings
     from attacks.adversary.target import opened
@@ -77,7 +83,7 @@ def side_by_side(run_dir: Path, other: Path) -> list[str]:
 
 
 def written(audit: dict[str, Any], run_dir: Path, beside: Sequence[Path]) -> Path:
-    """audit.json and audit.html, in the run's private part; of some attacks alone audit-NAME.json and audit-NAME.html."""
+    """Write audit.json and audit.html (audit-NAME.* for single attacks) in the run's private part; return the page's path."""
     from attacks.audit import AUDIT, PAGE
     from attacks.report.page import write
     from attacks.report.sweep import swept
@@ -94,7 +100,7 @@ def written(audit: dict[str, Any], run_dir: Path, beside: Sequence[Path]) -> Pat
 
 
 def _require_writable(run_dir: Path) -> None:
-    """Refuse a folder in which an audit could not be kept, before it is made."""
+    """Refuse a folder that an audit cannot be written to, before the audit is made."""
     from secure_fed.errors import RunDirectoryError
     from secure_fed.runs.directory import private_part
 
@@ -111,7 +117,7 @@ def _require_writable(run_dir: Path) -> None:
 
 
 def main(name: str, arguments: Sequence[str] | None = None) -> int:
-    """The script of one attack: its figures on a run, nothing written."""
+    """Run the script of one attack: print its figures on a run, and write nothing."""
     from secure_fed.exit_status import reported
 
     attack = ATTACKS[name]
@@ -124,7 +130,7 @@ def main(name: str, arguments: Sequence[str] | None = None) -> int:
 
 
 def affordable(seconds: float) -> int:
-    """How many reference adapters are trained without being asked for, where the run itself took so long."""
+    """The default number of reference adapters for a run that took so many seconds."""
     count = min(REFERENCES, int(_PATIENCE / max(seconds, 1e-3)))
     return count if count >= _FEWEST else 0
 
@@ -156,7 +162,7 @@ def _audit(chosen: argparse.Namespace, names: Sequence[str], *, show_texts: bool
 
 
 def _reasons(audit: Mapping[str, Any]) -> list[str]:
-    """Why each attack does not apply, with whose reason it is; a reason that several have is given once."""
+    """The reasons why attacks do not apply, each once, with its attack and vantage points."""
     whose: dict[tuple[str, str], list[str]] = {}
     for cell in audit["cells"]:
         whose.setdefault((cell["attack"], cell["why"]), []).append(cell["vantage"])
@@ -170,7 +176,7 @@ def _show(audit: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _as_json(audit: dict[str, Any], indent: int | None = None) -> str:
-    """JSON has no word for infinite numbers and for what is none: null stands for them."""
+    """The audit as JSON, with null for infinite numbers and NaN."""
     return json.dumps(_finite(audit), indent=indent, allow_nan=False)
 
 

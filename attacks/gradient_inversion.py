@@ -1,4 +1,4 @@
-"""Texts out of one client's update: what a server without secure aggregation can read.
+"""Texts recovered from one client's update, as a server without secure aggregation sees it.
 
 The exact test (`span.py`) on some clients' updates, one round at a time and then all rounds of a client together: its
 inputs stay the same from round to round while its gradients differ, so the rows of r rounds span more of them. Small
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from attacks.adversary.case import Inapplicable
 from attacks.texts.matching import Budget, match
-from attacks.texts.prior_knowledge import Scene, scene
+from attacks.texts.prior_knowledge import PriorKnowledge, prior_knowledge
 from attacks.texts.recovery import NO_FACTORS, recover_all
 from attacks.texts.token_scores import mean, means, score
 
@@ -38,7 +38,7 @@ def run(case: Case, settings: Settings) -> Finding:
 
     if not case.seen.updates:
         raise Inapplicable("inverting updates needs those of single clients: set evaluation.record = 'updates'")
-    at = scene(case)
+    at = prior_knowledge(case)
     updates = picked(case, settings)
     found = recover_all([[at.sent(one)] for one in updates], at.first, at.scale, at.known, at.each)
     if all(one.why == NO_FACTORS for one in found):
@@ -79,7 +79,7 @@ def named_nothing(row: Mapping[str, Any]) -> bool:
     return row["exact_applicable"] == 0 and row["guessed_precision"] is row["guessed_bag_precision"] is None
 
 
-def _together(at: Scene, updates: Sequence[Update]) -> dict[str, Any] | None:
+def _together(at: PriorKnowledge, updates: Sequence[Update]) -> dict[str, Any] | None:
     """All rounds of each client at once, where a client was seen in several."""
     clients = list(dict.fromkeys(one.client for one in updates))
     groups = {client: [one for one in updates if one.client == client] for client in clients}
@@ -92,7 +92,7 @@ def _together(at: Scene, updates: Sequence[Update]) -> dict[str, Any] | None:
     return means([{"client": client, **at.scored(one, [client])} for client, one in zip(several, found, strict=True)])
 
 
-def _matched(at: Scene, updates: Sequence[Update]) -> dict[str, Any] | None:
+def _matched(at: PriorKnowledge, updates: Sequence[Update]) -> dict[str, Any] | None:
     """Recall of tokens by optimisation, and that of naming as many of the commonest tokens of public texts instead."""
     from secure_fed.learning.tasks import classification
 
@@ -117,7 +117,7 @@ def _matched(at: Scene, updates: Sequence[Update]) -> dict[str, Any] | None:
     }
 
 
-def _match(at: Scene, one: Update) -> list[int]:
+def _match(at: PriorKnowledge, one: Update) -> list[int]:
     """The label is the class whose bias the step raised most: its gradient alone is negative."""
     before = at.before(one.round)
     model = at.case.assembly.objective.load(before).eval()

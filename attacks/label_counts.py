@@ -1,4 +1,4 @@
-"""How many examples of each class a client trained on, from what it changed the classifier's bias by.
+"""The number of examples of each class at a client, from its change of the classifier's bias.
 
 For softmax and cross-entropy the gradient at the bias is dL/db_c = mean(p_c) - n_c / B over the B examples of a step
 (iDLG and LLG, Wainakh et al. 2022; iLRG, Ma et al. 2023, brings in the mean of p). A client that takes T steps of

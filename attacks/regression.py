@@ -1,4 +1,4 @@
-"""Membership from steps: which examples does it take to explain what training did?
+"""Membership from training steps: the regression coefficients of a step on the gradients of examples.
 
 Local training moves a model along minus the gradients of what it trains on. But gradients of different examples agree for the
 most part, since all of a class ask for much the same, so a cosine between an example's gradient and a step tells mostly how

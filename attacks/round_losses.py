@@ -1,4 +1,4 @@
-"""Membership from the losses under the global states of rounds, which every client is given.
+"""Membership from losses under the global states of all rounds, which every client receives.
 
     score(u) = mean over rounds t of (phi_t(u) - mean_z phi_t(z)) / std_z phi_t(z)
 

@@ -1,4 +1,4 @@
-"""Attacks made on a run, each from the weakest vantage that allows it and again from those at which it has more to go by."""
+"""Attacks on a run, each from the weakest vantage point that allows it, and again from those that show it more."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Made:
 def findings(
     target: Target, attacks: Sequence[Attack], settings: Settings, why: str, progress: Progress, *, by_name: bool
 ) -> dict[Where, Made | str]:
-    """What each attack found from each vantage at which it has more to go by than before; or why it found nothing, which is
-    asked of every adversary anew: a reason is its own.
+    """The finding of each attack at each vantage point that shows it more than the one before; or the reason why there is none,
+    for each adversary by itself.
 
     why: there is no truth about membership; by_name: the attacks were requested by name, so that a failure is an error.
     """
@@ -70,13 +70,13 @@ def _from(attack: Attack) -> list[str]:
 
 
 def _sees_more(attack: Attack, before: Seen, now: Seen) -> bool:
-    """Whether an attack that was made has more to go by here."""
+    """Whether this vantage point shows an attack more than the one before."""
     more = (len(now.sums), len(now.updates)) != (len(before.sums), len(before.updates))
     return more and now.vantage in attack.again
 
 
 def _tried(attack: Attack, case: Case, settings: Settings, *, by_name: bool) -> Made | str:
-    """What an attack found; or why it could not be made, which goes by no coin and no score."""
+    """The finding of an attack; or the reason why it does not apply, which depends on no coin and no score."""
     if in_plain_sight(attack, case.assembly, case.seen.vantage):
         return plain_sight(case.seen.vantage, case.assembly)
     if case.assembly.audit_pool.directions and not attack.directions:
@@ -101,7 +101,7 @@ def _tried(attack: Attack, case: Case, settings: Settings, *, by_name: bool) -> 
 
 
 def _of_those_who_learn(case: Case) -> Case:
-    """Without the updates of clients that pull along a direction, in which there are no texts to be found."""
+    """The case without updates of clients that pull along a direction, since these hold no texts."""
     canaries = {one.name for one in case.assembly.phantoms}
     if case.assembly.audit_pool.directions:
         canaries |= {unit.client for unit in case.units}
@@ -110,10 +110,10 @@ def _of_those_who_learn(case: Case) -> Case:
 
 
 def plain_sight(vantage: str, assembly: Assembly) -> str:
-    """Why nothing is tried there on whole clients: this server's own reason."""
+    """The reason why no attack on whole clients is made at this server."""
     return (_BESIDE_PHANTOMS if assembly.audit_pool.of == "phantoms" else _PLAIN_SIGHT)[vantage]
 
 
 def in_plain_sight(attack: Attack, assembly: Assembly, vantage: str) -> bool:
-    """Whether this adversary knows without any attack what the attack is to find out: a server which clients take part."""
+    """Whether this adversary needs no attack: a server knows which clients take part."""
     return attack.membership and assembly.audit_pool.kind == "client" and vantage in ("secure_server", "server")

@@ -1,4 +1,4 @@
-"""Texts out of the secure sum, and how they fade with the size of the cohort.
+"""Texts recovered from the secure sum, and the recall by the size of the cohort.
 
 A sum of updates is a sum of gradients: its rows are in the span of the inputs of all clients together. So the exact
 test holds as it does for one client with all their texts, and ends where these have more distinct inputs than the
@@ -18,7 +18,7 @@ from attacks.adversary.case import Inapplicable
 from attacks.adversary.vantage import summed
 from attacks.gradient_inversion import NOTHING, ROUNDS, named_nothing
 from attacks.texts.factor_changes import Sent
-from attacks.texts.prior_knowledge import Scene, scene
+from attacks.texts.prior_knowledge import PriorKnowledge, prior_knowledge
 from attacks.texts.recovery import NO_FACTORS, recover_all
 from attacks.texts.token_scores import means
 
@@ -38,7 +38,7 @@ def run(case: Case, settings: Settings) -> Finding:
 
     if not case.seen.sums:
         raise Inapplicable("inverting sums needs what the server decodes: set evaluation.record = 'updates'")
-    at = scene(case)
+    at = prior_knowledge(case)
     sums = _picked(case, settings)
     found = recover_all([[at.summed(one)] for one in sums], at.first, at.scale, at.known, at.each)
     if all(one.why == NO_FACTORS for one in found):
@@ -71,7 +71,7 @@ def _clients(case: Case, one: Summed) -> list[str]:
     return [server.names[index] for index in server.draw(one.round)]
 
 
-def _faded(at: Scene, case: Case) -> dict[str, float]:
+def _faded(at: PriorKnowledge, case: Case) -> dict[str, float]:
     """Recall by how many clients are in a sum, at the recorded round in which the change shows most factors: the
     second.
     """
@@ -95,7 +95,7 @@ def groups_of(updates: Sequence[Update], count: int) -> list[list[Update]]:
     return [list(updates[start : start + count]) for start in starts][:REPEATS]
 
 
-def _sent(at: Scene, group: Sequence[Update]) -> Sent:
+def _sent(at: PriorKnowledge, group: Sequence[Update]) -> Sent:
     return at.summed(summed(group)) if len(group) > 1 else at.sent(group[0])
 
 

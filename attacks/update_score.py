@@ -1,4 +1,4 @@
-"""Membership from the updates of single clients, FedMIA (Zhu et al. 2024): the others' updates say what chance would look like.
+"""Membership from the updates of single clients, FedMIA (Zhu et al. 2024): other clients' updates give the null distribution.
 
 In every round that a unit's own client took part in, its update's cosine with the unit's -g (`attacks.steps.alignment`) is held
 against those of the other clients' updates of that round, which did not train on the unit:

@@ -24,7 +24,7 @@ Sampled = Callable[[float], Release]  # one release at a noise multiplier
 
 @dataclass(frozen=True)
 class Target:
-    """What was asked for: a target epsilon, a noise multiplier, or both, and then epsilon is a limit."""
+    """The requested privacy: a target epsilon, a noise multiplier, or both; with both, epsilon is a limit."""
 
     epsilon: float | None
     noise_multiplier: float | None

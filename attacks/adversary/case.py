@@ -1,4 +1,4 @@
-"""What an attack is given, and what it gives back. No attack reads the coins: with others, its scores are the same bits."""
+"""The input and the result of an attack. No attack reads the coins: with other coins, its scores are the same bits."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Floats = NDArray[np.float64]
 
 
 class Inapplicable(UsageError):  # noqa: N818 - a fact, no fault
-    """Why an attack cannot be made on a case."""
+    """The reason why an attack does not apply to a case."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What an audit may spend. references: shadow adapters; significance: of all lower bounds together; max_rounds: for attacks
-    that look at rounds, evenly spaced, all if None.
+    """The settings of an audit. references: shadow adapters; significance: of all lower bounds together; max_rounds: evenly
+    spaced rounds for attacks that use rounds, all if None.
     """
 
     references: int = 16
@@ -76,7 +76,7 @@ class Shadows:
         return self._made[count]
 
     def confidences(self, count: int, of_one: Callable[[Tensors], Floats]) -> Floats:
-        """(references, examples) what `of_one` gives of each reference, worked out once; it is the same in all cases."""
+        """(references, examples) `of_one` of each reference, computed once and shared by all cases."""
         if count not in self._read:
             self._read[count] = np.stack([of_one(state) for state in self(count).states])
         return self._read[count]
@@ -84,7 +84,7 @@ class Shadows:
 
 @dataclass(frozen=True)
 class Case:
-    """One adversary and one run: what the adversary saw, what everybody knows of the federation, and whom it asks about."""
+    """One adversary and one run: the adversary's view, the public facts of the federation, and the audited units."""
 
     assembly: Assembly
     seen: Seen
@@ -92,12 +92,12 @@ class Case:
 
     @property
     def units(self) -> tuple[Unit, ...]:
-        """Whom it asks about; some were members."""
+        """The audited units; some were members."""
         return self.assembly.audit_pool.units
 
     @property
     def population(self) -> Sequence[Any]:
-        """Examples of the same law that were certainly no members: the test set."""
+        """Examples of the same distribution that were certainly no members: the test set."""
         return self.assembly.problem.test
 
     def confidences(self, tensors: Tensors, examples: Sequence[Any]) -> Floats:
@@ -109,7 +109,7 @@ class Case:
 
     @cached_property
     def looked_at(self) -> tuple[list[Any], NDArray[np.int64]]:
-        """Examples of the units, a few of each, and whose each is."""
+        """A few examples of each unit, and the index of the unit of each example."""
         return looked_at(self.units)
 
     def unit_confidences(self, tensors: Tensors) -> Floats:

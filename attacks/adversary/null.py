@@ -1,4 +1,4 @@
-"""The law of a score of a unit that did not train, where it is known without looking at any such unit.
+"""The null distribution: the known distribution of the score of a unit that did not train.
 
 A canary's direction u is uniform on the unit sphere in d dimensions, and nothing that was released depends on the direction of
 a canary that did not train. So of fixed unit vectors c_1 .. c_T, whatever the model, the data and the noise are,
@@ -97,7 +97,7 @@ def _drawn(root: Floats, dimension: int, count: int, rng: np.random.Generator) -
 
 
 def refuted(held_out: Floats) -> bool:
-    """Whether the tails of units that did not train are not those of this law: wrongly so with a chance of REFUTED at most.
+    """Whether held-out units reject this distribution; a true one is rejected with a probability of at most REFUTED.
 
     They are uniform if it holds. Mean and variance of their normal quantiles are tested, which scores of a wrong scale or
     place move most, and the largest difference of the distribution functions (Kolmogorov and Smirnov).

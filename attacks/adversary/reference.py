@@ -1,4 +1,4 @@
-"""One reference: a federation like the run's over other members, which releases nothing and charges nothing.
+"""One reference federation: like the run's over other members. It releases nothing and charges nothing.
 
 It is asked for a round twice. `noted` goes as far as the training of each client and says what they would train on; `round`
 makes the whole round, with what came of that, or with clients training as they are asked. Both draw the same cohort, order and
@@ -43,7 +43,7 @@ from secure_fed.tensors.sums import PlainSum
 
 @dataclass
 class Reference:
-    """A reference adapter in the making: `state` is where it has come to."""
+    """A reference adapter in training; `state` is its present global state."""
 
     assembly: Assembly
     server: Server

@@ -22,7 +22,7 @@ from secure_fed.runs.store import differing_digests, read_checkpoint
 
 @dataclass(frozen=True)
 class Target:
-    """What is audited: a federation as it was before its run, the state it ended with, and what was kept of the way there.
+    """The audited run: its federation as it was before training, its final state, and the recording of its rounds.
 
     result: the run's own summary.
     """
@@ -64,7 +64,7 @@ def opened(run_dir: Path) -> Target:
 
 
 def _result(run_dir: Path, config: RunConfig) -> dict[str, Any]:
-    """The run's result, with all that an audit reads of it."""
+    """The run's result. RunDirectoryError unless every field that an audit reads is there."""
     result = read_whole_result(run_dir)
     private = config.privacy.unit != "none"
     numbers = ("seconds", *(("epsilon", "epsilon_participants", "delta") if private else ()))

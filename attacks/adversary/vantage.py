@@ -1,4 +1,4 @@
-"""Four adversaries, by what they saw of a run: each sees what the one before it saw, and more.
+"""Four adversaries by their view of a run. Each sees everything that the one before it sees, and more.
 
     outsider        the final adapter
     fellow_client   the global state of every round, as a client that took part in all of them
@@ -40,7 +40,7 @@ VANTAGES = {
 
 @dataclass(frozen=True)
 class Seen:
-    """What an adversary has. states: by finished rounds, 0 is the initial one; lr: local learning rates, which are settings."""
+    """The view of an adversary. states: by finished rounds, from 0; lr: local learning rates, which are settings."""
 
     vantage: str
     final: Tensors
@@ -61,7 +61,7 @@ def seen(vantage: str, final: Tensors, recorded: Recorded | None) -> Seen:
 
 
 def sums_of(updates: Sequence[Update]) -> list[Summed]:
-    """What masks would have left of these updates."""
+    """The sums that secure aggregation would show of these updates."""
     grouped: dict[tuple[int, str], list[Update]] = {}
     for update in updates:
         grouped.setdefault((update.round, update.pass_name), []).append(update)

@@ -1,4 +1,4 @@
-"""How much an attack may find on a run that keeps its guarantee exactly: an AUC, and true-positive rates.
+"""The AUC and the true-positive rates that an exactly kept guarantee allows an attack.
 
 Where the guarantee is that of a Gaussian over Poisson samples, the mechanism's own trade-off curve says it; it is taken for
 that only if the curve's epsilon at delta is the accounted one, to within 1 %. Else any (epsilon, delta) says it, which is far

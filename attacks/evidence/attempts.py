@@ -1,4 +1,4 @@
-"""What attacks on texts gave back, and when that is a leak.
+"""Attempts to recover texts: their recall and precision, and when recovered texts are a leak.
 
 Such an attack names words (distinct tokens) and pairs of a place and a word. Of several texts the pairs are often wrong
 although every word is right, so words count by themselves. A leak is that more than half of the words, or more than half of the
@@ -105,17 +105,17 @@ class Attempt:
 
 
 def best(found: tuple[Attempt, ...]) -> Attempt | None:
-    """The attempt of which most counts, the one that named most among equals, the first of those."""
+    """The attempt with the largest share that counts; among equals the largest raw share, then the first."""
     return max(found, key=lambda one: (one.share, one.raw), default=None)
 
 
 def exact(figures: Row) -> Named:
-    """What the exact test named, of a row of figures as an attack writes it."""
+    """The figures of the exact test, from a row as an attack writes it."""
     return Named(*(_rate(figures, name) for name in ("bag_recall", "bag_precision", "recall", "precision")))
 
 
 def guessed(figures: Row) -> Named:
-    """What was guessed, beside what as many of the commonest words would have given."""
+    """The figures of guesses, beside those of as many of the commonest public words."""
     names = ("guessed_bag_recall", "guessed_bag_precision", "guessed_recall", "guessed_precision")
     return Named(*(_rate(figures, name) for name in (*names, "baseline_bag_recall", "baseline_recall")))
 
@@ -135,7 +135,7 @@ def _rate(row: Row, name: str) -> float | None:
 
 
 def _counted(share: float | None, right: float | None, usual: float | None, how: How) -> float:
-    """The share, or 0 where it does not count; a precision that is missing is not held against it."""
+    """The share, or 0 where it does not count. A missing precision does not make it 0."""
     if share is None or (right is not None and right <= RIGHT):
         return 0.0
     if how != "exact" and (usual is None or share - usual < CLEARLY):

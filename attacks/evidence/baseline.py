@@ -1,4 +1,4 @@
-"""What words alone tell of membership, without any model: it must be nothing, or attacks measure how the split was made.
+"""The baseline: a classifier of texts without any model. It must be at chance, or attacks measure how the split was made.
 
 A logistic regression on a bag of words tells members from non-members, trained on some units and tried on others. Under fair
 coins no unit says anything of another's coin, so it cannot do better than chance. If it does (members from an earlier time, of

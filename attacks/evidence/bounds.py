@@ -1,4 +1,4 @@
-"""Lower bounds of epsilon: what scores of members and non-members, or right guesses, rule out.
+"""Lower bounds on epsilon from scores of members and non-members, or from right guesses.
 
 `lower_bound` is what audits call. `Bound.epsilon` is Steinke, Nasr and Jagielski's: it needs one run, a fair coin of its own
 for each unit and scores made without the coins, and supposes nothing of the mechanism. So a bound above the accounted epsilon
@@ -11,7 +11,7 @@ another, and a mechanism may keep its (epsilon, delta) while the Gaussian curve 
 stands beside as an estimate and never makes a violation. Each of the two holds at the whole significance by itself.
 
 `clopper_pearson_epsilon` takes units for independent draws. Scores of one run are not, since all have seen the same noise: it
-is for one score from each of many runs, and no audit calls it (`estimates.independent` does the like where the law of
+is for one score from each of many runs, and no audit calls it (`canary_estimate.independent` does the like where the law of
 non-members is known, and calls that an estimate). Nothing here takes the best of several tests without correcting for it.
 """
 
@@ -102,7 +102,7 @@ def lower_bound(scores: ArrayLike, members: ArrayLike, delta: float, significanc
     epsilon, best = _best(ways, found, truth, each)
     made = [(sum(way.counts(len(found))), way.right(found, truth)) for way in ways]
     mu, estimate = max(one_run_fdp(len(found), *one, delta, each) for one in made)
-    how = _told(ways[best], len(found), made[best][1], len(ways))
+    how = _in_words(ways[best], len(found), made[best][1], len(ways))
     return Bound(epsilon, how, significance, mu, estimate if delta else None, *made[best], most)
 
 
@@ -111,7 +111,7 @@ def _unlikely_at_zero(m: int, r: int, delta: float, significance: float) -> bool
     return r > 0 and one_run_p(m, r, r, 0.0, delta) < significance
 
 
-def _told(way: Guesses, units: int, right: int, ways: int) -> str:
+def _in_words(way: Guesses, units: int, right: int, ways: int) -> str:
     ins, outs = way.counts(units)
     lowest = f" and the {outs} lowest for non-members" if outs else ""
     corrected = f", as the best of {ways} ways to guess" if ways > 1 else ""

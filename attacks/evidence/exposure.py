@@ -1,4 +1,4 @@
-"""Whom an attack accuses first, rightly and falsely: over all units of the audit, those that trained and those held out alike.
+"""The units and clients that an attack ranks highest, over all units of the audit, members and non-members alike.
 
 A list of members alone, by score, would show no false accusation however wrong the attack is. Texts are shown only on request.
 """

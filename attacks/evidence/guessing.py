@@ -1,4 +1,4 @@
-"""What right guesses of fair coins show of epsilon after ONE run of a mechanism.
+"""Lower bounds on epsilon from right guesses of fair coins after ONE run of a mechanism.
 
 The game: each of m units is thrown in or left out by a fair coin of its own, the mechanism runs once on those that are in,
 and somebody who sees its output and not the coins guesses r of them, r being fixed beforehand, of which v turn out right.

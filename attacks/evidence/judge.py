@@ -1,4 +1,4 @@
-"""From scores to figures: the one place, beside a run's own loss threshold, that knows who was a member."""
+"""Figures of a finding, from its scores and the true members. Besides a run's own loss threshold, nothing else reads these."""
 
 from __future__ import annotations
 

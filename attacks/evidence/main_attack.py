@@ -1,4 +1,4 @@
-"""Which attack is the main one, and how much of the significance each of them is judged at.
+"""The choice of the main attack, and the share of the significance that each attack is tested at.
 
 Which it is follows from what is public and from what was made, and from no score: the first of `ORDER` that could be made on
 the run, at the weakest vantage at which it was, else the first of the catalogue. Whether an attack can be made depends on the

@@ -1,4 +1,4 @@
-"""What a guarantee allows a test of membership: the best true-positive rate at every false-positive rate, and the area below.
+"""The trade-off curve of a guarantee: the largest true-positive rate at every false-positive rate, and the area below.
 
 Two curves, from the weaker knowledge to the stronger:
 

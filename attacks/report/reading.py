@@ -1,4 +1,4 @@
-"""audit.json as typed values, for those who tell of it: whatever is missing or is not what it should be is None or empty.
+"""audit.json as typed values. Missing and invalid values are None or empty.
 
 An audit may be old, cut short or edited by hand, and its reader should still see the rest of it. So nothing here raises, and no
 number is made up: what cannot be read is missing, never 0.
@@ -182,7 +182,7 @@ class Audit:
         return self.comparable and cell.accounted is not None
 
     def cell(self, attack: str, vantage: str) -> Cell | None:
-        """What came of that attack there; None where it was not tried."""
+        """The cell of that attack and vantage point; None where it was not tried."""
         return next((cell for cell in self.cells if (cell.attack, cell.vantage) == (attack, vantage)), None)
 
     def rank(self, vantage: str) -> int:
@@ -199,7 +199,7 @@ class Audit:
 
 
 def read(audit: Mapping[str, Any]) -> Audit:
-    """What `audit` says, as far as it can be read."""
+    """The audit as typed values, as far as it can be read."""
     fields = row(audit)
     unit = words(fields.get("unit")) or NO_UNIT
     return Audit(

@@ -1,4 +1,4 @@
-"""Which findings of an audit hold up, given how many were looked for, and which of these the guarantee covers.
+"""The significance of findings, corrected for their number, and which of them the guarantee covers.
 
 A model that tells nothing of membership gives scores that know nothing of the coins: every order of members among non-members
 is then equally likely. Under that hypothesis, whatever the scores are,
@@ -44,7 +44,7 @@ _MOST_EPSILON = 500.0  # whose curve is no other than that of none
 
 
 def looks(audit: Audit) -> int:
-    """How many numbers could have been taken for a finding: every AUC, and every true-positive rate that was not refused.
+    """The number of tests: every AUC, and every true-positive rate that was not refused.
 
     What stronger adversaries find with the same attack and the same numbers is no further look.
     """
@@ -79,18 +79,18 @@ def by_known_tail(tpr: float, fpr: float, members: int) -> float:
 
 
 def holds_up(cell: Cell, audit: Audit) -> bool:
-    """Whether the cell shows something that is not explained by so many having been looked for."""
+    """Whether the cell has a significant AUC or true-positive rate."""
     return ranks_hold_up(cell, audit) or any(tail_holds_up(tail, cell, audit) for tail in cell.tails)
 
 
 def ranks_hold_up(cell: Cell, audit: Audit) -> bool:
-    """Whether the AUC does, its own interval included."""
+    """Whether the AUC is significant and its own interval lies above 1/2."""
     chance = _chance(cell)
     return chance is not None and chance <= _level(audit, main=_is_main(cell, audit))
 
 
 def tail_holds_up(tail: Tail, cell: Cell, audit: Audit) -> bool:
-    """Whether this true-positive rate does."""
+    """Whether this true-positive rate is significant."""
     units = _units(cell)
     if not cell.of_membership or units is None or tail.tpr is None or tail.fpr is None:
         return False
@@ -115,7 +115,7 @@ def _is_main(cell: Cell, audit: Audit) -> bool:
 
 
 def _level(audit: Audit, *, main: bool) -> float:
-    """What a number is judged at; without a main one all share the significance."""
+    """The level that a number is tested at; without a main attack all share the significance."""
     first = audit.main_cell
     if first is None:
         return audit.significance / max(looks(audit), 1)
@@ -138,7 +138,7 @@ def mark(cell: Cell, audit: Audit) -> Mark:
 
 
 def allows(cell: Cell, audit: Audit) -> Allowed | None:
-    """What the guarantee lets an attack find there; of an audit that does not say, what any (epsilon, delta) does."""
+    """The AUC and rates that the guarantee allows there; where the audit lacks them, those of any (epsilon, delta)."""
     if not audit.covers(cell) or cell.accounted is None or cell.allowed is not None:
         return cell.allowed if audit.covers(cell) else None
     epsilon, delta = min(max(cell.accounted, 0.0), _MOST_EPSILON), audit.delta or 0.0

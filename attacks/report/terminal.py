@@ -1,4 +1,4 @@
-"""An audit on a terminal of 80 columns: the verdict in words, then every attack at every vantage point."""
+"""An audit printed for a terminal of 80 columns: the verdict, then the table of attacks and vantage points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Single values of a JSON file that may hold anything: each is what it should be, or missing. Nothing here raises."""
+"""Typed values from untrusted JSON: a value of the wrong type counts as missing. Nothing here raises."""
 
 from __future__ import annotations
 

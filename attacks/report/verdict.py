@@ -1,4 +1,4 @@
-"""An audit in one paragraph, for somebody who has to answer for the data and is no statistician.
+"""The verdict: an audit in one paragraph, for readers who answer for the data and are no statisticians.
 
 Four verdicts, and a fifth level where none of them can be reached; the first that applies:
 

@@ -1,4 +1,4 @@
-"""Does a change point where it would if these examples had been trained on?
+"""The cosine between a change and the negative gradients of examples.
 
 Local training moves the trained tensors along minus the gradient of the mean loss of what it trains on. So the cosine between a
 unit's own -g and a change of the model says whether the unit was part of it:

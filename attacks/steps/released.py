@@ -1,4 +1,4 @@
-"""What an adversary was shown of each round, as vectors in the coordinates of what a client sends.
+"""The releases of each round, as vectors in the coordinates of a client's contribution.
 
 The most telling of it: of an example what its client sent, where single updates are seen; else the sums; else the change of the
 global state from round to round, written as the contribution of a client that had trained exactly that; else the change of all
@@ -46,13 +46,13 @@ class Release:
 
 
 def releases(case: Case, client: str) -> list[Release]:
-    """The most that this adversary has of what a unit of that client may have moved."""
+    """The finest releases in this adversary's view that a unit of that client may have moved."""
     seen = case.seen
     if seen.updates and case.assembly.audit_pool.kind != "client":
         own = (update for update in seen.updates if update.client == client)
-        found = [_told(case, one.round, one.pass_name, one.contribution) for one in own]
+        found = [_of_contribution(case, one.round, one.pass_name, one.contribution) for one in own]
     elif seen.sums:
-        found = [_told(case, one.round, one.pass_name, one.total) for one in seen.sums]
+        found = [_of_contribution(case, one.round, one.pass_name, one.total) for one in seen.sums]
     elif len(seen.states) > 1:
         found = [_stepped(case, a, b) for a, b in itertools.pairwise(sorted(seen.states))]
     else:
@@ -60,7 +60,7 @@ def releases(case: Case, client: str) -> list[Release]:
     return [release for release in found if release is not None and release.moved.any()]
 
 
-def _told(case: Case, round_: int, pass_name: str, total: Tensors) -> Release | None:
+def _of_contribution(case: Case, round_: int, pass_name: str, total: Tensors) -> Release | None:
     """A contribution, or a sum of them; nothing of any pass but the first, which is what a later one goes by."""
     before = case.seen.states.get(round_, case.assembly.initial.tensors)
     return _release(case, round_, before, pass_name, total)
@@ -122,7 +122,7 @@ def _release(case: Case, round_: int, before: Tensors, pass_name: str, released:
 
 
 def evenly(found: Sequence[Release], most: int | None) -> list[Release]:
-    """At most so many, evenly spaced."""
+    """At most `most` releases, evenly spaced."""
     if most is None or len(found) <= most:
         return list(found)
     return [found[i] for i in np.linspace(0, len(found) - 1, most).round().astype(int)]

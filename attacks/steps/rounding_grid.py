@@ -1,4 +1,4 @@
-"""By how much a change was scaled before it was sent, read off the grid that float32 leaves on it.
+"""The factor that a change was scaled by before it was sent, from the grid that float32 rounding leaves on it.
 
 Parameters are kept in float32. So after - before is a whole multiple of the spacing of float32 numbers at `before`,
 wherever the change is small beside it, and f (after - before) is a whole multiple of f times that spacing. Whoever

@@ -1,4 +1,4 @@
-"""What an adversary knows of the steps that training made, round by round, in the coordinates of what trains."""
+"""The training steps of each round in an adversary's view, in the coordinates of the trained tensors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def steps(case: Case, round_: int) -> dict[str, Tensors]:
 
 
 def of_clients(case: Case, round_: int, updates: Sequence[Update]) -> dict[str, Tensors]:
-    """What each client sent in all passes of a round."""
+    """The contributions of each client in all passes of a round."""
     means = _means(updates)
     sent: dict[str, Tensors] = {}
     for update in updates:

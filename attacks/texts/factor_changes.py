@@ -1,4 +1,4 @@
-"""What an update says of a LoRA adapter's first factors, as row spaces that inputs can be tested against.
+"""The changes of a LoRA adapter's first factors in an update, as row spaces that inputs are tested against.
 
 What an update shows depends on the method and on whether B is still zero:
 

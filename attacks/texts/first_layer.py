@@ -1,4 +1,4 @@
-"""What a model's first adapted layers read, and every input that they could have read.
+"""The inputs of a model's first adapted layers, and all candidates for them.
 
 Layers that read the same tensor before any context has entered it (query, key and value of the first block) have
 inputs that depend on a token, its position and its type alone. Token embeddings and the norms in front of these

@@ -1,4 +1,4 @@
-"""Texts by optimisation, where the exact test does not apply: dummy embeddings whose gradient points as the update
+"""Texts recovered by optimisation, where the exact test does not apply: dummy embeddings whose gradient points as the update
 does.
 
 As in LAMP (Balunović et al. 2022) and its forerunners, without their language-model prior: embeddings e (L, n) of one

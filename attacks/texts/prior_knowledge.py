@@ -1,4 +1,4 @@
-"""What an inversion of updates knows beforehand: the model's first layers, public texts, and the settings of the
+"""The prior knowledge of an inversion of updates: the model's first layers, public texts, and the settings of the
 run.
 """
 
@@ -26,7 +26,7 @@ _SEEN_TEXTS = 500
 
 
 @dataclass(frozen=True)
-class Scene:
+class PriorKnowledge:
     """first: the layers whose inputs are looked for. known: tokens of every batch. special: tokens that do not count.
 
     scale: s of W + s B A. each: texts of a local batch, at most. length: of a usual public text, in tokens. common: what is in
@@ -85,8 +85,8 @@ class Scene:
         }
 
 
-def scene(case: Case) -> Scene:
-    """The scene of a case, or Inapplicable."""
+def prior_knowledge(case: Case) -> PriorKnowledge:
+    """The prior knowledge of a case, or Inapplicable."""
     assembly = case.assembly
     public = texts_of(_shown(case))
     if not public or not any(public):
@@ -98,7 +98,7 @@ def scene(case: Case) -> Scene:
     except NoFirstLayerError as error:
         raise Inapplicable(f"inverting updates is not possible here: {error}") from error
     special = frozenset(getattr(assembly.problem.tokenizer, "all_special_ids", ()))
-    return Scene(
+    return PriorKnowledge(
         case,
         first,
         known_tokens(public, first),

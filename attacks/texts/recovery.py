@@ -1,4 +1,4 @@
-"""From updates to tokens: what the exact test says for certain, what it guesses, and why it cannot where it cannot.
+"""Recovery of tokens from updates: exact finds, guesses, and the reason where neither is possible.
 
 Whether the argument holds is found out on the data: a token that begins every text, such as [CLS], is in every batch,
 so it has to be in every row space. Where it is not, either the rows do not span the inputs (more of them than rows)

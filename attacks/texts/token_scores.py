@@ -1,4 +1,4 @@
-"""How much of a client's texts was recovered.
+"""The recall and precision of tokens recovered from a client's texts.
 
 What counts are distinct pairs of position and token, special and padding tokens left out: these are in every text, and
 recovering them tells nothing. In a model whose first inputs have no position, what counts are tokens.

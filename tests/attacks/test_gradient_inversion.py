@@ -11,7 +11,7 @@ import torch
 from attacks import gradient_inversion
 from attacks.adversary.case import Case, Inapplicable, Settings
 from attacks.texts.first_layer import ANYWHERE, NoFirstLayerError, first_layer
-from attacks.texts.prior_knowledge import scene
+from attacks.texts.prior_knowledge import prior_knowledge
 from attacks.texts.recovery import recover
 from attacks.texts.token_scores import GUESSED, USUAL, Common, means, score, truth_of
 from secure_fed.learning.models.adapters.lora import LoraAdapter
@@ -59,7 +59,7 @@ def test_the_most_exposed_is_the_one_of_which_most_counts() -> None:
 
 def test_a_wrong_text_is_not_what_is_found(plain: Case) -> None:
     """The score can fail: another client's text is not in the update."""
-    at, one = scene(plain), plain.seen.updates[0]
+    at, one = prior_knowledge(plain), plain.seen.updates[0]
     found = recover([at.sent(one)], at.first, at.scale, at.known, 1)
     assert at.scored(found, [one.client])["recall"] == 1.0
     other = at.scored(found, [plain.seen.updates[1].client])
@@ -91,7 +91,7 @@ def test_adamw_is_found_out() -> None:
 def test_guesses_stand_beside_what_the_commonest_words_give() -> None:
     """A client's guesses, beside as many of the commonest pairs and tokens of public texts, on that client's own texts."""
     short = case(each=4, method__rank=8)  # of more words than the exact test can tell
-    found, at = gradient_inversion.run(short, Settings()).measured, scene(short)
+    found, at = gradient_inversion.run(short, Settings()).measured, prior_knowledge(short)
     row, one = found["per_update"][-1], gradient_inversion.picked(short, Settings())[-1]
     guessed = {
         key
@@ -122,7 +122,7 @@ def commonest(texts: list[set[Any]], special: Collection[int]) -> list[Any]:
 
 def test_the_commonest_are_those_in_most_texts(plain: Case) -> None:
     """Not those that one text repeats; special tokens do not count."""
-    common = Common.of([[2, 5, 7, 7, 7], [2, 5, 8], [2, 9, 8, 5]], scene(plain).first, {2})
+    common = Common.of([[2, 5, 7, 7, 7], [2, 5, 8], [2, 9, 8, 5]], prior_knowledge(plain).first, {2})
     assert common.tokens[:2] == [5, 8]
     assert common.pairs[0] == (1, 5)
     assert common.beside({(1, 5), (4, 7), (0, 2)}, {(1, 5), (2, 8), (3, 9)}, {2}) == pytest.approx((2 / 3, 2 / 3))
@@ -134,7 +134,7 @@ def test_several_local_steps_stay_in_the_span() -> None:
 
 
 def test_clipping_does_not_protect(plain: Case) -> None:
-    at, one = scene(plain), plain.seen.updates[3]
+    at, one = prior_knowledge(plain), plain.seen.updates[3]
     clipped = type(at.sent(one))(one.contribution * 0.3, at.before(one.round))
     found = recover([clipped], at.first, at.scale, at.known, 1)
     assert at.scored(found, [one.client])["recall"] == 1.0
@@ -194,5 +194,5 @@ def test_scores_count_pairs_and_tokens() -> None:
 
 
 def test_truth_is_the_clients_pairs(plain: Case) -> None:
-    at = scene(plain)
+    at = prior_knowledge(plain)
     assert truth_of([[5, 6], [5, 7]], at.first) == {(0, 5), (1, 6), (1, 7)}

@@ -8,7 +8,7 @@ import torch
 from attacks import gradient_inversion
 from attacks.adversary.case import Case, Settings
 from attacks.texts import matching
-from attacks.texts.prior_knowledge import scene
+from attacks.texts.prior_knowledge import prior_knowledge
 from tests.attacks.federations import case
 
 
@@ -29,7 +29,7 @@ def test_it_beats_naming_frequent_words(short: Case) -> None:
 
 def test_the_distance_falls_as_it_looks(short: Case) -> None:
     """The cosine after some steps is better than of where it began, and the model's parameters are left as they were."""
-    at, one = scene(short), short.seen.updates[0]
+    at, one = prior_knowledge(short), short.seen.updates[0]
     before = at.before(0)
     model = short.assembly.objective.load(before).eval()
     kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -49,6 +49,6 @@ def test_the_distance_falls_as_it_looks(short: Case) -> None:
 
 
 def test_other_optimisers_are_not_tried(short: Case) -> None:
-    assert gradient_inversion._matched(scene(short), short.seen.updates) is not None
+    assert gradient_inversion._matched(prior_knowledge(short), short.seen.updates) is not None
     adamw = case(clients=2, training__optimizer="adamw", training__lr=0.005, federation__rounds=1)
-    assert gradient_inversion._matched(scene(adamw), adamw.seen.updates) is None
+    assert gradient_inversion._matched(prior_knowledge(adamw), adamw.seen.updates) is None

@@ -12,7 +12,7 @@ from attacks import gradient_inversion
 from attacks.adversary.case import Case, Settings
 from attacks.texts import factor_changes
 from attacks.texts.factor_changes import Sent, families
-from attacks.texts.prior_knowledge import scene
+from attacks.texts.prior_knowledge import prior_knowledge
 from attacks.texts.recovery import Recovery, recover
 from attacks.texts.span import Family
 from secure_fed.runs.recording import Update
@@ -31,7 +31,7 @@ def several(request: pytest.FixtureRequest) -> Case:
 
 def read(of: Case, factor: float) -> tuple[Recovery, Recovery]:
     """One client's second update, and one in which B moves alone."""
-    at = scene(of)
+    at = prior_knowledge(of)
     found = [one for one in of.seen.updates if one.client == of.seen.updates[0].client]
     sent = [Sent(one.contribution * factor, at.before(one.round)) for one in found]
     first, second = (recover([one], at.first, at.scale, at.known, 3) for one in sent)
@@ -49,7 +49,7 @@ def test_scaling_changes_nothing(several: Case, factor: float) -> None:
 def test_the_factor_matters() -> None:
     """A has more rows than the space is wide; if rounding is taken for less than it is, every candidate would pass."""
     of = case(clients=1, each=3, method__rank=64)
-    at, one = scene(of), of.seen.updates[-1]
+    at, one = prior_knowledge(of), of.seen.updates[-1]
 
     def of_a(factor: float) -> Family:
         sent = Sent(one.contribution * factor, at.before(one.round))
@@ -64,7 +64,7 @@ def test_the_factor_matters() -> None:
 @pytest.mark.parametrize("factor", FACTORS)
 def test_products_whose_factors_do_not_show_are_read_at_any_scale(factor: float) -> None:
     of = case(clients=1, method__name="fra_lora", method__rank=4)
-    at, one = scene(of), of.seen.updates[-1]
+    at, one = prior_knowledge(of), of.seen.updates[-1]
     dense = one.contribution.dense()
     plain, scaled = (families([Sent(dense * f, at.before(one.round))], at.first, at.scale) for f in (1.0, factor))
     assert [(family.name, family.rank) for family in scaled] == [(family.name, family.rank) for family in plain]
