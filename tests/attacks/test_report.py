@@ -219,7 +219,7 @@ def test_estimates_stand_beside_the_bound_with_what_they_suppose(protected: Audi
     assert "Estimates, which are no bounds" in text
     assert "if canaries are independent 2.40 – the exact distribution of non-members' scores" in text
     assert "if the mechanism is Gaussian too 4.60 6.10 the same, and a Gaussian mechanism" in text
-    assert "they never make a contradiction" in text
+    assert "estimates never make a contradiction" in text
     assert "Estimates, which are no bounds" not in outlined(protected).text
 
 
