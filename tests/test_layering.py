@@ -94,6 +94,7 @@ RULES = {
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "secure_fed": (
         ("errors",),
+        ("exit_status",),
         ("config", "tensors"),
         ("learning.data",),
         ("learning.tasks",),
