@@ -11,19 +11,29 @@
         └── RunDirectoryError     a run directory that is missing, taken, foreign, damaged or unwritable from the start
 
 Errors of `privacy` (privacy/errors.py) end with 1 or 2 likewise, and with 3 where a budget is exhausted.
-Every message is one sentence that names the value, the limit and the setting to change.
+Every message is one sentence that names the value, the limit and the setting to change; a `ConfigError` of a check has these
+three as attributes too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 class SecureFedError(Exception):
-    """Any failure this package reports; `exit_code` is what the command line ends with."""
+    """Any failure this package reports; `exit_code` is what the command line ends with.
+
+    setting: the setting to change, as `section.key`; "" where the failure is not about one. value: its value, or what was given
+    for it. limit: what it has to keep, such as `at least 1`, or the setting it contradicts.
+    """
 
     exit_code = 1
+
+    def __init__(self, message: str = "", *, setting: str = "", value: Any = None, limit: str = "") -> None:
+        super().__init__(message)
+        self.setting, self.value, self.limit = setting, value, limit
 
 
 class TrainingError(SecureFedError):

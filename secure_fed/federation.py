@@ -15,7 +15,7 @@ from torch import nn
 
 from privacy.entropy import Entropy
 from secure_fed.config import RunConfig
-from secure_fed.config.absolute_paths import anchored
+from secure_fed.config.absolute_paths import with_absolute_paths
 from secure_fed.errors import ConfigError
 from secure_fed.export import assembled
 from secure_fed.learning.problem import configured, given
@@ -60,7 +60,7 @@ class Federation:
             raise ConfigError(
                 f"config is a {type(config).__name__}; make a RunConfig, with RunConfig.from_dict or .load"
             )
-        self.config = anchored(config or RunConfig())
+        self.config = with_absolute_paths(config or RunConfig())
         method = build(self.config)  # first, so that a wrong name is said before anything is loaded
         own = (model, train, test, collate, loss, metrics)
         problem = configured(self.config) if all(part is None for part in own) else given(self.config, *own)

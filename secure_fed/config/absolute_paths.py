@@ -1,4 +1,4 @@
-"""Settings that hold in every working directory."""
+"""Settings that mean the same in every working directory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from secure_fed.config.run import RunConfig
 
 
-def anchored(config: RunConfig) -> RunConfig:
-    """The same settings, each file and folder there is by its absolute path: they hold in every working directory."""
+def with_absolute_paths(config: RunConfig) -> RunConfig:
+    """The same settings with the absolute path of every file and folder that exists, so that any working directory will do."""
     data = config.data
     return config.replace(
         {

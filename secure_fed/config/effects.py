@@ -1,4 +1,4 @@
-"""When a setting has an effect: one that is changed where it has none is refused."""
+"""When a setting has an effect. Changing a setting that has no effect is an error."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _counted_by_client(config: Sections) -> bool:
     )
 
 
-# A setting, when it has an effect, and what that takes in words.
+# A setting, when it has an effect, and in words what it needs for that.
 EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
     ("data.name", lambda c: not c.data.train, "no data.train"),
     ("data.task", _own_data, "data of your own"),

@@ -13,7 +13,7 @@ from typing import Any
 from secure_fed.config import checks
 from secure_fed.config.effects import EFFECTS
 from secure_fed.config.sections import Sections, sections
-from secure_fed.config.setting import Setting, Typed, fitted
+from secure_fed.config.setting import Setting, Typed, coerced
 from secure_fed.errors import ConfigError, plainly
 
 
@@ -23,7 +23,7 @@ class RunConfig(Sections):
 
     def __post_init__(self) -> None:
         for name in sections():
-            object.__setattr__(self, name, _fitted_section(name, getattr(self, name)))
+            object.__setattr__(self, name, _coerced_section(name, getattr(self, name)))
         _check_together(self)
 
     @classmethod
@@ -74,10 +74,11 @@ def find(section: str, name: str) -> Setting:
     """The setting `section.name`; of an unknown one, the nearest there is is offered."""
     known = sections()
     if section not in known:
-        raise ConfigError(f"there is no section [{section}]; {_nearest(section, known)}")
+        raise ConfigError(f"there is no section [{section}]; {_nearest(section, known)}", setting=section)
     settings = {setting.name: setting for setting in dataclasses.fields(known[section])}
     if name not in settings:
-        raise ConfigError(f"there is no setting {section}.{name}; {_nearest(name, settings)}")
+        message = f"there is no setting {section}.{name}; {_nearest(name, settings)}"
+        raise ConfigError(message, setting=f"{section}.{name}")
     return settings[name]
 
 
@@ -110,10 +111,10 @@ def _parse_override(text: str) -> tuple[tuple[str, str], Typed]:
     return (section, setting), Typed(value.strip())
 
 
-def _fitted_section(name: str, section: Any) -> Any:
+def _coerced_section(name: str, section: Any) -> Any:
     settings = dataclasses.fields(section)
     return dataclasses.replace(
-        section, **{s.name: fitted(f"{name}.{s.name}", s, getattr(section, s.name)) for s in settings}
+        section, **{s.name: coerced(f"{name}.{s.name}", s, getattr(section, s.name)) for s in settings}
     )
 
 
@@ -122,16 +123,23 @@ def _check_together(config: Sections) -> None:
         section, _, setting = name.partition(".")
         value = getattr(getattr(config, section), setting)
         if value != find(section, setting).default and not effective(config):
-            raise ConfigError(f"{name} = {value!r} has no effect here: it needs {needs}")
+            message = f"{name} = {value!r} has no effect here: it needs {needs}"
+            raise ConfigError(message, setting=name, value=value, limit=needs)
     federation = config.federation
     if federation.clients and federation.cohort and federation.cohort > federation.clients:
         raise ConfigError(
-            f"federation.cohort is {federation.cohort}, more than the {federation.clients} clients of federation.clients"
+            f"federation.cohort is {federation.cohort}, more than the {federation.clients} clients of federation.clients",
+            setting="federation.cohort",
+            value=federation.cohort,
+            limit=f"at most {federation.clients}",
         )
     if config.method.transport_form == "sketch" and federation.server_optimizer != "mean":
         raise ConfigError(
             f"federation.server_optimizer = {federation.server_optimizer!r} adds up means of several rounds, whose sketches "
-            "span other columns: use 'mean', or method.transport_form = 'dense'"
+            "span other columns: use 'mean', or method.transport_form = 'dense'",
+            setting="federation.server_optimizer",
+            value=federation.server_optimizer,
+            limit="'mean' with method.transport_form = 'sketch'",
         )
     checks.privacy(config)
     checks.phantoms(config)

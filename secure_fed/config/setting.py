@@ -50,20 +50,24 @@ class Typed(str):
             return str(self)
 
 
-def fitted(name: str, setting: Setting, value: Any) -> Any:
-    """The value in the setting's type and within its limits; any other is refused by `name`."""
+def coerced(name: str, setting: Setting, value: Any) -> Any:
+    """The value in the setting's type. One of another type, or beyond the setting's limits, is a ConfigError about `name`."""
     fits = _of_type(name, setting, value)
     if fits is None:
         return None
     if isinstance(fits, float) and not math.isfinite(fits):
-        raise ConfigError(f"{name} is {fits}, but it must be a finite number")
+        raise _refused(name, fits, str(fits), "a finite number")
     limits = setting.metadata
     if "choices" in limits and fits not in limits["choices"]:
-        raise ConfigError(f"{name} is {fits!r:.80}, but it must be one of {', '.join(map(str, limits['choices']))}")
+        raise _refused(name, fits, f"{fits!r:.80}", f"one of {', '.join(map(str, limits['choices']))}")
     for word, holds in _HOLDS.items():
         if word in limits and not holds(fits, limits[word]):
-            raise ConfigError(f"{name} is {fits}, but it must be {word.replace('_', ' ')} {limits[word]}")
+            raise _refused(name, fits, str(fits), f"{word.replace('_', ' ')} {limits[word]}")
     return fits
+
+
+def _refused(name: str, value: Any, shown: str, limit: str) -> ConfigError:
+    return ConfigError(f"{name} is {shown}, but it must be {limit}", setting=name, value=value, limit=limit)
 
 
 def limits_in_words(setting: Setting) -> str:
@@ -92,11 +96,12 @@ def _of_type(name: str, setting: Setting, value: Any) -> Any:
     if isinstance(typed, str) and kinds == [TEXTS]:
         return (typed,)
     expected = " or ".join(_SPOKEN[kind] for kind in kinds if kind != "None")
-    raise ConfigError(f"{name} is {value!r:.80}, but it must be {expected}")
+    raise _refused(name, typed, f"{value!r:.80}", expected)
 
 
 def _float(name: str, value: float) -> float:
     try:
         return float(value)
     except OverflowError as error:
-        raise ConfigError(f"{name} has hundreds of digits, but it must be a finite number") from error
+        message = f"{name} has hundreds of digits, but it must be a finite number"
+        raise ConfigError(message, setting=name, value=value, limit="a finite number") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pickle
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -244,3 +245,31 @@ def test_a_range_has_no_effect_beside_a_clip_norm() -> None:
 def test_sketches_of_several_rounds_do_not_add_up() -> None:
     with pytest.raises(ConfigError, match=r"federation\.server_optimizer = 'momentum' adds up means.*sketches"):
         RunConfig.load(None, ["method.transport_form=sketch", "federation.server_optimizer=momentum"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "setting", "value", "limit"),
+    [
+        (["training.lr=0"], "training.lr", 0.0, "above 0.0"),
+        (["federation.rounds=none"], "federation.rounds", "none", "a whole number"),
+        (["federation.sampling=twice"], "federation.sampling", "twice", "one of auto, fixed, poisson"),
+        (["training.momentum=0.5"], "training.momentum", 0.5, "training.optimizer = 'sgd'"),
+        (["federation.clients=3", "federation.cohort=4"], "federation.cohort", 4, "at most 3"),
+        (["data.train=x", "data.partition=matrix"], "data.matrix", "", "set with data.partition = 'matrix'"),
+        (
+            ["privacy.unit=client", "privacy.epsilon=1", "federation.nonfinite=fail"],
+            "federation.nonfinite",
+            "fail",
+            "privacy.unit = 'client'",
+        ),
+    ],
+)
+def test_an_error_has_setting_value_and_limit_as_attributes(
+    overrides: list[str], setting: str, value: object, limit: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.load(None, overrides)
+    error = pickle.loads(pickle.dumps(caught.value))  # as it comes back from another process
+    assert (error.setting, error.value, error.limit) == (setting, value, limit)
+    assert str(error) == str(caught.value)
+    assert setting in str(error)

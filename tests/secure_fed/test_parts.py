@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from secure_fed import Federation, RunConfig
-from secure_fed.config.absolute_paths import anchored
+from secure_fed.config.absolute_paths import with_absolute_paths
 from secure_fed.errors import ConfigError, MethodError
 from secure_fed.learning.models.heads import head_of
 from secure_fed.learning.problem import configured
@@ -41,14 +41,14 @@ def test_paths_hold_in_every_directory(tmp_path: Path, monkeypatch: pytest.Monke
             ("data", "test"): "a.csv",
         }
     )
-    found = anchored(given)
+    found = with_absolute_paths(given)
     assert found.model.name == str(tmp_path / "model")
-    assert anchored(RunConfig().replace({("data", "name"): "some/hub-id"})).data.name == "some/hub-id"
-    assert anchored(RunConfig().replace({("data", "name"): "model"})).data.name == str(tmp_path / "model")
+    assert with_absolute_paths(RunConfig().replace({("data", "name"): "some/hub-id"})).data.name == "some/hub-id"
+    assert with_absolute_paths(RunConfig().replace({("data", "name"): "model"})).data.name == str(tmp_path / "model")
     assert found.data.train == (str(tmp_path / "a.csv"), str(tmp_path / "b.csv"), "missing.csv")
     assert found.data.test == str(tmp_path / "a.csv")
-    assert anchored(found) == found
-    assert anchored(RunConfig()) == RunConfig()  # what is built in stays so, whatever folders there are
+    assert with_absolute_paths(found) == found
+    assert with_absolute_paths(RunConfig()) == RunConfig()  # what is built in stays so, whatever folders there are
 
 
 DATA = toys.examples(1, 6)

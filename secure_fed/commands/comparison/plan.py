@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from secure_fed.config import RunConfig
-from secure_fed.config.absolute_paths import anchored
+from secure_fed.config.absolute_paths import with_absolute_paths
 from secure_fed.errors import ConfigError, RunDirectoryError
 from secure_fed.learning.tasks.headline import has_accuracy
 from secure_fed.runs.directory import CONFIG, read_config, usable
@@ -44,7 +44,7 @@ def planned(configs: Mapping[str, RunConfig], seeds: Sequence[int], out: Path, t
                 "accuracy: leave the target out"
             )
         for seed in seeds:
-            seeded = anchored(config.replace({("federation", "seed"): seed}))
+            seeded = with_absolute_paths(config.replace({("federation", "seed"): seed}))
             number, place = len(jobs) + 1, out / name / f"seed-{seed}"
             jobs.append(Job(name, seed, seeded, place, number, len(configs) * len(seeds)))
     _require_own(out, configs)
