@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 import protocols
+from protocols import dealing
 from protocols.chosen import Chosen, choices
 from protocols.client import Client
 from protocols.dealing import Keys
@@ -328,6 +329,18 @@ def test_messages_have_the_sizes_that_were_promised() -> None:
         for stage in stages(scene.cast.parameters)
     }
     assert sizes == {"advertise": {112}, "share": {48 + 36 + 4 * 86}, "mask": {48 + 40}, "unmask": {48 + 8 + 4 * 37}}
+
+
+def test_both_secrets_of_a_client_are_dealt_at_the_threshold_of_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    thresholds, split = [], dealing.split
+
+    def noted(secret: Secret, threshold: int, holders: Sequence[int]) -> dict[int, bytes]:
+        thresholds.append(threshold)
+        return split(secret, threshold, holders)
+
+    monkeypatch.setattr(dealing, "split", noted)
+    play(cast(count=6, threshold=4))
+    assert thresholds == [4] * 2 * 6
 
 
 def test_shares_hide_in_what_is_delivered_and_opened_ones_are_those_asked_for() -> None:
