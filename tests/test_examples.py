@@ -74,6 +74,7 @@ def test_own_model() -> None:
     assert float(lines[-2].split()[-1]) > 0.8
 
 
+@pytest.mark.nightly
 def test_own_files(tmp_path: Path) -> None:
     out = run(EXAMPLES / "own_files.py", tmp_path)
     assert "12 clinics" in out

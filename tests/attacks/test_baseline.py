@@ -57,7 +57,7 @@ def test_fair_coins_are_at_chance() -> None:
     assert np.mean(areas) == pytest.approx(0.5, abs=0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("n", [24, 60])
 def test_fair_coins_are_at_chance_as_often_as_said(n: int) -> None:
     rng, runs = np.random.default_rng(n), 150

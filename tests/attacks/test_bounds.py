@@ -15,6 +15,7 @@ from scipy.optimize import linprog
 from attacks.evidence import bounds
 from attacks.evidence.bounds import Bound, Guesses, lower_bound
 from attacks.evidence.guessing import gaussian_rejected, one_run_p
+from tests.cells import every
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -25,7 +26,7 @@ def within(nominal: float, runs: int) -> int:
     return int(stats.binom.isf(1e-3, runs, nominal))
 
 
-@pytest.mark.parametrize(
+@every(
     ("m", "r", "v", "delta", "epsilon"),
     [
         (1000, 1000, 1000, 0.0, 5.809),
@@ -50,9 +51,7 @@ def test_golden_numbers_of_the_gaussian_one_run() -> None:
     assert (mu, epsilon) == (pytest.approx(0.908, abs=5e-4), pytest.approx(3.916, abs=5e-4))
 
 
-@pytest.mark.parametrize(
-    ("tp", "fp", "n", "epsilon"), [(500, 0, 500, 4.906), (100, 0, 500, 3.116), (5000, 0, 5000, 7.21)]
-)
+@every(("tp", "fp", "n", "epsilon"), [(500, 0, 500, 4.906), (100, 0, 500, 3.116), (5000, 0, 5000, 7.21)])
 def test_golden_numbers_of_clopper_and_pearson(tp: int, fp: int, n: int, epsilon: float) -> None:
     assert bounds.clopper_pearson_epsilon(tp, n, fp, n, 0.0, 0.05) == pytest.approx(epsilon, abs=2e-3)
 
@@ -69,14 +68,14 @@ def naive_p(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
     return min(1.0, beta + 2 * m * delta * max(alphas, default=0.0))
 
 
-@pytest.mark.parametrize(("m", "r", "v"), [(30, 20, 17), (30, 30, 30), (50, 7, 7), (50, 40, 25), (5, 0, 0), (5, 3, 0)])
-@pytest.mark.parametrize("delta", [0.0, 1e-5, 1e-3, 0.5])
-@pytest.mark.parametrize("epsilon", [0.0, 0.3, 2.0, 6.0])
+@every(("m", "r", "v"), [(30, 20, 17), (30, 30, 30), (50, 7, 7), (50, 40, 25), (5, 0, 0), (5, 3, 0)])
+@every("delta", [0.0, 1e-5, 1e-3, 0.5])
+@every("epsilon", [0.0, 0.3, 2.0, 6.0])
 def test_the_limit_of_right_guesses_is_its_formula(m: int, r: int, v: int, delta: float, epsilon: float) -> None:
     assert one_run_p(m, r, v, epsilon, delta) == pytest.approx(naive_p(m, r, v, epsilon, delta), rel=1e-10, abs=1e-14)
 
 
-@pytest.mark.parametrize(("m", "r", "v", "delta"), [(30, 20, 17, 0.0), (100, 100, 80, 1e-4), (1000, 50, 49, 1e-5)])
+@every(("m", "r", "v", "delta"), [(30, 20, 17, 0.0), (100, 100, 80, 1e-4), (1000, 50, 49, 1e-5)])
 def test_the_bound_is_where_the_limit_meets_the_significance(m: int, r: int, v: int, delta: float) -> None:
     found = bounds.one_run_epsilon(m, r, v, delta, 0.05)
     assert naive_p(m, r, v, found - 1e-6, delta) < 0.05 < naive_p(m, r, v, found + 1e-6, delta)
@@ -112,7 +111,7 @@ def most_likely(m: int, r: int, v: int, mu: float) -> float:
     return -float(done.fun)
 
 
-@pytest.mark.parametrize(("m", "r", "v"), [(10, 10, 9), (10, 10, 10), (40, 12, 11), (200, 8, 8), (20, 20, 16)])
+@every(("m", "r", "v"), [(10, 10, 9), (10, 10, 10), (40, 12, 11), (200, 8, 8), (20, 20, 16)])
 def test_the_gaussian_bound_is_where_the_most_likely_law_meets_the_significance(m: int, r: int, v: int) -> None:
     mu, _ = bounds.one_run_fdp(m, r, v, 1e-5, 0.05)
     assert mu > 0.05
@@ -127,8 +126,8 @@ def test_gaussian_curves_are_rejected_from_the_smallest_on() -> None:
     assert (np.diff(rejected.astype(int)) <= 0).all()
 
 
-@pytest.mark.parametrize("mu", [0.05, 0.5, 1.0, 3.0, 12.0])
-@pytest.mark.parametrize("delta", [1e-9, 1e-5, 1e-2])
+@every("mu", [0.05, 0.5, 1.0, 3.0, 12.0])
+@every("delta", [1e-9, 1e-5, 1e-2])
 def test_the_epsilon_of_a_gaussian_mechanism_is_the_accountants(mu: float, delta: float) -> None:
     assert bounds.gaussian_epsilon(mu, delta) == pytest.approx(get_epsilon_gaussian(1 / mu, delta), rel=1e-6, abs=1e-9)
 
@@ -150,8 +149,8 @@ def naive_upper(count: int, n: int, tail: float) -> float:
     return low
 
 
-@pytest.mark.parametrize(("tp", "ins", "fp", "outs"), [(30, 40, 3, 50), (40, 40, 0, 20), (5, 40, 0, 60)])
-@pytest.mark.parametrize("delta", [0.0, 1e-2])
+@every(("tp", "ins", "fp", "outs"), [(30, 40, 3, 50), (40, 40, 0, 20), (5, 40, 0, 60)])
+@every("delta", [0.0, 1e-2])
 def test_clopper_and_pearsons_bounds_are_their_formulas(tp: int, ins: int, fp: int, outs: int, delta: float) -> None:
     fnr, fpr = naive_upper(ins - tp, ins, 0.025), naive_upper(fp, outs, 0.025)
     found = bounds.clopper_pearson_epsilon(tp, ins, fp, outs, delta, 0.05)
@@ -290,7 +289,7 @@ def test_so_few_units_are_told_to_show_nothing(m: int) -> None:
     assert found == Bound(None, f"{m} units cannot show anything at delta 0, however right every guess", 0.05)
 
 
-@pytest.mark.parametrize("m", [8, 9, 20, 21])
+@every("m", [8, 9, 20, 21])
 def test_few_units_show_little_but_something(m: int) -> None:
     members = np.arange(m) % 2 == 0
     found = lower_bound(members * 1.0, members, 0.0, 0.05)

@@ -18,7 +18,7 @@ def short() -> Case:
     return case(clients=2, model__max_length=8, method__name="ffa_lora", method__rank=4, federation__rounds=1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_beats_naming_frequent_words(short: Case) -> None:
     found = gradient_inversion.run(short, Settings()).measured
     assert found["exact_applicable"] == 0
@@ -48,7 +48,8 @@ def test_the_distance_falls_as_it_looks(short: Case) -> None:
     assert all(torch.equal(tensor, kept[name]) for name, tensor in model.state_dict().items())
 
 
-def test_other_optimisers_are_not_tried(short: Case) -> None:
+def test_other_optimisers_are_not_tried(short: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matching, "_optimised", lambda loss, leaves, target, start, *more: (start, 0.0))  # at once
     assert gradient_inversion._matched(prior_knowledge(short), short.seen.updates) is not None
     adamw = case(clients=2, training__optimizer="adamw", training__lr=0.005, federation__rounds=1)
     assert gradient_inversion._matched(prior_knowledge(adamw), adamw.seen.updates) is None

@@ -10,6 +10,7 @@ from attacks.report import readback
 from attacks.report.reading import read
 from attacks.report.verdict import verdict
 from tests.attacks.test_verdict import audit_of, cell
+from tests.cells import every
 
 Measured = dict[str, Any]
 
@@ -58,7 +59,7 @@ def test_pairs_alone_are_a_leak_as_well() -> None:
     assert "named 60.0 % of the words of a client's texts in their places (90.0 % of those named are right)" in text
 
 
-@pytest.mark.parametrize(
+@every(
     "measured",
     [
         words(0.5),  # not more than half
@@ -77,7 +78,7 @@ def test_what_is_no_leak(measured: Measured) -> None:
     assert judged(measured)[0] == "none_found"
 
 
-@pytest.mark.parametrize(
+@every(
     "measured",
     [
         words(0.51, 0.51),
@@ -197,7 +198,7 @@ def test_every_adversary_has_a_sentence_and_stronger_ones_do_not_repeat_it() -> 
     assert text.index("Texts can be read back: a server that sees what") < text.index("Little of the texts")
 
 
-@pytest.mark.parametrize("odd", [None, float("nan"), -0.1, 1.1, "all", True, [0.9]])
+@every("odd", [None, float("nan"), -0.1, 1.1, "all", True, [0.9]])
 def test_what_is_no_share_is_no_number(odd: Any) -> None:
     (found,) = read(audit_of({"auc": None, "measured": {"bag_recall": odd, "guessed_recall": odd}})).cells
     assert readback.attempts(found) == ()

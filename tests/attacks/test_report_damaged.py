@@ -14,6 +14,7 @@ from attacks.report.page import plots
 from attacks.report.verdict import verdict
 from tests.attacks import samples
 from tests.attacks.outline import Outline
+from tests.cells import chosen, every
 
 Audit = dict[str, Any]
 
@@ -47,7 +48,9 @@ def small() -> Audit:
 
 
 @pytest.mark.parametrize(
-    "spoil", [None, math.nan, [1, "x"], {"a": None}, -1, 10**400], ids=["null", "nan", "list", "object", "-1", "huge"]
+    "spoil",
+    chosen([None, math.nan, [1, "x"], {"a": None}, -1, 10**400], [None, {"a": None}]),
+    ids=["null", "nan", "list", "object", "-1", "huge"],
 )
 def test_whatever_one_value_is_the_page_is_written(
     spoil: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -67,7 +70,7 @@ def test_whatever_one_value_is_the_page_is_written(
     assert "verdict" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
+@every(
     "edit",
     [
         lambda audit: audit["roc"].update({"loss/outsider": {"fpr": [0, 1], "tpr": [0, 1], "low": [], "high": None}}),

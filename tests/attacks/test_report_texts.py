@@ -13,6 +13,7 @@ from attacks.report.page import plots
 from attacks.report.verdict import verdict
 from tests.attacks import samples
 from tests.attacks.outline import Outline
+from tests.cells import every
 
 Audit = dict[str, Any]
 
@@ -47,7 +48,7 @@ def texts(audit: Audit, **measured: Any) -> Audit:
     return changed
 
 
-@pytest.mark.parametrize(
+@every(
     ("measured", "css", "said"),
     [
         ({"bag_recall": 0.3, "bag_precision": 1.0}, "sign", "part of the texts"),

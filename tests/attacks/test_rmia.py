@@ -12,6 +12,7 @@ from attacks import rmia
 from attacks.adversary.case import Settings
 from secure_fed.errors import UsageError
 from tests.attacks import overfitted
+from tests.cells import every
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -63,9 +64,9 @@ def naive(
     return found
 
 
-@pytest.mark.parametrize("gamma", [1.0, 1.3])
-@pytest.mark.parametrize("a", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("marginal", MARGINALS)
+@every("gamma", [1.0, 1.3])
+@every("a", [0.0, 0.3, 1.0])
+@every("marginal", MARGINALS)
 def test_scores_are_the_definition_pair_by_pair(marginal: rmia.Marginal, a: float, gamma: float) -> None:
     *given, _ = drawn()
     found = rmia.scores(*given, a=a, marginal=marginal, gamma=gamma)
@@ -153,7 +154,7 @@ def test_the_target_among_its_own_references_and_a_wrong_population_are_refused(
         rmia.scores(phi, reference_phi, inside, z, z_reference, a=0.5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_federation_that_learns_by_heart_is_caught(tmp_path: Path) -> None:
     ran = overfitted.run(tmp_path / "run", {"federation.rounds": 15, "method.rank": 8}, clients=5, each=40)
     found = rmia.run(overfitted.case(ran, "outsider"), Settings(references=8))

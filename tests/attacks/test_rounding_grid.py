@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attacks.steps.rounding_grid import scaled_by
+from tests.cells import every
 
 
 def parameters(seed: int, size: float = 0.1, step: float = 1e-4) -> tuple[Tensor, Tensor]:
@@ -21,9 +22,9 @@ def parameters(seed: int, size: float = 0.1, step: float = 1e-4) -> tuple[Tensor
     return after - before, before
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("factor", [1e-6, 0.37, 1.0, 7.1, 1e6])
-@pytest.mark.parametrize("step", [1e-5, 1e-3])
+@every("seed", range(5))
+@every("factor", [1e-6, 0.37, 1.0, 7.1, 1e6])
+@every("step", [1e-5, 1e-3])
 def test_the_factor_is_found(seed: int, factor: float, step: float) -> None:
     change, before = parameters(seed, step=step)
     assert scaled_by([(change * factor, before)]) == pytest.approx(factor, rel=1e-5)
@@ -50,7 +51,7 @@ def test_sums_of_updates_are_on_the_grid_of_one() -> None:
     assert scaled_by([(one / math.pi + other / math.e, before)]) is None
 
 
-@pytest.mark.parametrize("seed", range(4))
+@every("seed", range(4))
 def test_numbers_on_no_grid_have_no_factor(seed: int) -> None:
     change, before = parameters(seed)
     noise = torch.randn(40, 50, generator=torch.Generator().manual_seed(seed + 1))

@@ -25,6 +25,7 @@ from secure_fed.learning.training.local import Trained
 from secure_fed.rounds.placement import SUM
 from secure_fed.rounds.summing import OpenSum
 from secure_fed.tensors.tensors import Tensors
+from tests.cells import chosen
 from tests.contracts import runs
 
 CLIENTS = 24
@@ -74,7 +75,7 @@ def products(states: Sequence[Tensors]) -> list[Tensors]:
 # Stacked.
 
 
-@pytest.mark.parametrize("method", ["fedlora", "ffa_lora", "fra_lora", "rolora"])
+@pytest.mark.parametrize("method", chosen(["fedlora", "ffa_lora", "fra_lora", "rolora"], ["fedlora", "fra_lora"]))
 @pytest.mark.parametrize("make", [few, many])
 def test_stacked_references_are_those_trained_one_client_at_a_time(method: str, make: Any) -> None:
     federation = make(method)
@@ -130,7 +131,7 @@ def test_few_at_a_time_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 # The same procedure.
 
 
-@pytest.mark.parametrize("method", ["fedlora", "ffa_lora", "fra_lora", "rolora"])
+@pytest.mark.parametrize("method", chosen(["fedlora", "ffa_lora", "fra_lora", "rolora"], ["ffa_lora", "rolora"]))
 @pytest.mark.parametrize("more", [{}, {"federation.cohort": 3, "federation.weighting": "examples"}])
 def test_with_the_coins_of_the_run_it_is_the_run(method: str, more: dict[str, Any]) -> None:
     federation = few(method, **more)
@@ -161,7 +162,7 @@ def test_with_the_coins_and_the_noise_of_a_private_run_it_is_the_run(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("canaries", ["none", "direction"])
+@pytest.mark.parametrize("canaries", chosen(["none", "direction"], ["direction"]))
 def test_with_noise_in_the_steps_it_is_the_run(canaries: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shadows, "_seed_of", lambda seed, number: 3)
     federation = few(**{**CENTRAL, "privacy.unit": "example", "evaluation.canaries": canaries})

@@ -14,6 +14,7 @@ from attacks.texts.first_layer import FirstLayer
 from attacks.texts.span import MEMBER_A, Family, Found, Rows, SpanTest, rounding, row_space, search
 from secure_fed.learning.models.adapters.lora import Pair
 from secure_fed.tensors.tensors import LowRank, Tensors
+from tests.cells import every
 
 WIDTH, OUT, RANK, SCALE, VOCABULARY = 40, 30, 8, 2.0, 300
 PAIRS = tuple(Pair(name, f"{name}.lora_A.default.weight", f"{name}.lora_B.default.weight") for name in ("q", "k", "v"))
@@ -59,7 +60,7 @@ def by_name(sent: list[Sent]) -> dict[str, Family]:
     return {family.name: family for family in families(sent, first(), SCALE)}
 
 
-@pytest.mark.parametrize("count", [1, 5, RANK, 3 * RANK - 1])
+@every("count", [1, 5, RANK, 3 * RANK - 1])
 def test_every_input_and_no_other_is_in_the_rows_of_a(count: int) -> None:
     """Up to r inputs from one layer, and up to about 3 r from three that read the same."""
     found = by_name([Sent(steps(state(), CANDIDATES[:count]), state())])

@@ -11,6 +11,7 @@ from scipy import stats
 from attacks.evidence.allowed import allowed
 from attacks.evidence.tradeoff import area, rate, sampled_gaussian
 from privacy import accounting
+from tests.cells import chosen
 
 DEMO = {"noise_multiplier": 0.5583, "sampling_rate": 0.05, "releases": 20, "delta": 1e-5}
 
@@ -47,9 +48,11 @@ def test_the_sampled_curve_is_that_of_draws() -> None:
     assert curve.rate(0.05) == pytest.approx((ins > np.quantile(outs, 0.95)).mean(), abs=0.01)
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.0), (0.5, 0.0), (1.0, 0.1), (7.97, 1e-5)])
+@pytest.mark.parametrize(
+    ("epsilon", "delta"), chosen([(0.0, 0.0), (0.5, 0.0), (1.0, 0.1), (7.97, 1e-5)], [(1.0, 0.1), (7.97, 1e-5)])
+)
 def test_the_area_of_epsilon_and_delta_is_the_integral_of_its_rates(epsilon: float, delta: float) -> None:
-    fpr = np.linspace(0, 1, 400_001)
+    fpr = np.linspace(0, 1, 40_001)
     assert area(epsilon, delta) == pytest.approx(
         np.trapezoid([rate(one, epsilon, delta) for one in fpr], fpr), abs=1e-4
     )

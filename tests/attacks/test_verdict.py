@@ -18,6 +18,7 @@ from attacks.report.reading import read
 from attacks.report.verdict import verdict
 from secure_fed.runs.membership import roc
 from tests.attacks import samples
+from tests.cells import every
 
 Audit = dict[str, Any]
 
@@ -338,13 +339,13 @@ def test_a_baseline_that_nobody_made_is_said() -> None:
     assert "was not checked" not in judged(cell(0.5))[1]
 
 
-@pytest.mark.parametrize("unit", ["example", "group", "client", "ward"])
+@every("unit", ["example", "group", "client", "ward"])
 def test_every_unit_has_words(unit: str) -> None:
     text = verdict(audit_of(cell(0.5), unit=unit, audited_unit=unit, epsilon_accounted=2.0))["text"]
     assert "guesses which of two" in text
 
 
-@pytest.mark.parametrize("audit", [{}, {"cells": None}, {"cells": [None, 3, {}]}, {"cells": [{"auc": "high"}]}])
+@every("audit", [{}, {"cells": None}, {"cells": [None, 3, {}]}, {"cells": [{"auc": "high"}]}])
 def test_an_audit_of_nothing_supports_nothing(audit: Audit) -> None:
     found = verdict(audit)
     assert found["level"] == "unsupported"

@@ -22,6 +22,7 @@ from secure_fed import Federation, load_adapter
 from secure_fed.errors import ModelError
 from secure_fed.export import trained
 from secure_fed.methods import METHODS
+from tests.cells import chosen
 from tests.secure_fed import small_models, toys
 from tests.secure_fed.test_export import OTHERS, SELECTIVE, config_of, equal
 
@@ -47,7 +48,10 @@ def scores(model: nn.Module) -> torch.Tensor:
     return out
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name",
+    chosen(METHODS, ["fedlora", "fra_lora", "fedtt", "bitfit", "fedft", "prompt_tuning", "c2a", "adapter_houlsby"]),
+)
 def test_a_run_is_exported_and_loaded(name: str, small_model: Path, small_data: Path, tmp_path: Path) -> None:
     done = run(name, small_model, small_data, tmp_path / "run")
     done.export(tmp_path / "out")

@@ -383,8 +383,12 @@ def test_methods_of_no_model(refused: Refused) -> None:
     ("arguments", "facts"),
     [
         (("train", "--set", "federation.rounds=0"), ("federation.rounds is 0", "at least 1")),
-        (("train", "--set", "model.name=builtin/large", "--set", "data.examples=100"), ("'builtin/large'",)),
-        (("predict", "none"), ("none holds no run",)),
+        pytest.param(
+            ("train", "--set", "model.name=builtin/large", "--set", "data.examples=100"),
+            ("'builtin/large'",),
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(("predict", "none"), ("none holds no run",), marks=pytest.mark.nightly),
     ],
 )
 def test_a_process_of_its_own(tmp_path: Path, arguments: tuple[str, ...], facts: FACTS) -> None:

@@ -12,6 +12,7 @@ from sklearn.metrics import accuracy_score, f1_score, log_loss
 from torch import Tensor, nn
 
 from secure_fed.learning.tasks import classification
+from tests.cells import every
 
 
 class Told(nn.Module):
@@ -36,8 +37,8 @@ def drawn(seed: int, classes: int, labelled: int) -> tuple[Tensor, Tensor]:
     return torch.randn(37, classes, generator=generator), torch.randint(labelled, (37,), generator=generator)
 
 
-@pytest.mark.parametrize("size", [1, 8, 37, 100])
-@pytest.mark.parametrize(("classes", "labelled"), [(2, 2), (5, 5), (5, 3), (40, 10)])
+@every("size", [1, 8, 37, 100])
+@every(("classes", "labelled"), [(2, 2), (5, 5), (5, 3), (40, 10)])
 def test_metrics_are_those_of_scikit_learn(classes: int, labelled: int, size: int) -> None:
     scores, labels = drawn(size + classes, classes, labelled)
     found = classification.metrics(Told(), batches(scores, labels, size))

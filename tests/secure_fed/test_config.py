@@ -13,6 +13,7 @@ import pytest
 
 from secure_fed.config import DataConfig, FederationConfig, MethodConfig, RunConfig, TrainingConfig, commented_toml
 from secure_fed.errors import ConfigError
+from tests.cells import every
 
 KEYS = [(section, name) for section, table in RunConfig().to_dict().items() for name in table]
 
@@ -121,7 +122,7 @@ def test_set_may_mend_what_does_not_fit_together_in_the_file(tmp_path: Path) -> 
     assert config.federation.cohort == 8
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "value"),
     [
         ("data.label=1", "1"),
@@ -175,15 +176,13 @@ def test_differences_name_the_setting_and_both_values() -> None:
     ]
 
 
-@pytest.mark.parametrize(("section", "name"), KEYS)
+@every(("section", "name"), KEYS)
 def test_every_setting_refuses_a_value_of_no_type(section: str, name: str) -> None:
     with pytest.raises(ConfigError, match=rf"{section}\.{name} is .*, but it must be "):
         RunConfig().replace({(section, name): object()})
 
 
-@pytest.mark.parametrize(
-    "setting", [(s, n) for (s, n), v in zip(KEYS, values(RunConfig()), strict=True) if isinstance(v, float)]
-)
+@every("setting", [(s, n) for (s, n), v in zip(KEYS, values(RunConfig()), strict=True) if isinstance(v, float)])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, pytest.param(10**5000, id="digits")])
 def test_every_number_must_be_finite(setting: tuple[str, str], value: float) -> None:
     with pytest.raises(ConfigError, match=r"must be a finite number"):
@@ -212,7 +211,7 @@ def test_the_commented_file_is_valid_toml_by_itself() -> None:
     assert list(tomllib.loads(commented_toml())) == list(RunConfig().to_dict())
 
 
-@pytest.mark.parametrize(
+@every(
     ("override", "needs"),
     [
         ("secure_aggregation.corrupt=0.2", "secure_aggregation.enabled = true"),

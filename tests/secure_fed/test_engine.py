@@ -26,6 +26,7 @@ from secure_fed.rounds.server import Server
 from secure_fed.rounds.transport import Recording, Reply, Request
 from secure_fed.tensors.sums import PlainSum
 from secure_fed.tensors.tensors import Layout, LayoutError, LowRank, Tensors
+from tests.cells import every
 from tests.secure_fed import toys
 
 LR = 0.5
@@ -255,8 +256,8 @@ def test_a_rejected_client_leaves_the_round_as_if_it_had_not_been_there(bad: flo
     assert toys.same(with_it.tensors, without_it.tensors)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("place", [0, 7, 999])
+@every("bad", [math.nan, math.inf, -math.inf])
+@every("place", [0, 7, 999])
 def test_one_bad_number_among_a_thousand_is_found(bad: float, place: int) -> None:
     numbers = torch.arange(1000.0)
     assert Tensors({"w": numbers, "none": torch.zeros(0)}).is_finite()

@@ -27,6 +27,7 @@ from secure_fed.learning.training.local import Objective
 from secure_fed.methods import METHODS, build, card
 from secure_fed.methods.method import LoraShaped, Method, State
 from secure_fed.tensors.tensors import Tensors
+from tests.cells import chosen
 from tests.secure_fed import small_models
 
 ROUNDS = 3
@@ -119,8 +120,13 @@ def test_peft_knows_every_architecture(architecture: str, tmp_path: Path) -> Non
     assert equal(small_models.logits(loaded.merge_and_unload()), want)
 
 
-@pytest.mark.parametrize("architecture", ["bert", "llama", "gpt2"])
-@pytest.mark.parametrize("name", LORA_SHAPED)
+@pytest.mark.parametrize(
+    ("architecture", "name"),
+    chosen(
+        itertools.product(["bert", "llama", "gpt2"], LORA_SHAPED),
+        [*(("bert", name) for name in LORA_SHAPED), ("llama", "fra_lora"), ("gpt2", "fra_lora")],
+    ),
+)
 def test_peft_computes_the_same(architecture: str, name: str, tmp_path: Path) -> None:
     compare_with_peft(config_of(name), architecture, tmp_path)
 
@@ -198,7 +204,13 @@ def test_where_a_method_has_no_place_it_says_so(name: str, architecture: str) ->
         build(config_of(name)).prepare(model, small_models.head_of(model), 0)
 
 
-@pytest.mark.parametrize(("name", "architecture"), fitting(OTHERS, small_models.ARCHITECTURES))
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    chosen(
+        fitting(OTHERS, small_models.ARCHITECTURES),
+        [*fitting(OTHERS, ["bert"]), *fitting(["prompt_tuning"], small_models.ARCHITECTURES)],
+    ),
+)
 def test_load_adapter_computes_the_same(name: str, architecture: str, tmp_path: Path) -> None:
     model, base = small_models.make(architecture), small_models.make(architecture)
     head = small_models.head_of(model)
@@ -267,7 +279,13 @@ def test_same_run_same_bytes(name: str, tmp_path: Path) -> None:
     assert contents[0] == contents[1]
 
 
-@pytest.mark.parametrize(("name", "architecture"), fitting([*LORA_SHAPED, *SELECTIVE], ["bert", "llama", "gpt2"]))
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    chosen(
+        fitting([*LORA_SHAPED, *SELECTIVE], ["bert", "llama", "gpt2"]),
+        [*fitting([*LORA_SHAPED, *SELECTIVE], ["bert"]), *fitting(["fra_lora"], ["bert", "llama", "gpt2"])],
+    ),
+)
 def test_merged_needs_nothing_of_ours(name: str, architecture: str, tmp_path: Path) -> None:
     model, base = small_models.make(architecture), small_models.make(architecture)
     said = {"label_names": ("a", "b", "c")}

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from secure_fed.tensors.low_rank import Svd, balanced, recompressed, right_orthonormal, truncated
 from secure_fed.tensors.tensors import LowRank
+from tests.cells import every
 
 torch.set_num_threads(1)
 
@@ -32,9 +33,9 @@ def exactly(matrix: LowRank) -> Tensor:
     return matrix.left.double() @ matrix.right.double()
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(40, 25), (25, 40), (30, 30)])
-@pytest.mark.parametrize("inner", [4, 12, 16, 17, 24, 40], ids="inner={}".format)
-@pytest.mark.parametrize("dense", [False, True])
+@every(("rows", "columns"), [(40, 25), (25, 40), (30, 30)])
+@every("inner", [4, 12, 16, 17, 24, 40])
+@every("dense", [False, True])
 def test_both_paths_find_the_best_approximation(rows: int, columns: int, inner: int, dense: bool) -> None:
     matrix = product(rows, columns, inner, seed=inner)
     want = exactly(matrix)

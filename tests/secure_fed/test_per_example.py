@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from secure_fed.learning.training.local import Objective, Placed
 from secure_fed.learning.training.per_example import Gradients, Path, by_layer, one_by_one
 from secure_fed.methods import build
 from secure_fed.methods.method import State
+from tests.cells import chosen
 from tests.secure_fed import small_models, toys
 
 CPU = torch.device("cpu")
@@ -121,8 +123,13 @@ def check(model: nn.Module, trainable: Sequence[str], items: Sequence[Any], coll
 # Models and methods.
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("architecture", small_models.ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("method", "architecture"),
+    chosen(
+        itertools.product(METHODS, small_models.ARCHITECTURES),
+        [*((method, "bert") for method in METHODS), *(("fedlora", one) for one in small_models.ARCHITECTURES)],
+    ),
+)
 def test_every_model_with_every_method_takes_a_path_that_is_right(architecture: str, method: str) -> None:
     """The quick one, unless the adapters also work on what the examples share."""
     model = made(architecture)

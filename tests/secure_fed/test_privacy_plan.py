@@ -117,7 +117,7 @@ def test_the_order_of_clients_does_not_matter(worst_last: bool) -> None:
     assert max(each(other.noise_multiplier, [other.limits[name] for name in NAMES])) <= 3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_stopping_early_is_each_clients_own_affair_and_the_worst_of_them_is_told() -> None:
     """Who was worst with all of its releases may be left with none, and is not the worst any more."""
     plan = for_gradients(Target(5.0, 0.8, DELTA, stop_early=True), NAMES, DRAWS, STEPS, participations=3)

@@ -24,6 +24,7 @@ from secure_fed.federation import Federation
 from secure_fed.rounds.transport import Reply, Request
 from secure_fed.runs import durable
 from secure_fed.runs.store import RELEASED, read_records
+from tests.cells import chosen
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.private_toys import NOISE, charged, federation
 from tests.secure_fed.test_reliability import _PROCESSES, _kill_when, _unhurried
@@ -182,7 +183,12 @@ def test_what_is_written_in_which_order(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    "deadly", range(len(_START) - 14, len(_START) + len(_ROUND)), ids=lambda index: f"{index}-{POINTS[index]}"
+    "deadly",
+    chosen(
+        range(len(_START) - 14, len(_START) + len(_ROUND)),
+        [len(_START) - 1, CHARGED - 1, CHARGED, COMPUTED, KEPT - 1, KEPT, KEPT + 2, len(_START) + len(_ROUND) - 1],
+    ),
+    ids=lambda index: f"{index}-{POINTS[index]}",
 )
 def test_killed_at_a_named_instant(uninterrupted: dict[str, Path], tmp_path: Path, deadly: int) -> None:
     """The same tensors to the bit, for the noise is injected; and a charge for all that was computed, no more than needed."""
@@ -202,7 +208,12 @@ def test_killed_at_a_named_instant(uninterrupted: dict[str, Path], tmp_path: Pat
     assert said["ended_early"] is None
 
 
-@pytest.mark.parametrize("deadly", [CHARGED, COMPUTED, KEPT, KEPT + _SHARED_ROUND, COMPUTED + 2 * _SHARED_ROUND])
+@pytest.mark.parametrize(
+    "deadly",
+    chosen(
+        [CHARGED, COMPUTED, KEPT, KEPT + _SHARED_ROUND, COMPUTED + 2 * _SHARED_ROUND], [COMPUTED, KEPT + _SHARED_ROUND]
+    ),
+)
 def test_a_budget_for_these_rounds_does_not_pay_for_one_made_again(
     uninterrupted: dict[str, Path], tmp_path: Path, deadly: int
 ) -> None:
@@ -224,7 +235,7 @@ def test_a_budget_for_these_rounds_does_not_pay_for_one_made_again(
         assert run("to_a_target", path, resume=True)["rounds"] == ROUNDS - 1
 
 
-@pytest.mark.parametrize("deadly", range(27, 50, 4))
+@pytest.mark.parametrize("deadly", chosen(range(27, 50, 4), [31, 39]))
 def test_clients_are_charged_before_they_compute(uninterrupted: dict[str, Path], tmp_path: Path, deadly: int) -> None:
     path = tmp_path / "run"
     kill_at("local", path, deadly)
@@ -236,7 +247,7 @@ def test_clients_are_charged_before_they_compute(uninterrupted: dict[str, Path],
     assert said["epsilon"] == accounting.epsilon(accounting.replaced(1.0), ROUNDS, 1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("first", [CHARGED, KEPT])
 def test_killed_while_resuming_and_again_at_every_instant(
     uninterrupted: dict[str, Path], tmp_path: Path, first: int
@@ -253,7 +264,7 @@ def test_killed_while_resuming_and_again_at_every_instant(
 # Real kills.
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_real_kills(small_model: Path, small_data: Path, tmp_path: Path) -> None:
     """`train`, killed while it starts and at random instants, and resumed each time: all that it released is paid for."""
     settings = tmp_path / "run.toml"

@@ -18,6 +18,7 @@ from secure_fed.methods.method import Card
 from secure_fed.rounds.cohort import cohort_sampler
 from secure_fed.rounds.engine import run_round
 from secure_fed.rounds.protection import Protection, protect
+from tests.cells import every
 from tests.secure_fed import toys
 from tests.secure_fed.private_toys import CLIENT, EXAMPLE, NOISE, federation
 
@@ -184,7 +185,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@every("case", REFUSED)
 def test_settings_that_void_a_guarantee_are_refused(case: str) -> None:
     settings, words = REFUSED[case]
     with pytest.raises(ConfigError, match=words):
@@ -226,7 +227,7 @@ NO_EFFECT: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", NO_EFFECT)
+@every("case", NO_EFFECT)
 def test_settings_that_nothing_reads_are_refused(case: str) -> None:
     settings, extra, words = NO_EFFECT[case]
     toys.config(settings)

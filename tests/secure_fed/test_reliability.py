@@ -26,6 +26,7 @@ from secure_fed.federation import Federation
 from secure_fed.report import page as report
 from secure_fed.runs import durable
 from secure_fed.runs.store import read_checkpoint, read_personal, read_records
+from tests.cells import chosen
 from tests.secure_fed import small_models, toys
 
 ROUNDS = 4
@@ -54,7 +55,7 @@ _PROCESSES = multiprocessing.get_context(
     "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 )
 if "forkserver" in multiprocessing.get_all_start_methods():
-    multiprocessing.set_forkserver_preload([__name__])
+    multiprocessing.set_forkserver_preload([__name__, "tests.secure_fed.test_private_kills"])
 
 
 def everything_at_once() -> Federation:
@@ -197,9 +198,28 @@ def test_the_scenario_exercises_what_it_says(uninterrupted: dict[str, Path]) -> 
     assert records[-1]["clients_accuracy"]["mean"] > 0
 
 
+def _at(scenario: str, name: str, time: int = 0) -> tuple[str, int]:
+    """That many-th instant of the name, or with -1 the last."""
+    return scenario, [point for point, passed in enumerate(INSTANTS[scenario]) if passed == name][time]
+
+
+# One of every kind of write, before it is there and after, in the first, a middle and the last round; the others at night.
+ON_EVERY_CHANGE = [
+    *(_at("everything_at_once", name) for name in ("config.json:replaced", "run.json:written", "result.json:written")),
+    *(_at("everything_at_once", f"metrics.jsonl:{how}", 1) for how in ("torn", "appended")),
+    *(_at("everything_at_once", f"personal-2.safetensors:{how}") for how in ("synced", "replaced")),
+    *(_at("everything_at_once", "checkpoint.safetensors:replaced", round_) for round_ in (0, 1)),
+    *(_at("everything_at_once", f"checkpoint.safetensors:{how}", -1) for how in ("written", "replaced")),
+    _at("transformer", "metrics.jsonl:appended", 2),
+    _at("transformer", "checkpoint.safetensors:replaced", 2),
+]
+
+
 @pytest.mark.parametrize(
     ("scenario", "deadly"),
-    [(scenario, point) for scenario, points in INSTANTS.items() for point in range(len(points))],
+    chosen(
+        ((scenario, point) for scenario, points in INSTANTS.items() for point in range(len(points))), ON_EVERY_CHANGE
+    ),
     ids=lambda value: str(value),
 )
 def test_killed_at_a_named_instant(uninterrupted: dict[str, Path], tmp_path: Path, scenario: str, deadly: int) -> None:
@@ -208,7 +228,7 @@ def test_killed_at_a_named_instant(uninterrupted: dict[str, Path], tmp_path: Pat
     assert_same_run(tmp_path / "run", uninterrupted[scenario])
 
 
-@pytest.mark.parametrize("first", [10, 15, 22])  # a line of metrics, the first checkpoint, the second
+@pytest.mark.parametrize("first", chosen([10, 15, 22], [15]))  # a line of metrics, the first checkpoint, the second
 def test_killed_while_resuming_and_again_at_every_instant(
     uninterrupted: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
@@ -312,7 +332,7 @@ class _Larger(toys.Toy):
 # Real kills.
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_five_real_kills(small_model: Path, small_data: Path, tmp_path: Path) -> None:
     """`train`, killed while it starts and then at four random instants; the same command with --resume goes on each time."""
     settings = tmp_path / "run.toml"

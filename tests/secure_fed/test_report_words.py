@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import pytest
-
 from secure_fed.report import formatting as words
+from tests.cells import every
 
 
-@pytest.mark.parametrize(
+@every(
     ("say", "value", "said"),
     [
         (words.number, None, "–"),

@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 
 from privacy.entropy import SeededEntropy
+from tests.cells import every
 from tests.secure_fed import toys
 from tests.secure_fed.masked_edit import masked
 
@@ -57,7 +58,7 @@ def test_the_schema_accepts_a_result(run_folder: RunFolder) -> None:
     jsonschema.validate(result_in(run_folder()), schema(), cls=jsonschema.Draft202012Validator)
 
 
-@pytest.mark.parametrize(
+@every(
     ("key", "value"),
     [
         ("surprise", 1),
@@ -83,7 +84,7 @@ def test_the_schema_accepts_a_private_result(run_folder: RunFolder, private_edit
     jsonschema.validate(result_in(run_folder(edit=private_edit())), schema())
 
 
-@pytest.mark.parametrize(
+@every(
     ("key", "value"),
     [
         ("unit", "none"),

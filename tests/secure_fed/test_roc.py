@@ -17,6 +17,7 @@ from scipy import stats
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from secure_fed.runs.membership import roc, roc_interval
+from tests.cells import every
 
 Floats = NDArray[np.float64]
 scores = st.lists(st.sampled_from([-math.inf, -2.0, -1.0, 0.0, 0.5, 1.0, math.inf]), min_size=1, max_size=12)
@@ -152,8 +153,8 @@ def test_groups_are_resampled_apart() -> None:
     assert drawn.std() == pytest.approx(math.sqrt(variance), rel=0.05)
 
 
-@pytest.mark.parametrize("auc", [0.0, 1.0])
-@pytest.mark.parametrize("n", [1, 5, 40, 1000])
+@every("auc", [0.0, 1.0])
+@every("n", [1, 5, 40, 1000])
 def test_separate_scores_have_an_exact_interval(auc: float, n: int) -> None:
     low, high = roc.rank(np.full(n, auc), np.full(n, 1 - auc)).auc_interval
     edge = 0.0125 ** (1 / n)  # none of n pairs lost, at a quarter of five per cent

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from secure_fed.tensors import sketch
 from secure_fed.tensors.tensors import LowRank
+from tests.cells import every
 
 torch.set_num_threads(1)
 
@@ -278,7 +279,7 @@ def test_factors_that_cancel_are_multiplied_exactly() -> None:
 # The size.
 
 
-@pytest.mark.parametrize("shape", [(768, 768), (3072, 768), (768, 3072), (40, 17), (17, 40), (9, 9), (8, 6), (5, 900)])
+@every("shape", [(768, 768), (3072, 768), (768, 3072), (40, 17), (17, 40), (9, 9), (8, 6), (5, 900)])
 def test_the_most_columns_are_the_most(shape: tuple[int, int]) -> None:
     most = sketch.most_columns(shape)
     smaller = [p for p in range(1, max(shape)) if sketch.size(shape, p) < shape[0] * shape[1]]

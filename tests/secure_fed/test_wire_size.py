@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import safetensors.torch
 import torch
 from hypothesis import given
@@ -10,6 +9,7 @@ from hypothesis import strategies as st
 
 from secure_fed.tensors.tensors import LowRank, Tensors
 from secure_fed.tensors.wire_size import _TYPES, wire_size
+from tests.cells import every
 
 Part = tuple[str, tuple[int, ...], torch.dtype]
 
@@ -28,7 +28,7 @@ def test_any_names_shapes_and_types(parts: list[Part]) -> None:
     assert wire_size(tuple(parts)) == written(parts)
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 9, 10, 11, 99, 100, 101, 400])
+@every("count", [0, 1, 2, 9, 10, 11, 99, 100, 101, 400])
 def test_offsets_of_every_length(count: int) -> None:
     """Places have more digits the further behind they are, so the order by type shows in the length."""
     types = (torch.float32, torch.bool, torch.float64, torch.bfloat16)
@@ -36,7 +36,7 @@ def test_offsets_of_every_length(count: int) -> None:
     assert wire_size(tuple(parts)) == written(parts)
 
 
-@pytest.mark.parametrize("dtype", _TYPES, ids=str)
+@every("dtype", _TYPES)
 def test_each_type_goes_to_its_place_beside_each_other(dtype: torch.dtype) -> None:
     """Nine numbers before or behind one make its places one digit or two."""
     for other in _TYPES:

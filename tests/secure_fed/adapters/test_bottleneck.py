@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from secure_fed.learning.models.adapters.bottleneck import Bottlenecks
+from tests.cells import every
 from tests.secure_fed import small_models
 from tests.secure_fed.adapters.behind import BLOCKS, adapted, by_hand, counted, each_token
 
@@ -46,8 +47,8 @@ def test_forward_against_loops(architecture: str, blocks: tuple[str, ...], activ
     torch.testing.assert_close(small_models.logits(model), expected)
 
 
-@pytest.mark.parametrize("architecture", small_models.ARCHITECTURES)
-@pytest.mark.parametrize("blocks", [BOTH, ("feed_forward",)])
+@every("architecture", small_models.ARCHITECTURES)
+@every("blocks", [BOTH, ("feed_forward",)])
 def test_parameter_count(architecture: str, blocks: tuple[str, ...]) -> None:
     adapter = Bottlenecks(5, blocks)
     model, names = adapted(architecture, adapter)

@@ -19,6 +19,7 @@ from secure_fed.learning.models.adapters.insertion_points import places
 from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.local import Objective
+from tests.cells import every
 from tests.secure_fed import small_models, toys
 
 SMALL = Hypernetworks(context_dim=3, bottleneck=4, hyper_dim=5)
@@ -303,7 +304,7 @@ def test_a_model_of_ones_own_and_a_second_adapter_are_refused() -> None:
         SMALL.inject(prepared("bert"), [], 0)
 
 
-@pytest.mark.parametrize(
+@every(
     ("labels", "want"),
     [
         ([0, 1, 1, 2], [0.25, 0.5, 0.25]),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from secure_fed.errors import MethodError
 from secure_fed.learning.models.adapters.kronecker import RULE, Compacters
+from tests.cells import every
 from tests.secure_fed import small_models
 from tests.secure_fed.adapters.behind import adapted, by_hand, counted, each_token
 
@@ -47,7 +48,7 @@ def test_forward_against_kronecker_products(architecture: str) -> None:
     torch.testing.assert_close(small_models.logits(model), expected)
 
 
-@pytest.mark.parametrize(
+@every(
     ("architecture", "bottleneck", "n"),
     [*((name, 8, 4) for name in small_models.ARCHITECTURES), ("bert", 4, 1), ("bert", 6, 2), ("bert", 16, 16)],
 )

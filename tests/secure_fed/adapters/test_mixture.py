@@ -13,6 +13,7 @@ from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.local import Objective, Placed
 from secure_fed.learning.training.per_example import by_layer
 from secure_fed.methods.consistency import consistent
+from tests.cells import every
 from tests.secure_fed import small_models
 from tests.secure_fed.adapters.behind import adapted, by_hand, counted
 from tests.secure_fed.test_per_example import assert_equal, texts
@@ -95,9 +96,7 @@ def test_forward_of_the_merged_model(architecture: str) -> None:
     torch.testing.assert_close(small_models.logits(model), by_hand(model, architecture, change))
 
 
-@pytest.mark.parametrize(
-    ("architecture", "experts"), [*((name, 4) for name in small_models.ARCHITECTURES), ("bert", 1)]
-)
+@every(("architecture", "experts"), [*((name, 4) for name in small_models.ARCHITECTURES), ("bert", 1)])
 def test_parameter_count(architecture: str, experts: int) -> None:
     adapter = Mixtures(5, experts)
     model, names = adapted(architecture, adapter)

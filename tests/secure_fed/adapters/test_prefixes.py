@@ -14,6 +14,7 @@ from torch.func import functional_call
 from secure_fed.errors import MethodError
 from secure_fed.learning.models.adapters.prefixes import Keys, Prefix
 from secure_fed.learning.models.adapters.prompts import PromptTokens
+from tests.cells import every
 from tests.secure_fed import small_models
 from tests.secure_fed.adapters.virtual import base_of, bert_encoded, bert_logits, for_task, made, texts
 
@@ -32,8 +33,8 @@ def prefixed(architecture: str, adapter: Prefix, seed: int = 0) -> tuple[Any, li
     return model, names, rows.view(3, keys.layers, 2, keys.heads, keys.head_dim).permute(1, 2, 3, 0, 4)
 
 
-@pytest.mark.parametrize("adapter", [Prefix(3), Prefix(3, projected=True)])
-@pytest.mark.parametrize("architecture", SUPPORTED)
+@every("adapter", [Prefix(3), Prefix(3, projected=True)])
+@every("architecture", SUPPORTED)
 def test_count_and_names(architecture: str, adapter: Prefix) -> None:
     model = small_models.make(architecture)
     kept, head = [name for name, _ in model.named_parameters()], small_models.head_of(model)

@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 from secure_fed.errors import MethodError
 from secure_fed.learning.models.adapters.prompts import EncodedPromptTokens, PromptTokens
+from tests.cells import every
 from tests.secure_fed import small_models
 from tests.secure_fed.adapters.virtual import base_of, bert_encoded, bert_logits, for_task, lively, made, texts
 
@@ -31,8 +32,8 @@ def prompted(
     return model, names, base_of(model).prompt(torch.arange(3)[None])[0].detach()
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS)
-@pytest.mark.parametrize("architecture", small_models.ARCHITECTURES)
+@every("adapter", ADAPTERS)
+@every("architecture", small_models.ARCHITECTURES)
 def test_count_and_names(architecture: str, adapter: PromptTokens | EncodedPromptTokens) -> None:
     model = small_models.make(architecture)
     kept, head = [name for name, _ in model.named_parameters()], small_models.head_of(model)

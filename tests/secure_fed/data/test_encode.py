@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from secure_fed.errors import ConfigError, DataError, ModelError
 from secure_fed.learning.data.encode import Batch, Collate, Encoded, batches, encode, pad_id
 from secure_fed.learning.data.rows import Rows
+from tests.cells import every
 
 WORDS = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3} | {f"w{i}": i + 4 for i in range(30)}
 
@@ -129,7 +130,7 @@ def test_collate_keeps_what_items_of_the_users_own_say() -> None:
     assert "label" not in batch
 
 
-@pytest.mark.parametrize(
+@every(
     ("changes", "name"),
     [
         ({"idx": 7}, "idx"),
@@ -166,8 +167,8 @@ def orders(found: Sequence[Batch]) -> list[list[int]]:
     return [batch.indices.tolist() for batch in found]
 
 
-@pytest.mark.parametrize("seed", [0, None])
-@pytest.mark.parametrize("size", [1, 8, 32, 1000])
+@every("seed", [0, None])
+@every("size", [1, 8, 32, 1000])
 def test_batches_hold_every_item_once(encoded: Encoded, size: int, seed: int | None) -> None:
     found = drawn(encoded, size, seed)
     assert sorted(i for order in orders(found) for i in order) == list(range(333))

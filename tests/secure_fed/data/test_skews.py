@@ -23,6 +23,7 @@ from secure_fed.learning.data.dealing import Indices, by_share
 from secure_fed.learning.data.partition import Partition, iid, jensen_shannon, partition
 from secure_fed.learning.data.skews import by_language, by_matrix, label_dirichlet, matrix_of, pathological
 from secure_fed.rounds.cohort import cohort_sampler
+from tests.cells import every
 
 seeds = st.integers(0, 2**32 - 1)
 labels_lists = st.lists(st.integers(0, 6), min_size=1, max_size=80)
@@ -203,7 +204,7 @@ def test_largest_remainders(count: int, weights: list[int]) -> None:
         assert abs(size - Fraction(count * weight, sum(weights))) < 1 + Fraction(1, 10**9)
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "reason"),
     [
         ("0.9 0.1; 0.1", r"row 2 of data\.matrix has 1 numbers and the first 2"),

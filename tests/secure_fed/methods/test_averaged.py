@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from secure_fed.methods import METHODS, card
 from secure_fed.methods.method import CHANGE, State
 from secure_fed.rounds.transport import Recording
 from secure_fed.tensors.tensors import Layout, Tensors
+from tests.cells import chosen
 from tests.secure_fed import small_models, toys
 from tests.secure_fed.adapters.test_full import Tied
 from tests.secure_fed.methods.rounds import method_of, start, trained
@@ -230,8 +232,10 @@ def test_experts_drawn_at_random_do_not_pass_for_examples_that_are_coupled(away:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("unit", ["client", "example"])
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize(
+    ("unit", "name"),
+    chosen(itertools.product(["client", "example"], OURS), [*(("client", name) for name in OURS), ("example", "ia3")]),
+)
 def test_a_private_federation(name: str, unit: str) -> None:
     """Noise reaches every coordinate that travels, from the first round."""
     found = federation(

@@ -14,6 +14,7 @@ from secure_fed.methods import build
 from secure_fed.methods.fedara import Budget
 from secure_fed.methods.method import CHANGE, Shrinking, fits
 from secure_fed.tensors.tensors import LowRank, Tensors
+from tests.cells import every
 from tests.secure_fed import small_models, toys
 from tests.secure_fed.methods.rounds import start
 from tests.secure_fed.methods.test_fedara import CLIENT, method_of, one_round, ranks
@@ -72,7 +73,7 @@ def test_shapes_that_are_no_state_are_not_admitted() -> None:
 # Settings.
 
 
-@pytest.mark.parametrize(
+@every(
     ("more", "said"),
     [
         (

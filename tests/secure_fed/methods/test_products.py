@@ -9,6 +9,7 @@ from secure_fed.methods import METHODS
 from secure_fed.methods.method import CHANGE, Method
 from secure_fed.tensors.low_rank import truncated
 from secure_fed.tensors.tensors import Tensors
+from tests.cells import every
 from tests.secure_fed.methods.rounds import RANK, means_of, method_of, nothing, one_round, start, trained
 
 ON_LORA = [name for name in METHODS if any(".lora_A." in tensor for tensor in start(method_of(name)).tensors)]
@@ -39,7 +40,7 @@ def close(left: torch.Tensor, right: torch.Tensor, tolerance: float = 1e-5) -> b
 
 
 @on_lora
-@pytest.mark.parametrize("rounds", [0, 1, 2, 3])
+@every("rounds", [0, 1, 2, 3])
 def test_no_change_changes_no_product(method: Method, rounds: int) -> None:
     state = start(method)
     for _ in range(rounds):

@@ -20,6 +20,7 @@ from secure_fed.methods.averaging import change
 from secure_fed.methods.method import CHANGE, Method, State
 from secure_fed.tensors.low_rank import in_own_factors
 from secure_fed.tensors.tensors import LowRank, Tensors
+from tests.cells import every
 from tests.secure_fed.methods.rounds import HEAD_PREFIXES, method_of, start, trained
 
 C = 0.5
@@ -103,7 +104,7 @@ def distances(at: Pass, clip: Clipped) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize(("name", "round_", "pass_name"), cases())
+@every(("name", "round_", "pass_name"), cases())
 def test_one_client_moves_the_sum_by_no_more_than_the_clip_norm(name: str, round_: int, pass_name: str) -> None:
     at = started(name, round_, pass_name)
     found = distances(at, clipped)
@@ -140,12 +141,12 @@ def clipped_by_stored_numbers(at: Pass, after: Tensors) -> Tensors:
     return contribution * clip_factor(Tensors(contribution.parts()).norm(), C)
 
 
-@pytest.mark.parametrize(("name", "round_", "pass_name"), cases())
+@every(("name", "round_", "pass_name"), cases())
 def test_a_clip_of_each_tensor_is_caught_in_every_method(name: str, round_: int, pass_name: str) -> None:
     assert max(distances(started(name, round_, pass_name), clipped_by_tensor)) > 1.02 * C
 
 
-@pytest.mark.parametrize(("name", "round_", "pass_name"), [case for case in cases() if case[2] == CHANGE])
+@every(("name", "round_", "pass_name"), [case for case in cases() if case[2] == CHANGE])
 def test_a_clip_without_the_head_is_caught_in_every_method(name: str, round_: int, pass_name: str) -> None:
     assert max(distances(started(name, round_, pass_name), clipped_without_head)) > 1.0002 * C
 
@@ -206,8 +207,8 @@ def test_as_a_difference_of_products_it_would_be_wrong() -> None:
     assert square < 0 or abs(math.sqrt(square) / exact_change(*sides) - 1) > 1e-4
 
 
-@pytest.mark.parametrize("sides", [changed, regauged])
-@pytest.mark.parametrize("size", [1.0, 1e-2, 1e-4, 1e-6])
+@every("sides", [changed, regauged])
+@every("size", [1.0, 1e-2, 1e-4, 1e-6])
 def test_rounding_makes_no_clipped_product_longer_than_the_clip_norm(
     size: float, sides: Callable[[float], Sides]
 ) -> None:

@@ -20,6 +20,7 @@ from secure_fed.learning.models.loading import load
 from secure_fed.learning.tasks import build
 from secure_fed.learning.tasks.causal_lm import perplexity
 from secure_fed.learning.tasks.continuation import continuations
+from tests.cells import every
 
 TEXTS = ("word1 word2 word3 word4", "calm", "word9 word8 word7 wild word6 word5", "")
 
@@ -186,7 +187,7 @@ def test_the_right_choice_is_told_by_its_number_or_its_text() -> None:
     assert train.label == (1, 0, 1)
 
 
-@pytest.mark.parametrize(
+@every(
     ("choices", "label", "fact"),
     [
         (["a", "b"], 2, "label 2 is neither the number of one of the 2 choices, from 0, nor its text"),

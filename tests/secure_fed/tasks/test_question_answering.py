@@ -18,6 +18,7 @@ from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.tasks import build
 from secure_fed.learning.tasks.spans import Answers
 from secure_fed.learning.tasks.windows import answered, best_span, windows
+from tests.cells import every
 
 TASK = build(DataConfig(task="question_answering", stride=2))
 CONTEXT = " ".join(f"word{i}" for i in range(14))
@@ -188,7 +189,7 @@ def test_answers_are_read_in_all_ways_of_writing_them() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@every(
     ("answer", "fact"),
     [
         ({"text": ["one"], "answer_start": [1]}, "the answer 'one' does not stand at character 1 of 'context'"),

@@ -20,6 +20,7 @@ from secure_fed.learning.data.files import Table
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.tasks import build, classification, multi_label, regression
 from secure_fed.learning.tasks.priors import weights
+from tests.cells import every
 
 
 class Told(nn.Module):
@@ -136,7 +137,7 @@ def test_numbers_are_read_from_numbers_and_texts() -> None:
     assert train.label_names == ()
 
 
-@pytest.mark.parametrize("cell", ["high", None, True, "nan", "", [1.0], "inf"])
+@every("cell", ["high", None, True, "nan", "", [1.0], "inf"])
 def test_what_is_no_number_is_refused(cell: object) -> None:
     with pytest.raises(DataError, match=r"x\.jsonl, line 2: label .* is not a finite number.*data\.label"):
         read("regression", [1.0, cell])
@@ -170,7 +171,7 @@ def test_without_public_shares_all_classes_weigh_the_same() -> None:
     assert build(DataConfig()).loss(("a", "b")) is classification.loss
 
 
-@pytest.mark.parametrize(
+@every(
     ("priors", "fact"),
     [
         ((0.5,), "give each of them one share"),

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from secure_fed.learning.tasks import squad
+from tests.cells import every
 
 
-@pytest.mark.parametrize(
+@every(
     ("guess", "answers", "exact", "f1"),
     [
         ("The Cat!", ["cat"], 1, 1),
