@@ -72,7 +72,7 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ContributorList:
     """Which clients of a masked sum contribute, and to what. All clients of the sum get the same.
 
     request: digest of the contributors' request. contributors: their numbers, ascending; the other clients send zeros.
@@ -101,7 +101,7 @@ class Stage:
     """The server's side of one stage of a masked sum.
 
     message: the protocol's, for this client. request: in the stage that takes vectors, the pass that this client contributes
-    to; a client that gets none there contributes zeros. asked: in that stage, who contributes, where clients have to know.
+    to; a client that gets none there contributes zeros. listed: in that stage, who contributes, where clients have to know.
     """
 
     round: int
@@ -109,12 +109,12 @@ class Stage:
     parameters: Parameters
     message: bytes
     request: Request | None = None
-    asked: Asked | None = None
+    listed: ContributorList | None = None
 
     @property
     def bytes_down(self) -> int:
         sent = len(self.message) or len(self.parameters.to_bytes())  # the first stage brings nothing but the parameters
-        return sent + sum(part.bytes_down for part in (self.request, self.asked) if part)
+        return sent + sum(part.bytes_down for part in (self.request, self.listed) if part)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
-"""What the papers plot of a run beside its accuracy: measured where it is asked for, and no work where it is not.
+"""Diagnostics that the papers plot beside accuracy (`evaluation.diagnostics`). They cost nothing unless asked for.
 
 angles       how far two sets of weights are apart, in length and in direction
-compared     of which weights
-similarity   centred kernel alignment of what two models make of the same examples
-aggregation  what averaging loses of the clients' products
-local        the three that look at each client's trained tensors, which no noise covers
-watch        all that a configuration asks for, as a federation uses it
-targets      rounds to a target accuracy, and time under a bandwidth: of the records alone
+compared     the weights that are compared
+similarity   centred kernel alignment of two models' features of the same examples
+aggregation  the error of averaging the factors of clients' products
+local        three diagnostics of each client's trained tensors, which no noise covers
+watch        all diagnostics of a run
+targets      rounds to a target accuracy, and time under a bandwidth, from records alone
 """

@@ -1,4 +1,4 @@
-"""What averaging makes of products of factors (Trautmann et al., 2025, error analysis in section V).
+"""The error of averaging factors instead of products (Trautmann et al., 2025, error analysis in section V).
 
 Over the clients i of a round, with their weights in the mean, and per adapted matrix
 
@@ -37,7 +37,7 @@ class AggregationError:
             self._sum = PlainSum(Layout.of(seen))
         self._sum.add(seen, weight)
 
-    def told(self) -> dict[str, float]:
+    def collected(self) -> dict[str, float]:
         total, self._sum = self._sum, None
         if total is None or not total.weight:
             return {}

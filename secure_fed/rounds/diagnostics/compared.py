@@ -1,4 +1,4 @@
-"""Of which weights a diagnostic speaks.
+"""The weights that a diagnostic compares.
 
 Both papers compare what a method learned beside the frozen model, FedARA the matrix that the factors multiply to. So where the
 adapters are LoRA's, or can be written so, it is s B A of every adapted matrix; elsewhere every tensor that trains.

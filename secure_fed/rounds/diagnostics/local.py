@@ -1,7 +1,7 @@
-"""What is measured of each client's trained tensors: two of the three compare them with what the client started from.
+"""Diagnostics of each client's trained tensors. Two of the three compare them with the tensors the client started from.
 
-Papers leave open whether the global model of such a comparison is the one before the round or after it. Here it is the one the
-client was given: so nothing has to be kept of a client once it has been seen.
+Papers leave open whether the global model of such a comparison is the one before the round or after it. Here it is the
+one before the round, so nothing has to be kept of a client.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from secure_fed.tensors.tensors import Tensors
 
 
 class Local(Protocol):
-    """Sees the clients of a round one by one, and then says what there is to say of the round."""
+    """A diagnostic over the clients of a round, taken one by one."""
 
     def see(self, before: Tensors, after: Tensors, weight: float) -> None:
-        """before: what a client started from, all of it. after: what it trained. weight: in the mean."""
+        """Take one client. before: all its tensors before training. after: those it trained. weight: in the mean."""
 
-    def told(self) -> dict[str, float]:
-        """Numbers by name, of the clients seen since the last time; none if there was nobody."""
+    def collected(self) -> dict[str, float]:
+        """Numbers by name, over the clients since the last call; empty if there were none."""
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Discrepancy:
     def see(self, before: Tensors, after: Tensors, weight: float) -> None:
         self._seen.append(of_wholes(self.weights.pairs(before, before | after, tuple(after))))
 
-    def told(self) -> dict[str, float]:
+    def collected(self) -> dict[str, float]:
         seen, self._seen = self._seen, []
         if not seen:
             return {}
@@ -67,7 +67,7 @@ class Drift:
             self._given = (before, self.features(before))
         self._seen.append(linear_cka(self._given[1], self.features(before | after)))
 
-    def told(self) -> dict[str, float]:
+    def collected(self) -> dict[str, float]:
         seen, self._seen, self._given = self._seen, [], None
         return {"mean": _mean(seen), "worst": min(seen, default=math.nan)} if seen else {}
 

@@ -1,4 +1,7 @@
-"""What a run took to get somewhere: of its records alone, so that it is the same however often the run was interrupted."""
+"""Rounds and bytes to a target accuracy, and time under a bandwidth.
+
+Both are computed from records alone, so they do not change if a run is interrupted and resumed.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ _MEGA = 1_000_000
 
 
 def require_accuracy(record: Record, target: float) -> None:
-    """Refuse to wait for what is not measured."""
+    """Refuse a target accuracy where metrics give no accuracy."""
     if "accuracy" not in record:
         raise ConfigError(
             f"evaluation.target_accuracy = {target} waits for 'accuracy', which metrics does not give; let it, or leave the "
@@ -22,7 +25,7 @@ def require_accuracy(record: Record, target: float) -> None:
 
 
 def transfer_seconds(record: Record, megabytes_per_second: float) -> float:
-    """How long one client of the round sends and receives: bytes both ways / clients / bandwidth.
+    """Seconds that one client of the round sends and receives: bytes both ways / clients / bandwidth.
 
     All clients send at the same time over lines of their own, as FedARA (section V) has it; a megabyte is 10^6 bytes.
     """
@@ -32,17 +35,17 @@ def transfer_seconds(record: Record, megabytes_per_second: float) -> float:
 
 
 def summary(records: Sequence[Record], settings: EvaluationConfig, *, secret_cohort: bool) -> dict[str, Any]:
-    """`target` and `bandwidth`, where they were asked for."""
-    told: dict[str, Any] = {}
+    """The record's `target` and `bandwidth`, each if its setting is there."""
+    found: dict[str, Any] = {}
     if settings.target_accuracy is not None:
-        told["target"] = _target(records, settings.target_accuracy)
+        found["target"] = _target(records, settings.target_accuracy)
     if settings.bandwidth is not None:
-        told["bandwidth"] = _time(records, settings.bandwidth, secret_cohort)
-    return told
+        found["bandwidth"] = _time(records, settings.bandwidth, secret_cohort)
+    return found
 
 
 def _target(records: Sequence[Record], accuracy: float) -> dict[str, Any]:
-    """The first evaluated round that was good enough, and what had travelled by then; None where there was none."""
+    """The first evaluated round that reached the accuracy, and the bytes sent by then. None if no round did."""
     reached = next(
         (place for place, row in enumerate(records) if row.get("accuracy") is not None and row["accuracy"] >= accuracy),
         None,

@@ -26,12 +26,12 @@ class Variation:
     def between(self, before: State, after: State) -> dict[str, float]:
         """Numbers by name."""
         trained = self.weights.trained(before)
-        told = _named("", self.weights.pairs(before.tensors, after.tensors, trained))
-        found = pairs(before.tensors)
-        for factor, names in (("_a", [pair.a for pair in found]), ("_b", [pair.b for pair in found])):
+        found = _named("", self.weights.pairs(before.tensors, after.tensors, trained))
+        factors = pairs(before.tensors)
+        for factor, names in (("_a", [pair.a for pair in factors]), ("_b", [pair.b for pair in factors])):
             both = [(before.tensors.tensor(name), after.tensors.tensor(name)) for name in names if name in trained]
-            told |= _named(factor, (pair for pair in both if pair[0].shape == pair[1].shape))
-        return told
+            found |= _named(factor, (pair for pair in both if pair[0].shape == pair[1].shape))
+        return found
 
 
 def _named(ending: str, both: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""All diagnostics that a configuration asks for, as a federation uses them."""
+"""The diagnostics of a run: fed with every client's training, and with consecutive global states."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PROBE = 256
 
 @dataclass(frozen=True)
 class Watch:
-    """Sees clients train, and states follow each other.
+    """Collects diagnostics over a round.
 
     Nothing in it is carried from one round to the next, so a run that was interrupted goes on with the same numbers.
     """
@@ -40,27 +40,29 @@ class Watch:
     variation: Variation | None = None
 
     def see(self, before: Tensors, after: Tensors, weight: float) -> None:
-        """A client has trained. One whose tensors are not finite is left out of the round, and of this."""
+        """Take a client's tensors before and after training. Tensors that are not finite are left out, as in the round."""
         if after.is_finite():
             for one in self.local.values():
                 one.see(before, after, weight)
 
     def begin(self) -> None:
-        """Forget a round that did not come to its end."""
+        """Forget an interrupted round."""
         for one in self.local.values():
-            one.told()
+            one.collected()
 
     def told(self, before: State, after: State, record: Mapping[str, Any]) -> dict[str, Any]:
-        """What the round's record is to say beside what it does; a number that there is not is None."""
-        found = {name: numbers for name, one in self.local.items() if (numbers := one.told())}
+        """Entries for the round's record. Undefined numbers are None."""
+        found = {name: numbers for name, one in self.local.items() if (numbers := one.collected())}
         if self.variation is not None:
             found["variation"] = self.variation.between(before, after)
-        told: dict[str, Any] = {name: {key: _plain(value) for key, value in own.items()} for name, own in found.items()}
+        entries: dict[str, Any] = {
+            name: {key: _plain(value) for key, value in own.items()} for name, own in found.items()
+        }
         if self.settings.bandwidth is not None:
-            told["transfer_seconds"] = transfer_seconds(record, self.settings.bandwidth)
-        if clash := sorted(set(told) & set(record)):
+            entries["transfer_seconds"] = transfer_seconds(record, self.settings.bandwidth)
+        if clash := sorted(set(entries) & set(record)):
             raise ConfigError(f"metrics gives {clash[0]!r}, which is a diagnostic's name too; call it something else")
-        return told
+        return entries
 
 
 def watch(
@@ -72,29 +74,29 @@ def watch(
     loss: Loss,
     test: Sequence[Any],
 ) -> Watch | None:
-    """What `config` asks for; None if that is nothing."""
+    """The diagnostics that `config` asks for; None if it asks for none."""
     settings = config.evaluation
     if not settings.diagnostics and settings.bandwidth is None:
         return None
-    weights, asked = Weights(method, initial), settings.diagnostics
+    weights, chosen = Weights(method, initial), settings.diagnostics
     local: dict[str, Local] = {}
-    if "discrepancy" in asked:
+    if "discrepancy" in chosen:
         local["discrepancy"] = Discrepancy(weights)
-    if "drift" in asked:
+    if "drift" in chosen:
         local["drift"] = Drift(_Probe(objective, collate, loss, test, settings.batch_size))
-    if "aggregation_error" in asked:
+    if "aggregation_error" in chosen:
         if not pairs(initial):
             raise ConfigError(
                 "evaluation.diagnostics = 'aggregation_error' compares products of LoRA's factors A and B, and "
                 f"method.name = {config.method.name!r} trains none; leave it out"
             )
         local["aggregation_error"] = AggregationError(pairs(initial))
-    return Watch(settings, local, Variation(weights) if "variation" in asked else None)
+    return Watch(settings, local, Variation(weights) if "variation" in chosen else None)
 
 
 @dataclass(frozen=True)
 class _Probe:
-    """What a model makes of 256 test examples, spread evenly, or of all where there are fewer."""
+    """The features of 256 test examples, spread evenly over the test set, or of all of a smaller one."""
 
     objective: Objective
     collate: Collate

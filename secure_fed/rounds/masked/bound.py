@@ -1,4 +1,4 @@
-"""Binds the later passes of a round to its first one, as each client remembers it.
+"""Binds the later passes of a round to its first, by what each client remembers.
 
 A server that lies could run two first passes, one honest and one in which nothing can be learned, and then a second pass over
 one client of the former and the other clients of the latter: the sum would be that one client's message. A server need not even
@@ -9,7 +9,7 @@ seen through the two bases. So a client contributes to a later pass only if
   digest of the later request, so clients with other first requests are in other sessions, whose masks do not cancel;
 - where masks alone hide its contribution, the later sum is over exactly the clients of the first one.
 
-The second condition is not asked for where every sum carries noise that the guarantee counts (`privacy.noise` = "distributed"
+The second condition is waived where every sum carries noise that the guarantee counts (`privacy.noise` = "distributed"
 or "local"), or where the server is trusted with the sums ("central").
 """
 
@@ -25,13 +25,13 @@ Clients = frozenset[int]
 
 
 def masks_alone(protection: Protection) -> bool:
-    """Whether nothing but masks keeps a client's contribution from the server."""
+    """Whether masks alone keep a client's contribution from the server."""
     return protection.placement.masks_alone
 
 
 @dataclass
 class Passes:
-    """What one client remembers of the latest round that it contributed to.
+    """The memory of one client about the latest round that it contributed to.
 
     exact: whether later sums must be over the clients of the first. All of it lives as long as the process: a client that is
     restarted in the middle of a round would take the round's first request again.
@@ -49,7 +49,7 @@ class Passes:
         return self._latest[0]
 
     def begin(self) -> None:
-        """A run begins, or goes on."""
+        """Begin or resume a run."""
         self._latest, self._first, self._summed, self._cohort = (-1, -1), "", None, None
 
     def take(self, request: Request, cohort: Clients | None) -> None:

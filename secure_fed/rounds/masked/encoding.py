@@ -1,12 +1,12 @@
-"""Contributions as integers modulo 2^k, and sums of them back.
+"""The encoding of contributions as integers modulo 2^k, and the decoding of their sum.
 
-    `Rounded`  fixed point: what is sent is rounded to a grid as fine as all clients together leave room for
+    `Rounded`  fixed point, on the finest grid on which a sum over all clients fits
     `Noised`   privacy.noise = "distributed": rounded at random, and every client's share of the noise added, in integers,
                before any mask
 
-Both are made of a `PublicPlan`, and of nothing that tells how many clients take part in a round.
+Both depend on a `PublicPlan` alone, and so not on how many clients take part in a round.
 
-A client that contributes nothing sends zeros, and under `Noised` its share of the noise all the same.
+A client without a contribution sends zeros, under `Noised` with its share of the noise.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ Words = NDArray[Any]
 Floats = NDArray[np.float64]
 
 
-class Said(NamedTuple):
-    """One contribution as numbers: (size,) values, the weight that they count with, and a loss, NaN where that is private.
+class Contribution(NamedTuple):
+    """One contribution, or a sum of them, as numbers.
 
-    contributed: of a sum, how many contributions are in it, where that is told.
+    values: (size,). weight: their weight in a mean. loss: mean local loss, NaN if it is private. contributed: the number of
+    contributions in a sum, None if the encoding does not carry it.
     """
 
     values: Floats
@@ -39,39 +40,39 @@ class Said(NamedTuple):
     contributed: int | None = None
 
 
-class Carrier(Protocol):
-    """How the contributions of one pass become words, and the sum of these words numbers."""
+class Encoding(Protocol):
+    """Encodes the contributions of one pass as words, and decodes the sum of these words."""
 
     @property
     def length(self) -> int:
-        """Of a vector of words."""
+        """The length of a vector of words."""
 
     @property
     def largest(self) -> int:
-        """The most that one client's word can be, in magnitude; 0 where a sum is not to be judged by it.
+        """The largest magnitude of one client's word; 0 if no sum may be refused for exceeding it.
 
-        That is so where the clients' noise sets no limit. It is so, too, where the server adds noise that a guarantee rests on:
-        whether a sum is refused is seen, and may depend on the sum under that noise alone.
+        Clients' noise sets no such limit. Where the server adds noise that a guarantee rests on, the refusal itself is seen, so
+        it may depend on the noised sum alone.
         """
 
     def admitted(self) -> float:
-        """The longest that a contribution may be, so that what it becomes keeps to the clip norm."""
+        """The largest norm of a contribution whose encoding stays within the clip norm."""
 
     def require_precise(self) -> None:
-        """Refuse what cannot be carried, or only with much lost."""
+        """Refuse contributions that cannot be encoded, or only with a large error."""
 
-    def words(self, said: Said | None, stream: Stream) -> Words:
-        """What a client puts into the sum; with nothing said, what one does that contributes nothing."""
+    def encode(self, contribution: Contribution | None, stream: Stream) -> Words:
+        """The integer vector that a client adds to the sum. `None` encodes no contribution."""
 
-    def read(self, total: Words) -> Said:
-        """The weighted sum of values, the sum of weights, and the mean loss, of a sum of words."""
+    def decode(self, total: Words) -> Contribution:
+        """The weighted sum of values, the sum of weights and the mean loss, from a sum of words."""
 
 
 @dataclass(frozen=True)
 class Rounded:
-    """Fixed point: every value times its client's weight, that weight; perhaps a loss, that it is one, and that it contributes.
+    """Fixed point: (weight * values, weight), or with a loss (weight * values, weight, loss, has a loss, contributes).
 
-    most: the weight that counts in full; a client with more counts as one with so much.
+    most: the largest weight; a client with more counts as one with this weight.
 
     The sum of n contributions is off by at most n / (2 scale) on every coordinate, and their mean, equally weighted, by
     1 / (2 scale).
@@ -99,33 +100,33 @@ class Rounded:
     def require_precise(self) -> None:
         self.plan.require_precise()
 
-    def words(self, said: Said | None, stream: Stream) -> Words:
+    def encode(self, contribution: Contribution | None, stream: Stream) -> Words:
         carried, size, bound = np.zeros(self.length), self.plan.size, self.plan.bound
-        if said is not None:
-            share = min(said.weight / self.most, 1.0)
-            np.multiply(said.values, share, out=carried[:size])
+        if contribution is not None:
+            share = min(contribution.weight / self.most, 1.0)
+            np.multiply(contribution.values, share, out=carried[:size])
             carried[size] = share * bound
             if self.with_loss:
                 carried[-1] = bound
-            if self.with_loss and math.isfinite(said.loss):
-                carried[-3:-1] = bound * max(-1.0, min(said.loss / LOSS, 1.0)), bound
+            if self.with_loss and math.isfinite(contribution.loss):
+                carried[-3:-1] = bound * max(-1.0, min(contribution.loss / LOSS, 1.0)), bound
         return self.codec.encode(carried)
 
-    def read(self, total: Words) -> Said:
+    def decode(self, total: Words) -> Contribution:
         carried, size, bound = self.codec.decode(total), self.plan.size, self.plan.bound
         weight = float(carried[size]) / bound * self.most
-        told = self.with_loss and carried[-2] > 0
-        loss = float(carried[-3] / carried[-2]) * LOSS if told else math.nan
+        has_loss = self.with_loss and carried[-2] > 0
+        loss = float(carried[-3] / carried[-2]) * LOSS if has_loss else math.nan
         count = round(carried[-1] / bound) if self.with_loss else None
-        return Said(carried[:size] * self.most, weight, loss, count)
+        return Contribution(carried[:size] * self.most, weight, loss, count)
 
 
 @dataclass(frozen=True)
 class Noised:
-    """`privacy.distributed`: what a client sends is bounded, rounded and noised before it is masked.
+    """`privacy.distributed`: a contribution is clipped, rounded and noised before it is masked.
 
-    silent: what a phantom sends is not noised. Its words are masked all the same, so that nobody can tell them from others';
-    and the noise of a sum is what it would be without phantoms, and rests on real clients alone.
+    silent: the encoding of a phantom, which adds no noise. Its words are masked like all others, so they look the same; the
+    noise of a sum is as it would be without phantoms, and comes from real clients alone.
     """
 
     plan: PublicPlan
@@ -146,14 +147,14 @@ class Noised:
     def require_precise(self) -> None:
         self.mechanism.grid(self.plan.size)
 
-    def words(self, said: Said | None, stream: Stream) -> Words:
-        values = np.zeros(self.plan.size) if said is None else said.values
+    def encode(self, contribution: Contribution | None, stream: Stream) -> Words:
+        values = np.zeros(self.plan.size) if contribution is None else contribution.values
         encode = self.mechanism.silent if self.silent else self.mechanism.encoded
         return to_words(encode(values, self.plan.clip_norm, stream), self.mechanism.bits)
 
-    def read(self, total: Words) -> Said:
+    def decode(self, total: Words) -> Contribution:
         values = self.mechanism.decoded(centred(total), self.plan.clip_norm, self.plan.size)
-        return Said(values, math.nan, math.nan)
+        return Contribution(values, math.nan, math.nan)
 
 
-LOSS = 1000.0  # a client's mean loss beyond counts as this
+LOSS = 1000.0  # larger losses count as this

@@ -1,20 +1,21 @@
-"""What a server may ask of a client behind masks: what the run's configuration says, and no more.
+"""The round that a client expects: it computes every request from the run's configuration and refuses any other.
 
-A client that obeyed whatever it is sent could be made to tell: by the bound of a sum, by the error that only one who trains
-makes, by a tensor that is not the round's. So it works out for itself what a round is, and compares before it trains, and
-before it tosses for whether to train.
+A client that obeyed any request would leak: through the bound of a sum, through an error that only a training client makes, or
+through a tensor that is not part of the round. So it computes the round itself and compares before it trains, and before it
+tosses its coin for whether to train.
 
-What it cannot work out, the tensors to start from and the learning rate, has to be the same for all who are in the sum: else
-all but one could be made to contribute nothing, by starting them where no gradient is. So a session's parameters hold a digest
-of all that is asked (`Request.digest`), each client compares it with what it was asked for, and clients whose sessions have
-other parameters have no masks in common. A later pass carries the digest of the round's first request (`bound`).
+The starting tensors and the learning rate cannot be computed by the client. They have to be the same for all clients in the
+sum; otherwise the server could make all clients but one contribute zero, by starting them where the gradient is zero. So a
+session's parameters hold a digest of the whole request (`Request.digest`), each client compares it with its own request, and
+clients whose sessions have different parameters share no masks. A later pass carries the digest of the round's first request
+(`bound`).
 
-Where the server's coins draw the cohort and other clients send zeros in the same sum, a server that lies could say that its
-coins drew one client alone. With `secure_aggregation.active` the digest is therefore of the list of contributors too (`Asked`).
-Every client compares its own place on the list with what it was asked for, and neither masks nor signs a sum with fewer
-contributors than `Terms.fewest`.
+Where the server's coins draw the cohort and other clients send zeros in the same sum, a lying server could claim that its
+coins drew a single client. With `secure_aggregation.active` the digest is therefore of the list of contributors too
+(`ContributorList`). Every client checks that the list agrees with its own request, and neither masks nor signs a sum with
+fewer contributors than `Terms.fewest`.
 
-What a phantom contributes, everybody may know: it hides nobody. So phantoms are not counted among the contributors, and where
+Everybody may know what a phantom contributes, so it hides nobody. Phantoms are not counted as contributors, and where
 the cohort is of fixed size no more of them may be invited than the run's configuration has in a sum.
 """
 
@@ -35,8 +36,8 @@ from secure_fed.tensors.tensors import Layout, Tensors
 
 
 @dataclass(frozen=True)
-class Foreseen:
-    """One round, as every party can work it out: its plan, the layouts of each pass's sum and mean, and of what comes down."""
+class ExpectedRound:
+    """One round as every party can compute it: its plan, and the layouts of its sums, means and requests."""
 
     plan: RoundPlan
     layouts: dict[str, Layout]
@@ -45,20 +46,20 @@ class Foreseen:
 
 
 @dataclass
-class Rounds:
-    """Works out rounds for all clients of this process, once each."""
+class ExpectedRounds:
+    """The expected rounds of a run, computed once for all clients of this process."""
 
     method: Method
     initial: Tensors
     terms: Terms
     personal: Sequence[str]
-    _last: tuple[int, Layout, Foreseen] | None = field(default=None, repr=False)
+    _last: tuple[int, Layout, ExpectedRound] | None = field(default=None, repr=False)
 
-    def foreseen(self, request: Request) -> Foreseen:
-        """The request's round. Where a method's tensors shrink, their shapes are the request's; refuses such as may not be."""
+    def expected(self, request: Request) -> ExpectedRound:
+        """The request's round. A method whose tensors shrink takes possible shapes from the request."""
         shapes = Layout.of(request.tensors) if isinstance(self.method, Shrinking) else Layout(())
         if self._last is None or self._last[:2] != (request.round, shapes):
-            self._last = request.round, shapes, self._worked_out(self._state(request))
+            self._last = request.round, shapes, self._computed(self._state(request))
         return self._last[2]
 
     def _state(self, request: Request) -> State:
@@ -69,7 +70,7 @@ class Rounds:
             raise _not_called_for(request)
         return State(tensors, round=request.round)
 
-    def _worked_out(self, state: State) -> Foreseen:
+    def _computed(self, state: State) -> ExpectedRound:
         plan = self.method.plan(state)
         protection = self.terms.protection
         layouts = {name: protection.layout(self.method, state, name, self.personal) for name in plan.passes}
@@ -79,11 +80,11 @@ class Rounds:
             for name, layout in layouts.items()
         }
         down = state.tensors.select(name for name in plan.down if name not in self.personal)
-        return Foreseen(plan, layouts, means, Layout.of(down))
+        return ExpectedRound(plan, layouts, means, Layout.of(down))
 
 
 def require_terms(parameters: Parameters, terms: Terms) -> None:
-    """Refuse a session that differs from the run's terms in anything but its number and what its words mean."""
+    """Refuse a session whose parameters differ from the run's terms in anything but its number and its words' encoding."""
     own = terms.parameters(parameters.round, parameters.clients, parameters.layout, parameters.length, parameters.bound)
     if own != parameters:
         raise Tampering("the session's parameters are not those of the run's configuration", protected=_NOTHING)
@@ -97,15 +98,15 @@ def require_terms(parameters: Parameters, terms: Terms) -> None:
 
 
 def contributors(stage: Stage, me: int, terms: Terms) -> frozenset[int] | None:
-    """Who contributes to the sum, None where clients do not learn that. Refuses a list that is wrong about this client."""
-    clients, asked = stage.parameters.clients, stage.asked
+    """The contributors to the sum, None if clients do not learn them. Refuses a list that is wrong about this client."""
+    clients, sent = stage.parameters.clients, stage.listed
     if not terms.declares:
-        if asked is not None:
+        if sent is not None:
             raise Tampering("a list of contributors came where the run's configuration has none", protected=_NOTHING)
         return None if terms.varies else frozenset(clients)
-    if asked is None or asked.layout != stage.parameters.layout:
+    if sent is None or sent.layout != stage.parameters.layout:
         raise Tampering("the list of contributors is not the one that the session was begun with", protected=_NOTHING)
-    listed = frozenset(asked.contributors)
+    listed = frozenset(sent.contributors)
     if not listed <= set(clients) or (me in listed) != (stage.request is not None):
         raise Tampering("the list of contributors does not say what this client was asked for", protected=_NOTHING)
     require_enough(listed, stage.parameters, terms)
@@ -113,41 +114,41 @@ def contributors(stage: Stage, me: int, terms: Terms) -> frozenset[int] | None:
 
 
 def require_enough(contributing: Collection[int], parameters: Parameters, terms: Terms) -> None:
-    """Aborted if so few clients, phantoms apart, contribute that their sum would not hide one of them."""
+    """Aborted if too few clients, phantoms apart, contribute for their sum to hide each of them."""
     fewest, found = terms.fewest(len(parameters.clients)), len(terms.of_somebody(contributing))
     if found < fewest:
         raise Aborted(f"{found} clients contribute to the sum and the others send zeros: {fewest} at least have to")
 
 
-def require_foreseen(request: Request, stage: Stage, rounds: Rounds) -> None:
-    """Refuse a request, or words for it, that the run's configuration does not call for."""
-    foreseen, terms, parameters = rounds.foreseen(request), rounds.terms, stage.parameters
-    passes = foreseen.plan.passes
+def require_expected(request: Request, stage: Stage, rounds: ExpectedRounds) -> None:
+    """Refuse a request, or an encoding of it, that does not follow from the run's configuration."""
+    expected, terms, parameters = rounds.expected(request), rounds.terms, stage.parameters
+    passes = expected.plan.passes
     first = bool(passes) and request.pass_name == passes[0]
-    layout = foreseen.layouts.get(request.pass_name)
+    layout = expected.layouts.get(request.pass_name)
     same = (
         layout is not None
-        and request.plan == replace(foreseen.plan, down=request.plan.down)
+        and request.plan == replace(expected.plan, down=request.plan.down)
         and request.layout == layout.digest
-        and _asked_of_all(request, stage)
+        and _same_for_all(request, stage)
         and {name: Layout.of(mean) for name, mean in request.means.items()}
-        == {name: foreseen.means[name] for name in passes[: passes.index(request.pass_name)]}
-        and Layout.of(request.tensors) == (foreseen.down if first else Layout(()))
+        == {name: expected.means[name] for name in passes[: passes.index(request.pass_name)]}
+        and Layout.of(request.tensors) == (expected.down if first else Layout(()))
         and all(part.dtype == torch.float32 for part in request.tensors.parts().values())
         and 0 <= request.lr < math.inf
         and request.clip_norm > 0
     )
     if layout is None or not same:
         raise _not_called_for(request)
-    carrier = terms.carrier(layout.size, request.clip_norm)
-    if (parameters.length, parameters.bound) != (carrier.length, carrier.largest):
+    encoding = terms.encoding(layout.size, request.clip_norm)
+    if (parameters.length, parameters.bound) != (encoding.length, encoding.largest):
         raise Tampering("the session's words are not those of the run's configuration", protected=_NOTHING)
 
 
-def _asked_of_all(request: Request, stage: Stage) -> bool:
-    """Whether this is what the session, and so every contributor in it, is asked for."""
-    if stage.asked is not None:  # compared with the session's own by `contributors`
-        return request.digest == stage.asked.request
+def _same_for_all(request: Request, stage: Stage) -> bool:
+    """Whether this is the request of the session, and so of every contributor in it."""
+    if stage.listed is not None:  # compared with the session's own by `contributors`
+        return request.digest == stage.listed.request
     return request.digest == stage.parameters.layout.hex()
 
 

@@ -1,6 +1,6 @@
-"""A client in a masked sum: its contribution leaves as masked words, and nothing leaves beside them.
+"""The client's side of a masked sum: its contribution leaves as masked words, and nothing leaves beside them.
 
-Weight and loss are words of the sum. Whether a client that tosses for itself trained at all, nobody learns.
+Weight and loss are words of the sum. A client that tosses its own coin for whether to train keeps the outcome to itself.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from protocols.record import InMemory
 from secure_fed.errors import TrainingError
 from secure_fed.rounds.client import Client
 from secure_fed.rounds.masked.bound import Passes, masks_alone
-from secure_fed.rounds.masked.encoding import Carrier, Noised, Said, Words
+from secure_fed.rounds.masked.encoding import Contribution, Encoding, Noised, Words
 from secure_fed.rounds.masked.expected_round import (
-    Rounds,
+    ExpectedRounds,
     contributors,
     require_enough,
-    require_foreseen,
+    require_expected,
     require_terms,
 )
 from secure_fed.rounds.phantom_clients import Phantom
-from secure_fed.rounds.transport import Asked, Reply, Request, Stage, Staged
+from secure_fed.rounds.transport import ContributorList, Reply, Request, Stage, Staged
 from secure_fed.tensors.tensors import Layout
 
 
@@ -41,17 +41,17 @@ class Clock:
     seconds: float = 0.0
 
 
-class Member:
+class MaskedClient:
     """A client of the federation behind masks.
 
-    coin: with what probability it trains in a round, where it tosses for that itself. fails_nonfinite: whether a contribution
-    that is not finite, or has a coordinate that cannot be carried, fails the run; else zeros go in its place.
+    coin: the probability of training in a round, for a client that tosses its own coin. fails_nonfinite: a contribution that is
+    not finite, or out of the encoding's range, ends the run; otherwise zeros are sent in its place.
     """
 
     def __init__(
         self,
         client: Client,
-        rounds: Rounds,
+        rounds: ExpectedRounds,
         entropy: Entropy,
         clock: Clock,
         *,
@@ -71,15 +71,15 @@ class Member:
         self._masking: Masking | None = None
         self._left: int | None = None
         self._passes = Passes(exact=masks_alone(self._terms.protection))
-        self._asked: Asked | None = None
+        self._listed: ContributorList | None = None
 
     def begin(self, releases: int | None = None) -> None:
-        """A run begins, or goes on, with so many releases to come."""
+        """Begin or resume a run in which `releases` noised sums are still to come."""
         self._left = releases
         self._passes.begin()
 
     def handle(self, stage: Stage) -> Staged | None:
-        """Answer one stage; None if too few are left for this client to go on."""
+        """Answer one stage of the protocol; None if too few clients are left for this one to continue."""
         started = time.perf_counter()
         try:
             message, elsewhere = self._answer(stage)
@@ -90,7 +90,7 @@ class Member:
         return Staged(self.client.index, message)
 
     def _answer(self, stage: Stage) -> tuple[bytes | bytearray, float]:
-        """The message, and the seconds that went into something else than the protocol."""
+        """The message, and the seconds spent on training."""
         if stage.name == "advertise":
             require_terms(stage.parameters, self._terms)
             policy = self._terms.policy(len(stage.parameters.clients))
@@ -115,68 +115,73 @@ class Member:
             self._check_survivors(stage)
         answer = steps[stage.name](stage.message)
         if stage.name == "unmask":
-            self._passes.opened()  # only now: a list that the protocol refuses is nobody's sum
+            self._passes.opened()  # only now: the protocol may refuse the list, and then there is no sum
         return answer, 0.0
 
     def _check_survivors(self, stage: Stage) -> None:
-        """Refuse a list of survivors over whom there may be no sum."""
+        """Refuse a list of survivors whose sum would reveal a contribution."""
         survivors = frozenset(listed(stage.message, stage.parameters).clients)
-        if self._asked is not None:
-            require_enough(survivors.intersection(self._asked.contributors), stage.parameters, self._terms)
+        if self._listed is not None:
+            require_enough(survivors.intersection(self._listed.contributors), stage.parameters, self._terms)
         self._passes.check(survivors)
 
     def _words(self, stage: Stage) -> tuple[Words, float]:
         request = stage.request
         self._count()
         cohort = contributors(stage, self.client.index, self._terms)
-        self._asked = stage.asked
+        self._listed = stage.listed
         if request is None:  # invited to make up the number
             self._require_filling()
             self._passes.fill()
             return np.zeros(stage.parameters.length, _word(stage.parameters.bits)), 0.0
-        require_foreseen(request, stage, self._rounds)
+        require_expected(request, stage, self._rounds)
         self._passes.take(request, cohort)
         stream = self._entropy.stream("share", stage.round, self.client.index)
-        layout = self._rounds.foreseen(request).layouts[request.pass_name]
-        carrier = self._carrier(layout.size, request.clip_norm)
+        layout = self._rounds.expected(request).layouts[request.pass_name]
+        encoding = self._encoding(layout.size, request.clip_norm)
         started = time.perf_counter()
-        said = self._said(replace(request, clip_norm=self._longest(request, carrier))) if self._trains() else None
+        contribution = (
+            self._contribution(replace(request, clip_norm=self._longest(request, encoding))) if self._trains() else None
+        )
         trained = time.perf_counter() - started
         try:
-            return carrier.words(said, stream), trained
+            return encoding.encode(contribution, stream), trained
         except RangeError as error:
             if self._fails_nonfinite:
                 raise TrainingError(
                     f"client {self.client.name}: {error}; raise secure_aggregation.range, or lower training.lr"
                 ) from error
-            return carrier.words(None, stream), trained
+            return encoding.encode(None, stream), trained
 
-    def _carrier(self, size: int, clip_norm: float) -> Carrier:
-        """The run's; a client that is nobody brings no noise."""
-        carrier = self._terms.carrier(size, clip_norm)
-        if isinstance(carrier, Noised) and isinstance(self.client, Phantom):
-            return replace(carrier, silent=True)
-        return carrier
+    def _encoding(self, size: int, clip_norm: float) -> Encoding:
+        """The run's encoding, for a phantom without noise."""
+        encoding = self._terms.encoding(size, clip_norm)
+        if isinstance(encoding, Noised) and isinstance(self.client, Phantom):
+            return replace(encoding, silent=True)
+        return encoding
 
     def _require_filling(self) -> None:
-        """Where no coins draw the cohort, nobody is asked for zeros: a server that asked all but one would have that one's."""
+        """Refuse to send zeros unless coins draw the cohort.
+
+        A server that asks all clients but one for zeros reads that one's contribution.
+        """
         if not self._terms.varies:
             raise Tampering("this client was asked for nothing in a sum, where everybody who is invited contributes")
 
     def _count(self) -> None:
-        """Where clients bring the noise, contribute to no more sums than the run planned, whether or not they are unmasked."""
+        """Refuse more noised sums than the run reserved, unmasked or not."""
         if self._left is not None:
             if self._left == 0:
                 raise Tampering("this is one noised sum more than the run has reserved")
             self._left -= 1
 
-    def _longest(self, request: Request, carrier: Carrier) -> float:
-        """No server lengthens what is noised here."""
-        longest = min(request.clip_norm, carrier.admitted())
+    def _longest(self, request: Request, encoding: Encoding) -> float:
+        """The clip norm, which a server cannot raise above the run's where the client adds the noise."""
+        longest = min(request.clip_norm, encoding.admitted())
         return longest if self._terms.protection.shares is None else min(longest, self._terms.protection.clip_norm)
 
-    def _said(self, request: Request) -> Said | None:
-        """The contribution, trained for now if this is the round's first pass; None where it is not finite."""
+    def _contribution(self, request: Request) -> Contribution | None:
+        """The contribution, trained if this is the round's first pass; None if it is not finite."""
         reply: Reply = self.client.handle(request)
         if not reply.contribution.is_finite():
             if self._fails_nonfinite:
@@ -186,23 +191,23 @@ class Member:
                 )
             return None
         values = Layout.of(reply.contribution).flatten(reply.contribution, torch.float64).cpu().numpy()
-        return Said(values, reply.weight, reply.loss)
+        return Contribution(values, reply.weight, reply.loss)
 
     def _trains(self) -> bool:
-        """Its toss, for this sum alone."""
+        """Whether this client trains: its secret coin for this round."""
         if self._coin is None:
             return True
         return bool(self._entropy.stream("coin", self._passes.round, self.client.index).uniform(1)[0] < self._coin)
 
 
-def members(
-    clients: Sequence[Client], rounds: Rounds, clock: Clock, coin: float | None, *, fails_nonfinite: bool
-) -> list[Member]:
+def masked_clients(
+    clients: Sequence[Client], rounds: ExpectedRounds, clock: Clock, coin: float | None, *, fails_nonfinite: bool
+) -> list[MaskedClient]:
     """All clients of a simulated federation behind masks."""
     terms = rounds.terms
     identities = terms.registry.identities if terms.registry else (None,) * len(clients)
     return [
-        Member(
+        MaskedClient(
             client,
             rounds,
             terms.protection.entropy,

@@ -1,4 +1,8 @@
-"""The server's side of a masked sum, one pass from the first key to the sum of its contributions."""
+"""`Summing` behind masks: the server's side of secure aggregation, from the first key to the sum.
+
+One pass of a round is one session of `protocols` (Bonawitz et al., 2017; Bell et al., 2020, for the neighbours and the active
+variant), its stages driven here over the transport.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +21,19 @@ from protocols.parameters import Parameters
 from protocols.server import Server as Unmasking
 from secure_fed.errors import TrainingError
 from secure_fed.rounds.masked.bound import masks_alone
-from secure_fed.rounds.masked.encoding import Carrier
+from secure_fed.rounds.masked.encoding import Encoding
 from secure_fed.rounds.masked.masked_client import Clock
 from secure_fed.rounds.masked.plausible import require_plausible, require_plausible_release
 from secure_fed.rounds.masked.terms import Terms
 from secure_fed.rounds.record import Spent
 from secure_fed.rounds.summing import Intake, RoundLost
-from secure_fed.rounds.transport import Asked, Request, Stage, Transport
+from secure_fed.rounds.transport import ContributorList, Request, Stage, Transport
 from secure_fed.tensors.tensors import Layout, Tensors
 
 
 @dataclass(frozen=True)
 class Summed:
-    """`Summation` of a sum that is closed. losses: the mean one, if it was in the sum."""
+    """A `Summation` that is closed. losses: the mean loss, if the sum carried it."""
 
     tensors: Tensors
     weight: float
@@ -45,11 +49,11 @@ class Summed:
 
 @dataclass
 class MaskedSum:
-    """Turns the contributions of a cohort into their sum, which is all that this object ever holds of them.
+    """Sums the contributions of a cohort. It holds the sum and never a contribution.
 
-    clients: how many there are in all. Where coins draw the cohort, others make up a public number (`Terms.invited`) and
-    contribute zeros: neither the sum nor whether there is one depends on how many the coins drew. barred: who dealt shares that
-    do not fit, and is invited no more in this run.
+    clients: the number of participants. If coins draw the cohort, other clients fill it up to a public number (`Terms.invited`)
+    and contribute zeros, so that neither the sum nor whether there is one depends on how many the coins drew. barred: clients
+    that dealt wrong shares, which are not invited again in this run.
     """
 
     terms: Terms
@@ -59,12 +63,12 @@ class MaskedSum:
     barred: set[int] = field(default_factory=set)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    def gather(self, asked: Sequence[int], request: Request, layout: Layout, transport: Transport) -> Intake:
-        """The sum over those of `asked` that stayed. RoundLost if a client's shares do not fit, or a later pass lacks one."""
+    def gather(self, cohort: Sequence[int], request: Request, layout: Layout, transport: Transport) -> Intake:
+        """The sum over the clients that stayed. RoundLost if one dealt wrong shares, or vanished between passes."""
         spent, rejected, before = Spent(), set[int](), self.clock.seconds
         try:
             return self._gathered(
-                [one for one in asked if one not in self.barred], request, layout, transport, spent, rejected
+                [one for one in cohort if one not in self.barred], request, layout, transport, spent, rejected
             )
         except Misdealt as error:
             self.barred.add(error.client)
@@ -79,23 +83,23 @@ class MaskedSum:
 
     def _gathered(
         self,
-        asked: Sequence[int],
+        cohort: Sequence[int],
         request: Request,
         layout: Layout,
         transport: Transport,
         spent: Spent,
         rejected: set[int],
     ) -> Intake:
-        wanted, invited = set(asked), self._invited(asked)
-        carrier = self.terms.carrier(layout.size, request.clip_norm)
-        contribute = Asked(request.digest, tuple(sorted(wanted))) if self.terms.declares else None
+        wanted, invited = set(cohort), self._invited(cohort)
+        encoding = self.terms.encoding(layout.size, request.clip_norm)
+        contribute = ContributorList(request.digest, tuple(sorted(wanted))) if self.terms.declares else None
         digest = contribute.layout if contribute else bytes.fromhex(request.digest)
-        parameters = self.terms.parameters(next(self._numbers), invited, digest, carrier.length, carrier.largest)
+        parameters = self.terms.parameters(next(self._numbers), invited, digest, encoding.length, encoding.largest)
         with _advised():
             machine = self._run(parameters, wanted, contribute, request, transport, spent, rejected)
         started = time.perf_counter()
         received = [client for client in machine.survivors if client in wanted]
-        total = self._read(machine, carrier, layout, len(received))
+        total = self._read(machine, encoding, layout, len(received))
         spent.left_out = len(received) - total.count
         spent.server_seconds += time.perf_counter() - started
         spent.survivors = len(machine.survivors)
@@ -118,7 +122,7 @@ class MaskedSum:
     def _require_all(
         self, there: set[int], wanted: set[int], request: Request, spent: Spent, rejected: set[int]
     ) -> None:
-        """RoundLost where a later pass lacks a client of the first: the two sums would tell that client's contribution."""
+        """RoundLost if a later pass lacks a client of the first: the two sums together would reveal its contribution."""
         if request.first and masks_alone(self.terms.protection) and (missing := wanted - there):
             raise RoundLost(
                 f"{len(missing)} of {len(wanted)} clients vanished between two passes of the round, and a sum over the others "
@@ -127,17 +131,17 @@ class MaskedSum:
                 list(rejected),
             )
 
-    def _read(self, machine: Unmasking, carrier: Carrier, layout: Layout, count: int) -> Summed:
-        said = carrier.read(machine.total())
-        values = torch.from_numpy(said.values)
+    def _read(self, machine: Unmasking, encoding: Encoding, layout: Layout, count: int) -> Summed:
+        decoded = encoding.decode(machine.total())
+        values = torch.from_numpy(decoded.values)
         if (
             not self.terms.protection.placement.server_noise
-        ):  # else they stay float64, and are judged under the server's noise
-            require_plausible(said, carrier, count)
+        ):  # the server's noise is added to float64, and the noised sum is judged
+            require_plausible(decoded, encoding, count)
             values = values.float()
-        losses = [] if math.isnan(said.loss) else [said.loss]
-        told = count if said.contributed is None else said.contributed
-        return Summed(layout.unflatten(values.to(self.device)), said.weight, told, losses)
+        losses = [] if math.isnan(decoded.loss) else [decoded.loss]
+        contributed = count if decoded.contributed is None else decoded.contributed
+        return Summed(layout.unflatten(values.to(self.device)), decoded.weight, contributed, losses)
 
     def require_plausible(self, noised: Tensors, clip_norm: float, std: float) -> None:
         """Tampering if the noised sum is longer than the most contributors that a sum can have make it."""
@@ -147,23 +151,23 @@ class MaskedSum:
         self, layout: Layout, request: Request, cohort: float, wire_size: Callable[[], int]
     ) -> tuple[float, float]:
         """Bytes of a sum to which `cohort` of the invited clients contribute and from which none vanishes."""
-        carrier, invited = self.terms.carrier(layout.size, request.clip_norm), self.terms.invited
-        traffic = costs.traffic(self.terms.parameters(0, range(invited), bytes(32), carrier.length, carrier.largest))
+        encoding, invited = self.terms.encoding(layout.size, request.clip_norm), self.terms.invited
+        traffic = costs.traffic(self.terms.parameters(0, range(invited), bytes(32), encoding.length, encoding.largest))
         up, down = (invited * sum(stage[way] for stage in traffic.values()) for way in (0, 1))
-        listed = invited * Asked.bytes_of(cohort) if self.terms.declares else 0.0
+        listed = invited * ContributorList.bytes_of(cohort) if self.terms.declares else 0.0
         return up, down + listed + cohort * request.bytes_down
 
     def _run(
         self,
         parameters: Parameters,
-        asked: set[int],
-        contribute: Asked | None,
+        cohort: set[int],
+        contribute: ContributorList | None,
         request: Request,
         transport: Transport,
         spent: Spent,
         rejected: set[int],
     ) -> Unmasking:
-        """One session to its end."""
+        """Run one session of the protocol to its end."""
         machine = Unmasking(parameters, identities=self.terms.registry.public if self.terms.registry else {})
         messages: Mapping[int, bytes] = dict.fromkeys(parameters.clients, b"")
         while machine.stage != "done":
@@ -174,7 +178,7 @@ class MaskedSum:
                     name,
                     parameters,
                     message,
-                    request if name == "mask" and client in asked else None,
+                    request if name == "mask" and client in cohort else None,
                     contribute if name == "mask" else None,
                 )
                 for client, message in messages.items()
@@ -185,28 +189,28 @@ class MaskedSum:
                 spent.bytes_up += len(staged.message)
                 try:
                     machine.receive(staged.client, staged.message)
-                except ProtocolError:  # whoever sends what is no answer is left out, as if it had vanished
+                except ProtocolError:  # a client with an invalid message is treated as vanished
                     rejected.add(staged.client)
                 spent.server_seconds += time.perf_counter() - started
             started = time.perf_counter()
             messages = machine.close()
             spent.server_seconds += time.perf_counter() - started
-            if name not in ("consistency", "unmask"):  # from here on, who vanishes stays in the sum
-                self._require_all(asked.intersection(messages), asked, request, spent, rejected)
+            if name not in ("consistency", "unmask"):  # a client that vanishes later stays in the sum
+                self._require_all(cohort.intersection(messages), cohort, request, spent, rejected)
         return machine
 
-    def _invited(self, asked: Sequence[int]) -> list[int]:
-        """Those asked; where their number is secret, others fill it up to what the terms are."""
+    def _invited(self, cohort: Sequence[int]) -> list[int]:
+        """The clients invited to a sum: the cohort, filled up to a public number if its size is secret."""
         if not self.terms.varies:
-            return sorted(asked)
-        left_out = self.barred.union(asked)
+            return sorted(cohort)
+        left_out = self.barred.union(cohort)
         others = (client for client in range(self.clients) if client not in left_out)
-        return sorted([*asked, *itertools.islice(others, max(0, self.terms.invited - len(asked)))])
+        return sorted([*cohort, *itertools.islice(others, max(0, self.terms.invited - len(cohort)))])
 
 
 @contextmanager
 def _advised() -> Iterator[None]:
-    """An abort, with the settings that say how many may be missing."""
+    """Add to an abort the setting that says how many clients may vanish."""
     try:
         yield
     except Aborted as error:

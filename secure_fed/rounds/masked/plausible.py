@@ -1,4 +1,4 @@
-"""Refuses sums that no honest clients can have made.
+"""Refuses sums that no honest clients can have made: a bound on what a lying client can do to a masked sum.
 
 Masks keep single contributions from the server, so it cannot bound one: within one sum a client can send up to n times what a
 client may, or a weight that cancels those of all others. The server can judge the sum. Over n honest contributors every
@@ -17,13 +17,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from protocols.errors import Tampering
-from secure_fed.rounds.masked.encoding import LOSS, Carrier, Noised, Rounded, Said
+from secure_fed.rounds.masked.encoding import LOSS, Contribution, Encoding, Noised, Rounded
 from secure_fed.tensors.tensors import Tensors
 
 
-def require_plausible(said: Said, carrier: Carrier, contributors: int) -> None:
+def require_plausible(decoded: Contribution, encoding: Encoding, contributors: int) -> None:
     """Tampering if the decoded sum cannot be one of so many contributors."""
-    for what in _implausible(said, carrier, contributors):
+    for what in _implausible(decoded, encoding, contributors):
         raise _spoiled(what, contributors)
 
 
@@ -47,41 +47,41 @@ def _spoiled(what: str, contributors: int) -> Tampering:
     )
 
 
-def _implausible(said: Said, carrier: Carrier, contributors: int) -> Iterator[str]:
-    if isinstance(carrier, Rounded):
-        yield from _of_words(said, carrier, contributors)
-    if isinstance(carrier, Noised):
-        yield from _of_noised(said, carrier, contributors)
+def _implausible(decoded: Contribution, encoding: Encoding, contributors: int) -> Iterator[str]:
+    if isinstance(encoding, Rounded):
+        yield from _of_words(decoded, encoding, contributors)
+    if isinstance(encoding, Noised):
+        yield from _of_noised(decoded, encoding, contributors)
 
 
-def _of_words(said: Said, carrier: Rounded, contributors: int) -> Iterator[str]:
-    off = contributors * carrier.codec.error  # rounding, at most
-    values = said.values / carrier.most
-    largest, weight = float(np.abs(values).max(initial=0.0)), said.weight / carrier.most
-    if largest > contributors * carrier.plan.bound + off:
+def _of_words(decoded: Contribution, encoding: Rounded, contributors: int) -> Iterator[str]:
+    off = contributors * encoding.codec.error  # rounding, at most
+    values = decoded.values / encoding.most
+    largest, weight = float(np.abs(values).max(initial=0.0)), decoded.weight / encoding.most
+    if largest > contributors * encoding.plan.bound + off:
         yield f"a coordinate of the sum is {largest:.6g}"
-    slack = off / carrier.plan.bound
+    slack = off / encoding.plan.bound
     if not -slack <= weight <= contributors + slack:
-        yield f"the contributors' weights add up to {said.weight:.6g}"
-    if abs(said.loss) > LOSS * (1 + 4 * carrier.codec.error / carrier.plan.bound):  # never of NaN
-        yield f"the mean loss is {said.loss:.6g}"
-    if carrier.most == 1 and abs(weight - round(weight)) > slack:
-        yield f"weights of 0 or 1 add up to {said.weight:.6g}"
-    if said.contributed is None:
+        yield f"the contributors' weights add up to {decoded.weight:.6g}"
+    if abs(decoded.loss) > LOSS * (1 + 4 * encoding.codec.error / encoding.plan.bound):  # never of NaN
+        yield f"the mean loss is {decoded.loss:.6g}"
+    if encoding.most == 1 and abs(weight - round(weight)) > slack:
+        yield f"weights of 0 or 1 add up to {decoded.weight:.6g}"
+    if decoded.contributed is None:
         return
-    if not weight - slack <= said.contributed <= contributors or (
-        carrier.most == 1 and round(weight) != said.contributed
+    if not weight - slack <= decoded.contributed <= contributors or (
+        encoding.most == 1 and round(weight) != decoded.contributed
     ):
-        yield f"{said.contributed} contributions are counted, with weights of {said.weight:.6g}"
+        yield f"{decoded.contributed} contributions are counted, with weights of {decoded.weight:.6g}"
 
 
-def _of_noised(said: Said, carrier: Noised, contributors: int) -> Iterator[str]:
+def _of_noised(decoded: Contribution, encoding: Noised, contributors: int) -> Iterator[str]:
     """The noise of n shares is subgaussian, so its length is beyond sqrt(d) + sqrt(2 t) deviations with probability exp(-t) at
     most (Hsu, Kakade and Zhang, 2012): t = 40."""
-    norm, grid = float(np.linalg.norm(said.values)), carrier.mechanism.grid(carrier.plan.size)
-    noise = carrier.mechanism.std(carrier.plan.clip_norm, carrier.plan.size, contributors)
-    longest = contributors * grid.bound / grid.unit * carrier.plan.clip_norm + noise * (
-        math.sqrt(carrier.plan.size) + _FARTHEST
+    norm, grid = float(np.linalg.norm(decoded.values)), encoding.mechanism.grid(encoding.plan.size)
+    noise = encoding.mechanism.std(encoding.plan.clip_norm, encoding.plan.size, contributors)
+    longest = contributors * grid.bound / grid.unit * encoding.plan.clip_norm + noise * (
+        math.sqrt(encoding.plan.size) + _FARTHEST
     )
     if norm > longest:
         yield f"the noised sum is {norm:.6g} long"

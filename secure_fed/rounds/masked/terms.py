@@ -17,7 +17,7 @@ from protocols.keys import Identity
 from protocols.parameters import Parameters, Policy, registry_digest
 from secure_fed.config import SecureAggregationConfig
 from secure_fed.errors import ConfigError
-from secure_fed.rounds.masked.encoding import Carrier, Noised, Rounded
+from secure_fed.rounds.masked.encoding import Encoding, Noised, Rounded
 from secure_fed.rounds.masked.plan import PublicPlan
 from secure_fed.rounds.protection import Protection
 
@@ -194,7 +194,7 @@ class Terms:
                 "or raise federation.cohort"
             )
 
-    def carrier(self, size: int, clip_norm: float) -> Carrier:
+    def encoding(self, size: int, clip_norm: float) -> Encoding:
         """How contributions of `size` numbers travel, however many clients take part."""
         mechanism, placement = self.protection.mechanism, self.protection.placement
 

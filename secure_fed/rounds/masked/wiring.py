@@ -16,8 +16,8 @@ from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.methods.method import Method
 from secure_fed.rounds.client import Client
-from secure_fed.rounds.masked.expected_round import Rounds
-from secure_fed.rounds.masked.masked_client import Clock, Member, members
+from secure_fed.rounds.masked.expected_round import ExpectedRounds
+from secure_fed.rounds.masked.masked_client import Clock, MaskedClient, masked_clients
 from secure_fed.rounds.masked.masked_sum import MaskedSum
 from secure_fed.rounds.masked.terms import FEWEST, Registry, Terms
 from secure_fed.rounds.phantom_clients import Phantom
@@ -30,7 +30,7 @@ from secure_fed.tensors.tensors import Tensors
 class Masks:
     """The clients behind masks, and the server's side of their sums."""
 
-    members: Sequence[Member]
+    clients: Sequence[MaskedClient]
     sums: MaskedSum
 
     @property
@@ -41,8 +41,8 @@ class Masks:
     def begin(self, releases: int | None) -> None:
         """A run begins, or goes on, in which the clients bring the noise of so many more releases; None: they bring none."""
         self.sums.barred.clear()
-        for member in self.members:
-            member.begin(releases)
+        for client in self.clients:
+            client.begin(releases)
 
     def require_precise(self, sizes: Sequence[int], clip_norm: float, rounds: int, expected: float) -> None:
         """Refuse words that are too coarse for contributions of so many numbers, at whatever clip norm the run may come to.
@@ -54,7 +54,7 @@ class Masks:
             coarsest = 2 * math.frexp(1 / terms.places)[0]
             reached += [mechanism.least(clip_norm, rounds, expected), coarsest]
         for size, reachable in itertools.product(sizes, reached):
-            terms.carrier(size, reachable).require_precise()
+            terms.encoding(size, reachable).require_precise()
 
 
 def behind_masks(
@@ -88,8 +88,8 @@ def behind_masks(
     clock = Clock()
     coin = sampler.rate if protection.hidden else None
     fails = federation.nonfinite == "fail"
-    rounds = Rounds(method, initial, terms, personal)
-    behind = members(clients, rounds, clock, coin, fails_nonfinite=fails)
+    rounds = ExpectedRounds(method, initial, terms, personal)
+    behind = masked_clients(clients, rounds, clock, coin, fails_nonfinite=fails)
     return Masks(behind, MaskedSum(terms, len(clients), clock, device))
 
 
@@ -113,7 +113,7 @@ def _invited(sampler: Sampler, protection: Protection, clients: int) -> int:
 
 def in_process(config: RunConfig, clients: Sequence[Client], masks: Masks | None) -> Transport:
     """The transport of a simulated federation, which loses clients if it is to."""
-    inner = InProcess(masks.members if masks else clients)
+    inner = InProcess(masks.clients if masks else clients)
     if not config.federation.vanishing:
         return inner
     exchanges = 1

@@ -157,7 +157,7 @@ def round_of(clients: int, weights: list[float], rank: int = 2) -> tuple[dict[st
     error = AggregationError([PAIR])
     for (b, a), weight in zip(factors, weights, strict=True):
         error.see(Tensors({"a": torch.zeros(rank, 5), "b": torch.zeros(6, rank)}), Tensors({"a": a, "b": b}), weight)
-    return error.told(), factors
+    return error.collected(), factors
 
 
 @pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [1.0, 5.0, 2.0]])
@@ -188,7 +188,7 @@ def test_one_client_loses_nothing() -> None:
 
 def test_a_round_is_told_once() -> None:
     error = AggregationError([PAIR])
-    assert error.told() == {}
+    assert error.collected() == {}
     error.see(Tensors({"a": random(2, 5), "b": random(6, 2)}), Tensors(), 1.0)
-    assert error.told()
-    assert error.told() == {}
+    assert error.collected()
+    assert error.collected() == {}

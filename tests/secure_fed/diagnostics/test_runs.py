@@ -253,8 +253,8 @@ def test_what_clients_are_given_is_looked_at_once_where_it_is_the_same() -> None
     assert len(looked) == 1 + 3
     drift.see(Tensors({"w": torch.zeros(1)}), after, 1.0)  # a client with something of its own in its model
     assert len(looked) == 2 + 4
-    assert drift.told() == pytest.approx({"mean": 1.0, "worst": 1.0})
-    assert drift.told() == {}
+    assert drift.collected() == pytest.approx({"mean": 1.0, "worst": 1.0})
+    assert drift.collected() == {}
 
 
 SHRINKS = {"method.warmup_rounds": 0, "method.final_rounds": 1, "method.final_rank": 1}
@@ -281,7 +281,7 @@ def test_of_tensors_that_are_no_factors_each_is_compared() -> None:
     )
     discrepancy = Discrepancy(weights)
     discrepancy.see(before, after.select(["w"]), 1.0)
-    assert discrepancy.told() == pytest.approx({"magnitude": math.sqrt(18), "direction": 0.8})
+    assert discrepancy.collected() == pytest.approx({"magnitude": math.sqrt(18), "direction": 0.8})
 
 
 def test_errors_of_products_need_products() -> None:

@@ -11,7 +11,7 @@ from protocols.errors import Aborted, ParameterError
 from protocols.parameters import Parameters
 from protocols.server import Server
 from secure_fed.federation import Federation
-from secure_fed.rounds.transport import Asked, Request, Stage
+from secure_fed.rounds.transport import ContributorList, Request, Stage
 from secure_fed.tensors.sums import PlainSum
 from tests.secure_fed.masked.wide_toys import LR
 
@@ -46,7 +46,7 @@ class Watched:
 
 def watch(built: Federation) -> Watched:
     seen = Watched()
-    for member in built.assembly.masks.members:  # type: ignore[union-attr]
+    for member in built.assembly.masks.clients:  # type: ignore[union-attr]
         member._entropy = seen.entropy
         handle = member.client.handle
 
@@ -92,7 +92,7 @@ def session(
     asked: Callable[[int], bool] = lambda client: True,
     upto: str = "done",
     clients: Sequence[int] | None = None,
-    contributors: Asked | None = None,
+    contributors: ContributorList | None = None,
     lost: int | None = None,
 ) -> Heard:
     """One sum, of everybody unless `clients` says otherwise, up to that stage included, or to where somebody refuses.
@@ -105,9 +105,9 @@ def session(
     state = replace(built.assembly.initial, round=request.round)
     names = built.assembly.server.plan(state).passes
     layout = built.assembly.server.layout(state, request.pass_name if request.pass_name in names else names[0])
-    carrier = terms.carrier(layout.size, built.assembly.initial.clip_norm)
+    encoding = terms.encoding(layout.size, built.assembly.initial.clip_norm)
     digest = contributors.layout if contributors else bytes.fromhex(request.digest)
-    honest = terms.parameters(number, invited, digest, carrier.length, carrier.largest)
+    honest = terms.parameters(number, invited, digest, encoding.length, encoding.largest)
     told = {True: lie(honest), False: honest}
     known = {client: terms.registry.public[client] for client in invited} if terms.registry else {}
     heard = Heard(machine=_machine(told[lies_at("advertise")], honest, known))
@@ -140,7 +140,7 @@ def _machine(told: Parameters, honest: Parameters, identities: Mapping[int, byte
 
 def _ask(built: Federation, client: int, stage: Stage, heard: Heard) -> None:
     try:
-        answer = built.assembly.masks.members[client].handle(stage)  # type: ignore[union-attr]
+        answer = built.assembly.masks.clients[client].handle(stage)  # type: ignore[union-attr]
     except Exception as error:  # whatever it is, the server would see it
         heard.refused[client] = (stage.name, type(error), getattr(error, "what", str(error)))
         return

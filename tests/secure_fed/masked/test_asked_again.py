@@ -18,7 +18,7 @@ from privacy.run_plan import realised
 from protocols.codec import centred
 from protocols.errors import Tampering
 from secure_fed.rounds.masked.bound import Passes
-from secure_fed.rounds.masked.masked_client import Member
+from secure_fed.rounds.masked.masked_client import MaskedClient
 from tests.secure_fed.masked.lying import Heard, request_of, session, watch
 from tests.secure_fed.masked.test_masked_training import Interrupting
 from tests.secure_fed.masked.wide_toys import CHANCE, DISTRIBUTED, HIDDEN, MASKED, SKETCH, federation, one_round
@@ -93,13 +93,13 @@ def test_no_more_vectors_leave_than_sums_were_reserved_opened_or_not(upto: str) 
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     """What clients are told to be reserved, as it comes."""
     told: list[int | None] = []
-    begin = Member.begin
+    begin = MaskedClient.begin
 
-    def noting(self: Member, releases: int | None = None) -> None:
+    def noting(self: MaskedClient, releases: int | None = None) -> None:
         told.append(releases)
         begin(self, releases)
 
-    monkeypatch.setattr(Member, "begin", noting)
+    monkeypatch.setattr(MaskedClient, "begin", noting)
     return told
 
 
@@ -146,7 +146,7 @@ def test_nobody_is_asked_for_nothing_where_nobody_fills_up(kind: str) -> None:
 
 def test_whose_coin_does_not_land_brings_its_share_of_the_noise() -> None:
     built = federation({**HIDDEN, "privacy.noise_multiplier": 8.0}, sizes=EIGHT)
-    for member in built.assembly.masks.members:  # type: ignore[union-attr]
+    for member in built.assembly.masks.clients:  # type: ignore[union-attr]
         member._coin = 0.0
     seen = watch(built)
     totals = []
@@ -182,7 +182,7 @@ TOSSES: list[tuple[str | int, ...]] = []
 def test_each_client_tosses_once_for_every_sum_and_anew() -> None:
     built = federation({**HIDDEN, **ACTIVE}, sizes=EIGHT)
     seen = watch(built)
-    for member in built.assembly.masks.members:  # type: ignore[union-attr]
+    for member in built.assembly.masks.clients:  # type: ignore[union-attr]
         member._entropy = Scripted()
     TOSSES.clear()
     for round_ in range(6):

@@ -59,8 +59,8 @@ def mixed(built: Federation, lr: float) -> tuple[list[Heard], dict[int, np.ndarr
 
 def _mean(built: Federation, name: str, found: Heard) -> Tensors:
     layout = built.assembly.server.layout(built.assembly.initial, name)
-    carrier = built.assembly.masks.sums.terms.carrier(layout.size, built.assembly.initial.clip_norm)  # type: ignore[union-attr]
-    return layout.unflatten(torch.from_numpy(carrier.read(found.machine.total()).values).float() / 4)
+    encoding = built.assembly.masks.sums.terms.encoding(layout.size, built.assembly.initial.clip_norm)  # type: ignore[union-attr]
+    return layout.unflatten(torch.from_numpy(encoding.decode(found.machine.total()).values).float() / 4)
 
 
 @pytest.mark.parametrize("privacy", [{}, CLIPPED], ids=["masks", "central"])

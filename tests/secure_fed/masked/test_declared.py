@@ -12,7 +12,7 @@ from secure_fed.errors import ConfigError
 from secure_fed.federation import Federation
 from secure_fed.rounds.masked import expected_round as asked
 from secure_fed.rounds.masked.terms import Terms
-from secure_fed.rounds.transport import Asked, Recording
+from secure_fed.rounds.transport import ContributorList, Recording
 from tests.secure_fed.masked.lying import Heard, request_of, session
 from tests.secure_fed.masked.wide_toys import CLIPPED, DISTRIBUTED, MASKED, Tampered, federation
 
@@ -27,7 +27,7 @@ def build(**settings: Any) -> Federation:
 
 def summed(built: Federation, contributors: tuple[int, ...], asked: set[int], **lies: Any) -> Heard:
     request = request_of(built)
-    listed = Asked(request.digest, contributors)
+    listed = ContributorList(request.digest, contributors)
     return session(built, request, asked=lambda client: client in asked, contributors=listed, **lies)
 
 
@@ -53,9 +53,9 @@ def test_a_list_that_is_not_the_sessions_is_refused(told: tuple[int, ...] | None
     built = build(**{"federation.rounds": 1})
 
     def lied(client: int, stage: Any) -> Any:
-        if client != VICTIM or stage.asked is None:
+        if client != VICTIM or stage.listed is None:
             return stage
-        return replace(stage, asked=None if told is None else replace(stage.asked, contributors=told))
+        return replace(stage, listed=None if told is None else replace(stage.listed, contributors=told))
 
     built.assembly = replace(built.assembly, transport=Tampered(built.assembly.transport, lied))
     with pytest.raises(Tampering, match="not the one that the session was begun with"):
@@ -81,9 +81,9 @@ def test_honest_rounds_are_made_and_the_list_is_counted() -> None:
     records = built.run().records
     assert not any("lost" in record for record in records)
     masks = [(ask, reply) for ask, reply in recording.exchanges if ask.name == "mask"]
-    shown = {ask.asked.contributors for ask, _ in masks}
+    shown = {ask.listed.contributors for ask, _ in masks}
     assert shown
-    assert all((reply.client in ask.asked.contributors) == (ask.request is not None) for ask, reply in masks)
+    assert all((reply.client in ask.listed.contributors) == (ask.request is not None) for ask, reply in masks)
 
 
 @pytest.mark.parametrize(

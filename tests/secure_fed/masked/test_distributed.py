@@ -16,7 +16,7 @@ from privacy.distributed import DistributedGaussian
 from privacy.entropy import SystemEntropy
 from protocols.choice import colluding, surviving
 from protocols.errors import Aborted
-from secure_fed.rounds.masked.encoding import Noised, Said
+from secure_fed.rounds.masked.encoding import Contribution, Noised
 from tests.secure_fed import private_toys
 from tests.secure_fed.masked import wide_toys
 from tests.secure_fed.masked.wide_toys import (
@@ -121,13 +121,13 @@ class Zeros:
 def test_no_client_moves_the_integer_sum_by_more_than_the_bound(way: dict[str, Any], monkeypatch: Any) -> None:
     monkeypatch.setattr(distributed, "discrete_gaussian", Zeros())
     words: list[np.ndarray] = []
-    carried = Noised.words
+    carried = Noised.encode
 
-    def noting(self: Noised, said: Said | None, stream: Any) -> np.ndarray:
+    def noting(self: Noised, said: Contribution | None, stream: Any) -> np.ndarray:
         words.append(carried(self, said, stream))
         return words[-1]
 
-    monkeypatch.setattr(Noised, "words", noting)
+    monkeypatch.setattr(Noised, "encode", noting)
     for clip_norm in (1e-4, 0.1, 1e3):
         words.clear()
         built = federation({**DISTRIBUTED, **way, "privacy.clip_norm": clip_norm, "training.steps": 3})

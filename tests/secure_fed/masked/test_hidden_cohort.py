@@ -56,17 +56,17 @@ def test_two_passes_over_one_hidden_coin_are_refused() -> None:
 
 
 def test_who_does_not_train_sends_zeros_and_its_share_of_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    from secure_fed.rounds.masked.encoding import Noised, Said
+    from secure_fed.rounds.masked.encoding import Noised, Contribution
 
     made: list[tuple[bool, np.ndarray]] = []
-    carried = Noised.words
+    carried = Noised.encode
 
-    def noting(self: Noised, said: Said | None, stream: Any) -> np.ndarray:
+    def noting(self: Noised, said: Contribution | None, stream: Any) -> np.ndarray:
         words = carried(self, said, stream)
         made.append((said is not None, words.view(np.int32).astype(float)))
         return words
 
-    monkeypatch.setattr(Noised, "words", noting)
+    monkeypatch.setattr(Noised, "encode", noting)
     built = federation({**HIDDEN, "federation.rounds": 12, "privacy.noise_multiplier": 8.0}, sizes=EIGHT)
     built.run()
     idle = np.concatenate([words for trains, words in made if not trains])
@@ -81,7 +81,7 @@ def test_who_does_not_train_sends_zeros_and_its_share_of_the_noise(monkeypatch: 
 
 def _told(built: Any, trained: set[int]) -> tuple[Any, Any]:
     """A round in which exactly these train: its record, and the sizes and types of what passed."""
-    for index, member in enumerate(built.masks.members):
+    for index, member in enumerate(built.masks.clients):
         member._coin = 1.0 if index in trained else 0.0
     recording = Recording(built.transport)
     heard = listen(built)
@@ -107,7 +107,7 @@ def test_the_mean_is_over_the_expected_number_whoever_trained(monkeypatch: pytes
     monkeypatch.setattr(distributed, "discrete_gaussian", lambda sigma, count, stream: np.zeros(count, np.int64))
     for trained in ({0}, {0, 1, 2, 3, 4}):
         built = federation(HIDDEN, sizes=EIGHT)
-        for index, member in enumerate(built.assembly.masks.members):  # type: ignore[union-attr]
+        for index, member in enumerate(built.assembly.masks.clients):  # type: ignore[union-attr]
             member._coin = 1.0 if index in trained else 0.0
         heard = listen(built)
         seen = one_round(built)
@@ -149,7 +149,7 @@ def test_who_vanishes_is_not_who_did_not_train() -> None:
     """Too few, and the round aborts: that depends on nobody's coin."""
     for coin in (0.0, 1.0):
         built = federation({**HIDDEN, "secure_aggregation.dropout": 0.25}, sizes=EIGHT)
-        for member in built.assembly.masks.members:  # type: ignore[union-attr]
+        for member in built.assembly.masks.clients:  # type: ignore[union-attr]
             member._coin = coin
         lost = wide_toys.Losing(built.assembly.transport, {0: "mask", 5: "share"})
         assert one_round(built, transport=lost).record["masked"]["survivors"] == 6

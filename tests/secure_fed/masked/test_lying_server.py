@@ -16,7 +16,7 @@ from protocols.errors import ParameterError, Tampering
 from protocols.parameters import Parameters, registry_digest
 from secure_fed.config import RunConfig
 from secure_fed.errors import SecureFedError
-from secure_fed.rounds.masked import masked_client as members
+from secure_fed.rounds.masked import masked_client
 from secure_fed.rounds.masked.expected_round import require_terms
 from secure_fed.rounds.masked.terms import Registry, Terms
 from secure_fed.rounds.protection import Protection
@@ -40,7 +40,7 @@ def build(kind: str) -> tuple[Any, Watched]:
     """Twelve clients; where they toss, the coins of `LANDS` would land and the others' would not."""
     built = federation(KINDS[kind], sizes=TWELVE)
     if built.assembly.protection.hidden:
-        for index, member in enumerate(built.assembly.masks.members):  # type: ignore[union-attr]
+        for index, member in enumerate(built.assembly.masks.clients):  # type: ignore[union-attr]
             member._coin = 1.0 if index in LANDS else 0.0
     return built, watch(built)
 
@@ -194,7 +194,7 @@ def test_a_request_that_the_configuration_does_not_call_for_is_refused_by_all_al
 
 
 def test_without_the_comparison_exactly_those_who_train_would_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(members, "require_foreseen", lambda *given: None)
+    monkeypatch.setattr(masked_client, "require_expected", lambda *given: None)
     for what in ("another layout", "lr -1.0", "one pass more"):
         built, _ = build("hidden")
         assert set(session(built, REQUESTS[what](request_of(built))).refused) == LANDS
@@ -212,8 +212,8 @@ def test_no_clip_norm_lengthens_what_is_under_the_clients_noise(
     assert not result.refused
     sent = heard.values(0, "change")
     assert all(0.09 < np.linalg.norm(values) <= 0.1 * (1 + 1e-6) for values in sent.values())
-    carrier = built.assembly.masks.sums.terms.carrier(len(sent[0]), clip_norm)  # type: ignore[union-attr]
-    told = carrier.read(result.machine.total()).values
+    encoding = built.assembly.masks.sums.terms.encoding(len(sent[0]), clip_norm)  # type: ignore[union-attr]
+    told = encoding.decode(result.machine.total()).values
     np.testing.assert_allclose(told, sum(sent.values()), atol=1e-4 * clip_norm)
 
 
@@ -222,7 +222,7 @@ def test_a_stage_of_no_session_is_refused() -> None:
     heard = session(built, request_of(built), upto="share")
     assert not heard.refused
     with pytest.raises((Tampering, SecureFedError)):
-        built.masks.members[0].handle(_stage_of(built, number=7))
+        built.masks.clients[0].handle(_stage_of(built, number=7))
     assert not seen.trained
 
 
@@ -232,6 +232,6 @@ def _stage_of(built: Any, number: int) -> Any:
 
     terms, request = built.masks.sums.terms, request_of(built)
     layout = built.server.layout(built.initial, request.pass_name)
-    carrier = terms.carrier(layout.size, math.inf)
-    parameters = terms.parameters(number, range(12), bytes.fromhex(request.digest), carrier.length, carrier.largest)
+    encoding = terms.encoding(layout.size, math.inf)
+    parameters = terms.parameters(number, range(12), bytes.fromhex(request.digest), encoding.length, encoding.largest)
     return Stage(0, "mask", parameters, b"", request)

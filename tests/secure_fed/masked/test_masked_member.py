@@ -93,7 +93,7 @@ def test_terms_weaker_than_the_run_s_are_refused(weaker: dict[str, Any]) -> None
 @pytest.mark.parametrize("asked", [(0, 0), (1, 0), (0, 1, 2)], ids=str)
 def test_no_round_is_contributed_to_twice_nor_more_of_them_than_were_planned(asked: tuple[int, ...]) -> None:
     built = federation(DISTRIBUTED)
-    for member in built.assembly.masks.members:  # type: ignore[union-attr]
+    for member in built.assembly.masks.clients:  # type: ignore[union-attr]
         member.begin(2)
     heard = listen(built)
     for round_ in asked[:-1]:
@@ -131,7 +131,7 @@ def test_a_client_asked_for_a_sum_that_it_is_not_in_says_so() -> None:
     one_round(built, transport=recording)
     stages = [ask for ask, reply in recording.exchanges if reply.client == 0]
     assert [stage.name for stage in stages] == ["advertise", "share", "mask", "unmask"]
-    fresh = federation(MASKED).assembly.masks.members[0]  # type: ignore[union-attr]
+    fresh = federation(MASKED).assembly.masks.clients[0]  # type: ignore[union-attr]
     for stage in stages[1:]:
         with pytest.raises(TrainingError, match=rf"client-0 was asked for '{stage.name}' of a sum that it is not in"):
             fresh.handle(stage)
@@ -141,7 +141,7 @@ def test_nothing_is_answered_twice() -> None:
     built = federation(MASKED)
     recording = Recording(built.assembly.transport)
     one_round(built, transport=recording)
-    member = built.assembly.masks.members[0]  # type: ignore[union-attr]
+    member = built.assembly.masks.clients[0]  # type: ignore[union-attr]
     for stage in [ask for ask, reply in recording.exchanges if reply.client == 0][1:]:
         with pytest.raises(ProtocolError):
             member.handle(stage)

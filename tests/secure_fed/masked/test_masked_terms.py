@@ -40,12 +40,12 @@ def test_everybody_settles_on_what_the_protocol_chooses(clients: int, active: bo
     registry = Registry(clients) if active else None
     mine = terms(clients, active=active, registry=registry)
     oracle = choose(clients, corrupt=0.1, dropout=0.1, active=active)
-    carrier = mine.carrier(10, math.inf)
-    parameters = mine.parameters(4, range(clients), bytes(32), carrier.length, carrier.largest)
+    encoding = mine.encoding(10, math.inf)
+    parameters = mine.parameters(4, range(clients), bytes(32), encoding.length, encoding.largest)
     assert (parameters.neighbours, parameters.threshold) == (oracle.neighbours, oracle.threshold)
     assert parameters.survivors == oracle.survivors == mine.least(clients)
-    assert (parameters.round, parameters.length, parameters.bits) == (4, carrier.length, 32)
-    assert parameters.bound == carrier.largest
+    assert (parameters.round, parameters.length, parameters.bits) == (4, encoding.length, 32)
+    assert parameters.bound == encoding.largest
     policy = mine.policy(clients)
     policy.check(parameters)
     assert (policy.threshold, policy.survivors, policy.corrupt) == (oracle.threshold, oracle.survivors, oracle.corrupt)
@@ -131,5 +131,5 @@ def _refused(mine: Terms, clients: int) -> bool:
 
 
 def _settled(mine: Terms, clients: int) -> Parameters:
-    carrier = mine.carrier(10, math.inf)
-    return mine.parameters(0, range(clients), bytes(32), carrier.length, carrier.largest)
+    encoding = mine.encoding(10, math.inf)
+    return mine.parameters(0, range(clients), bytes(32), encoding.length, encoding.largest)

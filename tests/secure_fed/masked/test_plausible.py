@@ -14,7 +14,7 @@ from privacy.entropy import SystemEntropy
 from protocols.client import Client as Masking
 from protocols.errors import Tampering
 from secure_fed.errors import ConfigError
-from secure_fed.rounds.masked.encoding import Carrier, Noised, Rounded, Said
+from secure_fed.rounds.masked.encoding import Encoding, Noised, Rounded, Contribution
 from secure_fed.rounds.masked.plan import PublicPlan
 from secure_fed.rounds.masked.plausible import require_plausible
 from tests.secure_fed.masked.wide_toys import CLIPPED, DISTRIBUTED, MASKED, federation, one_round
@@ -59,19 +59,19 @@ PLAIN: dict[str, tuple[Lie, str]] = {
 def lying(settings: dict[str, Any], lie: Lie, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A federation of eight, one of which sends something else than its software would."""
     built = federation({**MASKED, **settings}, sizes=EIGHT)
-    member = built.assembly.masks.members[LIAR]  # type: ignore[union-attr]
+    member = built.assembly.masks.clients[LIAR]  # type: ignore[union-attr]
     honest = member._words
     monkeypatch.setattr(Masking, "_check_vector", lambda self, vector: None)
 
     def words(stage: Any) -> Any:
         sent, seconds = honest(stage)
         terms = built.assembly.masks.sums.terms  # type: ignore[union-attr]
-        carrier: Any = terms.carrier(
+        encoding: Any = terms.encoding(
             built.assembly.server.layout(built.assembly.initial, "change").size, built.assembly.initial.clip_norm
         )
-        scale = carrier.codec.scale if isinstance(carrier, Rounded) else carrier.mechanism.grid(carrier.plan.size).unit
+        scale = encoding.codec.scale if isinstance(encoding, Rounded) else encoding.mechanism.grid(encoding.plan.size).unit
         numbers = np.zeros(len(sent)) + sent.view(np.int32) / scale
-        lie(numbers, carrier.plan.bound if isinstance(carrier, Rounded) else 1.0)
+        lie(numbers, encoding.plan.bound if isinstance(encoding, Rounded) else 1.0)
         return np.rint(numbers * scale).astype(np.int64).astype(np.int32).view(np.uint32), seconds
 
     member._words = words
@@ -118,7 +118,7 @@ def test_a_lie_within_the_bounds_of_all_is_not_seen(monkeypatch: pytest.MonkeyPa
     assert np.abs(seen.means["change"]).max() > 5
 
 
-CARRIERS: dict[str, Carrier] = {
+ENCODINGS: dict[str, Encoding] = {
     "rounded": Rounded(PublicPlan(300, 32, 9, 1.5), with_loss=True),
     "clipped": Rounded(PublicPlan(300, 32, 9, 1.0, 0.3)),
     "weighted": Rounded(PublicPlan(300, 32, 9, 1.5), most=1000.0, with_loss=True),
@@ -127,11 +127,11 @@ CARRIERS: dict[str, Carrier] = {
 }
 
 
-@pytest.mark.parametrize("name", CARRIERS)
+@pytest.mark.parametrize("name", ENCODINGS)
 def test_honest_sums_at_the_very_bounds_are_not_refused(name: str) -> None:
     """All clients as long as they may be, in one direction; or nobody; or some that contribute nothing."""
-    carrier, rng = CARRIERS[name], np.random.default_rng(1)
-    longest = carrier.admitted()
+    encoding, rng = ENCODINGS[name], np.random.default_rng(1)
+    longest = encoding.admitted()
     for trial in range(60):
         values = rng.standard_normal(300) if trial % 2 else np.eye(300)[trial]
         values *= (longest if math.isfinite(longest) else 1.0) / np.linalg.norm(values)
@@ -140,8 +140,8 @@ def test_honest_sums_at_the_very_bounds_are_not_refused(name: str) -> None:
         spoken = int(rng.integers(0, 10)) if trial else 9
         weight = float(rng.integers(1, 1200)) if name == "weighted" else 1.0
         stream = SystemEntropy().stream("share")
-        words = [carrier.words(Said(values, weight, 1e6) if client < spoken else None, stream) for client in range(9)]
-        require_plausible(carrier.read(np.sum(words, 0, dtype=words[0].dtype)), carrier, 9)
+        words = [encoding.encode(Contribution(values, weight, 1e6) if client < spoken else None, stream) for client in range(9)]
+        require_plausible(encoding.decode(np.sum(words, 0, dtype=words[0].dtype)), encoding, 9)
 
 
 def test_a_noised_sum_may_be_as_long_as_clients_and_phantoms_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from privacy.entropy import SeededEntropy
 from secure_fed.federation import Federation
 from secure_fed.methods import METHODS
 from secure_fed.methods.method import State
-from secure_fed.rounds.masked.encoding import Rounded, Said
+from secure_fed.rounds.masked.encoding import Rounded, Contribution
 from secure_fed.rounds.masked.plan import PublicPlan
 from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen
@@ -88,7 +88,7 @@ def _listen(built: Federation, sent: dict[tuple[str, int], bytes]) -> None:
         for client in built.assembly.clients:
             _note(client, "handle", lambda reply: reply.contribution.to_bytes(), client.index, sent)
         return
-    for member in built.assembly.masks.members:
+    for member in built.assembly.masks.clients:
         _note(member, "_words", lambda made: made[0].tobytes(), member.client.index, sent)
 
 
@@ -166,10 +166,10 @@ def moved(plan: Callable[[int], PublicPlan], clients: int) -> float:
     sums = []
     for taking_part in (clients, clients - 1):
         encoder = Rounded(plan(taking_part))
-        contributions = [Said(between, 1.0, math.nan), Said(own * encoder.admitted(), 1.0, math.nan)]
-        other, last = (encoder.words(said, SeededEntropy(0).stream("none")) for said in contributions)
+        contributions = [Contribution(between, 1.0, math.nan), Contribution(own * encoder.admitted(), 1.0, math.nan)]
+        other, last = (encoder.encode(said, SeededEntropy(0).stream("none")) for said in contributions)
         total = other * np.uint32(clients - 1)
-        sums.append(encoder.read(total + last if taking_part == clients else total).values)
+        sums.append(encoder.decode(total + last if taking_part == clients else total).values)
     return float(np.linalg.norm(sums[0] - sums[1]))
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from protocols import server as protocol
-from secure_fed.rounds.masked.encoding import Said
+from secure_fed.rounds.masked.encoding import Contribution
 from tests.secure_fed.masked.wide_toys import (
     CLIPPED,
     DISTRIBUTED,
@@ -211,5 +211,5 @@ def test_alike_and_numbers_see_through_scales_and_types() -> None:
     ):
         assert any(alike(vector, wanted) for vector in numbers(one))
     assert not alike(np.random.default_rng(1).normal(size=50), wanted)
-    inside = {"a": (Said(wanted, 1.0, 0.0),)}
+    inside = {"a": (Contribution(wanted, 1.0, 0.0),)}
     assert any(one is wanted for one in reachable([inside]))

@@ -95,7 +95,7 @@ class GivesUp:
 @pytest.mark.parametrize("stage", NAMES)
 def test_a_client_that_gives_up_is_left_out(stage: str) -> None:
     built = federation({**MASKED, **SOME}, sizes=EIGHT)
-    built.assembly.masks.members[3] = GivesUp(built.assembly.masks.members[3], stage)  # type: ignore[union-attr,index]
+    built.assembly.masks.clients[3] = GivesUp(built.assembly.masks.clients[3], stage)  # type: ignore[union-attr,index]
     heard = listen(built)
     seen = one_round(built)
     assert set(heard.replies[0, "change"]) == set(range(8)) - ({3} if stage != "unmask" else set())

@@ -81,10 +81,10 @@ def test_what_a_client_masks_looks_uniform_and_is_another_every_time() -> None:
     assert odd(np.concatenate(vectors)) < limit
     assert len({vector.tobytes() for vector in vectors}) == 24
     layout = built.server.layout(built.initial, "change")
-    carrier = built.masks.sums.terms.carrier(layout.size, math.inf)
-    from secure_fed.rounds.masked.encoding import Said
+    encoding = built.masks.sums.terms.encoding(layout.size, math.inf)
+    from secure_fed.rounds.masked.encoding import Contribution
 
-    bare = carrier.words(Said(np.random.default_rng(0).normal(size=layout.size) / 50, 1.0, 1.0), None)
+    bare = encoding.encode(Contribution(np.random.default_rng(0).normal(size=layout.size) / 50, 1.0, 1.0), None)
     assert odd(np.concatenate([bare] * 4)) > limit
 
 
@@ -198,8 +198,8 @@ def _traffic_of(built: Any) -> tuple[int, int]:
     """Of one client in one pass, from the closed form."""
     layout = built.server.layout(built.initial, "change")
     terms = built.masks.sums.terms
-    carrier = terms.carrier(layout.size, 0.1)
-    parameters = terms.parameters(0, range(4), bytes(32), carrier.length, carrier.largest)
+    encoding = terms.encoding(layout.size, 0.1)
+    parameters = terms.parameters(0, range(4), bytes(32), encoding.length, encoding.largest)
     stages = costs.traffic(parameters).values()
     plan = built.server.plan(built.initial)
     model: Tensors = built.initial.tensors.select(plan.down)
