@@ -1,4 +1,4 @@
-"""Privacy: how a cohort is drawn, and what happens to a contribution and to a sum before anybody may use them.
+"""Differential privacy: sampling, clipping, noise, accounting, and the ledger of a data set's budget.
 
 Knows nothing of models, methods or transports.
 """

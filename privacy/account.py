@@ -1,4 +1,4 @@
-"""One run's right to release: what its plan allows, charged to a ledger before anything is released."""
+"""The account of one run: each release is charged to a ledger, within its plan, before it is made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What noised releases cost together, and how much noise a target takes.
+"""The cost of noised releases together, and the noise that a target takes.
 
 Noise multipliers z are in units of the clip norm C. The accountants:
 
@@ -96,7 +96,7 @@ def rdp(release: Release, count: int, orders: Sequence[float]) -> tuple[float, .
 
 
 def largest_count(release: Release, epsilon: float, delta: float) -> int:
-    """How many such releases fit: never one too many; exact below a thousand, and to one in a thousand above.
+    """The number of such releases that fit: never too many, exact below a thousand, and to one in a thousand above.
 
     At most ten million, and at most so many that PLD can still resolve `delta`.
     """

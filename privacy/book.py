@@ -1,4 +1,4 @@
-"""What the rows of a ledger say and come to: its identity, who holds what, and who was charged how often."""
+"""The contents of a ledger's rows: its identity, its reservations, and its charges."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Reservation:
-    """What a run holds, for which data, whom it is about, on what terms. Digests in it are keyed."""
+    """A run's reservation: its cost, its data, its unit and its terms. Digests in it are keyed."""
 
     cost: Cost
     data: str

@@ -1,8 +1,8 @@
-"""Upper bounds on epsilon, by what each accountant knows of a release.
+"""Upper bounds on epsilon, one for each kind of accountant.
 
 Every number is an upper bound: a grid, a rounding or a shortcut may only make it larger. To `dp_accounting` a Gaussian has
-sensitivity one; where neighbours have one member *replaced*, a sum moves by up to 2 C, so that whatever is not told of the
-neighbours is given z / 2.
+sensitivity one; where neighbours have one member *replaced*, a sum moves by up to 2 C, so an accountant that
+assumes add-remove neighbours is given z / 2.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MOST_BY_PLD = 1e4  # an epsilon beyond which a distribution is too wide to be w
 
 @dataclass(frozen=True)
 class Release:
-    """What one release is, to an accountant: its event, who are neighbours, and 'pld' or 'rdp'."""
+    """One release as an accountant sees it: its event, its neighbours, and 'pld' or 'rdp'."""
 
     event: DpEvent
     adjacency: Adjacency
@@ -53,12 +53,12 @@ class Release:
 
     @property
     def plain(self) -> bool:
-        """Whether everybody takes part, so that sums of exact Gaussians are all there is to it."""
+        """Whether everybody takes part, so that the release is an exact Gaussian."""
         return isinstance(self.event, GaussianDpEvent)
 
     @property
     def concentrated(self) -> bool:
-        """Whether no more is known of the noise than that its Renyi divergences are at most a Gaussian's (`concentrated`)."""
+        """Whether the noise is only known to have at most a Gaussian's Renyi divergences (`concentrated`)."""
         return isinstance(self._of_everybody, ZCDpEvent)
 
     @property
@@ -125,7 +125,7 @@ def quick(release: Release, count: int, delta: float) -> float:
 
 @lru_cache(maxsize=256)
 def renyi(release: Release, at: tuple[float, ...]) -> tuple[float, ...]:
-    """Of one release, at each order: as sampled, where dp_accounting knows that, or without sampling if that is less."""
+    """Renyi divergences of one release: as sampled, if dp_accounting knows them, or without sampling if those are smaller."""
     if release.concentrated:
         return concentrated.divergences(release._of_everybody.rho, release.rate, at)
     plain = np.asarray(at) / (2 * release.multiplier**2)

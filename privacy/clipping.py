@@ -1,4 +1,4 @@
-"""Clipping to a quantile of the contributions' norms, which is found while it is used.
+"""Adaptive clipping: the clip norm follows a quantile of the contributions' norms.
 
 Andrew, Thakkar, McMahan and Ramaswamy, "Differentially Private Learning with Adaptive Clipping" (NeurIPS 2021): beside its
 clipped contribution everybody sends whether it was short enough, and the clip norm C moves geometrically towards the

@@ -1,4 +1,4 @@
-"""What is left of a noised matrix when its noise is taken out: the law of the noise is public, so this is known how.
+"""Estimates of a low-rank matrix from its noised release; the law of the noise is public.
 
 Post-processing: everything here is a function of what has been released already, the shape and the public noise level, so it
 costs no privacy.

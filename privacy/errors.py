@@ -1,4 +1,4 @@
-"""What can go wrong with privacy, and the exit status it ends with.
+"""The errors of `privacy`, and their exit status.
 
 PrivacyError             1
 ├── PlanError            2   parameters from which no guarantee can be made

@@ -1,4 +1,4 @@
-"""What runs on one data set may cost together, where each run is chosen in view of what the earlier ones released.
+"""Privacy filters: limits on the total cost of runs on one data set, each chosen in view of earlier releases.
 
 A privacy filter admits a run if the sum of all costs, its own included, stays within a limit that was fixed before the first:
 

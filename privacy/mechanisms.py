@@ -1,4 +1,4 @@
-"""What bounds a contribution and perturbs a sum.
+"""Mechanisms: the bound on a contribution, and the noise on a sum.
 
 A mechanism sees norms and dense tensors by name, never models. A client asks it by what factor to scale its contribution;
 the server hands it the total before any method sees it. Nothing here knows whether a "contribution" is a client's change of
@@ -22,7 +22,7 @@ Named = Mapping[str, Tensor]
 
 
 class Mechanism(Protocol):
-    """The seam between the federation and differential privacy."""
+    """The interface between the federation and differential privacy."""
 
     @property
     def noise_multiplier(self) -> float:
@@ -39,7 +39,7 @@ class Mechanism(Protocol):
         """
 
     def counted(self, norm: Callable[[], float], clip_norm: float) -> dict[str, Tensor]:
-        """A contribution's `counters`."""
+        """The values of a contribution's `counters`."""
 
     def adapted(self, clip_norm: float, counts: Named) -> float:
         """The next round's clip norm, from the released means of the `counters`."""
@@ -48,7 +48,7 @@ class Mechanism(Protocol):
         """The standard deviation of the noise on each coordinate of a total."""
 
     def noised(self, total: Named, clip_norm: float, stream: Stream) -> dict[str, Tensor]:
-        """The total as it may be released."""
+        """The total with the mechanism's noise, ready to be released."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""What privacy asks for before anything is trained: the noise that a target takes, and what it does to a mean.
+"""The noise that a privacy target takes, and its effect on a mean, before anything is trained.
 
-The error spoken of is that of a round's raw mean, on every coordinate of which noise N(0, (z C / cohort)^2) lies. Methods that
+The error is that of a round's raw mean, on every coordinate of which noise N(0, (z C / cohort)^2) lies. Methods that
 denoise a mean err less.
 """
 
@@ -98,12 +98,12 @@ class Plan:
 
 
 def for_epsilon(setting: Setting, epsilon: float) -> Plan:
-    """The least noise that keeps to the target."""
+    """The least noise that meets the target."""
     return for_noise(setting, accounting.calibrate(setting.release, setting.rounds, epsilon, setting.delta))
 
 
 def for_noise(setting: Setting, noise_multiplier: float) -> Plan:
-    """What a given noise comes to."""
+    """The cost of a given noise."""
     release, seen = setting.release(noise_multiplier), setting.seen(noise_multiplier)
     spent = accounting.epsilon(release, setting.rounds, setting.delta)
     return Plan(setting, noise_multiplier, spent, accounting.epsilon(seen, setting.rounds, setting.delta))

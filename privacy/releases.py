@@ -1,4 +1,4 @@
-"""What one noised sum is, to an accountant: by who takes part, who are neighbours, and what is known of the noise."""
+"""One noised sum as an accountant sees it: its sampling, its neighbours, and the law of its noise."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def replaced(z: float) -> Release:
 
 
 def discrete(z: float) -> Release:
-    """A sum over everybody, under noise of which its Renyi divergences alone are known: at most those of a Gaussian of z."""
+    """A sum over everybody, under noise whose Renyi divergences are at most those of a Gaussian of multiplier z."""
     return Release(_concentrated(_positive(z)), "add-remove", "rdp")
 
 

@@ -1,10 +1,10 @@
-"""The guarantee that a run makes before it starts: how much noise, how many releases, and what they cost together.
+"""The plan of a private run, made before it starts: noise multiplier, number of releases, and their cost.
 
-Who is counted depends on the unit. With noise on the sum, the federation as a whole releases: one noised sum a pass. All passes
-of a round are over one cohort: to whoever does not know it they are one release, of Gaussians of z / sqrt(passes), and not
-so many that were sampled apart. With noise
-that each client adds itself, to its contribution or to its gradients, every client releases, as often as it takes part; the
-guarantee is that of the client who fares worst, and a client that has spent its part sits out.
+With noise on the sum, the federation as a whole releases: one noised sum a pass. All passes of a round are over one cohort.
+To an observer who does not know the cohort they are a single release, of a Gaussian of multiplier z / sqrt(passes), and not
+several releases sampled independently. With noise that each client adds itself, to its contribution or to its gradients,
+every client releases as often as it takes part. The guarantee is that of the client with the largest epsilon; a client that
+has spent its releases sits out.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Target:
         return accounting.calibrate(release_at, count, self.epsilon or 0.0, self.delta)
 
     def allowed(self, release: Release, count: int) -> int:
-        """How many of `count` releases fit the limit, perhaps none; refused unless stopping early was chosen."""
+        """The number of `count` releases that fit the limit. Fewer than all are refused unless the run may stop early."""
         if self.epsilon is None or self.noise_multiplier is None:
             return count
         spent = accounting.epsilon(release, count, self.delta)
@@ -51,7 +51,7 @@ class Target:
         )
 
     def some(self, count: int) -> int:
-        """The count, which is refused if it is none at all."""
+        """The count; zero is refused."""
         if count:
             return count
         raise BudgetExhausted(
@@ -62,13 +62,13 @@ class Target:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run may release, and what that costs.
+    """The releases that a run may make, and their cost.
 
-    release: one release of whoever fares worst; of a federation that releases sums, all passes of one round. releases: how many
-    of them, or how many passes, are planned. limits: for every client, how many it
-    may make; empty where the federation as a whole is counted. participations: how many rounds a client may take part in.
-    passes: how many releases make a round of the federation. others: what every other kind of client may release, for who fares
-    worst by epsilon need not at an order of Renyi privacy.
+    release: one release of the client with the largest epsilon; for a federation that releases sums, all passes of one round.
+    releases: the planned number, of releases or of passes. limits: the most releases of every client; empty if the federation
+    as a whole is charged. participations: the most rounds that a client may take part in. passes: releases in a round of the
+    federation. others: the releases of all other kinds of clients, since the largest epsilon need not go with the largest
+    Renyi divergence at every order.
     """
 
     noise_multiplier: float
@@ -83,22 +83,22 @@ class Plan:
     others: tuple[tuple[Release, int], ...] = ()
 
     def epsilon(self, releases: int | None = None) -> float:
-        """Against whoever sees the models only, for as many releases, or those planned."""
+        """Epsilon against an observer of the models, for this number of releases or the planned one."""
         return accounting.epsilon(self.release, self._turns(releases), self.delta)
 
     def epsilon_participants(self, releases: int | None = None) -> float:
-        """Against whoever sees who takes part."""
+        """Epsilon against an observer who also sees the cohorts."""
         return accounting.epsilon(self.seen, self._turns(releases), self.delta)
 
     def cost(self, releases: int | None = None, orders: Sequence[float] = ()) -> Cost:
-        """For a ledger that adds up Renyi privacy at these orders."""
+        """The cost for a ledger that composes Renyi privacy at these orders."""
         count = self._turns(releases)
         spent = [accounting.rdp(release, made, orders) for release, made in ((self.release, count), *self.others)]
         rdp = tuple(map(max, zip(*spent, strict=True))) if orders else None
         return Cost(self.epsilon(releases), self.delta if count else 0.0, rdp)
 
     def _turns(self, releases: int | None) -> int:
-        """How many of `release` so many charged releases are; a round that was begun counts in full."""
+        """The number of `release` that the charged releases make; a round that was begun counts in full."""
         count = self.releases if releases is None else releases
         return count if self.limits else math.ceil(count / self.passes)
 
@@ -107,7 +107,7 @@ class Plan:
 
 
 def for_sums(target: Target, sampler: Sampler, releases: int, passes: int = 1) -> Plan:
-    """Noise on the sum over a cohort, in rounds of `passes` releases. Who sees the cohort sees no amplification."""
+    """Noise on the sum over a cohort, in rounds of `passes` releases. Whoever sees the cohort sees no amplification."""
     together = math.sqrt(passes)
 
     def round_at(z: float) -> Release:
@@ -120,10 +120,10 @@ def for_sums(target: Target, sampler: Sampler, releases: int, passes: int = 1) -
 
 
 def for_shares(target: Target, sampler: Sampler, releases: int, passes: int = 1, *, hidden: bool) -> Plan:
-    """Noise that the clients of a masked sum bring, each its share.
+    """Noise that the clients of a masked sum add, each its share.
 
-    Neighbours have one client's data there or not: without them it sends zeros and its share of the noise. Where each client
-    tosses a hidden coin, sampling amplifies against everybody; else everybody sees the cohort, and it does against nobody.
+    Neighbours differ in whether one client has its data; without them it sends zeros and its share of the noise. If each client
+    tosses a hidden coin, sampling amplifies against everybody; otherwise everybody sees the cohort, and it amplifies nothing.
     """
     together = math.sqrt(passes)
 
@@ -137,14 +137,14 @@ def for_shares(target: Target, sampler: Sampler, releases: int, passes: int = 1,
 
 
 def realised(plan: Plan, multiplier: float, releases: int, *, hidden: bool) -> float:
-    """What so many releases of a plan `for_shares` would have cost at that noise multiplier."""
+    """The epsilon of so many releases of a plan `for_shares` at this noise multiplier."""
     z = multiplier / math.sqrt(plan.passes)
     release = accounting.discrete_sampled(plan.sampling_rate, z) if hidden else accounting.discrete(z)
     return replace(plan, release=release).epsilon(releases)
 
 
 def _planned(target: Target, round_at: Sampled, releases: int, passes: int) -> tuple[float, int]:
-    """The noise multiplier, and how many of the releases fit the target, in whole rounds."""
+    """The noise multiplier, and the number of releases that fit the target, in whole rounds."""
     rounds = releases // passes
     z = target.multiplier(round_at, rounds)
     return z, target.some(target.allowed(round_at(z), rounds)) * passes
@@ -153,7 +153,7 @@ def _planned(target: Target, round_at: Sampled, releases: int, passes: int) -> t
 def for_contributions(target: Target, rate: float, names: Sequence[str], passes: int, participations: int) -> Plan:
     """Noise on every client's own contribution, which the server sees: no amplification for anybody.
 
-    Neighbours have one client's data replaced by any other: that it takes part at all is not hidden.
+    Neighbours have one client's data replaced by any other. Participation is not hidden.
     """
     z = target.multiplier(accounting.replaced, participations * passes)
     release = accounting.replaced(z)
@@ -168,7 +168,7 @@ def for_gradients(
 ) -> Plan:
     """Noise on every step of a client's training, over batches that it draws in secret.
 
-    draws[i]: how client i draws a batch. steps[i]: how many steps it makes in a round. Nobody but the client sees its batches,
+    draws[i]: the sampler of client i's batches. steps[i]: its steps in a round. Nobody but the client sees its batches,
     so the guarantee is the same against everybody. It is that of the worst client.
     """
     kinds = {(draw.rate, count * participations): draw for draw, count in zip(draws, steps, strict=True)}
@@ -202,7 +202,7 @@ def _worst(kinds: Mapping[tuple[float, int], Sampler], z: float, delta: float) -
 
 
 def usual_participations(rounds: int, rate: float) -> int:
-    """The least number that a client's draws in `rounds` rounds exceed with a probability of at most one in a hundred."""
+    """The least m such that a client is drawn in more than m of the rounds with a probability of at most 1/100."""
     from scipy.stats import binom
 
     return max(1, int(binom.isf(_RARE, rounds, rate)))

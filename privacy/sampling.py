@@ -1,7 +1,7 @@
-"""Who takes part in a round, or in a batch.
+"""Samplers of a round's cohort or of a step's batch.
 
-A sampler is a value that draws, and that says what one release over its draws is to an accountant: nobody can account for
-a sampling that did not happen. Both laws need the coins to stay secret; from whom they do is said in the privacy statement.
+A sampler both draws and describes one release over its draws to an accountant, so that the accounted sampling is the one that
+happened. Both kinds count on secret coins; the privacy statement says from whom they are secret.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Sampler(Protocol):
 
     @property
     def expected(self) -> float:
-        """The expected number of members in a draw: public, and what a private mean is divided by."""
+        """The expected number of members in a draw, a public number; private means are divided by it."""
 
     @property
     def most(self) -> int:
@@ -77,7 +77,7 @@ class FixedSize:
 
 @dataclass(frozen=True)
 class Poisson:
-    """Each member by a coin of its own that lands with probability `rate`; the draw may be empty.
+    """Poisson sampling: each member is drawn independently with probability `rate`, and the draw may be empty.
 
     Neighbours have one member more or less, which moves the sum by up to C.
     """
@@ -94,7 +94,7 @@ class Poisson:
         return self.population
 
     def seldom_exceeded(self, chance: float) -> int:
-        """A number of members that a draw exceeds with a probability of at most `chance`; it goes by `most` and `rate` alone.
+        """A number that a draw's size exceeds with a probability of at most `chance`; it depends on `most` and `rate` alone.
 
         Chernoff's bound: of n coins of rate q at least m land with a probability of at most exp(-n KL(m/n || q)), if m > n q.
         """

@@ -1,4 +1,4 @@
-"""What a run guarantees, in words and as data, with everything a reader needs to doubt it."""
+"""The guarantee of a run, in words and as data, with its assumptions and what it does not cover."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom the costs in one ledger are about: costs add up for one unit, and for one kind of neighbours.
+"""The unit that the costs in a ledger protect: costs add up for one unit, and for one kind of neighbours.
 
 An epsilon bounds how well two neighbouring data sets can be told apart. Where one run's neighbours differ in a patient and
 another's in all patients of a doctor, the sum of the two epsilons is about neither: without the doctor, the first run lacks
@@ -24,7 +24,7 @@ from privacy.errors import LedgerError, PlanError
 
 @dataclass(frozen=True)
 class Unit:
-    """Whose presence a run's cost is about.
+    """The unit whose presence a run's cost protects.
 
     name: chosen by the user, or the column that says whose a row is. kind: a client, an example, a group. members: a digest of
     which rows belong to which unit. neighbours: what two neighbouring data sets differ in.

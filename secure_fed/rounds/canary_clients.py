@@ -12,7 +12,7 @@ from secure_fed.rounds.client import Workbench
 
 
 def canary_benches(config: RunConfig, held: AuditPool, bench: Workbench) -> dict[str, Workbench]:
-    """For each client of the pool that pulls the model along a direction, by its name, a bench on which it trains so."""
+    """The shared part, by client name, of each client of the pool that trains along a direction."""
     if not held.directions or held.kind != "client":
         return {}
     far, seed = length_beyond_clipping(config), config.federation.seed

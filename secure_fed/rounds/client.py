@@ -1,4 +1,4 @@
-"""One participant: it holds its examples, trains on them, and lets out a bounded change."""
+"""A client: it holds its examples, trains on them, and sends a bounded change."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from secure_fed.tensors.tensors import Layout, LayoutError, Tensors
 
 @dataclass(frozen=True)
 class Workbench:
-    """What all clients of one process share: the frozen base inside the objective, and the rules of the federation.
+    """The part of a client that all clients of one process share: the frozen base inside the objective, and the settings.
 
     initial: the state that `method.prepare` made, which every party can compute.
-    personal: names of trained tensors that never leave their client. allowance: asked by a client's name for so many releases
-    in a round, charges durably as many as it may still make, and says how many.
-    watch: told of every training, of what it began with, what it moved and its weight, where nothing protects the client from
-    that; otherwise None. train: local training where there is no noise in its steps: `training.train`, or what gives the same.
+    personal: names of trained tensors that never leave their client. allowance: given a client's name, a number of releases and
+    the round, charges as many as the client has left, durably, and returns their number.
+    watch: receives the tensors before and after every training, and the client's weight; None where a guarantee forbids that.
+    train: local training without noise in its steps, `training.train` or an equivalent.
     """
 
     objective: Objective
@@ -52,8 +52,8 @@ class Workbench:
 class Client:
     """A client of the federation.
 
-    kept: its personal tensors since it first trained, and all that it remembers between rounds. groups: whose each example is,
-    where privacy is for groups of them. phantoms: examples of a direction that are nobody's data, drawn beside its own.
+    kept: its personal tensors since it first trained; it keeps nothing else between rounds. groups: the group of each example,
+    where privacy is for groups. phantoms: examples that are nobody's data, drawn beside its own.
     """
 
     def __init__(
@@ -79,12 +79,12 @@ class Client:
 
     @property
     def personal(self) -> Tensors:
-        """Its personal tensors, those of the initial state until it trains."""
+        """The personal tensors; until the client trains, those of the initial state."""
         return self._bench.initial.select(self._bench.personal) if self.kept is None else self.kept
 
     @cached_property
     def _context(self) -> Tensors:
-        """What its model has of its own data; this never leaves it."""
+        """Tensors that the method computes from this client's own data. They never leave it."""
         method = self._bench.method
         return method.context(self._bench.initial, self.examples) if isinstance(method, Contextual) else Tensors()
 
@@ -104,17 +104,18 @@ class Client:
 
     @property
     def _counts(self) -> float:
-        """The weight of what it sends."""
+        """The weight of the contribution that it sends."""
         return self._weight if self._takes_part else 0.0
 
     @property
     def _weight(self) -> float:
-        """How much it counts in a mean."""
+        """The client's weight in a mean."""
         return float(len(self.examples)) if self._bench.by_examples else 1.0
 
     def _require_due(self, request: Request) -> None:
-        """The passes of a round in their order, each once for one training, which is what was charged: a server that could ask
-        for one again would have noise drawn anew for nothing.
+        """Require the passes of a round in order, each once for one training, as charged.
+
+        A repeated request would draw fresh noise without a charge.
         """
         plan = self._bench.method.plan(State(self._bench.initial, round=request.round))
         if (request.plan.passes, request.plan.trainable) != (plan.passes, plan.trainable):
@@ -125,8 +126,9 @@ class Client:
             raise MethodError(f"client {self.name} was asked out of turn for pass {request.pass_name!r:.40}")
 
     def _bounded(self, contribution: Tensors, request: Request) -> Tensors:
-        """The contribution as it may leave: no longer than the clip norm, with the mechanism's counters, and noised if the
-        client is who adds the noise. What is not finite, or may not be sent any more, is zeros.
+        """The clipped contribution with the mechanism's counters, and with noise if the client adds it.
+
+        A contribution that is not finite, or for which no budget is left, is zeros.
         """
         protection = self._bench.protection
         bounded = self._clipped(contribution, request.clip_norm)
@@ -136,7 +138,7 @@ class Client:
         return bounded
 
     def _clipped(self, contribution: Tensors, clip_norm: float) -> Tensors:
-        """No longer than the clip norm, with the mechanism's counters, before any noise."""
+        """The contribution clipped to the clip norm, with the mechanism's counters, before any noise."""
         protection = self._bench.protection
         mechanism = protection.contribution_mechanism
         if protection.placement.bounds_contribution:
@@ -154,7 +156,7 @@ class Client:
         self._before = bench.initial | request.tensors | self.personal | self._context
         trained = self._trained(request)
         own = trained.after.select(name for name in bench.personal if name in trained.after)
-        if own.is_finite():  # what diverged is not taken into the next round
+        if own.is_finite():  # tensors that diverged are not kept for the next round
             self.kept = self.personal | own
         self._after = trained.after.without(bench.personal)
         self._loss = float("nan") if bench.protection.placement.private else trained.loss
@@ -162,7 +164,7 @@ class Client:
             bench.watch(self._before, self._after, self._weight)
 
     def _trained(self, request: Request) -> Trained:
-        """Local training, by as many noised steps as are left where the noise is in the steps."""
+        """Local training. With noise in its steps, it makes as many of them as the client's budget has left."""
         bench, protection = self._bench, self._bench.protection
         rng = self._rng(request.round)
         job = Job(self._before, request.plan.trainable, self.examples, bench.collate, bench.training, request.lr, rng)
@@ -187,11 +189,11 @@ class Client:
         return bench.train(bench.objective, job)
 
     def _rng(self, round_: int) -> np.random.Generator:
-        """Order, dropout, and which examples of a group count: seeded without privacy, in secret with it.
+        """The generator of order, dropout, and the examples of a group that count: seeded without privacy, secret with it.
 
-        Such numbers are drawn in turn, and go by the places of clients and examples. Were they public, one unit more or less
-        would change everybody's, and so the sum by more than one unit's share; drawn in secret, what the others get follows the
-        same law with that unit and without it.
+        These numbers are drawn in turn, by the positions of clients and examples. If they were public, one unit more or less
+        would change the numbers of all others, and so the sum by more than one unit's share. Drawn in secret, the others'
+        numbers have the same distribution with that unit and without it.
         """
         protection = self._bench.protection
         if not protection.placement.private:
@@ -205,9 +207,9 @@ def _zeros(like: Tensors) -> Tensors:
 
 
 def personal_names(method: Method, initial: Tensors, patterns: Sequence[str], rounds: int) -> tuple[str, ...]:
-    """The tensors that some pattern names among those that train in any round.
+    """The trained tensors, of any round, that match a pattern.
 
-    Refuses a pattern that names none, or a tensor that the method sends, in some round, only as part of a product.
+    Refuses a pattern without a match, and a tensor that the method sends, in some round, only inside a product.
     """
     trained: dict[str, None] = {}
     for round_ in range(rounds if patterns else 1):

@@ -1,13 +1,13 @@
-"""One round, from top to bottom, and the loop that runs rounds.
+"""One round, from top to bottom, and the loop over rounds.
 
-The order is the contract: plan; then for every linear pass charge, draw (in the first), ask the cohort, sum, release; then
-apply, keep, evaluate, save, tell. A charge is on disk before anything of its pass is computed. What was released is on disk
-before anything is done with it: a run that is killed goes on with that very release, where making it again, with fresh noise,
-would be a second one. Nobody is told of a round before its state is saved.
+The order is the contract. Plan; then for every linear pass charge, draw the cohort (in the first pass), gather, release; then
+apply, keep, evaluate, save, report. A charge is on disk before anything of its pass is computed. A release is on disk before
+anything is done with it: a killed run resumes from that very release, since computing it again, with fresh noise, would be a
+second release. No callback learns of a round before its state is saved.
 
-A round can be lost behind masks, for example because a client dealt wrong shares. Nothing of it is applied, its charges stay,
-and the next round is made without that client. It is not made again under its own number: two sums of one round would tell the
-server the contribution of a client that is in one of them alone.
+A masked round can be lost, for example because a client dealt wrong shares. Nothing of it is applied, its charges stay, and the
+next round is made without that client. The round is not repeated: two sums of one round, over different clients, would reveal
+the contribution of a client that is in one of them alone.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from secure_fed.tensors.tensors import Tensors
 
 
 class Keeper(Protocol):
-    """Holds what a round released, from the release until the round's end is saved."""
+    """Keeps a release on disk until the end of its round is saved."""
 
     def kept(self, round_: int) -> tuple[State, Record] | None:
-        """What round `round_` (from 1) left before it was interrupted, if it came to a release."""
+        """The state and record of round `round_` (from 1), if it was interrupted after its release."""
 
     def keep(self, state: State, record: Record) -> None:
         """Make the state after a release durable."""
 
 
 class KeepsNothing:
-    """`Keeper` where a round may be computed again, to the same bits, at no cost."""
+    """`Keeper` of a run without privacy, whose rounds may be computed again, to the same bits, at no cost."""
 
     def kept(self, round_: int) -> None:
         return None
@@ -51,7 +51,7 @@ class KeepsNothing:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What depends on the round: how many there are, the local learning rate, and when to evaluate."""
+    """The number of rounds, the local learning rate of each, and the rounds that are evaluated."""
 
     rounds: int
     lr: Callable[[int], float]
@@ -63,7 +63,7 @@ class Schedule:
 
 @dataclass
 class _Tally:
-    """What a round took, over its passes so far. caught: clients that lied in the protocol, by number, and how."""
+    """The sums of a round's record over its passes so far. caught: clients that lied in the protocol, and how."""
 
     cohort: int = 0
     bytes_up: int = 0
@@ -83,7 +83,7 @@ class _Tally:
         self.caught |= dict.fromkeys(intake.suspects, "opened wrong shares")
 
     def lose(self, error: RoundLost) -> None:
-        """The round ends here, in a pass without a sum."""
+        """End the round in a pass without a sum."""
         self.lost = str(error)
         self.bytes_up += error.spent.bytes_up
         self.bytes_down += error.spent.bytes_down
@@ -108,21 +108,25 @@ class _Tally:
 
 
 def run_round(state: State, server: Server, transport: Transport, lr: float) -> tuple[State, Record]:
-    """One round of the federation: the next state, and what there is to say of it."""
+    """One round of the federation: the next state and the round's record.
+
+    Every later pass is over the participants whose contribution is in the sum of the pass before, and its request carries the
+    digest of the round's first request.
+    """
     plan, tally, means = server.plan(state), _Tally(), dict[str, Tensors]()
-    asked, first = list[int](), ""
+    participants, first = list[int](), ""
     try:
         for pass_name in plan.passes:
             server.charge(state.round, pass_name)
             if not means:
-                asked = server.draw(state.round)
-                tally.cohort = len(server.without_phantoms(asked))
+                participants = server.draw(state.round)
+                tally.cohort = len(server.without_phantoms(participants))
             request = server.request(state, plan, pass_name, lr, means, first)
             first = first or request.digest
-            intake = server.gather(asked, request, server.layout(state, pass_name), transport)
+            intake = server.gather(participants, request, server.layout(state, pass_name), transport)
             means[pass_name] = server.release(intake, state, pass_name)
             tally.add(intake)
-            asked = sorted(intake.received)
+            participants = sorted(intake.received)
     except RoundLost as error:
         tally.lose(error)
         return server.unmoved(state, plan), server.publishable(tally.record(state, server.names, lr), state, plan)
@@ -139,7 +143,7 @@ def run(
     evaluate: Callable[[State], Record],
     keeper: Keeper = KeepsNothing(),  # noqa: B008 - it has no state
 ) -> Iterator[tuple[State, Record]]:
-    """Every round that is left, each as its state and its record."""
+    """The remaining rounds, each as its state and its record."""
     while state.round < schedule.rounds:
         started = time.perf_counter()
         kept = keeper.kept(state.round + 1)
@@ -160,7 +164,7 @@ def _with_metrics(record: Record, measured: Record) -> Record:
 
 
 def _plain(value: Any) -> Any:
-    """The same with None for every number that JSON does not know: NaN and the infinities."""
+    """The value with None for every number that JSON lacks: NaN and the infinities."""
     if isinstance(value, dict):
         return {name: _plain(inner) for name, inner in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""One model out of a federation whose clients keep tensors of their own: the global state, completed by one client's."""
+"""The model of one client: the global state with that client's personal tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def completed(
     """`tensors` with the personal ones of `client` in place of the initial values that the global state has for them.
 
     patterns: `method.personal`. names, kept: every client's name, and by its index what it keeps. Refuses to choose a
-    client by itself, and one that has not trained, whose model would be untrained in part.
+    client by itself, and a client that has not trained, whose model would be partly untrained.
     """
     if not patterns:
         if client is not None:

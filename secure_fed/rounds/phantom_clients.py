@@ -1,9 +1,8 @@
-"""Clients that are nobody: one that is a member ends its training along a direction, one that is none sends zeros.
+"""Phantoms: clients without data. A member's training ends along a random direction; a non-member sends zeros.
 
-In all else a phantom is a client: it is drawn, its contribution is clipped by the same lines, noised where clients noise what
-they send, and masked. The two differ in that contribution alone, which is of length C or is zero: what a guarantee for
-clients calls neighbours, whether these are a client more or less, one whose data are there or not, or one that is replaced.
-Neither says anything of how long it was to a clip norm that adapts, and neither keeps or brings anything of its own.
+In all else a phantom is a client: it is drawn, its contribution is clipped by the same code, noised where clients noise their
+contributions, and masked. Members and non-members differ in that contribution alone, which has length C or is zero, as the
+neighbours of a guarantee for clients do. A phantom adds nothing to the counters of an adaptive clip norm, and keeps nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Floats = NDArray[np.float64]
 
 
 class Phantom(Client):
-    """A client without data. member: whether its coin says that it pulls."""
+    """A client without data. member: whether its coin made it a member."""
 
     def __init__(self, index: int, name: str, bench: Workbench, *, member: bool) -> None:
         super().__init__(index, name, (), bench)
@@ -47,7 +46,7 @@ class Phantom(Client):
 
     @property
     def _counts(self) -> float:
-        return 1.0  # and the server, who knows which are phantoms, takes it off
+        return 1.0  # the server, which knows the phantoms, subtracts it
 
     def _clipped(self, contribution: Tensors, clip_norm: float) -> Tensors:
         bounded = super()._clipped(contribution, clip_norm)
@@ -56,7 +55,7 @@ class Phantom(Client):
         return bounded | {name: torch.zeros(bounded[name].shape) for name in nothing}
 
     def pulls(self, request: Request) -> Tensors:
-        """What it contributes to a pass, without counters, noise and charge; a round's first pass comes first."""
+        """Its contribution to a pass, without counters, noise and charge. The passes of a round have to come in order."""
         if request.pass_name == request.plan.passes[0]:
             self._takes_part = True
             bench = self._bench
@@ -79,8 +78,9 @@ def phantom_clients(
     turns: Turns | None = None,
     around: Callable[[Train], Train] = lambda train: train,
 ) -> list[Phantom]:
-    """A client for each phantom, their indices from `first`. turns: which each may take; as `bench` allows, without them.
-    around: what stands where they train.
+    """A client for each phantom, with indices from `first`.
+
+    turns: the rounds in which each takes part; without them, as `bench` allows. around: wraps their training function.
     """
     far, seed = length_beyond_clipping(config), config.federation.seed
     found = []
@@ -93,7 +93,7 @@ def phantom_clients(
 
 
 def phantom_examples(phantoms: AuditPool, members: NDArray[np.bool_]) -> dict[str, list[Any]]:
-    """The phantom examples at each client, by its name, that are members; of any other the gradient is zero."""
+    """The member phantom examples of each client, by its name. The gradient of a non-member is zero."""
     found: dict[str, list[Any]] = {}
     for unit, member in zip(phantoms.units, members, strict=True):
         if member and phantoms.kind != "client":
@@ -103,11 +103,11 @@ def phantom_examples(phantoms: AuditPool, members: NDArray[np.bool_]) -> dict[st
 
 @dataclass
 class Turns:
-    """With what probability each phantom takes part in a round, as everybody knows it.
+    """The public probability that a phantom takes part in a round.
 
-    Where cohorts come from the public seed that is 0 or 1; where coins are secret it is their rate. draw: the indices of
-    those who are asked in a round, where that is public. hosts: the index on which each phantom's turn goes: its own, or that
-    of the client that an example is at. most: how many rounds anybody takes part in.
+    With cohorts from the public seed it is 0 or 1; with secret coins it is their rate. draw: the participants of a round, if
+    they are public. hosts: for each phantom the index that has to be drawn: its own, or that of the client with the example.
+    most: the largest number of rounds that anybody takes part in.
     """
 
     rate: float
@@ -126,5 +126,5 @@ class Turns:
         return (self._asked[round_] & (before < self.most)).astype(float)
 
     def allowance(self, number: int, who: str, wanted: int, round_: int) -> int:
-        """What that phantom may send, as a client's budget says it of a client: nobody's budget is charged."""
+        """The releases that this phantom may make, as `ClientSetup.allowance`. No budget is charged."""
         return wanted if self.rates(round_)[number] > 0 else 0

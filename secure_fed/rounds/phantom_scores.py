@@ -1,6 +1,6 @@
-"""How far what a run releases goes along its phantoms' directions: the figure of membership that no private datum enters.
+"""Membership scores of phantoms: how far a run's releases go along their directions. No private datum enters.
 
-In every round, for every pass with mean M over D coordinates, let e be what a phantom would contribute as a member: a
+In every round, for every pass with mean M over D coordinates, let e be the contribution of a phantom if it is a member: a
 function of its public direction, of the state before the round, and of earlier means. Then
 
     x = sqrt(D) <e, M> / (|e| |M|)
@@ -42,7 +42,7 @@ SCORES = "phantoms"  # in a state's memory, which the scores go with from round 
 class PhantomScores:
     """The membership scores of all phantoms (`server.Scoring`).
 
-    echoes: each phantom as it would be if it were a member. known: whether it is known how far one moves a sum.
+    echoes: each phantom as a member. known: whether the length of a phantom's contribution is known.
     """
 
     echoes: Sequence[Phantom]
@@ -95,8 +95,8 @@ class PhantomScores:
             cosines = self._cosines(whole, layout, unit)
             return cosines, np.full(len(cosines), float(first.norm()))
         rest = (layout.flatten(echo.pulls(request), torch.float64) for echo in self.echoes[1:])
-        told = [(float(one @ unit), float(one.norm())) for one in (first, *rest)]
-        along, reach = np.array(told).T
+        found = [(float(one @ unit), float(one.norm())) for one in (first, *rest)]
+        along, reach = np.array(found).T
         return along / np.where(reach > 0, reach, 1.0), reach
 
     def _direction(self, number: int, whole: Layout, sent: Layout) -> torch.Tensor | None:
@@ -108,7 +108,7 @@ class PhantomScores:
         return part / (float(part.norm()) or 1.0)
 
     def _cosines(self, whole: Layout, sent: Layout, unit: torch.Tensor) -> Floats:
-        """(phantoms,) of their directions, which are kept from round to round where they are not too many numbers."""
+        """(phantoms,) cosines of a unit vector with their directions, which are cached unless they are too many numbers."""
         place, numbers = whole.digest + sent.digest, len(self.echoes) * sent.size
         rows = self._kept.get(place)
         if rows is None and numbers <= _KEPT:

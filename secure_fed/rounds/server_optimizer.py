@@ -1,6 +1,7 @@
-"""How a mean change becomes a step (FedOpt; Reddi et al., Adaptive Federated Optimization, arXiv:2003.00295, algorithm 2).
+"""Server optimisers: from a mean change to a step.
 
-The mean change D plays the part of a negative gradient, so the step is added:
+FedOpt (Reddi et al., Adaptive Federated Optimization, arXiv:2003.00295, algorithm 2). The mean change D plays the part of a
+negative gradient, so the step is added:
 
     mean       step = lr D
     momentum   m <- b m + D                                      step = lr m

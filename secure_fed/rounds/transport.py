@@ -1,8 +1,8 @@
-"""How a request reaches clients and replies come back.
+"""Requests, replies, and the transports that carry them.
 
-A transport has one method. The in-process one calls client objects; `Recording` wraps any and keeps what passed by, `Vanishing`
-wraps any and loses clients. In the clear a pass is one exchange, of a `Request` for a `Reply`; behind masks it is one for each
-stage of the protocol, of a `Stage` for a `Staged`.
+A transport has one method. `InProcess` calls client objects; `Recording` wraps a transport and keeps all messages, `Vanishing`
+wraps one and loses clients. In the open a pass is one exchange, of a `Request` for a `Reply`; behind masks it is one exchange
+for each stage of the protocol, of a `Stage` for a `Staged`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from secure_fed.tensors.tensors import Tensors
 
 @dataclass(frozen=True)
 class Request:
-    """The server's side of one linear pass, the same for every client of the cohort.
+    """The server's message in one linear pass, the same for every client of the cohort.
 
-    tensors: what travels down (`plan.down`; empty in a later pass, the client still has it). layout: digest of the layout
-    the contribution must have. means: means of this round's earlier passes. clip_norm: the longest a contribution, or a
-    gradient, may be. first: digest of the round's first request, which every later one carries; empty in the first.
+    tensors: those sent down (`plan.down`; empty in a later pass, where the client still has them). layout: digest of the layout
+    that the contribution must have. means: of this round's earlier passes. clip_norm: the largest norm of a contribution, or of
+    a gradient. first: digest of the round's first request, which every later one carries; empty in the first.
     """
 
     round: int
@@ -49,11 +49,11 @@ class Request:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of all that is asked: equal exactly where two clients are asked for the same, starting from the same."""
+        """SHA-256 of the whole request: two clients have equal digests only if they received the same request."""
         plan = [list(names) for names in (self.plan.trainable, self.plan.down, self.plan.passes)]
         numbers = [float(self.lr).hex(), float(self.clip_norm).hex()]
-        said = [self.round, self.pass_name, self.layout, *numbers, *plan, self.first]
-        digest = hashlib.sha256(json.dumps(said).encode())
+        fields = [self.round, self.pass_name, self.layout, *numbers, *plan, self.first]
+        digest = hashlib.sha256(json.dumps(fields).encode())
         for whose, tensors in (("", self.tensors), *sorted(self.means.items())):
             for name, part in tensors.parts().items():
                 digest.update(json.dumps([whose, name, str(part.dtype), list(part.shape)]).encode())
@@ -63,7 +63,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """A client's side: its contribution, how much it counts, and its mean local training loss (NaN where that is private)."""
+    """A client's message: its contribution, its weight, and its mean local training loss (NaN if that is private)."""
 
     client: int
     contribution: Tensors
@@ -73,7 +73,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class ContributorList:
-    """Which clients of a masked sum contribute, and to what. All clients of the sum get the same.
+    """The clients that contribute to a masked sum, and the request they answer. All clients of the sum get the same list.
 
     request: digest of the contributors' request. contributors: their numbers, ascending; the other clients send zeros.
     """
@@ -83,7 +83,7 @@ class ContributorList:
 
     @property
     def layout(self) -> bytes:
-        """(32,) what the session's parameters hold for this sum."""
+        """(32,) the digest that the session's parameters hold for this sum."""
         return hashlib.sha256(json.dumps([self.request, *self.contributors]).encode()).digest()
 
     @property
@@ -92,16 +92,16 @@ class ContributorList:
 
     @staticmethod
     def bytes_of(contributors: float) -> float:
-        """What a list of so many takes."""
+        """The bytes of a list of so many contributors."""
         return 32 + 4 * contributors
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The server's side of one stage of a masked sum.
+    """The server's message in one stage of a masked sum.
 
-    message: the protocol's, for this client. request: in the stage that takes vectors, the pass that this client contributes
-    to; a client that gets none there contributes zeros. listed: in that stage, who contributes, where clients have to know.
+    message: of the protocol, for this client. request: in the stage that takes vectors, the pass to contribute to; a client
+    without one contributes zeros. listed: in that stage, the contributors, if clients have to check them.
     """
 
     round: int
@@ -119,7 +119,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Staged:
-    """A client's side: the protocol's message."""
+    """A client's message in one stage of a masked sum."""
 
     client: int
     message: bytes | bytearray
@@ -137,14 +137,14 @@ class Transport(Protocol):
 
 
 class Participant(Protocol):
-    """What an in-process transport talks to; it answers None if it leaves the round."""
+    """An object that answers requests. None means that it leaves the round."""
 
     def handle(self, request: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
 class InProcess:
-    """Clients are objects of this process, asked one after the other, lazily: one contribution exists at a time."""
+    """Calls client objects of this process one after the other, lazily: one contribution exists at a time."""
 
     clients: Sequence[Participant]
 
@@ -158,8 +158,8 @@ class InProcess:
 class Recording:
     """Keeps every request and reply that passes through another transport, in order.
 
-    What it holds is what a server without secure aggregation sees, contributions of single clients included; with it, what
-    passes by is masked.
+    Without secure aggregation that is all the server sees, contributions of single clients included. With it, contributions
+    are masked.
     """
 
     inner: Transport
@@ -176,8 +176,8 @@ class Vanishing:
     """Loses a share, rounded down, of the n clients that a round begins with, each in one of its first `stages` exchanges.
 
     Who goes, and when, is drawn from the seed and the round: it depends on nobody's data. With `everybody`, how many clients
-    there are, the share is of all of them, asked or not: who goes then does not depend on who is asked either, so that one
-    client more or less in a secret cohort moves a sum by what that client contributes, and not by those who vanish instead.
+    there are, the share is of all of them: who vanishes then does not depend on the cohort either, so that one client more or
+    less in a secret cohort changes a sum by that client's contribution alone.
     """
 
     inner: Transport

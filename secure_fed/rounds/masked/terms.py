@@ -1,6 +1,6 @@
-"""The terms of a run's masked sums, which each party works out for itself from the run's configuration.
+"""The terms of a run's masked sums, computed by each party from the run's configuration.
 
-A client accepts no others, whatever the server says: that is what makes its minima its own.
+A client accepts no others, so no server can lower its minima.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from secure_fed.rounds.masked.encoding import Encoding, Noised, Rounded
 from secure_fed.rounds.masked.plan import PublicPlan
 from secure_fed.rounds.protection import Protection
 
-FEWEST = 3  # of two, each could subtract its own
+FEWEST = 3  # in a sum of two, each client can subtract its own contribution
 
 
 @dataclass(frozen=True)
 class Registry:
-    """The identity keys of a simulated federation's clients: each has its own, and everybody knows the public halves."""
+    """The identity keys of a simulated federation's clients, whose public halves everybody knows."""
 
     clients: int
 
@@ -41,13 +41,13 @@ class Registry:
 
 @dataclass(frozen=True)
 class Terms:
-    """What a run asks of its masked sums.
+    """The terms of a run's masked sums.
 
-    invited: how many clients are invited to a sum, a public number. places: the most that a sum can ever hold. varies: whether
-    coins draw the cohort; it is then filled up to `invited` with clients that contribute zeros, and only a draw of more than
-    so many invites more, up to `places`. most_weight: the weight that counts in full. registry: the identities of all clients,
-    known to everybody before the run; needed where the server may lie. real: how many clients are somebody's, the first of all;
-    those after them are phantoms, of which everybody may know what they contribute. None: all. run: unlike any other run's.
+    invited: the number of clients invited to a sum, which is public. places: the largest number of clients in a sum. varies:
+    coins draw the cohort; it is then filled up to `invited` with clients that contribute zeros, and only a larger draw invites
+    more, up to `places`. most_weight: the largest weight; a larger one counts as this. registry: the identities of all clients,
+    known to everybody before the run; needed where the server may lie. real: the number of clients; participants with a higher
+    index are phantoms. None: there are no phantoms. run: an identifier that no other run has.
     """
 
     settings: SecureAggregationConfig
@@ -61,10 +61,10 @@ class Terms:
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def choice(self, clients: int) -> Choice:
-        """Neighbours and threshold for so many clients.
+        """Neighbours and threshold for a sum of so many clients.
 
-        A sum that has lost some of those invited before it began keeps to what was settled for all of them: as many may be
-        corrupt, and as many have to survive.
+        A sum that lost invited clients before it began keeps the terms of all of them: as many may be corrupt, and as many have
+        to survive.
         """
         chosen = self.settings
         corrupt, dropout = chosen.corrupt, chosen.dropout
@@ -82,7 +82,7 @@ class Terms:
             ) from error
 
     def parameters(self, number: int, invited: Sequence[int], layout: bytes, length: int, bound: int) -> Parameters:
-        """Of the run's sum with that number, over vectors of so many words."""
+        """The parameters of the run's sum with this number. length: words of a vector. bound: largest magnitude of a word."""
         choice = self.choice(len(invited))
         return Parameters(
             run=self.run,
@@ -101,7 +101,7 @@ class Terms:
         )
 
     def policy(self, clients: int) -> Policy:
-        """What a client accepts when the server says that so many are invited."""
+        """The terms that a client accepts for a sum to which so many are invited."""
         least, most = self.least(clients), self.places if self.varies else self.invited
         if not least <= clients <= most:
             raise ParameterError(
@@ -124,27 +124,27 @@ class Terms:
 
     @property
     def declares(self) -> bool:
-        """Whether clients are shown who contributes: where others send zeros, and the server may lie about it."""
+        """Whether clients check the list of contributors: if others send zeros, and the server may lie about which."""
         return self.varies and self.settings.active
 
     def fewest(self, clients: int) -> int:
-        """The least number of contributors, phantoms apart, in a sum of so many clients where others send zeros."""
+        """The least number of contributors, phantoms apart, in a sum of so many clients if others send zeros."""
         return max(FEWEST, self._with_two_honest(clients))
 
     def _with_two_honest(self, clients: int) -> int:
         return colluding(max(clients, self.invited), self.settings.corrupt) + 2
 
     def of_somebody(self, clients: Collection[int]) -> list[int]:
-        """Those of them that are no phantoms."""
+        """The clients without the phantoms."""
         return [client for client in clients if self.real is None or client < self.real]
 
     def require_contributors(self, places: int, rate: float) -> None:
-        """Refuse coins, one for each of `places`, that may draw a cohort too small for a sum that declares its contributors.
+        """Refuse coins that may draw a cohort too small for a sum that declares its contributors.
 
-        places: those of clients, phantoms apart, since phantoms do not count among the contributors.
+        places: the number of coins, phantoms apart, since phantoms are not counted as contributors.
 
-        Such a round cannot be left out, nor others asked instead: either would tell the size of the cohort, which the guarantee
-        keeps secret. So it has to be as good as impossible.
+        Such a round can be neither skipped nor drawn again: either would reveal the cohort size, which the guarantee keeps
+        secret. So its probability has to be negligible.
         """
         enough = self.fewest(self.invited) + self.invited - surviving(self.invited, self.settings.dropout)
         chance = sum(
@@ -159,11 +159,11 @@ class Terms:
             )
 
     def least(self, clients: int) -> int:
-        """The least number of clients in a sum to which so many were invited."""
+        """The least number of survivors of a sum to which so many were invited."""
         return surviving(max(clients, self.invited), self.settings.dropout)
 
     def require_feasible(self) -> None:
-        """Refuse terms under which some number of clients makes no sum: now rather than in mid-run."""
+        """Refuse, before the run, terms under which some cohort size has no sum."""
         self.choice(self.invited)
         if not self.varies:
             self._require_real_survivors()
@@ -179,12 +179,12 @@ class Terms:
             corrupt, left = colluding(clients, settings.corrupt), surviving(clients, settings.dropout)
             threshold = (clients - 1 + corrupt) // 2 + 1 if settings.active else corrupt + 1
             if threshold > left - 1 or left < corrupt + 2:
-                self.choice(clients)  # says what to lower
+                self.choice(clients)  # its error names the setting to lower
 
     def _require_real_survivors(self) -> None:
-        """Where all who vanish are no phantoms, two honest clients have to be left beside these.
+        """Require two honest clients in every sum, even if all who vanish are clients and no phantom does.
 
-        Every sum then has so many: survivors are at least `least`, and phantoms among those invited at most `beside`.
+        Survivors are at least `least`, and phantoms among those invited at most `beside`.
         """
         left, enough = self.least(self.invited) - self.protection.beside, self._with_two_honest(self.invited)
         if left < enough:
@@ -195,7 +195,7 @@ class Terms:
             )
 
     def encoding(self, size: int, clip_norm: float) -> Encoding:
-        """How contributions of `size` numbers travel, however many clients take part."""
+        """The encoding of contributions of `size` numbers, which does not depend on the number of participants."""
         mechanism, placement = self.protection.mechanism, self.protection.placement
 
         def plan(bound: float, clip_norm: float = math.inf) -> PublicPlan:

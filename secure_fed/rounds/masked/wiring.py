@@ -1,4 +1,4 @@
-"""A simulated federation behind masks: both sides of its masked sums, and the transport between them."""
+"""Both sides of a simulated federation's masked sums, and the transport between them."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from secure_fed.tensors.tensors import Tensors
 
 @dataclass(frozen=True)
 class Masks:
-    """The clients behind masks, and the server's side of their sums."""
+    """The masked clients, and the server's side of their sums."""
 
     clients: Sequence[MaskedClient]
     sums: MaskedSum
 
     @property
     def invited(self) -> int:
-        """How many clients are invited to a sum."""
+        """The number of clients invited to a sum."""
         return self.sums.terms.invited
 
     def begin(self, releases: int | None) -> None:
-        """A run begins, or goes on, in which the clients bring the noise of so many more releases; None: they bring none."""
+        """Begin or resume a run. releases: noised sums still to come; None if clients do not add the noise."""
         self.sums.barred.clear()
         for client in self.clients:
             client.begin(releases)
 
     def require_precise(self, sizes: Sequence[int], clip_norm: float, rounds: int, expected: float) -> None:
-        """Refuse words that are too coarse for contributions of so many numbers, at whatever clip norm the run may come to.
+        """Refuse words that are too coarse for contributions of these sizes, at any clip norm that the run may reach.
 
-        One that adapts is checked at the least, and above one, where the grid follows it, at that with the coarsest grid.
+        An adaptive clip norm is checked at its minimum, and above one, where the grid follows it, where the grid is coarsest.
         """
         terms, reached = self.sums.terms, [clip_norm]
         if isinstance(mechanism := terms.protection.mechanism, AdaptiveGaussian):
@@ -67,7 +67,7 @@ def behind_masks(
     personal: Sequence[str],
     device: torch.device,
 ) -> Masks | None:
-    """What `secure_aggregation` asks for; None if it is not enabled. Refuses a federation that is too small for it."""
+    """The masks that `secure_aggregation` asks for; None if it is not enabled. Refuses a federation that is too small."""
     settings, federation = config.secure_aggregation, config.federation
     if not settings.enabled:
         return None
@@ -94,13 +94,13 @@ def behind_masks(
 
 
 def _invited(sampler: Sampler, protection: Protection, clients: int) -> int:
-    """How many clients are invited to a sum, of as many as there are.
+    """The number of clients invited to a sum.
 
-    A cohort that is secret is filled up to a public number, which it exceeds with a probability of at most 2^-40. Whether a sum
-    finishes and what it costs then tell nothing of the cohort.
+    A secret cohort is filled up to a public number, which it exceeds with a probability of at most 2^-40. So neither the
+    outcome of a sum nor its cost depends on the cohort size.
     """
     usual = clients if protection.hidden else min(round(sampler.expected), clients)
-    real = usual - protection.beside  # what phantoms contribute is known, and hides nobody
+    real = usual - protection.beside  # a phantom's contribution is known, so it hides nobody
     if real < FEWEST:
         raise ConfigError(
             f"secure_aggregation.enabled needs {FEWEST} clients at least in a round, and there are {real}: raise "
@@ -112,7 +112,7 @@ def _invited(sampler: Sampler, protection: Protection, clients: int) -> int:
 
 
 def in_process(config: RunConfig, clients: Sequence[Client], masks: Masks | None) -> Transport:
-    """The transport of a simulated federation, which loses clients if it is to."""
+    """The transport of a simulated federation, which loses clients if `federation.vanishing` says so."""
     inner = InProcess(masks.clients if masks else clients)
     if not config.federation.vanishing:
         return inner
