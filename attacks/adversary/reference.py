@@ -25,9 +25,9 @@ from privacy.mechanisms import Gaussian, Named
 from secure_fed.errors import UsageError
 from secure_fed.learning.training.local import Job, Objective, Train, Trained, train
 from secure_fed.methods.method import State
-from secure_fed.rounds.canary_clients import canary_benches
+from secure_fed.rounds.canary_clients import canary_setups
 from secure_fed.rounds.charges import charges_nothing
-from secure_fed.rounds.client import Client, Workbench
+from secure_fed.rounds.client import Client, ClientSetup
 from secure_fed.rounds.cohort import cohort_sampler
 from secure_fed.rounds.engine import run_round
 from secure_fed.rounds.masked.wiring import in_process
@@ -61,18 +61,18 @@ class Reference:
         if not dealt.names:
             raise UsageError("the coins of a reference leave no client to train; lower evaluation.audit_fraction")
         protection = _protection(assembly.protection, seed)
-        bench = _bench(assembly, protection, desk)
-        canaries = canary_benches(assembly.config, data, bench)
-        benches = {name: replace(own, train=desk.beside(own.train)) for name, own in canaries.items()}
+        setup = _setup(assembly, protection, desk)
+        canaries = canary_setups(assembly.config, data, setup)
+        setups = {name: replace(own, train=desk.beside(own.train)) for name, own in canaries.items()}
         groups: Sequence[Sequence[str] | None] = dealt.groups or [None] * len(dealt.names)
         named = enumerate(zip(dealt.names, dealt.train, groups, strict=True))
         examples = phantom_examples(phantoms, beside)
         clients: list[Client] = [
-            Client(index, name, own, benches.get(name, bench), group, examples.get(name, ()))
+            Client(index, name, own, setups.get(name, setup), group, examples.get(name, ()))
             for index, (name, own, group) in named
         ]
         units = phantoms.units if assembly.phantoms else ()
-        nobody = phantom_clients(assembly.config, units, beside, len(clients), bench, around=desk.beside)
+        nobody = phantom_clients(assembly.config, units, beside, len(clients), setup, around=desk.beside)
         clients += nobody
         names = [*dealt.names, *(one.name for one in nobody)]
         skips = assembly.config.federation.nonfinite == "skip"
@@ -224,9 +224,9 @@ def _protection(real: Protection, seed: int) -> Protection:
     return replace(seeded, placement=SUM, hidden=False, mechanism=shares)
 
 
-def _bench(assembly: Assembly, protection: Protection, desk: Desk) -> Workbench:
+def _setup(assembly: Assembly, protection: Protection, desk: Desk) -> ClientSetup:
     config, plan = assembly.config, assembly.protection.plan
-    return Workbench(
+    return ClientSetup(
         objective=assembly.objective,
         method=assembly.method,
         protection=protection,

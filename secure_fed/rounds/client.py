@@ -24,7 +24,7 @@ from secure_fed.tensors.tensors import Layout, LayoutError, Tensors
 
 
 @dataclass(frozen=True)
-class Workbench:
+class ClientSetup:
     """The part of a client that all clients of one process share: the frozen base inside the objective, and the settings.
 
     initial: the state that `method.prepare` made, which every party can compute.
@@ -61,7 +61,7 @@ class Client:
         index: int,
         name: str,
         examples: Sequence[Any],
-        bench: Workbench,
+        setup: ClientSetup,
         groups: Sequence[Any] | None = None,
         phantoms: Sequence[Any] = (),
     ) -> None:
@@ -70,7 +70,7 @@ class Client:
         self.examples = examples
         self.groups = groups
         self.phantoms = phantoms
-        self._bench = bench
+        self._setup = setup
         self._before = self._after = Tensors()
         self._loss = float("nan")
         self._takes_part = True
@@ -80,21 +80,21 @@ class Client:
     @property
     def personal(self) -> Tensors:
         """The personal tensors; until the client trains, those of the initial state."""
-        return self._bench.initial.select(self._bench.personal) if self.kept is None else self.kept
+        return self._setup.initial.select(self._setup.personal) if self.kept is None else self.kept
 
     @cached_property
     def _context(self) -> Tensors:
         """Tensors that the method computes from this client's own data. They never leave it."""
-        method = self._bench.method
-        return method.context(self._bench.initial, self.examples) if isinstance(method, Contextual) else Tensors()
+        method = self._setup.method
+        return method.context(self._setup.initial, self.examples) if isinstance(method, Contextual) else Tensors()
 
     def handle(self, request: Request) -> Reply:
         """Answer one linear pass; the first of a round trains, the later ones contribute from what it trained."""
-        bench = self._bench
+        setup = self._setup
         self._require_due(request)
         if request.pass_name == request.plan.passes[0]:
             self._train(request)
-        contribution = bench.method.contribute(request.pass_name, self._before, self._after, request.means)
+        contribution = setup.method.contribute(request.pass_name, self._before, self._after, request.means)
         if request.pass_name == request.plan.passes[-1]:
             self._before = self._after = Tensors()
         sent = self._bounded(contribution, request)
@@ -110,16 +110,16 @@ class Client:
     @property
     def _weight(self) -> float:
         """The client's weight in a mean."""
-        return float(len(self.examples)) if self._bench.by_examples else 1.0
+        return float(len(self.examples)) if self._setup.by_examples else 1.0
 
     def _require_due(self, request: Request) -> None:
         """Require the passes of a round in order, each once for one training, as charged.
 
         A repeated request would draw fresh noise without a charge.
         """
-        plan = self._bench.method.plan(State(self._bench.initial, round=request.round))
+        plan = self._setup.method.plan(State(self._setup.initial, round=request.round))
         if (request.plan.passes, request.plan.trainable) != (plan.passes, plan.trainable):
-            raise MethodError(f"client {self.name} was asked for another plan than {self._bench.method.card.name} has")
+            raise MethodError(f"client {self.name} was asked for another plan than {self._setup.method.card.name} has")
         if request.pass_name == plan.passes[0]:
             self._due = [(request.round, name) for name in plan.passes]
         if not self._due or self._due.pop(0) != (request.round, request.pass_name):
@@ -130,7 +130,7 @@ class Client:
 
         A contribution that is not finite, or for which no budget is left, is zeros.
         """
-        protection = self._bench.protection
+        protection = self._setup.protection
         bounded = self._clipped(contribution, request.clip_norm)
         if protection.placement.own_noise and self._takes_part:
             stream = protection.entropy.stream("contribution", request.round, request.pass_name, self.index)
@@ -139,7 +139,7 @@ class Client:
 
     def _clipped(self, contribution: Tensors, clip_norm: float) -> Tensors:
         """The contribution clipped to the clip norm, with the mechanism's counters, before any noise."""
-        protection = self._bench.protection
+        protection = self._setup.protection
         mechanism = protection.contribution_mechanism
         if protection.placement.bounds_contribution:
             contribution = in_own_factors(contribution)  # or a cancellation between its factors would hide in the norm
@@ -152,41 +152,41 @@ class Client:
         return contribution | mechanism.counted(norm, clip_norm)
 
     def _train(self, request: Request) -> None:
-        bench = self._bench
-        self._before = bench.initial | request.tensors | self.personal | self._context
+        setup = self._setup
+        self._before = setup.initial | request.tensors | self.personal | self._context
         trained = self._trained(request)
-        own = trained.after.select(name for name in bench.personal if name in trained.after)
+        own = trained.after.select(name for name in setup.personal if name in trained.after)
         if own.is_finite():  # tensors that diverged are not kept for the next round
             self.kept = self.personal | own
-        self._after = trained.after.without(bench.personal)
-        self._loss = float("nan") if bench.protection.placement.private else trained.loss
-        if bench.watch is not None:
-            bench.watch(self._before, self._after, self._weight)
+        self._after = trained.after.without(setup.personal)
+        self._loss = float("nan") if setup.protection.placement.private else trained.loss
+        if setup.watch is not None:
+            setup.watch(self._before, self._after, self._weight)
 
     def _trained(self, request: Request) -> Trained:
         """Local training. With noise in its steps, it makes as many of them as the client's budget has left."""
-        bench, protection = self._bench, self._bench.protection
+        setup, protection = self._setup, self._setup.protection
         rng = self._rng(request.round)
-        job = Job(self._before, request.plan.trainable, self.examples, bench.collate, bench.training, request.lr, rng)
+        job = Job(self._before, request.plan.trainable, self.examples, setup.collate, setup.training, request.lr, rng)
         if protection.placement.step_noise:
             units = len(set(self.groups)) if self.groups is not None else len(self.examples)
-            steps = bench.allowance(self.name, planned_steps(units, bench.training), request.round)
+            steps = setup.allowance(self.name, planned_steps(units, setup.training), request.round)
             self._takes_part = steps > 0
             return train_privately(
-                bench.objective,
+                setup.objective,
                 job,
                 mechanism=protection.mechanism,
                 clip_norm=request.clip_norm,
                 steps=steps,
                 stream=protection.entropy.stream("gradients", request.round, self.index),
                 groups=self.groups,
-                group_examples=bench.group_examples,
+                group_examples=setup.group_examples,
                 phantoms=self.phantoms,
             )
         if protection.placement.own_noise:
             passes = len(request.plan.passes)
-            self._takes_part = bench.allowance(self.name, passes, request.round) == passes
-        return bench.train(bench.objective, job)
+            self._takes_part = setup.allowance(self.name, passes, request.round) == passes
+        return setup.train(setup.objective, job)
 
     def _rng(self, round_: int) -> np.random.Generator:
         """The generator of order, dropout, and the examples of a group that count: seeded without privacy, secret with it.
@@ -195,9 +195,9 @@ class Client:
         would change the numbers of all others, and so the sum by more than one unit's share. Drawn in secret, the others'
         numbers have the same distribution with that unit and without it.
         """
-        protection = self._bench.protection
+        protection = self._setup.protection
         if not protection.placement.private:
-            return np.random.default_rng([self._bench.seed, round_, self.index])
+            return np.random.default_rng([self._setup.seed, round_, self.index])
         secret = protection.entropy.stream("training", round_, self.index)
         return np.random.default_rng((secret.uniform(8) * 2**32).astype(np.int64).tolist())
 

@@ -22,7 +22,7 @@ from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.audit_pool.unit import Unit
 from secure_fed.learning.training.canary_directions import trains_towards
 from secure_fed.learning.training.local import Job, Train
-from secure_fed.rounds.client import Client, Workbench
+from secure_fed.rounds.client import Client, ClientSetup
 from secure_fed.rounds.transport import Request
 from secure_fed.tensors.tensors import Tensors
 
@@ -32,8 +32,8 @@ Floats = NDArray[np.float64]
 class Phantom(Client):
     """A client without data. member: whether its coin made it a member."""
 
-    def __init__(self, index: int, name: str, bench: Workbench, *, member: bool) -> None:
-        super().__init__(index, name, (), bench)
+    def __init__(self, index: int, name: str, setup: ClientSetup, *, member: bool) -> None:
+        super().__init__(index, name, (), setup)
         self.member = member
 
     @property
@@ -50,7 +50,7 @@ class Phantom(Client):
 
     def _clipped(self, contribution: Tensors, clip_norm: float) -> Tensors:
         bounded = super()._clipped(contribution, clip_norm)
-        counters = self._bench.protection.contribution_mechanism.counters
+        counters = self._setup.protection.contribution_mechanism.counters
         nothing = counters if self.member else list(bounded)
         return bounded | {name: torch.zeros(bounded[name].shape) for name in nothing}
 
@@ -58,14 +58,14 @@ class Phantom(Client):
         """Its contribution to a pass, without counters, noise and charge. The passes of a round have to come in order."""
         if request.pass_name == request.plan.passes[0]:
             self._takes_part = True
-            bench = self._bench
-            self._before = bench.initial | request.tensors
+            setup = self._setup
+            self._before = setup.initial | request.tensors
             rng = np.random.default_rng(0)  # which a direction does not use
-            job = Job(self._before, request.plan.trainable, (), bench.collate, bench.training, request.lr, rng)
-            trained = bench.train(bench.objective, job)
-            self._after = trained.after.without(bench.personal)
-        contribution = self._bench.method.contribute(request.pass_name, self._before, self._after, request.means)
-        counters = self._bench.protection.contribution_mechanism.counters
+            job = Job(self._before, request.plan.trainable, (), setup.collate, setup.training, request.lr, rng)
+            trained = setup.train(setup.objective, job)
+            self._after = trained.after.without(setup.personal)
+        contribution = self._setup.method.contribute(request.pass_name, self._before, self._after, request.means)
+        counters = self._setup.protection.contribution_mechanism.counters
         return self._clipped(contribution, request.clip_norm).without(counters)
 
 
@@ -74,20 +74,20 @@ def phantom_clients(
     units: Sequence[Unit],
     members: Sequence[bool] | NDArray[np.bool_],
     first: int,
-    bench: Workbench,
+    setup: ClientSetup,
     turns: Turns | None = None,
     around: Callable[[Train], Train] = lambda train: train,
 ) -> list[Phantom]:
     """A client for each phantom, with indices from `first`.
 
-    turns: the rounds in which each takes part; without them, as `bench` allows. around: wraps their training function.
+    turns: the rounds in which each takes part; without them, as `setup` allows. around: wraps their training function.
     """
     far, seed = length_beyond_clipping(config), config.federation.seed
     found = []
     for number, (unit, member) in enumerate(zip(units, members, strict=bool(units))):
-        allowance = bench.allowance if turns is None else partial(turns.allowance, number)
+        allowance = setup.allowance if turns is None else partial(turns.allowance, number)
         towards = around(trains_towards(unit.name, seed, far))
-        own = replace(bench, train=towards, watch=None, allowance=allowance)
+        own = replace(setup, train=towards, watch=None, allowance=allowance)
         found.append(Phantom(first + number, unit.name, own, member=bool(member)))
     return found
 

@@ -21,9 +21,9 @@ from secure_fed.learning.models.fingerprint import of_model
 from secure_fed.learning.problem import Problem
 from secure_fed.learning.training.local import Objective
 from secure_fed.methods.method import Method, State, loss_of
-from secure_fed.rounds.canary_clients import canary_benches
+from secure_fed.rounds.canary_clients import canary_setups
 from secure_fed.rounds.charges import Charges, charges_nothing
-from secure_fed.rounds.client import Client, Workbench, personal_names
+from secure_fed.rounds.client import Client, ClientSetup, personal_names
 from secure_fed.rounds.cohort import cohort_sampler, phantom_sampler, with_phantoms
 from secure_fed.rounds.diagnostics.watch import Watch, watch
 from secure_fed.rounds.masked.wiring import Masks, behind_masks, in_process
@@ -91,16 +91,16 @@ def assemble(config: RunConfig, method: Method, whole: Problem, entropy: Entropy
     require_protectable(protection, objective, problem.train, collate, plan, tensors, config.training)
     watched = watch(config, method, tensors, objective, collate, problem.loss, problem.test)
     charges = Charges()
-    bench = _bench(config, method, problem, objective, protection, tensors, personal, charges, watched)
-    clients = _clients(config, problem, data_pool, pool, bench)
-    open_server = _open_server(config, problem, pool, sampler, charges, bench)
+    setup = _setup(config, method, problem, objective, protection, tensors, personal, charges, watched)
+    clients = _clients(config, problem, data_pool, pool, setup)
+    open_server = _open_server(config, problem, pool, sampler, charges, setup)
     turns = _turns(problem.names, pool, open_server, len(plan.passes))
-    beside = _phantom_clients(config, pool, len(clients), bench, turns)
+    beside = _phantom_clients(config, pool, len(clients), setup, turns)
     everybody = [*clients, *beside]
     asked = with_phantoms(sampler, len(beside))
     masks = behind_masks(config, protection, asked, everybody, method, tensors, personal, device)
     summing = masks.sums if masks else open_server.summing
-    server = replace(open_server, summing=summing, scoring=_scoring(config, pool, bench, turns))
+    server = replace(open_server, summing=summing, scoring=_scoring(config, pool, setup, turns))
     _require_precise(masks, server, initial, config.federation.rounds)
     return Assembly(
         config=config,
@@ -144,7 +144,7 @@ def _with_phantoms_noted(problem: Problem, pool: AuditPool) -> Problem:
     return replace(problem, facts={**problem.facts, "phantoms": {"units": len(pool.units), "digest": pool.digest}})
 
 
-def _bench(
+def _setup(
     config: RunConfig,
     method: Method,
     problem: Problem,
@@ -154,9 +154,9 @@ def _bench(
     personal: tuple[str, ...],
     charges: Charges,
     watched: Watch | None,
-) -> Workbench:
+) -> ClientSetup:
     """What all clients share. watched: sees clients train, where nothing protects them from that."""
-    return Workbench(
+    return ClientSetup(
         objective=objective,
         method=method,
         protection=protection,
@@ -173,37 +173,37 @@ def _bench(
 
 
 def _clients(
-    config: RunConfig, problem: Problem, data_pool: AuditPool, pool: AuditPool, bench: Workbench
+    config: RunConfig, problem: Problem, data_pool: AuditPool, pool: AuditPool, setup: ClientSetup
 ) -> list[Client]:
     """A client for each part of the data, and beside its own examples the phantom examples that are at it."""
     groups: Sequence[Sequence[str] | None] = problem.groups or [None] * len(problem.train)
-    benches = canary_benches(config, data_pool, bench)
+    setups = canary_setups(config, data_pool, setup)
     beside = phantom_examples(pool, pool.members)
     return [
-        Client(index, name, own, benches.get(name, bench), group, beside.get(name, ()))
+        Client(index, name, own, setups.get(name, setup), group, beside.get(name, ()))
         for index, (name, own, group) in enumerate(zip(problem.names, problem.train, groups, strict=True))
     ]
 
 
-def _phantom_clients(config: RunConfig, pool: AuditPool, first: int, bench: Workbench, turns: Turns) -> list[Phantom]:
+def _phantom_clients(config: RunConfig, pool: AuditPool, first: int, setup: ClientSetup, turns: Turns) -> list[Phantom]:
     """The phantoms that are clients, where they are no examples; indexed from `first`."""
-    return phantom_clients(config, pool.units, pool.members, first, bench, turns) if pool.kind == "client" else []
+    return phantom_clients(config, pool.units, pool.members, first, setup, turns) if pool.kind == "client" else []
 
 
 def _open_server(
-    config: RunConfig, problem: Problem, pool: AuditPool, sampler: Sampler, charges: Charges, bench: Workbench
+    config: RunConfig, problem: Problem, pool: AuditPool, sampler: Sampler, charges: Charges, setup: ClientSetup
 ) -> Server:
     """The server as it is without secure aggregation. It is given no example."""
-    settings, protection = config.federation, bench.protection
+    settings, protection = config.federation, setup.protection
     beside = [unit.name for unit in pool.units] if pool.kind == "client" else []
     names, empty = [*problem.names, *beside], partial(PlainSum, precise=protection.placement.server_noise)
     return Server(
-        method=bench.method,
+        method=setup.method,
         protection=protection,
         sampler=sampler,
         optimizer=ServerOptimizer.of(settings),
         names=names,
-        personal=bench.personal,
+        personal=setup.personal,
         seed=settings.seed,
         charge=charges.charge if protection.placement.charges_federation else charges_nothing,
         summing=OpenSum(names, len(problem.names), settings.nonfinite == "skip", empty),
@@ -226,10 +226,10 @@ def _turns(names: Sequence[str], pool: AuditPool, server: Server, passes: int) -
     return Turns(server.sampler.rate, hosts, None if secret else server.draw, most)
 
 
-def _scoring(config: RunConfig, pool: AuditPool, bench: Workbench, turns: Turns) -> PhantomScores | None:
+def _scoring(config: RunConfig, pool: AuditPool, setup: ClientSetup, turns: Turns) -> PhantomScores | None:
     """The membership scores of phantoms, from what each would send as a member."""
-    echoes = phantom_clients(config, pool.units, np.ones(len(pool.units), dtype=bool), 0, bench)
-    known = not bench.protection.placement.step_noise
+    echoes = phantom_clients(config, pool.units, np.ones(len(pool.units), dtype=bool), 0, setup)
+    known = not setup.protection.placement.step_noise
     return PhantomScores(echoes, turns, config.federation.seed, known) if echoes else None
 
 

@@ -285,7 +285,7 @@ def test_no_ledger_is_made_or_touched_even_where_the_budget_is_spent(tmp_path: P
 def test_a_client_sits_out_what_it_would_sit_out_in_a_run() -> None:
     federation = many(**{"privacy.noise": "local", "privacy.participations": 1, "federation.cohort": CLIENTS // 2})
     reference = Reference.of(federation.assembly, np.ones(len(federation.assembly.audit_pool.units), dtype=bool), 0)
-    allowance = reference.clients[0]._bench.allowance
+    allowance = reference.clients[0]._setup.allowance
     assert [allowance("a", 2, round_) for round_ in (0, 0, 1)] == [2, 2, 0]
     assert allowance("b", 2, 1) == 2
 

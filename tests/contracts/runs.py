@@ -154,8 +154,8 @@ def watch(built: Federation) -> Events:
     built.assembly = replace(built.assembly, server=server)
     for client in built.assembly.clients:
         client.handle = handling(client.handle, client.index)  # type: ignore[method-assign]
-        bench = client._bench
-        client._bench = replace(bench, allowance=_allowing(bench.allowance, events))
+        setup = client._setup
+        client._setup = replace(setup, allowance=_allowing(setup.allowance, events))
     return events
 
 

@@ -75,7 +75,7 @@ def test_the_contribution_of_a_client_of_a_direction_is_as_long_as_may_be(method
     built = private_toys.federation(settings, seed=0)
     far = length_beyond_clipping(built.config)
     client = built.assembly.clients[1]
-    client._bench = replace(client._bench, train=trains_towards("ben", 0, far))
+    client._setup = replace(client._setup, train=trains_towards("ben", 0, far))
     plan = built.assembly.server.plan(built.assembly.initial)
     request: Request = built.assembly.server.request(built.assembly.initial, plan, plan.passes[0], 0.05, {})
     sent = client.handle(request).contribution

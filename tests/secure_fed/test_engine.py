@@ -18,7 +18,7 @@ from secure_fed.errors import MethodError, TrainingError
 from secure_fed.learning.training.local import Trained
 from secure_fed.methods.method import State
 from secure_fed.rounds import engine
-from secure_fed.rounds.client import Client, Workbench
+from secure_fed.rounds.client import Client, ClientSetup
 from secure_fed.rounds.engine import Schedule, run_round
 from secure_fed.rounds.placement import SUM
 from secure_fed.rounds.protection import Protection
@@ -403,7 +403,7 @@ def test_a_client_does_not_take_a_diverged_head_into_the_next_round(monkeypatch:
     def diverged(*arguments: Any) -> Trained:
         return Trained(federation.assembly.initial.tensors * math.nan, math.nan)
 
-    monkeypatch.setattr(client, "_bench", replace(client._bench, train=diverged))
+    monkeypatch.setattr(client, "_setup", replace(client._setup, train=diverged))
     assert not client.handle(request).contribution.is_finite()
     assert client.personal.to_bytes() == start
     monkeypatch.undo()
@@ -414,8 +414,8 @@ def test_a_client_does_not_take_a_diverged_head_into_the_next_round(monkeypatch:
 def test_a_mechanism_scales_what_leaves_the_client() -> None:
     federation = toys.federation()
     protection = Protection("client", SUM, Gaussian(1.0), 1e-3, SeededEntropy(0))
-    bench: Workbench = replace(federation.assembly.clients[0]._bench, protection=protection)
-    client = Client(0, "clipped", toys.examples(1, 8), bench)
+    setup: ClientSetup = replace(federation.assembly.clients[0]._setup, protection=protection)
+    client = Client(0, "clipped", toys.examples(1, 8), setup)
     server = federation.assembly.server
     start = replace(federation.assembly.initial, clip_norm=1e-3)
     request = server.request(start, server.plan(start), "change", LR, {})

@@ -52,7 +52,7 @@ def build(settings: dict[str, Any], most: int = 10**9) -> tuple[Federation, Clie
     built = federation(settings)
     client, account = built.assembly.clients[0], Account(most=most)
     protection = replace(built.assembly.protection, entropy=account)
-    client._bench = replace(client._bench, protection=protection, allowance=account.allowance)
+    client._setup = replace(client._setup, protection=protection, allowance=account.allowance)
     return built, client, account
 
 

@@ -107,7 +107,7 @@ def test_the_mean_is_over_those_who_take_part() -> None:
     built.assembly = replace(built.assembly, server=replace(built.assembly.server, method=watched))
     spent = {"client-1": 0}
     for client in built.assembly.clients:
-        client._bench = replace(client._bench, allowance=lambda who, wanted, round_: spent.get(who, wanted))
+        client._setup = replace(client._setup, allowance=lambda who, wanted, round_: spent.get(who, wanted))
     built.run()
     sent = [private_toys.dense(reply.contribution) for _, reply in recording.exchanges[:3]]
     mean = private_toys.dense(watched.seen[0][0]["change"])

@@ -122,7 +122,7 @@ def test_fewer_steps_are_fewer_steps() -> None:
     whole, short = federation({**Z, "training.steps": 1}, 3), federation(Z, 3)
     for built in (whole, short):
         for client in built.assembly.clients:
-            client._bench = replace(client._bench, allowance=lambda who, wanted, round_: 1)
+            client._setup = replace(client._setup, allowance=lambda who, wanted, round_: 1)
     one, other = (private_toys.one_round(built) for built in (whole, short))
     assert toys.same(one.after.tensors, other.after.tensors)
 

@@ -167,7 +167,7 @@ def test_without_diagnostics_nothing_is_watched(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Watch, "__init__", None)
     federation = toys.federation(STEPS)
     assert federation.assembly.watch is None
-    assert all(client._bench.watch is None for client in federation.assembly.clients)
+    assert all(client._setup.watch is None for client in federation.assembly.clients)
     result = federation.run()
     assert result.summary["diagnostics"] is None
     assert not {*ALL, "transfer_seconds"} & set(result.records[-1])
@@ -176,7 +176,7 @@ def test_without_diagnostics_nothing_is_watched(monkeypatch: pytest.MonkeyPatch)
 def test_what_the_server_knows_anyway_taps_no_client() -> None:
     federation = toys.federation(asked("variation", **{"evaluation.bandwidth": 1.0}))
     assert federation.assembly.watch is not None
-    assert all(client._bench.watch is None for client in federation.assembly.clients)
+    assert all(client._setup.watch is None for client in federation.assembly.clients)
 
 
 def test_watching_changes_nothing_of_the_run() -> None:

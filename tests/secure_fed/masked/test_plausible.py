@@ -14,7 +14,7 @@ from privacy.entropy import SystemEntropy
 from protocols.client import Client as Masking
 from protocols.errors import Tampering
 from secure_fed.errors import ConfigError
-from secure_fed.rounds.masked.encoding import Encoding, Noised, Rounded, Contribution
+from secure_fed.rounds.masked.encoding import Contribution, Encoding, Noised, Rounded
 from secure_fed.rounds.masked.plan import PublicPlan
 from secure_fed.rounds.masked.plausible import require_plausible
 from tests.secure_fed.masked.wide_toys import CLIPPED, DISTRIBUTED, MASKED, federation, one_round
@@ -69,7 +69,9 @@ def lying(settings: dict[str, Any], lie: Lie, monkeypatch: pytest.MonkeyPatch) -
         encoding: Any = terms.encoding(
             built.assembly.server.layout(built.assembly.initial, "change").size, built.assembly.initial.clip_norm
         )
-        scale = encoding.codec.scale if isinstance(encoding, Rounded) else encoding.mechanism.grid(encoding.plan.size).unit
+        scale = (
+            encoding.codec.scale if isinstance(encoding, Rounded) else encoding.mechanism.grid(encoding.plan.size).unit
+        )
         numbers = np.zeros(len(sent)) + sent.view(np.int32) / scale
         lie(numbers, encoding.plan.bound if isinstance(encoding, Rounded) else 1.0)
         return np.rint(numbers * scale).astype(np.int64).astype(np.int32).view(np.uint32), seconds
@@ -140,7 +142,10 @@ def test_honest_sums_at_the_very_bounds_are_not_refused(name: str) -> None:
         spoken = int(rng.integers(0, 10)) if trial else 9
         weight = float(rng.integers(1, 1200)) if name == "weighted" else 1.0
         stream = SystemEntropy().stream("share")
-        words = [encoding.encode(Contribution(values, weight, 1e6) if client < spoken else None, stream) for client in range(9)]
+        words = [
+            encoding.encode(Contribution(values, weight, 1e6) if client < spoken else None, stream)
+            for client in range(9)
+        ]
         require_plausible(encoding.decode(np.sum(words, 0, dtype=words[0].dtype)), encoding, 9)
 
 
