@@ -88,7 +88,7 @@ def test_phantoms_that_do_not_pull_change_nothing(place: str) -> None:
         pool = phantoms(*of)
         return AuditPool(**{**vars(pool), "members": np.zeros(len(pool.units), dtype=bool)})
 
-    with patch("secure_fed.federation.phantoms", nobody):
+    with patch("secure_fed.runs.assembly.phantoms", nobody):
         beside = built(settings).run().state.tensors
     alone = built({**settings, "evaluation.phantoms": 0}).run().state.tensors
     far = float((beside - alone).norm())
@@ -209,7 +209,7 @@ def test_a_mean_is_not_thinned_by_phantoms() -> None:
         found = pool(*of)
         return AuditPool(**{**vars(found), "members": np.zeros(len(found.units), dtype=bool)})
 
-    with patch("secure_fed.federation.phantoms", nobody):
+    with patch("secure_fed.runs.assembly.phantoms", nobody):
         beside = built(settings).run().state.tensors
     alone = built({"federation.cohort": 8}).run().state.tensors
     assert float((beside - alone).norm()) < 1e-6

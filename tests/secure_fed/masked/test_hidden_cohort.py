@@ -81,7 +81,7 @@ def test_who_does_not_train_sends_zeros_and_its_share_of_the_noise(monkeypatch: 
 
 def _told(built: Any, trained: set[int]) -> tuple[Any, Any]:
     """A round in which exactly these train: its record, and the sizes and types of what passed."""
-    for index, member in enumerate(built.masks.clients):
+    for index, member in enumerate(built.assembly.masks.clients):
         member._coin = 1.0 if index in trained else 0.0
     recording = Recording(built.transport)
     heard = listen(built)

@@ -222,7 +222,7 @@ def test_a_stage_of_no_session_is_refused() -> None:
     heard = session(built, request_of(built), upto="share")
     assert not heard.refused
     with pytest.raises((Tampering, SecureFedError)):
-        built.masks.clients[0].handle(_stage_of(built, number=7))
+        built.assembly.masks.clients[0].handle(_stage_of(built, number=7))
     assert not seen.trained
 
 
@@ -230,8 +230,8 @@ def _stage_of(built: Any, number: int) -> Any:
     """The stage that takes vectors, of a sum with another number."""
     from secure_fed.rounds.transport import Stage
 
-    terms, request = built.masks.sums.terms, request_of(built)
-    layout = built.server.layout(built.initial, request.pass_name)
+    terms, request = built.assembly.masks.sums.terms, request_of(built)
+    layout = built.assembly.server.layout(built.assembly.initial, request.pass_name)
     encoding = terms.encoding(layout.size, math.inf)
     parameters = terms.parameters(number, range(12), bytes.fromhex(request.digest), encoding.length, encoding.largest)
     return Stage(0, "mask", parameters, b"", request)

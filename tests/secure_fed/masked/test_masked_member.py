@@ -33,10 +33,18 @@ Any_ = (ProtocolError, SecureFedError)
 
 def _gather(built: Any, asked: list[int], transport: Any = None, **changed: Any) -> Any:
     """One pass of the first round, with these clients asked, and perhaps other words in the request."""
-    server = built.server
-    request = server.request(built.initial, server.plan(built.initial), server.plan(built.initial).passes[0], LR, {})
-    layout = server.layout(built.initial, request.pass_name)
-    return built.masks.sums.gather(asked, replace(request, **changed), layout, transport or built.transport)
+    server = built.assembly.server
+    request = server.request(
+        built.assembly.initial,
+        server.plan(built.assembly.initial),
+        server.plan(built.assembly.initial).passes[0],
+        LR,
+        {},
+    )
+    layout = server.layout(built.assembly.initial, request.pass_name)
+    return built.assembly.masks.sums.gather(
+        asked, replace(request, **changed), layout, transport or built.assembly.transport
+    )
 
 
 def _lying(change: Callable[[int, Stage], dict[str, Any]]) -> Callable[[int, Stage], Stage]:

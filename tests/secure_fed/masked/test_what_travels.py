@@ -80,8 +80,8 @@ def test_what_a_client_masks_looks_uniform_and_is_another_every_time() -> None:
     assert len(vectors) == 24
     assert odd(np.concatenate(vectors)) < limit
     assert len({vector.tobytes() for vector in vectors}) == 24
-    layout = built.server.layout(built.initial, "change")
-    encoding = built.masks.sums.terms.encoding(layout.size, math.inf)
+    layout = built.assembly.server.layout(built.assembly.initial, "change")
+    encoding = built.assembly.masks.sums.terms.encoding(layout.size, math.inf)
     from secure_fed.rounds.masked.encoding import Contribution
 
     bare = encoding.encode(Contribution(np.random.default_rng(0).normal(size=layout.size) / 50, 1.0, 1.0), None)
@@ -121,7 +121,7 @@ def test_expected_bytes_are_those_in_closed_form(way: str, active: bool) -> None
     """Where the cohort is secret, records hold what a cohort of the expected size sends: here everybody is in it."""
     settings = {**WAYS[way], **PRIVACY["central"], "secure_aggregation.active": active}
     built, result, exchanges, _ = recorded(settings)
-    assert built.protection.hides_cohort
+    assert built.assembly.protection.hides_cohort
     up, down = [0] * 3, [0] * 3
     for ask, reply in exchanges:
         up[ask.round] += len(reply.message)
@@ -141,7 +141,7 @@ def test_expected_bytes_count_a_clip_norm_that_adapts() -> None:
 
 def test_masked_vectors_cost_one_word_a_number_and_little_beside_them() -> None:
     built, _, exchanges, _ = recorded({"federation.rounds": 1, "secure_aggregation.bits": 64})
-    size = built.server.layout(built.initial, "change").size
+    size = built.assembly.server.layout(built.assembly.initial, "change").size
     lengths = {len(reply.message) for ask, reply in exchanges if ask.name == "mask"}
     assert lengths == {48 + 8 * (size + 4)}  # weight, loss, that it is one, that there is a contribution
 
@@ -196,11 +196,11 @@ def test_the_files_of_a_run_hold_what_its_summary_says(tmp_path: Path) -> None:
 
 def _traffic_of(built: Any) -> tuple[int, int]:
     """Of one client in one pass, from the closed form."""
-    layout = built.server.layout(built.initial, "change")
-    terms = built.masks.sums.terms
+    layout = built.assembly.server.layout(built.assembly.initial, "change")
+    terms = built.assembly.masks.sums.terms
     encoding = terms.encoding(layout.size, 0.1)
     parameters = terms.parameters(0, range(4), bytes(32), encoding.length, encoding.largest)
     stages = costs.traffic(parameters).values()
-    plan = built.server.plan(built.initial)
-    model: Tensors = built.initial.tensors.select(plan.down)
+    plan = built.assembly.server.plan(built.assembly.initial)
+    model: Tensors = built.assembly.initial.tensors.select(plan.down)
     return sum(one.up for one in stages), sum(one.down for one in stages) + len(model.to_bytes())

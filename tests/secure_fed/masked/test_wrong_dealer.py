@@ -56,12 +56,17 @@ def misdealing(settings: dict[str, Any], *clients: int) -> Any:
 )
 def test_a_run_goes_on_without_the_dealer_and_names_it(kind: dict[str, Any]) -> None:
     built = misdealing(kind, 5)
-    recording = built.transport = Recording(built.transport)
+    recording = built.assembly.transport = Recording(built.assembly.transport)
     result = built.run()
     lost, *others = result.records
     assert lost["caught"] == {"client-5": "dealt wrong shares"}
     assert lost["lost"] == "a client dealt shares that do not fit what it published, and is left out from now on"
-    assert toys.same(built.server.unmoved(built.initial, built.server.plan(built.initial)).tensors, _after(built, 0))
+    assert toys.same(
+        built.assembly.server.unmoved(
+            built.assembly.initial, built.assembly.server.plan(built.assembly.initial)
+        ).tensors,
+        _after(built, 0),
+    )
     assert [record["masked"]["survivors"] for record in others] == [7, 7, 7]
     assert not any("lost" in record or "caught" in record for record in others)
     assert {reply.client for ask, reply in recording.exchanges if ask.round > 0} == set(range(8)) - {5}
@@ -85,11 +90,11 @@ def _after(built: Any, round_: int) -> Any:
 def test_a_lost_round_moves_nothing_and_is_not_made_again_under_its_number() -> None:
     built = misdealing(MASKED, 5)
     heard = listen(built)
-    seen = one_round(built, transport=built.transport)
+    seen = one_round(built, transport=built.assembly.transport)
     assert set(heard.replies[0, "change"]) == set(range(8)), (
         "everybody had trained: a second sum of the round would tell"
     )
-    assert toys.same(seen.after.tensors, built.initial.tensors)
+    assert toys.same(seen.after.tensors, built.assembly.initial.tensors)
     assert seen.after.round == 1
     assert seen.record["masked"]["survivors"] is None
 
@@ -113,7 +118,7 @@ def test_what_a_lost_round_charged_stays_charged_and_no_more_sums_are_made_than_
     said = built.run(tmp_path / "run").whole
     passes = 2 if way else 1
     assert said["releases"] == private_toys.charged(tmp_path / "run") == 4 * passes - (passes - 1)
-    assert said["epsilon"] <= built.protection.plan.epsilon()
+    assert said["epsilon"] <= built.assembly.protection.plan.epsilon()
     assert said["privacy"]["realised"]["survivors"] == 7
 
 
