@@ -19,8 +19,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from secure_fed import Federation, RunConfig
-from secure_fed.export import trained
+from secure_fed import Federation, RunConfig, load_run
 from secure_fed.learning.data import notes
 
 
@@ -50,7 +49,7 @@ def main() -> None:
     result = Federation(config).run(folder / "run")
     print(f"{len(clinics)} clinics, accuracy {result.summary['accuracy']:.3f}")
 
-    adapter = trained.load(folder / "run").export(folder / "adapter")
+    adapter = load_run(folder / "run").export(folder / "adapter")
     base = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
     labels = result.summary["label_names"]
     model = PeftModel.from_pretrained(

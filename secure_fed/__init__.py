@@ -3,7 +3,8 @@
     from secure_fed import Federation, RunConfig
     result = Federation(RunConfig.load("run.toml")).run("runs/first")
 
-Importing this package imports nothing heavy; torch comes with the first use of `Federation` or `load_adapter`.
+Importing this package imports nothing heavy; torch comes with the first use of `Federation`, `load_adapter`,
+`load_run` or `locate`.
 """
 
 from __future__ import annotations
@@ -14,10 +15,14 @@ if TYPE_CHECKING:
     from secure_fed.config import RunConfig
     from secure_fed.errors import SecureFedError
     from secure_fed.export.adapter_folder import load_adapter
+    from secure_fed.export.trained import load_run
     from secure_fed.federation import Federation
+    from secure_fed.learning.models.loading import locate
     from secure_fed.runs.run import Result
 
-__all__ = ["Federation", "Result", "RunConfig", "SecureFedError", "__version__", "load_adapter"]
+__all__ = ["Federation", "Result", "RunConfig", "SecureFedError", "__version__", "load_adapter", "load_run", "locate"]
+
+__path__.append(f"{__path__[0]}/export/former")  # older names of modules, for one version
 
 _HOMES = {
     "Federation": "federation",
@@ -25,6 +30,8 @@ _HOMES = {
     "RunConfig": "config",
     "SecureFedError": "errors",
     "load_adapter": "export.adapter_folder",
+    "load_run": "export.trained",
+    "locate": "learning.models.loading",
 }
 
 

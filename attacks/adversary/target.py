@@ -15,9 +15,10 @@ from secure_fed.learning.problem import GIVEN
 from secure_fed.methods.method import State, fits
 from secure_fed.runs import recording
 from secure_fed.runs.assembly import Assembly
+from secure_fed.runs.checkpoint import read_checkpoint
 from secure_fed.runs.directory import CONFIG, RESULT, read_config, read_facts, read_whole_result
 from secure_fed.runs.recording import Recorded
-from secure_fed.runs.store import differing_digests, read_checkpoint
+from secure_fed.runs.same_run import differing_digests
 
 
 @dataclass(frozen=True)

@@ -131,8 +131,9 @@ def _run(config: RunConfig, chosen: argparse.Namespace, name: str, *, resume: bo
     from secure_fed.report import page as report
     from secure_fed.report.progress import ConsoleProgress, TensorBoard
     from secure_fed.report.terminal import show_result
+    from secure_fed.runs.checkpoint import read_checkpoint
     from secure_fed.runs.directory import TENSORBOARD, claimed, private_part
-    from secure_fed.runs.store import read_checkpoint, read_records, require_unused, resumable
+    from secure_fed.runs.store import read_records, require_unused, resumable
 
     out = Path(chosen.out or f"runs/{datetime.now():%Y%m%d-%H%M%S}-{name}")
     if chosen.out and not resume:
@@ -181,7 +182,7 @@ def _report(chosen: argparse.Namespace) -> None:
 def _export(chosen: argparse.Namespace) -> None:
     from secure_fed.export import trained
 
-    print(trained.load(chosen.run_dir, chosen.client).export(chosen.out_dir, merged=chosen.merged))
+    print(trained.load_run(chosen.run_dir, chosen.client).export(chosen.out_dir, merged=chosen.merged))
 
 
 def _predict(chosen: argparse.Namespace) -> None:
@@ -189,7 +190,7 @@ def _predict(chosen: argparse.Namespace) -> None:
     from secure_fed.learning import tasks
     from secure_fed.learning.data.texts import read_lines, read_texts
 
-    run = trained.load(chosen.run_dir, chosen.client)
+    run = trained.load_run(chosen.run_dir, chosen.client)
     if chosen.file is not None:
         texts, pairs = read_texts(chosen.file, tasks.build(run.config.data))
     elif run.config.data.text_b:

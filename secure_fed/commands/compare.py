@@ -101,7 +101,8 @@ class _Console:
 def _shown(job: Job) -> Iterator[_Console]:
     """A line for the run, and its rounds as they end."""
     from secure_fed.report.progress import ConsoleProgress
-    from secure_fed.runs.store import read_checkpoint, read_records
+    from secure_fed.runs.checkpoint import read_checkpoint
+    from secure_fed.runs.store import read_records
 
     place = f"run {job.number} of {job.count}: {job.name} ({job.config.method.name}), seed {job.seed}"
     print(f"secure-fed: {place}, run directory {job.run_dir}", file=sys.stderr, flush=True)

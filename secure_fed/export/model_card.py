@@ -107,7 +107,7 @@ class ModelCard:
         place = f"locate({self.base_model!r})" if built_in else repr(self.base_model)
         return [
             "from peft import PeftModel",
-            *(["from secure_fed.learning.models.loading import locate"] if built_in else []),
+            *(["from secure_fed import locate"] if built_in else []),
             f"from transformers import {self.auto}",
             "",
             f"base = {self.auto}.from_pretrained(",

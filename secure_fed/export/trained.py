@@ -28,8 +28,9 @@ from secure_fed.learning.training.local import Objective, to_device
 from secure_fed.methods import build
 from secure_fed.methods.method import Method, State, fits
 from secure_fed.rounds.personal import completed
+from secure_fed.runs.checkpoint import Checkpoint, read_checkpoint, read_personal
 from secure_fed.runs.directory import METRICS, Published, withholds_test
-from secure_fed.runs.store import Checkpoint, read_checkpoint, read_lines, read_personal
+from secure_fed.runs.store import read_lines
 from secure_fed.tensors.tensors import Tensors
 
 
@@ -99,13 +100,14 @@ class Trained:
         return out_dir
 
 
-def load(run_dir: Path, client: str | None = None) -> Trained:
+def load_run(run_dir: str | Path, client: str | None = None) -> Trained:
     """The run in this directory, after its last finished round.
 
     All of it is of the public part of the directory, but for what is personal.
 
     client: whose model, for a run with personal tensors, and only for one. It was not measured on the test set.
     """
+    run_dir = Path(run_dir)
     published = Published(run_dir)
     facts, config = published.facts, published.config
     checkpoint = _last(published)

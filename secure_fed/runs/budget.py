@@ -29,10 +29,10 @@ from privacy.ledger import Cost, Head, Ledger
 from secure_fed.config import PrivacyConfig
 from secure_fed.errors import RunDirectoryError
 from secure_fed.runs.budget_terms import Subject, terms_of
+from secure_fed.runs.checkpoint import RELEASED
 from secure_fed.runs.directory import CHECKPOINT, PRIVATE, made_private, private_part, read_object
 from secure_fed.runs.durable import atomic_write
 from secure_fed.runs.ledger_heads import heads_at
-from secure_fed.runs.store import RELEASED
 
 if TYPE_CHECKING:
     from privacy.run_plan import Plan

@@ -20,11 +20,12 @@ from secure_fed.runs import guarantee, published
 from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.budget import RunBudget, opened, require_room
 from secure_fed.runs.budget_terms import Subject
+from secure_fed.runs.checkpoint import read_personal
 from secure_fed.runs.evaluation import evaluated
 from secure_fed.runs.recording import Recorder
 from secure_fed.runs.releases import Releases, kept_by
 from secure_fed.runs.result import summary, versions
-from secure_fed.runs.store import RunStore, read_personal, require_unused
+from secure_fed.runs.store import RunStore, require_unused
 
 Tell = Callable[..., None]  # of an event's name and its news
 

@@ -26,20 +26,17 @@ import secrets
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import filelock
-import safetensors
-import safetensors.torch
 
 from secure_fed.config import RunConfig
 from secure_fed.errors import RunDirectoryError, StorageError
 from secure_fed.learning.audit_pool.pool import AuditPool
-from secure_fed.learning.data import fingerprint
 from secure_fed.methods.method import State
 from secure_fed.runs import published
+from secure_fed.runs.checkpoint import RELEASED, Checkpoint, personal_file, read_checkpoint, write
 from secure_fed.runs.directory import (
     CHECKPOINT,
     CONFIG,
@@ -55,26 +52,16 @@ from secure_fed.runs.directory import (
     private_part,
     read_config,
     read_facts,
-    read_object,
     usable,
     without_times,
 )
 from secure_fed.runs.durable import append_line, atomic_write, clear_parts, part_of
+from secure_fed.runs.same_run import differing, differing_digests, require_same, require_same_data, sealed
 from secure_fed.tensors.tensors import Tensors
 
-RELEASED = "released.safetensors"
 LOCK = ".lock"
 
 Record = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """The state after some round, every client's personal tensors, and the record of a round whose end is not saved yet."""
-
-    state: State
-    personal: Mapping[int, Tensors]
-    record: dict[str, Any] = field(default_factory=dict)
 
 
 class RunStore:
@@ -104,18 +91,18 @@ class RunStore:
         if held is None:
             require_unused(self.path)
         else:
-            _require_same(self.path, config, held)
+            require_same(self.path, config, held)
         if described:
-            _require_same_data(FACTS, self.path, differing(shown, read_facts(self.path)))
+            require_same_data(FACTS, self.path, differing(shown, read_facts(self.path)))
         noted = described or (private_part(self.path) / OWN_FACTS).exists()
         if noted:
-            _require_same_data(f"{PRIVATE}/{OWN_FACTS}", self.path, differing_digests(self.path, own))
+            require_same_data(f"{PRIVATE}/{OWN_FACTS}", self.path, differing_digests(self.path, own))
         if config != held:
             atomic_write(self.path / CONFIG, _pretty(config.to_dict()))
         folder = made_private(self.path)
         if not noted:
             key = secrets.token_hex(32)
-            atomic_write(folder / OWN_FACTS, _pretty({"key": key, **_sealed(own, key)}), private=True)
+            atomic_write(folder / OWN_FACTS, _pretty({"key": key, **sealed(own, key)}), private=True)
         if not described:
             atomic_write(self.path / FACTS, _pretty(shown))
 
@@ -126,8 +113,8 @@ class RunStore:
             append_line(folder / OWN_ROUNDS, json.dumps({"round": state.round, **withheld}), private=True)
         append_line(self.path / METRICS, json.dumps(shown))
         if personal:
-            self._write(folder / _personal(state.round), State(Tensors(), state.round), personal, {})
-        self._write(self.path / CHECKPOINT, state, {}, {})
+            write(folder / personal_file(state.round), State(Tensors(), state.round), personal, {}, private=True)
+        write(self.path / CHECKPOINT, state, {}, {}, private=False)
         self._keep_personal_of(state.round)
 
     def save_membership(self, pool: AuditPool) -> None:
@@ -137,24 +124,13 @@ class RunStore:
             atomic_write(path, json.dumps(pool.record(), indent=1) + "\n", private=True)
 
     def _keep_personal_of(self, round_: int) -> None:
-        for file in private_part(self.path).glob(_personal("*")):
-            if file.name != _personal(round_):
+        for file in private_part(self.path).glob(personal_file("*")):
+            if file.name != personal_file(round_):
                 file.unlink()
 
     def keep(self, state: State, personal: Mapping[int, Tensors], record: Record) -> None:
         """Make a release durable before anything is done with it."""
-        self._write(private_part(self.path) / RELEASED, state, personal, record)
-
-    def _write(self, file: Path, state: State, personal: Mapping[int, Tensors], record: Record) -> None:
-        tensors = {f"state/{name}": part for name, part in state.tensors.parts().items()}
-        tensors |= {f"memory/{name}": part for name, part in state.memory.parts().items()}
-        for client, kept in personal.items():
-            tensors |= {f"client/{client}/{name}": part for name, part in kept.parts().items()}
-        whole = {name: part.detach().cpu().contiguous() for name, part in tensors.items()}
-        said = {"round": state.round, "clip_norm": state.clip_norm, "record": record}
-        # One text, because the order of several is another in every process.
-        content = safetensors.torch.save(whole, {"said": json.dumps(said)})
-        atomic_write(file, content, private=file.parent != self.path)
+        write(private_part(self.path) / RELEASED, state, personal, record, private=True)
 
     def restore(self) -> tuple[Checkpoint | None, list[dict[str, Any]]]:
         """The last finished round and the records up to it, with what is withheld of them; later or torn lines are dropped."""
@@ -230,48 +206,6 @@ def _taken(path: Path) -> filelock.BaseFileLock:
     return lock
 
 
-def read_checkpoint(path: Path) -> Checkpoint | None:
-    """The state after the last finished round, if any round finished; it holds nothing personal."""
-    return _read(path / CHECKPOINT)
-
-
-def read_released(path: Path) -> Checkpoint | None:
-    """The state after the last release of a private run, if there was any, with the personal tensors of then."""
-    return _read(private_part(path) / RELEASED)
-
-
-def read_personal(path: Path, round_: int) -> Mapping[int, Tensors]:
-    """The personal tensors of clients after that round, by client; of those that had none, nothing."""
-    found = _read(private_part(path) / _personal(round_))
-    return found.personal if found else {}
-
-
-def _read(file: Path) -> Checkpoint | None:
-    if not file.exists():
-        return None
-    groups: dict[str, dict[str, Any]] = {"state": {}, "memory": {}}
-    personal: dict[int, dict[str, Any]] = {}
-    try:
-        with safetensors.safe_open(file, framework="pt") as opened:
-            said = json.loads(opened.metadata()["said"])
-            finished, clip_norm, record = int(said["round"]), float(said["clip_norm"]), dict(said["record"])
-            for name in opened.keys():  # noqa: SIM118 - not a mapping
-                group, _, rest = name.partition("/")
-                # A copy: the file may be replaced while we hold it, and kernels may sum in an order that depends on
-                # how a tensor lies in memory, which must be as in a run that was never stopped.
-                tensor = opened.get_tensor(name).clone()
-                if group == "client":
-                    client, _, rest = rest.partition("/")
-                    personal.setdefault(int(client), {})[rest] = tensor
-                else:
-                    groups[group][rest] = tensor
-        tensors, memory = (Tensors.from_parts(groups[group]) for group in ("state", "memory"))
-        own = {client: Tensors.from_parts(parts) for client, parts in personal.items()}
-        return Checkpoint(State(tensors, finished, memory, clip_norm), own, record)
-    except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise RunDirectoryError(f"{file} is damaged ({error}); start again in another --out") from error
-
-
 def read_records(path: Path, upto: int | None = None) -> list[dict[str, Any]]:
     """The rounds' public records in order, at most to round `upto`; a torn last line is not one."""
     return read_lines(path / METRICS, upto)
@@ -291,68 +225,6 @@ def read_lines(file: Path, upto: int | None = None) -> list[dict[str, Any]]:
         if number == len(records) + 1 and (upto is None or number <= upto):
             records.append(record)
     return records
-
-
-def _require_same(path: Path, config: RunConfig, held: RunConfig) -> None:
-    rounds = ("federation", "rounds")
-    if config.federation.rounds < held.federation.rounds:
-        raise RunDirectoryError(
-            f"{path} was planned for {held.federation.rounds} rounds; federation.rounds may be raised on resuming, "
-            f"not lowered to {config.federation.rounds}"
-        )
-    if config.federation.rounds > held.federation.rounds and held.privacy.unit != "none":
-        raise RunDirectoryError(
-            f"{path} was planned for {held.federation.rounds} rounds, and its privacy for these: federation.rounds cannot be "
-            "raised in view of what was released; start a new run"
-        )
-    differences = config.replace({rounds: held.federation.rounds}).differences(held)
-    if differences:
-        raise RunDirectoryError(f"{path} was written by another configuration: {'; '.join(differences)}")
-
-
-def _require_same_data(name: str, path: Path, differing: Sequence[str]) -> None:
-    if differing:
-        raise RunDirectoryError(
-            f"{path} was begun with other data: {differing[0]} in {name} differs; resume with what it was begun with"
-        )
-
-
-def differing(facts: Record, held: Record) -> list[str]:
-    """The names of facts that are not as they are held; versions may change."""
-    return [name for name, value in facts.items() if name != "versions" and not _same(value, held.get(name))]
-
-
-def differing_digests(path: Path, own: Record) -> list[str]:
-    """The names of facts that are not as the private part of the run in `path` holds them, digests keyed as there."""
-    if not (private_part(path) / OWN_FACTS).exists():
-        raise RunDirectoryError(
-            f"{path / PRIVATE} lacks {OWN_FACTS}, by which a run knows its data: restore the folder that the run wrote"
-        )
-    held = read_object(private_part(path), OWN_FACTS)
-    return differing(_sealed(own, str(held.get("key", ""))), held)
-
-
-def _sealed(own: Record, key: str) -> dict[str, Any]:
-    """The same with digests keyed: without the key, nobody can try a guess on them."""
-    return {
-        name: _sealed(value, key)
-        if isinstance(value, Mapping)
-        else fingerprint.sealed(value, key)
-        if name in _DIGESTS and isinstance(value, str)
-        else value
-        for name, value in own.items()
-    }
-
-
-def _same(one: Any, other: Any) -> bool:
-    return json.dumps(one) == json.dumps(other)
-
-
-_DIGESTS = ("data_digest", "digest")
-
-
-def _personal(round_: int | str) -> str:
-    return f"personal-{round_}.safetensors"
 
 
 def require_unused(path: Path) -> None:

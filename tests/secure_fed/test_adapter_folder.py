@@ -38,7 +38,7 @@ def run(name: str, model: Path | str, data: Path, out: Path, **settings: Any) ->
     chosen = {**files, **RUN, **settings}
     config = config_of(name).replace({tuple(key.split(".", 1)): value for key, value in chosen.items()})  # type: ignore[misc]
     Federation(config).run(out)
-    return trained.load(out)
+    return trained.load_run(out)
 
 
 @torch.no_grad()

@@ -413,7 +413,7 @@ def same_answers(model: Any, run_dir: Path) -> bool:
     from secure_fed.export import trained
 
     ids = torch.tensor([[2, 4, 9, 3], [2, 5, 30, 3]])
-    ours = trained.load(run_dir).model.eval()
+    ours = trained.load_run(run_dir).model.eval()
     with torch.no_grad():
         return torch.allclose(model.eval()(ids).logits, ours(ids).logits, rtol=1e-5, atol=1e-7)
 

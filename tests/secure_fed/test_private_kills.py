@@ -23,7 +23,8 @@ from secure_fed.commands import cli
 from secure_fed.federation import Federation
 from secure_fed.rounds.transport import Reply, Request
 from secure_fed.runs import durable
-from secure_fed.runs.store import RELEASED, read_records
+from secure_fed.runs.checkpoint import RELEASED
+from secure_fed.runs.store import read_records
 from tests.cells import chosen
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.private_toys import NOISE, charged, federation

@@ -102,7 +102,7 @@ def run(chosen: RunConfig, place: Path, tape: list[Tensors], *, replays: bool) -
     built.assembly = replace(built.assembly, server=played)
     built.run(place / "run")
     report.write(place / "run")
-    trained.load(place / "run").export(place / "export")
+    trained.load_run(place / "run").export(place / "export")
     return built
 
 
@@ -149,7 +149,7 @@ def test_a_report_and_an_export_need_nothing_private(held_out: Path, tmp_path: P
     hidden = (held_out / "run" / "private").rename(tmp_path / "hidden")
     try:
         report.write(held_out / "run")
-        trained.load(held_out / "run").export(tmp_path / "export")
+        trained.load_run(held_out / "run").export(tmp_path / "export")
     finally:
         hidden.rename(held_out / "run" / "private")
     assert shown(held_out) == before

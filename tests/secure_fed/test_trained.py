@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
-from secure_fed import Federation, RunConfig
+from secure_fed import Federation, RunConfig, load_run
 from secure_fed.commands.cli import main
 from secure_fed.errors import ConfigError, ModelError, RunDirectoryError
 from secure_fed.export import trained
@@ -45,9 +47,9 @@ def test_a_client_has_its_own_model(personal: tuple[Path, Federation]) -> None:
     for client in federation.assembly.clients:
         if client.kept is None:
             with pytest.raises(ConfigError, match=f"--client is '{client.name}', which took part in no round yet"):
-                trained.load(out, client.name)
+                trained.load_run(out, client.name)
             continue
-        loaded = trained.load(out, client.name)
+        loaded = trained.load_run(out, client.name)
         heads.append(loaded.model.get_parameter("classifier.weight").detach())
         assert torch.equal(heads[-1], client.kept.tensor("classifier.weight"))
         assert loaded.measured == {}  # what was measured is another model
@@ -68,7 +70,7 @@ def test_personal_tensors_need_a_client(
         assert "choose one with --client NAME" in error
         assert "client-0, client-1, client-2, client-3" in error
     with pytest.raises(ConfigError, match="--client is 'nobody', but the clients of this run are client-0"):
-        trained.load(out, "nobody")
+        trained.load_run(out, "nobody")
     chosen = next(client.name for client in federation.assembly.clients if client.kept is not None)
     assert main(["export", str(out), str(tmp_path / "adapter"), "--client", chosen]) == 0
 
@@ -88,13 +90,13 @@ def test_a_run_holds_in_another_directory(
     monkeypatch.chdir(tmp_path / "one")
     run("model", Path("data"), tmp_path / "run")
     monkeypatch.chdir(tmp_path / "two")
-    loaded = trained.load(tmp_path / "run")
+    loaded = trained.load_run(tmp_path / "run")
     assert len(list(loaded.predict(["calm word1"]))) == 1
     loaded.export(Path("adapter"))
     config = json.loads(Path("adapter/adapter_config.json").read_text(encoding="utf-8"))
     assert config["base_model_name_or_path"] == str(tmp_path / "one" / "model")
     with pytest.raises(ConfigError, match="no tensor of this run is personal, so client 'client-0' has no model"):
-        trained.load(tmp_path / "run", "client-0")
+        trained.load_run(tmp_path / "run", "client-0")
     moved = [f"model.name={tmp_path / 'one' / 'model'}", f"data.train={tmp_path / 'one' / 'data' / 'train.jsonl'}"]
     again = RunConfig.load(None, [*moved, f"data.test={tmp_path / 'one' / 'data' / 'test.jsonl'}", *SMALL])
     assert Federation(again).run(tmp_path / "run", resume=True).state.round == 1
@@ -104,7 +106,7 @@ def test_an_export_on_the_built_in_model_names_it_and_no_place(
     small_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run("builtin/tiny", small_data, tmp_path / "run", "model.dtype=bfloat16")
-    loaded = trained.load(tmp_path / "run")
+    loaded = trained.load_run(tmp_path / "run")
     loaded.export(tmp_path / "adapter")
     readme = (tmp_path / "adapter" / "README.md").read_text(encoding="utf-8")
     assert "| base model | builtin/tiny |" in readme
@@ -121,9 +123,53 @@ def test_an_export_on_the_built_in_model_names_it_and_no_place(
     assert capsys.readouterr() == ("", "")
 
 
+_OLD_USE = """\
+from peft import PeftModel
+from secure_fed.models.loading import locate
+from transformers import AutoModelForSequenceClassification
+
+base = AutoModelForSequenceClassification.from_pretrained(
+    locate('builtin/tiny'), id2label={0: 'calm', 1: 'wild'}
+)
+model = PeftModel.from_pretrained(base, "path/to/this/folder").eval()
+"""
+
+
+def test_what_an_older_version_wrote_into_a_readme_still_loads_with_a_warning(small_data: Path, tmp_path: Path) -> None:
+    run("builtin/tiny", small_data, tmp_path / "run")
+    folder = load_run(tmp_path / "run").export(tmp_path / "adapter")
+    readme = (folder / "README.md").read_text(encoding="utf-8")
+    assert "from secure_fed import locate\n" in readme
+    now, then = ({"model": None} for _ in range(2))
+    exec(readme.split("```python\n")[1].split("```")[0].replace("path/to/this/folder", str(folder)), now)
+    forget("secure_fed.models", "secure_fed.models.loading")
+    with pytest.warns(DeprecationWarning, match=r"secure_fed\.locate now"):
+        exec(_OLD_USE.replace("path/to/this/folder", str(folder)), then)
+    ours, theirs = (dict(scope["model"].named_parameters()) for scope in (now, then))  # type: ignore[attr-defined]
+    trained_here = [name for name in ours if "original_module" not in name]  # an untrained head is drawn anew
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in trained_here)
+
+
+def test_a_script_of_an_older_version_reads_a_run_with_a_warning(
+    small_model: Path, small_data: Path, tmp_path: Path
+) -> None:
+    run(small_model, small_data, tmp_path / "run")
+    forget("secure_fed.trained")
+    with pytest.warns(DeprecationWarning, match=r"secure_fed\.load_run now"):
+        older = import_module("secure_fed.trained")
+    assert older.load(str(tmp_path / "run")).state.round == 1
+
+
+def forget(*modules: str) -> None:
+    """As in a process that has not imported them yet: only the first import warns."""
+    for name in modules:
+        sys.modules.pop(name, None)
+
+
 def test_predictions_of_a_diverged_model_are_refused(small_model: Path, small_data: Path, tmp_path: Path) -> None:
     run(small_model, small_data, tmp_path / "run")
-    loaded = trained.load(tmp_path / "run")
+    loaded = trained.load_run(tmp_path / "run")
     with torch.no_grad():
         loaded.model.get_parameter("classifier.bias").fill_(float("nan"))
     with pytest.raises(ModelError, match=r"are not finite numbers.*training\.lr"):
@@ -146,7 +192,7 @@ def test_a_model_of_ones_own_is_exported_by_its_federation(tmp_path: Path) -> No
     )
     result = federation.run(tmp_path / "run")
     with pytest.raises(RunDirectoryError, match=r"a model given in Python.*Federation\.export"):
-        trained.load(tmp_path / "run")
+        trained.load_run(tmp_path / "run")
     federation.load(federation.assembly.initial)
     out = federation.export(result.state, tmp_path / "adapter", base_model=str(tmp_path / "base"))
     want = small_models.logits(federation.load(result.state))
@@ -215,7 +261,7 @@ def test_other_weights_of_the_same_shape_are_another_base_model(movable: tuple[P
     name = next(name for name in weights if name.endswith("query.weight"))
     save_file(weights | {name: weights[name] + 1e-6}, model / "model.safetensors", {"format": "pt"})
     with pytest.raises(RunDirectoryError, match="another model"):
-        trained.load(out)
+        trained.load_run(out)
     with pytest.raises(RunDirectoryError, match="model_digest"):
         _more_rounds(model, data).run(out, resume=True)
 

@@ -80,8 +80,8 @@ def _made(job: Job, progress: Progress) -> RunRecord:
 
 def _events(job: Job) -> object:
     from secure_fed.report.progress import TensorBoard
+    from secure_fed.runs.checkpoint import read_checkpoint
     from secure_fed.runs.directory import TENSORBOARD, private_part
-    from secure_fed.runs.store import read_checkpoint
 
     checkpoint = read_checkpoint(job.run_dir)
     return TensorBoard(private_part(job.run_dir) / TENSORBOARD, checkpoint.state.round if checkpoint else 0)

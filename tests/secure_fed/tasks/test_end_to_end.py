@@ -172,7 +172,7 @@ def test_a_question_without_its_context_is_refused(
     assert main(["predict", str(tmp_path / "run"), str(tmp_path / "lines.txt")]) == 2
     assert "give columns 'question' and 'context'" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="judges 'question' and 'context' together"):
-        list(trained.load(tmp_path / "run").predict(["what"]))
+        list(trained.load_run(tmp_path / "run").predict(["what"]))
 
 
 def test_prompts_and_their_targets_are_learned_and_judged(

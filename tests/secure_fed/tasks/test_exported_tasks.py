@@ -46,7 +46,7 @@ def test_the_use_shown_in_the_readme_works(
         }
     )
     Federation(config).run(tmp_path / "run")
-    done = trained.load(tmp_path / "run")
+    done = trained.load_run(tmp_path / "run")
     want = outputs(done.model)
     folders = [done.export(tmp_path / "out")]
     if method == "fedlora":

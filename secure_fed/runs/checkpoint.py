@@ -1,0 +1,91 @@
+"""Checkpoints of a run: a state of the federation, with personal tensors or without, in one safetensors file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+
+from secure_fed.errors import RunDirectoryError
+from secure_fed.methods.method import State
+from secure_fed.runs.directory import CHECKPOINT, private_part
+from secure_fed.runs.durable import atomic_write
+from secure_fed.tensors.tensors import Tensors
+
+RELEASED = "released.safetensors"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state after some round, every client's personal tensors, and the record of a round whose end is not saved yet."""
+
+    state: State
+    personal: Mapping[int, Tensors]
+    record: dict[str, Any] = field(default_factory=dict)
+
+
+def write(
+    file: Path, state: State, personal: Mapping[int, Tensors], record: Mapping[str, Any], *, private: bool
+) -> None:
+    """Replace the file in one step. private: readable by its owner alone."""
+    tensors = {f"state/{name}": part for name, part in state.tensors.parts().items()}
+    tensors |= {f"memory/{name}": part for name, part in state.memory.parts().items()}
+    for client, kept in personal.items():
+        tensors |= {f"client/{client}/{name}": part for name, part in kept.parts().items()}
+    whole = {name: part.detach().cpu().contiguous() for name, part in tensors.items()}
+    said = {"round": state.round, "clip_norm": state.clip_norm, "record": record}
+    # One text, because the order of several is another in every process.
+    content = safetensors.torch.save(whole, {"said": json.dumps(said)})
+    atomic_write(file, content, private=private)
+
+
+def read_checkpoint(path: Path) -> Checkpoint | None:
+    """The state after the last finished round, if any round finished; it holds nothing personal."""
+    return _read(path / CHECKPOINT)
+
+
+def read_released(path: Path) -> Checkpoint | None:
+    """The state after the last release of a private run, if there was any, with the personal tensors of then."""
+    return _read(private_part(path) / RELEASED)
+
+
+def read_personal(path: Path, round_: int) -> Mapping[int, Tensors]:
+    """The personal tensors of clients after that round, by client; of those that had none, nothing."""
+    found = _read(private_part(path) / personal_file(round_))
+    return found.personal if found else {}
+
+
+def _read(file: Path) -> Checkpoint | None:
+    if not file.exists():
+        return None
+    groups: dict[str, dict[str, Any]] = {"state": {}, "memory": {}}
+    personal: dict[int, dict[str, Any]] = {}
+    try:
+        with safetensors.safe_open(file, framework="pt") as opened:
+            said = json.loads(opened.metadata()["said"])
+            finished, clip_norm, record = int(said["round"]), float(said["clip_norm"]), dict(said["record"])
+            for name in opened.keys():  # noqa: SIM118 - not a mapping
+                group, _, rest = name.partition("/")
+                # A copy: the file may be replaced while we hold it, and kernels may sum in an order that depends on
+                # how a tensor lies in memory, which must be as in a run that was never stopped.
+                tensor = opened.get_tensor(name).clone()
+                if group == "client":
+                    client, _, rest = rest.partition("/")
+                    personal.setdefault(int(client), {})[rest] = tensor
+                else:
+                    groups[group][rest] = tensor
+        tensors, memory = (Tensors.from_parts(groups[group]) for group in ("state", "memory"))
+        own = {client: Tensors.from_parts(parts) for client, parts in personal.items()}
+        return Checkpoint(State(tensors, finished, memory, clip_norm), own, record)
+    except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise RunDirectoryError(f"{file} is damaged ({error}); start again in another --out") from error
+
+
+def personal_file(round_: int | str) -> str:
+    """The name of the file of personal tensors after that round."""
+    return f"personal-{round_}.safetensors"

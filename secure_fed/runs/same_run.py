@@ -1,0 +1,73 @@
+"""Whether a directory holds this very run: the same settings, on the same data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from secure_fed.config import RunConfig
+from secure_fed.errors import RunDirectoryError
+from secure_fed.learning.data import fingerprint
+from secure_fed.runs.directory import OWN_FACTS, PRIVATE, private_part, read_object
+
+Record = Mapping[str, Any]
+
+
+def require_same(path: Path, config: RunConfig, held: RunConfig) -> None:
+    rounds = ("federation", "rounds")
+    if config.federation.rounds < held.federation.rounds:
+        raise RunDirectoryError(
+            f"{path} was planned for {held.federation.rounds} rounds; federation.rounds may be raised on resuming, "
+            f"not lowered to {config.federation.rounds}"
+        )
+    if config.federation.rounds > held.federation.rounds and held.privacy.unit != "none":
+        raise RunDirectoryError(
+            f"{path} was planned for {held.federation.rounds} rounds, and its privacy for these: federation.rounds cannot be "
+            "raised in view of what was released; start a new run"
+        )
+    differences = config.replace({rounds: held.federation.rounds}).differences(held)
+    if differences:
+        raise RunDirectoryError(f"{path} was written by another configuration: {'; '.join(differences)}")
+
+
+def require_same_data(name: str, path: Path, differing: Sequence[str]) -> None:
+    if differing:
+        raise RunDirectoryError(
+            f"{path} was begun with other data: {differing[0]} in {name} differs; resume with what it was begun with"
+        )
+
+
+def differing(facts: Record, held: Record) -> list[str]:
+    """The names of facts that are not as they are held; versions may change."""
+    return [name for name, value in facts.items() if name != "versions" and not _same(value, held.get(name))]
+
+
+def differing_digests(path: Path, own: Record) -> list[str]:
+    """The names of facts that are not as the private part of the run in `path` holds them, digests keyed as there."""
+    if not (private_part(path) / OWN_FACTS).exists():
+        raise RunDirectoryError(
+            f"{path / PRIVATE} lacks {OWN_FACTS}, by which a run knows its data: restore the folder that the run wrote"
+        )
+    held = read_object(private_part(path), OWN_FACTS)
+    return differing(sealed(own, str(held.get("key", ""))), held)
+
+
+def sealed(own: Record, key: str) -> dict[str, Any]:
+    """The same with digests keyed: without the key, nobody can try a guess on them."""
+    return {
+        name: sealed(value, key)
+        if isinstance(value, Mapping)
+        else fingerprint.sealed(value, key)
+        if name in _DIGESTS and isinstance(value, str)
+        else value
+        for name, value in own.items()
+    }
+
+
+def _same(one: Any, other: Any) -> bool:
+    return json.dumps(one) == json.dumps(other)
+
+
+_DIGESTS = ("data_digest", "digest")
