@@ -121,6 +121,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("rounds.masked", "rounds.phantom_scores"),
         ("runs.budget_terms", "runs.durable", "runs.ledger_heads", "runs.published", "runs.recorded_transport"),
         ("runs.assembly", "runs.directory", "runs.trust_statement"),
+        ("runs.checkpoint", "runs.same_run"),
         ("runs.evaluation", "runs.membership", "runs.recording", "runs.store"),
         ("runs.budget", "runs.releases"),
         ("runs.guarantee",),
