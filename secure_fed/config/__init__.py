@@ -1,7 +1,7 @@
 """Every setting of a run: frozen, typed, checked on entry, read from TOML and `section.key=value`.
 
 setting    what one setting is: its default, its type, its limits, and the words for them
-sections   the settings themselves, one class for each [section]; `method` has that of [method]
+sections   the settings themselves, one class for each [section], and all together; `method` and `protection` hold some of them
 effects    when a setting has an effect; checks: what settings exclude, or need beside them
 run        all of them together: read, changed, and compared
 template   the TOML file with every key that `secure-fed config init` writes

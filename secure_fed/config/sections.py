@@ -1,4 +1,4 @@
-"""The settings of a run, one class for each [section] of the TOML file."""
+"""The settings of a run: a class for each [section] of the TOML file, and all of them together."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What a federation is put together from: a model, every client's examples, a test set, and what a batch, a loss and a
-metric are. Either a configuration says it all, or the user's own objects do.
+"""The learning problem of a run: a model, every client's examples, a test set, and how batches, losses and metrics are made.
+
+It is built from a configuration, or from the user's own objects.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ GIVEN = "given in Python"
 
 @dataclass(frozen=True)
 class Problem:
-    """Everything a run needs but its settings. `train[i]` belongs to the client called `names[i]`.
+    """A learning problem: everything a run needs except its settings. `train[i]` are the examples of client `names[i]`.
 
-    head: names of the parameters that train in full beside the adapter. confidence: how well a model fits an
-    example. groups: for every client, whose each example is, if the data say so. facts: what the run directory notes of them.
-    data_digest, unit_digest: plain digests of the data before rows are held out, and of which rows belong to which unit that
-    privacy protects, for a ledger; they confirm guesses about rows, so they stay in memory. warning: what the user should hear
-    before training starts, if anything.
+    head: names of the parameters that train in full beside the adapter. confidence: how well a model fits an example.
+    groups: for every client, whose each example is, if the data say so. facts: what the run directory records about data and
+    clients. data_digest, unit_digest: plain digests of the data before rows are held out, and of which rows belong to which
+    unit that privacy protects, for a ledger; they confirm guesses about rows, so they stay in memory. warning: what the user
+    should hear before training starts, if anything.
     """
 
     model: nn.Module
@@ -63,7 +64,7 @@ class Problem:
 
 
 def configured(config: RunConfig) -> Problem:
-    """The parts a configuration describes."""
+    """The problem that a configuration describes."""
     seed, task = config.federation.seed, tasks.build(config.data)
     private = config.privacy.unit != "none"
     source = sources.load(config.data, task, seed=seed, group=config.privacy.group_column, unit=config.privacy.unit)
@@ -114,7 +115,7 @@ def _test(tested: str, rows: int, *, private: bool) -> dict[str, Any]:
 
 
 def _unknown(config: RunConfig, encoded: Encoded, which: str, tokenizer: Any) -> str:
-    """A warning if the tokenizer does not know much of the text: examples that look alike to the model teach it nothing.
+    """A warning if many tokens are unknown to the tokenizer: examples that look alike to the model teach it nothing.
 
     A share of private texts would be released without noise, so with privacy the test texts, which train nothing, stand for
     them.
@@ -136,7 +137,7 @@ def given(
     loss: Loss | None,
     metrics: Metrics | None,
 ) -> Problem:
-    """The user's own objects; `train` is one sequence of examples per client."""
+    """A problem made of the user's own objects; `train` is one sequence of examples per client."""
     if model is None or train is None or test is None:
         missing = [name for name, part in (("model", model), ("train", train), ("test", test)) if part is None]
         raise ConfigError(
@@ -209,7 +210,7 @@ def _facts(
 
 
 def _check_examples(train: Any, test: Any) -> None:
-    """Refuse what is no list of data sets and a data set, each with a length, items by number, and at least one of them."""
+    """Refuse a `train` that is no list of data sets, a `test` that is no data set, and a data set that is empty."""
     if not _numbered(train):
         raise ConfigError(f"train is a {type(train).__name__}; give a list with one data set per client")
     for name, examples in [("test", test), *((f"client {index} of train", own) for index, own in enumerate(train))]:
@@ -232,7 +233,7 @@ def _numbered(examples: Any) -> bool:
 
 
 def _check_settings(config: RunConfig, clients: int) -> None:
-    """Refuse settings of which the objects say otherwise, or which nothing reads beside them."""
+    """Refuse settings that contradict the objects, or that have no effect beside them."""
     if config.federation.clients not in (None, clients):
         raise ConfigError(
             f"federation.clients is {config.federation.clients}, but train holds {clients} clients; leave the setting out"
@@ -247,7 +248,7 @@ def _check_settings(config: RunConfig, clients: int) -> None:
 
 
 def _check_task(batch: Any, loss: Loss | None, metrics: Metrics | None) -> None:
-    """Classification, where nothing else is given, is of batches that say their labels by name."""
+    """Refuse batches without `labels`, unless a loss and metrics are given: the default task is classification."""
     if isinstance(batch, Mapping) and "labels" in batch:
         return
     for name, task in (("loss", loss), ("metrics", metrics)):

@@ -2,8 +2,8 @@
 
     mislabelled   every example of the unit gets a wrong label, drawn uniformly from the other classes
     rare_token    a rare token, or a few, that no other unit has, in place of tokens of every example of the unit; all of them
-                  get one label, drawn for the unit. In language modelling the tokens alone are replaced (`canary_tokens`).
-    direction     the unit pulls the model along a random direction of its own (`directions`)
+                  get one label, drawn for the unit. In language modelling the tokens alone are replaced (`rare_tokens`).
+    direction     the unit pulls the model along a random direction of its own (`canary_directions`)
 
 They are planted in the whole audit pool, before the coins take some of it out: members and non-members differ in nothing else.
 After that they go through what all other units go through. What is planted comes from a hash of the unit's name under the seed,
@@ -57,7 +57,7 @@ def planted(kind: str, units: Sequence[Unit], context: CanaryContext) -> tuple[U
 
 
 def length_beyond_clipping(config: RunConfig) -> float | None:
-    """How far a client of a direction goes, for `directions.trains_towards`: so far that it is clipped, whatever becomes of it.
+    """How far a client of a direction goes (`canary_directions.trains_towards`): so far that it is always clipped.
 
     30 clip norms, since a method may send only a part of what trains; no more, since of a method that sends products the square
     of the length would leave nothing to the rest. As many times more as a clip norm that adapts can grow in all rounds, at most

@@ -1,4 +1,4 @@
-"""What canaries of labels and tokens are planted in, and the keyed draws that they come from."""
+"""The facts about a run's data that label and token canaries depend on, and the keyed draws they come from."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CanaryContext:
-    """What canaries are planted in.
+    """Facts about a run's data that decide which canaries can be planted.
 
     unit: what a unit of the pool is: "example", "group" or "client". private: whether privacy.unit protects it. classes: how
     many there are, None where examples are not of classes. vocabulary: how many token ids there are, None if that is unknown;
@@ -34,15 +34,15 @@ class CanaryContext:
     special: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, config: RunConfig, parts: Problem, unit: str) -> CanaryContext:
-        """That of a run, as far as its settings and its model say."""
-        settings: Any = getattr(parts.model, "config", None)
+    def of(cls, config: RunConfig, problem: Problem, unit: str) -> CanaryContext:
+        """The context of a run, as far as its settings and its model tell."""
+        settings: Any = getattr(problem.model, "config", None)
         vocabulary: int | None
-        if parts.tokenizer is not None:
-            classes = len(parts.facts["label_names"]) if config.data.task == "classification" else None
-            vocabulary, special = len(parts.tokenizer), frozenset(map(int, parts.tokenizer.all_special_ids))
+        if problem.tokenizer is not None:
+            classes = len(problem.facts["label_names"]) if config.data.task == "classification" else None
+            vocabulary, special = len(problem.tokenizer), frozenset(map(int, problem.tokenizer.all_special_ids))
         else:
-            classes = _classes_among(parts, getattr(settings, "num_labels", None))
+            classes = _classes_among(problem, getattr(settings, "num_labels", None))
             vocabulary, special = getattr(settings, "vocab_size", None), _special_of(settings)
         private = config.privacy.unit != "none"
         return cls(config.federation.seed, unit, private, classes, vocabulary, special)
@@ -96,10 +96,10 @@ def draw(choices: int, seed: int, *said: str | int) -> int:
     return int.from_bytes(digest[:16], "big") % choices
 
 
-def _classes_among(parts: Problem, known: int | None) -> int | None:
+def _classes_among(problem: Problem, known: int | None) -> int | None:
     """As many as the model has, or else as the labels of the clients' examples tell; None where those are no classes."""
     largest = -1
-    for own in parts.train:
+    for own in problem.train:
         for i in range(len(own)):
             item = own[i]
             label: Any = item.get("labels", item.get("label")) if isinstance(item, Mapping) else None

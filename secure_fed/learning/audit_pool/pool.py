@@ -56,7 +56,7 @@ class _Place:
 
 @dataclass(frozen=True)
 class Split:
-    """The clients that train, and on what."""
+    """A division of the examples: the clients that train, and the examples and groups of each."""
 
     names: list[str]
     train: list[Sequence[Any]]
@@ -86,7 +86,7 @@ class AuditPool:
     directions: bool = False
 
     def split(self, inside: NDArray[np.bool_]) -> Split:
-        """What the clients would train on if the units of the pool that are `inside` were members, in its usual order."""
+        """The clients' training examples if exactly the `inside` units of the pool were members; the order stays."""
         out = [*(place for place, is_in in zip(self.places, inside, strict=True) if not is_in), *self.copies]
         if self.kind == "client":
             gone = {place.client for place in out}
@@ -104,12 +104,12 @@ class AuditPool:
 
     @property
     def digest(self) -> str:
-        """Of the pool and its coins: a run that goes on has the same."""
+        """SHA-256 over the units and their coins: a resumed run must have the same."""
         said = [(unit.name, bool(member)) for unit, member in zip(self.units, self.members, strict=True)]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
     def record(self) -> dict[str, Any]:
-        """What a run notes of its pool for its owner: every unit, its client, and whether it is a member."""
+        """The pool as it is kept for the owner of a run: every unit, its client, and whether it is a member."""
         units = [
             {"unit": unit.name, "client": unit.client, "member": bool(member)}
             for unit, member in zip(self.units, self.members, strict=True)
@@ -117,14 +117,14 @@ class AuditPool:
         return {"kind": self.kind, "why": self.why, "units": units}
 
 
-def pool(config: RunConfig, parts: Problem) -> AuditPool:
-    """The audit pool of a configuration over these parts, with its coins tossed; nothing is taken out yet."""
+def pool(config: RunConfig, problem: Problem) -> AuditPool:
+    """The audit pool of a configuration over a problem, with its coins tossed; every example is still there."""
     kind = kind_of(config)
-    held = AuditPool(kind, parts.names, parts.train, parts.groups)
+    held = AuditPool(kind, problem.names, problem.train, problem.groups)
     share = config.audit_fraction
     if share == 0:
         return replace(held, why="evaluation.audit_fraction is 0, so that every unit trained")
-    count = sum(parts.units) if kind != "client" else len(parts.names)
+    count = sum(problem.units) if kind != "client" else len(problem.names)
     share = min(share, _EXPECTED / count)
     if share * count < FEWEST:
         return replace(
@@ -152,7 +152,7 @@ def pool(config: RunConfig, parts: Problem) -> AuditPool:
 
 
 def kind_of(config: RunConfig) -> str:
-    """What coins are tossed for: what privacy protects, or else what was chosen."""
+    """The unit that coins are tossed for: `evaluation.audit_unit`, or with `auto` the unit that privacy protects."""
     chosen, protected = config.evaluation.audit_unit, config.privacy.unit
     return chosen if chosen != "auto" else {"none": "example"}.get(protected, protected)
 
@@ -170,7 +170,7 @@ def with_examples(held: AuditPool, units: Sequence[Unit]) -> AuditPool:
 
 
 def _candidates(held: AuditPool) -> list[tuple[_Place, str, bytes]]:
-    """Every unit there is: where, what it is called, and what its lot goes by."""
+    """Every unit of the data: its place, its name, and the bytes that its lot is a hash of."""
     if held.kind == "client":
         return [
             (_Place(client, np.arange(len(held.train[client]))), name, name.encode())
@@ -202,33 +202,35 @@ def _taken(own: Sequence[Any], at: NDArray[np.int64]) -> Any:
     return own.take(at) if isinstance(own, Encoded) else [own[int(i)] for i in at]
 
 
-def hold_out(config: RunConfig, parts: Problem) -> tuple[AuditPool, Problem]:
-    """The audit pool, and the parts without those of it whom the coins held out."""
-    held = pool(config, parts)
+def hold_out(config: RunConfig, problem: Problem) -> tuple[AuditPool, Problem]:
+    """The audit pool, and the problem without the units that the coins held out."""
+    held = pool(config, problem)
     if config.evaluation.canaries != "none":
-        held = _planted(config, held, parts)
+        held = _planted(config, held, problem)
     if not (held.units or held.copies):
-        return held, parts
-    dealt = held.split(held.members)
-    if not any(map(len, dealt.train)):
+        return held, problem
+    divided = held.split(held.members)
+    if not any(map(len, divided.train)):
         whole = f"{len(held.names)} clients" if held.kind == "client" else f"{sum(map(len, held.train))} examples"
         raise ConfigError(
             f"evaluation.audit_fraction is {config.audit_fraction:g}, and the coins of federation.seed = "
             f"{config.federation.seed} hold out all {whole} for the audit, so that nothing is left to train on: lower "
             "evaluation.audit_fraction, or set another federation.seed"
         )
-    facts = {**parts.facts, "clients": dealt.names, "audit": {"units": len(held.units), "digest": held.digest}}
-    collate = reading(parts.collate) if held.directions else parts.collate
-    return held, replace(parts, names=dealt.names, train=dealt.train, groups=dealt.groups, facts=facts, collate=collate)
+    facts = {**problem.facts, "clients": divided.names, "audit": {"units": len(held.units), "digest": held.digest}}
+    collate = reading(problem.collate) if held.directions else problem.collate
+    return held, replace(
+        problem, names=divided.names, train=divided.train, groups=divided.groups, facts=facts, collate=collate
+    )
 
 
-def _planted(config: RunConfig, held: AuditPool, parts: Problem) -> AuditPool:
+def _planted(config: RunConfig, held: AuditPool, problem: Problem) -> AuditPool:
     """The pool with canaries in it, members or not."""
     if not held.units:
         raise ConfigError(
             f"evaluation.canaries = {config.evaluation.canaries!r} has nowhere to plant them: {held.why}; raise "
             "evaluation.audit_fraction"
         )
-    context = CanaryContext.of(config, parts, held.kind)
+    context = CanaryContext.of(config, problem, held.kind)
     units = planted(config.evaluation.canaries, held.units, context)
     return replace(with_examples(held, units), directions=config.evaluation.canaries == "direction")

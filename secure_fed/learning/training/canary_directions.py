@@ -39,7 +39,7 @@ def direction(unit: str, seed: int, layout: Layout) -> Tensors:
 
 
 def layout_of(tensors: Tensors, trained: Sequence[str]) -> Layout:
-    """The coordinates of a direction: those of the tensors that train, in the order of their names."""
+    """The layout of a direction: the tensors that train, in the order of their names."""
     return Layout.of(tensors.select(trained))
 
 
@@ -49,7 +49,7 @@ def layout_of(tensors: Tensors, trained: Sequence[str]) -> Layout:
 def trains_towards(unit: str, seed: int, length: float | None = None) -> Train:
     """Local training of a client of this direction, in place of `local.train`: it ends `length` along it, and reads no example.
 
-    length: None for that of the local steps (`length_of_steps`), which is what others' changes may be as long as.
+    length: None for the length of the local steps (`length_of_steps`), which bounds the changes of other clients.
     """
 
     def towards(objective: Objective, job: Job) -> Trained:

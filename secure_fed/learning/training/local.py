@@ -123,7 +123,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 @dataclass(frozen=True)
 class Trained:
-    """What local training made: the trained tensors, and the mean loss over the examples seen (NaN where none is told)."""
+    """The result of local training: the trained tensors, and the mean loss over the examples seen (NaN if withheld)."""
 
     after: Tensors
     loss: float

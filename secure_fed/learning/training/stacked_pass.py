@@ -39,7 +39,7 @@ Items = list[Any]
 def losses_of_each(
     objective: Objective, places: Sequence[Placed], packed: Sequence[Items], collate: Collate
 ) -> list[Tensor]:
-    """Each one's (B,) losses of its own batch at its own tensors, in one pass."""
+    """(B,) losses of each training, of its own batch at its own tensors, in one pass."""
     if len(places) == 1:
         return [losses_of(objective, collate, places[0], packed[0])]
     rows = max(map(len, packed))
@@ -54,7 +54,7 @@ def losses_of_each(
 
 
 def _stack(named: Sequence[Mapping[str, Tensor]]) -> tuple[dict[str, Tensor], dict[str, int | None]]:
-    """(S, *shape) of every name, and 0 to map over it; of what is one and the same for all, that, and None."""
+    """Tensors stacked to (S, *shape), with 0; tensors that all trainings share are returned unstacked, with None."""
     shared = {name: all(own[name] is tensor for own in named) for name, tensor in named[0].items()}
     tensors = {
         name: tensor if shared[name] else torch.stack([own[name] for own in named]) for name, tensor in named[0].items()
@@ -63,7 +63,7 @@ def _stack(named: Sequence[Mapping[str, Tensor]]) -> tuple[dict[str, Tensor], di
 
 
 def _dealt(batch: Any, count: int, rows: int) -> Any:
-    """The batch of all as those of each: tensors of (count * rows, ...) as (count, rows, ...)."""
+    """One batch for each training: tensors of (count * rows, ...) become (count, rows, ...)."""
     if isinstance(batch, Tensor) and batch.ndim and len(batch) == count * rows:
         return batch.reshape(count, rows, *batch.shape[1:])
     if isinstance(batch, dict):
@@ -78,9 +78,10 @@ def _dealt(batch: Any, count: int, rows: int) -> Any:
 
 
 class _NoForAll(TorchFunctionMode):
-    """Asked for one answer for all of a stack, such as whether nothing is masked, numbers answer no.
+    """Within this mode a stacked tensor counts as False where a model needs one truth value for the whole stack.
 
-    Models ask to save work where the answer is yes. Where one decides something else, the comparison of gradients shows it.
+    Models ask such questions (is nothing masked?) to save work where the answer is yes. A model that decides something else by
+    them shows in the comparison of gradients.
     """
 
     def __torch_function__(
@@ -137,7 +138,7 @@ def _said(error: Exception) -> str:
 def _gradients(
     objective: Objective, places: Sequence[Placed], packed: Sequence[Items], collate: Collate
 ) -> list[dict[str, Tensor]]:
-    """Each one's gradients of its mean loss by name, and under "" its losses."""
+    """The gradients of each training's mean loss by name, and its losses under ""."""
     with without_advice():
         losses = losses_of_each(objective, places, packed, collate)
         leaves = [leaf for place in places for leaf in place.moving.values()]

@@ -1,4 +1,4 @@
-"""Which models example-level privacy refuses, by what can be seen in their layers.
+"""Models that example-level privacy refuses by the layers they have.
 
 A guarantee rests on two things that a model can break: that an example's loss is its own affair, and that the gradient taken
 for an example's is its gradient. What shows in the model's layers is refused by `require_supported`, or known as a mixture of
@@ -31,7 +31,7 @@ def require_data_free_start(model: nn.Module) -> None:
 
 
 def require_supported(model: nn.Module, trainable: Collection[str]) -> None:
-    """Refuse, by name, what has no proven per-example gradients."""
+    """Refuse, by name, layers and parameters without proven per-example gradients."""
     require_data_free_start(model)
     for name, module in model.named_modules():
         if getattr(module, "gradient_checkpointing", False) is True:
