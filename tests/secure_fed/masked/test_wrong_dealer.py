@@ -56,7 +56,8 @@ def misdealing(settings: dict[str, Any], *clients: int) -> Any:
 )
 def test_a_run_goes_on_without_the_dealer_and_names_it(kind: dict[str, Any]) -> None:
     built = misdealing(kind, 5)
-    recording = built.assembly.transport = Recording(built.assembly.transport)
+    recording = Recording(built.assembly.transport)
+    built.assembly = replace(built.assembly, transport=recording)
     result = built.run()
     lost, *others = result.records
     assert lost["caught"] == {"client-5": "dealt wrong shares"}
