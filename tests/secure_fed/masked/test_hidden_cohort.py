@@ -83,7 +83,7 @@ def _told(built: Any, trained: set[int]) -> tuple[Any, Any]:
     """A round in which exactly these train: its record, and the sizes and types of what passed."""
     for index, member in enumerate(built.assembly.masks.clients):
         member._coin = 1.0 if index in trained else 0.0
-    recording = Recording(built.transport)
+    recording = Recording(built.assembly.transport)
     heard = listen(built)
     seen = one_round(built, transport=recording)
     assert {client for replies in heard.replies.values() for client in replies} == trained
