@@ -9,12 +9,13 @@ does what is called found (`report.significance`): one attack is the main one, w
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from attacks.adversary.case import Settings
 from attacks.adversary.target import Target
 from attacks.adversary.vantage import VANTAGES
-from attacks.catalogue import ATTACKS, Attack
+from attacks.catalogue import ATTACKS, Attack, from_file
 from attacks.evidence import judge
 from attacks.evidence.allowed import allowed
 from attacks.evidence.baseline import baseline
@@ -30,12 +31,21 @@ AUDIT, PAGE = "audit.json", "audit.html"
 
 
 def chosen(names: Iterable[str]) -> list[Attack]:
-    """The attacks of these names; without names, all."""
-    names = list(dict.fromkeys(names))
-    for name in names:
-        if name not in ATTACKS:
-            raise ConfigError(f"--attack is {name!r}, but the attacks are {', '.join(ATTACKS)}")
-    return [ATTACKS[name] for name in names or ATTACKS]
+    """The attacks of these names or paths of files (`catalogue.from_file`), each once; without names, all listed ones."""
+    found = {one.name: one for one in map(_named, names or ATTACKS)}
+    return list(found.values())
+
+
+def _named(name: str) -> Attack:
+    if name.endswith(".py"):
+        return from_file(Path(name))
+    if name not in ATTACKS:
+        raise ConfigError(
+            f"--attack is {name!r}, but the attacks are {', '.join(ATTACKS)}, or the path of a .py file of yours",
+            setting="--attack",
+            value=name,
+        )
+    return ATTACKS[name]
 
 
 def audited(
@@ -46,7 +56,7 @@ def audited(
     show_texts: bool = False,
     progress: Progress = lambda message: None,
 ) -> dict[str, Any]:
-    """The audit as `audit.json` holds it, without a sweep. names: of attacks, all if none. references 0: no shadows."""
+    """The audit as `audit.json` holds it, without a sweep. names: of attacks or files, all if none."""
     settings, held = settings or Settings(), target.assembly.audit_pool
     attacks = chosen(names)
     why = held.why or ("" if 0 < held.members.sum() < len(held.members) else "all of the audit pool are on one side")

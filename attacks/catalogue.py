@@ -1,14 +1,20 @@
 """The list of attacks: name, paper, and the weakest vantage point that can make each.
 
-To add one, write attacks/NAME.py with a function run(case, settings) -> Finding, and add its line here.
+To add one, write attacks/NAME.py with a function run(case, settings) -> Finding, and add its line here. An attack of your own
+stays in your own file, which `from_file` reads (`docs/adding_an_attack.md`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, cast
+
+from secure_fed.errors import ConfigError
 
 if TYPE_CHECKING:
     from attacks.adversary.case import Case, Finding, Settings
@@ -21,6 +27,7 @@ class Attack:
     """name: of its module. vantage: the weakest that sees enough. again: stronger ones that see more of what it uses. shadows:
     whether it trains reference adapters, each of which takes as long as the run. membership: whether it ranks units by whether
     they are members. directions: whether it can do so where they are canaries of random direction, which learn no examples.
+    function: what makes it, if not `run` of the module attacks.NAME.
     """
 
     name: str
@@ -31,13 +38,14 @@ class Attack:
     shadows: bool = False
     membership: bool = True
     directions: bool = False
+    function: Run | None = None
 
     @property
     def module(self) -> str:
         return f"attacks.{self.name}"
 
     def run(self, case: Case, settings: Settings) -> Finding:
-        return cast("Run", import_module(self.module).run)(case, settings)
+        return (self.function or cast("Run", import_module(self.module).run))(case, settings)
 
 
 _LISTED = (
@@ -63,3 +71,40 @@ _LISTED = (
     Attack("label_counts", "Labels out of one update", "Wainakh et al. 2022", "server", membership=False),
 )
 ATTACKS = {one.name: one for one in _LISTED}
+
+
+def from_file(file: Path) -> Attack:
+    """The attack of a file of yours: its `ATTACK`, made by its function `run(case, settings) -> Finding`.
+
+    The file is executed. ConfigError, naming the file, where it lacks one of the two or its attack cannot be listed.
+    """
+    from attacks.adversary.vantage import VANTAGES
+
+    module = _executed(file)
+    attack, function = getattr(module, "ATTACK", None), getattr(module, "run", None)
+    if not isinstance(attack, Attack):
+        raise _refused(file, "has no ATTACK: set ATTACK = Attack(name, title, paper, vantage), from attacks.catalogue")
+    if not callable(function):
+        raise _refused(file, "has no function run(case, settings) that returns a Finding")
+    if not attack.name.isidentifier() or attack.name in ATTACKS:
+        raise _refused(file, f"names its attack {attack.name!r}: take a Python identifier that no listed attack has")
+    unknown = [name for name in (attack.vantage, *attack.again) if name not in VANTAGES]
+    if unknown:
+        raise _refused(file, f"has the vantage point {unknown[0]!r}, but they are {', '.join(VANTAGES)}")
+    return replace(attack, function=cast("Run", function))
+
+
+def _executed(file: Path) -> ModuleType:
+    spec = spec_from_file_location(f"attack_of_{file.stem}", file)
+    if spec is None or spec.loader is None or not file.is_file():
+        raise _refused(file, "is no file: give the path of a .py file, or the name of a listed attack")
+    module = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise _refused(file, f"cannot be executed ({type(error).__name__}: {error})") from error
+    return module
+
+
+def _refused(file: Path, why: str) -> ConfigError:
+    return ConfigError(f"--attack {file} {why}", setting="--attack", value=str(file))

@@ -27,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser, *, whole: bool = True) -> Non
             "--attack",
             action="append",
             default=[],
-            metavar="NAME",
-            help=f"make this attack only; may be repeated ({names})",
+            metavar="NAME|FILE.py",
+            help=f"make this attack only; may be repeated ({names}, or a file of your own that defines one)",
         )
         parser.add_argument(
             "--beside",
@@ -139,14 +139,16 @@ def _audit(chosen: argparse.Namespace, names: Sequence[str], *, show_texts: bool
     from attacks.adversary.case import Settings
     from attacks.adversary.target import opened
     from attacks.audit import audited
+    from attacks.audit import chosen as attacks_named
     from secure_fed.errors import ConfigError, UsageError
 
     if chosen.references is not None and not (chosen.references == 0 or chosen.references >= 2):
         raise ConfigError(f"--references is {chosen.references}; it must be 0, for none, or 2 at least")
+    attacks = attacks_named(names)
     target = opened(chosen.run_dir)
     references = chosen.references
     if references is None:
-        needs_references = any(ATTACKS[name].shadows for name in names if name in ATTACKS)
+        needs_references = bool(names) and any(one.shadows for one in attacks)
         references = REFERENCES if needs_references else affordable(float(target.result["seconds"]))
     settings = Settings(references=references)
     audit = audited(

@@ -31,7 +31,10 @@ Where = tuple[str, str]
 def main_of(scored: Iterable[Where], vantages: Sequence[str]) -> Where | None:
     """The main one of these, of which each gave scores; None of none. vantages: all there are, the weakest first."""
     names = [*ORDER, *(name for name in ATTACKS if name not in ORDER)]
-    return min(scored, key=lambda where: (names.index(where[0]), vantages.index(where[1])), default=None)
+    rank = {name: number for number, name in enumerate(names)}  # an attack of the user's own comes last
+    return min(
+        scored, key=lambda where: (rank.get(where[0], len(rank)), where[0], vantages.index(where[1])), default=None
+    )
 
 
 def level(significance: float, others: int, *, main: bool, main_found: bool = False) -> float:
