@@ -4,10 +4,10 @@ Many clients that each hold five notes, since what hides one of them is the numb
 whose length is lr sqrt(trained numbers) whatever the data: the clip norm is that length, so little is lost to clipping, and
 the server's momentum averages the noise of several rounds. `ffa_lora`, because noise on B alone reaches the model linearly.
 
-What they send is masked, for a twentieth of a cohort in league with the server and another gone in mid-round. The noise is
-central all the same: with noise of the clients' own, for sampling to count, everybody would have to send in every round
-(`privacy.hidden_cohort`): 5,500 masked vectors where 403 do. That many are invited to every sum, whatever number the coins
-draw: those that they did not draw send zeros.
+Contributions are masked. A twentieth of a cohort may collude with the server, and another twentieth may vanish in mid-round.
+The server adds the noise all the same: with noise from the clients, amplification by sampling would need everybody to send in
+every round (`privacy.hidden_cohort`): 5,500 masked vectors instead of 403. Every sum invites 403 clients, whatever number is
+drawn; those that are not drawn send zeros.
 
 All clients train. Beside them stand phantoms for the audit, a tenth as many, which are nobody's data: coins decide which of
 them pull the model along a random direction each, as far as a client may. That is the most that one client can make itself

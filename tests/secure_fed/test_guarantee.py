@@ -29,7 +29,7 @@ PLACES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
             "the unit is a client with everything it has, neighbours: one client more or less",
             "every client by a secret coin of its own in each round, rate 0.6667",
             "Noise is added by the server",
-            "the server sees every contribution before the noise and is trusted",
+            "the server is trusted: it sees every contribution before it adds the noise",
             "3 noised sums, and every model made of them",
         ),
     ),
@@ -93,28 +93,30 @@ SHARES = {**NOISE, **MASKED, "privacy.noise": "distributed", "federation.cohort"
 ACTIVE = {"secure_aggregation.active": True}
 HIDDEN = {**SHARES, "privacy.hidden_cohort": True, "federation.cohort": 2}
 COUNTED = (
-    "in league with at most 1 of the 5 clients invited to a sum, learns noised sums alone, for which the guarantee counts on 3 "
-    "shares of noise; no sum of fewer than 4 clients is unmasked; "
+    "colluding with at most 1 of the 5 clients invited to a sum, learns only noised sums, in each of which the guarantee "
+    "counts on 3 shares of noise; no sum of fewer than 4 clients is unmasked; "
 )
-LIES = "one that lies could read a client with no noise but that client's share"
+LIES = (
+    "a server that lies could read a single client's contribution, protected only by that client's share of the noise"
+)
 KEYS = "whoever hands out the clients' signing keys is trusted to hand out the right ones"
-DRAWN = "the server sees sums of contributions before the noise, of those that its coins draw, be it one alone, and is trusted"
-COHORT = "the server sees sums of contributions before the noise, of a round's clients, and is trusted with them"
-LEAGUE = "with at most 20 % of a round's clients, rounded down, in league with it"
+DRAWN = "the server is trusted: before it adds the noise it sees sums over the clients that it draws, possibly a single one;"
+COHORT = "the server is trusted: before it adds the noise it sees sums over a round's clients;"
+COLLUDING = "while at most 20 % of a round's clients (rounded down) collude with it"
 OWN = "nobody but the client's own machine"
 TRUST: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "central": (POISSON, ("the server sees every contribution before the noise and is trusted",)),
+    "central": (POISSON, ("the server is trusted: it sees every contribution before it adds the noise",)),
     "central behind masks": (
         {**POISSON, **MASKED, "federation.cohort": 3},
-        (DRAWN, "as long as it keeps to the protocol", LEAGUE),
+        (DRAWN, "as long as it keeps to the protocol", COLLUDING),
     ),
     "fixed cohorts behind masks": (
         {**POISSON, **MASKED, "federation.cohort": 3, "federation.sampling": "fixed"},
-        (COHORT, "as long as it keeps to the protocol", LEAGUE),
+        (COHORT, "as long as it keeps to the protocol", COLLUDING),
     ),
     "all clients behind masks": ({**POISSON, **MASKED, "federation.cohort": 5}, (COHORT,)),
     "distributed": (SHARES, ("no single party: a server that keeps to the protocol, " + COUNTED + LIES,)),
-    "distributed, active": (SHARES | ACTIVE, ("no single party: a server, whatever it does, " + COUNTED + KEYS,)),
+    "distributed, active": (SHARES | ACTIVE, ("no single party: any server, even one that lies, " + COUNTED + KEYS,)),
     "hidden": (HIDDEN, ("no single party: a server that keeps to the protocol, " + COUNTED + LIES,)),
     "local behind masks": ({**LOCAL, **MASKED}, (f"{OWN}, with masks or without",)),
     "example behind masks": ({**EXAMPLE, **Z, **MASKED}, (f"{OWN}, with masks or without",)),
@@ -135,19 +137,19 @@ def test_who_is_trusted(case: str) -> None:
 def test_of_a_server_that_may_lie_coins_draw_no_client_alone() -> None:
     settings = {**POISSON, **MASKED, **ACTIVE, "federation.cohort": 36}
     said = stated(federation(settings, sizes=[1] * 40)).trust
-    assert "of those that its coins draw, of whom two at least are honest, and is trusted" in said
-    assert "even if it lies about keys or about who is there" in said
-    assert LEAGUE in said
+    assert "it sees sums over the clients that it draws, of whom at least two are honest;" in said
+    assert "even if it lies about keys or about who takes part" in said
+    assert COLLUDING in said
     alone = only_masks(SecureAggregationConfig(enabled=True, active=True), coins=True)
-    assert "sums over those that its coins draw, of whom two at least are honest." in alone
+    assert "sums over the clients that it draws, of whom at least two are honest." in alone
 
 
 def test_nobody_may_collude_where_so_few_take_part() -> None:
     said = stated(federation({**SHARES, "secure_aggregation.corrupt": 0.1}, sizes=[4] * 5)).trust
-    assert "in league with none of the 5 clients invited to a sum" in said
+    assert "colluding with none of the 5 clients invited to a sum" in said
     assert "counts on 4 shares of noise" in said
     central = {**NOISE, **MASKED, "federation.cohort": 5, "secure_aggregation.corrupt": 0.0}
-    assert "with no client in league with it" in stated(federation(central, sizes=[4] * 5)).trust
+    assert "while no client colludes with it" in stated(federation(central, sizes=[4] * 5)).trust
 
 
 def test_what_chance_leaves_to_a_ring_is_said() -> None:
@@ -187,21 +189,21 @@ def test_shares_of_noise_have_a_statement_of_their_own() -> None:
     ("settings", "words", "never"),
     [
         ({}, "no secure aggregation: the server sees every client's contribution", "sums"),
-        (MASKED, "from a server that keeps to the protocol, with at most 20 %", "even one that lies"),
+        (MASKED, "from a server that keeps to the protocol, while at most 20 %", "even one that lies"),
         (
             MASKED | ACTIVE,
-            "from the server, even one that lies about keys, or about who is there, with at most 20 %",
+            "from the server, even one that lies about keys or about who takes part, while at most 20 %",
             "may read",
         ),
         (MASKED | ACTIVE, "It learns sums over a round's clients. Nothing bounds", "A server that lies"),
         (
             {**MASKED, "federation.sampling": "poisson", "federation.cohort": 3},
-            "It learns sums over those that its coins draw, be it one alone.",
+            "It learns sums over the clients that it draws, possibly a single one.",
             "over a round",
         ),
         (
             MASKED | {"secure_aggregation.corrupt": 0.0},
-            "a server that keeps to the protocol, with no client in league",
+            "a server that keeps to the protocol, while no client colludes",
             "%",
         ),
     ],

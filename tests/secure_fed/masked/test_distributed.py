@@ -162,7 +162,7 @@ def test_noise_is_counted_of_the_least_number_of_survivors_less_those_who_collud
         assert built.assembly.protection.shares.shares == counted  # type: ignore[union-attr]
         league = f"at most {least - counted}" if least > counted else "none"
         stated = built._stated()
-        assert f"in league with {league} of the {n} clients invited to a sum" in stated
+        assert f"colluding with {league} of the {n} clients invited to a sum" in stated
         assert f"counts on {counted} shares of noise; no sum of fewer than {least} clients is unmasked" in stated
 
 
