@@ -87,8 +87,8 @@ def cell(run: Run, row: Row, clients: int, each: int) -> str:
     """What is recovered of each of these clients; all ten in a sum are the same ten, whoever is the first."""
     if row.everybody == COHORT:
         clients = 1
-    known = known_tokens(texts_of(run.federation.parts.test) or [], run.first)
-    special = frozenset(run.federation.parts.tokenizer.all_special_ids)
+    known = known_tokens(texts_of(run.federation.assembly.problem.test) or [], run.first)
+    special = frozenset(run.federation.assembly.problem.tokenizer.all_special_ids)
     sent = [row.sends(run, client) for client in range(clients)]
     found = recover_all(sent, run.first, run.scale, known, each * row.everybody)
     truths = [
@@ -163,7 +163,7 @@ def _counted(runs: dict[tuple[int, str, int, str], Run]) -> None:
     for name, words in (("pairs of place and token", False), ("tokens", True)):
         counts = {}
         for (batch, *_), run in runs.items():
-            special = set(run.federation.parts.tokenizer.all_special_ids)
+            special = set(run.federation.assembly.problem.tokenizer.all_special_ids)
             truths = [truth_of(run.texts(client), run.first) for client in range(COHORT)]
             kept = [{key for key in truth if key[1] not in special} for truth in truths]
             counts[batch] = [len({token for _, token in truth} if words else truth) for truth in kept]

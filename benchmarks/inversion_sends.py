@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from attacks.texts.factor_changes import Sent
@@ -31,11 +31,11 @@ class Run:
 
     @property
     def scale(self) -> float:
-        adapter: Any = self.federation.method
+        adapter: Any = self.federation.assembly.method
         return float(adapter.adapter.scaling)
 
     def texts(self, client: int) -> list[list[int]]:
-        return texts_of(self.federation.parts.train[client]) or []
+        return texts_of(self.federation.assembly.problem.train[client]) or []
 
 
 class Watch:
@@ -55,14 +55,14 @@ def watched(
     config = _config(batch, method, rank, model, length, lr, seed, optimizer)
     states: list[Tensors] = []
     federation = Federation(config, callbacks=[Watch(states)])
-    recording = Recording(federation.transport)
-    federation.transport = recording
+    recording = Recording(federation.assembly.transport)
+    federation.assembly = replace(federation.assembly, transport=recording)
     federation.run()
     sent: list[list[Tensors]] = [[Tensors()] * COHORT for _ in range(ROUNDS)]
     for request, reply in recording.exchanges:
         sent[request.round][reply.client] = reply.contribution
-    initial = federation.initial.tensors
-    first = first_layer(federation.parts.model, list(initial), length, (0,))
+    initial = federation.assembly.initial.tensors
+    first = first_layer(federation.assembly.problem.model, list(initial), length, (0,))
     return Run(seed, federation, first, [initial, *states], sent)
 
 

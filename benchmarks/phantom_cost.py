@@ -52,7 +52,7 @@ def main() -> None:
         for phantoms in (0, chosen.phantoms):
             federation = Federation(settings(seed, phantoms), entropy=SeededEntropy(seed))
             accuracy[phantoms] = 100 * federation.run().summary["accuracy"]
-            count = federation.protection.phantoms.phantoms
+            count = federation.assembly.protection.phantoms.phantoms
         lost.append(accuracy[0] - accuracy[chosen.phantoms])
         print(
             f"seed {seed}: {accuracy[0]:.2f} % without, {accuracy[chosen.phantoms]:.2f} % with {count} phantoms",

@@ -133,9 +133,10 @@ def run(config: dict[str, Any], model: Top, train: list[Item], test: list[Item],
         collate=collate,
         entropy=SeededEntropy(seed),
     )
-    if isinstance(federation.method, FraLora):
-        watched = Watched(federation.method.adapter, federation.method.denoise)
-        federation.server = replace(federation.server, method=watched)
+    if isinstance(federation.assembly.method, FraLora):
+        watched = Watched(federation.assembly.method.adapter, federation.assembly.method.denoise)
+        server = replace(federation.assembly.server, method=watched)
+        federation.assembly = replace(federation.assembly, server=server)
     SEEN.clear()
     result = federation.run()
     facts = {"accuracy": result.records[-1]["accuracy"], "seconds": time.perf_counter() - started}

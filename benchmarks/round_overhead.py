@@ -19,7 +19,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ def make(method: str, layers: int, rounds: int) -> Federation:
         loss=no_loss,
         metrics=lambda model, batches: {},
     )
-    for client in made.clients:
+    for client in made.assembly.clients:
         client.examples = ()
     return made
 
@@ -89,9 +89,11 @@ def a_round(federation: Federation, out: Path | None = None) -> float:
 
 def with_replies_ready(federation: Federation) -> Federation:
     """The same federation, its clients asked beforehand."""
-    server, start = federation.server, federation.initial
+    assembly = federation.assembly
+    server, start = assembly.server, assembly.initial
     request = server.request(start, server.plan(start), CHANGE, 0.1, {})
-    federation.transport = InProcess([Ready(client.handle(request)) for client in federation.clients])
+    ready = InProcess([Ready(client.handle(request)) for client in assembly.clients])
+    federation.assembly = replace(assembly, transport=ready)
     return federation
 
 
@@ -127,7 +129,8 @@ def main() -> None:
             started = time.perf_counter()
             federation = make(method, layers, rounds)
             start = time.perf_counter() - started
-            sent = federation.initial.tensors.select(federation.method.plan(federation.initial).trainable)
+            assembly = federation.assembly
+            sent = assembly.initial.tensors.select(assembly.method.plan(assembly.initial).trainable)
             base, clients = in_place(sent.numel, rounds), a_round(federation)
             with tempfile.TemporaryDirectory() as folder:
                 saved = a_round(make(method, layers, rounds), Path(folder) / "run")

@@ -37,11 +37,11 @@ def plain_loop(federation: Any, client: Any, trainable: list[str]) -> None:
 
     from secure_fed.learning.data.encode import batches
 
-    model = federation.parts.model.train()
+    model = federation.assembly.problem.model.train()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in trainable)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 1e-3)
-    for batch in batches(client.examples, 16, federation.parts.collate, np.random.default_rng(0)):
+    for batch in batches(client.examples, 16, federation.assembly.problem.collate, np.random.default_rng(0)):
         inputs = {name: value for name, value in batch.inputs.items() if name != "labels"}
         optimizer.zero_grad()
         cross_entropy(model(**inputs).logits, batch.inputs["labels"]).backward()

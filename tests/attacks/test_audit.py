@@ -205,7 +205,7 @@ def test_a_false_accusation_is_shown_where_it_stands() -> None:
         units=[SimpleNamespace(name=name, client=name) for name in names], members=members, kind="client"
     )
     scores = -np.arange(25.0)
-    told = exposed(SimpleNamespace(held=held), scores, show_texts=False)  # type: ignore[arg-type]
+    told = exposed(SimpleNamespace(audit_pool=held), scores, show_texts=False)  # type: ignore[arg-type]
     assert [one["unit"] for one in told] == names
     assert [one["rank"] for one in told if not one["member"]] == [4, 8, *range(19, 26)]
     assert accusations(held, scores) == [{"first": 10, "false": 2}, {"first": 20, "false": 4}]  # type: ignore[arg-type]

@@ -80,11 +80,11 @@ def products(states: Sequence[Tensors]) -> list[Tensors]:
 def test_stacked_references_are_those_trained_one_client_at_a_time(method: str, make: Any) -> None:
     federation = make(method)
     inside = drawn(federation)
-    together = trained(federation, inside, 1)
+    together = trained(federation.assembly, inside, 1)
     alone = trained(federation.assembly, inside, 1, stacked=False)
     assert together.why_not_stacked == ""
     assert alone.why_not_stacked != ""
-    require_close(together.states, alone.states, federation.initial.tensors)
+    require_close(together.states, alone.states, federation.assembly.initial.tensors)
     apart = [(one - alone.states[0]).norm() for one in alone.states[1:]]
     assert min(apart) > 1e-3, "other coins, another reference"
 

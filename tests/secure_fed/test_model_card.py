@@ -18,7 +18,7 @@ PRIVATE: dict[str, Any] = {"privacy.unit": "client", "privacy.epsilon": 8.0, "fe
 
 def readme(federation: Any, out: Path) -> str:
     """What is exported before anything was trained: the plan's words."""
-    return (federation.export(federation.initial, out) / "README.md").read_text(encoding="utf-8")
+    return (federation.export(federation.assembly.initial, out) / "README.md").read_text(encoding="utf-8")
 
 
 def test_an_export_states_what_protects_it(tmp_path: Path) -> None:

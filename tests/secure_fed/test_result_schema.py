@@ -11,7 +11,6 @@ import jsonschema
 import pytest
 
 from privacy.entropy import SeededEntropy
-from tests.cells import every
 from tests.secure_fed import toys
 from tests.secure_fed.masked_edit import masked
 
@@ -58,7 +57,7 @@ def test_the_schema_accepts_a_result(run_folder: RunFolder) -> None:
     jsonschema.validate(result_in(run_folder()), schema(), cls=jsonschema.Draft202012Validator)
 
 
-@every(
+@pytest.mark.parametrize(
     ("key", "value"),
     [
         ("surprise", 1),
@@ -84,7 +83,7 @@ def test_the_schema_accepts_a_private_result(run_folder: RunFolder, private_edit
     jsonschema.validate(result_in(run_folder(edit=private_edit())), schema())
 
 
-@every(
+@pytest.mark.parametrize(
     ("key", "value"),
     [
         ("unit", "none"),

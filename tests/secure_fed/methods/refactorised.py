@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +121,7 @@ class Dies:
 def resumes(make: Any, last: int, run: Path) -> None:
     """A federation killed at its `last` exchange goes on to the bits of one that was not."""
     whole, dying = make().run(), make()
-    dying.transport = Dies(dying.transport, last)
+    dying.assembly = replace(dying.assembly, transport=Dies(dying.assembly.transport, last))
     with pytest.raises(KilledError):
         dying.run(run)
     built: Federation = make()
