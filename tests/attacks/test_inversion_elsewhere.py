@@ -66,7 +66,7 @@ def seen(federation: Federation) -> Case:
         if isinstance(asked, Request) and isinstance(reply, Reply)
     ]
     lr = {0: federation.config.training.lr}
-    return Case(federation, Seen("server", final, {0: before}, sums_of(updates), updates, lr), canaried.never)  # type: ignore[arg-type]
+    return Case(federation.assembly, Seen("server", final, {0: before}, sums_of(updates), updates, lr), canaried.never)
 
 
 def own(model: nn.Module, train: list[Any], test: Any, settings: dict[str, Any] | None = None, **parts: Any) -> Case:
