@@ -86,12 +86,18 @@ def test_what_was_asked_for_and_does_not_apply_is_said_and_nothing_is_written(
     assert sorted(path.name for path in run_dir.iterdir()) == before
 
 
-@pytest.fixture
-def copied(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    """The same run in another folder, audited."""
-    other = shutil.copytree(run_dir, tmp_path / "copied")
-    audit(other, capsys, "--references", "0")
+@pytest.fixture(scope="module")
+def audited_once(run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run in another folder, audited; only to be copied from."""
+    other = shutil.copytree(run_dir, tmp_path_factory.mktemp("once") / "audited")
+    assert cli.main(["audit", str(other), "--json", "--references", "0"]) == 0
     return other
+
+
+@pytest.fixture
+def copied(audited_once: Path, tmp_path: Path) -> Path:
+    """The audited run in a folder of the test's own."""
+    return shutil.copytree(audited_once, tmp_path / "copied")
 
 
 def test_runs_stand_beside_each_other(run_dir: Path, copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
