@@ -17,7 +17,7 @@ from scipy import stats
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from secure_fed.runs.membership import roc, roc_interval
-from tests.cells import every
+from tests.cells import chosen, every
 
 Floats = NDArray[np.float64]
 scores = st.lists(st.sampled_from([-math.inf, -2.0, -1.0, 0.0, 0.5, 1.0, math.inf]), min_size=1, max_size=12)
