@@ -29,7 +29,7 @@ DEV_READY := $(VENV)/dev-installed
 help:
 	@echo "make demo    fine-tune the built-in model on the built-in data, then print where the report is"
 	@echo "make dev     create .venv with everything that tests need"
-	@echo "make test    run the tests of every change, in minutes"
+	@echo "make test    run the tests of every change"
 	@echo "make nightly run more and larger cells of the same, as CI does after make test"
 	@echo "make weekly  audits of a size that takes many minutes"
 	@echo "make lint    ruff and mypy"
