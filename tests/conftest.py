@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
+
+from tests import accounts
 
 # Continuous integration judges a change, so it tries the same cases every time; new ones are found on a developer's machine.
 # Neither looks at the clock: how long cases take to draw depends on what else the machine does.
@@ -33,6 +38,14 @@ _FIRST = ("test_examples.py", "contracts/test_methods.py")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first."""
     items.sort(key=lambda item: not item.path.as_posix().endswith(_FIRST))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """The accountant on a coarse grid, fixtures included; where no federation is known, no test asks an accountant much."""
+    exact = any(name in item.path.as_posix() for name in accounts.EXACT)
+    with nullcontext() if exact or "secure_fed.federation" not in sys.modules else accounts.coarse():
+        return (yield)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

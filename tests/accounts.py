@@ -1,0 +1,31 @@
+"""The accountant of tests that are not about its digits: on a coarser grid, at a fifteenth of the time.
+
+`coarse` patches one function, so that everything asked of the accountant in one process is on one grid. What it says stays
+an upper bound, close above that of the grid of record (`test_accounting.py` compares the two).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+# Here the grid is that of record: folders and files about epsilons themselves, and about processes that a test starts.
+EXACT = (
+    *("tests/privacy/", "tests/test_", "test_adding_a_method.py", "test_budget_commands.py", "test_cli.py"),
+    *("test_bad_input.py", "test_command.py", "test_privacy_plan.py", "test_reliability.py", "test_run_budget.py"),
+)
+
+
+@contextmanager
+def coarse() -> Iterator[None]:
+    """Within it no epsilon is computed on a grid finer than that of tables."""
+    from privacy import accounting
+
+    of_record = accounting._epsilon
+
+    def epsilon(release: accounting.Release, count: int, delta: float, discretization: float) -> float:
+        return of_record(release, count, delta, max(discretization, accounting.COARSEST))
+
+    with patch.object(accounting, "_epsilon", epsilon):
+        yield
