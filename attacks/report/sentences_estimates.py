@@ -6,7 +6,6 @@ from attacks.report.reading import Audit, Estimated
 from attacks.report.wording import at_least
 from secure_fed.report.formatting import listed
 
-SHORT = {"independent": "independent", "sampled_gaussian": "Gaussian"}
 NAMES = {"independent": "if canaries are independent", "sampled_gaussian": "if the mechanism is Gaussian too"}
 SUPPOSES = {
     "independent": "the exact distribution of non-members' scores, and canaries that are independent of each other",

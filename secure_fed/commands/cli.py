@@ -98,7 +98,7 @@ def _add_reading(command: Callable[..., argparse.ArgumentParser]) -> None:
 def _demo(chosen: argparse.Namespace) -> None:
     from attacks import command as audits
     from secure_fed.commands import demo
-    from secure_fed.report import page as report
+    from secure_fed.report.page import write_report
     from secure_fed.runs.directory import private_part
 
     out = _run(demo.config(), chosen, "demo", resume=False)
@@ -107,7 +107,7 @@ def _demo(chosen: argparse.Namespace) -> None:
     beside = argparse.Namespace(out=str(unprotected), json=False)
     _run(demo.unprotected(), beside, "unprotected", resume=False, quiet=True)
     found = audits.side_by_side(out, unprotected)
-    report.write(out)  # again, since there is an audit now
+    write_report(out)  # again, since there is an audit now
     if not chosen.json:
         print("\n".join(found))
 
@@ -128,7 +128,7 @@ def _train(chosen: argparse.Namespace) -> None:
 def _run(config: RunConfig, chosen: argparse.Namespace, name: str, *, resume: bool, quiet: bool = False) -> Path:
     """Run, write the report, and say what came of it unless it is for a comparison."""
     from secure_fed.federation import Federation
-    from secure_fed.report import page as report
+    from secure_fed.report.page import write_report
     from secure_fed.report.progress import ConsoleProgress, TensorBoard
     from secure_fed.report.terminal import show_result
     from secure_fed.runs.checkpoint import read_checkpoint
@@ -151,7 +151,7 @@ def _run(config: RunConfig, chosen: argparse.Namespace, name: str, *, resume: bo
             federation.callbacks.append(TensorBoard(private_part(out) / TENSORBOARD, len(done)))
         federation.callbacks.append(stack.enter_context(ConsoleProgress(config.federation.rounds, done)))
         result = federation.run(out, resume=resume)
-    page = report.write(out)
+    page = write_report(out)
     if chosen.json:
         print(json.dumps(result.summary))
     elif not quiet:
@@ -174,9 +174,9 @@ def _methods(chosen: argparse.Namespace) -> None:
 
 
 def _report(chosen: argparse.Namespace) -> None:
-    from secure_fed.report import page as report
+    from secure_fed.report.page import write_report
 
-    print(report.write(chosen.run_dir))
+    print(write_report(chosen.run_dir))
 
 
 def _export(chosen: argparse.Namespace) -> None:

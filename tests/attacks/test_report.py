@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from attacks.report import page as report
-from attacks.report import sweep, terminal
+from attacks.report import page, sweep, terminal
 from attacks.report.page import plots
 from attacks.report.verdict import verdict
 from tests.attacks import samples
@@ -29,7 +28,7 @@ def outlined(audit: Audit) -> Outline:
 
 @lru_cache
 def _page(told: str) -> str:
-    return report.page(json.loads(told))
+    return page.page(json.loads(told))
 
 
 def paged(audit: Audit) -> str:
@@ -51,11 +50,11 @@ def violation() -> Audit:
     return samples.violation()
 
 
-def test_the_verdict_comes_first_and_the_rest_in_its_order(unprotected: Audit) -> None:
+def test_the_verdict_comes_first_and_at_the_end_again_whole(unprotected: Audit) -> None:
     text = outlined(unprotected).text
     titles = (
-        "The verdict in words",
-        "In numbers",
+        "A leak was found, and no guarantee covers it",
+        "The evidence",
         "Every attack, by every adversary",
         "True positives at low false-positive rates",
         "Accounted epsilon and lower bounds",
@@ -65,23 +64,57 @@ def test_the_verdict_comes_first_and_the_rest_in_its_order(unprotected: Audit) -
         "Without any model",
         "What an audit does not prove",
         "How it was measured",
+        "The verdict for the record",
     )
     places = [text.index(f"{title} ") for title in titles]
     assert places == sorted(places)
-    assert verdict(unprotected)["text"] in text
+    assert text.endswith(f"The verdict for the record {verdict(unprotected)['text']} ")
 
 
 def test_the_verdict_that_the_audit_carries_is_the_one_that_is_shown(protected: Audit, undrawn: None) -> None:
     carried = samples.copied(protected, verdict={"level": "none_found", "text": "Words of its own."})
-    assert "The verdict in words Words of its own." in outlined(carried).text
+    assert outlined(carried).text.count("Words of its own.") == 2
     odd = samples.copied(protected, verdict={"level": "splendid", "text": "All is well."})
     assert "All is well" not in outlined(odd).text
 
 
+def epsilons(audit: Audit) -> dict[str, str]:
+    """The first screen's bars of epsilon: names and what stands beside them."""
+    described = re.search(r'aria-label="epsilon allowed and epsilon shown"[^>]*><desc>(.*?)</desc>', paged(audit))
+    assert described is not None
+    return dict(one.split(": ", 1) for one in described[1].split("; "))
+
+
+def test_the_first_screen_shows_what_is_allowed_beside_what_was_found(
+    unprotected: Audit, protected: Audit, violation: Audit, undrawn: None
+) -> None:
+    assert epsilons(violation) == {"Allowed by the guarantee": "ε ≤ 0.99", "Shown by the audit": "ε ≥ 3.08"}
+    assert epsilons(unprotected) == {"Allowed, without a guarantee": "no limit", "Shown by the audit": "ε ≥ 2.02"}
+    assert epsilons(protected)["Allowed by the guarantee"] == "ε ≤ 7.97: right in ≤ 99.97 %"
+    assert epsilons(samples.copied(protected, unit="client"))["Allowed by the guarantee"] == "not comparable"
+    html = paged(violation)
+    assert html.index("epsilon allowed and epsilon shown") < html.index("<svg></svg>") < html.index("THE GUARANTEE IS")
+
+
+def test_a_narrow_contradiction_reads_as_one_on_the_first_screen(violation: Audit, undrawn: None) -> None:
+    narrow = samples.copied(violation, epsilon_accounted=0.9931)
+    for cell in narrow["cells"]:
+        cell["epsilon_lower"] = 0.9934 if cell.get("auc") is not None else None
+    assert epsilons(narrow) == {"Allowed by the guarantee": "ε ≤ 0.9931", "Shown by the audit": "ε ≥ 0.9934"}
+    assert "promises at most epsilon 0.9931 for" in outlined(narrow).text
+
+
+def test_a_void_audit_shows_no_curve_on_its_first_screen(unprotected: Audit, undrawn: None) -> None:
+    void = samples.copied(unprotected, baseline={"auc": 0.63, "auc_interval": [0.6, 0.66], "at_chance": False})
+    first, rest = paged(void).split("Every attack, by every adversary")
+    assert "<svg></svg>" not in first
+    assert rest.count("<svg></svg>") == paged(unprotected).count("<svg></svg>")
+
+
 def test_the_file_is_written_whole_and_is_the_same_again(protected: Audit, tmp_path: Path) -> None:
-    path = report.write(protected, tmp_path / "audit.html")
+    path = page.write(protected, tmp_path / "audit.html")
     first = path.read_bytes()
-    assert report.write(json.loads(json.dumps(protected)), path).read_bytes() == first
+    assert page.write(json.loads(json.dumps(protected)), path).read_bytes() == first
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -99,12 +132,12 @@ def test_the_file_needs_nothing_but_itself(unprotected: Audit) -> None:
 
 
 def test_what_does_not_apply_says_so_with_its_reason_and_has_no_number(unprotected: Audit) -> None:
-    page = paged(unprotected)
-    cells = re.findall(r'<td class="none">(.*?)</td>', page)
+    html = paged(unprotected)
+    cells = re.findall(r'<td class="none">(.*?)</td>', html)
     assert len(cells) == 9
     assert all(re.fullmatch(r"<b>does not apply</b><small>.+</small>", cell) for cell in cells)
     assert not any(re.search(r"\d", cell) for cell in cells)
-    assert "no canaries were planted" in page
+    assert "no canaries were planted" in html
     untried = samples.copied(unprotected, cells=unprotected["cells"][1:])
     assert '<td class="none"><b>not tried</b></td>' in paged(untried)
 

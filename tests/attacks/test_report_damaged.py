@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from attacks.report import page as report
-from attacks.report import terminal
+from attacks.report import page, terminal
 from attacks.report.page import plots
 from attacks.report.verdict import verdict
 from tests.attacks import samples
@@ -21,7 +20,7 @@ Audit = dict[str, Any]
 
 @pytest.mark.parametrize("audit", [{}, {"cells": [{}]}, {"sweep": [{}], "clients": [{}], "exposed": [{}]}])
 def test_an_audit_of_next_to_nothing_has_a_page(audit: Audit, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "This audit cannot tell" in Outline(report.page(audit)).text
+    assert "This audit cannot tell" in Outline(page.page(audit)).text
     terminal.show(audit)
     assert "cannot tell" in capsys.readouterr().out
 
@@ -64,7 +63,7 @@ def test_whatever_one_value_is_the_page_is_written(
         for key in path[:-1]:
             place = place[key]
         place[path[-1]] = spoil
-        Outline(report.page(audit))
+        Outline(page.page(audit))
         verdict(audit)
     terminal.show(audit)
     assert "verdict" in capsys.readouterr().out
@@ -85,4 +84,4 @@ def test_whatever_one_value_is_the_page_is_written(
 def test_drawings_of_odd_numbers(edit: Callable[[Audit], None]) -> None:
     audit = small()
     edit(audit)
-    assert "nan" not in report.page(audit)
+    assert "nan" not in page.page(audit)

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from attacks.report import page as report
-from attacks.report import terminal
+from attacks.report import page, terminal
 from attacks.report.page import plots
 from attacks.report.verdict import verdict
 from tests.attacks import samples
@@ -25,7 +24,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def outlined(audit: Audit) -> Outline:
-    return Outline(report.page(audit))
+    return Outline(page.page(audit))
 
 
 def test_attacks_on_other_things_than_membership_show_their_own_numbers(unprotected: Audit) -> None:
@@ -33,10 +32,10 @@ def test_attacks_on_other_things_than_membership_show_their_own_numbers(unprotec
     turned = samples.copied(unprotected)
     for cell in turned["cells"]:
         cell["measured"] = dict(reversed(cell["measured"].items()))
-    page = report.page(turned)
+    html = page.page(turned)
     shown = "<b>word recall 83.0 %</b><small>word precision 90.0 %</small><small>recall with position 80.0 %</small>"
-    assert page.count(shown) == 2
-    assert "<b>cosine 0.710</b><small>mean count error 1.800</small>" in page
+    assert html.count(shown) == 2
+    assert "<b>cosine 0.710</b><small>mean count error 1.800</small>" in html
 
 
 def texts(audit: Audit, **measured: Any) -> Audit:
@@ -71,12 +70,12 @@ def texts(audit: Audit, **measured: Any) -> Audit:
     ],
 )
 def test_a_cell_of_texts_is_marked_by_what_came_back(protected: Audit, measured: Audit, css: str, said: str) -> None:
-    page = report.page(texts(protected, **measured))
+    html = page.page(texts(protected, **measured))
     assert (
         len(
             re.findall(
                 rf'<td class="{css}"><b>(?:guessed )?word recall [^/]*</b>(?:<small>[^<]*</small>)*<small>{said}</small></td>',
-                page,
+                html,
             )
         )
         == 2
@@ -85,9 +84,9 @@ def test_a_cell_of_texts_is_marked_by_what_came_back(protected: Audit, measured:
 
 def test_the_numbers_of_the_most_exposed_are_among_all_numbers_and_no_name_is(protected: Audit) -> None:
     most = {"client": "St Mary", "round": 1, "bag_recall": 0.12, "bag_precision": 1.0}
-    page = report.page(texts(protected, bag_recall=0.1, bag_precision=1.0, most_exposed=most))
-    assert "most exposed: word recall 12.0 %" in page
-    assert "St Mary" not in page
+    html = page.page(texts(protected, bag_recall=0.1, bag_precision=1.0, most_exposed=most))
+    assert "most exposed: word recall 12.0 %" in html
+    assert "St Mary" not in html
 
 
 def test_no_headline_says_that_there_is_no_leak_where_a_part_of_the_texts_is_read_back(

@@ -18,7 +18,7 @@ import pytest
 from secure_fed.config import RunConfig
 from secure_fed.export import trained
 from secure_fed.federation import Federation
-from secure_fed.report import page as report
+from secure_fed.report.page import write_report
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.summing import Intake
 from secure_fed.runs import published, result
@@ -101,7 +101,7 @@ def run(chosen: RunConfig, place: Path, tape: list[Tensors], *, replays: bool) -
     played: Any = Played(built.assembly.server, tape, replays)
     built.assembly = replace(built.assembly, server=played)
     built.run(place / "run")
-    report.write(place / "run")
+    write_report(place / "run")
     trained.load_run(place / "run").export(place / "export")
     return built
 
@@ -148,7 +148,7 @@ def test_a_report_and_an_export_need_nothing_private(held_out: Path, tmp_path: P
     before = shown(held_out)
     hidden = (held_out / "run" / "private").rename(tmp_path / "hidden")
     try:
-        report.write(held_out / "run")
+        write_report(held_out / "run")
         trained.load_run(held_out / "run").export(tmp_path / "export")
     finally:
         hidden.rename(held_out / "run" / "private")

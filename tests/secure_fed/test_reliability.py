@@ -23,7 +23,7 @@ import torch
 from secure_fed.commands import cli
 from secure_fed.errors import RunDirectoryError
 from secure_fed.federation import Federation
-from secure_fed.report import page as report
+from secure_fed.report.page import write_report
 from secure_fed.runs import durable
 from secure_fed.runs.checkpoint import read_checkpoint, read_personal
 from secure_fed.runs.store import read_records
@@ -105,7 +105,7 @@ def run(scenario: str, path: Path, *, resume: bool = False, page: bool = False) 
     torch.set_num_threads(1)
     SCENARIOS[scenario]().run(path, resume=resume)
     if page:
-        report.write(path)
+        write_report(path)
 
 
 def run_and_die(scenario: str, path: Path, resume: bool, deadly: int) -> None:

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from secure_fed.errors import RunDirectoryError, StorageError
-from secure_fed.report import page as report
-from secure_fed.report.page import page, plots
+from secure_fed.report.page import page, plots, write_report
 from secure_fed.report.page.plots import Series
 from secure_fed.report.page.record import read
 
@@ -67,7 +66,7 @@ class Outline(HTMLParser):
 
 
 def written(folder: Path) -> Outline:
-    return Outline(report.write(folder).read_text(encoding="utf-8"))
+    return Outline(write_report(folder).read_text(encoding="utf-8"))
 
 
 def test_a_finished_run_is_told_in_words_first(run_folder: RunFolder) -> None:
@@ -111,7 +110,7 @@ def test_a_configuration_that_no_run_can_have_is_refused(
 ) -> None:
     folder = run_folder(edit=lambda run: run["config"].setdefault(section, {}).update({key: value}))
     with pytest.raises(RunDirectoryError, match=rf"config\.json is damaged.*{section}"):
-        report.write(folder)
+        write_report(folder)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +128,7 @@ def test_a_configuration_that_no_run_can_have_is_refused(
 def test_values_that_no_run_writes_are_one_sentence(run_folder: RunFolder, spoil: Callable[[Run], None]) -> None:
     folder = run_folder(edit=spoil)
     with pytest.raises(RunDirectoryError, match="hand-made is damaged: it holds a value that no run writes"):
-        report.write(folder)
+        write_report(folder)
     assert not (folder / "report.html").exists()
 
 
@@ -179,8 +178,8 @@ def test_drawings_refer_only_to_what_they_define(run_folder: RunFolder) -> None:
 
 def test_the_same_run_gives_the_same_bytes(run_folder: RunFolder) -> None:
     folder = run_folder()
-    first = report.write(folder).read_bytes()
-    assert report.write(folder).read_bytes() == first
+    first = write_report(folder).read_bytes()
+    assert write_report(folder).read_bytes() == first
 
 
 def test_another_run_gives_other_bytes(run_folder: RunFolder) -> None:
@@ -193,9 +192,9 @@ def test_a_users_plot_settings_have_no_say_and_are_left_alone(run_folder: RunFol
     import matplotlib
 
     folder = run_folder()
-    plain = report.write(folder).read_bytes()
+    plain = write_report(folder).read_bytes()
     with matplotlib.rc_context({"axes.grid": True, "font.size": 30, "svg.fonttype": "path"}):
-        assert report.write(folder).read_bytes() == plain
+        assert write_report(folder).read_bytes() == plain
         assert matplotlib.rcParams["font.size"] == 30
 
 
@@ -358,13 +357,13 @@ def test_a_damaged_run_directory_is_refused_and_nothing_is_written(
     if content is not None:
         (folder / name).write_text(content, encoding="utf-8")
     with pytest.raises(RunDirectoryError, match=re.escape(said)):
-        report.write(folder)
+        write_report(folder)
     assert not (folder / "report.html").exists()
 
 
 def test_no_run_directory_at_all(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match=r"nowhere holds no run"):
-        report.write(tmp_path / "nowhere")
+        write_report(tmp_path / "nowhere")
 
 
 def test_a_full_disk_leaves_the_old_report(run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,7 +375,7 @@ def test_a_full_disk_leaves_the_old_report(run_folder: RunFolder, monkeypatch: p
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(StorageError, match=r"report\.html cannot be written: No space left on device"):
-        report.write(folder)
+        write_report(folder)
     assert (folder / "report.html").read_text(encoding="utf-8") == "old"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from secure_fed.errors import RunDirectoryError
-from secure_fed.report import page as report
+from secure_fed.report.page import write_report
 
 RunFolder = Callable[..., Path]
 Run = dict[str, Any]
@@ -43,7 +43,7 @@ def measuring(*names: str, **evaluation: float) -> Callable[[Run], None]:
 
 def told(folder: Path) -> tuple[str, str]:
     """The report's section on diagnostics, as markup and as text."""
-    html = report.write(folder).read_text(encoding="utf-8")
+    html = write_report(folder).read_text(encoding="utf-8")
     found = re.search(r"<section>\n<h2>Diagnostics</h2>.*?</section>", html, re.DOTALL)
     markup = found.group() if found else ""
     return markup, re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", markup))
@@ -132,4 +132,4 @@ def test_a_diagnostic_that_no_run_writes(run_folder: RunFolder) -> None:
         run["rows"][3]["drift"] = 0.5
 
     with pytest.raises(RunDirectoryError, match="it holds a value that no run writes"):
-        report.write(run_folder(edit=spoilt))
+        write_report(run_folder(edit=spoilt))

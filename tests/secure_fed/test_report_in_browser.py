@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 from matplotlib import image
 
-from secure_fed.report import page as report
+from secure_fed.report.page import write_report
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
@@ -204,7 +204,7 @@ def assert_drawn(browser: Browser, drawing: dict[str, Any]) -> None:
 @pytest.mark.parametrize("rounds", [1, 12])
 def test_every_plot_is_visible(browser: Browser, run_folder: RunFolder, width: int, scheme: str, rounds: int) -> None:
     browser.screen(width=width, scheme=scheme)
-    browser.open(report.write(run_folder(rounds)).as_uri())
+    browser.open(write_report(run_folder(rounds)).as_uri())
     drawings = browser.evaluate(BOXES)
     assert len(drawings) == 9
     for drawing in drawings:
@@ -215,7 +215,7 @@ def test_every_plot_is_visible(browser: Browser, run_folder: RunFolder, width: i
 def test_nothing_is_fetched_and_nothing_is_complained_of(
     browser: Browser, run_folder: RunFolder, finished: bool
 ) -> None:
-    url = report.write(run_folder(finished=finished)).as_uri()
+    url = write_report(run_folder(finished=finished)).as_uri()
     browser.open(url)
     assert browser.requests() == [url]
     assert browser.complaints() == []
@@ -226,7 +226,7 @@ def test_the_page_follows_the_readers_light(
     browser: Browser, run_folder: RunFolder, scheme: str, ground: tuple[int, int, int]
 ) -> None:
     browser.screen(width=1200, scheme=scheme)
-    browser.open(report.write(run_folder()).as_uri())
+    browser.open(write_report(run_folder()).as_uri())
     corner = browser.picture({"x": 0, "y": 0, "width": 4, "height": 4})
     assert (corner == ground).all()
 
@@ -237,7 +237,7 @@ def test_a_phone_shows_the_page_without_scrolling_sideways(browser: Browser, run
         run["config"]["model"]["name"] = "/srv/models/" + "a-very-long-folder-name" * 6
 
     browser.screen(width=360, scheme="light")
-    browser.open(report.write(run_folder(edit=long_names)).as_uri())
+    browser.open(write_report(run_folder(edit=long_names)).as_uri())
     browser.evaluate('document.querySelectorAll("details").forEach(part => part.open = true)')
     assert browser.evaluate("document.documentElement.scrollWidth") <= 360
 
@@ -251,7 +251,7 @@ def test_a_phone_shows_a_guarantee_without_scrolling_sideways(
 ) -> None:
     browser.screen(width=360, scheme="light")
     edit = private_edit(private=private, mechanism="a-very-long-mechanism" * 9)
-    browser.open(report.write(run_folder(edit=edit)).as_uri())
+    browser.open(write_report(run_folder(edit=edit)).as_uri())
     browser.evaluate('document.querySelectorAll("details").forEach(part => part.open = true)')
     assert browser.evaluate("document.documentElement.scrollWidth") <= 360
     warned = browser.evaluate('document.querySelectorAll("section.warning").length')
@@ -265,7 +265,7 @@ def test_a_script_in_a_clients_name_is_only_shown(browser: Browser, run_folder: 
         run["run"]["clients"][0] = name
         run["rows"][0]["rejected"] = [name]
 
-    url = report.write(run_folder(edit=hostile)).as_uri()
+    url = write_report(run_folder(edit=hostile)).as_uri()
     browser.open(url)
     assert name in browser.evaluate("document.body.innerText")
     assert browser.evaluate("document.title") == "hand-made: federated fine-tuning report"

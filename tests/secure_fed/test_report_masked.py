@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from secure_fed.report import formatting as words
-from secure_fed.report import page as report
+from secure_fed.report.page import write_report
 from tests.secure_fed import toys
 from tests.secure_fed.masked_edit import CASES, masked
 
@@ -22,7 +22,7 @@ Edit = Callable[[Run], None]
 
 def told(folder: Path) -> str:
     """The words of the page."""
-    page = report.write(folder).read_text(encoding="utf-8")
+    page = write_report(folder).read_text(encoding="utf-8")
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<style>.*?</style>|<[^>]*>", " ", page, flags=re.DOTALL)))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from secure_fed.errors import RunDirectoryError
-from secure_fed.report import page as report
+from secure_fed.report.page import write_report
 from secure_fed.report.terminal import show_result
 
 RunFolder = Callable[..., Path]
@@ -38,7 +38,7 @@ def measured(**changes: Any) -> Callable[[Run], None]:
 
 
 def page(folder: Path) -> str:
-    return report.write(folder).read_text(encoding="utf-8")
+    return write_report(folder).read_text(encoding="utf-8")
 
 
 def told(folder: Path) -> str:
@@ -153,7 +153,7 @@ def test_an_audit_that_may_not_be_read_does_not_keep_the_report_from_being_writt
 @pytest.mark.parametrize("changes", [{"auc": "high"}, {"auc_interval": [0.1]}, {"tpr_at_fpr": {"0.01": {}}}])
 def test_values_that_no_run_writes_are_one_sentence(run_folder: RunFolder, changes: Run) -> None:
     with pytest.raises(RunDirectoryError, match="it holds a value that no run writes"):
-        report.write(run_folder(edit=measured(**changes)))
+        write_report(run_folder(edit=measured(**changes)))
 
 
 @pytest.fixture

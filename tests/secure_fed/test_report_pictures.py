@@ -13,7 +13,7 @@ import pytest
 from secure_fed.report.page import pictures
 from secure_fed.report.page.guarantee import stated
 from secure_fed.report.page.observers import carried, guarantee_picture, observers, path_picture, share, stations
-from secure_fed.report.page.pictures import Observer, Station
+from secure_fed.report.page.pictures import Bar, Station
 from secure_fed.report.page.record import RunRecord, read
 from tests.secure_fed.masked_edit import masked
 
@@ -81,7 +81,7 @@ def test_a_void_guarantee_limits_nobody(
 
 
 def test_a_bar_is_as_long_as_its_epsilon() -> None:
-    names = [Observer("a", 2.0, ""), Observer("b", 4.0, ""), Observer("c", 12.0, ""), Observer("d", math.inf, "")]
+    names = [Bar("a", 2.0, ""), Bar("b", 4.0, ""), Bar("c", 12.0, ""), Bar("d", math.inf, "")]
     drawn = pictures.limits("bars", names)
     two, four, *beyond = bars(drawn)
     assert four == pytest.approx(2 * two)
@@ -111,6 +111,6 @@ def test_a_share_of_right_guesses_is_rounded_up(epsilon: float, delta: float, sa
 def test_a_drawing_holds_text_and_no_markup() -> None:
     hostile = "<script>&\"'"
     drawn = pictures.path(hostile, [Station(hostile, hostile, hostile, hostile)] * 2, [hostile])
-    drawn += pictures.limits(hostile, [Observer(hostile, 1.0, hostile)])
+    drawn += pictures.limits(hostile, [Bar(hostile, 1.0, hostile)])
     assert "<script" not in drawn
-    assert drawn.count("&lt;script&gt;&amp;&quot;&#x27;") == 2 + 8 + 1 + 2
+    assert drawn.count("&lt;script&gt;&amp;&quot;&#x27;") == 2 + 8 + 1 + 2 + 8 + 2, "title, words and description"

@@ -14,7 +14,7 @@ import pytest
 
 from privacy.entropy import SeededEntropy
 from secure_fed.errors import RunDirectoryError
-from secure_fed.report import page as report
+from secure_fed.report.page import write_report
 from tests.secure_fed import toys
 
 RunFolder = Callable[..., Path]
@@ -24,7 +24,7 @@ Run = dict[str, Any]
 
 def told(folder: Path) -> str:
     """The words of the page."""
-    page = report.write(folder).read_text(encoding="utf-8")
+    page = write_report(folder).read_text(encoding="utf-8")
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<style>.*?</style>|<[^>]*>", " ", page, flags=re.DOTALL)))
 
 
@@ -179,7 +179,7 @@ def test_statements_are_text_never_markup(run_folder: RunFolder, private_edit: P
         lambda run: run["result"]["privacy"].update(ledger=hostile, data_set=hostile),
         lambda run: run["result"].update(privacy_statement=hostile),
     )
-    page = report.write(run_folder(edit=edit)).read_text(encoding="utf-8")
+    page = write_report(run_folder(edit=edit)).read_text(encoding="utf-8")
     assert "<script" not in page
     assert page.count("&lt;script&gt;") >= 12
 
@@ -189,7 +189,7 @@ def test_a_statement_that_no_run_writes_is_one_sentence(
     run_folder: RunFolder, private_edit: PrivateEdit, terms: dict[str, Any]
 ) -> None:
     with pytest.raises(RunDirectoryError, match="it holds a value that no run writes"):
-        report.write(run_folder(edit=private_edit(**terms)))
+        write_report(run_folder(edit=private_edit(**terms)))
 
 
 @pytest.mark.parametrize(

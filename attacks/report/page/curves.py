@@ -8,7 +8,7 @@ from attacks.report import significance
 from attacks.report.page import plots
 from attacks.report.page.plots import Curve
 from attacks.report.reading import NO_UNIT, Audit, Cell
-from attacks.report.sentences_estimates import NAMES, SHORT, estimates, supposing
+from attacks.report.sentences_estimates import NAMES, estimates, supposing
 from attacks.report.values import numbers
 from attacks.report.wording import apart, at_least, confidence, promised, unit_one
 from secure_fed.report.formatting import MISSING, at_most, number, percent
@@ -19,8 +19,30 @@ _FIRST = 6  # lower bounds that are shown at once
 _HEAD = ("attack", "weakest adversary", "epsilon, lower bound", "epsilon accounted", "guarantee")
 
 
+def first_curve(audit: Audit) -> str:
+    """The main attack's ROC, else that of the strongest attack; "" of a void audit, whose curves say nothing of the model."""
+    first = None if audit.baseline.at_chance is False else _first(audit)
+    return "" if first is None else _drawing(audit, first, _AXES)
+
+
 def characteristic(audit: Audit) -> str:
-    """The ROC of each adversary's strongest attack that no weaker adversary can make; for one of them, of the main attack."""
+    """The ROC of each adversary's strongest attack that no weaker adversary can make, but for that of the first screen."""
+    shown = None if audit.baseline.at_chance is False else _first(audit)
+    drawn = [_drawing(audit, cell) for cell in _best(audit) if cell != shown]
+    return section(
+        "True positives at low false-positive rates",
+        figures(*drawn),
+        folded("How to read these curves", paragraph(_READING)) if drawn or shown else "",
+    )
+
+
+def _first(audit: Audit) -> Cell | None:
+    best = _best(audit)
+    return audit.main_cell if audit.main_cell in best else significance.strongest(best)
+
+
+def _best(audit: Audit) -> list[Cell]:
+    """The strongest cell of each adversary that has a curve; the main cell for its own adversary."""
     drawable = [cell for cell in audit.results if _curve(audit, cell)]
     best = [
         audit.main_cell
@@ -28,12 +50,7 @@ def characteristic(audit: Audit) -> str:
         else significance.strongest([cell for cell in drawable if cell.vantage == vantage.name])
         for vantage in audit.vantages
     ]
-    drawn = [_drawing(audit, cell) for cell in best if cell is not None]
-    return section(
-        "True positives at low false-positive rates",
-        paragraph(_READING) if drawn else "",
-        figures(*drawn),
-    )
+    return [cell for cell in best if cell is not None]
 
 
 def bounds(audit: Audit) -> str:
@@ -48,7 +65,6 @@ def bounds(audit: Audit) -> str:
         "Accounted epsilon and lower bounds",
         paragraph(_loud(audit, cell), "loud") if broken else "",
         paragraph(_bounds(audit)),
-        figures(_bars(audit, cell)),
         _estimated(audit),
         subsection("Every lower bound", table(_HEAD, rows[:_FIRST])),
         folded("The other lower bounds", table(_HEAD, rows[_FIRST:])) if rows[_FIRST:] else "",
@@ -73,7 +89,7 @@ def _row(audit: Audit, cell: Cell) -> tuple[str, ...]:
     )
 
 
-def _drawing(audit: Audit, cell: Cell) -> str:
+def _drawing(audit: Audit, cell: Cell, *explained: str) -> str:
     curve = _curve(audit, cell)
     if curve is None:
         return ""
@@ -89,7 +105,7 @@ def _drawing(audit: Audit, cell: Cell) -> str:
     if most is not None and most.by == "mechanism":
         sentences.append(f"The guarantee allows an AUC of {number(most.auc)}.")
     drawn = plots.characteristic(f"operating characteristic, cell {place + 1}", curve, _floor(cell))
-    return figure(title, drawn, " ".join(sentences))
+    return figure(title, drawn, " ".join((*explained, *sentences)))
 
 
 def _curve(audit: Audit, cell: Cell) -> Curve | None:
@@ -143,15 +159,6 @@ def _estimated(audit: Audit) -> str:
     return subsection("Estimates, which are no bounds", paragraph(_ESTIMATES), table(head, rows))
 
 
-def _bars(audit: Audit, cell: Cell) -> str:
-    accounted = cell.accounted if audit.covers(cell) else None
-    how = f": {cell.how}" if cell.how else ""
-    caption = f"Lower bound by {audit.attack_title(cell.attack)}, {audit.vantage_title(cell.vantage)}{how}."
-    between = [(f"estimate, {SHORT[one.name]}", one.epsilon) for one in estimates(audit) if one.name in SHORT]
-    drawn = plots.promised_and_shown("lower bound beside accounted epsilon", cell.lower or 0.0, accounted, between)
-    return figure("Epsilon for one unit", drawn, caption)
-
-
 def _promise(audit: Audit, cell: Cell) -> str:
     if not audit.protected:
         return promised(audit)
@@ -160,6 +167,7 @@ def _promise(audit: Audit, cell: Cell) -> str:
     return at_most(cell.accounted) if cell.accounted is not None else "none against this adversary"
 
 
+_AXES = "Upwards the members that the attack identifies, to the right the non-members that it accuses."
 _READING = (
     "The ROC of each adversary's strongest attack, or of the main one: true-positive rate (TPR, upwards) over false-positive"
     " rate (FPR, to the right), both on logarithmic axes. The dotted line is a coin. What matters is how far a curve rises"

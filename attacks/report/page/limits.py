@@ -59,13 +59,11 @@ def how(audit: Audit) -> str:
     papers = ((attack.title, attack.about or MISSING) for attack in audit.attacks)
     return section(
         "How it was measured",
-        paragraph(
-            f"{_PULLED if audit.phantoms else _TRAINED.format(units=units(audit))} No attack sees the coins;"
-            " its scores are compared with them afterwards. Each interval has a confidence of 95 %, by itself. The"
-            " significance is corrected for the number of attacks: the AUC of the main attack is tested at four fifths of"
-            " it; the other numbers share the rest, or all of it once the main AUC is significant."
-        ),
         facts(rows),
+        folded(
+            "The experiment",
+            paragraph(f"{_PULLED if audit.phantoms else _TRAINED.format(units=units(audit))} {_TESTED}"),
+        ),
         folded("Attacks and where they come from", table(("attack", "paper"), papers)) if audit.attacks else "",
     )
 
@@ -78,6 +76,11 @@ _PULLED = (
     "Phantoms are audited units that are nobody's data. A fair coin decided for each whether it pulled the model along a"
     " random direction of its own, as far as a unit of the data may, or did nothing. So members and non-members differ in"
     " nothing but that."
+)
+_TESTED = (
+    "No attack sees the coins; its scores are compared with them afterwards. Each interval has a confidence of 95 %, by itself."
+    " The significance is corrected for the number of attacks: the AUC of the main attack is tested at four fifths of it; the"
+    " other numbers share the rest, or all of it once the main AUC is significant."
 )
 _NO_TEXTS = (
     "Phantoms have no texts, and their coins are independent of everything else. So only the run can distinguish those that"

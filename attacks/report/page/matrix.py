@@ -32,10 +32,13 @@ def matrix(audit: Audit) -> str:
     sees = (f"{vantage.title}: sees {vantage.about or 'an unknown part'}." for vantage in audit.vantages)
     return section(
         "The attacks requested, by every adversary" if audit.asked_for else "Every attack, by every adversary",
-        paragraph(_READING),
-        paragraph(_main(audit)),
-        bullets((*sees, "Each adversary also has what those before it have.")),
         _table(audit),
+        folded(
+            "How to read this table",
+            paragraph(_READING),
+            paragraph(_main(audit)),
+            bullets((*sees, "Each adversary also has what those before it have.")),
+        ),
         _left_out(audit),
         folded("All numbers of every cell", _numbers(audit), _notes(audit)),
     )
@@ -88,7 +91,7 @@ def _left_out(audit: Audit) -> str:
         if _nowhere(audit, attack):
             titles.setdefault(_reasons(audit, attack), []).append(attack.title)
     lines = [f"{'; '.join(named)}. {_given(reasons)}" for reasons, named in titles.items()]
-    return paragraph("These attacks do not apply to this run, whoever makes them:") + bullets(lines) if lines else ""
+    return folded("Attacks that no adversary can make on this run", bullets(lines))
 
 
 def _reasons(audit: Audit, attack: Named) -> tuple[tuple[str, str], ...]:

@@ -1,16 +1,22 @@
-"""The first sections of the page: the verdict, and the key figures."""
+"""The first screen of the page, the verdict and two pictures of it, and the last section, the verdict whole."""
 
 from __future__ import annotations
 
+import math
+
 from attacks.report import significance
+from attacks.report.page.curves import first_curve
 from attacks.report.reading import NO_UNIT, Audit
 from attacks.report.sentences_estimates import NAMES, estimates
 from attacks.report.sentences_membership import standing, uncovered
 from attacks.report.values import words
 from attacks.report.verdict import LEVELS
-from attacks.report.wording import at_least, confidence, promised, sides, unit_one, units
+from attacks.report.wording import apart, at_least, confidence, promised, sides, unit_one, units
 from secure_fed.report.formatting import at_most, number, percent
-from secure_fed.report.page.markup import facts, paragraph, section, text
+from secure_fed.report.page import pictures
+from secure_fed.report.page.markup import facts, figure, figures, paragraph, section, text
+from secure_fed.report.page.observers import limit
+from secure_fed.report.page.pictures import Bar
 
 _HEADLINES = {
     "none_found": "Nothing was found",
@@ -20,6 +26,7 @@ _HEADLINES = {
     "unsupported": "This audit cannot tell",
 }
 _TEXTS = "A leak was found: texts were read back"
+_ALLOWED = "Allowed by the guarantee"
 _PART = "Nothing of membership was found, and part of the texts was read back"
 _WARNS = ("leak", "violation", "unsupported")
 
@@ -35,38 +42,80 @@ def recorded(audit: Audit) -> tuple[str, str, str] | None:
     return (level, body, summary) if level in LEVELS and body else None
 
 
-def heading(audit: Audit, level: str) -> str:
-    """The run's name and the verdict as a label."""
+def first_screen(audit: Audit, level: str, summary: str) -> str:
+    """The verdict in one sentence, the pictures of epsilon and of the attack, then the finding in words and the key figures."""
     part = level == "none_found" and significance.partly(audit)
     texts = level == "leak" and standing(audit) != "leak"
     headline = _PART if part else _TEXTS if texts else _HEADLINES[level].format(uncovered=uncovered(audit))
-    chip = paragraph(headline, "state open" if part or level in _WARNS else "state")
-    return f'<header>\n<p class="kind">Privacy audit</p>\n<h1>{text(name(audit))}</h1>\n{chip}</header>\n'
+    warns = part or level in _WARNS
+    return (
+        f'<header>\n<p class="kind">Privacy audit</p>\n<h1>{text(name(audit))}</h1>\n</header>\n'
+        + section(headline, paragraph(_ends(audit)), css_class="privacy warning" if warns else "privacy")
+        + section(
+            "The evidence",
+            figures(_epsilons(audit), first_curve(audit)),
+            paragraph(summary.removeprefix(f"{headline}.").strip(), "lead"),
+            facts(_key(audit), "key"),
+        )
+    )
 
 
-def verdict(level: str, body: str, summary: str = "") -> str:
-    """The summary as a lead paragraph, and the rest of the verdict behind it."""
-    warns = " warning" if level in _WARNS else ""
-    if not summary or not body.startswith(summary):
-        summary = body
-    rest = body[len(summary) :].strip()
-    more = paragraph(rest) if rest else ""
-    return section("The verdict in words", paragraph(summary, "lead"), more, css_class=f"privacy{warns}")
+def for_the_record(body: str) -> str:
+    """The verdict with everything that it rests on, whole."""
+    return section("The verdict for the record", paragraph(body, "recorded"))
 
 
-def numbers(audit: Audit) -> str:
+def _key(audit: Audit) -> tuple[tuple[str, str], ...]:
     """The key figures: members and non-members, accuracy, main AUC, and both bounds on epsilon."""
-    member, non_member = sides(audit)
-    rows = (
-        (f"{units(audit)} {member}", number(audit.members)),
-        (f"{units(audit)} {non_member}", number(audit.non_members)),
+    return (
+        (f"{units(audit)} {' and '.join(sides(audit))}", f"{number(audit.members)} and {number(audit.non_members)}"),
         ("accuracy of the model", percent(audit.accuracy)),
         *_main(audit),
         ("epsilon accounted", promised(audit)),
-        *((f"epsilon estimated, {NAMES.get(one.name, one.name)}", at_least(one.epsilon)) for one in estimates(audit)),
         ("epsilon, lower bound", at_least(_lower(audit))),
     )
-    return section("In numbers", facts(rows, "key"), paragraph(_ends(audit), "after"))
+
+
+def _epsilons(audit: Audit) -> str:
+    """The guarantee's epsilon, the lower bound and the estimates on one scale, which says what each means for a guess."""
+    cell = next(iter(audit.bounded), None)
+    lower = None if cell is None else cell.lower
+    by = "" if cell is None else f"Shown by {audit.attack_title(cell.attack)}, {audit.vantage_title(cell.vantage)}. "
+    unproven = [
+        Bar(
+            f"Estimate, {NAMES.get(one.name, one.name)}",
+            one.epsilon,
+            f"ε ≥ {at_least(one.epsilon)}",
+            "--second",
+            hollow=True,
+        )
+        for one in estimates(audit)
+    ]
+    shown = Bar("Shown by the audit", lower, "nothing" if lower is None else f"ε ≥ {_apart(audit)[1]}", "--second")
+    drawn = pictures.limits("epsilon allowed and epsilon shown", (_guarantee(audit), shown, *unproven))
+    return figure("Epsilon, allowed and shown", drawn, f"{by}{_AXIS}{_OUTLINES if unproven else ''}")
+
+
+def _guarantee(audit: Audit) -> Bar:
+    """The epsilon that the shown one is compared with; without a bar where no epsilon is comparable."""
+    cell = next(iter(audit.bounded), None)
+    if audit.unit == NO_UNIT:
+        return Bar("Allowed, without a guarantee", math.inf, "no limit")
+    if not audit.comparable:
+        return Bar(_ALLOWED, None, "not comparable" if audit.protected else promised(audit))
+    accounted = audit.epsilon if cell is None else cell.accounted
+    if accounted is None:
+        return Bar(_ALLOWED, math.inf, "none against this adversary")
+    broken = cell is not None and significance.contradicts(cell, audit)
+    return Bar(_ALLOWED, accounted, f"ε ≤ {_apart(audit)[0]}" if broken else limit(accounted, audit.delta or 0.0))
+
+
+def _apart(audit: Audit) -> tuple[str, str]:
+    """The promise and the largest lower bound in words, with so many digits that a contradiction reads as one."""
+    cell = next(iter(audit.bounded), None)
+    if cell is not None and significance.contradicts(cell, audit):
+        return apart(cell.accounted or 0.0, cell.lower or 0.0)
+    return at_most(audit.epsilon), at_least(_lower(audit))
 
 
 def _main(audit: Audit) -> list[tuple[str, str]]:
@@ -93,22 +142,29 @@ def _untested(audit: Audit) -> str:
 
 
 def _ends(audit: Audit) -> str:
-    lower = _lower(audit)
+    """The promise of the run and the finding of the audit, in two sentences."""
+    lower, (allowed, shown) = _lower(audit), _apart(audit)
     promise = (
-        f"The run promises at most epsilon {at_most(audit.epsilon)} for {unit_one(audit.unit)}"
+        f"The run promises at most epsilon {allowed} for {unit_one(audit.unit)}"
         f"{'' if audit.delta is None else f', at delta {audit.delta:g}'}."
         if audit.protected
         else "The run promises no epsilon."
         if audit.unit == NO_UNIT
         else f"The run's guarantee is for {unit_one(audit.unit)}{_untested(audit)}; it has no epsilon that coins can test."
     )
-    shown = (
-        f"The audit shows that epsilon is at least {at_least(lower)} for {unit_one(audit.audited)}, with a confidence of"
+    found = (
+        f"The audit shows that epsilon is at least {shown} for {unit_one(audit.audited)}, with a confidence of"
         f" {confidence(audit)}."
         if lower
         else "The audit shows no lower bound above 0."
         if lower is not None
         else "The audit gave no lower bound on it."
     )
-    method = f" The method is {audit.method}." if audit.method else ""
-    return f"{promise} {shown} Epsilon limits what can be learned: 0 is nothing.{method}"
+    return f"{promise} {found}"
+
+
+_AXIS = (
+    "Below the axis: how often a guess whether the unit was in the training may be right at most with this epsilon, if yes and"
+    " no are equally likely. A coin is right in 50 %."
+)
+_OUTLINES = " Outlined bars are estimates, which assume more and prove nothing."

@@ -15,9 +15,8 @@ from secure_fed.runs.durable import atomic_write
 
 Section = Callable[[Audit], str]
 
-# In reading order, behind the verdict. A section returns "" where the audit has nothing for it.
+# In reading order, behind the first screen. A section returns "" where the audit has nothing for it.
 SECTIONS: tuple[Section, ...] = (
-    opening.numbers,
     matrix.matrix,
     curves.characteristic,
     curves.bounds,
@@ -37,10 +36,14 @@ def write(audit: Mapping[str, Any], path: Path) -> Path:
 
 
 def page(audit: Mapping[str, Any]) -> str:
-    """The whole HTML document. What `audit` lacks is told as missing; equal audits give equal bytes."""
+    """The whole HTML document. What `audit` lacks is reported as missing; equal audits give equal bytes."""
     parsed = read(audit)
     made = verdict(audit)
-    level, text, summary = opening.recorded(parsed) or (made["level"], made["text"], made["summary"])
-    first = opening.heading(parsed, level) + opening.verdict(level, text, summary)
+    level, body, summary = opening.recorded(parsed) or (made["level"], made["text"], made["summary"])
+    sections = (
+        opening.first_screen(parsed, level, summary if summary and body.startswith(summary) else body),
+        *(section(parsed) for section in SECTIONS),
+        opening.for_the_record(body),
+    )
     style = resources.files(__package__).joinpath("audit.css").read_text(encoding="utf-8")
-    return document(f"{opening.name(parsed)}: audit", first + "".join(section(parsed) for section in SECTIONS), style)
+    return document(f"{opening.name(parsed)}: audit", "".join(sections), style)

@@ -44,14 +44,6 @@ def characteristic(title: str, curve: Curve, floor: float) -> str:
     return drawing(title, lambda axes: _draw_characteristic(axes, curve, floor), inches=(4.6, 3.6))
 
 
-def promised_and_shown(
-    title: str, lower: float, accounted: float | None, between: Sequence[tuple[str, float]] = ()
-) -> str:
-    """The lower bound on epsilon as a bar, named estimates below it, and the accounted epsilon as the last."""
-    height = 1.5 + 0.4 * len(between)
-    return drawing(title, lambda axes: _draw_bounds(axes, lower, accounted, between), inches=(4.6, height))
-
-
 def scores(title: str, marks: Sequence[Mark]) -> str:
     """Accuracy and AUC of every run, the AUC with its interval; empty where none was measured."""
     if not any(mark.accuracy is not None or mark.auc is not None for mark in marks):
@@ -88,30 +80,6 @@ def _draw_characteristic(axes: Axes, curve: Curve, floor: float) -> None:
     axes.grid(color=RULE, linewidth=0.6)
     axes.set(xlabel="false-positive rate", ylabel="true-positive rate")
     _legend(axes, 3)
-
-
-def _draw_bounds(axes: Axes, lower: float, accounted: float | None, between: Sequence[tuple[str, float]]) -> None:
-    top = len(between) + 1
-    axes.barh(top, lower, color=SECOND, height=0.62)
-    _beside(axes, lower, top, at_least(lower))
-    for place, (_, value) in zip(range(top - 1, 0, -1), between, strict=True):
-        axes.barh(place, value, facecolor="none", edgecolor=SECOND, hatch="///", linewidth=0.8, height=0.62)
-        _beside(axes, value, place, at_least(value))
-    if accounted is None:
-        _beside(axes, 0, 0, "no guarantee")
-    else:
-        axes.barh(0, accounted, color=FIRST, height=0.62)
-        _beside(axes, accounted, 0, at_most(accounted))
-    names = ["lower bound", *(name for name, _ in between), "accounted"]
-    axes.set_yticks(range(top, -1, -1), labels=names)
-    most = max([lower, accounted or 0.0, 0.1, *(value for _, value in between)])
-    axes.set(xlim=(0, 1.18 * most), ylim=(-0.5, top + 0.5), xlabel="epsilon")
-    axes.tick_params(axis="y", length=0, pad=6)
-
-
-def _beside(axes: Axes, end: float, place: float, label: str) -> None:
-    """The length of a bar, written behind its end."""
-    axes.annotate(label, (end, place), xytext=(5, 0), textcoords="offset points", va="center")
 
 
 def _draw_scores(axes: Axes, marks: Sequence[Mark]) -> None:

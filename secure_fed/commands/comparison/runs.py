@@ -46,7 +46,7 @@ def compare(
 
 def _finished(job: Job) -> RunRecord | None:
     """The run, if all its rounds are done, or as many as its budget allowed."""
-    from secure_fed.report import page as report
+    from secure_fed.report.page import write_report
 
     if not (job.run_dir / CONFIG).exists() or not (job.run_dir / FACTS).exists():
         return None
@@ -54,14 +54,14 @@ def _finished(job: Job) -> RunRecord | None:
     if record.result is None:
         return None
     if not (job.run_dir / _PAGE).exists():  # killed between its end and its report
-        report.write(job.run_dir)
+        write_report(job.run_dir)
     return record
 
 
 def _made(job: Job, progress: Progress) -> RunRecord:
     """The run, begun or gone on with, until its end."""
     from secure_fed.federation import Federation
-    from secure_fed.report import page as report
+    from secure_fed.report.page import write_report
 
     with progress(job) as told:
         federation = Federation(job.config)
@@ -71,7 +71,7 @@ def _made(job: Job, progress: Progress) -> RunRecord:
         if hasattr(told, "on_begin"):
             told.on_begin(federation)
         federation.run(job.run_dir, resume=True)
-    report.write(job.run_dir)
+    write_report(job.run_dir)
     record = owned(job.run_dir)
     if record.result is None:
         raise RunDirectoryError(f"{job.run_dir} lost its result while the comparison ran; start the comparison again")

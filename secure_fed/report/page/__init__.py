@@ -18,6 +18,6 @@ page                 all sections in order, as one self-contained file, written 
 A section is a function `RunRecord -> HTML`, and returns "" where it does not apply to the run.
 """
 
-from secure_fed.report.page.page import write
+from secure_fed.report.page.page import write_report
 
-__all__ = ["write"]
+__all__ = ["write_report"]

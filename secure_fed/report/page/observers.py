@@ -9,7 +9,7 @@ from secure_fed.report.page import pictures
 from secure_fed.report.page.guarantee import Guarantee, right_at_most, stated
 from secure_fed.report.page.markup import figure
 from secure_fed.report.page.masks import masked
-from secure_fed.report.page.pictures import Observer, Station
+from secure_fed.report.page.pictures import Bar, Station
 from secure_fed.report.page.record import RunRecord
 
 
@@ -27,14 +27,14 @@ def path_picture(record: RunRecord) -> str:
     return figure("Who sees what", drawn, _EPSILON if record.private else _NO_EPSILON)
 
 
-def observers(guarantee: Guarantee | None) -> tuple[Observer, ...]:
+def observers(guarantee: Guarantee | None) -> tuple[Bar, ...]:
     """Whoever reads the model, whoever also sees who takes part, and the server."""
     if guarantee is None or not guarantee.holds:
-        return tuple(Observer(name, math.inf, "no limit") for name in (_READERS, _SERVER))
+        return tuple(Bar(name, math.inf, "no limit") for name in (_READERS, _SERVER))
     seen = guarantee.epsilon_participants
     server = math.inf if guarantee.place == "server" else seen
     found = ((_READERS, guarantee.epsilon), (_PARTICIPANTS, seen), (_SERVER, server))
-    return tuple(Observer(name, epsilon, _limit(epsilon, guarantee.delta)) for name, epsilon in found)
+    return tuple(Bar(name, epsilon, limit(epsilon, guarantee.delta)) for name, epsilon in found)
 
 
 def stations(record: RunRecord, guarantee: Guarantee | None) -> tuple[Station, ...]:
@@ -75,7 +75,7 @@ def _scale(guarantee: Guarantee) -> str:
     )
 
 
-def _limit(epsilon: float, delta: float) -> str:
+def limit(epsilon: float, delta: float) -> str:
     """Epsilon and the share of right guesses, both rounded up."""
     if not math.isfinite(epsilon):
         return "no limit"

@@ -37,7 +37,7 @@ SECTIONS: tuple[Section, ...] = (
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
-def write(run_dir: Path) -> Path:
+def write_report(run_dir: Path) -> Path:
     """Write `report.html` of the run in `run_dir` and return its path.
 
     The file is written whole or not at all, needs no network, runs no script, and is the same, byte for byte, for the same

@@ -1,6 +1,6 @@
 """Two drawings of what protects a run, as inline SVG in the page's colours.
 
-    limits      one bar for each observer: the largest epsilon against it, on a scale that says how often a guess is right
+    limits      bars of epsilon on one scale, which says how often a guess is right
     path        the way of a contribution, station by station: who sees what, and where noise is added
 
 Written by hand rather than plotted: a drawing is a few rectangles and lines of text. All text is escaped here.
@@ -21,12 +21,14 @@ _MARKS = (0, 1, 2, 3, 5, 8)
 
 
 @dataclass(frozen=True)
-class Observer:
-    """Somebody who wants to know whether a unit took part. epsilon: infinite where nothing limits what this observer learns."""
+class Bar:
+    """A named epsilon. None draws no bar, infinity an arrow. colour: a variable of the style sheet. hollow: only an outline."""
 
     name: str
-    epsilon: float
+    epsilon: float | None
     said: str
+    colour: str = "--first"
+    hollow: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,29 +41,36 @@ class Station:
     noise: str = ""
 
 
-def limits(title: str, observers: Sequence[Observer]) -> str:
-    """One bar for each observer over an axis from 0 to 10, with the share of right guesses below the axis."""
-    bars = "".join(_bar(observer, 4 + 36 * row) for row, observer in enumerate(observers))
-    top = 4 + 36 * len(observers)
+def limits(title: str, bars: Sequence[Bar]) -> str:
+    """The bars over an axis from 0 to 10, with the share of right guesses that an epsilon allows below the axis."""
+    drawn = "".join(_bar(bar, 4 + 36 * row) for row, bar in enumerate(bars))
+    top = 4 + 36 * len(bars)
     marks = "".join(_mark(epsilon, top) for epsilon in _MARKS)
-    return _svg(title, top + 32, bars + _line(_LEFT, top, _LEFT + _LONG, top) + marks)
+    described = "; ".join(f"{bar.name}: {bar.said}" for bar in bars)
+    return _svg(title, described, top + 32, drawn + _line(_LEFT, top, _LEFT + _LONG, top) + marks)
 
 
 def path(title: str, stations: Sequence[Station], between: Sequence[str]) -> str:
     """Stations from top to bottom, each joined to the next by an arrow that says what travels."""
     boxes = "".join(_box(station, 2 + 76 * row) for row, station in enumerate(stations))
     arrows = "".join(_arrow(carried, 50 + 76 * row) for row, carried in enumerate(between))
-    return _svg(title, 76 * len(stations) - 26, boxes + arrows)
+    described = "; ".join(
+        f"{one.name}: {', '.join(filter(None, (one.sees, one.limit, one.noise)))}" for one in stations
+    )
+    return _svg(title, described, 76 * len(stations) - 26, boxes + arrows)
 
 
-def _bar(observer: Observer, top: int) -> str:
-    beyond = not observer.epsilon <= _SCALE
-    length = max(2.0, _LONG * min(1.0, observer.epsilon / _SCALE))
-    tip = f"h{length - 6:g}l6 5l-6 5" if beyond else f"h{length:g}v10"
-    shape = f'<path d="M{_LEFT} {top + 17}{tip}H{_LEFT}Z" style="fill:var({"--warn" if beyond else "--first"})"/>'
+def _bar(bar: Bar, top: int) -> str:
     track = f'<rect x="{_LEFT}" y="{top + 17}" width="{_LONG}" height="10" style="fill:var(--rule);opacity:.45"/>'
-    names = _words(_LEFT, top + 12, observer.name) + _words(_LEFT + _LONG, top + 12, observer.said, "end", bold=True)
-    return track + shape + names
+    names = _words(_LEFT, top + 12, bar.name) + _words(_LEFT + _LONG, top + 12, bar.said, "end", bold=True)
+    if bar.epsilon is None:
+        return track + names
+    beyond = not bar.epsilon <= _SCALE
+    length = max(2.0, _LONG * min(1.0, bar.epsilon / _SCALE))
+    tip = f"h{length - 6:g}l6 5l-6 5" if beyond else f"h{length:g}v10"
+    colour = f"var({'--warn' if beyond and bar.colour == '--first' else bar.colour})"
+    fill = f"fill:none;stroke:{colour};stroke-width:1.4" if bar.hollow else f"fill:{colour}"
+    return f'{track}<path d="M{_LEFT} {top + 17}{tip}H{_LEFT}Z" style="{fill}"/>{names}'
 
 
 def _mark(epsilon: int, top: int) -> str:
@@ -104,5 +113,6 @@ def _words(x: float, y: float, words: str, anchor: str = "start", *, bold: bool 
     return f'<text x="{x:g}" y="{y:g}" style="{style}">{text(words)}</text>'
 
 
-def _svg(title: str, height: int, content: str) -> str:
-    return f'<svg role="img" aria-label="{text(title)}" viewBox="0 0 {WIDTH} {height}">{content}</svg>'
+def _svg(title: str, described: str, height: int, content: str) -> str:
+    head = f'<svg role="img" aria-label="{text(title)}" viewBox="0 0 {WIDTH} {height}"><desc>{text(described)}</desc>'
+    return f"{head}{content}</svg>"

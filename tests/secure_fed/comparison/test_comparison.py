@@ -28,7 +28,7 @@ SEEDS = (0, 1, 4)
 @pytest.fixture
 def no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports take longer than these runs."""
-    monkeypatch.setattr("secure_fed.report.page.write", lambda run_dir: run_dir / "report.html")
+    monkeypatch.setattr("secure_fed.report.page.write_report", lambda run_dir: run_dir / "report.html")
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from secure_fed.commands.cli import main
 from secure_fed.errors import ConfigError
 from secure_fed.export import trained
 from secure_fed.learning import tasks
-from secure_fed.report import page as report
+from secure_fed.report.page import write_report
 from secure_fed.report.terminal import show_result
 from secure_fed.runs.evaluation import evaluated
 from tests.secure_fed import toys
@@ -70,7 +70,7 @@ def test_a_task_learns_and_is_reported(task: str, configured: Configured, tmp_pa
     assert isinstance(result.summary["accuracy"], float) is TOYS[task].accuracy
     assert set(TOYS[task].measured) - {"macro_f1"} <= set(result.summary["metrics"])
     jsonschema.validate(json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8")), SCHEMA)
-    assert report.write(tmp_path / "run").stat().st_size > 1000
+    assert write_report(tmp_path / "run").stat().st_size > 1000
     show_result(result.summary)
 
 
