@@ -4,26 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from protocols.errors import ProtocolError
 from protocols.parameters import Parameters
 from protocols.rig.scene import Inbox, Scene
-
-
-def as_proposed(parameters: Parameters) -> Parameters:
-    return parameters
-
-
-def as_announced(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
-    return inbox
-
-
-def as_answered(scene: Scene, stage: str, client: int, answer: bytes) -> None:
-    scene.deliver(client, answer)
-
-
-def nothing_more(scene: Scene, stage: str) -> None:
-    return None
 
 
 @dataclass(frozen=True)
@@ -43,11 +28,31 @@ class Attack:
     active: bool = False  # only an active session can notice it
     ring: bool = False  # there has to be a ring
     exact: bool = False  # the others must get their sum all the same
-    propose: Callable[[Parameters], Parameters] = as_proposed  # what session the clients are asked into
-    tell: Callable[[Scene, str, Inbox], Inbox] = as_announced  # what the server tells, in the place of what it should
-    send: Callable[[Scene, str, int, bytes], None] = as_answered  # what becomes of a client's answer
-    closing: Callable[[Scene, str], None] = nothing_more  # before the server ends a stage
+    propose: Callable[[Parameters], Parameters] | None = None  # the session that the clients are invited to
+    tell: Callable[[Scene, str, Inbox], Inbox] | None = None  # the server's messages, in the place of the true ones
+    send: Callable[[Scene, str, int, bytes], None] | None = None  # delivers a client's answer, or another, or nothing
+    closing: Callable[[Scene, str], None] | None = None  # before the server ends a stage
     outcome: Callable[[Scene], str] | None = None  # where nobody has to refuse: what came out right, "" if it did not
 
 
 HONEST = Attack("", "nobody lies", "", "", ProtocolError)
+
+
+def lie(
+    into: list[Attack],
+    kind: str,
+    catcher: str,
+    stage: str,
+    error: type[ProtocolError],
+    hook: str,
+    how: Callable[[Any], Any] = lambda function: function,
+    **more: Any,
+) -> Callable[[Any], Any]:
+    """Add the attack whose `hook` is made by `how` from the decorated function. Its docstring is what the attack does."""
+
+    def add(function: Any) -> Any:
+        does = " ".join(function.__doc__.split())
+        into.append(Attack(kind, does, catcher, stage, error, **{hook: how(function)}, **more))
+        return function
+
+    return add

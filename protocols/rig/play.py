@@ -33,7 +33,7 @@ def _join(scene: Scene, attack: Attack) -> None:
     public = {client: identity.public for client, identity in scene.identities.items()}
     invited = scene.parameters.clients
     try:
-        proposed = attack.propose(scene.parameters)
+        proposed = attack.propose(scene.parameters) if attack.propose else scene.parameters
     except ProtocolError as error:  # not even parameters: nobody can read them
         proposed = scene.parameters
         scene.refusals += [Refusal(client, PARAMETERS, error) for client in invited]
@@ -58,7 +58,7 @@ def _stage(scene: Scene, attack: Attack, stage: str) -> None:
     scene.stage = stage
     scene.tallies.append(Tally(stage))
     scene.gone.update(scene.leaving.get(stage, ()))
-    inbox = attack.tell(scene, stage, dict(scene.inbox))
+    inbox = attack.tell(scene, stage, dict(scene.inbox)) if attack.tell else scene.inbox
     if stage == scene.stage_of(attack.stage):
         for client, message in inbox.items():
             if message is not scene.inbox.get(client) and client not in scene.gone:
@@ -68,7 +68,8 @@ def _stage(scene: Scene, attack: Attack, stage: str) -> None:
         _turn(scene, attack, client, message)
         if scene.progress is not None:
             scene.progress(stage, done, len(inbox))
-    attack.closing(scene, stage)
+    if attack.closing:
+        attack.closing(scene, stage)
     start = time.perf_counter()
     try:
         scene.inbox = scene.server.close()
@@ -90,7 +91,10 @@ def _turn(scene: Scene, attack: Attack, client: int, message: bytes) -> None:
     tally.up.append(len(answer))
     if client in (scene.peer, scene.victim, scene.liar):
         scene.messages[stage, client], scene.answers[stage, client] = message, answer
-    attack.send(scene, stage, client, answer)
+    if attack.send:
+        attack.send(scene, stage, client, answer)
+    else:
+        scene.deliver(client, answer)
 
 
 def _forget_shared_work() -> None:

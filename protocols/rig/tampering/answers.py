@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 from protocols.errors import Aborted, MessageError, Spent, Tampering
 from protocols.keys import Identity
 from protocols.messages import Confirm, Confirmations
-from protocols.rig.attack import Attack
+from protocols.rig.attack import Attack, lie
 from protocols.rig.scene import Inbox, Scene
 from protocols.rig.tampering.means import listing
 
+ANSWERS: list[Attack] = []
+_unmasked = partial(lie, ANSWERS, catcher="clients", stage="unmask")
 
+
+@_unmasked("both-shares", error=MessageError, hook="closing", exact=True)
 def _ask_again(scene: Scene, stage: str) -> None:
+    """The server asks all once more, with a list on which one survivor is missing, to have both its secrets opened."""
     if stage != "unmask":
         return
     lie = set(scene.server.survivors) - {scene.peer}
@@ -27,7 +33,9 @@ def _keep_copy(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
     return inbox
 
 
+@_unmasked("second-unmask", error=Spent, hook="closing", exact=True, tell=_keep_copy)
 def _ask_copy(scene: Scene, stage: str) -> None:
+    """The server asks a client once more that was put back to the state before it answered."""
     if stage == "unmask":
         scene.lie(scene.kept, "unmask", scene.messages["unmask", scene.victim])
 
@@ -53,8 +61,10 @@ def _keep_signatures(scene: Scene, stage: str, client: int, answer: bytes) -> No
     side.append((client, Confirm.from_bytes(answer, scene.parameters, client).signature))
 
 
+@_unmasked("split-survivors", error=Aborted, hook="closing", active=True, tell=_split, send=_keep_signatures)
 def _show_sides(scene: Scene, stage: str) -> None:
-    """Each side is handed the signatures over its own list, all of them genuine."""
+    """The server shows two lists of survivors, each to half of the clients, to have both secrets of one of them opened."""
+    # Each side is handed the signatures over its own list, all of them genuine.
     if stage != "consistency":
         return
     for side in scene.kept:
@@ -63,8 +73,14 @@ def _show_sides(scene: Scene, stage: str) -> None:
             scene.lie(scene.clients[client], "unmask", message)
 
 
+def _all_but_victims(scene: Scene, stage: str, client: int, answer: bytes) -> None:
+    if (stage, client) != ("consistency", scene.victim):
+        scene.deliver(client, answer)
+
+
+@_unmasked("forged-signatures", error=Tampering, hook="tell", active=True, send=_all_but_victims)
 def _forge(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
-    """The victim alone is shown a list without the peer, and then signatures over it that the server has made itself."""
+    """The server shows one client another list than the rest, and signs that list in the others' names."""
     lie = set(scene.server.survivors) - {scene.peer}
     if stage == "consistency":
         return {**inbox, scene.victim: listing(scene, lie, scene.victim)}
@@ -77,52 +93,3 @@ def _forge(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
         if client != scene.peer
     }
     return {**inbox, scene.victim: Confirmations(signatures).to_bytes(scene.parameters)}
-
-
-def _all_but_victims(scene: Scene, stage: str, client: int, answer: bytes) -> None:
-    if (stage, client) != ("consistency", scene.victim):
-        scene.deliver(client, answer)
-
-
-ANSWERS = (
-    Attack(
-        "both-shares",
-        "The server asks all once more, with a list on which one survivor is missing, to have both its secrets opened.",
-        "clients",
-        "unmask",
-        MessageError,
-        exact=True,
-        closing=_ask_again,
-    ),
-    Attack(
-        "second-unmask",
-        "The server asks a client once more that was put back to the state before it answered.",
-        "clients",
-        "unmask",
-        Spent,
-        exact=True,
-        tell=_keep_copy,
-        closing=_ask_copy,
-    ),
-    Attack(
-        "split-survivors",
-        "The server shows two lists of survivors, each to half of the clients, to have both secrets of one of them opened.",
-        "clients",
-        "unmask",
-        Aborted,
-        active=True,
-        tell=_split,
-        send=_keep_signatures,
-        closing=_show_sides,
-    ),
-    Attack(
-        "forged-signatures",
-        "The server shows one client another list than the rest, and signs that list in the others' names.",
-        "clients",
-        "unmask",
-        Tampering,
-        active=True,
-        tell=_forge,
-        send=_all_but_victims,
-    ),
-)

@@ -3,57 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from protocols.errors import Aborted, MessageError, Tampering
 from protocols.messages import HEADER
-from protocols.rig.attack import Attack
+from protocols.rig.attack import Attack, lie
 from protocols.rig.scene import Inbox, Scene
-from protocols.rig.tampering.means import Tell, earlier, listing, withheld
+from protocols.rig.tampering.means import Tell, earlier, listing, told, withheld
 
+LISTS: list[Attack] = []
 Change = Callable[[Scene, set[int]], None]
+
+_told = partial(lie, LISTS, catcher="clients", stage="survivors", hook="tell")
+_shown = told("survivors")
 
 
 def to_victim(change: Change) -> Tell:
     """The victim alone is shown a list that was changed."""
-
-    def tell(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
-        if stage != scene.stage_of("survivors"):
-            return inbox
-        survivors = set(scene.server.survivors)
-        change(scene, survivors)
-        return {**inbox, scene.victim: listing(scene, survivors, scene.victim)}
-
-    return tell
+    return _shown(lambda scene, inbox: {**inbox, scene.victim: listing(scene, _changed(scene, change), scene.victim)})
 
 
 def to_all_listed(change: Change) -> Tell:
     """All who are on the changed list are shown it, and nobody else is shown any."""
 
-    def tell(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
-        if stage != scene.stage_of("survivors"):
-            return inbox
-        survivors = set(scene.server.survivors)
-        change(scene, survivors)
+    def shown(scene: Scene, inbox: Inbox) -> Inbox:
+        survivors = _changed(scene, change)
         return {client: listing(scene, survivors, client) for client in inbox if client in survivors}
 
-    return tell
+    return _shown(shown)
 
 
+def _changed(scene: Scene, change: Change) -> set[int]:
+    survivors = set(scene.server.survivors)
+    change(scene, survivors)
+    return survivors
+
+
+@_told("left-out", error=Tampering, how=to_victim)
 def _leave_out(scene: Scene, survivors: set[int]) -> None:
+    """The server shows one client a list of survivors without it, though its vector is in the sum."""
     survivors.remove(scene.victim)
 
 
+@_told("unlisted-survivor", error=Tampering, how=to_all_listed)
 def _add_stranger(scene: Scene, survivors: set[int]) -> None:
+    """The server lists a survivor that is not on the roster."""
     survivors.add(scene.parameters.clients[-1] + 1)
 
 
+@_told("undealt-survivor", error=Tampering, how=_shown, send=withheld)
+def _undealt(scene: Scene, inbox: Inbox) -> Inbox:
+    """The server lists a survivor that dropped out before its shares were out; its neighbours notice."""
+    lie = {*scene.server.survivors, scene.liar}
+    known = inbox if scene.parameters.active else scene.server._graph.holders(scene.liar)
+    return {client: listing(scene, lie, client) if client in known else true for client, true in inbox.items()}
+
+
+@_told("short-list", error=Aborted, how=to_all_listed)
 def _shorten(scene: Scene, survivors: set[int]) -> None:
+    """The server lists fewer survivors than the least sum has."""
     for client in sorted(survivors - {scene.victim})[scene.parameters.survivors - 2 :]:
         survivors.remove(client)
 
 
+@_told("isolated", error=Aborted, how=to_victim)
 def _isolate(scene: Scene, survivors: set[int]) -> None:
+    """The server says to one client that all its neighbours dropped out after it had sent its vector."""
     survivors.difference_update(scene.server._graph.holders(scene.victim))
 
 
@@ -65,103 +81,27 @@ def _cut(scene: Scene, survivors: set[int]) -> None:
     survivors.difference_update(turned[half + 1 : 2 * half + 1], turned[2 * half + 3 : 3 * half + 3])
 
 
-def _cut_choices(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
-    """Where clients choose, all whom the victim chose to mask with are said to be gone. It and its holders notice."""
-    if not scene.parameters.chosen or stage != scene.stage_of("survivors"):
-        return to_all_listed(_cut)(scene, stage, inbox)
+@_told("cut-ring", error=Aborted, how=_shown, ring=True)
+def _cut_choices(scene: Scene, inbox: Inbox) -> Inbox:
+    """The server says that those dropped out who share masks with one client or two, so that these have a sum of their own."""
+    if not scene.parameters.chosen:
+        return to_all_listed(_cut)(scene, scene.stage, inbox)
+    # Where clients choose, all whom the victim chose to mask with are said to be gone. It and its holders notice.
     graph: Any = scene.server._graph
     listed = set(scene.server.survivors) - set(graph.firsts(scene.victim))
     shown = listed & {scene.victim, *graph.holders(scene.victim)}
     return {client: listing(scene, listed, client) if client in shown else true for client, true in inbox.items()}
 
 
-def _twice(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
-    """Written by hand, since no code of ours would."""
-    if stage != scene.stage_of("survivors"):
-        return inbox
+@_told("listed-twice", error=MessageError, how=_shown)
+def _twice(scene: Scene, inbox: Inbox) -> Inbox:
+    """The server lists a survivor twice, so that fewer look like more."""
+    # Written by hand, since no code of ours would.
     end = HEADER.size + 4 + 4 * len(scene.server.survivors)  # of the list: signatures may follow
     return {client: true[: end - 4] + true[end - 8 : end - 4] + true[end:] for client, true in inbox.items()}
 
 
-def _stale(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
-    if stage != scene.stage_of("survivors"):
-        return inbox
-    return {**inbox, scene.victim: earlier(scene).messages[stage, scene.victim]}
-
-
-def _undealt(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
-    if stage != scene.stage_of("survivors"):
-        return inbox
-    lie = {*scene.server.survivors, scene.liar}
-    known = inbox if scene.parameters.active else scene.server._graph.holders(scene.liar)
-    return {client: listing(scene, lie, client) if client in known else true for client, true in inbox.items()}
-
-
-LISTS = (
-    Attack(
-        "left-out",
-        "The server shows one client a list of survivors without it, though its vector is in the sum.",
-        "clients",
-        "survivors",
-        Tampering,
-        tell=to_victim(_leave_out),
-    ),
-    Attack(
-        "unlisted-survivor",
-        "The server lists a survivor that is not on the roster.",
-        "clients",
-        "survivors",
-        Tampering,
-        tell=to_all_listed(_add_stranger),
-    ),
-    Attack(
-        "undealt-survivor",
-        "The server lists a survivor that dropped out before its shares were out; its neighbours notice.",
-        "clients",
-        "survivors",
-        Tampering,
-        send=withheld,
-        tell=_undealt,
-    ),
-    Attack(
-        "short-list",
-        "The server lists fewer survivors than the least sum has.",
-        "clients",
-        "survivors",
-        Aborted,
-        tell=to_all_listed(_shorten),
-    ),
-    Attack(
-        "isolated",
-        "The server says to one client that all its neighbours dropped out after it had sent its vector.",
-        "clients",
-        "survivors",
-        Aborted,
-        tell=to_victim(_isolate),
-    ),
-    Attack(
-        "cut-ring",
-        "The server says that those dropped out who share masks with one client or two, so that these have a sum of their own.",
-        "clients",
-        "survivors",
-        Aborted,
-        ring=True,
-        tell=_cut_choices,
-    ),
-    Attack(
-        "listed-twice",
-        "The server lists a survivor twice, so that fewer look like more.",
-        "clients",
-        "survivors",
-        MessageError,
-        tell=_twice,
-    ),
-    Attack(
-        "stale-list",
-        "The server shows one client the list of survivors of an earlier session.",
-        "clients",
-        "survivors",
-        MessageError,
-        tell=_stale,
-    ),
-)
+@_told("stale-list", error=MessageError, how=_shown)
+def _stale(scene: Scene, inbox: Inbox) -> Inbox:
+    """The server shows one client the list of survivors of an earlier session."""
+    return {**inbox, scene.victim: earlier(scene).messages[scene.stage, scene.victim]}

@@ -19,26 +19,28 @@ Send = Callable[[Scene, str, int, bytes], None]
 _BYSTANDERS = 2  # clients in an earlier session beside the three that have roles
 
 
-def refused(stage: str, change: Change) -> Send:
-    """In that stage the liar sends something else, which the server is not to take."""
+def sent(stage: str, *, at_once: bool = True) -> Callable[[Change], Send]:
+    """In that stage the liar sends something else. The server has to refuse it at once, or to notice it by the end."""
 
-    def send(scene: Scene, now: str, client: int, answer: bytes) -> None:
-        lies = (now, client) == (stage, scene.liar)
-        scene.deliver(client, change(scene, answer) if lies else answer, lie=lies)
+    def made(change: Change) -> Send:
+        def send(scene: Scene, now: str, client: int, answer: bytes) -> None:
+            lies = (now, client) == (stage, scene.liar)
+            if lies and not at_once:
+                scene.expect(SERVER)
+            scene.deliver(client, change(scene, answer) if lies else answer, lie=lies and at_once)
 
-    return send
+        return send
+
+    return made
 
 
-def found_out(stage: str, change: Change) -> Send:
-    """In that stage the liar sends something else, which the server cannot tell from the truth before the session ends."""
+def told(stage: str) -> Callable[[Callable[[Scene, Inbox], Inbox]], Tell]:
+    """In that stage, or where the "roster" or the "survivors" are shown, the server sends something else."""
 
-    def send(scene: Scene, now: str, client: int, answer: bytes) -> None:
-        lies = (now, client) == (stage, scene.liar)
-        if lies:
-            scene.expect(SERVER)
-        scene.deliver(client, change(scene, answer) if lies else answer)
+    def made(change: Callable[[Scene, Inbox], Inbox]) -> Tell:
+        return lambda scene, now, inbox: change(scene, inbox) if now == scene.stage_of(stage) else inbox
 
-    return send
+    return made
 
 
 def forged(scene: Scene) -> Advertise:

@@ -4,53 +4,101 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from protocols.errors import Aborted, Tampering
 from protocols.keys import Identity
 from protocols.messages import SEALED, Advertise, Delivery, Roster
 from protocols.opening import near
-from protocols.rig.attack import Attack
+from protocols.rig.attack import Attack, lie
 from protocols.rig.scene import Inbox, Scene
-from protocols.rig.tampering.means import Tell, earlier, forged, signed
+from protocols.rig.tampering.means import Tell, earlier, forged, signed, told
 
+ROSTERS: list[Attack] = []
 Adverts = dict[int, Advertise]
+Change = Callable[[Scene, Adverts], None]
+
+_shown = partial(lie, ROSTERS, catcher="clients", stage="roster", hook="tell")
+_told = partial(lie, ROSTERS, catcher="clients", hook="tell")
 
 
-def roster(change: Callable[[Scene, Adverts], None]) -> Tell:
+def roster(change: Change) -> Tell:
     """All are shown a roster that was changed, save for the peer, which would know its own keys again."""
 
-    def tell(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
-        if stage != scene.stage_of("roster"):
-            return inbox
-        adverts = dict(Roster.from_bytes(inbox[scene.peer], scene.parameters).adverts)
-        change(scene, adverts)
-        lie = Roster(adverts).to_bytes(scene.parameters)
+    def shown(scene: Scene, inbox: Inbox) -> Inbox:
+        lie = _changed(scene, inbox[scene.peer], change)
         return {client: message if client == scene.peer else lie for client, message in inbox.items()}
 
-    return tell
+    return told("roster")(shown)
 
 
+def near_peer(change: Change) -> Tell:
+    """All who are shown the peer are shown a roster that was changed."""
+
+    def shown(scene: Scene, inbox: Inbox) -> Inbox:
+        return {
+            client: _changed(scene, message, change)
+            if client != scene.peer and scene.peer in Roster.from_bytes(message, scene.parameters).adverts
+            else message
+            for client, message in inbox.items()
+        }
+
+    return told("roster")(shown)
+
+
+def _changed(scene: Scene, message: bytes, change: Change) -> bytes:
+    """The roster of that message with its advertisements changed."""
+    adverts = dict(Roster.from_bytes(message, scene.parameters).adverts)
+    change(scene, adverts)
+    return Roster(adverts).to_bytes(scene.parameters)
+
+
+def delivery(change: Callable[[Scene, dict[int, bytes]], None]) -> Tell:
+    """The victim is brought other shares than were dealt."""
+
+    def brought(scene: Scene, inbox: Inbox) -> Inbox:
+        true = Delivery.from_bytes(inbox[scene.victim], scene.parameters)
+        sealed, dealt = dict(true.sealed), dict(true.dealt)
+        change(scene, sealed)
+        if dealt:  # whose shares are not brought is not said to have dealt
+            owners = scene.server._graph.owners(scene.victim)
+            dealt = {one: seed for one, seed in dealt.items() if one not in owners or one in sealed}
+        return {**inbox, scene.victim: Delivery(sealed, dealt).to_bytes(scene.parameters)}
+
+    return told("mask")(brought)
+
+
+@_shown("swapped-key", error=Tampering, how=roster, active=True)
 def _swapped_key(scene: Scene, adverts: Adverts) -> None:
+    """The server shows all others its own keys in the place of one client's, to sit in the middle."""
     adverts[scene.peer] = signed(scene, forged(scene), scene.peer, Identity.new())
 
 
-def _small_order(scene: Scene, adverts: Adverts) -> None:
-    adverts[scene.peer] = replace(adverts[scene.peer], mask=bytes(32))
-
-
+@_shown("reused-key", error=Tampering, how=roster, active=True)
 def _reused_key(scene: Scene, adverts: Adverts) -> None:
-    """Genuine, of the session before, in which the server may have rebuilt the key."""
+    """The server shows all others the keys that one client advertised in an earlier session, with its signature of then."""
+    # Genuine, of the session before, in which the server may have rebuilt the key.
     before = earlier(scene)
     adverts[scene.peer] = Advertise.from_bytes(before.answers["advertise", scene.peer], before.parameters, scene.peer)
 
 
+@_shown("small-order-roster", error=Tampering, how=roster)
+def _small_order(scene: Scene, adverts: Adverts) -> None:
+    """The server shows all others a mask key of small order as one client's."""
+    adverts[scene.peer] = replace(adverts[scene.peer], mask=bytes(32))
+
+
+@_shown("uninvited", error=Tampering, how=roster)
 def _uninvited(scene: Scene, adverts: Adverts) -> None:
+    """The server puts a client of its own on the roster."""
     stranger = scene.parameters.clients[-1] + 1
     adverts[stranger] = signed(scene, forged(scene), stranger, Identity.new())
 
 
+@_shown("short-roster", error=Aborted)
 def _few_choices(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
-    """Where clients choose, the victim is shown too few of those it chose; else all are shown a roster that is too short."""
+    """The server shows a roster of fewer clients than the least sum has."""
+    # Where clients choose, the victim is shown too few of those it chose; else all are shown a roster that is too short.
     if not scene.parameters.chosen or stage != "share":
         return roster(_short_roster)(scene, stage, inbox)
     adverts = dict(Roster.from_bytes(inbox[scene.victim], scene.parameters).adverts)
@@ -65,30 +113,29 @@ def _short_roster(scene: Scene, adverts: Adverts) -> None:
         del adverts[client]
 
 
+@_shown("surround", error=Tampering, how=near_peer, active=True, ring=True)
 def _swapped_choice(scene: Scene, adverts: Adverts) -> None:
+    """The server shows those near a client another choice of neighbours than the client made, to surround whom it likes."""
     adverts[scene.peer] = replace(adverts[scene.peer], choice=bytes(32))
 
 
-def near_peer(change: Callable[[Scene, Adverts], None]) -> Tell:
-    """All who are shown the peer are shown a roster that was changed."""
-
-    def tell(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
-        if stage != scene.stage_of("roster"):
-            return inbox
-        messages = dict(inbox)
-        for client, message in inbox.items():
-            adverts = dict(Roster.from_bytes(message, scene.parameters).adverts)
-            if scene.peer in adverts and client != scene.peer:
-                change(scene, adverts)
-                messages[client] = Roster(adverts).to_bytes(scene.parameters)
-        return messages
-
-    return tell
+@_told("other-choice", stage="mask", error=Tampering, how=told("mask"), active=True, ring=True)
+def _other_choices(scene: Scene, inbox: Inbox) -> Inbox:
+    """The server lists another choice of neighbours than a client made, so that masks are on one side only."""
+    # All who are near the peer read another choice of it than it advertised, when those who have dealt are listed.
+    messages = dict(inbox)
+    for client, message in inbox.items():
+        if scene.peer in scene.clients[client]._agreed.adverts:
+            true = Delivery.from_bytes(message, scene.parameters)
+            lie = replace(true, dealt={**true.dealt, scene.peer: bytes(32)})
+            messages[client] = lie.to_bytes(scene.parameters)
+    return messages
 
 
+@_told("hidden-choice", stage="", error=Tampering, active=True, ring=True)
 def _hide_chooser(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
-    """The victim, somebody whom another chose one-sidedly, is not shown the other. It notices once it reads everybody's choice,
-    in the next stage."""
+    """The server hides from one client that another chose it as a neighbour."""
+    # The victim is somebody whom another chose one-sidedly. It notices once it reads everybody's choice, in the next stage.
     if stage == "share":
         graph, leaving = scene.server._graph, set().union(*scene.leaving.values())
         staying = [client for client in inbox if client not in leaving]
@@ -107,22 +154,20 @@ def _hide_chooser(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
     return inbox
 
 
-def _other_choices(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
-    """All who are near the peer read another choice of it than it advertised, when those who have dealt are listed."""
-    if stage != "mask":
-        return inbox
-    messages = dict(inbox)
-    for client, message in inbox.items():
-        if scene.peer in scene.clients[client]._agreed.adverts:
-            true = Delivery.from_bytes(message, scene.parameters)
-            lie = replace(true, dealt={**true.dealt, scene.peer: bytes(32)})
-            messages[client] = lie.to_bytes(scene.parameters)
-    return messages
+def _whatever_it_signed(scene: Scene, stage: str, client: int, answer: bytes) -> None:
+    """The server that has lied to the victim takes its vector nevertheless."""
+    if (stage, client) != ("mask", scene.victim):
+        scene.deliver(client, answer)
+        return
+    digest, scene.server._digest = scene.server._digest, scene.clients[client]._dealt
+    scene.deliver(client, answer)
+    scene.server._digest = digest
 
 
+@_told("withheld-delivery", stage="consistency", error=Tampering, active=True, send=_whatever_it_signed)
 def _withhold(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
-    """The victim is told that somebody has not dealt who has, and is brought nothing from there, so that it does not mask with
-    that client. It notices by the list of survivors, and who is near it by what it has signed."""
+    """The server says to one client that a neighbour has not dealt its shares, so that the two share no mask."""
+    # It notices by the list of survivors, and who is near it by what it has signed.
     if stage == "mask":
         true = Delivery.from_bytes(inbox[scene.victim], scene.parameters)
         withheld = scene.server._graph.partners(scene.victim)[0]
@@ -135,152 +180,21 @@ def _withhold(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
     return inbox
 
 
-def _whatever_it_signed(scene: Scene, stage: str, client: int, answer: bytes) -> None:
-    """The server that has lied to the victim takes its vector nevertheless."""
-    if (stage, client) != ("mask", scene.victim):
-        scene.deliver(client, answer)
-        return
-    digest, scene.server._digest = scene.server._digest, scene.clients[client]._dealt
-    scene.deliver(client, answer)
-    scene.server._digest = digest
-
-
-def delivery(change: Callable[[Scene, dict[int, bytes]], None]) -> Tell:
-    """The victim is brought other shares than were dealt."""
-
-    def tell(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
-        if stage != "mask":
-            return inbox
-        sealed = dict(Delivery.from_bytes(inbox[scene.victim], scene.parameters).sealed)
-        dealt = dict(Delivery.from_bytes(inbox[scene.victim], scene.parameters).dealt)
-        change(scene, sealed)
-        if dealt:  # whose shares are not brought is not said to have dealt
-            owners = scene.server._graph.owners(scene.victim)
-            dealt = {one: seed for one, seed in dealt.items() if one not in owners or one in sealed}
-        return {**inbox, scene.victim: Delivery(sealed, dealt).to_bytes(scene.parameters)}
-
-    return tell
-
-
+@_told("deserted", stage="mask", error=Aborted, how=delivery)
 def _deserted(scene: Scene, sealed: dict[int, bytes]) -> None:
+    """The server says to one client that its neighbourhood dropped out, all but a few that collude."""
     for owner in list(sealed)[scene.parameters.threshold - 1 :]:
         del sealed[owner]
 
 
+@_told("altered-share", stage="mask", error=Tampering, how=delivery)
 def _altered_share(scene: Scene, sealed: dict[int, bytes]) -> None:
+    """The server changes a bit of what one client sealed for another."""
     owner = next(iter(sealed))
     sealed[owner] = sealed[owner][:-1] + bytes([sealed[owner][-1] ^ 1])
 
 
+@_told("own-share", stage="mask", error=Tampering, how=delivery)
 def _own_share(scene: Scene, sealed: dict[int, bytes]) -> None:
+    """The server delivers to a client a share in its own name."""
     sealed[scene.victim] = bytes(SEALED)
-
-
-ROSTERS = (
-    Attack(
-        "swapped-key",
-        "The server shows all others its own keys in the place of one client's, to sit in the middle.",
-        "clients",
-        "roster",
-        Tampering,
-        active=True,
-        tell=roster(_swapped_key),
-    ),
-    Attack(
-        "reused-key",
-        "The server shows all others the keys that one client advertised in an earlier session, with its signature of then.",
-        "clients",
-        "roster",
-        Tampering,
-        active=True,
-        tell=roster(_reused_key),
-    ),
-    Attack(
-        "small-order-roster",
-        "The server shows all others a mask key of small order as one client's.",
-        "clients",
-        "roster",
-        Tampering,
-        tell=roster(_small_order),
-    ),
-    Attack(
-        "uninvited",
-        "The server puts a client of its own on the roster.",
-        "clients",
-        "roster",
-        Tampering,
-        tell=roster(_uninvited),
-    ),
-    Attack(
-        "short-roster",
-        "The server shows a roster of fewer clients than the least sum has.",
-        "clients",
-        "roster",
-        Aborted,
-        tell=_few_choices,
-    ),
-    Attack(
-        "surround",
-        "The server shows those near a client another choice of neighbours than the client made, to surround whom it likes.",
-        "clients",
-        "roster",
-        Tampering,
-        active=True,
-        ring=True,
-        tell=near_peer(_swapped_choice),
-    ),
-    Attack(
-        "other-choice",
-        "The server lists another choice of neighbours than a client made, so that masks are on one side only.",
-        "clients",
-        "mask",
-        Tampering,
-        active=True,
-        ring=True,
-        tell=_other_choices,
-    ),
-    Attack(
-        "hidden-choice",
-        "The server hides from one client that another chose it as a neighbour.",
-        "clients",
-        "",
-        Tampering,
-        active=True,
-        ring=True,
-        tell=_hide_chooser,
-    ),
-    Attack(
-        "withheld-delivery",
-        "The server says to one client that a neighbour has not dealt its shares, so that the two share no mask.",
-        "clients",
-        "consistency",
-        Tampering,
-        active=True,
-        tell=_withhold,
-        send=_whatever_it_signed,
-    ),
-    Attack(
-        "deserted",
-        "The server says to one client that its neighbourhood dropped out, all but a few that collude.",
-        "clients",
-        "mask",
-        Aborted,
-        tell=delivery(_deserted),
-    ),
-    Attack(
-        "altered-share",
-        "The server changes a bit of what one client sealed for another.",
-        "clients",
-        "mask",
-        Tampering,
-        tell=delivery(_altered_share),
-    ),
-    Attack(
-        "own-share",
-        "The server delivers to a client a share in its own name.",
-        "clients",
-        "mask",
-        Tampering,
-        tell=delivery(_own_share),
-    ),
-)

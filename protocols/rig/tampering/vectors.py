@@ -10,15 +10,20 @@ from protocols.errors import MessageError, Tampering
 from protocols.keys import Mask, pair_mask
 from protocols.masking import add_masks
 from protocols.messages import Masked
-from protocols.rig.attack import Attack
+from protocols.rig.attack import Attack, lie
 from protocols.rig.scene import Scene
-from protocols.rig.tampering.means import found_out, refused
+from protocols.rig.tampering.means import sent
+
+VECTORS: list[Attack] = []
 
 _METADATA = b'{"examples": 412, "loss": 0.31}'
 
 
+@lie(VECTORS, "weak-masks", "server", "unmask", Tampering, "send", sent("mask", at_once=False))
 def _weak_masks(scene: Scene, answer: bytes) -> bytes:
-    """Its secrets folded to 32 bits, each the seed of a Mersenne Twister whose output is the mask."""
+    """A client's masks come from a Mersenne Twister seeded with 32 bits; what is taken off is another stream, so no sum
+    comes out.
+    """
     message = bytearray(answer)
     vector = Masked.from_bytes(message, scene.parameters, scene.liar).vector
     for secret, sign in _masks(scene):
@@ -40,42 +45,16 @@ def _masks(scene: Scene) -> list[Mask]:
     return [(keys.seed, 1), *pairs]
 
 
+@lie(VECTORS, "beyond-bound", "server", "unmask", Tampering, "send", sent("mask", at_once=False))
 def _beyond_bound(scene: Scene, answer: bytes) -> bytes:
+    """A client adds a quarter of all that a word holds to each coordinate of its vector."""
     message = bytearray(answer)
     vector = Masked.from_bytes(message, scene.parameters, scene.liar).vector
     vector += vector.dtype.type(2 ** (scene.parameters.bits - 2))
     return bytes(message)
 
 
+@lie(VECTORS, "clear-metadata", "server", "mask", MessageError, "send", sent("mask"), exact=True)
 def _metadata(scene: Scene, answer: bytes) -> bytes:
+    """A client appends its example count and a metric, in clear, to its masked vector."""
     return answer + _METADATA
-
-
-VECTORS = (
-    Attack(
-        "weak-masks",
-        "A client's masks come from a Mersenne Twister seeded with 32 bits; what is taken off is another stream, so no sum "
-        "comes out.",
-        "server",
-        "unmask",
-        Tampering,
-        send=found_out("mask", _weak_masks),
-    ),
-    Attack(
-        "beyond-bound",
-        "A client adds a quarter of all that a word holds to each coordinate of its vector.",
-        "server",
-        "unmask",
-        Tampering,
-        send=found_out("mask", _beyond_bound),
-    ),
-    Attack(
-        "clear-metadata",
-        "A client appends its example count and a metric, in clear, to its masked vector.",
-        "server",
-        "mask",
-        MessageError,
-        exact=True,
-        send=refused("mask", _metadata),
-    ),
-)
