@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import html
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from secure_fed.report.page import plots
 
 CLIENTS = [f"ward {letter}" for letter in "ABCDEFGH"]
 LABELS = ["asthma", "sepsis", "fracture", "stroke"]
@@ -141,6 +144,45 @@ def make_private(run: dict[str, Any], **terms: Any) -> None:
             "metrics": {},
             "seconds": None,
         }
+
+
+_DRAWINGS = ("lines", "bars", "scale")
+_DRAWN: dict[str, str] = {}
+
+
+@pytest.fixture(scope="module")
+def drawn_once() -> Iterator[dict[str, str]]:
+    """The same numbers are drawn once: nearly all the time of a report goes into its drawings, and most runs here are alike.
+
+    The value is what has been drawn. Where it matters that equal numbers give equal drawings, clear it.
+    """
+
+    def remembering(draw: Callable[..., str]) -> Callable[..., str]:
+        def drawn(*args: Any, **named: Any) -> str:
+            key = repr((draw.__name__, args, sorted(named.items())))
+            if key not in _DRAWN:
+                _DRAWN[key] = draw(*args, **named)
+            return _DRAWN[key]
+
+        return drawn
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in _DRAWINGS:
+            patch.setattr(plots, name, remembering(getattr(plots, name)))
+        yield _DRAWN
+
+
+@pytest.fixture(scope="module")
+def never_drawn() -> Iterator[None]:
+    """In place of each drawing, all that it would be made of: pages differ where drawings would."""
+
+    def noting(name: str) -> Callable[..., str]:
+        return lambda title, *args, **named: f'<svg aria-label="{title}">{html.escape(repr((name, args, named)))}</svg>'
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in _DRAWINGS:
+            patch.setattr(plots, name, noting(name))
+        yield
 
 
 @pytest.fixture

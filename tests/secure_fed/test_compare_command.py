@@ -12,6 +12,8 @@ import pytest
 from secure_fed.commands import cli
 from secure_fed.report import progress
 
+pytestmark = pytest.mark.usefixtures("never_drawn")
+
 Told = Callable[..., tuple[int, str, str]]
 
 

@@ -28,6 +28,8 @@ from secure_fed.runs.run import Result
 from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import private_toys, toys
 
+pytestmark = pytest.mark.usefixtures("never_drawn")
+
 Rows = Sequence[Mapping[str, Any]]
 SITES = [f"site-{letter}" for letter in "abcdef"]
 

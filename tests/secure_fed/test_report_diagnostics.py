@@ -12,6 +12,8 @@ import pytest
 from secure_fed.errors import RunDirectoryError
 from secure_fed.report.page import write_report
 
+pytestmark = pytest.mark.usefixtures("drawn_once")
+
 RunFolder = Callable[..., Path]
 Run = dict[str, Any]
 

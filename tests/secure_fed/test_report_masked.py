@@ -15,6 +15,8 @@ from secure_fed.report.page import write_report
 from tests.secure_fed import toys
 from tests.secure_fed.masked_edit import CASES, masked
 
+pytestmark = pytest.mark.usefixtures("drawn_once")
+
 RunFolder = Callable[..., Path]
 Run = dict[str, Any]
 Edit = Callable[[Run], None]

@@ -15,6 +15,8 @@ from secure_fed.errors import RunDirectoryError
 from secure_fed.report.page import write_report
 from secure_fed.report.terminal import show_result
 
+pytestmark = pytest.mark.usefixtures("drawn_once")
+
 RunFolder = Callable[..., Path]
 Run = dict[str, Any]
 

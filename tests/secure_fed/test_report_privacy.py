@@ -17,6 +17,8 @@ from secure_fed.errors import RunDirectoryError
 from secure_fed.report.page import write_report
 from tests.secure_fed import toys
 
+pytestmark = pytest.mark.usefixtures("drawn_once")
+
 RunFolder = Callable[..., Path]
 PrivateEdit = Callable[..., Callable[[dict[str, Any]], None]]
 Run = dict[str, Any]
@@ -195,13 +197,13 @@ def test_a_statement_that_no_run_writes_is_one_sentence(
 @pytest.mark.parametrize(
     "settings",
     [
-        {"privacy.unit": "client", "privacy.epsilon": 8.0, "federation.cohort": 2},
-        {"privacy.unit": "client", "privacy.epsilon": 8.0, "privacy.noise": "local"},
-        {"privacy.unit": "example", "privacy.epsilon": 8.0},
+        {"privacy.unit": "client", "federation.cohort": 2},
+        {"privacy.unit": "client", "privacy.noise": "local"},
+        {"privacy.unit": "example"},
     ],
 )
 def test_a_real_run_is_reported_finished_and_unfinished(settings: dict[str, Any], tmp_path: Path) -> None:
-    toys.federation(settings).run(tmp_path / "run")
+    toys.federation({**settings, "privacy.noise_multiplier": 1.0, "federation.rounds": 2}).run(tmp_path / "run")
     result = json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8"))
     assert f"for {result['privacy']['unit']}." in told(tmp_path / "run")
     (tmp_path / "run" / "result.json").unlink()
@@ -209,7 +211,7 @@ def test_a_real_run_is_reported_finished_and_unfinished(settings: dict[str, Any]
 
 
 def test_a_real_run_with_injected_noise_is_reported_as_not_private(tmp_path: Path) -> None:
-    settings = {"privacy.unit": "client", "privacy.epsilon": 8.0, "federation.cohort": 2}
+    settings = {"privacy.unit": "client", "privacy.noise_multiplier": 1.0, "federation.rounds": 2}
     toys.federation(settings, entropy=SeededEntropy(0)).run(tmp_path / "run")
     assert "This run is NOT PRIVATE" in told(tmp_path / "run")
     (tmp_path / "run" / "result.json").unlink()
