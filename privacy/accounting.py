@@ -6,6 +6,7 @@ Noise multipliers z are in units of the clip norm C. The accountants:
     Poisson sampling      privacy loss distributions (PLD) of dp_accounting, discretised pessimistically
     samples of one size   Renyi privacy (RDP) of dp_accounting, or the same without amplification where that is less
     discrete noise        Renyi privacy alone, with or without Poisson sampling (`concentrated`)
+    noise of another law  PLD of the event that its mechanism states
 
 All of them return upper bounds, and noise is rounded up.
 """
@@ -73,7 +74,7 @@ def delta(release: Release, count: int, epsilon: float) -> float:
         raise PlanError(f"epsilon {epsilon:g} and {count} releases must not be negative")
     if count == 0:
         return 0.0
-    everybody = 1.0 if release.concentrated else _gaussian_delta(release.multiplier / math.sqrt(count), epsilon)
+    everybody = _gaussian_delta(release.multiplier / math.sqrt(count), epsilon) if release.gaussian else 1.0
     if release.plain:
         return everybody
     step = bounds.pld_step(release, count, FINE)
@@ -133,7 +134,7 @@ def calibrate(
         )
 
     first = release_at(1.0)
-    if first.plain:
+    if first.plain or not (first.gaussian or first.concentrated):
         return _descend(partial(_at, release_at, count, delta, FINE), epsilon, 1.0)
     if first.accountant == "pld":
         steps = [COARSEST] if coarse else [COARSE, FINE]

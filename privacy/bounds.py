@@ -30,6 +30,7 @@ from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant, compute_epsi
 from scipy.stats import binom
 
 from privacy import concentrated
+from privacy.errors import PlanError
 
 Adjacency = Literal["add-remove", "replace-one"]
 
@@ -62,6 +63,11 @@ class Release:
         return isinstance(self._of_everybody, ZCDpEvent)
 
     @property
+    def gaussian(self) -> bool:
+        """Whether the noise is Gaussian, sampled or not: of any other law only PLD and dp_accounting's RDP know anything."""
+        return isinstance(self._of_everybody, GaussianDpEvent)
+
+    @property
     def rate(self) -> float:
         """The probability of Poisson sampling; 1 where everybody takes part."""
         return float(self.event.sampling_probability) if isinstance(self.event, PoissonSampledDpEvent) else 1.0
@@ -91,8 +97,8 @@ def orders(release: Release) -> tuple[float, ...]:
 
 def without_sampling(release: Release, count: int, delta: float) -> float:
     """As if everybody took part: `count` Gaussians of z are one of z / sqrt(count), exactly (Balle and Wang, 2018)."""
-    if release.concentrated:
-        return math.inf  # no Gaussian
+    if not release.gaussian:
+        return math.inf
     return float(get_epsilon_gaussian(release.multiplier / math.sqrt(count), delta))
 
 
@@ -102,7 +108,7 @@ def by_participation(release: Release, count: int, delta: float) -> float:
     Given its turns, the member's releases are k Gaussians or fewer; mixing over turns keeps (epsilon, delta / 2), and what
     is left out adds its probability to delta and -log of its complement to epsilon. Tight where noise is very small.
     """
-    if release.concentrated or not isinstance(release.event, PoissonSampledDpEvent):
+    if not (release.gaussian and isinstance(release.event, PoissonSampledDpEvent)):
         return math.inf
     most = max(1, int(binom.isf(delta / 2, count, release.rate)))
     return without_sampling(release, min(most, count), delta / 2) - math.log1p(-delta / 2)
@@ -128,6 +134,8 @@ def renyi(release: Release, at: tuple[float, ...]) -> tuple[float, ...]:
     """Renyi divergences of one release: as sampled, if dp_accounting knows them, or without sampling if those are smaller."""
     if release.concentrated:
         return concentrated.divergences(release._of_everybody.rho, release.rate, at)
+    if not release.gaussian:
+        return _renyi_of_any(release, at)
     plain = np.asarray(at) / (2 * release.multiplier**2)
     unknown = isinstance(release.event, PoissonSampledDpEvent) and release.adjacency == "replace-one"
     if release.plain or unknown:
@@ -138,9 +146,21 @@ def renyi(release: Release, at: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(np.minimum(plain, sampled).tolist())
 
 
+def _renyi_of_any(release: Release, at: tuple[float, ...]) -> tuple[float, ...]:
+    """As sampled, if dp_accounting knows these; else without sampling, which makes none of them smaller."""
+    for event in (release.event, release._of_everybody):
+        accountant = RdpAccountant(at, _RELATIONS[release.adjacency])
+        if accountant.supports(event):
+            return tuple(np.maximum(accountant.compose(event).rdp, 0).tolist())
+    raise PlanError(f"dp_accounting knows no Renyi divergence of {release.event}, which this ledger composes by")
+
+
 def distribution(release: Release, count: int, step: float) -> PLDAccountant:
     """The accountant of record: the distribution of the privacy loss of `count` releases, in steps, rounded up."""
-    return PLDAccountant(_RELATIONS[release.adjacency], step).compose(release.event, count)
+    accountant = PLDAccountant(_RELATIONS[release.adjacency], step)
+    if not accountant.supports(release.event):
+        raise PlanError(f"dp_accounting knows no privacy loss distribution of {release.event}")
+    return accountant.compose(release.event, count)
 
 
 def pld_step(release: Release, count: int, widest: float) -> float | None:
@@ -152,12 +172,15 @@ def pld_step(release: Release, count: int, widest: float) -> float | None:
     """
     if release.plain or release.accountant != "pld":
         return None
-    scale = quick(release, count, 1e-5)
+    scale, rate = quick(release, count, 1e-5) if release.gaussian else 0.0, release.rate
     if scale > _MOST_BY_PLD:
         return None
-    z, rate = release.multiplier, release.rate
-    everybody = 0.5 / z**2 + 10 / z  # the loss ten standard deviations out
-    loss = float(np.logaddexp(math.log1p(-rate), math.log(rate) + everybody))
+    if release.gaussian:
+        everybody = 0.5 / release.multiplier**2 + 10 / release.multiplier  # the loss ten standard deviations out
+    else:
+        everybody = 1 / getattr(release._of_everybody, "noise_multiplier", 1.0)  # Laplace's; a guess for other events
+    without = math.log1p(-rate) if rate < 1 else -math.inf
+    loss = float(np.logaddexp(without, math.log(rate) + everybody))
     finest = min(widest, 100 * widest / math.sqrt(count), loss / 2000 * widest / FINE)
     return max(finest, loss / 2e5, scale / 3e5)
 

@@ -19,29 +19,33 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from privacy.entropy import Stream
 from privacy.errors import PlanError
-from privacy.mechanisms import Gaussian, Named, perturbed
+from privacy.mechanisms import Gaussian, Mechanism, Named, perturbed
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 COUNTER = "clip.shorter"
 
 
 @dataclass(frozen=True)
-class AdaptiveGaussian:
+class AdaptiveGaussian(Mechanism):
     """`Gaussian` with a clip norm that follows a quantile.
 
     Guarantee: at whatever clip norm, the released sum and count together are a Gaussian mechanism of sensitivity 1 and standard
     deviation `noise_multiplier`. The clip norm of a round is made of what earlier rounds released.
     """
 
-    noise_multiplier: float
     quantile: float
     count_std: float
     rate: float = 0.2
+    counters: ClassVar[tuple[str, ...]] = (COUNTER,)
 
     def __post_init__(self) -> None:
         if not self.noise_multiplier > 0:
@@ -64,11 +68,8 @@ class AdaptiveGaussian:
         return Gaussian(self.noise_multiplier / math.sqrt(1 - share**2))
 
     @property
-    def counters(self) -> tuple[str, ...]:
-        return (COUNTER,)
-
-    def scale(self, norm: Callable[[], float], clip_norm: float) -> float:
-        return self.vector.scale(norm, clip_norm)
+    def event(self) -> DpEvent:
+        return Gaussian(self.noise_multiplier).event
 
     def counted(self, norm: Callable[[], float], clip_norm: float) -> dict[str, Tensor]:
         return {COUNTER: torch.tensor(0.5 if norm() <= clip_norm else -0.5)}  # of no number, -1/2

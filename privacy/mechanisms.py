@@ -1,71 +1,83 @@
-"""Mechanisms: the bound on a contribution, and the noise on a sum.
+"""Mechanisms: the bound on a contribution, the noise on a sum, and what both together cost, in one object.
 
 A mechanism sees norms and dense tensors by name, never models. A client asks it by what factor to scale its contribution;
-the server hands it the total before any method sees it. Nothing here knows whether a "contribution" is a client's change of
-a model or an example's gradient: one object serves both.
+the server hands it the total before any method sees it; an accountant reads its event. Nothing here knows whether a
+"contribution" is a client's change of a model or an example's gradient: one object serves both.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
-from privacy.entropy import Stream
+from privacy.entropy import Floats, Stream
 from privacy.errors import PlanError
 
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent  # it takes seconds to import
+
 Named = Mapping[str, Tensor]
+Draw = Callable[[Stream, tuple[int, ...]], Floats]
 
 
-class Mechanism(Protocol):
-    """The interface between the federation and differential privacy."""
+@dataclass(frozen=True)
+class Mechanism(ABC):
+    """The interface between the federation and differential privacy: docs/adding_a_mechanism.md adds one.
+
+    noise_multiplier: the noise, in units of the clip norm C; calibration looks for it. order: p of the norm that C bounds.
+    counters: names of the single numbers that a contribution carries beside its tensors.
+    """
+
+    noise_multiplier: float
+    order: ClassVar[float] = 2.0
+    counters: ClassVar[tuple[str, ...]] = ()
 
     @property
-    def noise_multiplier(self) -> float:
-        """The standard deviation of the noise on a sum, in units of the clip norm."""
+    @abstractmethod
+    def event(self) -> DpEvent:
+        """One release over everybody: what `noised` guarantees of two sums that lie no farther apart than C."""
 
-    @property
-    def counters(self) -> tuple[str, ...]:
-        """Names of the single numbers that a contribution carries beside its tensors."""
+    @abstractmethod
+    def std(self, clip_norm: float) -> float:
+        """The standard deviation of the noise on each coordinate of a total."""
+
+    @abstractmethod
+    def noised(self, total: Named, clip_norm: float, stream: Stream) -> dict[str, Tensor]:
+        """The total with the mechanism's noise, ready to be released."""
 
     def scale(self, norm: Callable[[], float], clip_norm: float) -> float:
         """The factor to multiply a contribution by; `norm()` measures it, for those mechanisms that need to.
 
         0 means: contribute zeros, since what there is cannot be bounded.
         """
+        return clip_factor(norm(), clip_norm)
 
     def counted(self, norm: Callable[[], float], clip_norm: float) -> dict[str, Tensor]:
         """The values of a contribution's `counters`."""
+        return {}
 
     def adapted(self, clip_norm: float, counts: Named) -> float:
         """The next round's clip norm, from the released means of the `counters`."""
-
-    def std(self, clip_norm: float) -> float:
-        """The standard deviation of the noise on each coordinate of a total."""
-
-    def noised(self, total: Named, clip_norm: float, stream: Stream) -> dict[str, Tensor]:
-        """The total with the mechanism's noise, ready to be released."""
+        return clip_norm
 
 
 @dataclass(frozen=True)
-class NoMechanism:
+class NoMechanism(Mechanism):
     """Neither clips nor adds noise, and guarantees nothing."""
 
     noise_multiplier: float = 0.0
 
     @property
-    def counters(self) -> tuple[str, ...]:
-        return ()
+    def event(self) -> DpEvent:
+        from dp_accounting import NonPrivateDpEvent
 
-    def counted(self, norm: Callable[[], float], clip_norm: float) -> dict[str, Tensor]:
-        return {}
-
-    def adapted(self, clip_norm: float, counts: Named) -> float:
-        return clip_norm
+        return NonPrivateDpEvent()
 
     def scale(self, norm: Callable[[], float], clip_norm: float) -> float:
         return 1.0
@@ -78,7 +90,7 @@ class NoMechanism:
 
 
 @dataclass(frozen=True)
-class Gaussian:
+class Gaussian(Mechanism):
     """Every contribution is scaled to norm at most C, and N(0, (z C)^2) is added to every coordinate of their sum.
 
     Guarantee: let neighbouring sets differ in one contribution. The sum is then moved by at most C in the L2 norm, taken over
@@ -86,20 +98,11 @@ class Gaussian:
     z: what `dp_accounting.GaussianDpEvent(z)` stands for. Whoever replaces one contribution moves the sum by 2 C.
     """
 
-    noise_multiplier: float
-
     @property
-    def counters(self) -> tuple[str, ...]:
-        return ()
+    def event(self) -> DpEvent:
+        from privacy.releases import gaussian
 
-    def counted(self, norm: Callable[[], float], clip_norm: float) -> dict[str, Tensor]:
-        return {}
-
-    def adapted(self, clip_norm: float, counts: Named) -> float:
-        return clip_norm
-
-    def scale(self, norm: Callable[[], float], clip_norm: float) -> float:
-        return clip_factor(norm(), clip_norm)
+        return gaussian(self.noise_multiplier)
 
     def std(self, clip_norm: float) -> float:
         return self.noise_multiplier * clip_norm
@@ -124,8 +127,8 @@ def clip_factor(norm: float, clip_norm: float) -> float:
     return factor if clip_norm >= _LEAST_SCALED_TO and factor >= _LEAST_FACTOR else 0.0
 
 
-def perturbed(tensor: Tensor, std: float, stream: Stream) -> Tensor:
-    """The tensor plus N(0, std^2), float32, on the tensor's device.
+def perturbed(tensor: Tensor, std: float, stream: Stream, draw: Draw = Stream.normal) -> Tensor:
+    """The tensor plus std times what is drawn, float32, on the tensor's device. draw: independent numbers of variance 1.
 
     Sum and noise are float64, and their sum is rounded to multiples of 2^-20 std or finer before it becomes float32: the low
     bits of floating-point noise, from which a sum can be told (Mironov, 2012), do not leave. What float32 rounds off
@@ -138,7 +141,7 @@ def perturbed(tensor: Tensor, std: float, stream: Stream) -> Tensor:
             f"noise of standard deviation {std:g} cannot be drawn: noise multiplier times clip norm must be finite and at "
             f"least {_LEAST_STD:g}"
         )
-    noise = torch.from_numpy(stream.normal(tuple(tensor.shape)))
+    noise = torch.from_numpy(draw(stream, tuple(tensor.shape)))
     grid = 2.0 ** (math.floor(math.log2(std)) - 20)
     noised = noise.mul_(std).add_(tensor.detach().to("cpu", torch.float64))
     return noised.div_(grid).round_().mul_(grid).to(tensor.device, torch.float32)

@@ -18,31 +18,39 @@ from privacy.errors import PlanError
 _LEAST_NOISE = 1e-6
 
 
-def poisson_sampled(rate: float, z: float) -> Release:
-    """A sum over members that each take part with probability `rate`; neighbours have one member more or less."""
+def gaussian(z: float) -> DpEvent:
+    """Gaussian noise of multiplier z on a sum that a member moves by at most the clip norm."""
+    return GaussianDpEvent(_positive(z))
+
+
+def poisson_sampled(rate: float, noise: float | DpEvent) -> Release:
+    """A sum over members that each take part with probability `rate`; neighbours have one member more or less.
+
+    noise: a Gaussian's multiplier, or the event of any mechanism over everybody; likewise below.
+    """
     if _checked(rate) == 1:
-        return unamplified(z)
-    return Release(PoissonSampledDpEvent(rate, GaussianDpEvent(_positive(z))), "add-remove")
+        return unamplified(noise)
+    return Release(PoissonSampledDpEvent(rate, _event(noise)), "add-remove")
 
 
-def sampled_without_replacement(population: int, size: int, z: float) -> Release:
-    """A sum over a random subset of exactly `size` members; neighbours have one member replaced."""
+def sampled_without_replacement(population: int, size: int, noise: float | DpEvent) -> Release:
+    """A sum over a random subset of exactly `size` members; neighbours have one member replaced. Of Gaussian noise alone."""
     if not 1 <= size <= population:
         raise PlanError(f"a sample of {size} out of {population} cannot be drawn; choose between 1 and {population}")
     if size == population:
-        return replaced(z)
-    halved = GaussianDpEvent(_positive(z) / 2)
+        return replaced(noise)
+    halved = GaussianDpEvent(_multiplier(noise) / 2)
     return Release(SampledWithoutReplacementDpEvent(population, size, halved), "replace-one", "rdp")
 
 
-def unamplified(z: float) -> Release:
+def unamplified(noise: float | DpEvent) -> Release:
     """A sum over everybody; neighbours have one member more or less."""
-    return Release(GaussianDpEvent(_positive(z)), "add-remove")
+    return Release(_event(noise), "add-remove")
 
 
-def replaced(z: float) -> Release:
-    """A sum over everybody; neighbours have one member replaced."""
-    return Release(GaussianDpEvent(_positive(z)), "replace-one")
+def replaced(noise: float | DpEvent) -> Release:
+    """A sum over everybody; neighbours have one member replaced. Of Gaussian noise alone."""
+    return Release(gaussian(_multiplier(noise)), "replace-one")
 
 
 def discrete(z: float) -> Release:
@@ -65,6 +73,18 @@ def discrete_replaced(z: float) -> Release:
 def _concentrated(z: float) -> DpEvent:
     """1 / (2 z^2)-concentrated, rounded up. No accountant that asks for exact noise takes such an event."""
     return ZCDpEvent(math.nextafter(1 / (2 * z**2), math.inf))
+
+
+def _event(noise: float | DpEvent) -> DpEvent:
+    plain = isinstance(noise, (float, int, GaussianDpEvent))
+    return gaussian(_multiplier(noise)) if plain else noise
+
+
+def _multiplier(noise: float | DpEvent) -> float:
+    """Of Gaussian noise: where a member is replaced, an event does not say what noise of another law costs."""
+    if isinstance(noise, DpEvent) and not isinstance(noise, GaussianDpEvent):
+        raise PlanError(f"with a member replaced, only Gaussian noise is accounted for, and this is {noise}")
+    return _positive(getattr(noise, "noise_multiplier", noise))
 
 
 def _checked(rate: float) -> float:

@@ -15,11 +15,13 @@ from dataclasses import dataclass, field, replace
 
 from privacy import accounting
 from privacy.accounting import COARSE, Release
-from privacy.errors import BudgetExhausted
+from privacy.errors import BudgetExhausted, PlanError
 from privacy.ledger import Cost
+from privacy.mechanisms import Gaussian, Mechanism
 from privacy.sampling import Sampler
 
 Sampled = Callable[[float], Release]  # one release at a noise multiplier
+Made = Callable[[float], Mechanism]  # a mechanism of a noise multiplier
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Plan:
-    """The releases that a run may make, and their cost.
+    """The mechanism of a run, the releases that it may make, and their cost.
 
     release: one release of the client with the largest epsilon; for a federation that releases sums, all passes of one round.
     releases: the planned number, of releases or of passes. limits: the most releases of every client; empty if the federation
@@ -71,7 +73,7 @@ class Plan:
     Renyi divergence at every order.
     """
 
-    noise_multiplier: float
+    mechanism: Mechanism
     delta: float
     release: Release
     releases: int
@@ -81,6 +83,10 @@ class Plan:
     participations: int | None = None
     passes: int = 1
     others: tuple[tuple[Release, int], ...] = ()
+
+    @property
+    def noise_multiplier(self) -> float:
+        return self.mechanism.noise_multiplier
 
     def epsilon(self, releases: int | None = None) -> float:
         """Epsilon against an observer of the models, for this number of releases or the planned one."""
@@ -106,17 +112,23 @@ class Plan:
         return self.limits[who] if self.limits else self.releases
 
 
-def for_sums(target: Target, sampler: Sampler, releases: int, passes: int = 1) -> Plan:
-    """Noise on the sum over a cohort, in rounds of `passes` releases. Whoever sees the cohort sees no amplification."""
+def for_sums(target: Target, sampler: Sampler, releases: int, passes: int = 1, made: Made = Gaussian) -> Plan:
+    """Noise on the sum over a cohort, in rounds of `passes` releases. Whoever sees the cohort sees no amplification.
+
+    made: the mechanism; of a Gaussian if there are several passes. What is accounted for is its own event.
+    """
     together = math.sqrt(passes)
+    if passes > 1 and not sampler.release(made(1.0).event).gaussian:
+        raise PlanError(f"a round of {passes} passes is accounted for with Gaussian noise alone, not {made(1.0)}")
 
     def round_at(z: float) -> Release:
-        return sampler.release(z / together)
+        return sampler.release(made(z / together).event)
 
     z, count = _planned(target, round_at, releases, passes)
     release = round_at(z)
-    seen = (accounting.unamplified if release.adjacency == "add-remove" else accounting.replaced)(z / together)
-    return Plan(z, target.delta, release, count, seen, sampler.rate, passes=passes)
+    unsampled = accounting.unamplified if release.adjacency == "add-remove" else accounting.replaced
+    seen = unsampled(made(z / together).event)
+    return Plan(made(z), target.delta, release, count, seen, sampler.rate, passes=passes)
 
 
 def for_shares(target: Target, sampler: Sampler, releases: int, passes: int = 1, *, hidden: bool) -> Plan:
@@ -133,7 +145,7 @@ def for_shares(target: Target, sampler: Sampler, releases: int, passes: int = 1,
         return accounting.discrete(z / together)
 
     z, count = _planned(target, round_at, releases, passes)
-    return Plan(z, target.delta, round_at(z), count, round_at(z), sampler.rate, passes=passes)
+    return Plan(Gaussian(z), target.delta, round_at(z), count, round_at(z), sampler.rate, passes=passes)
 
 
 def realised(plan: Plan, multiplier: float, releases: int, *, hidden: bool) -> float:
@@ -160,7 +172,7 @@ def for_contributions(target: Target, rate: float, names: Sequence[str], passes:
     allowed = target.allowed(release, participations * passes)
     count = target.some(allowed - allowed % passes)
     limits = dict.fromkeys(names, count)
-    return Plan(z, target.delta, release, count, release, rate, limits, participations)
+    return Plan(Gaussian(z), target.delta, release, count, release, rate, limits, participations)
 
 
 def for_gradients(
@@ -189,7 +201,7 @@ def for_gradients(
     rate, count = _worst({(rate, allowed[rate, full]): draw for (rate, full), draw in kinds.items()}, z, target.delta)
     release = next(draw for draw in draws if draw.rate == rate).release(z)
     others = tuple((draw.release(z), allowed[kind]) for kind, draw in kinds.items())
-    return Plan(z, target.delta, release, count, release, rate, limits, participations, others=others)
+    return Plan(Gaussian(z), target.delta, release, count, release, rate, limits, participations, others=others)
 
 
 def _worst(kinds: Mapping[tuple[float, int], Sampler], z: float, delta: float) -> tuple[float, int]:

@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
     from privacy.accounting import Release
 
 # uniform(n): n independent numbers in [0, 1), of a seeded generator or of a stream that nobody can predict.
@@ -39,8 +41,8 @@ class Sampler(Protocol):
     def draw(self, uniform: Uniform) -> list[int]:
         """One draw, in ascending order."""
 
-    def release(self, noise_multiplier: float) -> Release:
-        """One noised sum over such a draw, every member bounded by C and the noise N(0, (noise_multiplier C)^2)."""
+    def release(self, noise: float | DpEvent) -> Release:
+        """One noised sum over such a draw, every member bounded by C. noise: a Gaussian's multiplier, or an event."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,10 @@ class FixedSize:
     def draw(self, uniform: Uniform) -> list[int]:
         return sorted(np.argsort(uniform(self.population), kind="stable")[: self.size].tolist())
 
-    def release(self, noise_multiplier: float) -> Release:
+    def release(self, noise: float | DpEvent) -> Release:
         from privacy.accounting import sampled_without_replacement
 
-        return sampled_without_replacement(self.population, self.size, noise_multiplier)
+        return sampled_without_replacement(self.population, self.size, noise)
 
 
 @dataclass(frozen=True)
@@ -106,10 +108,10 @@ class Poisson:
     def draw(self, uniform: Uniform) -> list[int]:
         return np.flatnonzero(uniform(self.population) < self.rate).tolist()
 
-    def release(self, noise_multiplier: float) -> Release:
+    def release(self, noise: float | DpEvent) -> Release:
         from privacy.accounting import poisson_sampled
 
-        return poisson_sampled(self.rate, noise_multiplier)
+        return poisson_sampled(self.rate, noise)
 
 
 def _divergence(share: float, rate: float) -> float:

@@ -11,15 +11,15 @@
         └── RunDirectoryError     a run directory that is missing, taken, foreign, damaged or unwritable from the start
 
 Errors of `privacy` (privacy/errors.py) end with 1 or 2 likewise, and with 3 where a budget is exhausted.
-Every message is one sentence that names the value, the limit and the setting to change; a `ConfigError` of a check has these
-three as attributes too.
+Every message is one sentence that names the value, the limit and the setting to change; a `ConfigError` has these three as
+attributes too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 
 class SecureFedError(Exception):
@@ -34,6 +34,11 @@ class SecureFedError(Exception):
     def __init__(self, message: str = "", *, setting: str = "", value: Any = None, limit: str = "") -> None:
         super().__init__(message)
         self.setting, self.value, self.limit = setting, value, limit
+
+    def about(self, setting: str, value: Any, limit: str) -> Self:
+        """The same error, about this setting."""
+        self.setting, self.value, self.limit = setting, value, limit
+        return self
 
 
 class TrainingError(SecureFedError):

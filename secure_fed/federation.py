@@ -7,13 +7,14 @@ result = Federation(model=my_model, train=[clinic_a, clinic_b], test=held_out).r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from privacy.entropy import Entropy
+from privacy.mechanisms import Mechanism
 from secure_fed.config import RunConfig
 from secure_fed.config.absolute_paths import with_absolute_paths
 from secure_fed.errors import ConfigError
@@ -39,6 +40,7 @@ class Federation:
     callbacks: objects with `on_round_end(record, state)` or `on_end(result)` or both.
     entropy: where noise and secret coins come from, the operating system if not given. With any other, nothing is private, and
     the result says so.
+    mechanism: a privacy mechanism of yours, as a function of its noise multiplier (docs/adding_a_mechanism.md).
 
     `assembly` holds its parties and their terms.
     """
@@ -55,16 +57,16 @@ class Federation:
         metrics: Metrics | None = None,
         callbacks: Sequence[Any] = (),
         entropy: Entropy | None = None,
+        mechanism: Callable[[float], Mechanism] | None = None,
     ) -> None:
         if not isinstance(config, RunConfig | None):
-            raise ConfigError(
-                f"config is a {type(config).__name__}; make a RunConfig, with RunConfig.from_dict or .load"
-            )
+            message = f"config is a {type(config).__name__}; make a RunConfig, with RunConfig.from_dict or .load"
+            raise ConfigError(message).about("config", config, "a RunConfig")
         self.config = with_absolute_paths(config or RunConfig())
         method = build(self.config)  # first, so that a wrong name is said before anything is loaded
         own = (model, train, test, collate, loss, metrics)
         problem = configured(self.config) if all(part is None for part in own) else given(self.config, *own)
-        self.assembly = assemble(self.config, method, problem, entropy)
+        self.assembly = assemble(self.config, method, problem, entropy, mechanism)
         self.callbacks = list(callbacks)
         self._statement = ""
 

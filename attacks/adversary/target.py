@@ -41,9 +41,9 @@ def opened(run_dir: Path) -> Target:
     if not (run_dir / RESULT).exists():
         raise RunDirectoryError(f"{run_dir} has not ended: go on with `secure-fed train --resume --out {run_dir}`")
     result = _result(run_dir, config)
-    if facts.get("task") == GIVEN:
+    if facts.get("task") == GIVEN or "given" in facts.get("privacy", {}):
         raise RunDirectoryError(
-            f"{run_dir} was trained on objects given in Python: audit it there, with attacks.audit.audited(Target(...))"
+            f"{run_dir} was trained with objects given in Python: audit it there, with attacks.audit.audited(Target(...))"
         )
     checkpoint = read_checkpoint(run_dir)
     if checkpoint is None:

@@ -30,6 +30,8 @@ def allowed(result: Mapping[str, Any], accounted: float) -> dict[str, Any]:
 
 def _mechanism(result: Mapping[str, Any], accounted: float, delta: float) -> tradeoff.Curve | None:
     z, sampled, releases = (result.get(name) for name in ("noise_multiplier", "sampling_rate", "releases"))
+    if "Gaussian" not in ((result.get("privacy") or {}).get("mechanism") or "Gaussian"):
+        return None
     if not (z and sampled and releases and 0 < sampled <= 1 and releases <= _MOST_RELEASES and delta):
         return None
     curve = tradeoff.sampled_gaussian(float(z), float(sampled), int(releases))

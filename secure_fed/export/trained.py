@@ -73,7 +73,7 @@ class Trained:
             raise ConfigError(
                 f"this run judges {task.columns.text!r} and {task.columns.text_b!r} together, and was given the first alone: "
                 "name a FILE with both columns"
-            )
+            ).about("FILE", task.columns.text, f"{task.columns.text} and {task.columns.text_b}")
         lines = tuple(task.line(text) for text in texts)
         nothing = (task.unlabelled,) * len(lines)
         rows = Rows(lines, nothing, self.label_names, tuple(pairs) if pairs is not None else None)

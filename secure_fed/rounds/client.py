@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from secure_fed.learning.training.local import Job, Objective, Train, Trained, t
 from secure_fed.methods.method import Contextual, Method, State
 from secure_fed.rounds.protection import Protection
 from secure_fed.rounds.transport import Reply, Request
-from secure_fed.tensors.low_rank import in_own_factors
 from secure_fed.tensors.tensors import Layout, LayoutError, Tensors
 
 
@@ -142,8 +141,8 @@ class Client:
         protection = self._setup.protection
         mechanism = protection.contribution_mechanism
         if protection.placement.bounds_contribution:
-            contribution = in_own_factors(contribution)  # or a cancellation between its factors would hide in the norm
-        norm = cache(contribution.norm)
+            contribution = protection.measurable(contribution)
+        norm = cache(partial(_norm, contribution, mechanism.order))
         factor = mechanism.scale(norm, clip_norm)
         if factor == 0.0 or not self._takes_part:
             contribution = _zeros(contribution)
@@ -200,6 +199,14 @@ class Client:
             return np.random.default_rng([self._setup.seed, round_, self.index])
         secret = protection.entropy.stream("training", round_, self.index)
         return np.random.default_rng((secret.uniform(8) * 2**32).astype(np.int64).tolist())
+
+
+def _norm(contribution: Tensors, order: float) -> float:
+    """The norm of everything together, in float64."""
+    if order == 2:
+        return contribution.norm()
+    flat = Layout.of(contribution).flatten(contribution, torch.float64)
+    return float(torch.linalg.vector_norm(flat, order))
 
 
 def _zeros(like: Tensors) -> Tensors:

@@ -38,7 +38,8 @@ def cohort_sampler(config: RunConfig, clients: int, held_out: int = 0) -> Sample
     everybody = clients + held_out
     cohort = federation.cohort or min(_DEFAULT_COHORT, everybody)
     if cohort > everybody:
-        raise ConfigError(f"federation.cohort is {cohort}, more than the {everybody} clients there are; lower it")
+        message = f"federation.cohort is {cohort}, more than the {everybody} clients there are; lower it"
+        raise ConfigError(message).about("federation.cohort", cohort, f"at most {everybody}")
     counted_on = privacy.unit == "client" and (privacy.noise == "central" or privacy.hidden_cohort)
     kind = federation.sampling if federation.sampling != "auto" else "poisson" if counted_on else "fixed"
     if kind == "poisson":

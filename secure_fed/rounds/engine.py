@@ -157,9 +157,8 @@ def run(
 
 def _with_metrics(record: Record, measured: Record) -> Record:
     if clash := sorted({*record, "seconds"} & set(measured)):
-        raise ConfigError(
-            f"metrics gives {clash[0]!r}, a name that every round's record has already; call it something else"
-        )
+        message = f"metrics gives {clash[0]!r}, a name that every round's record has already; call it something else"
+        raise ConfigError(message).about("metrics", clash[0], "a name of its own")
     return record | measured
 
 

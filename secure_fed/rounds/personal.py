@@ -18,19 +18,20 @@ def completed(
     """
     if not patterns:
         if client is not None:
-            raise ConfigError(
-                f"no tensor of this run is personal, so client {client!r} has no model of its own: leave it out"
-            )
+            message = f"no tensor of this run is personal, so client {client!r} has no model of its own: leave it out"
+            raise ConfigError(message).about("--client", client, "method.personal")
         return tensors
     shown = ", ".join([*names[:8], *(["..."] if len(names) > 8 else [])])
     if client is None:
         raise ConfigError(
             f"method.personal keeps {', '.join(patterns)} on each client, so each has a model of its own: "
             f"choose one with --client NAME (in Python, client=NAME) among {shown}"
-        )
+        ).about("--client", None, f"one of {shown}")
     if client not in names:
-        raise ConfigError(f"--client is {client!r}, but the clients of this run are {shown}")
+        message = f"--client is {client!r}, but the clients of this run are {shown}"
+        raise ConfigError(message).about("--client", client, f"one of {shown}")
     own = kept.get(names.index(client))
     if own is None:
-        raise ConfigError(f"--client is {client!r}, which took part in no round yet: choose another, or train on")
+        message = f"--client is {client!r}, which took part in no round yet: choose another, or train on"
+        raise ConfigError(message).about("--client", client, "a client that took part")
     return tensors | own

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
+from privacy.clipping import AdaptiveGaussian
+from privacy.mechanisms import Gaussian
 from privacy.sampling import Sampler
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning.training.dp_sgd import batch_sampler, planned_steps
 
 if TYPE_CHECKING:
-    from privacy.run_plan import Plan, Target
+    from privacy.run_plan import Made, Plan, Target
 
 
 @dataclass(frozen=True)
@@ -23,21 +26,29 @@ class Population:
     """The parties that a plan counts.
 
     names: of the clients. units: examples, or groups of examples, at each client. cohorts: the sampler of cohorts. passes:
-    releases a round.
+    releases a round. mechanism: of the user's own, made of a noise multiplier.
     """
 
     names: Sequence[str]
     units: Sequence[int]
     cohorts: Sampler
     passes: int
+    mechanism: Made | None = None
 
 
 def of_sums(config: RunConfig, population: Population) -> Plan:
     """Noise on the sum over a secret cohort."""
     from privacy.run_plan import for_sums
 
-    releases = config.federation.rounds * population.passes
-    return for_sums(_target(config), population.cohorts, releases, population.passes)
+    releases, cohorts, quantile = (
+        config.federation.rounds * population.passes,
+        population.cohorts,
+        config.privacy.clip_quantile,
+    )
+    made: Made = population.mechanism or Gaussian
+    if quantile is not None:
+        made = partial(AdaptiveGaussian.of, quantile=quantile, expected=cohorts.expected)
+    return for_sums(_target(config), cohorts, releases, population.passes, made)
 
 
 def of_shares(config: RunConfig, population: Population) -> Plan:
@@ -49,7 +60,7 @@ def of_shares(config: RunConfig, population: Population) -> Plan:
         raise ConfigError(
             f"privacy.hidden_cohort is refused where a round has {passes} passes, over one toss of each client: no bound is "
             "proven for what the second one adds; use a method of one pass (FRA is one with method.transport_form = 'dense')"
-        )
+        ).about("privacy.hidden_cohort", hidden, "a method of one pass a round")
     releases = config.federation.rounds * passes
     return for_shares(_target(config), population.cohorts, releases, passes, hidden=hidden)
 

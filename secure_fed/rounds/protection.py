@@ -12,9 +12,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from privacy.clipping import AdaptiveGaussian
 from privacy.entropy import Entropy, SystemEntropy
-from privacy.mechanisms import Gaussian, Mechanism, NoMechanism
+from privacy.mechanisms import Mechanism, NoMechanism
 from privacy.sampling import Sampler
 from secure_fed.config import RunConfig, TrainingConfig
 from secure_fed.errors import ConfigError
@@ -29,26 +28,29 @@ from secure_fed.methods.method import Card, Method, RoundPlan, State
 from secure_fed.rounds.cohort import expected_phantoms
 from secure_fed.rounds.placement import NOWHERE, Placement, placement_of
 from secure_fed.rounds.plans import Population
+from secure_fed.tensors.low_rank import in_own_factors
 from secure_fed.tensors.tensors import Layout, Tensors
 
 if TYPE_CHECKING:
     from privacy.distributed import DistributedGaussian
-    from privacy.run_plan import Plan
+    from privacy.run_plan import Made, Plan
 
 
 @dataclass(frozen=True)
 class Protection:
     """The mechanism of a run, with the plan that says what it guarantees.
 
-    mechanism: bounds and noises; with shares of noise it only bounds. shares: the mechanism of the shares. clip_norm: of
-    the first round. entropy: the source of noise and secret coins. hidden: each client tosses its own coin for whether to
-    train, and nobody else learns how it fell. audited: units are held out for an audit, a share that depends on their
-    number. phantoms: units beside the real ones that are nobody's data. beside: the number of phantoms expected in a sum.
+    mechanism: bounds and noises; with shares of noise it only bounds. given: it is the user's own. shares: the mechanism of the
+    shares. clip_norm: of the first round. entropy: the source of noise and secret coins. hidden: each client tosses its own
+    coin for whether to train, and nobody else learns how it fell. audited: units are held out for an audit, a share that
+    depends on their number. phantoms: units beside the real ones that are nobody's data. beside: the number of phantoms
+    expected in a sum.
     """
 
     unit: str = "none"
     placement: Placement = NOWHERE
     mechanism: Mechanism = NoMechanism()  # noqa: RUF009 - it has no state
+    given: bool = False
     shares: DistributedGaussian | None = None
     clip_norm: float = math.inf
     entropy: Entropy = SystemEntropy()  # noqa: RUF009 - it has no state
@@ -73,6 +75,11 @@ class Protection:
         entries = [entry for entry in method.layout(state, pass_name).entries if entry[0] not in personal]
         return Layout(tuple(sorted([*entries, *((name, ()) for name in self.contribution_mechanism.counters)])))
 
+    def measurable(self, contribution: Tensors) -> Tensors:
+        """A contribution whose norm shows all of it: products in factors of their own, or formed for another norm than L2."""
+        own = in_own_factors(contribution)  # or a cancellation between its factors would hide in the norm
+        return own if self.contribution_mechanism.order == 2 else own.dense()
+
     def mean_noise_std(self, clip_norm: float, cohort: float, dim: int) -> float:
         """The standard deviation of the noise on each of `dim` coordinates of a mean over (an expected) `cohort`, 0 for none.
 
@@ -93,25 +100,27 @@ def protect(
     passes: int,
     entropy: Entropy | None = None,
     numbers: int = 0,
+    mechanism: Made | None = None,
 ) -> Protection:
     """The protection that a configuration asks for.
 
     names: of the clients. units: examples, or groups of examples, at each client. passes: releases a round. numbers: how many
     numbers train; 0 where that is unknown, and then there are no phantoms but those that the configuration asks for.
+    mechanism: of the user's own, made of a noise multiplier.
     """
     privacy, placement = config.privacy, placement_of(config.privacy)
+    if mechanism is not None:
+        _require_open_sums(config, passes)
     if placement.plan is None:
         chosen = config.evaluation.phantoms or 0
         among_clients = chosen if kind_of(config) == "client" else 0
         return Protection(phantoms=Count(chosen), beside=expected_phantoms(cohorts, among_clients))
     if privacy.unit not in card.units:
-        raise ConfigError(f"{card.name} cannot protect privacy.unit = {privacy.unit!r}: {card.refusals[privacy.unit]}")
+        message = f"{card.name} cannot protect privacy.unit = {privacy.unit!r}: {card.refusals[privacy.unit]}"
+        raise ConfigError(message).about("privacy.unit", privacy.unit, f"one of {', '.join(card.units)}")
     _check_delta(config, len(names) if privacy.unit == "client" else sum(units))
-    population = Population(names, units, cohorts, passes)
+    population = Population(names, units, cohorts, passes, mechanism)
     plan = placement.plan(config, population)
-    mechanism: Mechanism = Gaussian(plan.noise_multiplier)
-    if privacy.clip_quantile is not None:
-        mechanism = AdaptiveGaussian.of(plan.noise_multiplier, privacy.clip_quantile, cohorts.expected)
     phantoms = count(config, _room(config, placement, population, numbers, plan.noise_multiplier))
     contributors = len(names) if privacy.hidden_cohort else round(cohorts.expected)
     beside = 0
@@ -121,7 +130,8 @@ def protect(
     return Protection(
         unit=privacy.unit,
         placement=placement,
-        mechanism=mechanism,
+        mechanism=plan.mechanism,
+        given=mechanism is not None,
         shares=shares,
         clip_norm=privacy.clip_norm,
         entropy=entropy or SystemEntropy(),
@@ -131,6 +141,24 @@ def protect(
         phantoms=phantoms,
         beside=beside,
     )
+
+
+def _require_open_sums(config: RunConfig, passes: int) -> None:
+    """Refuse a mechanism of the user's own where its event does not say what a release costs."""
+    privacy, sampling = config.privacy, config.federation.sampling
+    for setting, value, refused, limit in (
+        ("privacy.unit", privacy.unit, privacy.unit != "client", "'client'"),
+        ("privacy.noise", privacy.noise, privacy.noise != "central", "'central'"),
+        ("privacy.clip_quantile", privacy.clip_quantile, privacy.clip_quantile is not None, "not set"),
+        ("federation.sampling", sampling, sampling == "fixed", "'poisson'"),
+        ("secure_aggregation.enabled", True, config.secure_aggregation.enabled, "false"),
+        ("method.name", config.method.name, passes > 1, "a method of one pass a round"),
+    ):
+        if refused:
+            raise ConfigError(
+                f"a mechanism of your own noises one open sum a round, of clients drawn by coins, which {setting} = {value!r} "
+                f"is not: set it to {limit}"
+            ).about(setting, value, f"{limit} with a mechanism of your own")
 
 
 def require_protectable(
@@ -169,7 +197,7 @@ def _shares(config: RunConfig, noise_multiplier: float, contributors: int, silen
         raise ConfigError(
             f"evaluation.phantoms puts {silent} phantoms beside {contributors} clients of a sum, of whom as many may vanish or "
             "collude as leave no share of noise to count on: lower it, or secure_aggregation.dropout and corrupt"
-        )
+        ).about("evaluation.phantoms", silent, "fewer, so that a share of noise is left to count on")
     return DistributedGaussian(noise_multiplier, everybody, counted, bits)
 
 
@@ -194,4 +222,4 @@ def _check_delta(config: RunConfig, units: int) -> None:
         raise ConfigError(
             f"privacy.delta is {config.privacy.delta:g}, no less than one over {units} units, so that it would allow "
             f"publishing one of them: set it well below {1 / units:.2g}"
-        )
+        ).about("privacy.delta", config.privacy.delta, f"below {1 / units:.2g}")

@@ -22,7 +22,6 @@ from secure_fed.rounds.record import Record
 from secure_fed.rounds.server_optimizer import ServerOptimizer
 from secure_fed.rounds.summing import Intake, Summing
 from secure_fed.rounds.transport import Request, Transport
-from secure_fed.tensors.low_rank import in_own_factors
 from secure_fed.tensors.sums import PlainSum
 from secure_fed.tensors.tensors import Layout, Tensors
 
@@ -173,7 +172,7 @@ class Server:
 
     def _wire_size(self, pass_name: str, before: Tensors, after: Tensors, means: Mapping[str, Tensors]) -> int:
         """The bytes of one contribution in the open."""
-        sent = in_own_factors(self.method.contribute(pass_name, before, after, means))
+        sent = self.protection.measurable(self.method.contribute(pass_name, before, after, means))
         return (sent | self.protection.contribution_mechanism.counted(lambda: 0.0, math.inf)).wire_size
 
     def unmoved(self, state: State, plan: RoundPlan) -> State:

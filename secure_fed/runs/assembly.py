@@ -6,13 +6,14 @@ A value that does not exist yet has no name in it, so no party can be given one 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from privacy.entropy import Entropy
+from privacy.mechanisms import Mechanism
 from privacy.sampling import Sampler
 from secure_fed.config import RunConfig
 from secure_fed.learning.audit_pool.phantoms import phantoms
@@ -74,8 +75,17 @@ class Assembly:
         return self.pools["phantoms" if private and not self.pools["data"].units else "data"]
 
 
-def assemble(config: RunConfig, method: Method, whole: Problem, entropy: Entropy | None = None) -> Assembly:
-    """The federation of a configuration over a problem; whole: with everybody's examples. Refuses what cannot run together."""
+def assemble(
+    config: RunConfig,
+    method: Method,
+    whole: Problem,
+    entropy: Entropy | None = None,
+    mechanism: Callable[[float], Mechanism] | None = None,
+) -> Assembly:
+    """The federation of a configuration over a problem; whole: with everybody's examples. Refuses what cannot run together.
+
+    mechanism: of the user's own, made of a noise multiplier.
+    """
     data_pool, problem = hold_out(config, whole)
     base_digest = of_model(problem.model, problem.head)  # before the method changes any of it
     tensors = method.prepare(problem.model, problem.head, config.federation.seed)
@@ -83,7 +93,11 @@ def assemble(config: RunConfig, method: Method, whole: Problem, entropy: Entropy
     device = next(problem.model.parameters()).device
     objective = Objective(problem.model, loss_of(method, problem.loss), device)
     sampler = cohort_sampler(config, len(problem.names), len(whole.names) - len(problem.names))
-    protection = _protection(config, method, problem, tensors, personal, sampler, entropy)
+    numbers = tensors.select(method.plan(State(tensors)).trainable).without(personal).numel
+    passes = len(method.plan(State(tensors)).passes)
+    protection = protect(
+        config, method.card, problem.names, problem.units, sampler, passes, entropy, numbers, mechanism
+    )
     pool = phantoms(config, protection.phantoms, problem.names, problem.units)
     problem = _with_phantoms_noted(problem, pool)
     initial = State(tensors, clip_norm=protection.clip_norm)
@@ -120,21 +134,6 @@ def assemble(config: RunConfig, method: Method, whole: Problem, entropy: Entropy
         transport=in_process(config, everybody, masks),
         server=server,
     )
-
-
-def _protection(
-    config: RunConfig,
-    method: Method,
-    problem: Problem,
-    tensors: Tensors,
-    personal: Sequence[str],
-    sampler: Sampler,
-    entropy: Entropy | None,
-) -> Protection:
-    """The protection that the configuration asks for, of what this method trains and sends."""
-    plan = method.plan(State(tensors))
-    numbers = tensors.select(plan.trainable).without(personal).numel
-    return protect(config, method.card, problem.names, problem.units, sampler, len(plan.passes), entropy, numbers)
 
 
 def _with_phantoms_noted(problem: Problem, pool: AuditPool) -> Problem:

@@ -84,7 +84,8 @@ def planned(assembly: Assembly) -> dict[str, Any]:
         return {}
     statement = of(assembly, plan.releases)
     noise = {"noise_multiplier": plan.noise_multiplier, "clip_norm": protection.clip_norm}
-    return {"privacy": {**statement.to_dict(), **noise, "text": statement.text}}
+    given = {"given": repr(plan.mechanism)} if protection.given else {}
+    return {"privacy": {**statement.to_dict(), **noise, **given, "text": statement.text}}
 
 
 def of(assembly: Assembly, releases: int) -> Statement:
@@ -101,9 +102,9 @@ def of(assembly: Assembly, releases: int) -> Statement:
         epsilon=plan.epsilon(releases),
         epsilon_participants=plan.epsilon_participants(releases),
         delta=plan.delta,
-        mechanism=_mechanism(protection, plan.noise_multiplier),
+        mechanism=_mechanism(protection, plan),
         sampling=_sampling(protection, assembly.sampler.rate, poisson=plan.release.adjacency == "add-remove"),
-        accountant=_ACCOUNTANTS["renyi" if protection.placement.share_noise else plan.release.accountant],
+        accountant=_accountant(protection, plan),
         noise=words.noise,
         trust=trusted(protection, assembly.masks),
         released=f"{_most(protection, releases)} {words.released}, and every model made of them{_phantoms(protection)}",
@@ -112,6 +113,7 @@ def of(assembly: Assembly, releases: int) -> Statement:
             *measured.NOT_COVERED,
             *held_out,
             *_uncovered(protection),
+            *(_GIVEN if protection.given else ()),
             *kept,
             *_TESTED.get(tested, ()),
         ),
@@ -149,14 +151,21 @@ def _most(protection: Protection, releases: int) -> int:
     return max(protection.plan.limits.values(), default=releases) if protection.plan else releases
 
 
-def _mechanism(protection: Protection, z: float) -> str:
+def _mechanism(protection: Protection, plan: Plan) -> str:
+    mechanism, norm = plan.mechanism, "norm"
     law = "distributed discrete Gaussian" if protection.placement.share_noise else "Gaussian"
-    clipped = (
-        f"every {protection.placement.words.clipped} clipped to norm {protection.clip_norm:g} over all tensors together"
-    )
-    if isinstance(protection.mechanism, AdaptiveGaussian):
-        clipped += f" at first, and then to follow quantile {protection.mechanism.quantile:g}, the noised count charged with it"
-    return f"{law} with noise multiplier {z:g}, {clipped}"
+    if protection.given:
+        law, norm = f"{type(mechanism).__name__}, given in Python,", f"L{mechanism.order:g} norm"
+    clipped = f"every {protection.placement.words.clipped} clipped to {norm} {protection.clip_norm:g} over all tensors together"
+    if isinstance(mechanism, AdaptiveGaussian):
+        clipped += f" at first, and then to follow quantile {mechanism.quantile:g}, the noised count charged with it"
+    return f"{law} with noise multiplier {plan.noise_multiplier:g}, {clipped}"
+
+
+def _accountant(protection: Protection, plan: Plan) -> str:
+    if protection.given:
+        return f"privacy loss distributions (dp_accounting) of what the mechanism states, {plan.mechanism.event}"
+    return _ACCOUNTANTS["renyi" if protection.placement.share_noise else plan.release.accountant]
 
 
 def _sampling(protection: Protection, cohort_rate: float, *, poisson: bool) -> str:
@@ -186,6 +195,7 @@ _TESTED = {
         ("example", "the rows that were"),
     )
 }
+_GIVEN = ("a mechanism that adds less noise than it states, or noise of another law: nothing compares the two",)
 _PERSONAL = ("the personal tensors of a client, which have no noise: they protect nobody once they leave it",)
 _UNITS = {
     "client": "a client with everything it has",

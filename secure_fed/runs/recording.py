@@ -83,7 +83,8 @@ class Recorder:
         """The recorder of a run in that directory; refuses to record nowhere."""
         asked = config.evaluation.record
         if asked != "nothing" and run_dir is None:
-            raise ConfigError(f"evaluation.record = {asked!r} needs a run directory to keep it in: set out")
+            message = f"evaluation.record = {asked!r} needs a run directory to keep it in: set out"
+            raise ConfigError(message).about("evaluation.record", asked, "a run directory")
         return cls(run_dir, names, asked)
 
     @property

@@ -34,8 +34,9 @@ def require_same(path: Path, config: RunConfig, held: RunConfig) -> None:
 
 def require_same_data(name: str, path: Path, differing: Sequence[str]) -> None:
     if differing:
+        other = "another guarantee" if differing[0] == "privacy" else "other data"
         raise RunDirectoryError(
-            f"{path} was begun with other data: {differing[0]} in {name} differs; resume with what it was begun with"
+            f"{path} was begun with {other}: {differing[0]} in {name} differs; resume with what it was begun with"
         )
 
 

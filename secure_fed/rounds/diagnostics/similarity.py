@@ -69,7 +69,7 @@ def _scores(output: Any) -> Tensor:
     raise ConfigError(
         f"evaluation.diagnostics = 'drift' compares logits, and the model gives a {type(output).__name__} without any; "
         "leave it out"
-    )
+    ).about("evaluation.diagnostics", "drift", "a model that gives logits")
 
 
 def _flat(scores: Tensor, batch: Batch) -> Tensor:

@@ -21,7 +21,7 @@ def require_accuracy(record: Record, target: float) -> None:
         raise ConfigError(
             f"evaluation.target_accuracy = {target} waits for 'accuracy', which metrics does not give; let it, or leave the "
             "setting out"
-        )
+        ).about("evaluation.target_accuracy", target, "metrics with 'accuracy'")
 
 
 def transfer_seconds(record: Record, megabytes_per_second: float) -> float:

@@ -61,7 +61,8 @@ class Watch:
         if self.settings.bandwidth is not None:
             entries["transfer_seconds"] = transfer_seconds(record, self.settings.bandwidth)
         if clash := sorted(set(entries) & set(record)):
-            raise ConfigError(f"metrics gives {clash[0]!r}, which is a diagnostic's name too; call it something else")
+            message = f"metrics gives {clash[0]!r}, which is a diagnostic's name too; call it something else"
+            raise ConfigError(message).about("metrics", clash[0], "a name of its own")
         return entries
 
 
@@ -89,7 +90,7 @@ def watch(
             raise ConfigError(
                 "evaluation.diagnostics = 'aggregation_error' compares products of LoRA's factors A and B, and "
                 f"method.name = {config.method.name!r} trains none; leave it out"
-            )
+            ).about("evaluation.diagnostics", "aggregation_error", "a method of LoRA's factors")
         local["aggregation_error"] = AggregationError(pairs(initial))
     return Watch(settings, local, Variation(weights) if "variation" in chosen else None)
 

@@ -49,7 +49,7 @@ class PublicPlan:
                 f"rounding {self.size:,} coordinates of up to {self.places} clients to {self.bits} bits could lengthen a "
                 f"contribution by {longer:.3g}, more than {_MOST_LOST:.0%} of the clip norm {self.clip_norm:g}: set "
                 "secure_aggregation.bits = 64"
-            )
+            ).about("secure_aggregation.bits", self.bits, "64")
         return self.clip_norm - longer
 
     def require_precise(self) -> None:
@@ -58,7 +58,8 @@ class PublicPlan:
             FixedPoint(self.bits, self.bound, self.places)
             self.longest()
         except RangeError as error:
-            raise ConfigError(f"{error} (secure_aggregation.bits, range)") from error
+            message = f"{error} (secure_aggregation.bits, range)"
+            raise ConfigError(message).about("secure_aggregation.bits", self.bits, str(error)) from error
 
 
 _MOST_LOST = 0.01

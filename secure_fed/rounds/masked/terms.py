@@ -79,7 +79,7 @@ class Terms:
             raise ConfigError(
                 f"a masked sum of {clients} clients cannot be had: {error} (secure_aggregation.corrupt, dropout, neighbours, "
                 "threshold; federation.cohort)"
-            ) from error
+            ).about("secure_aggregation.corrupt", corrupt, "a sum that so many clients can be masked in") from error
 
     def parameters(self, number: int, invited: Sequence[int], layout: bytes, length: int, bound: int) -> Parameters:
         """The parameters of the run's sum with this number. length: words of a vector. bound: largest magnitude of a word."""
@@ -156,7 +156,7 @@ class Terms:
                 f"{places} clients on average draw fewer with a chance of 2^{math.log2(chance):.1f}, above 2^-40: raise "
                 "federation.cohort, set federation.sampling = 'fixed', or have each client toss for itself "
                 "(privacy.noise = 'distributed', privacy.hidden_cohort = true)"
-            )
+            ).about("federation.cohort", places * rate, f"hardly ever fewer than {enough} contributors")
 
     def least(self, clients: int) -> int:
         """The least number of survivors of a sum to which so many were invited."""
@@ -174,7 +174,7 @@ class Terms:
                 raise ConfigError(
                     f"secure_aggregation.{name} = {value} cannot be fixed where secret coins draw the cohort, since it goes by "
                     "its size: leave it out, or set federation.sampling = 'fixed'"
-                )
+                ).about(f"secure_aggregation.{name}", value, "federation.sampling = 'fixed'")
         for clients in range(self.invited, self.places + 1):
             corrupt, left = colluding(clients, settings.corrupt), surviving(clients, settings.dropout)
             threshold = (clients - 1 + corrupt) // 2 + 1 if settings.active else corrupt + 1
@@ -192,7 +192,7 @@ class Terms:
                 f"of {self.invited} clients in a masked sum {self.protection.beside} are phantoms, and as many may vanish as "
                 f"leave {left} others, fewer than {enough}: lower evaluation.phantoms, secure_aggregation.dropout or corrupt, "
                 "or raise federation.cohort"
-            )
+            ).about("evaluation.phantoms", self.protection.beside, f"at least {enough} others in a sum")
 
     def encoding(self, size: int, clip_norm: float) -> Encoding:
         """The encoding of contributions of `size` numbers, which does not depend on the number of participants."""
