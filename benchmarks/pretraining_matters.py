@@ -16,7 +16,6 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -26,11 +25,11 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-from secure_fed.learning import models
 from secure_fed.learning.data import notes
 from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.models.loading import BUILTIN
 
-TINY = Path(models.__file__).parent / "tiny"
+TINY = BUILTIN["builtin/tiny"]
 BATCH = 16
 RATE = 2e-3  # for LoRA; all weights of a random encoder train better at half of it
 

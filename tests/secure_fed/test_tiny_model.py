@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from secure_fed.learning import models
 from secure_fed.learning.data import notes
 from secure_fed.learning.models import pretrain
+from secure_fed.learning.models.loading import BUILTIN
 
-TINY = Path(models.__file__).parent / "tiny"
+TINY = BUILTIN["builtin/tiny"]
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,8 @@ from secure_fed.errors import ConfigError, ModelError, plainly
 if TYPE_CHECKING:
     from secure_fed.learning.tasks.task import Task
 
-BUILTIN = {"builtin/tiny": Path(__file__).parent / "tiny"}
+# This path does not change: exports for PEFT name it, since AutoPeftModel knows no other name of the built-in model.
+BUILTIN = {"builtin/tiny": Path(__file__).parents[2] / "models" / "tiny"}
 
 
 @dataclass(frozen=True)
