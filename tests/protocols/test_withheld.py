@@ -43,14 +43,15 @@ class Server:
         return False
 
     def _borne(self, made: Cast, gone: set[int]) -> bool:
-        """Whether nobody left complains that these are missing."""
+        """Whether nobody left complains that these are missing, and every secret can still be rebuilt."""
         left = set(made.ids) - gone
-        for me in left:
-            if len(left.intersection(self.graph.holders(me))) < made.parameters.threshold:
+        signing = left - {self.victim}  # its list of survivors is another one, so nobody is shown its signature
+        for me in made.ids:
+            if len(signing.intersection(self.graph.holders(me))) < made.parameters.threshold:
                 return False
-            if not left.intersection(self.graph.firsts(me)):  # type: ignore[union-attr]
+            if me in left and not left.intersection(self.graph.firsts(me)):  # type: ignore[union-attr]
                 return False
-        return len(left) >= made.parameters.survivors
+        return len(signing) >= max(made.parameters.survivors, made.parameters.signers)
 
     def attack(self) -> tuple[dict[int, ProtocolError], np.ndarray[Any, Any] | None]:
         """Who refused, and the victim's vector if that can be had."""

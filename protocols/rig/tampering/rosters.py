@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 
@@ -58,12 +58,9 @@ def delivery(change: Callable[[Scene, dict[int, bytes]], None]) -> Tell:
 
     def brought(scene: Scene, inbox: Inbox) -> Inbox:
         true = Delivery.from_bytes(inbox[scene.victim], scene.parameters)
-        sealed, dealt = dict(true.sealed), dict(true.dealt)
+        sealed = dict(true.sealed)
         change(scene, sealed)
-        if dealt:  # whose shares are not brought is not said to have dealt
-            owners = scene.server._graph.owners(scene.victim)
-            dealt = {one: seed for one, seed in dealt.items() if one not in owners or one in sealed}
-        return {**inbox, scene.victim: Delivery(sealed, dealt).to_bytes(scene.parameters)}
+        return {**inbox, scene.victim: Delivery(sealed, true.dealt).to_bytes(scene.parameters)}
 
     return told("mask")(brought)
 
@@ -164,15 +161,19 @@ def _whatever_it_signed(scene: Scene, stage: str, client: int, answer: bytes) ->
     scene.server._digest = digest
 
 
+def _without(scene: Scene, inbox: Inbox, gone: Collection[int]) -> Inbox:
+    """The victim is told that these have not dealt their shares."""
+    true = Delivery.from_bytes(inbox[scene.victim], scene.parameters)
+    lie = [{one: entry for one, entry in part.items() if one not in gone} for part in (true.sealed, true.dealt)]
+    return {**inbox, scene.victim: Delivery(*lie).to_bytes(scene.parameters)}
+
+
 @_told("withheld-delivery", stage="consistency", error=Tampering, active=True, send=_whatever_it_signed)
 def _withhold(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
     """The server says to one client that a neighbour has not dealt its shares, so that the two share no mask."""
     # It notices by the list of survivors, and who is near it by what it has signed.
     if stage == "mask":
-        true = Delivery.from_bytes(inbox[scene.victim], scene.parameters)
-        withheld = scene.server._graph.partners(scene.victim)[0]
-        lie = [{one: entry for one, entry in part.items() if one != withheld} for part in (true.sealed, true.dealt)]
-        return {**inbox, scene.victim: Delivery(*lie).to_bytes(scene.parameters)}
+        return _without(scene, inbox, scene.server._graph.partners(scene.victim)[:1])
     if stage == "consistency":
         for client in inbox.keys() - scene.gone:
             if scene.victim in (client, *near(client, scene.server._graph, scene.server.survivors)):
@@ -180,11 +181,12 @@ def _withhold(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
     return inbox
 
 
-@_told("deserted", stage="mask", error=Aborted, how=delivery)
-def _deserted(scene: Scene, sealed: dict[int, bytes]) -> None:
+@_told("deserted", stage="mask", error=Aborted, how=told("mask"))
+def _deserted(scene: Scene, inbox: Inbox) -> Inbox:
     """The server says to one client that its neighbourhood dropped out, all but a few that collude."""
-    for owner in list(sealed)[scene.parameters.threshold - 1 :]:
-        del sealed[owner]
+    graph = scene.server._graph
+    around = sorted({*graph.holders(scene.victim), *graph.owners(scene.victim)})
+    return _without(scene, inbox, around[scene.parameters.threshold - 1 :])
 
 
 @_told("altered-share", stage="mask", error=Tampering, how=delivery)
