@@ -51,13 +51,14 @@ def supported(name: str, unit: str) -> bool:
 
 
 def quick(name: str, unit: str, how: str) -> bool:
-    """Whether a cell is held on every change: every method in the open, under clients' privacy a class behind masks, too.
+    """Whether a cell is held on every change: every method without privacy, one of every class under clients'.
 
-    Gradients of single examples take longest: of these some, and behind masks two that send one sum and several.
+    Gradients of single examples take longest: of these three, and behind masks two that send one sum and several.
     """
-    if how == "plain":
-        return unit != "example" or name in ("bitfit", "adamix", "fedlora", "ffa_lora", "fra_lora", "fedara", "fedask")
-    return name in {"none": ("fedlora", "fedpower"), "client": OF_A_CLASS, "example": ("bitfit", "fedask")}[unit]
+    if how == "plain" and unit == "none":
+        return True
+    some = {"none": ("fedlora", "fedpower"), "client": OF_A_CLASS, "example": ("bitfit", "fedask")}
+    return name in some[unit] or (name, unit, how) == ("fedlora", "example", "plain")
 
 
 def settings(name: str, unit: str = "none", how: str = "plain", **more: Any) -> RunConfig:

@@ -28,8 +28,7 @@ SKETCHING = ("fedask", "fedpower")
 SUPPORTED = [cell for cell in CELLS if runs.supported(*cell[:2])]
 QUICK = [cell for cell in SUPPORTED if runs.quick(*cell)]
 TURNS = (("client", "plain"), ("client", "masked"), ("none", "plain"))
-ENDED = [  # and gone on with: one of every class, in turn; clients' own ledgers and one's masks beside them
-    *(("fedlora", "example", "plain"), ("fedask", "example", "masked")),
+ENDED = [  # and gone on with: one of every class, in turn
     *(cell for cell in QUICK if cell[0] in runs.OF_A_CLASS and cell[1:] == TURNS[runs.OF_A_CLASS.index(cell[0]) % 3]),
 ]
 

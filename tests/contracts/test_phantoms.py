@@ -17,10 +17,8 @@ from tests.cells import chosen
 from tests.contracts import runs
 
 CELLS = [(name, unit) for name in METHODS for unit in ("client", "example") if runs.supported(name, unit)]
-# Gradients of single examples take longest: two that send one sum and several, and the others at night.
-QUICK = [
-    (name, unit) for name, unit in CELLS if name in {"client": runs.OF_A_CLASS, "example": ("bitfit", "fedask")}[unit]
-]
+# Of each way to send: changes, products, cores, and several sums; the others at night.
+QUICK = [("bitfit", "client"), ("fra_lora", "client"), ("fedtt", "client"), ("fedask", "client"), ("bitfit", "example")]
 
 
 @pytest.mark.parametrize(("name", "unit"), chosen(CELLS, QUICK))

@@ -109,7 +109,7 @@ def test_one_release_against_the_integral(rate: float, z: float, at: float) -> N
 
 def test_two_releases_against_draws() -> None:
     """delta = E_P (1 - e^(epsilon - loss))+ over 300,000 draws from P; the standard error is below one in a hundred."""
-    rate, z, at, draws = 0.2, 0.7, 1.0, 300_000
+    rate, z, at, draws = 0.2, 1.5, 0.5, 300_000
     rng = np.random.default_rng(0)
     noise = z * rng.standard_normal((draws, 2)) + (rng.random((draws, 2)) < rate)
     losses = np.log1p(rate * np.expm1((2 * noise - 1) / (2 * z**2))).sum(axis=1)
@@ -151,7 +151,7 @@ def test_epsilon_moves_as_it_should(step: float) -> None:
         return epsilon(poisson_sampled(rate, z), count, delta, discretization=step)
 
     for found in (
-        [at(z=z) for z in (3.0, 1.0, 0.7, 0.3, 0.1, 0.03, 0.001)],
+        [at(z=z) for z in (3.0, 1.0, 0.7, 0.3, 0.001)],
         [at(rate=rate) for rate in (0.001, 0.01, 0.1, 0.5, 0.99, 1.0)],
         [at(count=count) for count in (0, 1, 10, 200, 5000)],
         [at(delta=wanted) for wanted in (1e-2, 1e-4, 1e-6, 1e-9)],

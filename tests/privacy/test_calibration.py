@@ -31,9 +31,10 @@ NIGHT = pytest.mark.nightly
         pytest.param(lambda z: poisson_sampled(0.01, z), 1000, 3.0, marks=NIGHT),
         pytest.param(lambda z: poisson_sampled(0.01, z), 1000, 0.05, marks=NIGHT),
         pytest.param(lambda z: poisson_sampled(0.01, z), 100, 1000.0, marks=NIGHT),
-        (lambda z: poisson_sampled(0.3, z), 5, 8.0),
-        (lambda z: sampled_without_replacement(1000, 10, z), 100, 2.0),
-        pytest.param(lambda z: sampled_without_replacement(10, 9, z), 5, 8.0, marks=NIGHT),
+        pytest.param(lambda z: poisson_sampled(0.3, z), 5, 8.0, marks=NIGHT),
+        (lambda z: poisson_sampled(0.3, z), 5, 0.3),
+        pytest.param(lambda z: sampled_without_replacement(1000, 10, z), 100, 2.0, marks=NIGHT),
+        (lambda z: sampled_without_replacement(10, 9, z), 5, 8.0),
         (unamplified, 20, 0.5),
         (replaced, 1, 100.0),
     ],
@@ -67,7 +68,8 @@ def test_noise_is_rounded_up_and_never_down(exact: float) -> None:
     [
         (unamplified(10.0), 3.0),
         pytest.param(sampled_without_replacement(1000, 10, 2.0), 3.0, marks=NIGHT),
-        (poisson_sampled(0.2, 2.0), 4.0),
+        pytest.param(poisson_sampled(0.2, 2.0), 4.0, marks=NIGHT),
+        (poisson_sampled(0.2, 4.0), 1.0),
         pytest.param(poisson_sampled(0.5, 0.6), 1.0, marks=NIGHT),
     ],
 )

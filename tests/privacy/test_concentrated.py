@@ -81,9 +81,9 @@ def test_never_below_a_gaussian_and_equal_to_it(rate: float, z: float) -> None:
         (discrete(1.0), unamplified(1.0)),
         (discrete(40.0), unamplified(40.0)),
         (discrete_replaced(3.0), replaced(3.0)),
-        (discrete_sampled(0.1, 0.89), poisson_sampled(0.1, 0.89)),
+        pytest.param(discrete_sampled(0.1, 0.89), poisson_sampled(0.1, 0.89), marks=pytest.mark.nightly),
         (discrete_sampled(0.02, 2.0), poisson_sampled(0.02, 2.0)),
-        (discrete_sampled(0.5, 0.4), poisson_sampled(0.5, 0.4)),
+        pytest.param(discrete_sampled(0.5, 0.4), poisson_sampled(0.5, 0.4), marks=pytest.mark.nightly),
     ],
 )
 def test_epsilon_and_delta_are_those_of_renyi_privacy_and_never_below_a_gaussian(

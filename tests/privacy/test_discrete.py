@@ -75,7 +75,7 @@ def test_large_sigmas_are_normal_in_scale_and_uniform_in_their_last_bits(exponen
 
 
 def test_another_sampler_agrees() -> None:
-    slow, count = Slow(0), 20_000
+    slow, count = Slow(0), 5_000
     others = np.array([slow.gaussian(2) for _ in range(count)])
     ours = discrete_gaussian(2, count, stream("slow"))
     table = [np.bincount(np.clip(one, -5, 5) + 5, minlength=11) for one in (others, ours)]
@@ -124,7 +124,7 @@ def test_broken_samplers_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patch:
             for name, value in changed.items():
                 patch.setattr(discrete, name, value)
-            return fit(discrete_gaussian(4, 300_000, stream("broken")), 4)
+            return fit(discrete_gaussian(4, 100_000, stream("broken")), 4)
 
     one_in, wholes = discrete._one_in, discrete._wholes
     assert law() > TOO_UNLIKELY

@@ -13,7 +13,7 @@ import pytest
 from privacy.errors import LedgerError
 from privacy.ledger import Ledger
 from tests.cells import chosen
-from tests.privacy.ledger_child import ENOUGH, RECORD, RUN, heads_beside, kept_head, start
+from tests.privacy.ledger_child import ENOUGH, RECORD, RUN, forked, heads_beside, kept_head, start
 
 
 class UnderpaidError(AssertionError):
@@ -75,19 +75,17 @@ def sweep(tmp_path: Path, order: str, rounds: int) -> Iterator[bool]:
     """Kill a new run at each of its named instants in turn: whether each left its releases underpaid."""
     for deadly in range(1000):
         folder = new(tmp_path / f"{order}-{deadly}")
-        child = start("release-and-die", folder, order, rounds, deadly)
-        _, errors = child.communicate()
-        if child.returncode == 0:
+        ended = forked("release-and-die", folder, order, rounds, deadly)
+        if ended == 0:
             assert audit(folder) == (rounds, rounds)
             return
-        assert child.returncode == -signal.SIGKILL, errors
+        assert ended == -signal.SIGKILL
         try:
             audit(folder)
             yield False
         except UnderpaidError:
             yield True
-        with start("release", folder, "honest", 1) as again:  # what a kill left can be gone on with
-            assert again.wait() == 0
+        assert forked("release", folder, "honest", 1) == 0, "what a kill left can be gone on with"
     raise AssertionError("the child never came to its end")
 
 

@@ -83,7 +83,7 @@ def test_what_is_no_share_takes_nothing_from_the_radius_of_the_others_but_its_pl
 
 
 @pytest.mark.parametrize(
-    ("count", "threshold"), chosen([(3, 2), (6, 3), (7, 4), (12, 5), (20, 14), (98, 72)], [(3, 2), (7, 4), (20, 14)])
+    ("count", "threshold"), chosen([(3, 2), (6, 3), (7, 4), (12, 5), (20, 14), (98, 72)], [(3, 2), (7, 4)])
 )
 def test_beyond_the_radius_no_wrong_secret_is_accepted(count: int, threshold: int) -> None:
     """With liars enough to make their own polynomial the nearest one, too."""

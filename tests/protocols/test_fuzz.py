@@ -88,7 +88,7 @@ def judged(kind: int, data: bytes, parameters: Parameters, sender: int) -> bool:
 
 
 @every_cast
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_decoders(name: str, data: st.DataObject) -> None:
     scene, (pick, noise) = recorded(name), choices(data)

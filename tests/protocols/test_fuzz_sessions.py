@@ -44,7 +44,7 @@ def places(made: Cast, chosen: list[tuple[int, int]]) -> set[tuple[str, int]]:
 
 
 @every_cast
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(chosen=LIES, data=st.data())
 def test_a_server_goes_on_after_what_it_refused(name: str, chosen: list[tuple[int, int]], data: st.DataObject) -> None:
     made = recorded(name).cast
@@ -56,7 +56,7 @@ def test_a_server_goes_on_after_what_it_refused(name: str, chosen: list[tuple[in
 
 
 @every_cast
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(chosen=LIES, data=st.data())
 def test_a_client_is_finished_after_what_it_refused(
     name: str, chosen: list[tuple[int, int]], data: st.DataObject
@@ -114,7 +114,7 @@ def test_a_server_that_counts_before_it_reads_is_caught(monkeypatch: pytest.Monk
 
 
 @every_cast
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_messages_and_closings_in_any_order(name: str, data: st.DataObject) -> None:
     """A server is sent what was said in a session, by anybody, at any time."""

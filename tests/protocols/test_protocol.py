@@ -138,9 +138,9 @@ def dropouts(name: str, count: int, seed: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("name", CASTS)
 def test_random_dropouts_at_every_stage(name: str) -> None:
-    done, aborted = dropouts(name, 60, seed=1)
-    assert done > 5
-    assert aborted > 5
+    done, aborted = dropouts(name, 25, seed=1)
+    assert done > 3
+    assert aborted > 3
 
 
 def test_a_client_whose_neighbours_are_gone_does_not_take_the_session_with_it() -> None:
@@ -295,13 +295,13 @@ def test_choices_are_uniform_and_depend_on_the_seed_alone() -> None:
     """Every ordered pair of others is equally often chosen, and the longer choice begins as the shorter one does."""
     clients, rng = (2, 5, 6, 9, 11), random.Random(5)
     seen: Counter[tuple[int, ...]] = Counter()
-    for _ in range(12_000):
+    for _ in range(3_000):
         seed = rng.randbytes(32)
         pair = choices(seed, clients, 6, 2)
         assert choices(seed, clients, 6, 4)[:2] == pair
         seen[pair] += 1
     assert set(seen) == {(one, other) for one in clients for other in clients if one != other and 6 not in (one, other)}
-    assert sum((count - 1000) ** 2 / 1000 for count in seen.values()) < 35  # chi-square of 11, p < 1e-3
+    assert sum((count - 250) ** 2 / 250 for count in seen.values()) < 35  # chi-square of 11, p < 1e-3
     with pytest.raises(ParameterError, match="cannot be chosen"):
         choices(bytes(31), clients, 6, 2)
 

@@ -18,7 +18,7 @@ from protocols.server import Server
 from tests.protocols.crowds import Session, agreement, foretold
 from tests.protocols.looking import contents, remains
 
-BLOCKS, SCHEDULES = 20, 100  # blocks run beside each other
+BLOCKS, SCHEDULES, FEW = 20, 100, 30  # blocks run beside each other
 
 
 def found(session: Session, held: bytes) -> list[str]:
@@ -64,12 +64,12 @@ def enough(outcomes: Counter[str], count: int) -> None:
 
 
 def test_random_schedules() -> None:
-    outcomes = judged(range(SCHEDULES))
-    enough(outcomes, SCHEDULES)
+    outcomes = judged(range(FEW))
+    enough(outcomes, FEW)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("block", range(1, 5))
+@pytest.mark.parametrize("block", range(5))
 def test_hundreds_of_random_schedules(block: int) -> None:
     outcomes = judged(range(block * SCHEDULES, (block + 1) * SCHEDULES))
     enough(outcomes, SCHEDULES)

@@ -202,8 +202,8 @@ def test_a_report_is_json() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("active", chosen([False, True], [True]))
+@pytest.mark.parametrize("active", chosen([False, True], [False]))
 def test_a_ring_that_was_chosen_finishes(active: bool) -> None:
-    report = simulate(simulation(clients=120, dropout=0.05, active=active))
+    report = simulate(simulation(clients=100, dropout=0.05, active=active))
     assert report.simulation.choice.neighbours < 119
     assert report.exact

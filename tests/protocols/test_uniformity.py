@@ -25,7 +25,7 @@ from tests.protocols.randomness import CHANCE, SURELY, Words, p_value
 from tests.protocols.sessions import Cast
 
 COUNT, THRESHOLD = 8, 5
-BYTES = 1 << 22
+BYTES = 1 << 21
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from tests.secure_fed.masked.wide_toys import (
 # A way to send and a privacy each; the contracts have every method without any, and under clients' privacy, behind masks.
 QUICK = [
     *(("fra_lora", "nothing"), ("fra_then_ffa", "central"), ("fra_lora sketch", "distributed"), ("fedlora", "hidden")),
-    *(("fedlora", "local"), ("fra_then_ffa sketch", "local")),  # and examples' are among the contracts
+    *(("fedlora", "local"), ("fra_then_ffa sketch", "local"), ("fedlora", "example")),
 ]
 COARSE = {"secure_aggregation.range": 1024.0, "training.optimizer": "sgd"}  # so that rounding is seen beside float32's
 
@@ -44,6 +44,11 @@ def test_every_method_works_under_every_privacy(way: str, privacy: str) -> None:
     assert result.state.tensors.is_finite()
     assert result.summary["secure_aggregation"]["clients"] == len(SIZES)
     assert (result.summary["epsilon"] is None) == (privacy == "nothing")
+    told = [record["train_loss"] for record in result.records]
+    if privacy == "nothing":
+        assert all(isinstance(one, float) and math.isfinite(one) for one in told)
+    else:
+        assert told == [None] * 3, "a loss is of private examples"
 
 
 # The mean, pass by pass, against the contributions that went into it.
@@ -236,11 +241,3 @@ def test_a_federation_run_twice_starts_again() -> None:
     first, second = built.run(), built.run()
     assert toys.same(first.state.tensors, second.state.tensors)
     assert wide_toys.without_time(first.records) == wide_toys.without_time(second.records)
-
-
-@pytest.mark.slow
-def test_loss_is_not_told_where_it_is_private() -> None:
-    for name, settings in PRIVACY.items():
-        told = [record["train_loss"] for record in federation({**MASKED, **settings}).run().records]
-        assert all(isinstance(one, float) and math.isfinite(one) for one in told) == (name == "nothing")
-        assert name == "nothing" or told == [None] * 3

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 ADD = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
 
 
-def _pld(event: Any, count: int, delta: float, step: float = 1e-4) -> float:
+def _pld(event: Any, count: int, delta: float, step: float = 1e-3) -> float:
     accountant = PLDAccountant(ADD, value_discretization_interval=step)
     accountant.compose(dp.SelfComposedDpEvent(event, count))
     return float(accountant.get_epsilon(delta))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,12 @@ def described(folder: Path, config: dict[str, Any]) -> str:
     return str(folder)
 
 
+@cache
+def listed(model: Path) -> list[dict[str, Any]]:
+    """With the usual settings: read by many tests, changed by none."""
+    return catalogue(str(model))
+
+
 def by_name(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in rows}
 
@@ -57,7 +64,7 @@ def really(name: str, model: Path) -> dict[str, int]:
 
 
 def test_counts_are_those_of_a_round_that_is_done(small_model: Path) -> None:
-    rows = by_name(catalogue(str(small_model)))
+    rows = by_name(listed(small_model))
     assert list(rows) == list(METHODS)
     for name, row in rows.items():
         counted = really(name, small_model)
@@ -66,7 +73,7 @@ def test_counts_are_those_of_a_round_that_is_done(small_model: Path) -> None:
 
 
 def test_a_row_says_what_the_card_says(small_model: Path) -> None:
-    for name, row in by_name(catalogue(str(small_model))).items():
+    for name, row in by_name(listed(small_model)).items():
         assert (row["paper"], row["travels"], row["mean_exact"]) == (
             card(name).paper,
             card(name).travels,
@@ -78,7 +85,7 @@ def test_a_row_says_what_the_card_says(small_model: Path) -> None:
 def test_no_weights_are_needed(small_model: Path, tmp_path: Path) -> None:
     (tmp_path / "bare").mkdir()
     shutil.copy(small_model / "config.json", tmp_path / "bare")
-    assert catalogue(str(tmp_path / "bare")) == catalogue(str(small_model))
+    assert catalogue(str(tmp_path / "bare")) == listed(small_model)
 
 
 def test_a_model_of_seven_billion_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,21 +114,21 @@ def test_a_method_that_has_no_place_in_the_model(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    listed = catalogue(described(tmp_path / "model", config))
-    rows = by_name(listed)
+    found = catalogue(described(tmp_path / "model", config))
+    rows = by_name(found)
     row = rows.pop(name)
     assert [row[key] for key in ("trainable", "bytes_per_round", "bytes_up", "bytes_down")] == [None] * 4
     assert reason in row["not_applicable"]
     assert all(other["not_applicable"] is None and other["trainable"] > 0 for other in rows.values())
     monkeypatch.setenv("COLUMNS", "100")
-    show_methods("this", listed)
+    show_methods("this", found)
     printed = capsys.readouterr().out
     assert f"{name}: {row['not_applicable']}"[:90] in printed
     assert all(len(line) <= 100 for line in printed.splitlines())
 
 
 def test_a_setting_counts_for_the_methods_that_read_it(small_model: Path) -> None:
-    usual, small = (by_name(catalogue(str(small_model), chosen)) for chosen in ((), ["method.rank=4"]))
+    usual, small = by_name(listed(small_model)), by_name(catalogue(str(small_model), ["method.rank=4"]))
     head = 16 * 16 + 16 + 16 * 2 + 2
     assert usual["fedlora"]["trainable"] - head == 2 * (small["fedlora"]["trainable"] - head) > 0
     for name in METHODS:
@@ -130,9 +137,8 @@ def test_a_setting_counts_for_the_methods_that_read_it(small_model: Path) -> Non
 
 
 def test_more_of_the_model_may_train_in_full(small_model: Path) -> None:
-    usual, more = (
-        by_name(catalogue(str(small_model), chosen)) for chosen in ((), ["method.modules_to_save=word_embeddings"])
-    )
+    usual = by_name(listed(small_model))
+    more = by_name(catalogue(str(small_model), ["method.modules_to_save=word_embeddings"]))
     assert more["fedlora"]["trainable"] - usual["fedlora"]["trainable"] == 46 * 16
     assert more["fedft"] == usual["fedft"]
 

@@ -152,9 +152,9 @@ def test_no_rank_explains_the_printed_count_of_llama_7b() -> None:
     assert not found
 
 
-@pytest.mark.parametrize("name", ["fedtt", "fedtt_plus"])
+@pytest.mark.parametrize("name", chosen(["fedtt", "fedtt_plus"], ["fedtt"]))
 def test_a_run_learns(name: str) -> None:
-    more = {"federation.rounds": 8, "training.steps": 4, "training.optimizer": "adamw", "training.lr": 0.03}
+    more = {"federation.rounds": 4, "training.steps": 4, "training.optimizer": "adamw", "training.lr": 0.03}
     records = runs.federation(runs.settings(name, **more)).run().records
     assert records[-1]["train_loss"] < records[0]["train_loss"] - 0.1
 

@@ -187,7 +187,13 @@ def federation(name: str, architecture: str, more: dict[str, Any]) -> Federation
     return toys.federation(settings(name, **{**chosen, **more}), model=model, train=train, test=items(30, 9))
 
 
-@pytest.mark.parametrize(("name", "architecture"), [*((name, "bert") for name in NAMES), ("prefix_tuning", "llama")])
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    chosen(
+        [*((name, "bert") for name in NAMES), ("prefix_tuning", "llama")],
+        [("p_tuning", "bert"), ("prefix_tuning", "llama")],
+    ),
+)
 def test_a_run_learns(name: str, architecture: str) -> None:
     result = federation(name, architecture, {}).run()
     losses = [record["train_loss"] for record in result.records]
