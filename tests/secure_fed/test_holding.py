@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import stat
 from dataclasses import dataclass, replace
@@ -18,11 +19,13 @@ from secure_fed.errors import ConfigError
 from secure_fed.learning.audit_pool import pool as holding
 from secure_fed.learning.audit_pool.pool import FEWEST, AuditPool, hold_out, pool
 from secure_fed.learning.data.fingerprint import content
+from tests.cells import chosen
 from tests.secure_fed import private_toys, toys
 
 SIZES = (60, 80, 100)
 CLIENT = {"privacy.unit": "client", "privacy.epsilon": 8.0, "privacy.delta": 1e-4, "federation.cohort": 10}
 WIDE = {"evaluation.audit_fraction": 0.5}
+HIDDEN = {"privacy.noise": "distributed", "privacy.hidden_cohort": True}
 
 
 def numbered(sizes: tuple[int, ...] = SIZES) -> list[list[dict[str, Any]]]:
@@ -131,8 +134,9 @@ def test_the_mean_is_over_the_cohort_that_was_asked_for_whoever_is_held_out() ->
     assert seen.noise_std == pytest.approx(0.1 / 60)
 
 
-@pytest.mark.parametrize("cohort", [50, 60])
-@pytest.mark.parametrize("settings", [{}, {"privacy.noise": "distributed", "privacy.hidden_cohort": True}])
+@pytest.mark.parametrize(
+    ("settings", "cohort"), chosen(itertools.product([{}, HIDDEN], [50, 60]), [({}, 60), (HIDDEN, 50)])
+)
 def test_masks_are_of_those_who_are_there(settings: dict[str, Any], cohort: int) -> None:
     """Where more would be expected than the coins leave: nobody waits for a client that is held out."""
     masks = {"secure_aggregation.enabled": True, "secure_aggregation.dropout": 0.2, "secure_aggregation.corrupt": 0.2}

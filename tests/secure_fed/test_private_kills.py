@@ -25,6 +25,7 @@ from secure_fed.rounds.transport import Reply, Request
 from secure_fed.runs import durable
 from secure_fed.runs.checkpoint import RELEASED
 from secure_fed.runs.store import read_records
+from tests import accounts
 from tests.cells import chosen
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.private_toys import NOISE, charged, federation
@@ -123,7 +124,8 @@ def run_and_die(scenario: str, path: Path, resume: bool, deadly: int) -> None:
 
     durable.crash_point = database.crash_point = crash_point
     durable.os.fsync = _unhurried
-    run(scenario, path, resume=resume)
+    with accounts.coarse():  # as in the process that goes on with the run
+        run(scenario, path, resume=resume)
 
 
 @pytest.fixture(autouse=True)
@@ -187,7 +189,7 @@ def test_what_is_written_in_which_order(tmp_path: Path, monkeypatch: pytest.Monk
     "deadly",
     chosen(
         range(len(_START) - 14, len(_START) + len(_ROUND)),
-        [len(_START) - 1, CHARGED - 1, CHARGED, COMPUTED, KEPT - 1, KEPT, KEPT + 2, len(_START) + len(_ROUND) - 1],
+        [CHARGED - 1, CHARGED, COMPUTED, KEPT, KEPT + 2],
     ),
     ids=lambda index: f"{index}-{POINTS[index]}",
 )
@@ -236,7 +238,7 @@ def test_a_budget_for_these_rounds_does_not_pay_for_one_made_again(
         assert run("to_a_target", path, resume=True)["rounds"] == ROUNDS - 1
 
 
-@pytest.mark.parametrize("deadly", chosen(range(27, 50, 4), [31, 39]))
+@pytest.mark.parametrize("deadly", chosen(range(27, 50, 4), [31]))
 def test_clients_are_charged_before_they_compute(uninterrupted: dict[str, Path], tmp_path: Path, deadly: int) -> None:
     path = tmp_path / "run"
     kill_at("local", path, deadly)

@@ -253,14 +253,15 @@ def named(count: int) -> list[dict[str, Any]]:
 def test_batches_are_poisson_and_come_from_the_stream_alone() -> None:
     """Four hundred steps of twelve examples at rate a quarter: sizes and pairs as by independent coins, whatever the seed."""
     counts = []
-    for seed in (0, 1):
+    for seed, steps in ((0, 400), (1, 40)):
         target, seen = objective(), Seen()
         forced(target, seen)
         stream = SeededEntropy(7).stream("coins")
         settings = TrainingConfig(batch_size=3, microbatch=100)
-        trained(target, named(12), settings, steps=400, stream=stream, seed=seed, collate=unnamed, lr=1e-9)
+        trained(target, named(12), settings, steps=steps, stream=stream, seed=seed, collate=unnamed, lr=1e-9)
         counts.append(seen.calls)
-    assert counts[0] == counts[1]
+    assert 30 < len(counts[1]) <= 40, "few batches are empty"
+    assert counts[0][: len(counts[1])] == counts[1]
     sizes = np.bincount([len(call) for call in counts[0]], minlength=13)
     sizes[0] = 400 - sizes.sum()
     expected = 400 * stats.binom.pmf(np.arange(13), 12, 0.25)
@@ -304,26 +305,29 @@ def nothing(model: nn.Module, batch: Any) -> Tensor:
     return classification.loss(model, batch) * 0.0
 
 
-def noise_of_steps(mechanism: Mechanism, stream: Stream, scale: float = 1.0) -> np.ndarray[Any, Any]:
+def noise_of_steps(mechanism: Mechanism, stream: Stream) -> np.ndarray[Any, Any]:
     """Every coordinate of one step, over what the noise multiplier 1.5 at clip norm .3 and 6 expected examples should give."""
     target = objective(nothing)
     settings = TrainingConfig(batch_size=6, **SGD)
     before, done = trained(target, toys.examples(1, 10), settings, mechanism=mechanism, stream=stream, lr=1.0)
     moved = torch.cat([(done.after.tensor(name) - before.tensor(name)).flatten() for name in before])
-    return moved.numpy() * 6 / (1.5 * CLIP * scale)
+    return moved.numpy() * 6 / (1.5 * CLIP)
 
 
 @pytest.mark.slow
 def test_the_noise_has_its_law_and_no_other_scale() -> None:
-    def p(scale: float = 1.0, mechanism: Mechanism | None = None) -> float:
-        streams = [SeededEntropy(i).stream("noise") for i in range(20)]
-        found = np.concatenate([noise_of_steps(mechanism or Gaussian(1.5), stream, scale) for stream in streams])
+    def noise(multiplier: float, calls: int) -> np.ndarray[Any, Any]:
+        streams = [SeededEntropy(i).stream("noise") for i in range(calls)]
+        return np.concatenate([noise_of_steps(Gaussian(multiplier), stream) for stream in streams])
+
+    def p(found: np.ndarray[Any, Any]) -> float:
         return float(stats.kstest(found, "norm").pvalue)
 
-    assert p() > 1e-2
-    assert p(2 / 3) < 1e-12
-    assert p(3 / 2) < 1e-12
-    assert p(mechanism=Gaussian(0.15)) < 1e-12
+    found = noise(1.5, 20)
+    assert p(found) > 1e-2
+    assert p(found * 3 / 2) < 1e-12
+    assert p(found * 2 / 3) < 1e-12
+    assert p(noise(0.15, 2)) < 1e-12
 
 
 def test_noise_is_new_in_every_step_and_call() -> None:

@@ -59,6 +59,7 @@ def test_it_concludes_public_notes_it_has_not_read() -> None:
     assert within > 0.9
 
 
+@pytest.mark.nightly
 def test_the_script_that_makes_it_gives_the_same_tensors_and_tokens_again() -> None:
     (first, tokens, _), (second, again, _) = (pretrain.pretrain(2, seed=1) for _ in range(2))
     assert tokens.get_vocab() == again.get_vocab()
