@@ -13,7 +13,7 @@ from secure_fed.methods import cards
 from secure_fed.runs.result import NO_PRIVACY
 from tests.secure_fed import toys
 
-PRIVATE: dict[str, Any] = {"privacy.unit": "client", "privacy.epsilon": 8.0, "federation.cohort": 2}
+PRIVATE: dict[str, Any] = {"privacy.unit": "client", "privacy.noise_multiplier": 1.0, "federation.cohort": 2}
 
 
 def readme(federation: Any, out: Path) -> str:

@@ -146,7 +146,7 @@ def test_a_units_share_does_not_depend_on_who_else_is_drawn(groups: list[int] | 
     """Padded to the longest text drawn, shares move by up to 2e-7 C in float32 and 6e-4 C in bfloat16 on this model."""
     objective, before = adapted(dtype)
     of = sums(objective, before, texts(13), Collate(0), groups)
-    check_shares(of, len(set(groups)) if groups else 13, 4)
+    check_shares(of, len(set(groups)) if groups else 13, 3)
     assert {way.path for way in objective.ways.values()} == {by_layer}
 
 

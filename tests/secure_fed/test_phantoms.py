@@ -25,6 +25,7 @@ from secure_fed.rounds.server import Server
 from secure_fed.rounds.transport import Recording
 from secure_fed.runs.membership import measured as membership
 from secure_fed.tensors.tensors import Layout, Tensors
+from tests.cells import chosen
 from tests.secure_fed import private_toys, toys
 
 CLIENT = {**private_toys.CLIENT, "privacy.noise_multiplier": 1.0, "federation.cohort": 4}
@@ -79,7 +80,7 @@ def test_the_figure_is_a_function_of_what_was_released(unit: str) -> None:
     assert told[0] == told[1]
 
 
-@pytest.mark.parametrize("place", [*PLACES, "example"])
+@pytest.mark.parametrize("place", chosen([*PLACES, "example"], ["central", "masked", "hidden", "example"]))
 def test_phantoms_that_do_not_pull_change_nothing(place: str) -> None:
     """Their coins all say no: clients, noise and divisor are as in a run without any, and so is what is released."""
     settings = UNITS["example"] if place == "example" else UNITS["client"] | PLACES[place]
@@ -134,7 +135,7 @@ def test_with_noise_of_the_clients_own_a_phantom_that_is_no_member_sends_noise_a
         assert 0.07 < std < 0.14  # 0.1 = noise multiplier x clip norm
 
 
-@pytest.mark.parametrize("place", ["distributed", "hidden"])
+@pytest.mark.parametrize("place", chosen(["distributed", "hidden"], ["hidden"]))
 def test_shares_of_noise_are_brought_by_clients_alone_and_counted_among_them(place: str) -> None:
     """As many as there are clients in the sums; and those count that are left if all that vanish or collude are clients."""
     federation = built({**UNITS["client"], **PLACES[place], "secure_aggregation.corrupt": 0.2}, sizes=(4,) * 16)
@@ -156,7 +157,7 @@ def test_shares_of_noise_are_brought_by_clients_alone_and_counted_among_them(pla
     assert len(brought) == 3 * asked
 
 
-@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("unit", chosen(UNITS, ["client"]))
 def test_a_run_that_was_killed_ends_with_the_same_bits_of_the_figure(tmp_path: Path, unit: str) -> None:
     class Killed:
         def on_round_end(self, record: Any, state: State) -> None:

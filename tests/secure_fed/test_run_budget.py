@@ -16,6 +16,8 @@ from secure_fed.errors import ConfigError, RunDirectoryError
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.private_toys import EXAMPLE, NOISE, charges, federation
 
+pytestmark = pytest.mark.usefixtures("never_drawn")
+
 EPSILON = 7.2079947054028235  # of three rounds of NOISE at z = 0.9, everybody taking part
 Z = {**NOISE, "privacy.noise_multiplier": 0.9}
 
