@@ -118,7 +118,7 @@ def _require_writable(run_dir: Path) -> None:
 
 def main(name: str, arguments: Sequence[str] | None = None) -> int:
     """Run the script of one attack: print its figures on a run, and write nothing."""
-    from secure_fed.exit_status import reported
+    from secure_fed.errors import reported
 
     attack = ATTACKS[name]
     parser = argparse.ArgumentParser(

@@ -17,9 +17,15 @@ attributes too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Self
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from privacy.errors import PrivacyError
+    from protocols.errors import ProtocolError
 
 
 class SecureFedError(Exception):
@@ -82,3 +88,39 @@ def plainly(kind: type[SecureFedError], problem: str, remedy: str) -> Iterator[N
         yield
     except (OSError, ValueError, RuntimeError) as error:  # a NUL in a name; "~" of a user there is not
         raise kind(f"{problem}: {getattr(error, 'strerror', None) or error}; {remedy}") from error
+
+
+def reported(command: Callable[[], int | None]) -> int:
+    """The exit status of a command, whatever went wrong said in one sentence."""
+    try:
+        status = command()
+        sys.stdout.flush()
+    except KeyboardInterrupt as stopped:
+        print("; ".join(["secure-fed: interrupted", *map(str, stopped.args)]), file=sys.stderr)
+        return 130
+    except _expected() as error:
+        print(f"secure-fed: {error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:  # most likely of standard output
+        _drop_refused_output()
+        if not isinstance(error, BrokenPipeError):  # `| head` has read enough, and is told nothing
+            print(f"secure-fed: {error}", file=sys.stderr)
+        return 1
+    return status or 0
+
+
+def _expected() -> tuple[type[SecureFedError | PrivacyError | ProtocolError], ...]:
+    """Errors that say what was wrong in a sentence. Looked up when there is one: the protocol takes a moment to load."""
+    from privacy.errors import PrivacyError
+    from protocols.errors import ProtocolError
+
+    return SecureFedError, PrivacyError, ProtocolError
+
+
+def _drop_refused_output() -> None:
+    """What is left in the buffer would be refused again, with a traceback, when Python exits."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -94,7 +94,6 @@ RULES = {
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "secure_fed": (
         ("errors",),
-        ("exit_status",),
         ("config", "tensors"),
         ("learning.data",),
         ("learning.tasks",),

@@ -20,8 +20,7 @@ from secure_fed.commands import budget as budget_commands
 from secure_fed.commands import compare as compare_command
 from secure_fed.commands import secagg as secagg_command
 from secure_fed.config import RunConfig, commented_toml
-from secure_fed.errors import ConfigError, RunDirectoryError, StorageError, plainly
-from secure_fed.exit_status import reported
+from secure_fed.errors import ConfigError, RunDirectoryError, StorageError, plainly, reported
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
