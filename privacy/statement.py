@@ -20,7 +20,8 @@ class Statement:
     """A differential-privacy guarantee.
 
     epsilon: against somebody who sees the released models only. epsilon_participants: against somebody who also sees who
-    takes part; with noise that the server adds, neither holds against the server. private: False if noise or coins were seeded or injected, which voids all of it.
+    takes part; with noise that the server adds, neither holds against the server. private: False if noise or coins were seeded
+    or injected, which voids all of it.
     """
 
     unit: str
