@@ -1,8 +1,9 @@
-"""Every example runs, as a user would run it, and says what it promises."""
+"""Every example runs, and says what it promises: two of them in this process on every change, all as a user would at night."""
 
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,6 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-
-pytestmark = pytest.mark.slow
 
 
 def run(*command: str | Path) -> str:
@@ -51,6 +50,19 @@ def test_private_notes(tmp_path: Path) -> None:
     assert result["privacy"]["private"]
 
 
+def test_two_runs_of_few_clients_use_up_one_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    example = runpy.run_path(str(EXAMPLES / "one_budget.py"))
+    few = {"data.examples=2000": "data.examples=100", "federation.clients=400": "federation.clients=50"}
+    few |= {"data.test_examples=200": "data.test_examples=20", "federation.cohort=40": "federation.cohort=5"}
+    assert set(few) <= set(example["SETTINGS"])
+    example["SETTINGS"][:] = [few.get(setting, setting) for setting in example["SETTINGS"]]
+    example["main"](tmp_path)
+    out = capsys.readouterr().out
+    assert out.count("spent so far") == 2
+    assert "third run refused" in out
+
+
+@pytest.mark.nightly
 def test_one_budget(tmp_path: Path) -> None:
     out = run(EXAMPLES / "one_budget.py", tmp_path)
     assert out.count("spent so far") == 2
@@ -68,8 +80,9 @@ def test_audit_a_run(tmp_path: Path) -> None:
     assert (tmp_path / "audit.html").stat().st_size > 10_000
 
 
-def test_own_model() -> None:
-    lines = run(EXAMPLES / "own_model.py").splitlines()
+def test_own_model(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLES / "own_model.py"), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 6
     assert float(lines[-2].split()[-1]) > 0.8
 

@@ -1,4 +1,4 @@
-"""The planted faults fit the tree, and every one of them is caught by quick tests."""
+"""The planted faults fit the tree, and every one of them is caught."""
 
 from __future__ import annotations
 
@@ -55,6 +55,7 @@ def test_there_are_forty_faults_and_more_all_over_the_house() -> None:
     assert {file.partition("/")[0] for file in files} == {"secure_fed", "privacy", "protocols", "attacks"}
 
 
+@pytest.mark.nightly
 def test_what_tests_do_not_see_is_missed_and_what_shows_nothing_is_an_error(tmp_path: Path) -> None:
     for name, text in {
         "pyproject.toml": '[tool.hatch.build.targets.wheel]\npackages = ["thing"]\n',

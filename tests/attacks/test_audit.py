@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -29,6 +30,8 @@ from secure_fed.federation import Federation
 from secure_fed.runs import recording
 from tests.attacks import canaried, overfitted
 from tests.secure_fed import toys
+
+pytestmark = pytest.mark.usefixtures("coarse_accounting")
 
 NO_SHADOWS = Settings(references=0)
 
@@ -63,16 +66,38 @@ def by_heart(tmp_path_factory: pytest.TempPathFactory) -> Target:
         "method.modules_to_save": ["query", "classifier"],
         "method.target_modules": "value",
         "training.optimizer": "adamw",
-        "training.lr": 0.01,
-        "training.steps": 20,
-        "federation.rounds": 12,
+        "training.lr": 0.02,
+        "training.steps": 12,
+        "federation.rounds": 4,
     }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Wider()
-    train = [random_labels(client + 1, 30) for client in range(8)]
+    train = [random_labels(client + 1, 30) for client in range(6)]
     test = random_labels(999, 100)
     return target(tmp_path_factory.mktemp("runs") / "by_heart", settings, train, model=model, test=test)
+
+
+@pytest.fixture(scope="module")
+def of_canaries(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    """Sixty clients, every one a canary that is a member or not, with noise on their sums."""
+    settings = {**canaried.CLIENTS, "privacy.noise_multiplier": 1.0, "evaluation.record": "updates"}
+    train = [canaried.examples(client + 1, 2) for client in range(60)]
+    return target(tmp_path_factory.mktemp("runs") / "of_canaries", settings, train)
+
+
+@pytest.fixture(scope="module")
+def ordinary(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    """Four clients whose examples are the units."""
+    train = [overfitted.examples(client + 1, 20) for client in range(4)]
+    settings = {**overfitted.USUAL, "federation.rounds": 3}
+    return target(tmp_path_factory.mktemp("runs") / "ordinary", settings, train)
+
+
+def only_models(ran: Target) -> Target:
+    """The run as if no more than the model of every round had been recorded."""
+    assert ran.recorded is not None
+    return replace(ran, recorded=replace(ran.recorded, updates=[], sums=[]))
 
 
 def cell(audit: Mapping[str, Any], attack: str, vantage: str) -> Mapping[str, Any]:
@@ -247,7 +272,7 @@ def test_a_vantage_sees_what_weaker_ones_see_and_more(by_heart: Target) -> None:
     updates = views[-1].updates
     first = [one.contribution for one in updates if one.round == 0]
     total = next(one for one in sums_of(updates) if one.round == 0)
-    assert total.clients == len(first) == 8
+    assert total.clients == len(first) == 6
     for name in total.total:
         expected = sum(one.tensor(name).double() for one in first)
         np.testing.assert_allclose(total.total.tensor(name), expected, atol=1e-5)
@@ -257,15 +282,8 @@ def test_a_vantage_sees_what_weaker_ones_see_and_more(by_heart: Target) -> None:
     assert not nothing.updates
 
 
-def test_canaries_of_direction_are_asked_about_by_what_can_ask(tmp_path: Path) -> None:
-    train = [canaried.examples(client + 1, 2) for client in range(60)]
-    settings = {
-        **canaried.CLIENTS,
-        "privacy.noise_multiplier": 1.0,
-        "federation.cohort": 20,
-        "evaluation.record": "updates",
-    }
-    audit = audited(target(tmp_path / "run", settings, train), [], NO_SHADOWS, show_texts=True)
+def test_canaries_of_direction_are_asked_about_by_what_can_ask(of_canaries: Target) -> None:
+    audit = audited(of_canaries, [], NO_SHADOWS, show_texts=True)
     applied = {one["attack"] for one in audit["cells"] if one["applicable"]}
     assert applied == {"one_run", "canary_cosine", "canary_likelihood"}
     assert all(one["text"] is None for one in audit["exposed"])  # no tokenizer, no text
@@ -288,11 +306,9 @@ def test_gradient_canaries_are_audited_too_and_again_by_who_sees_more(tmp_path: 
     assert server["auc"] == pytest.approx(1 - null.tails[members].mean())
 
 
-def test_reasons_are_each_adversarys_own(tmp_path: Path) -> None:
+def test_reasons_are_each_adversarys_own(of_canaries: Target) -> None:
     """Of canary clients: who sees models cannot ask what they learned; who sees names need not ask."""
-    settings = {**canaried.CLIENTS, "privacy.noise_multiplier": 1.0, "evaluation.record": "models"}
-    ran = target(tmp_path / "run", settings, [canaried.examples(client + 1, 2) for client in range(60)])
-    audit = audited(ran, ["loss", "canary_cosine", "label_counts"], NO_SHADOWS)
+    audit = audited(only_models(of_canaries), ["loss", "canary_cosine", "label_counts"], NO_SHADOWS)
     assert "learn nothing of their examples" in cell(audit, "loss", "outsider")["why"]
     assert "invites clients to a sum by name" in cell(audit, "loss", "secure_server")["why"]
     assert "gets every update with its client's name" in cell(audit, "loss", "server")["why"]
@@ -304,13 +320,10 @@ def test_reasons_are_each_adversarys_own(tmp_path: Path) -> None:
     assert 0.5 < told["allowed"]["auc"] < 1
 
 
-@pytest.mark.parametrize("vantage", ["secure_server", "server"])
-def test_who_takes_part_is_in_plain_sight_of_servers(tmp_path: Path, vantage: str) -> None:
+def test_who_takes_part_is_in_plain_sight_of_servers(of_canaries: Target) -> None:
     """What an outsider can find out of them is no measure of what a server knows."""
-    settings = {**canaried.CLIENTS, "privacy.noise_multiplier": 1.0, "evaluation.record": "updates"}
-    ran = target(tmp_path / "run", settings, [canaried.examples(client + 1, 2) for client in range(60)])
-    audit = audited(ran, ["one_run", "canary_cosine"], NO_SHADOWS)
-    for name in ("one_run", "canary_cosine"):
+    audit = audited(of_canaries, ["one_run", "canary_cosine"], NO_SHADOWS)
+    for name, vantage in itertools.product(("one_run", "canary_cosine"), ("secure_server", "server")):
         assert cell(audit, name, "fellow_client")["applicable"]
         assert not cell(audit, name, vantage)["applicable"]
         assert "plain sight" in cell(audit, name, vantage)["why"]
@@ -318,10 +331,7 @@ def test_who_takes_part_is_in_plain_sight_of_servers(tmp_path: Path, vantage: st
 
 
 def test_where_no_more_was_recorded_nothing_is_made_again(by_heart: Target, by_all: dict[str, Any]) -> None:
-    recorded = by_heart.recorded
-    assert recorded is not None
-    models = replace(by_heart, recorded=replace(recorded, updates=[], sums=[]))
-    audit = audited(models, ["regression"], NO_SHADOWS)
+    audit = audited(only_models(by_heart), ["regression"], NO_SHADOWS)
     assert set(audit["roc"]) == {"regression/fellow_client"}
     assert {"regression/fellow_client", "regression/server"} <= set(by_all["roc"])
     assert cell(by_all, "regression", "server")["auc"] > cell(audit, "regression", "server")["auc"]
@@ -336,15 +346,10 @@ def test_significance_is_shared_by_what_gave_scores_alone(by_heart: Target) -> N
 
 
 @pytest.mark.parametrize("name", sorted(name for name, one in ATTACKS.items() if one.membership))
-def test_no_attack_reads_the_coins(tmp_path: Path, name: str) -> None:
+def test_no_attack_reads_the_coins(name: str, ordinary: Target, of_canaries: Target) -> None:
     """With other coins in its place of truth, after the run, every score is the same to the bit."""
     attack, settings = ATTACKS[name], Settings(references=4, seed=3)
-    if attack.directions:
-        noised = {**canaried.CLIENTS, "privacy.noise_multiplier": 1.0, "evaluation.record": "models"}
-        ran = target(tmp_path / "run", noised, [canaried.examples(client + 1, 2) for client in range(60)])
-    else:
-        train = [overfitted.examples(client + 1, 20) for client in range(4)]
-        ran = target(tmp_path / "run", overfitted.USUAL, train)
+    ran = only_models(of_canaries) if attack.directions else ordinary
     held = ran.assembly.audit_pool
     found = []
     for members in (held.members, ~held.members):

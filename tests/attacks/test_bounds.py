@@ -15,7 +15,7 @@ from scipy.optimize import linprog
 from attacks.evidence import bounds
 from attacks.evidence.bounds import Bound, Guesses, lower_bound
 from attacks.evidence.guessing import gaussian_rejected, one_run_p
-from tests.cells import every
+from tests.cells import chosen, every
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -111,7 +111,12 @@ def most_likely(m: int, r: int, v: int, mu: float) -> float:
     return -float(done.fun)
 
 
-@every(("m", "r", "v"), [(10, 10, 9), (10, 10, 10), (40, 12, 11), (200, 8, 8), (20, 20, 16)])
+@pytest.mark.parametrize(
+    ("m", "r", "v"),
+    chosen(
+        [(10, 10, 9), (10, 10, 10), (40, 12, 11), (200, 8, 8), (20, 20, 16)], [(10, 10, 9), (10, 10, 10), (200, 8, 8)]
+    ),
+)
 def test_the_gaussian_bound_is_where_the_most_likely_law_meets_the_significance(m: int, r: int, v: int) -> None:
     mu, _ = bounds.one_run_fdp(m, r, v, 1e-5, 0.05)
     assert mu > 0.05
@@ -174,15 +179,21 @@ def responses(m: int, epsilon: float, rng: np.random.Generator, delta: float = 0
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "delta", "m"), [(0.0, 0.0, 200), (1.0, 0.0, 200), (2.0, 0.01, 60), (4.0, 0.0, 100)]
+    ("epsilon", "delta", "m"),
+    chosen(
+        [(0.0, 0.0, 200), (1.0, 0.0, 60), (1.0, 0.0, 200), (2.0, 1e-3, 60), (4.0, 0.0, 100)],
+        [(1.0, 0.0, 60)],
+    ),
 )
 def test_no_more_than_a_mechanisms_epsilon_is_found(epsilon: float, delta: float, m: int) -> None:
     rng, runs = np.random.default_rng(0), 200
     found = [lower_bound(*responses(m, epsilon, rng, delta), delta, 0.05, seed).epsilon for seed in range(runs)]
-    assert sum(one is not None and one > epsilon for one in found) <= within(0.05, runs)
+    bounded = [one for one in found if one is not None]
+    assert bounded, "so many units can show something"
+    assert sum(one > epsilon for one in bounded) <= within(0.05, runs)
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("epsilon", chosen([0.5, 1.0, 3.0], [1.0]))
 def test_the_bound_is_near_for_many_units(epsilon: float) -> None:
     found = lower_bound(*responses(10_000, epsilon, np.random.default_rng(1)), 0.0, 0.05)
     assert found.epsilon is not None
@@ -199,13 +210,13 @@ def test_the_gaussian_estimate_is_no_bound_of_other_mechanisms() -> None:
     assert found.epsilon <= 1.0
 
 
-@pytest.mark.parametrize("mu", [0.3, 1.0, 3.0])
-def test_no_more_than_a_gaussian_mechanisms_mu_is_found(mu: float) -> None:
+@pytest.mark.parametrize(("mu", "m"), chosen([(1.0, 60), (0.3, 150), (1.0, 150), (3.0, 150)], [(1.0, 60)]))
+def test_no_more_than_a_gaussian_mechanisms_mu_is_found(mu: float, m: int) -> None:
     rng, runs, exceeded = np.random.default_rng(3), 50, 0
     epsilon = bounds.gaussian_epsilon(mu, 1e-5)
     for seed in range(runs):
-        members = rng.random(150) < 0.5
-        found = lower_bound(rng.normal(size=150) + mu * members, members, 1e-5, 0.05, seed)
+        members = rng.random(m) < 0.5
+        found = lower_bound(rng.normal(size=m) + mu * members, members, 1e-5, 0.05, seed)
         assert found.mu is not None
         exceeded += found.mu > mu or (found.epsilon or 0.0) > epsilon
     assert exceeded <= within(0.05, runs)
@@ -226,7 +237,7 @@ def test_a_mechanism_without_noise_violates_what_it_promises() -> None:
 
 def test_units_that_share_a_coin_are_no_units() -> None:
     """Each coin twelve times over: the mechanism tells no more of a coin than before, and the bound is wrong far too often."""
-    rng, runs = np.random.default_rng(0), 100
+    rng, runs = np.random.default_rng(0), 60
     exceeded = 0
     for seed in range(runs):
         scores, members = responses(20, 1.0, rng)
@@ -250,17 +261,27 @@ def uncorrected(scores: Floats, members: Bools, seed: int) -> float:
     return max(way(scores, members, 0.05) for way in GRID)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_best_of_many_guess_counts_without_correction_is_chances_work() -> None:
     """440 ways to guess 400 units, each wrong one time in twenty, are wrong together in nearly half of all runs."""
     assert 0.35 < null_rate(uncorrected, 400, 300) < 0.55
 
 
-def test_the_bound_of_an_audit_is_as_often_wrong_as_said() -> None:
+def test_without_correction_some_ways_to_guess_are_wrong_far_too_often() -> None:
+    """Which the test below would see."""
+
+    def audits(scores: Floats, members: Bools, seed: int) -> float:
+        return max(Guesses(*way)(scores, members, 0.05) for way in bounds.WAYS)
+
+    assert null_rate(audits, 400, 200) > within(0.05, 200) / 200
+
+
+@pytest.mark.parametrize("runs", chosen([200, 500], [200]))
+def test_the_bound_of_an_audit_is_as_often_wrong_as_said(runs: int) -> None:
     def audits(scores: Floats, members: Bools, seed: int) -> float:
         return lower_bound(scores, members, 0.0, 0.05, seed).epsilon or 0.0
 
-    assert null_rate(audits, 400, 500) <= within(0.05, 500) / 500
+    assert null_rate(audits, 400, runs) <= within(0.05, runs) / runs
 
 
 def test_equal_scores_are_guessed_in_an_order_that_knows_no_members() -> None:

@@ -20,6 +20,9 @@ from secure_fed.learning.training.canary_directions import direction
 from secure_fed.runs.recording import Update
 from secure_fed.tensors.tensors import Layout, Tensors
 from tests.attacks import canaried
+from tests.cells import chosen
+
+pytestmark = pytest.mark.usefixtures("coarse_accounting")
 
 DELTA, LEVEL = 1e-3, 0.05
 NOISED: dict[str, Any] = {**canaried.CLIENTS, "privacy.noise_multiplier": 1.0}
@@ -48,7 +51,7 @@ BROKEN: tuple[tuple[dict[str, Any], list[int]], ...] = (
 )
 
 
-@pytest.mark.parametrize(("settings", "sizes"), BROKEN)
+@pytest.mark.parametrize(("settings", "sizes"), chosen(BROKEN, [BROKEN[0], BROKEN[3]]))
 def test_without_the_noise_they_are_found_and_contradict_the_guarantee(
     settings: dict[str, Any], sizes: list[int]
 ) -> None:
@@ -61,15 +64,15 @@ def test_without_the_noise_they_are_found_and_contradict_the_guarantee(
     assert epsilon < min(bounds(finding.scores, case))
 
 
-@pytest.mark.parametrize(
-    ("settings", "sizes"),
-    [
-        (NOISED, CLIENTS),
-        (MUCH_NOISE, CLIENTS),
-        ({**NOISED, "method.name": "fra_lora"}, CLIENTS),
-        (EXAMPLES_NOISED, EXAMPLES),
-    ],
+HOLDS: tuple[tuple[dict[str, Any], list[int]], ...] = (
+    (NOISED, CLIENTS),
+    (MUCH_NOISE, CLIENTS),
+    ({**NOISED, "method.name": "fra_lora"}, CLIENTS),
+    (EXAMPLES_NOISED, EXAMPLES),
 )
+
+
+@pytest.mark.parametrize(("settings", "sizes"), chosen(HOLDS, [HOLDS[0], HOLDS[2], HOLDS[3]]))
 def test_with_the_noise_that_is_due_they_do_not_contradict_it(settings: dict[str, Any], sizes: list[int]) -> None:
     case, epsilon = canaried.case(settings, sizes)
     finding = canary_cosine.run(case, Settings())
@@ -111,7 +114,7 @@ def test_a_score_is_the_cosine_with_the_sum_of_unit_vectors_by_hand() -> None:
         assert score == pytest.approx(float(u @ total / total.norm()) * math.sqrt(layout.size), abs=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_products_of_factors_are_scaled_to_what_fresh_directions_have() -> None:
     case, _ = canaried.case({**NOISED, "method.name": "fra_lora"}, CLIENTS)
     finding = canary_cosine.run(case, Settings())
@@ -163,9 +166,8 @@ def test_the_sum_before_its_noise_tells_what_the_noised_model_does_not() -> None
     assert canaried.auc(by_state, case) < 0.7
 
 
-@pytest.mark.slow
 def test_rounds_are_looked_at_evenly() -> None:
-    case, _ = canaried.case({**NOISED, "federation.rounds": 7}, CLIENTS)
+    case, _ = canaried.case({**NOISED, "federation.rounds": 7, "federation.cohort": 12}, [2] * 24)
     found = releases(case, "")
     assert len(found) == 7
     places = [id(one) for one in found]

@@ -22,15 +22,27 @@ from secure_fed.errors import UsageError
 from secure_fed.runs.store import locked
 
 SMALL = [
-    *("data.examples=240", "data.test_examples=60", "federation.clients=4", "federation.rounds=2"),
+    *("federation.clients=4", "federation.rounds=2", "training.steps=2"),
     *("evaluation.audit_fraction=0.5", "evaluation.record=models", "method.name=bitfit", "evaluation.every=2"),
 ]
+MOODS = ("calm", "wild")
+FEW = {name: ATTACKS[name] for name in ("loss", "round_losses", "canary_cosine")}  # where it matters not which all are
 
 
 @pytest.fixture(scope="module")
-def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def train_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sixty texts, no two alike."""
+    rows = [{"text": f"{MOODS[i % 2]} word{i % 40} word{i // 40}", "label": MOODS[i % 2]} for i in range(60)]
+    path = tmp_path_factory.mktemp("texts") / "train.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory, train_rows: Path, small_model: Path, small_data: Path) -> Path:
     out = tmp_path_factory.mktemp("audited") / "run"
-    settings = [part for setting in SMALL for part in ("--set", setting)]
+    own = [f"model.name={small_model}", f"data.train={train_rows}", f"data.test={small_data / 'test.jsonl'}"]
+    settings = [part for setting in [*SMALL, *own] for part in ("--set", setting)]
     assert cli.main(["train", *settings, "--out", str(out), "--json"]) == 0
     return out
 
@@ -55,23 +67,41 @@ def test_an_audit_is_one_json_object_and_two_files(run_dir: Path, capsys: pytest
     assert "Nothing was found" in (run_dir / "private" / "audit.html").read_text()
 
 
-def test_texts_are_shown_only_when_asked(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert all(one["text"] is None for one in audit(run_dir, capsys, "--attack", "loss")["exposed"])
+def test_texts_are_shown_only_when_asked(run_dir: Path, train_rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    without = audit(run_dir, capsys, "--attack", "loss")["exposed"]
+    assert without
+    assert all(one["text"] is None for one in without)
     shown = audit(run_dir, capsys, "--attack", "loss", "--show-texts")["exposed"]
-    assert all(len(one["text"]) > 20 for one in shown)
+    rows = [json.loads(line)["text"] for line in train_rows.read_text(encoding="utf-8").splitlines()]
+    assert {one["text"] for one in shown} <= set(rows)
+
+
+@pytest.fixture(scope="module")
+def audited_once(run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run in another folder, audited; only to be copied from."""
+    other = shutil.copytree(run_dir, tmp_path_factory.mktemp("once") / "audited")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("attacks.audit.ATTACKS", FEW)
+        assert cli.main(["audit", str(other), "--json", "--references", "0"]) == 0
+    return other
+
+
+@pytest.fixture
+def copied(audited_once: Path, tmp_path: Path) -> Path:
+    """The audited run in a folder of the test's own."""
+    return shutil.copytree(audited_once, tmp_path / "copied")
 
 
 def test_some_attacks_alone_do_not_take_the_place_of_an_audit_by_all(
-    run_dir: Path, capsys: pytest.CaptureFixture[str]
+    copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    audit(run_dir, capsys, "--references", "0")
-    before = [(run_dir / "private" / name).read_text() for name in ("audit.json", "audit.html")]
-    found = audit(run_dir, capsys, "--attack", "loss", "--attack", "round_losses")
+    before = [(copied / "private" / name).read_text() for name in ("audit.json", "audit.html")]
+    found = audit(copied, capsys, "--attack", "loss", "--attack", "round_losses")
     assert found["asked_for"] == ["loss", "round_losses"]
-    assert [(run_dir / "private" / name).read_text() for name in ("audit.json", "audit.html")] == before
-    assert json.loads((run_dir / "private" / "audit-loss-round_losses.json").read_text()) == found
+    assert [(copied / "private" / name).read_text() for name in ("audit.json", "audit.html")] == before
+    assert json.loads((copied / "private" / "audit-loss-round_losses.json").read_text()) == found
     for name in ("audit-loss-round_losses.json", "audit-loss-round_losses.html"):
-        assert stat.S_IMODE((run_dir / "private" / name).stat().st_mode) == 0o600
+        assert stat.S_IMODE((copied / "private" / name).stat().st_mode) == 0o600
 
 
 def test_what_was_asked_for_and_does_not_apply_is_said_and_nothing_is_written(
@@ -86,21 +116,10 @@ def test_what_was_asked_for_and_does_not_apply_is_said_and_nothing_is_written(
     assert sorted(path.name for path in run_dir.iterdir()) == before
 
 
-@pytest.fixture(scope="module")
-def audited_once(run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same run in another folder, audited; only to be copied from."""
-    other = shutil.copytree(run_dir, tmp_path_factory.mktemp("once") / "audited")
-    assert cli.main(["audit", str(other), "--json", "--references", "0"]) == 0
-    return other
-
-
-@pytest.fixture
-def copied(audited_once: Path, tmp_path: Path) -> Path:
-    """The audited run in a folder of the test's own."""
-    return shutil.copytree(audited_once, tmp_path / "copied")
-
-
-def test_runs_stand_beside_each_other(run_dir: Path, copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_stand_beside_each_other(
+    run_dir: Path, copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("attacks.audit.ATTACKS", FEW)
     found = audit(run_dir, capsys, "--attack", "loss", "--beside", str(copied), str(run_dir), str(copied))
     assert [row["label"] for row in found["sweep"]] == ["without privacy, run", "without privacy, copied"]
     assert all(row["accuracy"] is not None for row in found["sweep"])
@@ -128,15 +147,19 @@ def test_an_audit_of_another_state_does_not_stand_beside(
     assert fault in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("cells", ["x", None, [1], [{"auc": "x"}], [{"attack": "loss", "auc": 0.5, "tpr_at_fpr": [1]}]])
-def test_a_damaged_audit_beside_is_read_as_far_as_it_can_be(
-    run_dir: Path, copied: Path, cells: Any, capsys: pytest.CaptureFixture[str]
+def test_damaged_audits_beside_are_read_as_far_as_they_can_be(
+    run_dir: Path, audited_once: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told, result = (json.loads((copied / name).read_text()) for name in ("private/audit.json", "result.json"))
-    (copied / "private" / "audit.json").write_text(json.dumps({**told, "cells": cells}))
-    (copied / "result.json").write_text(json.dumps({**result, "epsilon": "much"}))
-    found = audit(run_dir, capsys, "--attack", "loss", "--beside", str(copied))
-    assert found["sweep"][1]["epsilon"] is None
+    told, result = (json.loads((audited_once / name).read_text()) for name in ("private/audit.json", "result.json"))
+    others = []
+    for cells in ("x", None, [1], [{"auc": "x"}], [{"attack": "loss", "auc": 0.5, "tpr_at_fpr": [1]}]):
+        other = shutil.copytree(audited_once, tmp_path / f"damaged-{len(others)}")
+        (other / "private" / "audit.json").write_text(json.dumps({**told, "cells": cells}))
+        (other / "result.json").write_text(json.dumps({**result, "epsilon": "much"}))
+        others.append(str(other))
+    found = audit(run_dir, capsys, "--attack", "loss", "--beside", *others)
+    assert [row["epsilon"] for row in found["sweep"]] == [None] * (1 + len(others))
+    assert [row["auc"] for row in found["sweep"][1:]] == [None, None, None, None, 0.5]
 
 
 def test_an_audit_beside_one_that_writes_is_refused(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -305,12 +328,14 @@ def test_an_attack_that_fails_is_an_error_if_it_was_asked_for_and_else_a_cell(
         raise UsageError("the confidences are no numbers")
 
     monkeypatch.setattr("attacks.loss.run", fails)
+    monkeypatch.setattr("attacks.audit.ATTACKS", FEW)
     assert cli.main(["audit", str(run_dir), "--attack", "loss"]) == 2
     assert "the confidences are no numbers" in capsys.readouterr().err
     found = audit(run_dir, capsys, "--references", "0")
     failed = [cell for cell in found["cells"] if cell["attack"] == "loss"]
     assert {cell["why"] for cell in failed} == {"it failed: the confidences are no numbers"}
     assert not any(cell["applicable"] for cell in failed)
+    assert {cell["attack"] for cell in found["cells"] if cell["applicable"]} == {"round_losses"}, "the others are made"
 
 
 def test_an_attack_asked_for_twice_is_made_once(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -337,7 +362,7 @@ def test_every_attack_is_a_script(
     assert f"python -m {module}" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_script_from_a_shell(run_dir: Path) -> None:
     command = [sys.executable, "-m", "attacks.loss", str(run_dir), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200)

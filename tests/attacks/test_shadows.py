@@ -28,6 +28,8 @@ from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen
 from tests.contracts import runs
 
+pytestmark = pytest.mark.usefixtures("coarse_accounting")
+
 CLIENTS = 24
 HALF = {"evaluation.audit_fraction": 0.6}
 SMALL = {**HALF, "training.optimizer": "sgd", "training.lr": 0.05, "training.steps": None, "training.epochs": 1}
@@ -165,7 +167,9 @@ def test_with_the_coins_and_the_noise_of_a_private_run_it_is_the_run(
 @pytest.mark.parametrize("canaries", chosen(["none", "direction"], ["direction"]))
 def test_with_noise_in_the_steps_it_is_the_run(canaries: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shadows, "_seed_of", lambda seed, number: 3)
-    federation = few(**{**CENTRAL, "privacy.unit": "example", "evaluation.canaries": canaries})
+    federation = few(
+        **{**CENTRAL, "privacy.unit": "example", "privacy.noise_multiplier": 1.0, "evaluation.canaries": canaries}
+    )
     run = federation.run().state.tensors
     found = trained(federation.assembly, federation.assembly.audit_pool.members[None], 1)
     assert same(found.states[0], run)
@@ -269,9 +273,8 @@ def test_clients_that_are_outside_are_not_in_the_federation(cohort: int) -> None
 @pytest.mark.slow
 def test_no_ledger_is_made_or_touched_even_where_the_budget_is_spent(tmp_path: Path) -> None:
     ledger = tmp_path / "shared.sqlite"
-    Ledger.create(ledger, data_set="wards", epsilon=50.0, delta=1e-3)
-    more = {"privacy.ledger": str(ledger)}
-    federation = many(**{"privacy.epsilon": 40.0, "privacy.noise_multiplier": None, **more})
+    Ledger.create(ledger, data_set="wards", epsilon=2.0, delta=1e-3)
+    federation = many(**{"privacy.noise_multiplier": 1.0, "privacy.ledger": str(ledger)})
     federation.run(tmp_path / "run")
     with pytest.raises(BudgetExhausted):
         federation.run(tmp_path / "another")
