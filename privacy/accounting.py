@@ -34,24 +34,9 @@ from privacy.releases import (
     unamplified,
 )
 
-__all__ = [
-    "COARSE",
-    "Adjacency",
-    "Release",
-    "calibrate",
-    "delta",
-    "discrete",
-    "discrete_replaced",
-    "discrete_sampled",
-    "epsilon",
-    "largest_count",
-    "participants",
-    "poisson_sampled",
-    "rdp",
-    "replaced",
-    "sampled_without_replacement",
-    "unamplified",
-]
+__all__ = ["COARSE", "Adjacency", "Release", "calibrate", "delta", "epsilon", "largest_count", "participants", "rdp"]
+__all__ += ["discrete", "discrete_replaced", "discrete_sampled", "poisson_sampled", "replaced", "unamplified"]
+__all__ += ["sampled_without_replacement"]
 
 _MOST_RELEASES = 10_000_000
 _MOST_NOISE = 1e9

@@ -29,7 +29,7 @@ class Head:
 
     @classmethod
     def from_dict(cls, kept: Mapping[str, Any]) -> Head:
-        """What `to_dict` gave; LedgerError if it is not that."""
+        """The head that `to_dict` wrote; LedgerError for anything else."""
         match kept:
             case {"ledger": str(ledger), "row": int(row), "digest": str(digest)} if len(kept) == 3 and row >= 1:
                 return cls(ledger, row, digest)
@@ -48,7 +48,7 @@ class Reservation:
 
 @dataclass(frozen=True)
 class Opening:
-    """What the first row fixes. key: of the digests of private rows that later rows hold."""
+    """The contents of the first row. key: of the digests of private rows that later rows hold."""
 
     ledger: str
     key: str
@@ -66,7 +66,7 @@ class Charge:
 
 @dataclass(frozen=True)
 class Statement:
-    """That two names are of one unit, as the user says."""
+    """The user's statement that two names are of one unit."""
 
     one: str
     other: str
@@ -115,7 +115,7 @@ class Book:
         self.end = row
 
     def check(self, row: Row) -> Entry:
-        """What the row says; LedgerError for what no ledger writes."""
+        """The entry in a row; LedgerError for one that no ledger writes."""
         try:
             if (row.kind == "open") != (row.id == 1):
                 raise ValueError("a ledger begins with the row 'open' and has one of them")
@@ -161,7 +161,7 @@ class Book:
         raise LedgerError(f"{self.path} {text}")
 
     def reservation(self, run: str) -> Reservation:
-        """What the run holds; PlanError if nothing."""
+        """The reservation of a run; PlanError if it has none."""
         if run not in self._reservations:
             raise PlanError(f"run {run!r} has reserved nothing in {self.path}: reserve its cost before it charges")
         return self._reservations[run]
@@ -171,7 +171,7 @@ class Book:
         return None if held is None else held.cost
 
     def others(self, run: str | None = None) -> list[Cost]:
-        """What all runs but that one hold."""
+        """The costs reserved by all runs but that one."""
         return [held.cost for holder, held in self._reservations.items() if holder != run]
 
     def charged(self, run: str) -> dict[str, int]:

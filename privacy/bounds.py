@@ -37,10 +37,7 @@ Adjacency = Literal["add-remove", "replace-one"]
 FINE, COARSE, COARSEST = 1e-4, 5e-4, 2e-3  # steps of the privacy loss: of record, for first guesses, and for tables
 ORDERS = tuple(map(float, (*range(2, 33), 36, 40, 48, 56, 64, 80, 96, 128, 192, 256)))
 FEW_ORDERS = tuple(map(float, (2, 3, 4, 6, 8, 11, 16, 24, 32, 48, 64)))
-_RELATIONS = {
-    "add-remove": NeighboringRelation.ADD_OR_REMOVE_ONE,
-    "replace-one": NeighboringRelation.REPLACE_ONE,
-}
+_RELATIONS = {"add-remove": NeighboringRelation.ADD_OR_REMOVE_ONE, "replace-one": NeighboringRelation.REPLACE_ONE}
 _MOST_BY_PLD = 1e4  # an epsilon beyond which a distribution is too wide to be worth its time
 
 
@@ -96,14 +93,14 @@ def orders(release: Release) -> tuple[float, ...]:
 
 
 def without_sampling(release: Release, count: int, delta: float) -> float:
-    """As if everybody took part: `count` Gaussians of z are one of z / sqrt(count), exactly (Balle and Wang, 2018)."""
+    """Epsilon as if everybody took part: `count` Gaussians of z are one of z / sqrt(count), exactly (Balle and Wang, 2018)."""
     if not release.gaussian:
         return math.inf
     return float(get_epsilon_gaussian(release.multiplier / math.sqrt(count), delta))
 
 
 def by_participation(release: Release, count: int, delta: float) -> float:
-    """As if a member who is sampled k times were known to be, k the most that comes about but with probability delta / 2.
+    """Epsilon as if a member sampled k times were known to be, k the most that comes about but with probability delta / 2.
 
     Given its turns, the member's releases are k Gaussians or fewer; mixing over turns keeps (epsilon, delta / 2), and what
     is left out adds its probability to delta and -log of its complement to epsilon. Tight where noise is very small.
@@ -147,7 +144,7 @@ def renyi(release: Release, at: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def _renyi_of_any(release: Release, at: tuple[float, ...]) -> tuple[float, ...]:
-    """As sampled, if dp_accounting knows these; else without sampling, which makes none of them smaller."""
+    """Renyi divergences as sampled, if dp_accounting knows them; else without sampling, which makes none smaller."""
     for event in (release.event, release._of_everybody):
         accountant = RdpAccountant(at, _RELATIONS[release.adjacency])
         if accountant.supports(event):

@@ -160,7 +160,7 @@ def _check_file(path: Path) -> None:
 
 
 def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
-    """That there is the table, and nothing that could change on its own what is written to it."""
+    """Require the table, and nothing that could change rows on its own."""
     found = tuple(sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master ORDER BY name"))
     if found != _SCHEMA:
         raise LedgerError(f"{path} is not a ledger, or its table or triggers were changed: {RESTORE}")

@@ -63,7 +63,7 @@ class AdaptiveGaussian(Mechanism):
 
     @property
     def vector(self) -> Gaussian:
-        """What the tensors get: z_v."""
+        """The mechanism of the tensors: z_v."""
         share = self.noise_multiplier / (2 * self.count_std)
         return Gaussian(self.noise_multiplier / math.sqrt(1 - share**2))
 

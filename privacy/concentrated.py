@@ -30,7 +30,7 @@ WHOLE = (*_NEAR_ONE, *map(float, range(2, 64)), *(float(round(64 * 1.1**step)) f
 
 
 def divergences(rho: float, rate: float, orders: tuple[float, ...]) -> tuple[float, ...]:
-    """Of one release, at each order; as sampled, or as if everybody took part where that is less.
+    """Renyi divergences of one release, at each order; as sampled, or as if everybody took part where that is less.
 
     Divergences grow with the order: between whole orders the next one bounds them.
     """

@@ -55,7 +55,7 @@ def create(path: Path, fill: Callable[[sqlite3.Connection], object]) -> None:
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
     crash_point("created")
 
 
@@ -77,7 +77,8 @@ def plainly(path: Path, what: str, remedy: str) -> Iterator[None]:
         raise LedgerError(f"{path} {text}") from error
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make the names of the files in a folder durable."""
     with suppress(OSError):  # not every system can open a folder, and none that cannot needs it
         descriptor = os.open(folder, os.O_RDONLY)
         try:

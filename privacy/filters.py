@@ -31,7 +31,7 @@ TOLERANCE = 2.0**-50
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run may release at most: (epsilon, delta)-DP, and for an RDP ledger rho at each of the ledger's orders."""
+    """The most that a run may release: (epsilon, delta)-DP, and for an RDP ledger rho at each of the ledger's orders."""
 
     epsilon: float
     delta: float
@@ -91,13 +91,13 @@ class Budget:
 
     @property
     def limits(self) -> tuple[float, ...]:
-        """What the sums are held against: epsilon and delta, or rho."""
+        """The limits of the sums: epsilon and delta, or rho."""
         if self.order is None:
             return tuple(math.inf if limit is None else limit for limit in (self.epsilon, self.delta))
         return ((self.epsilon or 0.0) - self._conversion(self.order),)
 
     def parts(self, cost: Cost) -> tuple[float, ...]:
-        """What of a cost is summed up; PlanError if an RDP ledger is not told it."""
+        """The numbers of a cost that are summed up; PlanError if an RDP ledger lacks them."""
         if self.order is None:
             return cost.epsilon, cost.delta
         if cost.rdp is None or len(cost.rdp) != 1:
@@ -123,7 +123,7 @@ class Budget:
         )
 
     def left(self, costs: Iterable[Cost]) -> tuple[float, ...]:
-        """What of the limits is left beside these."""
+        """The rest of the limits beside these costs."""
         return tuple(max(0.0, limit - total) for total, limit in zip(self.sums(costs), self.limits, strict=True))
 
     def total(self, costs: Iterable[Cost]) -> Cost:

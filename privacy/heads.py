@@ -42,7 +42,7 @@ class Heads:
             pass
 
     def newest(self, ledger: str) -> Head | None:
-        """What is noted of the ledger with this identity."""
+        """The head noted of the ledger with this identity."""
         try:
             if not self.path.exists():
                 return None

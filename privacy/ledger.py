@@ -117,7 +117,7 @@ class Ledger:
 
     @property
     def units(self) -> Units:
-        """Whom the reservations are about, and which names were declared the same."""
+        """The units of the reservations, and the names declared the same."""
         return self._book.units
 
     def reserve(
@@ -191,7 +191,7 @@ class Ledger:
             return self._book.charged(run)
 
     def reserved(self, run: str) -> Cost | None:
-        """What the run holds."""
+        """The cost that a run has reserved; None if it has not."""
         with self._journal.transaction(write=False):
             return self._book.cost(run)
 

@@ -24,7 +24,7 @@ HOPELESS, HARD = 1.0, 0.1
 
 @dataclass(frozen=True)
 class Setting:
-    """What is released how often: `rounds` noised sums over about `cohort` of `clients`, kept (epsilon, delta)-private.
+    """The releases of a run: `rounds` noised sums over about `cohort` of `clients`, kept (epsilon, delta)-private.
 
     dim: how many numbers a contribution has, where known. sampling: every client by a coin of its own ("poisson"), or exactly
     `cohort` of them ("fixed").

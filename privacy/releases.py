@@ -81,7 +81,7 @@ def _event(noise: float | DpEvent) -> DpEvent:
 
 
 def _multiplier(noise: float | DpEvent) -> float:
-    """Of Gaussian noise: where a member is replaced, an event does not say what noise of another law costs."""
+    """The multiplier of Gaussian noise. With a member replaced, an event does not state the cost of other noise."""
     if isinstance(noise, DpEvent) and not isinstance(noise, GaussianDpEvent):
         raise PlanError(f"with a member replaced, only Gaussian noise is accounted for, and this is {noise}")
     return _positive(getattr(noise, "noise_multiplier", noise))

@@ -44,7 +44,7 @@ class Unit:
 
     @classmethod
     def from_dict(cls, kept: Mapping[str, Any]) -> Unit:
-        """What `to_dict` gave; ValueError if it is not that."""
+        """The unit that `to_dict` wrote; ValueError for anything else."""
         match kept:
             case {"name": str(name), "kind": str(kind), "members": str(members), "neighbours": str(neighbours)}:
                 if name and len(kept) == 4:
@@ -115,7 +115,7 @@ class Units:
         )
 
     def _kind(self, name: str) -> str:
-        """Of a unit that has reserved, or is called by its kind, as it is where nobody names it; "" if it is not known yet."""
+        """The kind of a unit that has reserved, or whose name is a kind, as it is by default; "" if it is not known yet."""
         if name in self.used:
             return self.used[name][0].kind
         return name if name in _KINDS else ""

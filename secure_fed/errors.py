@@ -1,4 +1,4 @@
-"""What can go wrong, and the exit status it ends with.
+"""Exceptions, and the exit status of each.
 
     SecureFedError            1   the run failed
     ├── TrainingError         1   a run could not go on (non-finite updates, no finite client left)
@@ -52,11 +52,11 @@ class TrainingError(SecureFedError):
 
 
 class StorageError(SecureFedError):
-    """What was to be kept cannot be written."""
+    """A file of the run cannot be written."""
 
 
 class UsageError(SecureFedError):
-    """What was asked for cannot be done as asked."""
+    """The request cannot be fulfilled as given."""
 
     exit_code = 2
 
@@ -83,7 +83,7 @@ class RunDirectoryError(UsageError):
 
 @contextmanager
 def plainly(kind: type[SecureFedError], problem: str, remedy: str) -> Iterator[None]:
-    """What the system refuses about a path (too long a name, a folder that is not ours, a full disk) as one sentence."""
+    """Report the system's refusal of a path (too long a name, a foreign folder, a full disk) in one sentence."""
     try:
         yield
     except (OSError, ValueError, RuntimeError) as error:  # a NUL in a name; "~" of a user there is not

@@ -81,7 +81,7 @@ class Federation:
 
         Killed at any instant and run again with `resume`, it ends in the same tensors as if it had not been.
         """
-        return run(self.assembly, Path(out) if out is not None else None, resume=resume, tell=self._tell)
+        return run(self.assembly, Path(out) if out is not None else None, resume=resume, notify=self._notify)
 
     def load(self, state: State) -> nn.Module:
         """The adapted model with the tensors of this state in it."""
@@ -106,8 +106,8 @@ class Federation:
         planned = guarantee.planned(self.assembly)
         return str(planned["privacy"]["text"]) if planned else ""
 
-    def _tell(self, event: str, *news: Any) -> None:
-        """Tell every callback of an event; a callback at the end may export what the run states."""
+    def _notify(self, event: str, *news: Any) -> None:
+        """Notify every callback of an event; a callback at the end may export what the run states."""
         if event == "on_end":
             self._statement = news[0].summary["privacy_statement"]
         for callback in self.callbacks:

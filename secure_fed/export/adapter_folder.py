@@ -41,7 +41,7 @@ _LEFT_OUT = {"model": ("name", "device"), "privacy": ("ledger", "data_set", "uni
 
 @dataclass(frozen=True)
 class Note:
-    """What `secure_fed.json` says.
+    """The contents of `secure_fed.json`.
 
     settings: the sections of the run's configuration that a method may read when it is built. base_model: its name, empty where
     it has none. task: as `data.task` has it. base_digest: of the parameters that did not train. given: whether the base model
@@ -123,20 +123,20 @@ def _read_note(path: Path) -> Note:
         remedy = "load it with PeftModel.from_pretrained" if peft else "give the OUT_DIR of `secure-fed export`"
         raise ModelError(f"{path} has no {NOTE}{', but is a PEFT adapter' if peft else ''}: {remedy}")
     with plainly(ModelError, f"{file} cannot be read", "export the run again"):
-        said = json.loads(file.read_text(encoding="utf-8"))
-    if not isinstance(said, dict) or said.get("format") != FORMAT:
-        found = said.get("format") if isinstance(said, dict) else said
+        fields = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+        found = fields.get("format") if isinstance(fields, dict) else fields
         raise ModelError(f"{file} is of format {found!r:.40}, and this version of secure-fed reads format {FORMAT}")
     try:
         return Note(
-            settings=dict(said["settings"]),
-            base_model=str(said["base_model"]),
-            task=str(said["task"]),
-            base_digest=str(said["base_digest"]),
-            given=bool(said["given"]),
-            label_names=tuple(map(str, said["label_names"])),
-            head=tuple(map(str, said["head"])),
-            rounds=int(said["rounds"]),
+            settings=dict(fields["settings"]),
+            base_model=str(fields["base_model"]),
+            task=str(fields["task"]),
+            base_digest=str(fields["base_digest"]),
+            given=bool(fields["given"]),
+            label_names=tuple(map(str, fields["label_names"])),
+            head=tuple(map(str, fields["head"])),
+            rounds=int(fields["rounds"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{file} is damaged ({type(error).__name__}: {error}): export the run again") from error
@@ -186,6 +186,6 @@ def _require_head(path: Path, note: Note, base: nn.Module) -> None:
 
 
 def _labels(model: nn.Module) -> list[str]:
-    """What a transformers model of the user's own calls its classes."""
+    """The names of classes in a transformers model of the user's own."""
     names: Mapping[int, str] = getattr(getattr(model, "config", None), "id2label", None) or {}
     return [str(names[index]) for index in sorted(names)]

@@ -17,7 +17,7 @@ Kind = Literal["peft", "own", "merged"]
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What the README says.
+    """The contents of the README.
 
     base_model: the base model as `model.name` calls it, or empty for a module that only a program has.
     facts: rows of a table, in order; `run_facts` makes them. What it says of privacy becomes a section of its own.
@@ -61,16 +61,7 @@ class ModelCard:
         library = {"peft": "peft", "own": "secure-fed", "merged": "transformers"}[kind]
         tags = (*_TAGS, "lora") if kind == "peft" else _TAGS
         base = [f"base_model: {_quoted(self.base_model)}"] if self.base_model else []
-        return [
-            "---",
-            *base,
-            f"library_name: {library}",
-            *task,
-            "tags:",
-            *(f"- {tag}" for tag in tags),
-            "---",
-            "",
-        ]
+        return ["---", *base, f"library_name: {library}", *task, "tags:", *(f"- {tag}" for tag in tags), "---", ""]
 
     def _rows(self) -> dict[str, str]:
         labels = {"labels": ", ".join(self.label_names)} if self.label_names else {}
@@ -78,7 +69,7 @@ class ModelCard:
         return {name: value for name, value in rows.items() if name != _PRIVACY}
 
     def _privacy(self) -> list[str]:
-        """What protects the training data; that nothing does, where a statement begins with that, in bold."""
+        """The section on privacy. A statement that begins with NOT PRIVATE has this in bold."""
         statement = " ".join(self.facts.get(_PRIVACY, "").split())
         if statement.startswith(_VOID):
             verdict, _, rest = statement.partition(". ")
@@ -98,10 +89,10 @@ class ModelCard:
         load = 'model = PeftModel.from_pretrained(base, "path/to/this/folder").eval()'
         if not self.base_model:
             return ["from peft import PeftModel", "", f"{load}  # base: the module as it was before"]
-        told = {"id2label": dict(enumerate(self.label_names))} if self.label_names else {}
+        known = {"id2label": dict(enumerate(self.label_names))} if self.label_names else {}
         if self.settings is not None:
-            told = {name: value for name, value in self.settings.items() if name != "label2id"}
-        settings = [f"{name}={value!r}" for name, value in told.items()]
+            known = {name: value for name, value in self.settings.items() if name != "label2id"}
+        settings = [f"{name}={value!r}" for name, value in known.items()]
         settings += [f"pad_token_id={self.pad_token_id}"] if self.pad_token_id is not None else []
         built_in = self.base_model.startswith("builtin/")
         place = f"locate({self.base_model!r})" if built_in else repr(self.base_model)
@@ -125,7 +116,7 @@ def run_facts(
     client: str | None,
     statement: str = "",
 ) -> dict[str, str]:
-    """What the run was, what was measured of it at the end, and what protects it: `statement`, if anything.
+    """The facts of a run, its last measurements, and its protection: `statement`, if there is one.
 
     measured: None where it is not to be told, because the test rows were held out of what the run protects.
     """
@@ -144,7 +135,7 @@ def run_facts(
 
 
 def _measured(task: str, found: Mapping[str, float]) -> dict[str, str]:
-    """What a task asks for first, on the test set; accuracy where it has one, whether it was measured or not."""
+    """The first metrics of a task on the test set; accuracy, if the task has one, also when it was not measured."""
     rows = {"accuracy on the test set": "not measured"} if has_accuracy(task) or not found else {}
     for name in ("accuracy", *first_metrics(task)):
         if isinstance(value := found.get(name), int | float):

@@ -62,8 +62,10 @@ class Trained:
         facts = run_facts(self.config, self.method.card, self.state.round, measured, self.client, self.statement)
         pad = pad_id(self.tokenizer)
         task = tasks.build(self.config.data)
-        told = task.model_settings(self.label_names)
-        return ModelCard(self.config.method.name, self.config.model.name, self.label_names, facts, pad, task.auto, told)
+        settings = task.model_settings(self.label_names)
+        return ModelCard(
+            self.config.method.name, self.config.model.name, self.label_names, facts, pad, task.auto, settings
+        )
 
     @torch.no_grad()
     def predict(self, texts: Sequence[Any], pairs: Sequence[Any] | None = None) -> Iterator[Answer]:
@@ -143,7 +145,7 @@ def load_run(run_dir: str | Path, client: str | None = None) -> Trained:
 
 
 def stated(published: Published) -> str:
-    """What protects a run: in its result's words, or before there is one, in those of its plan."""
+    """The privacy statement of a run: its result's, or before there is one, its plan's."""
     if (result := published.result) is not None:
         return str(result.get("privacy_statement", ""))
     planned = published.facts.get("privacy", {}).get("text", "")

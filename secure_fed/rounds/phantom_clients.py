@@ -114,16 +114,16 @@ class Turns:
     hosts: Sequence[int]
     draw: Callable[[int], Sequence[int]] | None = None
     most: float = float("inf")
-    _asked: list[NDArray[np.bool_]] = field(default_factory=list)
+    _drawn: list[NDArray[np.bool_]] = field(default_factory=list)
 
     def rates(self, round_: int) -> Floats:
         """(phantoms,)"""
         if self.draw is None:
             return np.full(len(self.hosts), self.rate)
-        while len(self._asked) <= round_:
-            self._asked.append(np.isin(self.hosts, self.draw(len(self._asked))))
-        before = np.sum(self._asked[:round_], axis=0) if round_ else np.zeros(len(self.hosts))
-        return (self._asked[round_] & (before < self.most)).astype(float)
+        while len(self._drawn) <= round_:
+            self._drawn.append(np.isin(self.hosts, self.draw(len(self._drawn))))
+        before = np.sum(self._drawn[:round_], axis=0) if round_ else np.zeros(len(self.hosts))
+        return (self._drawn[round_] & (before < self.most)).astype(float)
 
     def allowance(self, number: int, who: str, wanted: int, round_: int) -> int:
         """The releases that this phantom may make, as `ClientSetup.allowance`. No budget is charged."""

@@ -40,20 +40,19 @@ class Words:
     not_covered: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Placement:
     """One place for the noise.
 
     name: in records, `result.json` and reports. plan: how many releases under how much noise; None without a guarantee.
 
-    Who adds noise, at most one of four:
+    Who adds noise, one of four where the run has a guarantee:
     server_noise: the server, to the sum of a pass; it is trusted with that sum, and adds it up in float64.
     share_noise: each client, a share that is too little to protect it, inside a masked sum.
     own_noise: each client, to its contribution, enough to protect it.
     step_noise: each client, to every step of its training.
 
     bounds_contribution: each client clips its contribution.
-    masks_alone: masks alone keep a client's contribution from the server, in runs that have masks.
     charges_federation: each pass is one release of the federation. Without it, each client accounts for its own releases.
     expected_divisor: sums are divided by the expected size of the cohort. Without it, by the weight that arrived.
     secret_cohort: the guarantee counts on nobody's learning who takes part, or how many.
@@ -61,12 +60,11 @@ class Placement:
 
     name: str
     plan: Planner | None
-    server_noise: bool
-    share_noise: bool
-    own_noise: bool
-    step_noise: bool
+    server_noise: bool = False
+    share_noise: bool = False
+    own_noise: bool = False
+    step_noise: bool = False
     bounds_contribution: bool
-    masks_alone: bool
     charges_federation: bool
     expected_divisor: bool
     secret_cohort: bool
@@ -78,6 +76,11 @@ class Placement:
         return self.plan is not None
 
     @property
+    def masks_alone(self) -> bool:
+        """Whether masks alone keep a client's contribution from the server, in runs that have masks."""
+        return not self.bounds_contribution
+
+    @property
     def local(self) -> bool:
         """Whether each client's own noise protects it, so that no other party has to be trusted."""
         return self.own_noise or self.step_noise
@@ -86,12 +89,7 @@ class Placement:
 NOWHERE = Placement(
     name="nowhere",
     plan=None,
-    server_noise=False,
-    share_noise=False,
-    own_noise=False,
-    step_noise=False,
     bounds_contribution=False,
-    masks_alone=True,
     charges_federation=False,
     expected_divisor=False,
     secret_cohort=False,
@@ -101,11 +99,7 @@ SUM = Placement(
     name="sum",
     plan=plans.of_sums,
     server_noise=True,
-    share_noise=False,
-    own_noise=False,
-    step_noise=False,
     bounds_contribution=True,
-    masks_alone=False,
     charges_federation=True,
     expected_divisor=True,
     secret_cohort=True,
@@ -119,12 +113,8 @@ SUM = Placement(
 SHARES = Placement(
     name="shares",
     plan=plans.of_shares,
-    server_noise=False,
     share_noise=True,
-    own_noise=False,
-    step_noise=False,
     bounds_contribution=True,
-    masks_alone=False,
     charges_federation=True,
     expected_divisor=True,
     secret_cohort=False,
@@ -138,12 +128,8 @@ SHARES = Placement(
 CONTRIBUTION = Placement(
     name="contribution",
     plan=plans.of_contributions,
-    server_noise=False,
-    share_noise=False,
     own_noise=True,
-    step_noise=False,
     bounds_contribution=True,
-    masks_alone=False,
     charges_federation=False,
     expected_divisor=False,
     secret_cohort=False,
@@ -157,12 +143,8 @@ CONTRIBUTION = Placement(
 GRADIENTS = Placement(
     name="gradients",
     plan=plans.of_gradients,
-    server_noise=False,
-    share_noise=False,
-    own_noise=False,
     step_noise=True,
     bounds_contribution=False,
-    masks_alone=True,
     charges_federation=False,
     expected_divisor=False,
     secret_cohort=False,

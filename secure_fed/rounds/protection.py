@@ -50,7 +50,6 @@ class Protection:
     unit: str = "none"
     placement: Placement = NOWHERE
     mechanism: Mechanism = NoMechanism()  # noqa: RUF009 - it has no state
-    given: bool = False
     shares: DistributedGaussian | None = None
     clip_norm: float = math.inf
     entropy: Entropy = SystemEntropy()  # noqa: RUF009 - it has no state
@@ -59,6 +58,7 @@ class Protection:
     audited: bool = False
     phantoms: Count = Count()  # noqa: RUF009 - it has no state
     beside: int = 0
+    given: bool = False
 
     @property
     def contribution_mechanism(self) -> Mechanism:

@@ -111,8 +111,8 @@ def assemble(
     turns = _turns(problem.names, pool, open_server, len(plan.passes))
     beside = _phantom_clients(config, pool, len(clients), setup, turns)
     everybody = [*clients, *beside]
-    asked = with_phantoms(sampler, len(beside))
-    masks = behind_masks(config, protection, asked, everybody, method, tensors, personal, device)
+    participants = with_phantoms(sampler, len(beside))
+    masks = behind_masks(config, protection, participants, everybody, method, tensors, personal, device)
     summing = masks.sums if masks else open_server.summing
     server = replace(open_server, summing=summing, scoring=_scoring(config, pool, setup, turns))
     _require_precise(masks, server, initial, config.federation.rounds)
@@ -154,7 +154,7 @@ def _setup(
     charges: Charges,
     watched: Watch | None,
 ) -> ClientSetup:
-    """What all clients share. watched: sees clients train, where nothing protects them from that."""
+    """The setup that all clients share. watched: sees clients train, where nothing protects them from that."""
     return ClientSetup(
         objective=objective,
         method=method,

@@ -192,7 +192,7 @@ def _reserved_releases(ledger: Ledger, run: str) -> int:
 
 
 def _noted(folder: Path) -> dict[str, Any] | None:
-    """What the run wrote down of its ledger, if it came to that; without it a run that has released cannot go on."""
+    """The run's note of its ledger, None before there is one; a run that has released cannot go on without."""
     own_part = private_part(folder)
     if not (own_part / BUDGET).exists():
         if (folder / CHECKPOINT).exists() or (own_part / RELEASED).exists():

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Subject:
-    """What a run's costs are for: digests of the data and of which rows belong to which unit, and the unit's name and kind.
+    """The subject of a run's costs: digests of the data and of which rows belong to which unit, and the unit's name and kind.
 
     The digests are plain, and for the ledger alone, which keeps them under its key.
     """
@@ -35,14 +35,14 @@ class Subject:
 
 
 def unit_name(config: RunConfig) -> str:
-    """What the protected unit is called in a ledger: as the user says, else by the column that tells units apart."""
+    """The name of the protected unit in a ledger: the user's, else by the column that tells units apart."""
     privacy, client = config.privacy, config.data.client
     columns = {"client": client, "group": privacy.group_column}
     return privacy.unit_name or columns.get(privacy.unit) or privacy.unit
 
 
 def terms_of(plan: Plan) -> dict[str, Any]:
-    """What a reservation says beside its cost and its unit."""
+    """The terms of a reservation, beside its cost and its unit."""
     return {
         "noise_multiplier": plan.noise_multiplier,
         "sampling_rate": plan.sampling_rate,

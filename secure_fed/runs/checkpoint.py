@@ -38,9 +38,9 @@ def write(
     for client, kept in personal.items():
         tensors |= {f"client/{client}/{name}": part for name, part in kept.parts().items()}
     whole = {name: part.detach().cpu().contiguous() for name, part in tensors.items()}
-    said = {"round": state.round, "clip_norm": state.clip_norm, "record": record}
+    fields = {"round": state.round, "clip_norm": state.clip_norm, "record": record}
     # One text, because the order of several is another in every process.
-    content = safetensors.torch.save(whole, {"said": json.dumps(said)})
+    content = safetensors.torch.save(whole, {"said": json.dumps(fields)})
     atomic_write(file, content, private=private)
 
 
@@ -67,8 +67,8 @@ def _read(file: Path) -> Checkpoint | None:
     personal: dict[int, dict[str, Any]] = {}
     try:
         with safetensors.safe_open(file, framework="pt") as opened:
-            said = json.loads(opened.metadata()["said"])
-            finished, clip_norm, record = int(said["round"]), float(said["clip_norm"]), dict(said["record"])
+            fields = json.loads(opened.metadata()["said"])
+            finished, clip_norm, record = int(fields["round"]), float(fields["clip_norm"]), dict(fields["record"])
             for name in opened.keys():  # noqa: SIM118 - not a mapping
                 group, _, rest = name.partition("/")
                 # A copy: the file may be replaced while we hold it, and kernels may sum in an order that depends on

@@ -92,7 +92,7 @@ def without_times(run_dir: Path) -> None:
 
 
 def usable(path: Path) -> AbstractContextManager[None]:
-    """What keeps a run directory from being used, as one sentence."""
+    """Report an obstacle to using a run directory in one sentence."""
     return plainly(RunDirectoryError, f"{path} cannot be written", "choose another --out")
 
 
@@ -133,7 +133,7 @@ def read_config(path: Path) -> RunConfig:
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """What was fixed when the run in `path` began; "label_names" and "clients" are lists of texts."""
+    """The facts fixed when the run in `path` began; "label_names" and "clients" are lists of texts."""
     facts = read_object(path, FACTS)
     for name in ("label_names", "clients"):
         value = facts.get(name)

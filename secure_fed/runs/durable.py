@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
+from privacy.database import sync_folder
 from secure_fed.errors import StorageError, plainly
 
 _PART = re.compile(r"(.+)\.[0-9a-f]{16}\.part", re.DOTALL)
@@ -39,7 +40,7 @@ def atomic_write(path: Path, data: bytes | str, *, private: bool = False) -> Non
             with suppress(OSError):
                 part.unlink(missing_ok=True)
             raise
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     crash_point(f"{path.name}:replaced")
 
 
@@ -80,12 +81,3 @@ def _opener(private: bool) -> Callable[[str, int], int]:
 
 def _written(path: Path) -> AbstractContextManager[None]:
     return plainly(StorageError, f"{path} cannot be written", "make that possible and try again")
-
-
-def _sync_folder(folder: Path) -> None:
-    with suppress(OSError):  # not every system can open a folder, and none that cannot needs it
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

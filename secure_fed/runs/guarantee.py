@@ -60,8 +60,7 @@ def guarantee(assembly: Assembly, budget: RunBudget, run_dir: Path | None, recor
 
 
 def _realised(assembly: Assembly, plan: Plan, releases: int, records: Sequence[Record]) -> dict[str, Any] | None:
-    """What so many releases under the noise of those who stayed came to, at the fewest of any round: for information, since
-    nothing is refunded."""
+    """The epsilon of the releases under the noise of the survivors, at the fewest of any round. It refunds nothing."""
     shares, masks = assembly.protection.shares, assembly.masks
     if shares is None or masks is None or not records:
         return None
@@ -129,7 +128,7 @@ def _adjacency(protection: Protection, plan: Plan) -> str:
 
 
 def _phantoms(protection: Protection) -> str:
-    """What they are to the guarantee: nothing that depends on anybody's data."""
+    """The phantoms in the sentence about releases: they depend on nobody's data."""
     count = protection.phantoms.phantoms
     if not count:
         return ""
@@ -140,7 +139,7 @@ def _phantoms(protection: Protection) -> str:
 
 
 def _uncovered(protection: Protection) -> tuple[str, ...]:
-    """What the guarantee says nothing of because of where the noise is."""
+    """The limits of the guarantee that follow from where the noise is."""
     if protection.hidden:
         return ("when a client vanishes, and how long it takes to answer, which may tell whether it trained",)
     return protection.placement.words.not_covered

@@ -1,4 +1,4 @@
-"""What of a private run may be shown: every value of its public files, and what that value follows from.
+"""The public values of a private run: every value of its public files, and what that value follows from.
 
     run.json, metrics.jsonl, result.json     a value that follows from one of `Source`
     private/                                 everything else that a run notes: see `WITHHELD`
@@ -17,7 +17,7 @@ from typing import Any
 
 
 class Source(Enum):
-    """What a public value follows from."""
+    """The source of a public value."""
 
     RELEASE = "what the mechanism released, and nothing else that is private"
     SETTINGS = "the configuration, the accountant, a ledger, and the software"
@@ -119,7 +119,7 @@ def of_result(summary: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
 
 
 def of_facts(facts: Mapping[str, Any], *, private: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a run notes when it begins. Without privacy only digests of the data, and of who was held out, are withheld."""
+    """The facts noted when a run begins. Without privacy only digests of the data, and of who was held out, are withheld."""
     if private:
         return cut(facts, FACTS, whole=False)
     divided = dict(facts["partition"])

@@ -1,4 +1,4 @@
-"""What travels in a run, kept for an audit when `evaluation.record` asks for it.
+"""Everything that travels in a run, kept for an audit when `evaluation.record` asks for it.
 
     private/recording/round-00000.safetensors    the initial state
     private/recording/round-00001.safetensors    the state after the first round, and what was sent in it
@@ -39,7 +39,7 @@ FOLDER = "recording"
 
 @dataclass(frozen=True)
 class Update:
-    """What one client sent in one pass of a round; rounds count from 0."""
+    """The contribution of one client in one pass of a round; rounds count from 0."""
 
     round: int
     client: str
@@ -50,7 +50,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Summed:
-    """What a server behind masks decoded of one pass: the sum over so many clients, and of their weights."""
+    """A masked sum of one pass as the server decoded it: the sum over so many clients, and of their weights."""
 
     round: int
     pass_name: str
@@ -71,25 +71,25 @@ class Recorded:
 
 @dataclass
 class Recorder:
-    """Writes a recording while a run goes on, of as much as was `asked` for (evaluation.record)."""
+    """Writes a recording while a run goes on, of what `evaluation.record` names in `kept`."""
 
     run_dir: Path | None
     names: Sequence[str]
-    asked: str
+    kept: str
     _sent: list[Update | Summed] = field(default_factory=list)
 
     @classmethod
     def of(cls, config: RunConfig, run_dir: Path | None, names: Sequence[str]) -> Recorder:
         """The recorder of a run in that directory; refuses to record nowhere."""
-        asked = config.evaluation.record
-        if asked != "nothing" and run_dir is None:
-            message = f"evaluation.record = {asked!r} needs a run directory to keep it in: set out"
-            raise ConfigError(message).about("evaluation.record", asked, "a run directory")
-        return cls(run_dir, names, asked)
+        kept = config.evaluation.record
+        if kept != "nothing" and run_dir is None:
+            message = f"evaluation.record = {kept!r} needs a run directory to keep it in: set out"
+            raise ConfigError(message).about("evaluation.record", kept, "a run directory")
+        return cls(run_dir, names, kept)
 
     @property
     def folder(self) -> Path | None:
-        return private_part(self.run_dir) / FOLDER if self.run_dir is not None and self.asked != "nothing" else None
+        return private_part(self.run_dir) / FOLDER if self.run_dir is not None and self.kept != "nothing" else None
 
     def begin(self, state: State) -> None:
         """The state that a run begins with; one that goes on has it already."""
@@ -111,20 +111,20 @@ class Recorder:
             self._write(state, sent, lr)
 
     def around(self, transport: Transport) -> Transport:
-        return RecordedTransport(transport, self._heard) if self.asked == "updates" else transport
+        return RecordedTransport(transport, self._record_reply) if self.kept == "updates" else transport
 
     def beside(self, server: Server) -> Server:
         """The server with its masked sums recorded."""
-        if self.asked != "updates":
+        if self.kept != "updates":
             return server
-        return replace(server, summing=RecordedSum(server.summing, self._decoded))
+        return replace(server, summing=RecordedSum(server.summing, self._record_sum))
 
-    def _heard(self, request: Any, reply: Any) -> None:
+    def _record_reply(self, request: Any, reply: Any) -> None:
         if isinstance(request, Request) and isinstance(reply, Reply):
             name = self.names[reply.client]
             self._sent.append(Update(request.round, name, request.pass_name, reply.contribution, reply.weight))
 
-    def _decoded(self, request: Request, intake: Intake) -> None:
+    def _record_sum(self, request: Request, intake: Intake) -> None:
         """Record a masked sum. In the open the transport has recorded every contribution to it."""
         if intake.spent is None:
             return
@@ -133,19 +133,19 @@ class Recorder:
 
     def _write(self, state: State, sent: Sequence[Update | Summed], lr: float | None = None) -> None:
         tensors = {f"state/{name}": part for name, part in state.tensors.parts().items()}
-        said: list[dict[str, Any]] = []
+        entries: list[dict[str, Any]] = []
         for number, one in enumerate(sent):
             content = one.contribution if isinstance(one, Update) else one.total
             tensors |= {f"{number}/{name}": part for name, part in content.parts().items()}
-            said.append({name: value for name, value in vars(one).items() if not isinstance(value, Tensors)})
+            entries.append({name: value for name, value in vars(one).items() if not isinstance(value, Tensors)})
         whole = {name: part.detach().cpu().contiguous() for name, part in tensors.items()}
         path = (self.folder or Path()) / _name(state.round)
-        noted = {"sent": json.dumps(said), "lr": json.dumps(lr)}
+        noted = {"sent": json.dumps(entries), "lr": json.dumps(lr)}
         atomic_write(path, safetensors.torch.save(whole, {"said": json.dumps(noted)}), private=True)
 
 
 def warning(config: RunConfig) -> str:
-    """What is to be said before training starts; nothing where no client's update is kept."""
+    """The warning before training starts; empty if no client's update is kept."""
     return _UPDATES if config.evaluation.record == "updates" else ""
 
 
@@ -224,9 +224,9 @@ def _read(file: Path) -> tuple[Tensors, list[Update | Summed], float | None]:
                 group, _, rest = name.partition("/")
                 groups.setdefault(group, {})[rest] = opened.get_tensor(name)
         sent: list[Update | Summed] = []
-        for number, said in enumerate(json.loads(noted["sent"])):
+        for number, fields in enumerate(json.loads(noted["sent"])):
             content = Tensors.from_parts(groups.get(str(number), {}))
-            kind = Update(**said, contribution=content) if "client" in said else Summed(**said, total=content)
+            kind = Update(**fields, contribution=content) if "client" in fields else Summed(**fields, total=content)
             sent.append(kind)
         return Tensors.from_parts(groups["state"]), sent, json.loads(noted["lr"])
     except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:

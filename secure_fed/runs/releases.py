@@ -1,4 +1,4 @@
-"""What a private round released, kept until the round's end is saved."""
+"""The release of a private round, kept until the round's end is saved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a finished run: `result.json` (schema: docs/result.schema.json)."""
+"""The result of a finished run: `result.json` (schema: docs/result.schema.json)."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ NO_PRIVACY = (
 
 
 def unprotected(config: RunConfig) -> str:
-    """What protects the clients of a run without privacy, in words."""
+    """The protection of clients in a run without privacy, in words."""
     masks, coins = config.secure_aggregation, config.federation.sampling == "poisson"
     return only_masks(masks, coins=coins) if masks.enabled else NO_PRIVACY
 
 
 def versions() -> dict[str, str]:
-    """What the run was computed with."""
+    """The versions of the software that computes the run."""
     packages = ("secure-fed", "torch", "transformers", "peft")
     return {"python": platform.python_version(), **{name: version(name) for name in packages}}
 
@@ -85,14 +85,14 @@ def summary(
 
 
 def _membership(assembly: Assembly, state: State) -> dict[str, Any]:
-    """What is told of membership. Figures of units that may have trained are no release: a private run withholds them."""
+    """Membership figures. Figures of units that may have trained are no release: a private run withholds them."""
     found = {"membership": measured.of_run(assembly, state)}
     own = measured.of_data(assembly, state) if assembly.protection.plan is not None else None
     return found | ({"membership_of_data": own} if own else {})
 
 
 def _unprotected(assembly: Assembly, releases: int) -> dict[str, Any]:
-    """Of a run without privacy."""
+    """The privacy entries of a run without privacy."""
     nothing = dict.fromkeys(
         (
             "epsilon",
@@ -113,7 +113,7 @@ def _unprotected(assembly: Assembly, releases: int) -> dict[str, Any]:
 
 
 def masked_facts(assembly: Assembly, records: Sequence[Record]) -> dict[str, Any] | None:
-    """What secure aggregation was, and what it took in bytes and seconds; None without it."""
+    """The terms of secure aggregation, and its cost in bytes and seconds; None without it."""
     if assembly.masks is None:
         return None
     terms, clients = assembly.masks.sums.terms, assembly.masks.invited
@@ -141,18 +141,16 @@ def masked_facts(assembly: Assembly, records: Sequence[Record]) -> dict[str, Any
 
 
 def _diagnosed(assembly: Assembly, records: Sequence[Record]) -> dict[str, Any] | None:
-    """What was asked for beside accuracy: of the last round, or of the whole run; None where nothing was."""
+    """The requested diagnostics, of the last round or of the whole run; None if none was requested."""
     settings, protection = assembly.config.evaluation, assembly.protection
     last = records[-1] if records else {}
     secret = protection.hides_cohort or protection.hidden
-    told = {name: last.get(name) for name in settings.diagnostics} | targets.summary(
-        records, settings, secret_cohort=secret
-    )
-    return told or None
+    found = {name: last.get(name) for name in settings.diagnostics}
+    return found | targets.summary(records, settings, secret_cohort=secret) or None
 
 
 def _subject(assembly: Assembly) -> dict[str, Any]:
-    """What was trained on what."""
+    """The method, model and data of the run."""
     config, problem = assembly.config, assembly.problem
     own_model = problem.tokenizer is None
     return {

@@ -27,7 +27,7 @@ from secure_fed.runs.releases import Releases, kept_by
 from secure_fed.runs.result import summary, versions
 from secure_fed.runs.store import RunStore, require_unused
 
-Tell = Callable[..., None]  # of an event's name and its news
+Notify = Callable[..., None]  # of an event's name and its news
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class Result:
         return published.together(self.summary, self.withheld)
 
 
-def run(assembly: Assembly, run_dir: Path | None, *, resume: bool, tell: Tell) -> Result:
+def run(assembly: Assembly, run_dir: Path | None, *, resume: bool, notify: Notify) -> Result:
     """Run all rounds that are left, keeping everything in the run directory if there is one.
 
     Killed at any instant and run again with `resume`, it ends in the same tensors as if it had not been.
-    tell: given `"on_round_end", record, state` once a round is saved, and `"on_end", result` at the end.
+    notify: given `"on_round_end", record, state` once a round is saved, and `"on_end", result` at the end.
     """
     recorder = Recorder.of(assembly.config, run_dir, assembly.server.names)
     if run_dir is None and resume:
@@ -70,7 +70,7 @@ def run(assembly: Assembly, run_dir: Path | None, *, resume: bool, tell: Tell) -
         budget = stack.enter_context(opened(privacy, plan, run_dir, subject)) if plan else None
         assembly.charges.budget = budget
         stack.callback(assembly.charges.close)
-        running = _Run(assembly, recorder, store, budget, tell, state, records)
+        running = _Run(assembly, recorder, store, budget, notify, state, records)
         ended_early = running.to_its_end()
         return running.finished(ended_early)
 
@@ -83,7 +83,7 @@ class _Run:
     recorder: Recorder
     store: RunStore | None
     budget: RunBudget | None
-    tell: Tell
+    notify: Notify
     state: State
     records: list[Record]
     measured: set[str] = field(default_factory=set)
@@ -109,15 +109,15 @@ class _Run:
         return ""
 
     def _end_of_round(self, state: State, record: Record) -> None:
-        """Keep a round, and then tell of it."""
+        """Keep a round, and then notify of it."""
         if self.assembly.watch:
-            record |= self.assembly.watch.told(self.state, state, record)
+            record |= self.assembly.watch.entries(self.state, state, record)
         self.state = state
         self.records.append(record)
         self.recorder.end_of_round(state, record["lr"])
         if self.store:
             self.store.save(state, kept_by(self.assembly.clients), *self._cut(record))
-        self.tell("on_round_end", record, state)
+        self.notify("on_round_end", record, state)
 
     def finished(self, ended_early: str) -> Result:
         """The result, kept and told."""
@@ -128,7 +128,7 @@ class _Run:
         result = Result(shown, self.records, self.state, run_dir, withheld)
         if self.store:
             self.store.finish(shown, withheld)
-        self.tell("on_end", result)
+        self.notify("on_end", result)
         return result
 
     def _begin_masks(self) -> None:

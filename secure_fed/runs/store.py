@@ -183,7 +183,7 @@ def locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def resumable(path: Path) -> Iterator[None]:
-    """Whatever stops a run in this directory from outside, with the way to go on with it."""
+    """Add the command that resumes a run in this directory to whatever stops it from outside."""
     try:
         yield
     except (KeyboardInterrupt, StorageError) as error:

@@ -23,7 +23,7 @@ def trusted(protection: Protection, masks: Masks | None) -> str:
 
 
 def only_masks(settings: SecureAggregationConfig, *, coins: bool) -> str:
-    """What protects the clients of a run with secure aggregation and without privacy. coins: whether these draw its cohorts."""
+    """The protection of clients in a run with masks and without privacy. coins: whether these draw its cohorts."""
     server = _KEEPS if not settings.active else "the server, even one that lies about keys or about who takes part,"
     lies = "" if settings.active else " A server that lies may read single clients."
     whose = _drawn(settings) if coins else "a round's clients"
@@ -73,7 +73,7 @@ def _colluding(settings: SecureAggregationConfig) -> str:
 
 
 def _except(chance: float) -> str:
-    """What is left to chance, rounded up to a power of two."""
+    """The probability of failure, rounded up to a power of two."""
     if not chance:
         return ""
     return f", except with a probability of at most 2^{-math.floor(-10 * math.log2(chance)) / 10:g} for each sum"

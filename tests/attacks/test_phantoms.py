@@ -16,7 +16,7 @@ from privacy.distributed import DistributedGaussian
 from privacy.entropy import SeededEntropy
 from privacy.mechanisms import Gaussian
 from secure_fed.federation import Federation
-from secure_fed.runs.membership.measured import heard
+from secure_fed.runs.membership.measured import kept_scores
 from secure_fed.runs.recording import Recorded
 from tests.attacks import canaried
 from tests.cells import chosen
@@ -75,7 +75,7 @@ def test_a_run_without_its_noise_contradicts_its_guarantee_whoever_should_have_a
     assert cell["epsilon_accounted"] is not None
     assert cell["epsilon_lower"] > cell["epsilon_accounted"]
     assert target.result["membership"]["auc"] > 0.95
-    found = heard(target.final, federation.assembly.audit_pool)
+    found = kept_scores(target.final, federation.assembly.audit_pool)
     assert found[federation.assembly.audit_pool.members].mean() > found[~federation.assembly.audit_pool.members].mean()
 
 
@@ -101,7 +101,7 @@ def test_under_right_noise_those_who_are_no_members_follow_the_known_law(place: 
     audit = audited(target, ["canary_cosine"], Settings(references=0))
     cell = next(one for one in audit["cells"] if one["vantage"] == "fellow_client")
     assert cell["measured"]["null_p_value"] > 1e-3
-    scores = heard(target.final, federation.assembly.audit_pool)[~federation.assembly.audit_pool.members]
+    scores = kept_scores(target.final, federation.assembly.audit_pool)[~federation.assembly.audit_pool.members]
     if place == "example":  # three rounds, of variance one each
         assert abs(float(np.mean(scores))) < 5 * np.sqrt(3 / len(scores))
         assert float(np.std(scores)) == pytest.approx(np.sqrt(3), rel=0.25)

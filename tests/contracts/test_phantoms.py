@@ -11,7 +11,7 @@ import pytest
 
 from privacy.mechanisms import Gaussian
 from secure_fed.methods import METHODS
-from secure_fed.runs.membership.measured import heard
+from secure_fed.runs.membership.measured import kept_scores
 from tests.attacks.canaried import _clean
 from tests.cells import chosen
 from tests.contracts import runs
@@ -27,5 +27,5 @@ def test_every_method_gives_a_figure_of_phantoms(name: str, unit: str) -> None:
     with patch.object(Gaussian, "noised", _clean):
         result = built.run()
     assert result.summary["membership"]["why"] == ""
-    assert np.isfinite(heard(result.state, built.assembly.audit_pool)).all()
+    assert np.isfinite(kept_scores(result.state, built.assembly.audit_pool)).all()
     assert result.summary["membership"]["auc"] > (0.99 if unit == "client" else 0.5)

@@ -171,7 +171,9 @@ def test_a_run_that_was_killed_ends_with_the_same_bits_of_the_figure(tmp_path: P
         killed.run(tmp_path / "killed")
     resumed = built(UNITS[unit]).run(tmp_path / "killed", resume=True)
     pool = killed.assembly.pools["phantoms"]
-    np.testing.assert_array_equal(membership.heard(whole.state, pool), membership.heard(resumed.state, pool))
+    np.testing.assert_array_equal(
+        membership.kept_scores(whole.state, pool), membership.kept_scores(resumed.state, pool)
+    )
     assert whole.summary["membership"] == resumed.summary["membership"]
 
 

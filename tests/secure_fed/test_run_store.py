@@ -360,7 +360,7 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(
     with monkeypatch.context() as patched:
         patched.setattr(durable.os, "fsync", FullDisk(writes))
         # Syncing a folder is a courtesy that may fail; it must not use up the count.
-        patched.setattr(durable, "_sync_folder", lambda folder: None)
+        patched.setattr(durable, "sync_folder", lambda folder: None)
         assert cli.main([*command, "--out", str(out)]) == 1
     said = sentence(capsys)
     assert "No space left on device" in said

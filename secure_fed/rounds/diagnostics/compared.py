@@ -19,7 +19,7 @@ from secure_fed.tensors.tensors import LowRank, Tensors, dense
 
 @dataclass(frozen=True)
 class Weights:
-    """What is compared of a state of `method` in a run that began with `initial`."""
+    """The compared part of a state of `method` in a run that began with `initial`."""
 
     method: Method
     initial: Tensors

@@ -40,7 +40,4 @@ def _named(ending: str, both: Iterable[tuple[Tensor, Tensor]]) -> dict[str, floa
         return {}
     magnitudes, directions = zip(*varied, strict=True)
     count = len(varied)
-    return {
-        f"magnitude{ending}": math.fsum(magnitudes) / count,
-        f"direction{ending}": math.fsum(directions) / count,
-    }
+    return {f"magnitude{ending}": math.fsum(magnitudes) / count, f"direction{ending}": math.fsum(directions) / count}

@@ -50,7 +50,7 @@ class Watch:
         for one in self.local.values():
             one.collected()
 
-    def told(self, before: State, after: State, record: Mapping[str, Any]) -> dict[str, Any]:
+    def entries(self, before: State, after: State, record: Mapping[str, Any]) -> dict[str, Any]:
         """Entries for the round's record. Undefined numbers are None."""
         found = {name: numbers for name, one in self.local.items() if (numbers := one.collected())}
         if self.variation is not None:

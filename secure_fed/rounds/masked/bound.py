@@ -18,15 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocols.errors import Aborted, Tampering
-from secure_fed.rounds.protection import Protection
 from secure_fed.rounds.transport import Request
 
 Clients = frozenset[int]
-
-
-def masks_alone(protection: Protection) -> bool:
-    """Whether masks alone keep a client's contribution from the server."""
-    return protection.placement.masks_alone
 
 
 @dataclass

@@ -20,7 +20,7 @@ from protocols.opening import listed
 from protocols.record import InMemory
 from secure_fed.errors import TrainingError
 from secure_fed.rounds.client import Client
-from secure_fed.rounds.masked.bound import Passes, masks_alone
+from secure_fed.rounds.masked.bound import Passes
 from secure_fed.rounds.masked.encoding import Contribution, Encoding, Noised, Words
 from secure_fed.rounds.masked.expected_round import (
     ExpectedRounds,
@@ -70,7 +70,7 @@ class MaskedClient:
         self._sessions = InMemory()
         self._masking: Masking | None = None
         self._left: int | None = None
-        self._passes = Passes(exact=masks_alone(self._terms.protection))
+        self._passes = Passes(exact=self._terms.protection.placement.masks_alone)
         self._listed: ContributorList | None = None
 
     def begin(self, releases: int | None = None) -> None:
@@ -106,11 +106,7 @@ class MaskedClient:
         if stage.name == "mask":
             words, elsewhere = self._words(stage)
             return masking.mask(stage.message, words), elsewhere
-        steps = {
-            "share": masking.share,
-            "consistency": masking.confirm,
-            "unmask": masking.unmask,
-        }
+        steps = {"share": masking.share, "consistency": masking.confirm, "unmask": masking.unmask}
         if stage.name == ("consistency" if stage.parameters.active else "unmask"):
             self._check_survivors(stage)
         answer = steps[stage.name](stage.message)

@@ -20,7 +20,6 @@ from protocols.errors import Aborted, Misdealt, ProtocolError
 from protocols.parameters import Parameters
 from protocols.server import Server as Unmasking
 from secure_fed.errors import TrainingError
-from secure_fed.rounds.masked.bound import masks_alone
 from secure_fed.rounds.masked.encoding import Encoding
 from secure_fed.rounds.masked.masked_client import Clock
 from secure_fed.rounds.masked.plausible import require_plausible, require_plausible_release
@@ -123,7 +122,7 @@ class MaskedSum:
         self, there: set[int], wanted: set[int], request: Request, spent: Spent, rejected: set[int]
     ) -> None:
         """RoundLost if a later pass lacks a client of the first: the two sums together would reveal its contribution."""
-        if request.first and masks_alone(self.terms.protection) and (missing := wanted - there):
+        if request.first and self.terms.protection.placement.masks_alone and (missing := wanted - there):
             raise RoundLost(
                 f"{len(missing)} of {len(wanted)} clients vanished between two passes of the round, and a sum over the others "
                 "would tell their contributions",

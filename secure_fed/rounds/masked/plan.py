@@ -17,7 +17,7 @@ from secure_fed.errors import ConfigError
 
 @dataclass(frozen=True)
 class PublicPlan:
-    """What encoders are given: numbers that follow from the run's configuration, from how many clients there are, and from what
+    """The input of encoders: numbers that follow from the run's configuration, from how many clients there are, and from what
     earlier rounds released. No number of clients that took part in a round is among them, or can be derived from them.
 
     size: coordinates of a contribution. bits: of a word. places: the most contributions that a sum can ever hold, which are

@@ -1,4 +1,4 @@
-"""What a run tells of membership by itself, beside its accuracy: one attack, the cheapest there is for the units it has.
+"""Membership inference that a run reports by itself, beside its accuracy: one attack, the cheapest for the units it has.
 
 Of a private run, how far its releases go along the directions of phantoms (`phantom_scores`), which are nobody's data. Of
 units of the data, the loss threshold of Yeom et al. (2018, arXiv 1709.01604): whoever has the final model calls those units
@@ -122,9 +122,7 @@ def of_run(assembly: Assembly, state: State) -> dict[str, Any]:
 
 
 def of_data(assembly: Assembly, state: State) -> dict[str, Any] | None:
-    """What the model tells of units of the data that were held out; None where none were. Without noise: for those who hold
-    them.
-    """
+    """Membership figures of held-out units of the data, None if there are none. Without noise: for those who hold them."""
     held = assembly.pools["data"]
     return of_pool(assembly, state, held) if held.units else None
 
@@ -134,23 +132,23 @@ def of_pool(assembly: Assembly, state: State, held: AuditPool) -> dict[str, Any]
     phantoms = held.of == "phantoms"
     members = int(held.members.sum())
     attack = "phantoms" if phantoms else "one_run" if held.directions else "loss"
-    told: dict[str, Any] = {"of": held.of, "attack": attack, "unit": held.kind}
-    told |= {"members": members, "non_members": len(held.units) - members}
-    nothing = told | {"auc": None, "auc_interval": None, "tpr_at_fpr": None}
+    entry: dict[str, Any] = {"of": held.of, "attack": attack, "unit": held.kind}
+    entry |= {"members": members, "non_members": len(held.units) - members}
+    nothing = entry | {"auc": None, "auc_interval": None, "tpr_at_fpr": None}
     if held.why:
         return nothing | {"why": held.why}
     if not 0 < members < len(held.units):
         return nothing | {"why": "the coins of all units of the audit pool fell on one side"}
-    scores = heard(state, held) if phantoms else _scores_of_data(assembly, state, held)
+    scores = kept_scores(state, held) if phantoms else _scores_of_data(assembly, state, held)
     if scores is None:
         return nothing | {"why": _NOT_ALONG.format(assembly.method.card.name)}
     if not np.isfinite(scores).all():
         return nothing | {"why": "the model gives no finite scores"}
     found = roc.to_dict(roc.rank(scores[held.members], scores[~held.members]))
-    return told | {name: found[name] for name in ("auc", "auc_interval", "tpr_at_fpr")} | {"why": ""}
+    return entry | {name: found[name] for name in ("auc", "auc_interval", "tpr_at_fpr")} | {"why": ""}
 
 
-def heard(state: State, phantoms: AuditPool) -> NDArray[np.float64]:
+def kept_scores(state: State, phantoms: AuditPool) -> NDArray[np.float64]:
     """(phantoms,) the scores that their directions came to in all rounds (`phantom_scores`); zeros before the first."""
     if SCORES not in state.memory:
         return np.zeros(len(phantoms.units))
