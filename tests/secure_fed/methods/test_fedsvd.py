@@ -18,6 +18,7 @@ from secure_fed.methods.ffa_lora import without_a
 from secure_fed.methods.method import CHANGE, State
 from secure_fed.rounds.transport import Recording
 from secure_fed.tensors.tensors import Layout, Tensors
+from tests.cells import chosen
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.methods.refactorised import (
     HEAD,
@@ -37,6 +38,7 @@ from tests.secure_fed.methods.test_fra_sketch import RANK, federation
 
 FEDSVD: dict[str, Any] = {"method.name": "fedsvd"}
 SGD: dict[str, Any] = {"training.optimizer": "sgd", "training.lr": 0.5, "training.steps": 3}
+GRADIENTS = {**private_toys.EXAMPLE, "privacy.noise_multiplier": 1.0}
 
 
 def method() -> FedSvd:
@@ -154,7 +156,7 @@ def test_a_private_round_is_one_release(noise: str, tmp_path: Path) -> None:
     assert all(has_orthonormal_rows(result.state.tensors.tensor(p.a)) for p in pairs(result.state.tensors))
 
 
-@pytest.mark.parametrize("privacy", [{}, private_toys.NOISE, {**private_toys.EXAMPLE, "privacy.noise_multiplier": 1.0}])
+@pytest.mark.parametrize("privacy", chosen([{}, private_toys.NOISE, GRADIENTS], [GRADIENTS]))
 def test_a_run_that_is_resumed_ends_in_the_same_bits(privacy: dict[str, Any], tmp_path: Path) -> None:
     resumes(lambda: federation({**FEDSVD, **privacy}, 4), 3, tmp_path / "run")
 

@@ -19,6 +19,7 @@ from secure_fed.config import MethodConfig
 from secure_fed.learning.models.loading import head_names, pooler_names
 from secure_fed.methods import build
 from secure_fed.methods.method import State
+from tests.cells import chosen
 from tests.secure_fed.full_size import (
     NEWS_20,
     deberta_base,
@@ -257,7 +258,7 @@ def agrees(row: Row) -> bool:
     return row.ours / max(wholes) < float(digits) + half and row.ours / min(wholes) >= float(digits) - half
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
+@pytest.mark.parametrize("row", chosen(ROWS, {row.method: row for row in reversed(ROWS)}.values(), whole=True), ids=str)
 def test_what_the_papers_print(row: Row) -> None:
     assert count(row) == row.ours
     assert agrees(row) == (not row.missed)
