@@ -40,7 +40,7 @@ CARD = Card(
 
 
 def build(run: RunConfig) -> AdaMix:
-    return AdaMix(CARD, Mixtures(run.method.bottleneck or BOTTLENECK, run.method.experts), run.data.task)
+    return AdaMix(Mixtures(run.method.bottleneck or BOTTLENECK, run.method.experts), CARD, run.data.task)
 
 
 @dataclass(frozen=True)

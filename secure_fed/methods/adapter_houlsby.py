@@ -29,4 +29,4 @@ CARD = Card(
 
 
 def build(run: RunConfig) -> Averaged:
-    return Averaged(CARD, Bottlenecks(run.method.bottleneck or BOTTLENECK, ("attention", "feed_forward")))
+    return Averaged(Bottlenecks(run.method.bottleneck or BOTTLENECK, ("attention", "feed_forward")), CARD)

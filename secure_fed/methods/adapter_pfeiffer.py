@@ -29,4 +29,4 @@ CARD = Card(
 
 
 def build(run: RunConfig) -> Averaged:
-    return Averaged(CARD, Bottlenecks(run.method.bottleneck or BOTTLENECK, ("feed_forward",), "relu"))
+    return Averaged(Bottlenecks(run.method.bottleneck or BOTTLENECK, ("feed_forward",), "relu"), CARD)

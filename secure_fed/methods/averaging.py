@@ -12,6 +12,7 @@ from typing import Protocol
 
 from torch import nn
 
+from secure_fed.learning.models.adapters.lora import LoraAdapter, LoraForm
 from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
 from secure_fed.tensors.tensors import Layout, Tensors
@@ -29,26 +30,42 @@ class Adapter(Protocol):
 
 @dataclass(frozen=True)
 class Averaged:
-    """A method that trains its adapter and the head whole, and averages them."""
+    """A method that averages whatever it trains of its adapter and the head: by default both, whole."""
 
-    card: Card
     adapter: Adapter
+    card: Card
 
     def prepare(self, model: nn.Module, head: Sequence[str], seed: int) -> Tensors:
         names = self.adapter.inject(model, head, seed)
         return read(model, dict.fromkeys([*names, *head]))
 
+    def trained(self, state: State) -> Tensors:
+        """The tensors that train in the round and travel up."""
+        return state.tensors
+
     def plan(self, state: State) -> RoundPlan:
-        return RoundPlan(trainable=tuple(state.tensors), down=tuple(state.tensors))
+        names = tuple(self.trained(state))
+        return RoundPlan(trainable=names, down=names)
 
     def layout(self, state: State, pass_name: str) -> Layout:
-        return Layout.of(state.tensors)
+        return Layout.of(self.trained(state))
 
     def contribute(self, pass_name: str, before: Tensors, after: Tensors, means: Mapping[str, Tensors]) -> Tensors:
         return change(before, after)
 
     def apply(self, state: State, means: Mapping[str, Tensors], noise_std: float = 0.0) -> State:
         return next_state(state, moved(state.tensors, means[CHANGE]))
+
+
+@dataclass(frozen=True)
+class AveragedLora(Averaged):
+    """An `Averaged` method whose adapter is LoRA's, so that PEFT can load what it exports."""
+
+    adapter: LoraAdapter
+
+    def as_lora(self, initial: Tensors, tensors: Tensors) -> LoraForm:
+        """A and B, or their change where they began as parts of W."""
+        return self.adapter.form(initial, tensors)
 
 
 def change(before: Tensors, after: Tensors) -> Tensors:

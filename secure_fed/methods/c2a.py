@@ -28,8 +28,8 @@ from typing import Any
 from secure_fed.config import RunConfig
 from secure_fed.learning.models.adapters.hypernetwork import SHARES, Hypernetworks, shares
 from secure_fed.methods.averaging import Averaged
-from secure_fed.methods.method import Card, RoundPlan, State
-from secure_fed.tensors.tensors import Layout, Tensors
+from secure_fed.methods.method import Card, State
+from secure_fed.tensors.tensors import Tensors
 
 _COUPLED = "batch pooling couples examples: the adapter of each depends on all texts of its batch"
 
@@ -46,19 +46,15 @@ CARD = Card(
 
 def build(run: RunConfig) -> C2a:
     method = run.method
-    return C2a(CARD, Hypernetworks(method.context_dim, method.bottleneck or 16, method.hyper_dim))
+    return C2a(Hypernetworks(method.context_dim, method.bottleneck or 16, method.hyper_dim), CARD)
 
 
 @dataclass(frozen=True)
 class C2a(Averaged):
     """Averages the network and the head; class shares stay uniform in the state, and a client's own stay with it."""
 
-    def plan(self, state: State) -> RoundPlan:
-        names = tuple(_trained(state.tensors))
-        return RoundPlan(trainable=names, down=names)
-
-    def layout(self, state: State, pass_name: str) -> Layout:
-        return Layout.of(_trained(state.tensors))
+    def trained(self, state: State) -> Tensors:
+        return state.tensors.without([SHARES])
 
     def context(self, initial: Tensors, examples: Sequence[Any]) -> Tensors:
         """The client's class shares."""
@@ -70,7 +66,3 @@ def _label(item: Any) -> Any:
     if not isinstance(item, Mapping):
         return None
     return item.get("labels", item.get("label"))
-
-
-def _trained(tensors: Tensors) -> Tensors:
-    return tensors.without([SHARES])

@@ -28,4 +28,4 @@ CARD = Card(
 
 
 def build(run: RunConfig) -> Averaged:
-    return Averaged(CARD, Compacters(run.method.bottleneck or BOTTLENECK, run.method.kronecker))
+    return Averaged(Compacters(run.method.bottleneck or BOTTLENECK, run.method.kronecker), CARD)

@@ -25,19 +25,11 @@ is a release of its own, clipped and noised by itself. The head trains and trave
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-
-from torch import nn
-
 from secure_fed.config import RunConfig
-from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm
-from secure_fed.methods.averaging import next_state
-from secure_fed.methods.ffa_lora import without_a
-from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
+from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter
+from secure_fed.methods.method import CHANGE, Card
 from secure_fed.methods.subspace import Subspace
 from secure_fed.tensors.low_rank import balanced
-from secure_fed.tensors.tensors import Layout, Tensors
 
 CARD = Card(
     name="fedask",
@@ -51,46 +43,7 @@ CARD = Card(
 SKETCH = "sketch"
 
 
-def build(run: RunConfig) -> FedAsk:
+def build(run: RunConfig) -> Subspace:
     noised_gradients = run.privacy.unit in ("example", "group")
-    return FedAsk(LoraAdapter.of(run.method), run.method.oversampling, b_alone=noised_gradients)
-
-
-@dataclass(frozen=True)
-class FedAsk:
-    """Averages the products B A, as far as a sketch holds them, and the head.
-
-    oversampling: columns of the sketch beyond the rank. b_alone: whether clients leave A as it is.
-    """
-
-    adapter: LoraAdapter
-    oversampling: int = 8
-    b_alone: bool = False
-
-    @property
-    def card(self) -> Card:
-        return CARD
-
-    @property
-    def _passes(self) -> Subspace:
-        return Subspace(self.adapter, self.adapter.rank + self.oversampling, (SKETCH, CHANGE))
-
-    def prepare(self, model: nn.Module, head: Sequence[str], seed: int) -> Tensors:
-        return self.adapter.prepare(model, head, seed)
-
-    def plan(self, state: State) -> RoundPlan:
-        trained = without_a(state.tensors) if self.b_alone else state.tensors
-        return RoundPlan(trainable=tuple(trained), down=tuple(state.tensors), passes=self._passes.passes)
-
-    def layout(self, state: State, pass_name: str) -> Layout:
-        return self._passes.layout(state, pass_name)
-
-    def contribute(self, pass_name: str, before: Tensors, after: Tensors, means: Mapping[str, Tensors]) -> Tensors:
-        return self._passes.contribute(pass_name, before, after, means)
-
-    def apply(self, state: State, means: Mapping[str, Tensors], noise_std: float = 0.0) -> State:
-        return next_state(state, self._passes.merged(state.tensors, means, balanced))
-
-    def as_lora(self, initial: Tensors, tensors: Tensors) -> LoraForm:
-        """A and B as they are."""
-        return self.adapter.form(initial, tensors)
+    columns = run.method.rank + run.method.oversampling
+    return Subspace(LoraAdapter.of(run.method), CARD, columns, (SKETCH, CHANGE), balanced, b_alone=noised_gradients)

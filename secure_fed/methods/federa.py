@@ -25,6 +25,7 @@ from secure_fed.config import MethodConfig, RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning.models.adapters.lora import LoraAdapter
 from secure_fed.methods import fedlora, ffa_lora, fra_lora, rolora
+from secure_fed.methods.averaging import AveragedLora
 from secure_fed.methods.method import Card
 
 _OF_FRA = ("denoise", "transport_form", "sketch")
@@ -37,24 +38,26 @@ CARD = Card(
     options=("rank", "dropout", "target_modules", "rule", *_OF_FRA),
 )
 
-_RULES = {"fedlora": fedlora.CARD, "ffa_lora": ffa_lora.CARD, "rolora": rolora.CARD, "fra_lora": fra_lora.CARD}
+_RULES: dict[str, tuple[Card, type[AveragedLora] | type[fra_lora.FraLora]]] = {
+    "fedlora": (fedlora.CARD, AveragedLora),
+    "ffa_lora": (ffa_lora.CARD, ffa_lora.FfaLora),
+    "rolora": (rolora.CARD, rolora.RoLora),
+    "fra_lora": (fra_lora.CARD, fra_lora.FraLora),
+}
 
 
-def build(run: RunConfig) -> fedlora.FedLora | ffa_lora.FfaLora | rolora.RoLora | fra_lora.FraLora:
+def build(run: RunConfig) -> AveragedLora | fra_lora.FraLora:
     """The rule's method, with FeDeRA's start and a card that says so."""
-    method, rule = run.method, _RULES[run.method.rule]
+    method = run.method
+    rule, made = _RULES[method.rule]
     _require_fitting(run, rule)
     adapter = LoraAdapter(
         method.rank, alpha=method.rank, dropout=method.dropout, target_modules=method.target_modules, start="singular"
     )
     card = replace(rule, name=CARD.name, paper=CARD.paper, options=CARD.options)
-    if method.rule == "ffa_lora":
-        return ffa_lora.FfaLora(adapter, card=card)
-    if method.rule == "rolora":
-        return rolora.RoLora(adapter, card)
-    if method.rule == "fra_lora":
-        return fra_lora.FraLora(adapter, method.denoise, fra_lora.sketch_of(method), card)
-    return fedlora.FedLora(adapter, card)
+    if issubclass(made, fra_lora.FraLora):
+        return made(adapter, method.denoise, fra_lora.sketch_of(method), card)
+    return made(adapter, card)
 
 
 def _require_fitting(run: RunConfig, rule: Card) -> None:

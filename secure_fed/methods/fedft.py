@@ -23,4 +23,4 @@ CARD = Card(
 
 
 def build(run: RunConfig) -> Averaged:
-    return Averaged(CARD, Everything())
+    return Averaged(Everything(), CARD)

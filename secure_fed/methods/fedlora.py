@@ -13,16 +13,10 @@ Deviation: any number of clients and any weights, where the paper writes two of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-
-from torch import nn
-
 from secure_fed.config import RunConfig
-from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm
-from secure_fed.methods.averaging import change, moved, next_state
-from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
-from secure_fed.tensors.tensors import Layout, Tensors
+from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter
+from secure_fed.methods.averaging import AveragedLora
+from secure_fed.methods.method import Card
 
 CARD = Card(
     name="fedlora",
@@ -33,32 +27,5 @@ CARD = Card(
 )
 
 
-def build(run: RunConfig) -> FedLora:
-    return FedLora(LoraAdapter.of(run.method))
-
-
-@dataclass(frozen=True)
-class FedLora:
-    """Averages A, B and the head."""
-
-    adapter: LoraAdapter
-    card: Card = CARD
-
-    def prepare(self, model: nn.Module, head: Sequence[str], seed: int) -> Tensors:
-        return self.adapter.prepare(model, head, seed)
-
-    def plan(self, state: State) -> RoundPlan:
-        return RoundPlan(trainable=tuple(state.tensors), down=tuple(state.tensors))
-
-    def layout(self, state: State, pass_name: str) -> Layout:
-        return Layout.of(state.tensors)
-
-    def contribute(self, pass_name: str, before: Tensors, after: Tensors, means: Mapping[str, Tensors]) -> Tensors:
-        return change(before, after)
-
-    def apply(self, state: State, means: Mapping[str, Tensors], noise_std: float = 0.0) -> State:
-        return next_state(state, moved(state.tensors, means[CHANGE]))
-
-    def as_lora(self, initial: Tensors, tensors: Tensors) -> LoraForm:
-        """A and B, or their change where they began as parts of W."""
-        return self.adapter.form(initial, tensors)
+def build(run: RunConfig) -> AveragedLora:
+    return AveragedLora(LoraAdapter.of(run.method), CARD)

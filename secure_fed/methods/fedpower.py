@@ -30,18 +30,11 @@ split are ours, too):
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-
-from torch import nn
-
 from secure_fed.config import RunConfig
-from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm
-from secure_fed.methods.averaging import next_state
-from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
+from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter
+from secure_fed.methods.method import CHANGE, Card
 from secure_fed.methods.subspace import Subspace
 from secure_fed.tensors.low_rank import right_orthonormal
-from secure_fed.tensors.tensors import Layout, Tensors
 
 CARD = Card(
     name="fedpower",
@@ -53,46 +46,7 @@ CARD = Card(
 )
 
 
-def build(run: RunConfig) -> FedPower:
-    return FedPower(LoraAdapter.of(run.method), run.method.oversampling, run.method.power_iterations)
-
-
-@dataclass(frozen=True)
-class FedPower:
-    """Averages the products B A, as far as an iterated subspace holds them, and the head.
-
-    oversampling: columns of a basis beyond the rank. iterations: products that are made orthonormal.
-    """
-
-    adapter: LoraAdapter
-    oversampling: int = 8
-    iterations: int = 2
-
-    @property
-    def card(self) -> Card:
-        return CARD
-
-    @property
-    def _passes(self) -> Subspace:
-        powers = [f"power-{number}" for number in range(self.iterations)]
-        return Subspace(self.adapter, self.adapter.rank + self.oversampling, (*powers, CHANGE))
-
-    def prepare(self, model: nn.Module, head: Sequence[str], seed: int) -> Tensors:
-        return self.adapter.prepare(model, head, seed)
-
-    def plan(self, state: State) -> RoundPlan:
-        names = tuple(state.tensors)
-        return RoundPlan(trainable=names, down=names, passes=self._passes.passes)
-
-    def layout(self, state: State, pass_name: str) -> Layout:
-        return self._passes.layout(state, pass_name)
-
-    def contribute(self, pass_name: str, before: Tensors, after: Tensors, means: Mapping[str, Tensors]) -> Tensors:
-        return self._passes.contribute(pass_name, before, after, means)
-
-    def apply(self, state: State, means: Mapping[str, Tensors], noise_std: float = 0.0) -> State:
-        return next_state(state, self._passes.merged(state.tensors, means, right_orthonormal))
-
-    def as_lora(self, initial: Tensors, tensors: Tensors) -> LoraForm:
-        """A and B as they are."""
-        return self.adapter.form(initial, tensors)
+def build(run: RunConfig) -> Subspace:
+    passes = (*(f"power-{number}" for number in range(run.method.power_iterations)), CHANGE)
+    columns = run.method.rank + run.method.oversampling
+    return Subspace(LoraAdapter.of(run.method), CARD, columns, passes, right_orthonormal)

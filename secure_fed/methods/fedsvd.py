@@ -29,12 +29,12 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from secure_fed.config import RunConfig
-from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm, pairs
-from secure_fed.methods.averaging import change, moved, next_state
+from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, pairs
+from secure_fed.methods.averaging import AveragedLora, moved, next_state
 from secure_fed.methods.ffa_lora import orthonormal, without_a
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
 from secure_fed.tensors.low_rank import right_orthonormal, truncated
-from secure_fed.tensors.tensors import Layout, LowRank, Tensors
+from secure_fed.tensors.tensors import LowRank, Tensors
 
 CARD = Card(
     name="fedsvd",
@@ -47,30 +47,21 @@ CARD = Card(
 
 
 def build(run: RunConfig) -> FedSvd:
-    return FedSvd(LoraAdapter.of(run.method))
+    return FedSvd(LoraAdapter.of(run.method), CARD)
 
 
 @dataclass(frozen=True)
-class FedSvd:
+class FedSvd(AveragedLora):
     """Averages B and the head beside an A that the server makes orthonormal of their product."""
-
-    adapter: LoraAdapter
-
-    @property
-    def card(self) -> Card:
-        return CARD
 
     def prepare(self, model: nn.Module, head: Sequence[str], seed: int) -> Tensors:
         return self.adapter.prepare(model, head, seed, orthonormal)
 
+    def trained(self, state: State) -> Tensors:
+        return without_a(state.tensors)
+
     def plan(self, state: State) -> RoundPlan:
-        return RoundPlan(trainable=tuple(without_a(state.tensors)), down=tuple(state.tensors))
-
-    def layout(self, state: State, pass_name: str) -> Layout:
-        return Layout.of(without_a(state.tensors))
-
-    def contribute(self, pass_name: str, before: Tensors, after: Tensors, means: Mapping[str, Tensors]) -> Tensors:
-        return change(before, after)
+        return RoundPlan(trainable=tuple(self.trained(state)), down=tuple(state.tensors))
 
     def apply(self, state: State, means: Mapping[str, Tensors], noise_std: float = 0.0) -> State:
         averaged = moved(state.tensors, means[CHANGE])
@@ -80,7 +71,3 @@ class FedSvd:
             new_b, new_a = right_orthonormal(truncated(LowRank(b, a), a.shape[0]))
             factors |= {pair.a: new_a.to(a.dtype).contiguous(), pair.b: new_b.to(b.dtype).contiguous()}
         return next_state(state, averaged | factors)
-
-    def as_lora(self, initial: Tensors, tensors: Tensors) -> LoraForm:
-        """A and B as they are."""
-        return self.adapter.form(initial, tensors)

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from secure_fed.config import RunConfig
 from secure_fed.learning.models.adapters.tensor_train import TensorTrains, frozen
 from secure_fed.methods.averaging import Averaged
-from secure_fed.methods.method import Card, RoundPlan, State
-from secure_fed.tensors.tensors import Layout, Tensors
+from secure_fed.methods.method import Card, State
+from secure_fed.tensors.tensors import Tensors
 
 CARD = Card(
     name="fedtt",
@@ -37,21 +37,12 @@ CARD = Card(
 
 
 def build(run: RunConfig) -> FedTt:
-    return FedTt(CARD, TensorTrains(run.method.rank, run.method.bottleneck or 64))
+    return FedTt(TensorTrains(run.method.rank, run.method.bottleneck or 64), CARD)
 
 
 @dataclass(frozen=True)
 class FedTt(Averaged):
     """Averages all cores, biases, and what trains of the head; the head's square weight is in the state and stays."""
 
-    def plan(self, state: State) -> RoundPlan:
-        names = tuple(trained(state.tensors))
-        return RoundPlan(trainable=names, down=names)
-
-    def layout(self, state: State, pass_name: str) -> Layout:
-        return Layout.of(trained(state.tensors))
-
-
-def trained(tensors: Tensors) -> Tensors:
-    """Everything but the weights that a train is added to."""
-    return tensors.without(frozen(tensors))
+    def trained(self, state: State) -> Tensors:
+        return state.tensors.without(frozen(state.tensors))

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 
 from secure_fed.config import RunConfig
 from secure_fed.learning.models.adapters.tensor_train import CORE, NAME, TensorTrains, frozen
-from secure_fed.methods.fedtt import FedTt
+from secure_fed.methods.averaging import Averaged
 from secure_fed.methods.method import Card, RoundPlan, State
-from secure_fed.tensors.tensors import Layout, Tensors
+from secure_fed.tensors.tensors import Tensors
 
 CARD = Card(
     name="fedtt_plus",
@@ -38,20 +38,25 @@ CARD = Card(
     memoryless="each round moves other cores, so the means of two rounds are of other tensors",
 )
 
+_CORE = re.compile(rf"(.*\b{NAME}(?:\.\w+)?){re.escape(CORE)}(\d+)")
+
 
 def build(run: RunConfig) -> FedTtPlus:
-    return FedTtPlus(CARD, TensorTrains(run.method.rank, run.method.bottleneck or 64, biases=False))
+    return FedTtPlus(TensorTrains(run.method.rank, run.method.bottleneck or 64, biases=False), CARD)
 
 
 @dataclass(frozen=True)
-class FedTtPlus(FedTt):
+class FedTtPlus(Averaged):
     """Averages the head and the round's cores."""
 
-    def plan(self, state: State) -> RoundPlan:
-        return RoundPlan(trainable=moving(state.tensors, [state.round]), down=moved_until(state))
+    def trained(self, state: State) -> Tensors:
+        return state.tensors.select(moving(state.tensors, [state.round]))
 
-    def layout(self, state: State, pass_name: str) -> Layout:
-        return Layout.of(state.tensors.select(moving(state.tensors, [state.round])))
+    def plan(self, state: State) -> RoundPlan:
+        """Down goes what moved so far: in as many rounds as there are cores each has had its turn."""
+        most = sum(_CORE.fullmatch(name) is not None for name in state.tensors)
+        rounds = range(max(0, state.round - most), state.round + 1)
+        return RoundPlan(trainable=tuple(self.trained(state)), down=moving(state.tensors, rounds))
 
 
 def turn(cores: int, round_: int) -> tuple[int, ...]:
@@ -74,14 +79,3 @@ def moving(tensors: Tensors, rounds: Iterable[int]) -> tuple[str, ...]:
         for name in tensors
         if name not in rest and (not (found := _CORE.fullmatch(name)) or int(found[2]) + 1 in turns[found[1]])
     )
-
-
-def moved_until(state: State) -> tuple[str, ...]:
-    """What moved in earlier rounds or does in this one."""
-    most = sum(
-        _CORE.fullmatch(name) is not None for name in state.tensors
-    )  # after so many rounds each has had its turn
-    return moving(state.tensors, range(max(0, state.round - most), state.round + 1))
-
-
-_CORE = re.compile(rf"(.*\b{NAME}(?:\.\w+)?){re.escape(CORE)}(\d+)")

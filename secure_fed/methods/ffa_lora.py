@@ -14,17 +14,17 @@ comparison at equal trained size) keeps the scale alpha / r of the rank asked fo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from secure_fed.config import RunConfig
-from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm, pairs
-from secure_fed.methods.averaging import change, moved, next_state
-from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
-from secure_fed.tensors.tensors import Layout, Tensors
+from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, pairs
+from secure_fed.methods.averaging import AveragedLora
+from secure_fed.methods.method import Card, State
+from secure_fed.tensors.tensors import Tensors
 
 CARD = Card(
     name="ffa_lora",
@@ -37,7 +37,7 @@ CARD = Card(
 
 def build(run: RunConfig) -> FfaLora:
     adapter = LoraAdapter.of(run.method)
-    return FfaLora(doubled(adapter) if run.method.double_rank else adapter, run.method.freeze_init)
+    return FfaLora(doubled(adapter) if run.method.double_rank else adapter, CARD, run.method.freeze_init)
 
 
 def doubled(adapter: LoraAdapter) -> LoraAdapter:
@@ -61,32 +61,17 @@ FREEZE_INITS = {"orthonormal": orthonormal, "gaussian": gaussian}
 
 
 @dataclass(frozen=True)
-class FfaLora:
+class FfaLora(AveragedLora):
     """Averages B and the head beside a frozen A."""
 
-    adapter: LoraAdapter
-    freeze_init: str = "orthonormal"
     card: Card = CARD
+    freeze_init: str = "orthonormal"
 
     def prepare(self, model: nn.Module, head: Sequence[str], seed: int) -> Tensors:
         return self.adapter.prepare(model, head, seed, FREEZE_INITS[self.freeze_init])
 
-    def plan(self, state: State) -> RoundPlan:
-        trained = without_a(state.tensors)
-        return RoundPlan(trainable=tuple(trained), down=tuple(trained))
-
-    def layout(self, state: State, pass_name: str) -> Layout:
-        return Layout.of(without_a(state.tensors))
-
-    def contribute(self, pass_name: str, before: Tensors, after: Tensors, means: Mapping[str, Tensors]) -> Tensors:
-        return change(before, after)
-
-    def apply(self, state: State, means: Mapping[str, Tensors], noise_std: float = 0.0) -> State:
-        return next_state(state, moved(state.tensors, means[CHANGE]))
-
-    def as_lora(self, initial: Tensors, tensors: Tensors) -> LoraForm:
-        """A and B, or their change where they began as parts of W."""
-        return self.adapter.form(initial, tensors)
+    def trained(self, state: State) -> Tensors:
+        return without_a(state.tensors)
 
 
 def without_a(tensors: Tensors) -> Tensors:

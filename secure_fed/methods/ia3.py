@@ -24,4 +24,4 @@ CARD = Card(
 
 
 def build(run: RunConfig) -> Averaged:
-    return Averaged(CARD, Scales())
+    return Averaged(Scales(), CARD)

@@ -27,4 +27,4 @@ CARD = Card(
 
 
 def build(run: RunConfig) -> Averaged:
-    return Averaged(CARD, EncodedPromptTokens(run.method.prompt_length, run.model.max_length))
+    return Averaged(EncodedPromptTokens(run.method.prompt_length, run.model.max_length), CARD)

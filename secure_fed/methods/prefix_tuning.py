@@ -25,4 +25,4 @@ CARD = Card(
 
 
 def build(run: RunConfig) -> Averaged:
-    return Averaged(CARD, Prefix(run.method.prompt_length, run.model.max_length))
+    return Averaged(Prefix(run.method.prompt_length, run.model.max_length), CARD)

@@ -25,4 +25,4 @@ CARD = Card(
 
 
 def build(run: RunConfig) -> Averaged:
-    return Averaged(CARD, PromptTokens(run.method.prompt_length, run.model.max_length))
+    return Averaged(PromptTokens(run.method.prompt_length, run.model.max_length), CARD)

@@ -12,16 +12,13 @@ Deviations: rounds are counted from 0 and B is first, for A beside B = 0 has no 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from torch import nn
-
 from secure_fed.config import RunConfig
-from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm, pairs
-from secure_fed.methods.averaging import change, moved, next_state
-from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
-from secure_fed.tensors.tensors import Layout, Tensors
+from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, pairs
+from secure_fed.methods.averaging import AveragedLora
+from secure_fed.methods.method import Card, RoundPlan, State
+from secure_fed.tensors.tensors import Tensors
 
 CARD = Card(
     name="rolora",
@@ -34,37 +31,17 @@ CARD = Card(
 
 
 def build(run: RunConfig) -> RoLora:
-    return RoLora(LoraAdapter.of(run.method))
+    return RoLora(LoraAdapter.of(run.method), CARD)
 
 
 @dataclass(frozen=True)
-class RoLora:
+class RoLora(AveragedLora):
     """Averages B and the head, then A and the head, and so on."""
 
-    adapter: LoraAdapter
-    card: Card = CARD
-
-    def prepare(self, model: nn.Module, head: Sequence[str], seed: int) -> Tensors:
-        return self.adapter.prepare(model, head, seed)
+    def trained(self, state: State) -> Tensors:
+        """The state without the factor that rests in its round: A in even ones, B in odd ones."""
+        even = state.round % 2 == 0
+        return state.tensors.without(pair.a if even else pair.b for pair in pairs(state.tensors))
 
     def plan(self, state: State) -> RoundPlan:
-        return RoundPlan(trainable=tuple(_trained(state)), down=tuple(state.tensors))
-
-    def layout(self, state: State, pass_name: str) -> Layout:
-        return Layout.of(_trained(state))
-
-    def contribute(self, pass_name: str, before: Tensors, after: Tensors, means: Mapping[str, Tensors]) -> Tensors:
-        return change(before, after)
-
-    def apply(self, state: State, means: Mapping[str, Tensors], noise_std: float = 0.0) -> State:
-        return next_state(state, moved(state.tensors, means[CHANGE]))
-
-    def as_lora(self, initial: Tensors, tensors: Tensors) -> LoraForm:
-        """A and B, or their change where they began as parts of W."""
-        return self.adapter.form(initial, tensors)
-
-
-def _trained(state: State) -> Tensors:
-    """The state without the factor that rests in its round: A in even ones, B in odd ones."""
-    even = state.round % 2 == 0
-    return state.tensors.without(pair.a if even else pair.b for pair in pairs(state.tensors))
+        return RoundPlan(trainable=tuple(self.trained(state)), down=tuple(state.tensors))

@@ -1,4 +1,4 @@
-"""The mean change of every adapted matrix by products with thin matrices, one pass after the other.
+"""Averaging products B A: the mean change of every adapted matrix by products with thin matrices, one pass after the other.
 
 With D = mean(D_i), D_i = s (B_i A_i - B A) as in `fra_lora`, (m, n), and k columns, min(m, n) at most:
 
@@ -27,9 +27,11 @@ from typing import cast
 from torch import Tensor
 from torch.nn.functional import pad
 
-from secure_fed.learning.models.adapters.lora import LoraAdapter, Pair, pairs
+from secure_fed.learning.models.adapters.lora import Pair, pairs
+from secure_fed.methods.averaging import AveragedLora, next_state
+from secure_fed.methods.ffa_lora import without_a
 from secure_fed.methods.fra_lora import FraLora, Split, delta
-from secure_fed.methods.method import CHANGE, State
+from secure_fed.methods.method import CHANGE, RoundPlan, State
 from secure_fed.tensors import sketch
 from secure_fed.tensors.tensors import Layout, LowRank, Member, Tensors
 
@@ -46,19 +48,27 @@ def basis(mean: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Subspace:
-    """What a method's passes carry, and the state that their means make.
+class Subspace(AveragedLora):
+    """Averages the products B A, as far as a subspace of k columns holds them, and the head.
 
     columns: k, where the matrix has as many rows and columns. passes: their names in order, two or more, CHANGE the last.
+    split: what makes the next factors of a product. b_alone: whether clients leave A as it is.
     """
 
-    adapter: LoraAdapter
     columns: int
     passes: tuple[str, ...]
+    split: Split
+    b_alone: bool = False
 
     @property
     def _whole(self) -> FraLora:
         return FraLora(adapter=self.adapter, denoise="none")
+
+    def trained(self, state: State) -> Tensors:
+        return without_a(state.tensors) if self.b_alone else state.tensors
+
+    def plan(self, state: State) -> RoundPlan:
+        return RoundPlan(tuple(self.trained(state)), down=tuple(state.tensors), passes=self.passes)
 
     def layout(self, state: State, pass_name: str) -> Layout:
         entries = dict(self._whole.layout(state, CHANGE).entries)
@@ -80,14 +90,14 @@ class Subspace:
             sent[delta(pair.module)] = self._product(pass_name, factors, self._by(pass_name, before, pair, means))
         return head | sent if pass_name == CHANGE else Tensors(sent)
 
-    def merged(self, tensors: Tensors, means: Mapping[str, Tensors], split: Split) -> Tensors:
-        """`tensors` with the mean change of every product and of the head put in, the products split by `split`."""
+    def apply(self, state: State, means: Mapping[str, Tensors], noise_std: float = 0.0) -> State:
         steps: dict[str, Member] = {}
-        for pair in pairs(tensors):
-            name, q = delta(pair.module), self._by(CHANGE, tensors, pair, means)
+        for pair in pairs(state.tensors):
+            name, q = delta(pair.module), self._by(CHANGE, state.tensors, pair, means)
             w = means[CHANGE].tensor(name).to(q)
             steps[name] = LowRank(q, w.T) if self._turned(CHANGE) else LowRank(w, q.T)
-        return self._whole.merged(tensors, {CHANGE: means[CHANGE] | steps}, split)
+        merged = self._whole.merged(state.tensors, {CHANGE: means[CHANGE] | steps}, self.split)
+        return next_state(state, merged)
 
     def _by(self, pass_name: str, before: Tensors, pair: Pair, means: Mapping[str, Tensors]) -> Tensor:
         """What that pass multiplies by: Omega in the first, and then the basis of the pass before."""

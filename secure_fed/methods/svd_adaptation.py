@@ -32,7 +32,7 @@ CARD = Card(
 
 
 def build(run: RunConfig) -> SvdAdaptation:
-    return SvdAdaptation(CARD, TripletAdapter(LoraAdapter.of(run.method)))
+    return SvdAdaptation(TripletAdapter(LoraAdapter.of(run.method)), CARD)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +12,9 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from secure_fed.config import ModelConfig
+from secure_fed.config import DataConfig, ModelConfig
 from secure_fed.errors import ConfigError, ModelError, plainly
+from secure_fed.learning.models.adapters.virtual_tokens import positions_of
 
 if TYPE_CHECKING:
     from secure_fed.learning.tasks.task import Task
@@ -57,10 +58,9 @@ def locate(name: str) -> str:
 
 def load_classifier(config: ModelConfig, label_names: Sequence[str], seed: int) -> Loaded:
     """The model with a classification head for these labels; what is newly initialised depends on `seed` alone."""
-    from secure_fed.learning.tasks.classification import Classification
-    from secure_fed.learning.tasks.sequences import USUAL
+    from secure_fed.learning.tasks.classification import build
 
-    return load(config, Classification(USUAL), label_names, seed)
+    return load(config, build(DataConfig()), label_names, seed)
 
 
 def load(config: ModelConfig, task: Task, label_names: Sequence[str], seed: int) -> Loaded:
@@ -85,7 +85,11 @@ def load(config: ModelConfig, task: Task, label_names: Sequence[str], seed: int)
     new = {*info["missing_keys"], *(key[0] for key in info["mismatched_keys"])}
     head = new if task.keeps_head else {*head_names(model), *new}
     names = [name for name, _ in model.named_parameters()]
-    _check_weights(config.name, model, head, names)
+    if head.issuperset(names):  # weights under other names than the architecture's are skipped on loading
+        raise ModelError(
+            f"model.name is {config.name!r}, but its weights hold no part of a {type(model).__name__}; its config.json "
+            "is another model's"
+        )
     _check_positions(config, model)
     _give_padding(model, tokenizer)
     if task.auto == "AutoModelForCausalLM":
@@ -139,23 +143,10 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def _check_weights(name: str, model: nn.Module, head: Collection[str], names: Sequence[str]) -> None:
-    """Weights under other names than the architecture's are skipped on loading, and all would be head."""
-    if all(parameter in head for parameter in names):
-        raise ModelError(
-            f"model.name is {name!r}, but its weights hold no part of a {type(model).__name__}; its config.json "
-            "is another model's"
-        )
-
-
 def _check_positions(config: ModelConfig, model: nn.Module) -> None:
     """Refuse texts longer than the model has positions: learned ones end there, others were never trained beyond."""
-    limit = getattr(model.config, "max_position_embeddings", None)
-    learned = (module for name, module in model.named_modules() if name.endswith(".position_embeddings"))
-    before = getattr(next(learned, None), "padding_idx", None)  # RoBERTa counts from behind its padding token
-    if isinstance(limit, int) and before is not None:
-        limit -= before + 1
-    if isinstance(limit, int) and 0 < limit < config.max_length:
+    limit = positions_of(model)
+    if limit is not None and limit < config.max_length:
         raise ConfigError(
             f"model.max_length is {config.max_length}, more than the {limit} positions of {config.name!r}; "
             f"set model.max_length to at most {limit}"

@@ -10,22 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
-from secure_fed.learning.data.columns import Columns, Texts
+from secure_fed.config import DataConfig
+from secure_fed.learning.data.columns import Columns
 from secure_fed.learning.data.encode import Collate, Encoded, pad_id, per_token, require_room
 from secure_fed.learning.data.files import Table
-from secure_fed.learning.tasks import sequences
+from secure_fed.learning.data.labels import Vocabulary
+from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.tasks.continuation import continuations, loss, token_losses
-from secure_fed.learning.tasks.task import Answer, finite, logits
-
-if TYPE_CHECKING:
-    from secure_fed.config import DataConfig
-    from secure_fed.learning.data.rows import Rows
-    from secure_fed.learning.tasks.task import Loss, Metrics
+from secure_fed.learning.tasks.sequences import TableTask
+from secure_fed.learning.tasks.task import Answer, Loss, Metrics, finite, logits
 
 _LARGEST = 700.0  # beyond, exp() is no float
 
@@ -55,33 +53,21 @@ def perplexity(total: float, tokens: float) -> float:
 
 
 @dataclass(frozen=True)
-class CausalLM:
+class CausalLM(TableTask):
     """`Rows.text` is the text, or the prompt of the target `Rows.text_b`."""
 
-    columns: Columns
     learn_prompt: bool = False
 
     auto = "AutoModelForCausalLM"
     keeps_head = True
-    beside = ()
     unlabelled = None
 
     @property
     def title(self) -> str:
         return "language modelling of targets" if self.columns.text_b else "language modelling"
 
-    def model_settings(self, label_names: Sequence[str]) -> dict[str, Any]:
-        return {}
-
-    def texts(self, tables: Sequence[Table]) -> Texts:
-        return sequences.read_texts(tables, self.columns)
-
-    def line(self, text: Any) -> Any:
-        return text
-
-    def read(self, train: Sequence[Table], test: Sequence[Table]) -> tuple[Rows, Rows]:
-        made = [sequences.labelled(tables, self.columns, [None] * sum(map(len, tables))) for tables in (train, test)]
-        return made[0], made[1]
+    def labels(self, tables: Sequence[Table], classes: Vocabulary) -> Sequence[Any]:
+        return [None] * sum(map(len, tables))
 
     def strata(self, rows: Rows, seed: int) -> Sequence[int]:
         """One for all."""

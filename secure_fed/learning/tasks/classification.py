@@ -8,27 +8,26 @@ not to be had.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from secure_fed.learning.data.columns import Columns, Texts
+from secure_fed.config import DataConfig
+from secure_fed.errors import ConfigError
 from secure_fed.learning.data.encode import Collate, Encoded, encode, pad_id
-from secure_fed.learning.data.labels import learn
-from secure_fed.learning.tasks import sequences
-from secure_fed.learning.tasks.priors import weights
-from secure_fed.learning.tasks.task import Answer, finite
+from secure_fed.learning.data.files import Table
+from secure_fed.learning.data.labels import Vocabulary, learn
+from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.tasks.sequences import USUAL, TableTask, named
+from secure_fed.learning.tasks.task import Answer, Loss, Metrics, finite
 
-if TYPE_CHECKING:
-    from secure_fed.config import DataConfig
-    from secure_fed.learning.data.files import Table
-    from secure_fed.learning.data.rows import Rows
-    from secure_fed.learning.tasks.task import Loss, Metrics
+_ROUNDED = 0.01  # what the sum of shares may lack for having been rounded
 
 
 def logits(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
@@ -58,30 +57,36 @@ def metrics(model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> dict[s
         scores.append(logits(model, batch))
         labels.append(batch["labels"])
     all_scores, truth = torch.cat(scores), torch.cat(labels)
-    guess = all_scores.argmax(1)
+    guess, count = all_scores.argmax(1), partial(torch.bincount, minlength=all_scores.shape[1])
     return {
         "accuracy": float((guess == truth).double().mean()),
-        "macro_f1": _macro_f1(guess, truth, all_scores.shape[1]),
+        "macro_f1": f1_scores(count(truth[guess == truth]), count(guess) + count(truth))["macro_f1"],
         "loss": float(functional.cross_entropy(all_scores, truth)),
     }
 
 
-def _macro_f1(guess: Tensor, truth: Tensor, classes: int) -> float:
-    right = torch.bincount(truth[guess == truth], minlength=classes).double()
-    named = torch.bincount(guess, minlength=classes).double() + torch.bincount(truth, minlength=classes).double()
-    present = named > 0
-    return float((2 * right[present] / named[present]).mean())
+def f1_scores(right: Tensor, given: Tensor) -> dict[str, float]:
+    """micro_f1 over all answers, and macro_f1, the mean over the classes that occur among truth or guesses.
+
+    right: (classes,) answers that are right. given: how often each class is guessed and how often it is true, added up.
+    F1 = 2 right / (guessed + true); not-a-number where nothing occurs at all.
+    """
+    right, given, present = right.double(), given.double(), given > 0
+    if not present.any():
+        return {"micro_f1": math.nan, "macro_f1": math.nan}
+    return {
+        "micro_f1": float(2 * right.sum() / given.sum()),
+        "macro_f1": float((2 * right[present] / given[present]).mean()),
+    }
 
 
 @dataclass(frozen=True)
-class Classification:
+class Classification(TableTask):
     """One class of each text or pair."""
 
-    columns: Columns
     priors: tuple[str, ...] | tuple[float, ...] = ()
 
     auto = "AutoModelForSequenceClassification"
-    keeps_head = False
     unlabelled = 0
 
     @property
@@ -93,21 +98,13 @@ class Classification:
         return (f"{self.columns.label}_name",)
 
     def model_settings(self, label_names: Sequence[str]) -> dict[str, Any]:
-        return sequences.named(label_names)
+        return named(label_names)
 
-    def texts(self, tables: Sequence[Table]) -> Texts:
-        return sequences.read_texts(tables, self.columns)
+    def classes(self, train: Sequence[Table]) -> Vocabulary:
+        return learn(train, self.columns.label)
 
-    def line(self, text: Any) -> Any:
-        return text
-
-    def read(self, train: Sequence[Table], test: Sequence[Table]) -> tuple[Rows, Rows]:
-        vocabulary = learn(train, self.columns.label)
-        made = [
-            sequences.labelled(tables, self.columns, vocabulary.encode(tables, self.columns.label), vocabulary.names)
-            for tables in (train, test)
-        ]
-        return made[0], made[1]
+    def labels(self, tables: Sequence[Table], classes: Vocabulary) -> Sequence[Any]:
+        return classes.encode(tables, self.columns.label)
 
     def strata(self, rows: Rows, seed: int) -> Sequence[int]:
         return rows.label
@@ -133,5 +130,41 @@ class Classification:
         ]
 
 
+def weights(priors: Sequence[str] | Sequence[float], label_names: Sequence[str]) -> Tensor:
+    """(classes,) of 1 / (classes * share): of mean one under the shares.
+
+    priors: a share for every class in the order of `label_names`, or "name=share" in any order.
+    """
+    shares = [_share(prior) for prior in priors]
+    names = [name for name, _ in shares]
+    if None in names and any(name is not None for name in names):
+        raise ConfigError(
+            f"data.class_priors is {list(priors)}; give a share of every class in their order, or 'name=share' of every one"
+        )
+    expected = [None] * len(label_names) if None in names else sorted(label_names)
+    if (names if None in names else sorted(map(str, names))) != expected:
+        raise ConfigError(
+            f"data.class_priors is {list(priors)!r:.200}, but the {len(label_names)} classes are "
+            f"{', '.join(label_names)!r:.200}; give each of them one share"
+        )
+    total = sum(share for _, share in shares)
+    if abs(total - 1) > _ROUNDED:
+        raise ConfigError(f"the shares of data.class_priors add up to {total:g}; make them add up to 1")
+    by_name = dict(shares)
+    in_order = [share for _, share in shares] if None in names else [by_name[name] for name in label_names]
+    return torch.tensor([1 / (len(in_order) * share) for share in in_order])
+
+
+def _share(prior: str | float) -> tuple[str | None, float]:
+    name, equals, text = prior.rpartition("=") if isinstance(prior, str) else ("", "", str(prior))
+    try:
+        share = float(text)
+    except ValueError:
+        share = math.nan
+    if not 0 < share <= 1:
+        raise ConfigError(f"data.class_priors holds {prior!r}; give a share above 0 and at most 1, or 'name=share'")
+    return (name.strip() if equals else None), share
+
+
 def build(data: DataConfig) -> Classification:
-    return Classification(sequences.USUAL.chosen(data), data.class_priors)
+    return Classification(USUAL.chosen(data), data.class_priors)

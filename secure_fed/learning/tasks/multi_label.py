@@ -9,27 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from secure_fed.config import DataConfig
 from secure_fed.errors import DataError
-from secure_fed.learning.data.columns import Columns, Texts
 from secure_fed.learning.data.encode import Collate, Encoded, encode, numbers, pad_id
 from secure_fed.learning.data.files import Table
-from secure_fed.learning.data.labels import learn
-from secure_fed.learning.tasks import sequences
-from secure_fed.learning.tasks.classification import logits
-from secure_fed.learning.tasks.scores import f1_scores
-from secure_fed.learning.tasks.task import Answer, finite
-
-if TYPE_CHECKING:
-    from secure_fed.config import DataConfig
-    from secure_fed.learning.data.rows import Rows
-    from secure_fed.learning.tasks.task import Loss, Metrics
+from secure_fed.learning.data.labels import Vocabulary, learn
+from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.data.strata import label_sets
+from secure_fed.learning.tasks.classification import f1_scores, logits
+from secure_fed.learning.tasks.sequences import USUAL, TableTask, named
+from secure_fed.learning.tasks.task import Answer, Loss, Metrics, finite
 
 
 def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
@@ -47,55 +43,40 @@ def metrics(model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> dict[s
     guess, truth = all_scores > 0, all_labels > 0
     return {
         "accuracy": float((guess == truth).all(1).double().mean()),
-        **f1_scores(guess, truth),
+        **f1_scores((guess & truth).sum(0), guess.sum(0) + truth.sum(0)),
         "loss": float(functional.binary_cross_entropy_with_logits(all_scores, all_labels)),
     }
 
 
 @dataclass(frozen=True)
-class MultiLabel:
+class MultiLabel(TableTask):
     """`Rows.label` is the sorted indices of an example's labels, perhaps none."""
 
-    columns: Columns
-
     auto = "AutoModelForSequenceClassification"
-    keeps_head = False
     unlabelled = ()
 
     @property
     def title(self) -> str:
         return f"labels of {'text pairs' if self.columns.text_b else 'texts'}"
 
-    @property
-    def beside(self) -> tuple[str, ...]:
-        return ()
-
     def model_settings(self, label_names: Sequence[str]) -> dict[str, Any]:
-        return sequences.named(label_names) | {"problem_type": "multi_label_classification"}
+        return named(label_names) | {"problem_type": "multi_label_classification"}
 
-    def texts(self, tables: Sequence[Table]) -> Texts:
-        return sequences.read_texts(tables, self.columns)
-
-    def line(self, text: Any) -> Any:
-        return text
-
-    def read(self, train: Sequence[Table], test: Sequence[Table]) -> tuple[Rows, Rows]:
-        column = self.columns.label
-        divided = [[_one_a_row(table, column) for table in tables] for tables in (train, test)]
-        if not any(len(table) for table, _ in divided[0]):
+    def classes(self, train: Sequence[Table]) -> Vocabulary:
+        flat = [_one_a_row(table, self.columns.label)[0] for table in train]
+        if not any(map(len, flat)):
             raise DataError(f"no row of {train[0].source} has a label; set data.label to a column of lists of labels")
-        vocabulary = learn([table for table, _ in divided[0]], column)
-        made = []
-        for tables, parts in zip((train, test), divided, strict=True):
-            sets = [
-                labels for table, counts in parts for labels in _regrouped(vocabulary.encode([table], column), counts)
-            ]
-            made.append(sequences.labelled(tables, self.columns, sets, vocabulary.names))
-        return made[0], made[1]
+        return learn(flat, self.columns.label)
+
+    def labels(self, tables: Sequence[Table], classes: Vocabulary) -> Sequence[Any]:
+        sets: list[tuple[int, ...]] = []
+        for flat, counts in (_one_a_row(table, self.columns.label) for table in tables):
+            found = classes.encode([flat], self.columns.label)
+            ends = np.cumsum(counts)
+            sets += [tuple(sorted(set(found[end - count : end]))) for end, count in zip(ends, counts, strict=True)]
+        return sets
 
     def strata(self, rows: Rows, seed: int) -> Sequence[int]:
-        from secure_fed.learning.data.strata import label_sets
-
         return label_sets([{rows.label_names[label] for label in labels} for labels in rows.label])
 
     def encode(self, tokenizer: Any, rows: Rows, max_length: int) -> Encoded:
@@ -142,10 +123,5 @@ def _one_a_row(table: Table, column: str) -> tuple[Table, list[int]]:
     return Table(table.source, {column: flat}, (column,), lines, table.unit, table.classes), list(map(len, lists))
 
 
-def _regrouped(labels: Sequence[int], counts: Sequence[int]) -> list[tuple[int, ...]]:
-    ends = np.cumsum(counts)
-    return [tuple(sorted(set(labels[end - count : end]))) for end, count in zip(ends, counts, strict=True)]
-
-
 def build(data: DataConfig) -> MultiLabel:
-    return MultiLabel(sequences.USUAL.chosen(data))
+    return MultiLabel(USUAL.chosen(data))

@@ -12,24 +12,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from secure_fed.config import DataConfig
 from secure_fed.errors import DataError
 from secure_fed.learning.data import texts
 from secure_fed.learning.data.columns import Columns, Texts
 from secure_fed.learning.data.encode import Collate, Encoded, pad_id, per_token, require_room
 from secure_fed.learning.data.files import Table
+from secure_fed.learning.data.labels import Vocabulary
+from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.tasks.continuation import continuations, loss, token_losses
 from secure_fed.learning.tasks.item_extras import ASIDE, PARTS, Aside
-from secure_fed.learning.tasks.task import Answer, finite, logits
-
-if TYPE_CHECKING:
-    from secure_fed.config import DataConfig
-    from secure_fed.learning.data.rows import Rows
-    from secure_fed.learning.tasks.task import Loss, Metrics
+from secure_fed.learning.tasks.sequences import TableTask
+from secure_fed.learning.tasks.task import Answer, Loss, Metrics, finite, logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,37 +58,22 @@ def metrics(model: nn.Module, batches: Iterable[Mapping[str, Any]], *, mean: boo
 
 
 @dataclass(frozen=True)
-class MultipleChoice:
+class MultipleChoice(TableTask):
     """`Rows.text` is the prompt, `Rows.text_b` a tuple of choices, `Rows.label` the number of the right one."""
 
-    columns: Columns
     mean: bool = True
 
     title = "multiple choice by likelihood"
     auto = "AutoModelForCausalLM"
     keeps_head = True
-    beside = ()
     unlabelled = 0
-
-    def model_settings(self, label_names: Sequence[str]) -> dict[str, Any]:
-        return {}
 
     def texts(self, tables: Sequence[Table]) -> Texts:
         prompts = [text for table in tables for text in texts.column(table, self.columns.text, "data.text")]
         return prompts, [row for table in tables for row in _choices(table, self.columns.text_b)]
 
-    def line(self, text: Any) -> Any:
-        return text
-
-    def read(self, train: Sequence[Table], test: Sequence[Table]) -> tuple[Rows, Rows]:
-        from secure_fed.learning.data.rows import Rows
-
-        made = []
-        for tables in (train, test):
-            prompts, choices = self.texts(tables)
-            right = [number for table in tables for number in _right(table, self.columns)]
-            made.append(Rows(tuple(prompts), tuple(right), (), tuple(choices or ())))
-        return made[0], made[1]
+    def labels(self, tables: Sequence[Table], classes: Vocabulary) -> Sequence[Any]:
+        return [number for table in tables for number in _right(table, self.columns)]
 
     def strata(self, rows: Rows, seed: int) -> Sequence[int]:
         """One for all: which number the right choice has means nothing."""

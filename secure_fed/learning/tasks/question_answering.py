@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,21 +22,20 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from secure_fed.config import DataConfig
 from secure_fed.errors import DataError
-from secure_fed.learning.data import texts
-from secure_fed.learning.data.columns import Columns, Texts
+from secure_fed.learning.data.columns import Columns
 from secure_fed.learning.data.encode import Collate, Encoded, Item, pad_id
 from secure_fed.learning.data.files import Table
+from secure_fed.learning.data.labels import Vocabulary
+from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.data.strata import clusters, label_sets
 from secure_fed.learning.tasks.item_extras import ASIDE, PARTS, Aside
+from secure_fed.learning.tasks.sequences import TableTask
 from secure_fed.learning.tasks.spans import Answers, read_answers
 from secure_fed.learning.tasks.squad import best_f1, exact
-from secure_fed.learning.tasks.task import Answer, finite
+from secure_fed.learning.tasks.task import Answer, Loss, Metrics, finite
 from secure_fed.learning.tasks.windows import answered, best_span, windows
-
-if TYPE_CHECKING:
-    from secure_fed.config import DataConfig
-    from secure_fed.learning.data.rows import Rows
-    from secure_fed.learning.tasks.task import Loss, Metrics
 
 _LONGEST = 30  # tokens of an answer
 
@@ -112,44 +111,24 @@ def places(items: Sequence[Item], name: str, width: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class QuestionAnswering:
+class QuestionAnswering(TableTask):
     """`Rows.text` is the question, `Rows.text_b` the context, `Rows.label` its `Answers`."""
 
-    columns: Columns
     stride: int = 32
 
     title = "extractive question answering"
     auto = "AutoModelForQuestionAnswering"
-    keeps_head = False
     unlabelled = Answers()
 
     @property
     def beside(self) -> tuple[str, ...]:
         return (f"{self.columns.label}_start",)
 
-    def model_settings(self, label_names: Sequence[str]) -> dict[str, Any]:
-        return {}
-
-    def texts(self, tables: Sequence[Table]) -> Texts:
-        return texts.plain(tables, self.columns.text, self.columns.text_b)
-
-    def line(self, text: Any) -> Any:
-        return text
-
-    def read(self, train: Sequence[Table], test: Sequence[Table]) -> tuple[Rows, Rows]:
-        from secure_fed.learning.data.rows import Rows
-
-        made = []
-        for tables in (train, test):
-            questions, contexts = self.texts(tables)
-            answers = [one for table in tables for one in read_answers(table, self.columns)]
-            made.append(Rows(tuple(questions), tuple(answers), (), tuple(contexts or ())))
-        return made[0], made[1]
+    def labels(self, tables: Sequence[Table], classes: Vocabulary) -> Sequence[Any]:
+        return [one for table in tables for one in read_answers(table, self.columns)]
 
     def strata(self, rows: Rows, seed: int) -> Sequence[int]:
         """By source where the data name one, else by the k-means cluster of question and context."""
-        from secure_fed.learning.data.strata import clusters, label_sets
-
         if rows.client is not None:
             return label_sets([()] * len(rows), rows.client)
         return clusters([f"{one} {other}" for one, other in zip(rows.text, rows.text_b or (), strict=True)], seed=seed)

@@ -10,25 +10,22 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from secure_fed.config import DataConfig
 from secure_fed.errors import DataError
-from secure_fed.learning.data.columns import Columns, Texts
 from secure_fed.learning.data.encode import Collate, Encoded, encode, numbers, pad_id
 from secure_fed.learning.data.files import Table
-from secure_fed.learning.tasks import sequences
+from secure_fed.learning.data.labels import Vocabulary
+from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.tasks.classification import logits
-from secure_fed.learning.tasks.task import Answer, finite
-
-if TYPE_CHECKING:
-    from secure_fed.config import DataConfig
-    from secure_fed.learning.data.rows import Rows
-    from secure_fed.learning.tasks.task import Loss, Metrics
+from secure_fed.learning.tasks.sequences import USUAL, TableTask
+from secure_fed.learning.tasks.task import Answer, Loss, Metrics, finite
 
 _BINS = 10
 
@@ -56,42 +53,24 @@ def correlations(guess: NDArray[np.float64], truth: NDArray[np.float64]) -> dict
 
 
 @dataclass(frozen=True)
-class Regression:
+class Regression(TableTask):
     """`Rows.label` is the number as the data have it; an item's label is the scaled one."""
 
-    columns: Columns
     centre: float = 0.0
     scale: float = 1.0
 
     auto = "AutoModelForSequenceClassification"
-    keeps_head = False
     unlabelled = 0.0
 
     @property
     def title(self) -> str:
         return f"regression on {'text pairs' if self.columns.text_b else 'texts'}"
 
-    @property
-    def beside(self) -> tuple[str, ...]:
-        return ()
-
     def model_settings(self, label_names: Sequence[str]) -> dict[str, Any]:
         return {"num_labels": 1, "problem_type": "regression"}
 
-    def texts(self, tables: Sequence[Table]) -> Texts:
-        return sequences.read_texts(tables, self.columns)
-
-    def line(self, text: Any) -> Any:
-        return text
-
-    def read(self, train: Sequence[Table], test: Sequence[Table]) -> tuple[Rows, Rows]:
-        made = [
-            sequences.labelled(
-                tables, self.columns, [value for table in tables for value in _values(table, self.columns.label)]
-            )
-            for tables in (train, test)
-        ]
-        return made[0], made[1]
+    def labels(self, tables: Sequence[Table], classes: Vocabulary) -> Sequence[Any]:
+        return [value for table in tables for value in _values(table, self.columns.label)]
 
     def strata(self, rows: Rows, seed: int) -> Sequence[int]:
         """Which tenth of the numbers each is in; equal numbers are in the same."""
@@ -134,4 +113,4 @@ def _values(table: Table, column: str) -> list[float]:
 
 
 def build(data: DataConfig) -> Regression:
-    return Regression(sequences.USUAL.chosen(data), data.label_centre, data.label_scale)
+    return Regression(USUAL.chosen(data), data.label_centre, data.label_scale)

@@ -12,28 +12,27 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from secure_fed.config import DataConfig
 from secure_fed.learning.data import texts
 from secure_fed.learning.data.alignment import Aligned, aligned
 from secure_fed.learning.data.columns import Columns, Texts
 from secure_fed.learning.data.encode import IGNORED, Collate, Encoded, pad_id, per_token, require_room
 from secure_fed.learning.data.files import Table
-from secure_fed.learning.tasks import sequences
+from secure_fed.learning.data.labels import Vocabulary
+from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.data.strata import label_sets
 from secure_fed.learning.tasks.entities import entities, entity_scores
 from secure_fed.learning.tasks.item_extras import ASIDE, Aside
+from secure_fed.learning.tasks.sequences import TableTask, named
 from secure_fed.learning.tasks.tags import encoded_tags, tag_names
-from secure_fed.learning.tasks.task import Answer, finite, logits
-
-if TYPE_CHECKING:
-    from secure_fed.config import DataConfig
-    from secure_fed.learning.data.rows import Rows
-    from secure_fed.learning.tasks.task import Loss, Metrics
+from secure_fed.learning.tasks.task import Answer, Loss, Metrics, finite, logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +88,15 @@ def metrics(model: nn.Module, batches: Iterable[Mapping[str, Any]], *, names: Se
 
 
 @dataclass(frozen=True)
-class Tokens:
+class Tokens(TableTask):
     """`Rows.text` is a tuple of words, `Rows.label` the index of each word's tag, O being 0."""
-
-    columns: Columns
 
     title = "recognition of entities"
     auto = "AutoModelForTokenClassification"
-    keeps_head = False
-    beside = ()
     unlabelled = ()
 
     def model_settings(self, label_names: Sequence[str]) -> dict[str, Any]:
-        return sequences.named(label_names)
+        return named(label_names)
 
     def texts(self, tables: Sequence[Table]) -> Texts:
         column = self.columns.text
@@ -111,21 +106,15 @@ class Tokens:
     def line(self, text: Any) -> Any:
         return tuple(text.split()) if isinstance(text, str) else tuple(text)
 
-    def read(self, train: Sequence[Table], test: Sequence[Table]) -> tuple[Rows, Rows]:
-        from secure_fed.learning.data.rows import Rows
-
+    def classes(self, train: Sequence[Table]) -> Vocabulary:
         names = tag_names(train, self.columns.label)
-        made = []
-        for tables in (train, test):
-            words = self.texts(tables)[0]
-            tags = [row for table in tables for row in encoded_tags(table, self.columns, names)]
-            made.append(Rows(tuple(words), tuple(tags), names))
-        return made[0], made[1]
+        return Vocabulary(names, names)
+
+    def labels(self, tables: Sequence[Table], classes: Vocabulary) -> Sequence[Any]:
+        return [row for table in tables for row in encoded_tags(table, self.columns, classes.names)]
 
     def strata(self, rows: Rows, seed: int) -> Sequence[int]:
         """By the set of an example's types of entities, and by its source where the data name one."""
-        from secure_fed.learning.data.strata import label_sets
-
         types = [{rows.label_names[tag].partition("-")[2] for tag in tags if tag} for tags in rows.label]
         return label_sets(types, rows.client)
 

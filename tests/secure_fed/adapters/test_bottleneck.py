@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from secure_fed.learning.models.adapters.bottleneck import Bottlenecks
 from tests.cells import every
 from tests.secure_fed import small_models
+from tests.secure_fed.adapters import counts
 from tests.secure_fed.adapters.behind import BLOCKS, adapted, by_hand, counted, each_token
 
 BOTH = ("attention", "feed_forward")
@@ -52,15 +53,15 @@ def test_forward_against_loops(architecture: str, blocks: tuple[str, ...], activ
 def test_parameter_count(architecture: str, blocks: tuple[str, ...]) -> None:
     adapter = Bottlenecks(5, blocks)
     model, names = adapted(architecture, adapter)
-    assert counted(model, names) == adapter.parameter_count([16] * 2 * len(blocks))
+    assert counted(model, names) == counts.bottlenecks(adapter, [16] * 2 * len(blocks))
     assert len(names) == 4 * 2 * len(blocks)
 
 
 def test_counts_that_papers_print() -> None:
     """FeDeRA: FedAP has 1.8M on RoBERTa-base, with a bottleneck of a sixteenth of the width; no head, no LayerNorm.
     C2A: Adapter has 0.455 % of DistilBERT's 66M, with a bottleneck of 16 and the classifier among the 66M."""
-    assert Bottlenecks(48, BOTH).parameter_count([768] * 24) == 1_789_056
-    distilbert = Bottlenecks(16, BOTH).parameter_count([768] * 12)
+    assert counts.bottlenecks(Bottlenecks(48, BOTH), [768] * 24) == 1_789_056
+    distilbert = counts.bottlenecks(Bottlenecks(16, BOTH), [768] * 12)
     assert distilbert == 304_320
     assert 100 * distilbert / 66_955_010 == pytest.approx(0.455, abs=5e-4)
 

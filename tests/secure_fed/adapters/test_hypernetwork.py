@@ -21,6 +21,7 @@ from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.local import Objective
 from tests.cells import every
 from tests.secure_fed import small_models, toys
+from tests.secure_fed.adapters import counts
 
 SMALL = Hypernetworks(context_dim=3, bottleneck=4, hyper_dim=5)
 NAMES = ["class_shares", "context_bias", "context_weight", "label_bias", "label_weight", "layer", "left", "right"]
@@ -234,7 +235,9 @@ def test_numbers_put_in_are_those_counted(architecture: str) -> None:
     own = {name: parameter.numel() for name, parameter in free.items() if name not in head}
     assert set(own) == {f"hypernetwork.{name}" for name in NAMES} - {SHARES}
     assert set(free) == {*own, *head}
-    assert sum(own.values()) == SMALL.parameter_count(16, 2, 3) == 5 * (16 + 12) + (16 + 1) * 3 + (3 + 1) * 3 + 2 * 3
+    assert (
+        sum(own.values()) == counts.hypernetwork(SMALL, 16, 2, 3) == 5 * (16 + 12) + (16 + 1) * 3 + (3 + 1) * 3 + 2 * 3
+    )
 
 
 def test_the_start_is_a_small_change_and_depends_on_the_seed_alone() -> None:
@@ -294,7 +297,7 @@ def test_a_model_without_numbers_gets_a_network_without_numbers() -> None:
         model = small_models.ARCHITECTURES["distilbert"]()
         names = SMALL.inject(model, small_models.head_of(model), 0)
     assert all(model.get_parameter(name).is_meta for name in names)
-    assert read(model, names).numel == SMALL.parameter_count(16, 2, 3) + 3
+    assert read(model, names).numel == counts.hypernetwork(SMALL, 16, 2, 3) + 3
 
 
 def test_a_model_of_ones_own_and_a_second_adapter_are_refused() -> None:

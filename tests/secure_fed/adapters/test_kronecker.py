@@ -13,6 +13,7 @@ from secure_fed.errors import MethodError
 from secure_fed.learning.models.adapters.kronecker import RULE, Compacters
 from tests.cells import every
 from tests.secure_fed import small_models
+from tests.secure_fed.adapters import counts
 from tests.secure_fed.adapters.behind import adapted, by_hand, counted, each_token
 
 N, BOTTLENECK = 4, 8
@@ -55,12 +56,12 @@ def test_forward_against_kronecker_products(architecture: str) -> None:
 def test_parameter_count(architecture: str, bottleneck: int, n: int) -> None:
     adapter = Compacters(bottleneck, n)
     model, names = adapted(architecture, adapter)
-    assert counted(model, names) == adapter.parameter_count([16] * 4)
+    assert counted(model, names) == counts.compacters(adapter, [16] * 4)
 
 
 def test_counts_that_papers_print() -> None:
     """C2A: 0.043 % of DistilBERT's 66M (66,362,880 without the classifier)."""
-    assert Compacters(16, 4).parameter_count([768] * 12) == 28_288
+    assert counts.compacters(Compacters(16, 4), [768] * 12) == 28_288
     assert 0.0425 < 100 * 28_288 / 66_362_880 < 0.0435
 
 

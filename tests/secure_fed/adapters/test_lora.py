@@ -19,7 +19,7 @@ def plain() -> nn.Sequential:
 
 def adapted(architecture: str, **settings: object) -> set[str]:
     model = small_models.make(architecture)
-    found = LoraAdapter(rank=2, **settings).inject(model, small_models.head_of(model), 0)  # type: ignore[arg-type]
+    found = pairs(LoraAdapter(rank=2, **settings).inject(model, small_models.head_of(model), 0))  # type: ignore[arg-type]
     return {pair.module.rpartition(".")[2] for pair in found}
 
 
@@ -51,7 +51,7 @@ def test_the_head_gets_no_adapter() -> None:
     for architecture in ("bert", "roberta"):
         model = small_models.make(architecture)
         head = small_models.head_of(model)
-        found = LoraAdapter(rank=2, target_modules=("dense",)).inject(model, head, 0)
+        found = pairs(LoraAdapter(rank=2, target_modules=("dense",)).inject(model, head, 0))
         assert len(found) == 6
         assert all(".layer." in pair.module for pair in found)
         assert all(model.get_parameter(name).requires_grad for name in head)
@@ -62,7 +62,7 @@ def test_only_adapter_and_head_train_and_the_model_computes_what_it_did(architec
     model = small_models.make(architecture)
     before = small_models.logits(model)
     head = small_models.head_of(model)
-    found = LoraAdapter(rank=2).inject(model, head, 0)
+    found = pairs(LoraAdapter(rank=2).inject(model, head, 0))
     assert torch.equal(small_models.logits(model), before)
     free = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert free == {*head, *(name for pair in found for name in (pair.a, pair.b))}
@@ -70,7 +70,7 @@ def test_only_adapter_and_head_train_and_the_model_computes_what_it_did(architec
 
 def test_any_module_with_linear_layers() -> None:
     model = plain()
-    found = LoraAdapter(rank=2, target_modules=("0", "2")).inject(model, ["4.weight", "4.bias"], 0)
+    found = pairs(LoraAdapter(rank=2, target_modules=("0", "2")).inject(model, ["4.weight", "4.bias"], 0))
     assert found == [
         Pair("0", "0.lora_A.default.weight", "0.lora_B.default.weight"),
         Pair("2", "2.lora_A.default.weight", "2.lora_B.default.weight"),
@@ -89,7 +89,7 @@ def test_a_depends_on_seed_and_name_alone() -> None:
     def drawn(global_seed: int, seed: int) -> dict[str, torch.Tensor]:
         model = plain()
         torch.manual_seed(global_seed)
-        found = LoraAdapter(rank=2, target_modules=("0", "2")).inject(model, [], seed)
+        found = pairs(LoraAdapter(rank=2, target_modules=("0", "2")).inject(model, [], seed))
         after = torch.rand(1)
         torch.manual_seed(global_seed)
         assert torch.equal(after, torch.rand(1)), "the process-wide generator was used"
@@ -103,7 +103,7 @@ def test_a_depends_on_seed_and_name_alone() -> None:
 
 def test_the_default_device_draws_nothing() -> None:
     usual, elsewhere = plain(), plain()
-    found = LoraAdapter(rank=2, target_modules=("0", "2")).inject(usual, [], 5)
+    found = pairs(LoraAdapter(rank=2, target_modules=("0", "2")).inject(usual, [], 5))
     with torch.device("meta"):
         LoraAdapter(rank=2, target_modules=("0", "2")).inject(elsewhere, [], 5)
     for name in (name for pair in found for name in (pair.a, pair.b)):
@@ -113,26 +113,26 @@ def test_the_default_device_draws_nothing() -> None:
 def test_adapters_of_a_bfloat16_model_are_float32() -> None:
     model = small_models.make("bert").to(torch.bfloat16)
     head = small_models.head_of(model)
-    found = LoraAdapter(rank=2).inject(model, head, 0)
+    found = pairs(LoraAdapter(rank=2).inject(model, head, 0))
     assert {model.get_parameter(pair.a).dtype for pair in found} == {torch.float32}
     assert {member.dtype for member in read(model, [*head, found[0].b]).values()} == {torch.float32}
     assert small_models.logits(model).dtype == torch.bfloat16
 
 
 def test_parameter_count() -> None:
-    """RoBERTa-large, rank 2, query and value of the last 6 layers: the 49K that FedTT's tables print."""
-    assert LoraAdapter(rank=2).parameter_count([(1024, 1024)] * 12) == 49_152
+    """r (m + n) an adapted matrix: on RoBERTa-large, rank 2, query and value of 6 layers, the 49K that FedTT's tables print."""
+    assert 12 * 2 * (1024 + 1024) == 49_152
     model = plain()
-    found = LoraAdapter(rank=3, target_modules=("0", "2")).inject(model, [], 0)
+    found = pairs(LoraAdapter(rank=3, target_modules=("0", "2")).inject(model, [], 0))
     counted = sum(model.get_parameter(name).numel() for pair in found for name in (pair.a, pair.b))
-    assert LoraAdapter(rank=3).parameter_count([(8, 6), (8, 8)]) == counted
+    assert counted == 3 * (8 + 6) + 3 * (8 + 8)
 
 
 def test_torchs_own_encoder_uses_its_adapters_when_it_evaluates() -> None:
     """Its fused kernel would read the frozen weights and pass the adapters by."""
     torch.manual_seed(0)
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True), 2)
-    found = LoraAdapter(rank=2, target_modules="all-linear").inject(encoder, [], 0)
+    found = pairs(LoraAdapter(rank=2, target_modules="all-linear").inject(encoder, [], 0))
     assert {pair.module.rpartition(".")[2] for pair in found} == {"linear1", "linear2"}
     for pair in found:
         nn.init.normal_(encoder.get_parameter(pair.b))

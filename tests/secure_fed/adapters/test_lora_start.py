@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from secure_fed.learning.models.adapters.lora import LoraAdapter, LoraForm, Pair
+from secure_fed.learning.models.adapters.lora import LoraAdapter, LoraForm, Pair, pairs
 from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import small_models
@@ -20,7 +20,7 @@ ADAPTER = LoraAdapter(rank=3, alpha=3.0, start="singular")
 
 def made(architecture: str, adapter: LoraAdapter = ADAPTER, seed: int = 0) -> tuple[nn.Module, list[Pair]]:
     model = small_models.make(architecture)
-    return model, adapter.inject(model, small_models.head_of(model), seed)
+    return model, pairs(adapter.inject(model, small_models.head_of(model), seed))
 
 
 def matrix(model: nn.Module, module: str) -> np.ndarray:
@@ -81,7 +81,7 @@ def test_a_matrix_of_lower_rank_leaves_directions_that_can_learn() -> None:
 def test_beside_bfloat16_the_factors_are_float32_and_the_rest_is_rounded_once() -> None:
     base = small_models.make("bert").to(torch.bfloat16)
     model = small_models.make("bert").to(torch.bfloat16)
-    found = ADAPTER.inject(model, small_models.head_of(model), 0)
+    found = pairs(ADAPTER.inject(model, small_models.head_of(model), 0))
     tensors = numbers(model, found)
     for pair in found:
         assert {model.get_parameter(name).dtype for name in (pair.a, pair.b)} == {torch.float32}
@@ -94,7 +94,7 @@ def test_beside_bfloat16_the_factors_are_float32_and_the_rest_is_rounded_once() 
 def test_on_the_meta_device_there_are_shapes() -> None:
     with torch.device("meta"):
         model = small_models.ARCHITECTURES["bert"]()
-        found = ADAPTER.inject(model, small_models.head_of(model), 0)
+        found = pairs(ADAPTER.inject(model, small_models.head_of(model), 0))
     assert [tuple(model.get_parameter(name).shape) for name in (found[0].a, found[0].b)] == [(3, 16), (16, 3)]
 
 

@@ -16,6 +16,7 @@ from secure_fed.learning.models.adapters.prefixes import Keys, Prefix
 from secure_fed.learning.models.adapters.prompts import PromptTokens
 from tests.cells import every
 from tests.secure_fed import small_models
+from tests.secure_fed.adapters import counts
 from tests.secure_fed.adapters.virtual import base_of, bert_encoded, bert_logits, for_task, made, texts
 
 SUPPORTED = ("bert", "roberta", "llama", "gpt2")
@@ -40,7 +41,7 @@ def test_count_and_names(architecture: str, adapter: Prefix) -> None:
     kept, head = [name for name, _ in model.named_parameters()], small_models.head_of(model)
     names = adapter.inject(model, head, 0)
     counted = sum(model.get_parameter(name).numel() for name in names)
-    assert counted == adapter.parameter_count(KEYS.get(architecture, USUAL))
+    assert counted == counts.prefix(adapter, KEYS.get(architecture, USUAL))
     assert [name for name, _ in model.named_parameters() if name not in names] == kept
     assert {name for name, p in model.named_parameters() if p.requires_grad} == {*names, *head}
 

@@ -15,6 +15,7 @@ from secure_fed.errors import MethodError
 from secure_fed.learning.models.adapters.prompts import EncodedPromptTokens, PromptTokens
 from tests.cells import every
 from tests.secure_fed import small_models
+from tests.secure_fed.adapters import counts
 from tests.secure_fed.adapters.virtual import base_of, bert_encoded, bert_logits, for_task, lively, made, texts
 
 ENCODERS = ("bert", "roberta", "distilbert", "deberta", "deberta_v3")
@@ -38,7 +39,7 @@ def test_count_and_names(architecture: str, adapter: PromptTokens | EncodedPromp
     model = small_models.make(architecture)
     kept, head = [name for name, _ in model.named_parameters()], small_models.head_of(model)
     names = adapter.inject(model, head, 0)
-    assert sum(model.get_parameter(name).numel() for name in names) == adapter.parameter_count(16)
+    assert sum(model.get_parameter(name).numel() for name in names) == counts.prompt(adapter, 16)
     assert [name for name, _ in model.named_parameters() if name not in names] == kept
     assert {name for name, p in model.named_parameters() if p.requires_grad} == {*names, *head}
     assert all(".prompt." in name for name in names)
@@ -222,7 +223,7 @@ def test_a_model_without_numbers_is_counted(adapter: PromptTokens | EncodedPromp
     model = small_models.make("bert").to("meta")
     names = adapter.inject(model, [], 0)
     assert all(model.get_parameter(name).is_meta for name in names)
-    assert sum(model.get_parameter(name).numel() for name in names) == adapter.parameter_count(16)
+    assert sum(model.get_parameter(name).numel() for name in names) == counts.prompt(adapter, 16)
 
 
 # What is refused.

@@ -25,6 +25,7 @@ from secure_fed.learning.training.gradient_trial import agree, path_for
 from secure_fed.learning.training.local import Objective, Placed
 from secure_fed.learning.training.per_example import by_layer, one_by_one
 from tests.secure_fed import small_models, toys
+from tests.secure_fed.adapters import counts
 
 CPU = torch.device("cpu")
 SMALL = TensorTrains(rank=3, bottleneck=4)
@@ -184,7 +185,7 @@ def test_numbers_put_in_are_those_counted(architecture: str) -> None:
     model, names = prepared(architecture)
     square = [(16, 16)] if SQUARE[architecture] else []
     found = sum(model.get_parameter(name).numel() for name in names)
-    assert found == SMALL.parameter_count([16] * 4, square)
+    assert found == counts.tensor_trains(SMALL, [16] * 4, square)
     by_formula = 0
     for m, n, times in [(16, 4, 4), (4, 16, 4), *((m, n, 1) for m, n in square)]:
         first, *inner, last = factorisation(m, n).shape
@@ -238,7 +239,7 @@ def test_a_model_without_numbers_gets_adapters_without_numbers() -> None:
     with torch.device("meta"):
         model = small_models.ARCHITECTURES["distilbert"]()
         names = SMALL.inject(model, small_models.head_of(model), 0)
-    assert read(model, names).numel == SMALL.parameter_count([16] * 4, [(16, 16)])
+    assert read(model, names).numel == counts.tensor_trains(SMALL, [16] * 4, [(16, 16)])
     assert all(model.get_parameter(name).is_meta for name in names)
 
 
@@ -251,14 +252,6 @@ def test_a_copy_has_trains_of_its_own() -> None:
         other.get_parameter(name).data.zero_()
     assert not torch.equal(small_models.logits(other), before)
     assert torch.equal(small_models.logits(model), before)
-
-
-def test_the_shapes_chosen_can_be_shown() -> None:
-    model = small_models.make("distilbert")
-    found = SMALL.shapes(model, small_models.head_of(model))
-    assert found["distilbert.transformer.layer.0.ffn.lin2"] == "16x4 as [4, 4, 2, 2], 4x16 as [2, 2, 4, 4]"
-    assert found["pre_classifier"] == "16x16 as [4, 4, 4, 4]"
-    assert len(found) == 5
 
 
 def test_a_model_of_ones_own_and_a_second_adapter_are_refused() -> None:

@@ -14,10 +14,10 @@ from secure_fed.config import MethodConfig
 from secure_fed.errors import ConfigError, MethodError
 from secure_fed.learning.models.adapters.lora import pairs
 from secure_fed.methods import build
-from secure_fed.methods.fedask import SKETCH, FedAsk
+from secure_fed.methods.fedask import SKETCH
 from secure_fed.methods.ffa_lora import without_a
 from secure_fed.methods.method import CHANGE
-from secure_fed.methods.subspace import basis, start
+from secure_fed.methods.subspace import Subspace, basis, start
 from secure_fed.rounds.transport import Recording
 from secure_fed.tensors import sketch
 from secure_fed.tensors.tensors import Layout
@@ -43,10 +43,10 @@ FEDASK: dict[str, Any] = {"method.name": "fedask", "method.oversampling": 2}
 GRADIENTS = {**private_toys.EXAMPLE, "privacy.noise_multiplier": 1.0}
 
 
-def method(oversampling: int = 2, b_alone: bool = False) -> FedAsk:
+def method(oversampling: int = 2, b_alone: bool = False) -> Subspace:
     built = build(MethodConfig(name="fedask", rank=RANK, alpha=3.0, oversampling=oversampling))
-    assert isinstance(built, FedAsk)
-    return FedAsk(built.adapter, built.oversampling, b_alone)
+    assert isinstance(built, Subspace)
+    return replace(built, b_alone=b_alone)
 
 
 @pytest.mark.parametrize("clients", [1, 3])
@@ -227,7 +227,7 @@ def test_nobody_s_change_is_no_change() -> None:
 
 
 def test_settings_and_refusals() -> None:
-    assert method(5).oversampling == 5
+    assert method(5).columns == RANK + 5
     with pytest.raises(ConfigError, match=r"method\.oversampling = 3 has no effect with method\.name = 'fra_lora'"):
         build(MethodConfig(name="fra_lora", oversampling=3))
     with pytest.raises(ConfigError, match=r"server_optimizer = 'momentum'.*basis"):

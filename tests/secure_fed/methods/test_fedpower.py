@@ -14,10 +14,8 @@ from secure_fed.config import MethodConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning.models.adapters.lora import pairs
 from secure_fed.methods import build
-from secure_fed.methods.fedask import FedAsk
-from secure_fed.methods.fedpower import FedPower
 from secure_fed.methods.method import CHANGE, State
-from secure_fed.methods.subspace import basis, start
+from secure_fed.methods.subspace import Subspace, basis, start
 from secure_fed.rounds.engine import run_round
 from secure_fed.rounds.transport import Recording
 from secure_fed.tensors import sketch
@@ -47,10 +45,10 @@ MASKED = {"secure_aggregation.enabled": True}
 GRADIENTS = {**private_toys.EXAMPLE, "privacy.noise_multiplier": 1.0}
 
 
-def method(iterations: int = 2, oversampling: int = 2) -> FedPower:
-    config = MethodConfig(name="fedpower", rank=RANK, alpha=3.0, oversampling=oversampling, power_iterations=iterations)
-    built = build(config)
-    assert isinstance(built, FedPower)
+def method(iterations: int = 2, oversampling: int = 2, name: str = "fedpower") -> Subspace:
+    more = {"power_iterations": iterations} if name == "fedpower" else {}
+    built = build(MethodConfig(name=name, rank=RANK, alpha=3.0, oversampling=oversampling, **more))
+    assert isinstance(built, Subspace)
     return built
 
 
@@ -116,7 +114,7 @@ def test_more_iterations_lose_less() -> None:
     assert missed[2] < 1.03
 
 
-def step(power: FedPower, state: State, means: dict[str, Tensors], module: str) -> Tensor:
+def step(power: Subspace, state: State, means: dict[str, Tensors], module: str) -> Tensor:
     """What the passes found, formed."""
     *earlier, last = power.plan(state).passes
     q, w = basis(means[earlier[-1]].tensor(f"{module}.delta")), means[last].tensor(f"{module}.delta").double()
@@ -125,7 +123,7 @@ def step(power: FedPower, state: State, means: dict[str, Tensors], module: str) 
 
 def test_one_iteration_finds_what_fedask_finds() -> None:
     """The same two passes, split otherwise."""
-    power, ask = method(1), FedAsk(method().adapter, oversampling=2)
+    power, ask = method(1), method(name="fedask")
     state = started(power)
     afters = [trained(power, state, seed, 0.4) for seed in range(5)]
     found, want = (one.apply(state, means_of(one, state, afters)).tensors for one in (power, ask))
@@ -152,7 +150,7 @@ def test_products_alternate_and_every_basis_is_orthonormal() -> None:
             assert name == CHANGE or torch.allclose(q.T @ q, torch.eye(4, dtype=torch.float64), atol=1e-9)
 
 
-def changes(power: FedPower, state: State, after: Tensors) -> Matrices:
+def changes(power: Subspace, state: State, after: Tensors) -> Matrices:
     old, new = products(state.tensors), products(state.tensors | after)
     return {module: power.adapter.scaling * (new[module] - old[module]) for module in new}
 
@@ -266,7 +264,7 @@ def test_nobody_s_change_is_no_change() -> None:
 
 
 def test_settings_and_refusals() -> None:
-    assert (method(5).iterations, method(1, 7).oversampling) == (5, 7)
+    assert (len(method(5).passes), method(1, 7).columns) == (5 + 1, RANK + 7)
     with pytest.raises(ConfigError, match=r"method\.power_iterations = 3 has no effect with method\.name = 'fedask'"):
         build(MethodConfig(name="fedask", power_iterations=3))
     with pytest.raises(ConfigError, match=r"method\.power_iterations is 0"):

@@ -69,7 +69,9 @@ def test_a_setting_the_method_does_not_read_is_refused(name: str, setting: dict[
 def test_settings_reach_the_method() -> None:
     method = build(MethodConfig(name="fedlora", rank=4, alpha=2.0, rslora=True, dropout=0.1, target_modules=("key",)))
     assert method.adapter == LoraAdapter(4, 2.0, True, 0.1, ("key",))
-    assert build(MethodConfig(name="ffa_lora", freeze_init="gaussian")) == FfaLora(LoraAdapter(), "gaussian")
+    assert build(MethodConfig(name="ffa_lora", freeze_init="gaussian")) == FfaLora(
+        LoraAdapter(), freeze_init="gaussian"
+    )
 
 
 @pytest.mark.parametrize("rslora", [False, True])
@@ -90,7 +92,7 @@ def test_orthonormal_a_has_orthonormal_rows() -> None:
 
 
 def test_gaussian_a_has_rows_of_unit_length_on_average() -> None:
-    draws = [started(FfaLora(ADAPTER, "gaussian"), seed).tensors for seed in range(25)]
+    draws = [started(FfaLora(ADAPTER, freeze_init="gaussian"), seed).tensors for seed in range(25)]
     a = torch.stack([draw.tensor(pair.a) for draw in draws for pair in pairs(draw)])
     assert a.square().sum(-1).mean() == pytest.approx(1.0, abs=0.1)
     assert abs(float((a**4).mean() / a.square().mean() ** 2) - 3) < 0.5  # as a normal variable's

@@ -26,6 +26,7 @@ from secure_fed.methods.method import CHANGE, Method, State
 from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen
 from tests.secure_fed import small_models, toys
+from tests.secure_fed.adapters import counts
 
 NAMES = ("prompt_tuning", "prefix_tuning", "p_tuning")
 CPU, PAD_0 = torch.device("cpu"), Collate(0)
@@ -101,7 +102,7 @@ def test_gradients_are_made_in_one_pass_and_are_each_examples_own(name: str, arc
 
 def test_an_lstm_has_its_gradients_made_one_at_a_time() -> None:
     model = small_models.make("bert")
-    method = Averaged(method_of("p_tuning").card, EncodedPromptTokens(3, network="LSTM"))
+    method = Averaged(EncodedPromptTokens(3, network="LSTM"), method_of("p_tuning").card)
     tensors = method.prepare(model, small_models.head_of(model), 0)
     objective = Objective(without_dropout(model.double()), classification.loss, CPU)
     assert path_for(objective, PAD_0, away(model, tensors), items(5)) is one_by_one
@@ -121,9 +122,10 @@ def test_what_travels_is_the_prompt_and_the_head(name: str) -> None:
     assert all(tensor.startswith(part) for tensor in own)
     plan = method.plan(state)
     assert set(plan.trainable) == set(plan.down) == set(state.tensors)
-    width: Any = Keys(2, 2, 8) if name == "prefix_tuning" else 16
+    adapter = method.adapter
+    held = counts.prefix(adapter, Keys(2, 2, 8)) if name == "prefix_tuning" else counts.prompt(adapter, 16)
     counted = sum(parameter.numel() for parameter in map(model.get_parameter, head))
-    assert method.layout(state, CHANGE).size == method.adapter.parameter_count(width) + counted
+    assert method.layout(state, CHANGE).size == held + counted
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -19,7 +19,7 @@ from secure_fed.errors import ConfigError, DataError
 from secure_fed.learning.data.files import Table
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.tasks import build, classification, multi_label, regression
-from secure_fed.learning.tasks.priors import weights
+from secure_fed.learning.tasks.classification import weights
 from tests.cells import every
 
 

@@ -7,16 +7,16 @@ did before, exactly.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from secure_fed.learning.models.adapters.inserted import insert, leave_to_train
-from secure_fed.learning.models.adapters.insertion_points import Place
+from secure_fed.learning.models.adapters.insertion_points import Place, insert
 from secure_fed.learning.models.adapters.lora import fresh_a
+from secure_fed.learning.models.adapters.parameters import train_only
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": functional.gelu, "relu": functional.relu}
 
@@ -43,10 +43,6 @@ class Bottlenecks:
     blocks: tuple[str, ...]
     activation: str = "gelu"
 
-    def parameter_count(self, widths: Iterable[int]) -> int:
-        """How many numbers the adapters hold at places of these widths."""
-        return sum(2 * self.bottleneck * width + self.bottleneck + width for width in widths)
-
     def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
         """Every D is drawn on the CPU from `seed` alone, in the order of the layers, attention first."""
         generator = torch.Generator("cpu").manual_seed(seed)
@@ -54,7 +50,9 @@ class Bottlenecks:
         def make(place: Place) -> nn.Module:
             return Bottleneck(place.width, self.bottleneck, self.activation, generator)
 
-        return leave_to_train(model, insert(model, self.blocks, make), head)
+        names = insert(model, self.blocks, make)
+        train_only(model, [*names, *head])
+        return names
 
 
 def fresh_down(width: int, bottleneck: int, generator: torch.Generator) -> nn.Linear:

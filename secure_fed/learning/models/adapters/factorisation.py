@@ -29,9 +29,6 @@ class Factorisation(NamedTuple):
         """The sides of the tensor, one for each core of the train."""
         return self.rows + self.columns
 
-    def __str__(self) -> str:
-        return f"{math.prod(self.rows)}x{math.prod(self.columns)} as {list(self.shape)}"
-
 
 # Ghiasvand et al. (2024), Table 6, and the example in section 4.1.
 PRINTED = {
@@ -45,7 +42,7 @@ PRINTED = {
 
 
 def factorisation(m: int, n: int) -> Factorisation:
-    """The shape of the train for an m x n matrix; `str` of it can be shown: "768x64 as [8, 8, 12, 8, 8]"."""
+    """The shape of the train for an m x n matrix."""
     return PRINTED.get((m, n)) or by_rule(m, n)
 
 

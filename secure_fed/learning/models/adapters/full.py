@@ -19,9 +19,6 @@ from secure_fed.learning.models.adapters.parameters import train_only
 class Everything:
     """Every parameter of the model."""
 
-    def parameter_count(self, model: nn.Module) -> int:
-        return sum(parameter.numel() for parameter in model.parameters())
-
     def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
         names = [name for name, _ in model.named_parameters()]
         _require_trainable(model, names)
@@ -32,9 +29,6 @@ class Everything:
 @dataclass(frozen=True)
 class Biases:
     """Every bias of the model, of linear layers and of normalisations, those of the head among them."""
-
-    def parameter_count(self, model: nn.Module) -> int:
-        return sum(model.get_parameter(name).numel() for name in _biases(model))
 
     def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
         names = list(_biases(model))

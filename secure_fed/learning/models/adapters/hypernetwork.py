@@ -126,16 +126,11 @@ class Hypernetworks:
         network.context = not _generates(model)
         network.to(model.get_submodule(found[0].module).get_parameter("weight").device)
         model.register_module(NAME, network.train(model.training))
-        model.register_forward_pre_hook(_Masking(model), with_kwargs=True)
+        model.register_forward_pre_hook(_masked, with_kwargs=True)
         model.register_forward_hook(_unmasked, always_call=True)
         names = [f"{NAME}.{name}" for name, _ in network.named_parameters()]
         train_only(model, (name for name in dict.fromkeys([*names, *head]) if name != SHARES))
         return names
-
-    def parameter_count(self, width: int, layers: int, classes: int) -> int:
-        """How many numbers of the network train: s (d + r t) in the factors, t (C + d + 2) and t a layer in the embeddings."""
-        t, s = self.context_dim, self.hyper_dim
-        return s * (width + self.bottleneck * t) + t * (classes + width + 2) + layers * t
 
 
 def classes(model: nn.Module) -> int:
@@ -158,22 +153,15 @@ def _is_class(label: Any, count: int) -> bool:
     return isinstance(label, int | np.integer) and bool(0 <= label < count)
 
 
-class _Masking:
+def _masked(model: nn.Module, args: tuple[Any, ...], given: Mapping[str, Any]) -> None:
     """A forward pre-hook of the model: tells the network which tokens count."""
-
-    def __init__(self, model: nn.Module) -> None:
-        names = list(inspect.signature(model.forward).parameters)
-        self._position = names.index(_MASK) if _MASK in names else None
-
-    def __call__(self, model: nn.Module, args: tuple[Any, ...], given: Mapping[str, Any]) -> None:
-        mask = given.get(_MASK)
-        if mask is None and self._position is not None and len(args) > self._position:
-            mask = args[self._position]
-        if mask is not None and (not isinstance(mask, Tensor) or mask.ndim != 2):
-            raise MethodError(
-                "c2a averages over the tokens that count, and needs an attention_mask of shape (batch, tokens): give one"
-            )
-        _network_of(model).mask = mask
+    named = {**dict(zip(inspect.signature(model.forward).parameters, args, strict=False)), **given}
+    mask = named.get("attention_mask")
+    if mask is not None and (not isinstance(mask, Tensor) or mask.ndim != 2):
+        raise MethodError(
+            "c2a averages over the tokens that count, and needs an attention_mask of shape (batch, tokens): give one"
+        )
+    _network_of(model).mask = mask
 
 
 def _unmasked(model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -201,6 +189,3 @@ def _generates(model: nn.Module) -> bool:
 
 def _constant(value: float, count: int) -> nn.Parameter:
     return nn.Parameter(torch.full((count,), value, device="cpu"))
-
-
-_MASK = "attention_mask"

@@ -8,12 +8,18 @@ the names of its parameters, and every model its own forward.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from secure_fed.errors import MethodError
+from secure_fed.learning.models.adapters.targets import matrix_shape
+
+CHILD = "adapter"  # one name for all modules of `insert`, so that a second adapter at a place is noticed
 
 
 class Place(NamedTuple):
@@ -33,7 +39,7 @@ _FEED_FORWARD = ("output.dense", "ffn.lin2", "mlp.down_proj", "mlp.c_proj")
 def places(model: nn.Module) -> list[Place]:
     """Every place of the model, in the order of its layers, attention first."""
     found = [
-        Place(name, int(match[1]), block, _width(module))
+        Place(name, int(match[1]), block, matrix_shape(module)[0])
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear | Conv1D)
         for block, ends in (("attention", _ATTENTION), ("feed_forward", _FEED_FORWARD))
@@ -47,30 +53,43 @@ def places(model: nn.Module) -> list[Place]:
     return sorted(found, key=lambda place: (place.layer, place.block))
 
 
-def attach(model: nn.Module, place: str, name: str, adapter: nn.Module) -> str:
+def insert(model: nn.Module, blocks: Collection[str], make: Callable[[Place], nn.Module]) -> list[str]:
+    """Put `make(place)` behind every block of these kinds, in the order of the layers; the names of the parameters.
+
+    Modules are made on the CPU, whatever the default device is, and the process-wide random state is left as it was.
+    """
+    names = []
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        for place in places(model):
+            if place.block in blocks:
+                adapter = make(place)
+                at = attach(model, place.module, CHILD, adapter)
+                names += [f"{at}.{name}" for name, _ in adapter.named_parameters()]
+    return names
+
+
+def attach(model: nn.Module, place: str, name: str, adapter: nn.Module, *, in_front: bool = False) -> str:
     """Make `adapter` the child `name` of the layer `place`, whose output it is given and replaces; returns its full name.
 
-    The adapter is called with that output alone, and moved to where the layer is.
+    The adapter is called with that output alone, or `in_front` with the layer's input, and moved to where the layer is.
     """
     layer = model.get_submodule(place)
     if hasattr(layer, name):
         raise MethodError(f"layer {place} of the model already has an adapter: give a model without any")
     layer.register_module(name, adapter.to(layer.get_parameter("weight").device))
-    layer.register_forward_hook(_Replaced(name))
+    if in_front:
+        layer.register_forward_pre_hook(partial(_fed, name))
+    else:
+        layer.register_forward_hook(partial(_replaced, name))
     return f"{place}.{name}"
 
 
-class _Replaced:
+def _replaced(name: str, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
     """A forward hook that knows its adapter by name, so that a copy of the model calls the copy."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __call__(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        changed: Tensor = layer.get_submodule(self._name)(output)
-        return changed
+    changed: Tensor = layer.get_submodule(name)(output)
+    return changed
 
 
-def _width(layer: nn.Module) -> int:
-    shape = layer.get_parameter("weight").shape
-    return int(shape[0] if isinstance(layer, nn.Linear) else shape[1])
+def _fed(name: str, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A hook before the forward, which knows its adapter by name as well."""
+    return (layer.get_submodule(name)(args[0]), *args[1:])

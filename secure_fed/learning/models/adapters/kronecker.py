@@ -15,7 +15,7 @@ W is never formed. With x cut into n pieces x_b and y into n pieces y_a, three l
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,18 +24,20 @@ from torch.nn import functional
 
 from secure_fed.errors import MethodError
 from secure_fed.learning.models.adapters.examplewise import ExampleWise
-from secure_fed.learning.models.adapters.inserted import insert, leave_to_train
-from secure_fed.learning.models.adapters.insertion_points import Place, places
+from secure_fed.learning.models.adapters.insertion_points import Place, insert, places
+from secure_fed.learning.models.adapters.parameters import train_only
 
 RULE = "kronecker_rule"
 
 
-class Right(ExampleWise):
-    """The n vectors t_i (n, d/n): (..., d) -> (..., n, n), which is z."""
-
+class _Layer(ExampleWise):
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight)
+
+
+class Right(_Layer):
+    """The n vectors t_i (n, d/n): (..., d) -> (..., n, n), which is z."""
 
     def forward(self, x: Tensor) -> Tensor:
         pieces: Tensor = x.unflatten(-1, (self.weight.shape[0], self.weight.shape[1]))
@@ -43,24 +45,19 @@ class Right(ExampleWise):
         return z
 
 
-class Rule(ExampleWise):
+class Rule(_Layer):
     """The n matrices A_i (n, n, n): z -> w, both (..., n, n)."""
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight)
 
     def forward(self, z: Tensor) -> Tensor:
         w: Tensor = torch.einsum("...bi,iab->...ai", z, self.weight)
         return w
 
 
-class Left(ExampleWise):
+class Left(_Layer):
     """The n vectors s_i (n, k/n) and the bias (k,): (..., n, n), which is w, -> (..., k)."""
 
     def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight)
+        super().__init__(weight)
         self.bias = nn.Parameter(torch.zeros(weight.numel()))
 
     def forward(self, w: Tensor) -> Tensor:
@@ -98,10 +95,6 @@ class Compacters:
     n: int
     blocks: tuple[str, ...] = ("attention", "feed_forward")
 
-    def parameter_count(self, widths: Iterable[int]) -> int:
-        """How many numbers the adapters hold at places of these widths, the shared n^3 with them."""
-        return self.n**3 + sum(3 * (self.bottleneck + width) for width in widths)
-
     def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
         """All is drawn on the CPU from `seed` alone: the A_i, then adapter after adapter in the order of the layers.
 
@@ -119,7 +112,8 @@ class Compacters:
 
         names = insert(model, self.blocks, make)
         model.register_module(RULE, rule.to(model.get_parameter(names[0]).device))
-        return leave_to_train(model, [f"{RULE}.weight", *names], head)
+        train_only(model, [f"{RULE}.weight", *names, *head])
+        return [f"{RULE}.weight", *names]
 
     def _require_divisible(self, model: nn.Module) -> None:
         named = [("method.bottleneck", self.bottleneck)]

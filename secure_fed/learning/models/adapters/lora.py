@@ -23,7 +23,7 @@ from transformers.pytorch_utils import Conv1D
 from secure_fed.config import MethodConfig
 from secure_fed.errors import MethodError
 from secure_fed.learning.models.adapters.parameters import read
-from secure_fed.learning.models.adapters.targets import find_targets, rank_limit
+from secure_fed.learning.models.adapters.targets import find_targets, matrix_shape
 from secure_fed.tensors.low_rank import balanced, truncated
 from secure_fed.tensors.tensors import Tensors
 
@@ -75,10 +75,6 @@ class LoraAdapter:
         """s in W + s B A."""
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
-    def parameter_count(self, shapes: Iterable[tuple[int, int]]) -> int:
-        """How many numbers A and B hold together over adapted matrices of these (m, n) shapes: r (m + n) each."""
-        return sum(self.rank * (m + n) for m, n in shapes)
-
     def peft_config(
         self,
         target_modules: str | Sequence[str],
@@ -101,11 +97,10 @@ class LoraAdapter:
 
     def prepare(self, model: nn.Module, head: Sequence[str], seed: int, draw: Draw = fresh_a) -> Tensors:
         """`inject`, and every A and B with the head: the initial state of a method on LoRA."""
-        found = self.inject(model, head, seed, draw)
-        return read(model, [*(name for pair in found for name in (pair.a, pair.b)), *head])
+        return read(model, [*self.inject(model, head, seed, draw), *head])
 
-    def inject(self, model: nn.Module, head: Sequence[str], seed: int, draw: Draw = fresh_a) -> list[Pair]:
-        """Put adapters into `model` in place, all parameters but theirs and the head's frozen, and return their names.
+    def inject(self, model: nn.Module, head: Sequence[str], seed: int, draw: Draw = fresh_a) -> list[str]:
+        """Put adapters into `model` in place, all parameters but theirs and the head's frozen, and return the names of theirs.
 
         With start "zero" every A is drawn on the CPU from `seed` alone, in name order, and every B is zero, so the model
         computes what it did before. With "singular" the best approximation of W of the adapter's rank is put into s B A, in
@@ -120,14 +115,18 @@ class LoraAdapter:
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # whatever the default device is
             inject_adapter_in_model(config, model)
             found = pairs(name for name, _ in model.named_parameters())
-            _fill(model, found, draw, torch.Generator().manual_seed(seed))
+            generator = torch.Generator().manual_seed(seed)
+            for pair in found:  # in float32 also beside a base model in bfloat16, where PEFT has made bfloat16 ones
+                a, b = model.get_parameter(pair.a), model.get_parameter(pair.b)
+                a.data = draw((a.shape[0], a.shape[1]), generator).to(a.device)
+                b.data = torch.zeros(b.shape, device=b.device)
         if self.start == "singular":
             for pair in found:
                 _split(model, pair, self.scaling)
         keep_to_modules(model)
         for name in head:
             model.get_parameter(name).requires_grad_(True)
-        return found
+        return [name for pair in found for name in (pair.a, pair.b)]
 
     def form(self, initial: Tensors, tensors: Tensors) -> LoraForm:
         """`tensors`, of a run that began with `initial`, as factors of a change of the weights W that the base model came with.
@@ -159,7 +158,7 @@ class LoraAdapter:
             raise MethodError(f"the {type(model).__name__} already holds PEFT adapters: give a model without any")
         targets = find_targets(model, self.target_modules, head)
         for name, layer in targets.items():
-            limit = rank_limit(layer)
+            limit = min(matrix_shape(layer))
             if self.rank > limit:
                 raise MethodError(
                     f"method.rank = {self.rank} is above {limit}, the smaller side of layer {name}: "
@@ -184,14 +183,6 @@ def pairs(names: Iterable[str]) -> list[Pair]:
     """The adapted modules among tensor names, in name order."""
     modules = sorted(name.removesuffix(_A) for name in names if name.endswith(_A))
     return [Pair(module, module + _A, module + _B) for module in modules]
-
-
-def _fill(model: nn.Module, found: Sequence[Pair], draw: Draw, generator: torch.Generator) -> None:
-    """New values, in float32 also beside a base model in bfloat16, where PEFT has made bfloat16 ones."""
-    for pair in found:
-        a, b = model.get_parameter(pair.a), model.get_parameter(pair.b)
-        a.data = draw((a.shape[0], a.shape[1]), generator).to(a.device)
-        b.data = torch.zeros(b.shape, device=b.device)
 
 
 def _split(model: nn.Module, pair: Pair, scale: float) -> None:

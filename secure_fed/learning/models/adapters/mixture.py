@@ -12,7 +12,7 @@ would be drawn, and whether examples are coupled can be told from two such passe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from secure_fed.learning.models.adapters.bottleneck import fresh_down, zero_up
-from secure_fed.learning.models.adapters.inserted import insert, leave_to_train
-from secure_fed.learning.models.adapters.insertion_points import Place
+from secure_fed.learning.models.adapters.insertion_points import Place, insert
+from secure_fed.learning.models.adapters.parameters import train_only
 
 
 class Mixture(nn.Module):
@@ -51,11 +51,6 @@ class Mixtures:
     experts: int
     blocks: tuple[str, ...] = ("feed_forward",)
 
-    def parameter_count(self, widths: Iterable[int]) -> int:
-        """How many numbers the experts hold at places of these widths: M (r d + r) below and r d + d above at each."""
-        r = self.bottleneck
-        return sum(self.experts * (r * width + r) + r * width + width for width in widths)
-
     def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
         """Every D is drawn on the CPU from `seed` alone, expert after expert, in the order of the layers; U is zero."""
         generator = torch.Generator("cpu").manual_seed(seed)
@@ -63,7 +58,9 @@ class Mixtures:
         def make(place: Place) -> nn.Module:
             return Mixture(place.width, self.bottleneck, self.experts, generator)
 
-        return leave_to_train(model, insert(model, self.blocks, make), head)
+        names = insert(model, self.blocks, make)
+        train_only(model, [*names, *head])
+        return names
 
 
 def routes(module: nn.Module) -> bool:

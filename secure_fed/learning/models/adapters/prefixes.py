@@ -19,17 +19,8 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from secure_fed.errors import MethodError
-from secure_fed.learning.models.adapters.virtual_tokens import (
-    Inputs,
-    Room,
-    base_of,
-    by_name,
-    embeddings_of,
-    install,
-    masked,
-    numbered,
-    takes,
-)
+from secure_fed.learning.models.adapters import virtual_tokens as virtual
+from secure_fed.learning.models.adapters.virtual_tokens import Inputs, Room
 
 _CHILD = "prefix"
 
@@ -62,23 +53,16 @@ class Prefix:
     max_length: int = 0
     projected: bool = False
 
-    def parameter_count(self, keys: Keys) -> int:
-        """p 2 layers H; projected, p H + (H^2 + H) + (H + 1) 2 layers H."""
-        row = 2 * keys.layers * keys.width
-        if not self.projected:
-            return self.length * row
-        return self.length * keys.width + keys.width * (keys.width + 1) + (keys.width + 1) * row
-
     def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
         """Put them in, in place; the names of their parameters."""
-        base = base_of(model, "a prefix")
-        if not takes(base, "past_key_values"):
+        base = virtual.base_of(model, "a prefix")
+        if not virtual.takes(base, "past_key_values"):
             raise MethodError(
                 f"prefix tuning gives every layer keys and values of tokens before the text, and {type(base).__name__} takes "
                 "none (no past_key_values): choose method.name prompt_tuning or p_tuning"
             )
         room, keys = Room.of(base, self.length, self.max_length), Keys.of(base)
-        names = install(model, base, _CHILD, lambda: self._made(keys), head, seed)
+        names = virtual.install(model, base, _CHILD, lambda: self._made(keys), head, seed)
         base.register_forward_pre_hook(_Prefixed(room, keys), with_kwargs=True)
         return names
 
@@ -101,13 +85,13 @@ class _Prefixed:
     keys: Keys
 
     def __call__(self, base: nn.Module, args: tuple[Any, ...], kwargs: Inputs) -> tuple[tuple[()], Inputs]:
-        named, length = by_name(base, args, kwargs), self.room.length
+        named, length = virtual.by_name(base, args, kwargs), self.room.length
         text: Tensor = named["input_ids" if named.get("input_ids") is not None else "inputs_embeds"]
         self.room.require(text.shape[1], f"a text of {text.shape[1]} tokens", "cut texts to at most")
-        rows: Tensor = base.get_submodule(_CHILD)(numbered(length, text))  # (B, p, 2 layers H)
-        named["past_key_values"] = _cache(rows.to(embeddings_of(base).get_parameter("weight").dtype), self.keys)
+        rows: Tensor = base.get_submodule(_CHILD)(virtual.numbered(length, text))  # (B, p, 2 layers H)
+        named["past_key_values"] = _cache(rows.to(virtual.embeddings_of(base).get_parameter("weight").dtype), self.keys)
         if named.get("attention_mask") is not None:
-            named["attention_mask"] = masked(named["attention_mask"], length)
+            named["attention_mask"] = virtual.masked(named["attention_mask"], length)
         if named.get("position_ids") is not None:
             named["position_ids"] = named["position_ids"] + length
         return (), named

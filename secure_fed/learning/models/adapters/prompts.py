@@ -25,16 +25,8 @@ import torch
 from peft import PromptEmbedding, PromptEncoder, PromptEncoderConfig, PromptTuningConfig
 from torch import Tensor, nn
 
-from secure_fed.learning.models.adapters.virtual_tokens import (
-    Inputs,
-    Room,
-    base_of,
-    by_name,
-    embeddings_of,
-    install,
-    masked,
-    numbered,
-)
+from secure_fed.learning.models.adapters import virtual_tokens as virtual
+from secure_fed.learning.models.adapters.virtual_tokens import Inputs, Room
 
 _CHILD = "prompt"
 
@@ -45,9 +37,6 @@ class PromptTokens:
 
     length: int = 20
     max_length: int = 0
-
-    def parameter_count(self, hidden: int) -> int:
-        return self.length * hidden
 
     def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
         """Put them in, in place; the names of their parameters."""
@@ -72,13 +61,6 @@ class EncodedPromptTokens:
     max_length: int = 0
     network: Literal["MLP", "LSTM"] = "MLP"
 
-    def parameter_count(self, hidden: int) -> int:
-        """p H + 3 (H^2 + H) for the MLP; the LSTM has two layers of two directions before its own two linear layers."""
-        if self.network == "MLP":
-            return self.length * hidden + 3 * (hidden * hidden + hidden)
-        gates = 2 * 4 * hidden * ((hidden + hidden) + (2 * hidden + hidden) + 4)
-        return self.length * hidden + gates + (4 * hidden * hidden + 2 * hidden) + (2 * hidden * hidden + hidden)
-
     def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
         """Put them in, in place; the names of their parameters."""
         return _inject(model, self._made, self.length, self.max_length, head, seed)
@@ -96,9 +78,9 @@ class EncodedPromptTokens:
 
 
 def _inject(model: nn.Module, made: Any, length: int, max_length: int, head: Sequence[str], seed: int) -> list[str]:
-    base = base_of(model, "a prompt")
+    base = virtual.base_of(model, "a prompt")
     room = Room.of(base, length, max_length)
-    names = install(model, base, _CHILD, lambda: made(embeddings_of(base)), head, seed)
+    names = virtual.install(model, base, _CHILD, lambda: made(virtual.embeddings_of(base)), head, seed)
     base.register_forward_pre_hook(_Prepended(room), with_kwargs=True)
     if not _pools_the_first(model):
         base.register_forward_hook(_Stripped(length))
@@ -121,21 +103,21 @@ class _Prepended:
     room: Room
 
     def __call__(self, base: nn.Module, args: tuple[Any, ...], kwargs: Inputs) -> tuple[tuple[()], Inputs]:
-        named, length = by_name(base, args, kwargs), self.room.length
+        named, length = virtual.by_name(base, args, kwargs), self.room.length
         text: Tensor | None = named.get("inputs_embeds")
         if text is None:
-            text = embeddings_of(base)(named.pop("input_ids"))
+            text = virtual.embeddings_of(base)(named.pop("input_ids"))
         self.room.require(text.shape[1], f"a text of {text.shape[1]} tokens", "cut texts to at most")
-        prompt: Tensor = base.get_submodule(_CHILD)(numbered(length, text))
+        prompt: Tensor = base.get_submodule(_CHILD)(virtual.numbered(length, text))
         named |= {"input_ids": None, "inputs_embeds": torch.cat([prompt.to(text.dtype), text], 1)}
         if named.get("attention_mask") is not None:
-            named["attention_mask"] = masked(named["attention_mask"], length)
+            named["attention_mask"] = virtual.masked(named["attention_mask"], length)
         if named.get("token_type_ids") is not None:
             types: Tensor = named["token_type_ids"]
             named["token_type_ids"] = torch.cat([types.new_zeros(len(types), length), types], 1)
         if named.get("position_ids") is not None:
             places: Tensor = named["position_ids"]
-            named["position_ids"] = torch.cat([places[:, :1] + numbered(length, places), places + length], 1)
+            named["position_ids"] = torch.cat([places[:, :1] + virtual.numbered(length, places), places + length], 1)
         return (), named
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from peft.utils import (
@@ -26,9 +25,9 @@ from torch import Tensor, nn
 
 from secure_fed.errors import MethodError
 from secure_fed.learning.models.adapters.examplewise import ExampleWise
-from secure_fed.learning.models.adapters.inserted import CHILD, leave_to_train
-from secure_fed.learning.models.adapters.insertion_points import attach
-from secure_fed.learning.models.adapters.targets import linear_layers
+from secure_fed.learning.models.adapters.insertion_points import CHILD, attach
+from secure_fed.learning.models.adapters.parameters import train_only
+from secure_fed.learning.models.adapters.targets import ends, linear_layers, matrix_shape
 
 # Where PEFT has none: (all layers, those among them that are scaled in front).
 _MORE = {"distilbert": (("k_lin", "v_lin", "ffn.lin2"), ("ffn.lin2",))}
@@ -49,18 +48,13 @@ class Scale(ExampleWise):
 class Scales:
     """A vector for every layer that PEFT's table names for the architecture."""
 
-    def parameter_count(self, widths: Iterable[int]) -> int:
-        """How many numbers the vectors hold: the widths of what they scale."""
-        return sum(widths)
-
     def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
         """Nothing is drawn: every vector starts at one. A layer of the head trains in full and gets none."""
-        scaled = scaled_layers(model, head)
         names = []
-        for name, (in_front, width) in scaled.items():
-            at = (_attach_in_front if in_front else attach)(model, name, CHILD, Scale(width))
-            names.append(f"{at}.weight")
-        return leave_to_train(model, names, head)
+        for name, (in_front, width) in scaled_layers(model, head).items():
+            names.append(f"{attach(model, name, CHILD, Scale(width), in_front=in_front)}.weight")
+        train_only(model, [*names, *head])
+        return names
 
 
 def scaled_layers(model: nn.Module, head: Collection[str]) -> dict[str, tuple[bool, int]]:
@@ -71,7 +65,7 @@ def scaled_layers(model: nn.Module, head: Collection[str]) -> dict[str, tuple[bo
     for name, layer in linear_layers(model).items():
         if f"{name}.weight" not in head and _ends(name, targets):
             in_front = _ends(name, feed_forward)
-            found[name] = (in_front, _widths(layer)[0 if in_front else 1])
+            found[name] = (in_front, matrix_shape(layer)[1 if in_front else 0])
     if not found:
         raise MethodError(
             f"no keys, values and feed-forward are known in {type(model).__name__}, which could be scaled: "
@@ -81,30 +75,4 @@ def scaled_layers(model: nn.Module, head: Collection[str]) -> dict[str, tuple[bo
 
 
 def _ends(name: str, endings: Iterable[str]) -> bool:
-    return any(name == ending or name.endswith(f".{ending}") for ending in endings)
-
-
-def _widths(layer: nn.Module) -> tuple[int, int]:
-    """Of a layer's input and of its output."""
-    shape = layer.get_parameter("weight").shape
-    return (int(shape[1]), int(shape[0])) if isinstance(layer, nn.Linear) else (int(shape[0]), int(shape[1]))
-
-
-def _attach_in_front(model: nn.Module, layer_name: str, name: str, adapter: nn.Module) -> str:
-    """Make `adapter` the child `name` of that layer, whose input it is given and replaces; returns its full name."""
-    layer = model.get_submodule(layer_name)
-    if hasattr(layer, name):
-        raise MethodError(f"layer {layer_name} of the model already has an adapter: give a model without any")
-    layer.register_module(name, adapter.to(layer.get_parameter("weight").device))
-    layer.register_forward_pre_hook(_Fed(name))
-    return f"{layer_name}.{name}"
-
-
-class _Fed:
-    """A hook before the forward that knows its adapter by name, so that a copy of the model calls the copy."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __call__(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (layer.get_submodule(self._name)(args[0]), *args[1:])
+    return any(ends(name, ending) for ending in endings)

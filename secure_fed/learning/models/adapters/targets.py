@@ -57,10 +57,10 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def rank_limit(layer: nn.Module) -> int:
-    """min(m, n) of the layer's matrix."""
-    weight = layer.get_parameter("weight")
-    return min(weight.shape)
+def matrix_shape(layer: nn.Module) -> tuple[int, int]:
+    """(m, n) of the matrix of a linear layer from n numbers to m; GPT-2's layers store it the other way round."""
+    rows, columns = layer.get_parameter("weight").shape
+    return (rows, columns) if isinstance(layer, nn.Linear) else (columns, rows)
 
 
 def _default(model: nn.Module, free: Mapping[str, nn.Module]) -> tuple[str, ...] | str:
@@ -69,7 +69,7 @@ def _default(model: nn.Module, free: Mapping[str, nn.Module]) -> tuple[str, ...]
         known = PEFT_DEFAULTS[model_type]
         return known if isinstance(known, str) else tuple(known)
     for endings in _QUERY_VALUE:
-        if all(any(_ends(name, ending) for name in free) for ending in endings):
+        if all(any(ends(name, ending) for name in free) for ending in endings):
             return endings
     raise MethodError(
         f"no query and value layers are known for {type(model).__name__}: "
@@ -97,14 +97,14 @@ def _by_pattern(model: nn.Module, pattern: str, free: Mapping[str, nn.Module]) -
 def _by_ending(
     model: nn.Module, ending: str, linear: Mapping[str, nn.Module], free: Mapping[str, nn.Module]
 ) -> set[str]:
-    chosen = {name for name in free if _ends(name, ending)}
+    chosen = {name for name in free if ends(name, ending)}
     if chosen:
         return chosen
-    if any(_ends(name, ending) for name in linear):
+    if any(ends(name, ending) for name in linear):
         raise MethodError(
             f"method.target_modules names {ending!r}, which is in the head and trains in full: leave it out"
         )
-    other = next((type(module).__name__ for name, module in model.named_modules() if _ends(name, ending)), None)
+    other = next((type(module).__name__ for name, module in model.named_modules() if ends(name, ending)), None)
     fault = f"a {other}, not a linear layer, in" if other else "absent from"
     raise MethodError(
         f"method.target_modules names {ending!r}, which is {fault} {type(model).__name__}; "
@@ -112,7 +112,8 @@ def _by_ending(
     )
 
 
-def _ends(name: str, ending: str) -> bool:
+def ends(name: str, ending: str) -> bool:
+    """Whether a full name ends in these components."""
     return name == ending or name.endswith(f".{ending}")
 
 

@@ -10,7 +10,6 @@ with L (m, r) and R (r, n), so x W = (x L) R. Nothing on the way is larger than 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -135,27 +134,6 @@ class TensorTrains:
             model.get_parameter(name).requires_grad_(False)
         return own
 
-    def parameter_count(self, widths: Iterable[int], dense: Iterable[tuple[int, int]] = ()) -> int:
-        """How many numbers the adapters at places of these widths and the trains on head layers of these (m, n) shapes hold.
-
-        For a train over k_1 .. k_J that is r k_1 + r^2 (k_2 + .. + k_(J-1)) + r k_J.
-        """
-        count = sum(_numbers(m, n, self.rank) for m, n in dense)
-        for width in widths:
-            count += _numbers(width, self.bottleneck, self.rank) + _numbers(self.bottleneck, width, self.rank)
-            count += (self.bottleneck + width) * self.biases
-        return count
-
-    def shapes(self, model: nn.Module, head: Collection[str]) -> dict[str, str]:
-        """What each matrix of this model becomes, in words, by the name of the layer it stands at."""
-        found = {}
-        for place in places(model):
-            down, up = factorisation(place.width, self.bottleneck), factorisation(self.bottleneck, place.width)
-            found[place.module] = f"{down}, {up}"
-        for name, layer in dense_layers(model, head).items():
-            found[name] = str(factorisation(layer.in_features, layer.out_features))
-        return found
-
 
 def dense_layers(model: nn.Module, head: Collection[str]) -> dict[str, nn.Linear]:
     """The layers of the head that get a tensor train, by name: those with a known name whose weight would train."""
@@ -171,10 +149,6 @@ def dense_layers(model: nn.Module, head: Collection[str]) -> dict[str, nn.Linear
 def frozen(names: Iterable[str]) -> tuple[str, ...]:
     """The weights that do not train because a train among these names is added to them."""
     return tuple(f"{name.removesuffix(_FIRST)}.weight" for name in names if name.endswith(_FIRST))
-
-
-def _numbers(m: int, n: int, rank: int) -> int:
-    return sum(math.prod(shape) for shape in core_shapes(factorisation(m, n).shape, rank))
 
 
 def _added(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:

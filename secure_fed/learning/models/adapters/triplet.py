@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from secure_fed.errors import MethodError
 from secure_fed.learning.models.adapters.examplewise import ExampleWise
 from secure_fed.learning.models.adapters.lora import LoraAdapter, LoraForm, keep_to_modules
 from secure_fed.learning.models.adapters.parameters import train_only
+from secure_fed.learning.models.adapters.targets import matrix_shape
 from secure_fed.tensors.tensors import Tensors
 
 _CHILD = "triplet"
@@ -51,28 +53,19 @@ class TripletLayer(ExampleWise):
         self.E = nn.Parameter(torch.zeros(a.shape[0], device=a.device))
         self.scale = scale
 
-    @property
-    def rank(self) -> int:
-        return self.E.shape[0]
-
     def forward(self, x: Tensor) -> Tensor:
         scaled = functional.linear(x.to(self.A.dtype), self.A) * (self.E * self.scale)
         return functional.linear(scaled, self.B).to(x.dtype)
 
 
-class _Added:
+def _added(dropout: float, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
     """A forward hook of the linear layer, whose child it knows by name, so that a copy of the model calls the copy."""
-
-    def __init__(self, dropout: float) -> None:
-        self._dropout = dropout
-
-    def __call__(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        added = layer.get_submodule(_CHILD)
-        if not isinstance(added, TripletLayer) or added.rank == 0:
-            return output
-        x = functional.dropout(args[0], self._dropout, layer.training) if self._dropout else args[0]
-        changed: Tensor = output + added(x)
-        return changed
+    added = layer.get_submodule(_CHILD)
+    if not isinstance(added, TripletLayer) or not len(added.E):
+        return output
+    x = functional.dropout(args[0], dropout, layer.training) if dropout else args[0]
+    changed: Tensor = output + added(x)
+    return changed
 
 
 @dataclass(frozen=True)
@@ -80,10 +73,6 @@ class TripletAdapter:
     """The triplets' rank, scale, dropout and places: what `lora` says of B A, of B E A."""
 
     lora: LoraAdapter
-
-    def parameter_count(self, shapes: Iterable[tuple[int, int]]) -> int:
-        """How many numbers A, E and B hold together over adapted matrices of these (m, n) shapes: r (m + n + 1) each."""
-        return sum(self.lora.rank * (m + n + 1) for m, n in shapes)
 
     def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
         """Put triplets into `model` in place, all parameters but theirs and the head's frozen, and return their names.
@@ -97,13 +86,13 @@ class TripletAdapter:
         generator = torch.Generator().manual_seed(seed)
         for layer in targets.values():
             weight = layer.get_parameter("weight")
-            m, n = weight.shape if isinstance(layer, nn.Linear) else reversed(weight.shape)
+            m, n = matrix_shape(layer)
             with torch.device("cpu"):  # whatever the default device is
                 a = torch.randn(self.lora.rank, n, generator=generator) * _STD
                 b = torch.randn(m, self.lora.rank, generator=generator) * _STD
             added = TripletLayer(a.to(weight.device), b.to(weight.device), self.lora.scaling)
             layer.register_module(_CHILD, added)
-            layer.register_forward_hook(_Added(self.lora.dropout))
+            layer.register_forward_hook(partial(_added, self.lora.dropout))
         keep_to_modules(model)
         names = [name for module in targets for name in (module + _A, module + _E, module + _B)]
         train_only(model, [*names, *head])
