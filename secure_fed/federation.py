@@ -15,8 +15,7 @@ from torch import nn
 
 from privacy.entropy import Entropy
 from privacy.mechanisms import Mechanism
-from secure_fed.config import RunConfig
-from secure_fed.config.absolute_paths import with_absolute_paths
+from secure_fed.config import RunConfig, with_absolute_paths
 from secure_fed.errors import ConfigError
 from secure_fed.export import assembled
 from secure_fed.learning.problem import configured, given

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,15 +83,7 @@ def plan(chosen: argparse.Namespace) -> None:
     """Print a plan, and what other targets and cohorts would take."""
     from privacy import planning
 
-    setting = planning.Setting(
-        clients=chosen.clients,
-        cohort=chosen.cohort,
-        rounds=chosen.rounds,
-        delta=chosen.delta,
-        sampling=chosen.sampling,
-        dim=chosen.dim,
-        clip_norm=chosen.clip_norm,
-    )
+    setting = planning.Setting(**{field.name: getattr(chosen, field.name) for field in fields(planning.Setting)})
     if chosen.epsilon is not None:
         made = planning.for_epsilon(setting, chosen.epsilon)
     else:
@@ -144,8 +137,7 @@ def _plan_table(made: Plan) -> Table:
     table.add_row("noise multiplier", f"{made.noise_multiplier:g}")
     table.add_row("epsilon", f"{made.epsilon:.4g} against who sees the models only ({unit})")
     table.add_row("epsilon_participants", f"{made.epsilon_participants:.4g} against who sees who takes part")
-    rate = f"{setting.rate:.4g} ({setting.cohort} of {setting.clients}, {setting.sampling})"
-    table.add_row("sampling rate", rate)
+    table.add_row("sampling rate", f"{setting.rate:.4g} ({setting.cohort} of {setting.clients}, {setting.sampling})")
     table.add_row("noise on a mean", f"{made.noise_std:.4g} a coordinate (clip norm {setting.clip_norm:g})")
     if made.noise_norm is not None:
         table.add_row(

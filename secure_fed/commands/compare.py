@@ -60,7 +60,9 @@ def run(chosen: argparse.Namespace) -> int:
         print(f"secure-fed: interrupted; the same command with --out {out} goes on", file=sys.stderr)
         return _INTERRUPTED
     if chosen.json:
-        print(json.dumps(_told(out, rows)))
+        from secure_fed.commands.comparison.tables import numbers
+
+        print(json.dumps({"out": str(out), "rows": [numbers(row) for row in rows]}))
     else:
         _show(out, rows)
     return 0
@@ -110,12 +112,6 @@ def _shown(job: Job) -> Iterator[_Console]:
     done = read_records(job.run_dir, checkpoint.state.round) if checkpoint else []
     with ConsoleProgress(job.config.federation.rounds, done) as progress:
         yield _Console(progress)
-
-
-def _told(out: Path, rows: Sequence[Row]) -> dict[str, Any]:
-    from secure_fed.commands.comparison.tables import numbers
-
-    return {"out": str(out), "rows": [numbers(row) for row in rows]}
 
 
 def _show(out: Path, rows: Sequence[Row]) -> None:

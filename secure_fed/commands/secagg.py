@@ -12,6 +12,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from secure_fed.errors import ConfigError
@@ -65,17 +66,7 @@ def run(chosen: argparse.Namespace) -> int:
     from protocols.rig.simulate import Simulation, simulate
 
     try:
-        simulation = Simulation(
-            clients=chosen.clients,
-            dim=chosen.dim,
-            dropout=chosen.dropout,
-            neighbours=chosen.neighbours,
-            threshold=chosen.threshold,
-            active=chosen.active,
-            bits=chosen.bits,
-            corrupt=chosen.corrupt,
-            tamper=chosen.tamper,
-        )
+        simulation = Simulation(**{field.name: getattr(chosen, field.name) for field in fields(Simulation)})
         report = simulate(simulation, progress=_Patience(time.monotonic()))
     except ParameterError as error:
         raise ConfigError(error.what) from error
@@ -113,9 +104,9 @@ def _stages(report: Report) -> Table:
 
     from secure_fed.report.formatting import size
 
-    asked = report.simulation
-    kind = "active" if asked.active else "passive"
-    title = f"secure sum: {asked.clients:,} clients, {asked.dim:,} coordinates of {asked.bits} bits, {kind}"
+    one = report.simulation
+    kind = "active" if one.active else "passive"
+    title = f"secure sum: {one.clients:,} clients, {one.dim:,} coordinates of {one.bits} bits, {kind}"
     table = Table("stage", title=title, title_style="bold")
     for name in ("answers", "up", "down", "client\nmean", "client\nmost", "server"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -142,11 +133,11 @@ def _outcome(report: Report) -> Table:
         table.add_row("aborted", report.aborted)
     table.add_row("sent in all", size(report.bytes_total))
     if report.tamper is not None:
-        told = report.tamper
-        table.add_row("tampering", f"{told.kind}: {'caught' if told.caught else 'NOT CAUGHT'}")
-        if told.by is not None:
-            table.add_row("  noticed by", f"{told.by}, stage {told.stage}")
-        table.add_row("  in words", told.what)
+        lie = report.tamper
+        table.add_row("tampering", f"{lie.kind}: {'caught' if lie.caught else 'NOT CAUGHT'}")
+        if lie.by is not None:
+            table.add_row("  noticed by", f"{lie.by}, stage {lie.stage}")
+        table.add_row("  in words", lie.what)
     return table
 
 

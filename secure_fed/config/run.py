@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,28 +121,38 @@ def _coerced_section(name: str, section: Any) -> Any:
 
 def _check_together(config: Sections) -> None:
     for name, effective, needs in EFFECTS:
-        section, _, setting = name.partition(".")
-        value = getattr(getattr(config, section), setting)
-        if value != find(section, setting).default and not effective(config):
+        value = checks.value_of(config, name)
+        if value != find(*name.split(".")).default and not effective(config):
             message = f"{name} = {value!r} has no effect here: it needs {needs}"
             raise ConfigError(message, setting=name, value=value, limit=needs)
-    federation = config.federation
-    if federation.clients and federation.cohort and federation.cohort > federation.clients:
-        raise ConfigError(
-            f"federation.cohort is {federation.cohort}, more than the {federation.clients} clients of federation.clients",
-            setting="federation.cohort",
-            value=federation.cohort,
-            limit=f"at most {federation.clients}",
-        )
-    if config.method.transport_form == "sketch" and federation.server_optimizer != "mean":
-        raise ConfigError(
-            f"federation.server_optimizer = {federation.server_optimizer!r} adds up means of several rounds, whose sketches "
-            "span other columns: use 'mean', or method.transport_form = 'dense'",
-            setting="federation.server_optimizer",
-            value=federation.server_optimizer,
-            limit="'mean' with method.transport_form = 'sketch'",
-        )
-    checks.privacy(config)
-    checks.phantoms(config)
-    checks.partition(config.data)
-    checks.diagnostics(config)
+    checks.together(config)
+
+
+def with_absolute_paths(config: RunConfig) -> RunConfig:
+    """The same settings with the absolute path of every file and folder that exists, so that any working directory will do."""
+    data = config.data
+    return config.replace(
+        {
+            ("model", "name"): _absolute(config.model.name, Path.is_dir),
+            ("data", "name"): _absolute(data.name, Path.is_dir),
+            **{("privacy", name): _made_absolute(getattr(config.privacy, name)) for name in ("ledger", "ledger_heads")},
+            **{("data", name): _each_absolute(getattr(data, name)) for name in ("train", "test")},
+        }
+    )
+
+
+def _each_absolute(paths: str | tuple[str, ...]) -> str | list[str]:
+    return _absolute(paths) if isinstance(paths, str) else [_absolute(path) for path in paths]
+
+
+def _made_absolute(name: str) -> str:
+    """A file that may not be there yet."""
+    return str(Path(name).expanduser().absolute()) if name else name
+
+
+def _absolute(name: str, there: Callable[[Path], bool] = Path.exists) -> str:
+    with suppress(OSError, RuntimeError, ValueError):  # what cannot be looked up is refused where it is read
+        path = Path(name).expanduser()
+        if name and not name.startswith("builtin/") and there(path):
+            return str(path.absolute())
+    return name

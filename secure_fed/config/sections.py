@@ -1,13 +1,14 @@
-"""The settings of a run: a class for each [section] of the TOML file, and all of them together."""
+"""The settings of a run: a class for each [section] of the TOML file, all of them together, and the commented file."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import dataclass, field
 
 from secure_fed.config.method import MethodConfig
 from secure_fed.config.protection import PrivacyConfig, SecureAggregationConfig
-from secure_fed.config.setting import key
+from secure_fed.config.setting import Setting, key, limits_in_words
 
 LOCAL_DIAGNOSTICS = ("discrepancy", "drift", "aggregation_error")  # they read each client's trained tensors
 DIAGNOSTICS = ("variation", *LOCAL_DIAGNOSTICS)
@@ -217,7 +218,7 @@ class Sections:
         if chosen is not None:
             return chosen
         phantoms = self.privacy.unit != "none" or bool(settings.phantoms)
-        return 0.0 if phantoms and settings.canaries == "none" else _AUDITED
+        return 0.0 if phantoms and settings.canaries == "none" else 0.1
 
 
 def sections() -> dict[str, type]:
@@ -225,4 +226,17 @@ def sections() -> dict[str, type]:
     return {section.name: section.default_factory for section in dataclasses.fields(Sections)}  # type: ignore[misc]
 
 
-_AUDITED = 0.1
+def commented_toml() -> str:
+    """A TOML file of every key. Read back, it is the default configuration; keys without a default are commented out."""
+    lines = ["# A secure-fed run. Every key stands at its default; `secure-fed train THIS_FILE` runs it."]
+    for name, section in sections().items():
+        lines += ["", f"[{name}]"]
+        for setting in dataclasses.fields(section):
+            lines += [f"# {setting.metadata['doc']}{limits_in_words(setting)}", _line(setting)]
+    return "\n".join(lines) + "\n"
+
+
+def _line(setting: Setting) -> str:
+    if setting.default is None:
+        return f"# {setting.name} = {json.dumps(setting.metadata['optional'])}"
+    return f"{setting.name} = {json.dumps(setting.default)}"

@@ -23,8 +23,7 @@ from secure_fed.config import DataConfig, ModelConfig, RunConfig
 from secure_fed.errors import ConfigError, ModelError, plainly
 from secure_fed.export.model_card import ModelCard
 from secure_fed.learning import tasks
-from secure_fed.learning.models.fingerprint import of_model
-from secure_fed.learning.models.loading import load
+from secure_fed.learning.models.loading import digest_of, load
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.local import Objective
 from secure_fed.methods import build
@@ -73,7 +72,7 @@ def fill(
         "format": FORMAT,
         "base_model": card.base_model,
         "task": config.data.task,
-        "base_digest": of_model(model, state.tensors),
+        "base_digest": digest_of(model, state.tensors),
         "given": given,
         "label_names": list(card.label_names or _labels(model)),
         "head": list(head),
@@ -108,7 +107,7 @@ def load_adapter(folder: str | Path, model: nn.Module | None = None) -> nn.Modul
     initial = method.prepare(base, note.head, config.federation.seed)
     if not fits(method, initial, State(tensors, note.rounds)):
         raise ModelError(f"{path} holds an adapter of a model of other sizes than this {type(base).__name__}'s")
-    if of_model(base, tensors) != note.base_digest:
+    if digest_of(base, tensors) != note.base_digest:
         raise ModelError(
             f"{path} holds an adapter that was trained beside other weights, or weights of another type, than this "
             f"{type(base).__name__} has: give the base model it was trained on ({note.base_model or 'a module of its own'})"

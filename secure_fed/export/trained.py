@@ -19,8 +19,7 @@ from secure_fed.learning import tasks
 from secure_fed.learning.data.encode import batches, pad_id
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.models import loading
-from secure_fed.learning.models.fingerprint import of_model
-from secure_fed.learning.models.heads import head_of
+from secure_fed.learning.models.loading import digest_of, head_of
 from secure_fed.learning.problem import GIVEN
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.tasks.task import Answer
@@ -119,7 +118,7 @@ def load_run(run_dir: str | Path, client: str | None = None) -> Trained:
     labels = tuple(facts["label_names"])
     loaded = loading.load(config.model, tasks.build(config.data), labels, seed)
     head = head_of(loaded.model, loaded.head, config.method.modules_to_save)
-    base, method = of_model(loaded.model, head), build(config)
+    base, method = digest_of(loaded.model, head), build(config)
     initial = method.prepare(loaded.model, head, seed)
     state = replace(checkpoint.state, tensors=tensors)
     if not fits(method, initial, state) or base != facts["model_digest"]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 
 from secure_fed.errors import ConfigError
 from secure_fed.learning.data.encode import batches
-from secure_fed.learning.tasks.task import Batch, Collate, Metrics
+from secure_fed.learning.tasks.task import Collate, Metrics
 from secure_fed.learning.training.local import to_device
 
 
@@ -19,13 +19,9 @@ def evaluate(
     model: nn.Module, examples: Sequence[Any], collate: Collate, metrics: Metrics, batch_size: int, device: torch.device
 ) -> dict[str, float]:
     """What `metrics` says of the model, in evaluation mode, over all examples, as plain numbers."""
-
-    def on_device() -> Iterator[Batch]:
-        for batch in batches(examples, batch_size, collate, None):
-            yield to_device(batch.inputs, device)
-
     model.eval()
-    given: Any = metrics(model, on_device())
+    made = (to_device(batch.inputs, device) for batch in batches(examples, batch_size, collate, None))
+    given: Any = metrics(model, made)
     try:
         return {str(name): float(value) for name, value in given.items()}
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:

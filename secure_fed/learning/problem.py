@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from torch import nn
+from torch.utils.data import default_collate
 
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError, DataError
@@ -21,8 +22,7 @@ from secure_fed.learning.data import division, fingerprint, partition, sources
 from secure_fed.learning.data.encode import Collate as PadCollate
 from secure_fed.learning.data.encode import Encoded
 from secure_fed.learning.data.holdout import is_declared
-from secure_fed.learning.models.heads import head_of
-from secure_fed.learning.models.loading import find_device, head_names, load, pooler_names
+from secure_fed.learning.models.loading import find_device, head_names, head_of, load, pooler_names
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.tasks.confidence import confidence
 from secure_fed.learning.tasks.task import Collate, Confidence, Loss, Metrics
@@ -47,9 +47,9 @@ class Problem:
     names: Sequence[str]
     test: Sequence[Any]
     collate: Collate
-    loss: Loss = classification.loss
-    metrics: Metrics = classification.metrics
-    confidence: Confidence = confidence("classification", classification.loss)  # noqa: RUF009 - it has no state
+    loss: Loss
+    metrics: Metrics
+    confidence: Confidence
     tokenizer: Any = None
     groups: Sequence[Sequence[str]] | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -74,44 +74,31 @@ def configured(config: RunConfig) -> Problem:
     loss, metrics = task.loss(labels), task.metrics(labels)
     data_digest = fingerprint.of_rows(source.train, source.test)
     loaded = load(config.model, task, labels, seed)
-    encoded, test = (
-        task.encode(loaded.tokenizer, rows, config.model.max_length) for rows in (source.train, source.test)
-    )
+    tokenizer, length = loaded.tokenizer, config.model.max_length
+    encoded, test = (task.encode(tokenizer, rows, length) for rows in (source.train, source.test))
+    parts = [list(map(int, part)) for part in divided.parts]
+    skew = {
+        "kind": division.kind(config, source),
+        "jensen_shannon": partition.jensen_shannon(strata, divided.parts, max(strata) + 1),
+    }
     return Problem(
         model=loaded.model,
         head=head_of(loaded.model, loaded.head, config.method.modules_to_save),
         train=[encoded.take(part) for part in divided.parts],
         names=divided.names,
         test=test,
-        collate=task.collate(loaded.tokenizer),
+        collate=task.collate(tokenizer),
         loss=loss,
         metrics=metrics,
         confidence=confidence(config.data.task, loss),
-        tokenizer=loaded.tokenizer,
+        tokenizer=tokenizer,
         groups=division.groups(source, divided) if config.privacy.unit == "group" else None,
-        facts=_facts(
-            task.title,
-            labels,
-            divided.names,
-            kind=division.kind(config, source),
-            assigned=[list(map(int, part)) for part in divided.parts],
-            jensen_shannon=partition.jensen_shannon(strata, divided.parts, max(strata) + 1),
-            sizes=[len(part) for part in divided.parts],
-            private=private,
-            test=_test(source.tested, len(test), private=private),
-        )
+        facts=_facts(config, task.title, labels, divided.names, parts, (source.tested, len(test)), skew)
         | {"data_digest": data_digest},
         data_digest=fingerprint.of_rows(source.whole, *([source.test] if is_declared(source.tested) else [])),
-        unit_digest=""
-        if config.privacy.unit == "none"
-        else fingerprint.of_units(*division.units(config, source, divided)),
-        warning=_unknown(config, test if private else encoded, "test" if private else "training", loaded.tokenizer),
+        unit_digest=fingerprint.of_units(*division.units(config, source, divided)) if private else "",
+        warning=_unknown(config, test if private else encoded, "test" if private else "training", tokenizer),
     )
-
-
-def _test(tested: str, rows: int, *, private: bool) -> dict[str, Any]:
-    """Where the test rows are from. How many were held out of private rows tells how many of these there are."""
-    return {"from": tested, "rows": rows if is_declared(tested) or not private else None}
 
 
 def _unknown(config: RunConfig, encoded: Encoded, which: str, tokenizer: Any) -> str:
@@ -122,7 +109,7 @@ def _unknown(config: RunConfig, encoded: Encoded, which: str, tokenizer: Any) ->
     """
     tokens = np.concatenate(encoded.input_ids)
     share = float((tokens == tokenizer.unk_token_id).mean()) if tokenizer.unk_token_id is not None else 0.0
-    if share < _MUCH_UNKNOWN:
+    if share < 0.2:
         return ""
     tokens_of = f"tokens are unknown to the tokenizer of {config.model.name}"
     return f"{share:.0%} of the {which} {tokens_of}, and look alike to it; set model.name to another model"
@@ -151,9 +138,9 @@ def given(
     _check_settings(config, len(train))
     collate = collate or _default_collate(model, test[0])
     _check_task(collate([test[0]]), loss, metrics)
-    width = len(str(len(train) - 1))
-    names = [f"client-{index:0{width}d}" for index in range(len(train))]
+    names = list(partition.client_names(len(train)))
     model.to(find_device(config.model.device))
+    natural = {"kind": "natural", "jensen_shannon": None}
     return Problem(
         model=model,
         head=head_of(model, head_names(model) + pooler_names(model), config.method.modules_to_save),
@@ -164,14 +151,7 @@ def given(
         loss=loss or classification.loss,
         metrics=metrics or classification.metrics,
         confidence=confidence("", loss or classification.loss),
-        facts=_facts(
-            GIVEN,
-            [],
-            names,
-            sizes=[len(own) for own in train],
-            private=config.privacy.unit != "none",
-            test=_test(GIVEN, len(test), private=config.privacy.unit != "none"),
-        ),
+        facts=_facts(config, GIVEN, [], names, list(map(len, train)), (GIVEN, len(test)), natural),
         unit_digest=_units_given(config, train),
     )
 
@@ -191,21 +171,25 @@ def _units_given(config: RunConfig, train: Sequence[Sequence[Any]]) -> str:
 
 
 def _facts(
+    config: RunConfig,
     task: str,
     labels: Sequence[str],
     names: Sequence[str],
-    *,
-    sizes: list[int],
-    assigned: list[list[int]] | None = None,
-    kind: str = "natural",
-    jensen_shannon: float | None = None,
-    private: bool,
-    test: dict[str, Any],
+    parts: Sequence[list[int] | int],
+    tested: tuple[str, int],
+    skew: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What is noted of a run. How many examples each client has, and how their labels differ, is private where clients are."""
-    divided: dict[str, Any] = {"kind": kind, "jensen_shannon": jensen_shannon, "sizes": sizes}
+    """The facts that a run records about its data.
+
+    parts: every client's rows, or how many examples it has. tested: where the test rows are from, and how many there are: of
+    rows held out of private ones that is not recorded, since it tells how many of these there are. skew: how examples were
+    divided, and how the clients' labels differ.
+    """
+    private, (origin, rows) = config.privacy.unit != "none", tested
+    divided = {**skew, "sizes": [part if isinstance(part, int) else len(part) for part in parts]}
     if private:  # a run that goes on still knows its data
-        divided["digest"] = hashlib.sha256(json.dumps([list(names), assigned or sizes]).encode()).hexdigest()
+        divided["digest"] = hashlib.sha256(json.dumps([list(names), parts]).encode()).hexdigest()
+    test = {"from": origin, "rows": rows if is_declared(origin) or not private else None}
     return {"task": task, "label_names": list(labels), "clients": list(names), "partition": divided, "test": test}
 
 
@@ -222,8 +206,7 @@ def _check_examples(train: Any, test: Any) -> None:
         raise DataError(
             f"Federation was given {len(train)} clients and {len(test)} test examples; both must be at least one"
         )
-    empty = [index for index, examples in enumerate(train) if not len(examples)]
-    if empty:
+    if empty := [index for index, examples in enumerate(train) if not len(examples)]:
         raise DataError(f"client {empty[0]} of the {len(train)} in train has no examples; leave it out")
 
 
@@ -261,12 +244,5 @@ def _check_task(batch: Any, loss: Loss | None, metrics: Metrics | None) -> None:
 
 def _default_collate(model: Any, example: Any) -> Collate:
     if isinstance(example, Mapping) and "input_ids" in example:
-        pad: Any = getattr(getattr(model, "config", None), "pad_token_id", None)
-        return PadCollate(pad or 0)
-    from torch.utils.data import default_collate
-
-    collate: Callable[[Any], Any] = default_collate
-    return collate
-
-
-_MUCH_UNKNOWN = 0.2
+        return PadCollate(getattr(getattr(model, "config", None), "pad_token_id", None) or 0)
+    return default_collate

@@ -16,14 +16,11 @@ send: merging is done where the model is used, so that experts stay different ov
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-from torch import Tensor, nn
 
 from secure_fed.config import RunConfig
 from secure_fed.learning.models.adapters.mixture import Mixtures
+from secure_fed.learning.tasks.task import Loss
 from secure_fed.methods.averaging import Averaged
 from secure_fed.methods.consistency import consistent
 from secure_fed.methods.method import Card
@@ -49,5 +46,5 @@ class AdaMix(Averaged):
 
     task: str = "classification"
 
-    def objective(self, loss: Callable[[nn.Module, Any], Tensor]) -> Callable[[nn.Module, Any], Tensor]:
+    def objective(self, loss: Loss) -> Loss:
         return consistent(loss, self.task)

@@ -15,8 +15,15 @@ from torch import nn
 
 from secure_fed.config import ModelConfig, RunConfig
 from secure_fed.errors import ConfigError, MethodError
-from secure_fed.learning.models.heads import head_of
-from secure_fed.learning.models.loading import explained, head_names, load_classifier, locate, pooler_names, quiet
+from secure_fed.learning.models.loading import (
+    explained,
+    head_names,
+    head_of,
+    load_classifier,
+    locate,
+    pooler_names,
+    quiet,
+)
 from secure_fed.methods import METHODS, build, card
 from secure_fed.methods.method import Card, Method, RoundPlan, State
 from secure_fed.tensors.tensors import Tensors
@@ -40,17 +47,13 @@ def catalogue(model: str, overrides: Iterable[str] = ()) -> list[dict[str, Any]]
 
 def _settings(overrides: Iterable[str]) -> dict[str, Any]:
     """What was changed of [method]."""
-    chosen, usual = RunConfig().override(overrides), RunConfig()
-    changed = {
-        (section, name): value
-        for section, table in chosen.to_dict().items()
-        for name, value in table.items()
-        if value != usual.to_dict()[section][name]
-    }
-    for section, name in changed:
-        if section != "method" or name == "name":
-            raise ConfigError(f"--set {section}.{name} changes no count: set keys of [method], and not its name")
-    return {name: value for (_, name), value in changed.items()}
+    usual, settings = RunConfig().to_dict(), {}
+    for section, table in RunConfig().override(overrides).to_dict().items():
+        for name in (name for name, value in table.items() if value != usual[section][name]):
+            if section != "method" or name == "name":
+                raise ConfigError(f"--set {section}.{name} changes no count: set keys of [method], and not its name")
+            settings[name] = table[name]
+    return settings
 
 
 @dataclass(frozen=True)

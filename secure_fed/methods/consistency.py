@@ -17,7 +17,6 @@ Deviation: the paper has classes and generated text; the others are ours.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -25,11 +24,9 @@ from torch import Tensor, nn
 from secure_fed.errors import MethodError
 from secure_fed.learning.data.encode import IGNORED
 from secure_fed.learning.models.adapters.mixture import routes
+from secure_fed.learning.tasks.task import Loss
 
-Loss = Callable[[nn.Module, Any], Tensor]
-
-
-Divergence = Callable[[Any, Any, Any], Tensor]
+_NEVER = -1e9
 
 
 def consistent(loss: Loss, task: str = "classification") -> Loss:
@@ -78,7 +75,7 @@ def of_spans(first: Any, second: Any, batch: Any) -> Tensor:
 
 
 # (outputs of two passes, batch) -> (B,), by data.task.
-DIVERGENCES: dict[str, Divergence] = {
+DIVERGENCES: dict[str, Callable[[Any, Any, Any], Tensor]] = {
     "classification": of_classes,
     "multi_label": of_labels,
     "regression": of_numbers,
@@ -115,7 +112,7 @@ def _mean_where(apart: Tensor, counts: Tensor) -> Tensor:
 def _watched(loss: Loss, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
     """The loss, and what the model gave to it."""
     outputs: list[Any] = []
-    hook = model.register_forward_hook(partial(_keep, outputs))
+    hook = model.register_forward_hook(lambda model, args, output: outputs.append(output))
     try:
         losses = loss(model, batch)
     finally:
@@ -126,10 +123,3 @@ def _watched(loss: Loss, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
             "give a loss with one call, or choose a method that trains on the task's loss alone"
         )
     return losses, outputs[0]
-
-
-def _keep(outputs: list[Any], model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    outputs.append(output)
-
-
-_NEVER = -1e9

@@ -74,9 +74,3 @@ def _require_fitting(run: RunConfig, rule: Card) -> None:
                 f"method.{option} = {getattr(method, option)!r} has no effect with method.rule = {method.rule!r}: "
                 "leave it out, or set method.rule = 'fra_lora'"
             )
-    shrinks = method.rule == "fra_lora" and method.denoise == "shrink" and run.privacy.unit == "client"
-    if shrinks and optimizer != "mean":
-        raise ConfigError(
-            f"method.denoise = 'shrink' needs to know the noise, which federation.server_optimizer = {optimizer!r} changes: "
-            "use 'mean', or method.denoise = 'truncate'"
-        )

@@ -10,13 +10,14 @@ gets the means of earlier passes when it makes the contribution of a later one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from torch import Tensor, nn
+from torch import nn
 
 from secure_fed.learning.models.adapters.lora import LoraForm
+from secure_fed.learning.tasks.task import Loss
 from secure_fed.tensors.tensors import Layout, Tensors
 
 CHANGE = "change"
@@ -140,11 +141,11 @@ class Contextual(Protocol):
 class OwnObjective(Protocol):
     """A method that trains on something else than the task's loss."""
 
-    def objective(self, loss: Callable[[nn.Module, Any], Tensor]) -> Callable[[nn.Module, Any], Tensor]:
+    def objective(self, loss: Loss) -> Loss:
         """The loss (model, batch) -> (B,) to train on, of the task's."""
 
 
-def loss_of(method: Method, loss: Callable[[nn.Module, Any], Tensor]) -> Callable[[nn.Module, Any], Tensor]:
+def loss_of(method: Method, loss: Loss) -> Loss:
     """What clients train on, of the task's loss."""
     return method.objective(loss) if isinstance(method, OwnObjective) else loss
 

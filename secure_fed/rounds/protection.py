@@ -17,7 +17,7 @@ from privacy.mechanisms import Mechanism, NoMechanism
 from privacy.sampling import Sampler
 from secure_fed.config import RunConfig, TrainingConfig
 from secure_fed.errors import ConfigError
-from secure_fed.learning.audit_pool.phantom_plan import Count, Room, count
+from secure_fed.learning.audit_pool.phantoms import Count, Room, count
 from secure_fed.learning.audit_pool.pool import kind_of
 from secure_fed.learning.data.pointing import Plain
 from secure_fed.learning.tasks.task import Collate

@@ -18,7 +18,7 @@ from privacy.sampling import Sampler
 from secure_fed.config import RunConfig
 from secure_fed.learning.audit_pool.phantoms import phantoms
 from secure_fed.learning.audit_pool.pool import AuditPool, hold_out
-from secure_fed.learning.models.fingerprint import of_model
+from secure_fed.learning.models.loading import digest_of
 from secure_fed.learning.problem import Problem
 from secure_fed.learning.training.local import Objective
 from secure_fed.methods.method import Method, State, loss_of
@@ -87,7 +87,7 @@ def assemble(
     mechanism: of the user's own, made of a noise multiplier.
     """
     data_pool, problem = hold_out(config, whole)
-    base_digest = of_model(problem.model, problem.head)  # before the method changes any of it
+    base_digest = digest_of(problem.model, problem.head)  # before the method changes any of it
     tensors = method.prepare(problem.model, problem.head, config.federation.seed)
     personal = personal_names(method, tensors, config.method.personal, config.federation.rounds)
     device = next(problem.model.parameters()).device

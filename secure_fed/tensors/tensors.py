@@ -73,15 +73,11 @@ class LowRank:
 Member = Tensor | LowRank
 
 
-def dense(member: Member) -> Tensor:
-    """The member as one ordinary tensor."""
-    return member.dense() if isinstance(member, LowRank) else member
-
-
-def _formed(member: Member, dtype: torch.dtype) -> Tensor:
+def dense(member: Member, dtype: torch.dtype | None = None) -> Tensor:
+    """The member as one ordinary tensor; with a type, formed in that."""
     if isinstance(member, LowRank):
-        return member.left.to(dtype) @ member.right.to(dtype)
-    return member.to(dtype)
+        return member.left.to(dtype=dtype) @ member.right.to(dtype=dtype)
+    return member.to(dtype=dtype)
 
 
 def _add(a: Member, b: Member) -> Member:
@@ -94,19 +90,6 @@ def _subtract(a: Member, b: Member) -> Member:
     if isinstance(a, LowRank) and isinstance(b, LowRank):
         return a + b * -1.0
     return dense(a) - dense(b)
-
-
-def _square_norm(member: Member) -> float:
-    if isinstance(member, LowRank):
-        return member.square_norm()
-    return float(torch.linalg.vector_norm(member, dtype=torch.float64)) ** 2
-
-
-def _is_finite(part: Tensor) -> bool:
-    if not part.numel():
-        return True
-    low, high = torch.aminmax(part)  # one pass, and NaN if any is
-    return math.isfinite(low) and math.isfinite(high)
 
 
 class Tensors(Mapping[str, Member]):
@@ -163,11 +146,17 @@ class Tensors(Mapping[str, Member]):
 
     def norm(self) -> float:
         """The Frobenius norm of everything together, in float64; NaN or infinite if anything inside is."""
-        square = sum(_square_norm(member) for member in self.values())
+        square = sum(
+            part.square_norm()
+            if isinstance(part, LowRank)
+            else float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2
+            for part in self.values()
+        )
         return math.sqrt(square) if square >= 0 else math.nan
 
     def is_finite(self) -> bool:
-        return all(map(_is_finite, self.parts().values()))
+        ends = (torch.aminmax(part) for part in self.parts().values() if part.numel())  # one pass, and NaN if any is
+        return all(math.isfinite(low) and math.isfinite(high) for low, high in ends)
 
     @property
     def numel(self) -> int:
@@ -242,7 +231,7 @@ class Layout:
             )
         if not self.entries:
             return torch.zeros(0, dtype=dtype)
-        return torch.cat([_formed(tensors[name], dtype).reshape(-1) for name, _ in self.entries])
+        return torch.cat([dense(tensors[name], dtype).reshape(-1) for name, _ in self.entries])
 
     def unflatten(self, vector: Tensor) -> Tensors:
         """The inverse of `flatten`; the tensors are views of the vector."""

@@ -11,7 +11,7 @@ import torch
 
 from secure_fed.errors import ConfigError
 from secure_fed.federation import Federation
-from secure_fed.learning.models.fingerprint import of_model
+from secure_fed.learning.models.loading import digest_of
 from secure_fed.methods import METHODS, card
 from secure_fed.methods.method import State
 from secure_fed.runs.run import Result
@@ -39,7 +39,7 @@ class Run:
     def __init__(self, name: str, unit: str, how: str) -> None:
         kept = States()
         self.built: Federation = runs.federation(runs.settings(name, unit, how), callbacks=[kept])
-        self.base = of_model(self.built.assembly.problem.model, self.built.assembly.initial.tensors)
+        self.base = digest_of(self.built.assembly.problem.model, self.built.assembly.initial.tensors)
         self.events: Events = runs.watch(self.built)
         self.result: Result = self.built.run()
         self.states: list[State] = [self.built.assembly.initial, *kept.after]
@@ -85,7 +85,7 @@ class TestContract:
             moving |= set(plan.trainable) | set(plan.down)
             for frozen in set(initial) - moving:
                 assert torch.equal(after.tensors.tensor(frozen), initial.tensor(frozen))
-        assert of_model(run.built.assembly.problem.model, initial) == run.base, "the base model"
+        assert digest_of(run.built.assembly.problem.model, initial) == run.base, "the base model"
         last = run.states[-1].tensors
         moved = [
             n

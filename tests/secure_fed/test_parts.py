@@ -11,9 +11,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from secure_fed import Federation, RunConfig
-from secure_fed.config.absolute_paths import with_absolute_paths
+from secure_fed.config import with_absolute_paths
 from secure_fed.errors import ConfigError, MethodError
-from secure_fed.learning.models.heads import head_of
+from secure_fed.learning.models.loading import head_of
 from secure_fed.learning.problem import configured
 from tests.secure_fed import toys
 

@@ -16,8 +16,7 @@ from privacy.entropy import SeededEntropy
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.federation import Federation
-from secure_fed.learning.audit_pool.phantom_plan import COST, Room, count
-from secure_fed.learning.audit_pool.phantoms import phantoms
+from secure_fed.learning.audit_pool.phantoms import COST, Room, count, phantoms
 from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.training.canary_directions import direction
 from secure_fed.methods.method import State

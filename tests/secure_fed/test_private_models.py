@@ -83,8 +83,8 @@ def test_gradient_checkpointing_is_refused() -> None:
 def test_instance_norm_with_statistics_is_refused() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.InstanceNorm1d(8, track_running_stats=True))
     with pytest.raises(ModelError, match="layer 1 of the model is InstanceNorm1d"):
-        require_supported(model, [])
-    require_supported(nn.Sequential(nn.Linear(6, 8), nn.InstanceNorm1d(8)), [])
+        Objective(model, classification.loss, torch.device("cpu"))
+    Objective(nn.Sequential(nn.Linear(6, 8), nn.InstanceNorm1d(8)), classification.loss, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("start", ["eva", "corda", "lora_ga"])

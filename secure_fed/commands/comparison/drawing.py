@@ -43,7 +43,9 @@ def drawn(rows: Sequence[Row]) -> str:
             axes.grid(axis="y", alpha=0.4)
             axes.spines[["top", "right"]].set_visible(False)
         _name(figure, by_round, rows)
-        return _saved(figure)
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+        return buffer.getvalue()
 
 
 def _draw(axes: Axes, place: int, row: Row, across: Sequence[float]) -> None:
@@ -63,9 +65,3 @@ def _name(figure: Figure, axes: Axes, rows: Sequence[Row]) -> None:
     for text, row in zip(legend.get_texts(), rows, strict=True):
         text.set_parse_math(False)
         text.set_text(row.name)
-
-
-def _saved(figure: Figure) -> str:
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return buffer.getvalue()

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from secure_fed.config import RunConfig
-from secure_fed.config.absolute_paths import with_absolute_paths
+from secure_fed.config import RunConfig, with_absolute_paths
 from secure_fed.errors import ConfigError, RunDirectoryError
 from secure_fed.learning.tasks.headline import has_accuracy
 from secure_fed.runs.directory import CONFIG, read_config, usable

@@ -53,7 +53,7 @@ def _finished(job: Job) -> RunRecord | None:
     record = owned(job.run_dir)
     if record.result is None:
         return None
-    if not (job.run_dir / _PAGE).exists():  # killed between its end and its report
+    if not (job.run_dir / "report.html").exists():  # killed between its end and its report
         write_report(job.run_dir)
     return record
 
@@ -63,13 +63,13 @@ def _made(job: Job, progress: Progress) -> RunRecord:
     from secure_fed.federation import Federation
     from secure_fed.report.page import write_report
 
-    with progress(job) as told:
+    with progress(job) as callback:
         federation = Federation(job.config)
-        federation.callbacks += [told] if told is not None else []
+        federation.callbacks += [callback] if callback is not None else []
         if job.config.evaluation.tensorboard:
             federation.callbacks.append(_events(job))
-        if hasattr(told, "on_begin"):
-            told.on_begin(federation)
+        if hasattr(callback, "on_begin"):
+            callback.on_begin(federation)
         federation.run(job.run_dir, resume=True)
     write_report(job.run_dir)
     record = owned(job.run_dir)
@@ -93,6 +93,3 @@ def _write(out: Path, rows: Sequence[Row]) -> None:
     atomic_write(out / NUMBERS, tables.as_csv(rows))
     atomic_write(out / DRAWING, drawing.drawn(rows))
     atomic_write(out / TABLE, tables.markdown(rows))  # last: where it is, all is
-
-
-_PAGE = "report.html"

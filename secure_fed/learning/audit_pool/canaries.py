@@ -18,16 +18,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning.audit_pool.canary_context import CanaryContext, draw, label_of, mapping
 from secure_fed.learning.audit_pool.rare_tokens import rare_tokens, with_token
+from secure_fed.learning.audit_pool.unit import Unit
 from secure_fed.learning.data.pointing import Pointing
 
-if TYPE_CHECKING:
-    from secure_fed.config import RunConfig
-    from secure_fed.learning.audit_pool.unit import Unit
+_CLIP_NORMS = 30.0
+_ADAPTS = 0.2  # the rate of `privacy.clipping.AdaptiveGaussian`
 
 
 def planted(kind: str, units: Sequence[Unit], context: CanaryContext) -> tuple[Unit, ...]:
@@ -90,7 +91,3 @@ def _pointing(units: Sequence[Unit], context: CanaryContext) -> tuple[Unit, ...]
         replace(unit, examples=[Pointing(unit.examples[i], unit.name, context.seed) for i in range(len(unit.examples))])
         for unit in units
     )
-
-
-_CLIP_NORMS = 30.0
-_ADAPTS = 0.2  # the rate of `privacy.clipping.AdaptiveGaussian`

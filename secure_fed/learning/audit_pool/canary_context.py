@@ -6,15 +6,13 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
-
-if TYPE_CHECKING:
-    from secure_fed.config import RunConfig
-    from secure_fed.learning.problem import Problem
+from secure_fed.learning.problem import Problem
 
 
 @dataclass(frozen=True)

@@ -25,22 +25,21 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning.audit_pool.canaries import planted
 from secure_fed.learning.audit_pool.canary_context import CanaryContext
 from secure_fed.learning.audit_pool.unit import Unit
+from secure_fed.learning.data.dealing import places_of
 from secure_fed.learning.data.encode import Encoded
 from secure_fed.learning.data.fingerprint import content
 from secure_fed.learning.data.pointing import reading
-
-if TYPE_CHECKING:
-    from secure_fed.config import RunConfig
-    from secure_fed.learning.problem import Problem
+from secure_fed.learning.problem import Problem
 
 FEWEST = 10  # units in the pool, on average: fewer would cost data and show nothing
 _EXPECTED = 1800  # the most on average, so that hardly ever more than 2,000 are in a pool
@@ -105,15 +104,13 @@ class AuditPool:
     @property
     def digest(self) -> str:
         """SHA-256 over the units and their coins: a resumed run must have the same."""
-        said = [(unit.name, bool(member)) for unit, member in zip(self.units, self.members, strict=True)]
-        return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+        coins = zip((unit.name for unit in self.units), self.members.tolist(), strict=True)
+        return hashlib.sha256(json.dumps(list(coins)).encode()).hexdigest()
 
     def record(self) -> dict[str, Any]:
         """The pool as it is kept for the owner of a run: every unit, its client, and whether it is a member."""
-        units = [
-            {"unit": unit.name, "client": unit.client, "member": bool(member)}
-            for unit, member in zip(self.units, self.members, strict=True)
-        ]
+        coins = zip(self.units, self.members.tolist(), strict=True)
+        units = [{"unit": unit.name, "client": unit.client, "member": member} for unit, member in coins]
         return {"kind": self.kind, "why": self.why, "units": units}
 
 
@@ -127,10 +124,11 @@ def pool(config: RunConfig, problem: Problem) -> AuditPool:
     count = sum(problem.units) if kind != "client" else len(problem.names)
     share = min(share, _EXPECTED / count)
     if share * count < FEWEST:
+        pool_of = (
+            f"evaluation.audit_fraction = {config.audit_fraction:g} would hold fewer than {FEWEST} in the audit pool"
+        )
         return replace(
-            held,
-            why=f"of {count} units ({kind}s), evaluation.audit_fraction = {config.audit_fraction:g} would hold "
-            f"fewer than {FEWEST} in the audit pool: too few to tell anything, so every one trained",
+            held, why=f"of {count} units ({kind}s), {pool_of}: too few to tell anything, so every one trained"
         )
     try:
         candidates = _candidates(held)
@@ -157,18 +155,6 @@ def kind_of(config: RunConfig) -> str:
     return chosen if chosen != "auto" else {"none": "example"}.get(protected, protected)
 
 
-def with_examples(held: AuditPool, units: Sequence[Unit]) -> AuditPool:
-    """The same pool, its units' examples replaced, in and out alike."""
-    train: list[Sequence[Any]] = list(held.train)
-    for client in {place.client for place in held.places}:
-        train[client] = [train[client][i] for i in range(len(train[client]))]
-    for place, unit in zip(held.places, units, strict=True):
-        own: Any = train[place.client]
-        for i, example in zip(place.at.tolist(), unit.examples, strict=True):
-            own[i] = example
-    return replace(held, train=train, units=tuple(units))
-
-
 def _candidates(held: AuditPool) -> list[tuple[_Place, str, bytes]]:
     """Every unit of the data: its place, its name, and the bytes that its lot is a hash of."""
     if held.kind == "client":
@@ -180,9 +166,7 @@ def _candidates(held: AuditPool) -> list[tuple[_Place, str, bytes]]:
     for client, name in enumerate(held.names):
         own = held.train[client]
         if held.kind == "group" and held.groups is not None:
-            members: dict[str, list[int]] = {}
-            for i, group in enumerate(held.groups[client]):
-                members.setdefault(group, []).append(i)
+            members = places_of(held.groups[client])
             found += [
                 (_Place(client, np.array(at)), f"{name}/{number}", json.dumps([name, str(group)]).encode())
                 for number, (group, at) in enumerate(members.items())
@@ -233,4 +217,10 @@ def _planted(config: RunConfig, held: AuditPool, problem: Problem) -> AuditPool:
         )
     context = CanaryContext.of(config, problem, held.kind)
     units = planted(config.evaluation.canaries, held.units, context)
-    return replace(with_examples(held, units), directions=config.evaluation.canaries == "direction")
+    train: list[Any] = list(held.train)
+    for client in {place.client for place in held.places}:
+        train[client] = [train[client][i] for i in range(len(train[client]))]
+    for place, unit in zip(held.places, units, strict=True):
+        for i, example in zip(place.at.tolist(), unit.examples, strict=True):
+            train[place.client][i] = example
+    return replace(held, train=train, units=units, directions=config.evaluation.canaries == "direction")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from secure_fed.config import DataConfig
-    from secure_fed.learning.data.files import Table
-    from secure_fed.learning.data.rows import Rows
+from secure_fed.config import DataConfig
+from secure_fed.learning.data.files import Table
+from secure_fed.learning.data.rows import Rows
 
 Texts = tuple[list[Any], list[Any] | None]  # the first input of every row, and the second where the task has one
 

@@ -5,7 +5,8 @@ A part is a sorted array of example indices; `owner[i]` is the client of example
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,16 @@ from numpy.typing import NDArray
 from secure_fed.errors import ConfigError, DataError
 
 Indices = NDArray[np.int64]
+_SMALLEST_CONCENTRATION = 1e-290  # below this a logarithm of a Gamma draw overflows
+K = TypeVar("K", bound=Hashable)
+
+
+def places_of(keys: Iterable[K]) -> dict[K, list[int]]:
+    """The places at which each key stands, in the order of first occurrence."""
+    places: dict[K, list[int]] = {}
+    for place, key in enumerate(keys):
+        places.setdefault(key, []).append(place)
+    return places
 
 
 def require_enough(count: int, clients: int) -> None:
@@ -29,6 +40,20 @@ def require_enough(count: int, clients: int) -> None:
 def require_positive(alpha: float) -> None:
     if not (alpha > 0 and np.isfinite(alpha)):
         raise ConfigError(f"data.alpha is {alpha}; it must be a positive number")
+
+
+def log_shares(prior: NDArray[np.float64], clients: int, alpha: float, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Logarithms of `clients` draws from Dir(alpha prior), one a row: (clients, classes).
+
+    In logarithms, because at small `alpha` the shares themselves round to zero, and a class in which every
+    client has share zero could not be dealt out. Gamma(a) is drawn as Gamma(a + 1) U^(1/a).
+    """
+    concentration = np.maximum(alpha * prior, _SMALLEST_CONCENTRATION)
+    shape = (clients, len(prior))
+    log_gamma = np.log(rng.standard_gamma(concentration + 1, size=shape))
+    log_gamma += np.log1p(-rng.random(shape)) / concentration
+    log_gamma -= log_gamma.max(axis=1, keepdims=True)
+    return np.asarray(log_gamma - np.log(np.exp(log_gamma).sum(axis=1, keepdims=True)))
 
 
 def by_chance(labels: Sequence[int], chances: NDArray[np.float64], rng: np.random.Generator) -> list[Indices]:

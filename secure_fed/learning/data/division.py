@@ -9,6 +9,7 @@ import numpy as np
 
 from secure_fed.config import RunConfig
 from secure_fed.learning.data import sources
+from secure_fed.learning.data.dealing import places_of
 from secure_fed.learning.data.partition import Partition, partition
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.data.skews import matrix_of
@@ -16,8 +17,8 @@ from secure_fed.learning.data.skews import matrix_of
 
 def kind(config: RunConfig, source: sources.Source) -> str:
     """What `auto` comes to."""
-    asked = config.data.partition
-    return ("natural" if source.keyed else "dirichlet") if asked == "auto" else asked
+    setting = config.data.partition
+    return ("natural" if source.keyed else "dirichlet") if setting == "auto" else setting
 
 
 def _rows(config: RunConfig, source: sources.Source, languages: Sequence[str] | None) -> Partition:
@@ -43,10 +44,7 @@ def divide(config: RunConfig, source: sources.Source) -> Partition:
     languages = source.languages
     if config.privacy.unit != "group" or kind(config, source) == "natural":
         return _rows(config, source, languages)
-    members: dict[str, list[int]] = {}
-    for index, whose in enumerate(source.train.group or ()):
-        members.setdefault(whose, []).append(index)
-    persons = list(members.values())
+    persons = list(places_of(source.train.group or ()).values())
     first = [examples[0] for examples in persons]
     firsts = replace(source, train=source.train.take(first))
     divided = _rows(config, firsts, None if languages is None else [languages[index] for index in first])
@@ -79,10 +77,7 @@ def units(config: RunConfig, source: sources.Source, divided: Partition) -> tupl
         return source.train, [list(map(int, part)) for part in divided.parts]
     nobody = ("",) * len(rows)
     owners, persons = (rows.client if natural else None) or nobody, (rows.group if unit == "group" else None) or nobody
-    members: dict[tuple[str, str], list[int]] = {}
-    for index, names in enumerate(zip(owners, persons, strict=True)):
-        members.setdefault(names, []).append(index)
-    return rows, list(members.values())
+    return rows, list(places_of(zip(owners, persons, strict=True)).values())
 
 
 _MOST_CLIENTS = 200

@@ -15,11 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 from secure_fed.errors import ConfigError, DataError, ModelError
+from secure_fed.learning.data.rows import Rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from secure_fed.learning.data.rows import Rows
 
 Item = Mapping[str, Any]
 

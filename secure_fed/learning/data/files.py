@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePath
 from typing import IO, TYPE_CHECKING, cast
 
@@ -174,26 +175,16 @@ def _doubled(names: Sequence[str]) -> str | None:
     return next((name for name, times in Counter(names).items() if times > 1), None)
 
 
-@contextmanager
-def _long_fields() -> Iterator[None]:
-    """Let CSV fields be longer than 128 KiB: the limit guards against bad quoting, which `strict` refuses."""
+def _delimited(delimiter: str, path: Path, wanted: Collection[str]) -> Table:
+    """Fields may be longer than 128 KiB: that limit guards against bad quoting, which `strict` refuses."""
+    rows = csv.reader(text_lines(path), delimiter=delimiter, strict=True)
     before = csv.field_size_limit(_LONGEST_FIELD)
     try:
-        yield
+        return _csv_table(path, rows, wanted)
+    except csv.Error as error:
+        raise DataError(f"{path}, line {rows.line_num}: {error}; check its quotes") from error
     finally:
         csv.field_size_limit(before)
-
-
-def _delimited(delimiter: str) -> _Reader:
-    def read_rows(path: Path, wanted: Collection[str]) -> Table:
-        rows = csv.reader(text_lines(path), delimiter=delimiter, strict=True)
-        with _long_fields():
-            try:
-                return _csv_table(path, rows, wanted)
-            except csv.Error as error:
-                raise DataError(f"{path}, line {rows.line_num}: {error}; check its quotes") from error
-
-    return read_rows
 
 
 def _csv_table(path: Path, rows: CsvReader, wanted: Collection[str]) -> Table:
@@ -240,7 +231,7 @@ def _parquet(path: Path, wanted: Collection[str]) -> Table:
 _READERS: dict[str, _Reader] = {
     ".jsonl": _json_lines,
     ".json": _json_lines,
-    ".csv": _delimited(","),
-    ".tsv": _delimited("\t"),
+    ".csv": partial(_delimited, ","),
+    ".tsv": partial(_delimited, "\t"),
     ".parquet": _parquet,
 }

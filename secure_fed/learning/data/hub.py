@@ -32,11 +32,6 @@ def read(name: str, wanted: Collection[str], label: str, test_splits: Sequence[s
     return tables.pop("train"), list(tables.values())
 
 
-def has_labels(table: Table, label: str) -> bool:
-    """Whether a split can be tested on: benchmarks publish test splits whose labels are all -1."""
-    return any(value not in (-1, None) for value in table.columns.get(label, ()))
-
-
 def _load(name: str) -> Any:
     import datasets
 

@@ -51,8 +51,9 @@ def learn(tables: Sequence[Table], column: str) -> Vocabulary:
     distinct = {label for of_table in labels for label in of_table}
     values: tuple[Label, ...] = tuple(sorted(distinct, key=lambda label: (isinstance(label, str), label)))
     if len(values) == 1:
+        more = f" and {len(tables) - 1} more" if len(tables) > 1 else ""
         raise DataError(
-            f"all {sum(map(len, tables))} labels of {_sources(tables)} are {values[0]!r}, and classification "
+            f"all {sum(map(len, tables))} labels of {tables[0].source}{more} are {values[0]!r}, and classification "
             f"needs at least two classes; give other data or set data.label to another column"
         )
     declared = _declared(tables, column)
@@ -147,7 +148,3 @@ def _beside(
 def _some(values: Sequence[Label]) -> str:
     shown = ", ".join(repr(value) for value in values[:8])
     return f"{shown}, ..." if len(values) > 8 else shown
-
-
-def _sources(tables: Sequence[Table]) -> str:
-    return tables[0].source if len(tables) == 1 else f"{tables[0].source} and {len(tables) - 1} more"

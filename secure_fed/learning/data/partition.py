@@ -6,18 +6,18 @@ arguments and `rng` state give the same parts. A part is a sorted array of examp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from secure_fed.errors import ConfigError, DataError
-from secure_fed.learning.data.dealing import Indices, by_chance, require_enough, require_positive
+from secure_fed.learning.data.dealing import Indices, by_chance, log_shares, require_enough, require_positive
 from secure_fed.learning.data.dealing import parts as parts_of
-from secure_fed.learning.data.gamma import log_shares
 from secure_fed.learning.data.skews import by_language, by_matrix, label_dirichlet, pathological
 
+PARTITIONS = ("iid", "dirichlet", "label_dirichlet", "language", "pathological", "matrix", "natural")
 _PAIRED_CLIENTS = 1000
 
 
@@ -81,7 +81,45 @@ def partition(
     """
     if kind not in PARTITIONS:
         raise ConfigError(f"data.partition is {kind!r}; it must be one of {', '.join(PARTITIONS)}")
-    return PARTITIONS[kind](_Pool(labels, keys, clients, alpha, languages, labels_per_client, matrix), rng)
+    if kind == "natural":
+        return _by_key(keys, clients)
+    if kind == "matrix":
+        if matrix is None:
+            raise ConfigError("data.partition is 'matrix', but data.matrix says no client's share of any label")
+        parts = by_matrix(labels, matrix, rng, clients)
+    elif clients is None:
+        raise ConfigError("federation.clients is not set; this data.partition needs a number of clients")
+    elif kind == "iid":
+        parts = iid(len(labels), clients, rng)
+    elif kind == "pathological":
+        parts = pathological(labels, clients, labels_per_client, rng)
+    elif kind == "language":
+        if languages is None:
+            raise DataError(
+                "data.partition 'language' needs a column that says what language a row is in; set data.language"
+            )
+        parts = by_language(labels, languages, clients, alpha, rng)
+    else:
+        parts = (dirichlet if kind == "dirichlet" else label_dirichlet)(labels, clients, alpha, rng)
+    return Partition(client_names(len(parts)), parts)
+
+
+def client_names(count: int) -> tuple[str, ...]:
+    """Names for clients that have none: "client-007", all of one length."""
+    width = len(str(count - 1))
+    return tuple(f"client-{index:0{width}d}" for index in range(count))
+
+
+def _by_key(keys: Sequence[str] | None, clients: int | None) -> Partition:
+    if keys is None:
+        raise DataError("data.partition 'natural' needs a column that says whose a row is; set data.client to it")
+    names, parts = natural(keys)
+    if clients not in (None, len(names)):
+        raise DataError(
+            f"data.client names {len(names)} clients and federation.clients is {clients}; "
+            f"set federation.clients to {len(names)}"
+        )
+    return Partition(names, parts)
 
 
 def jensen_shannon(labels: Sequence[int], parts: Sequence[Indices], classes: int) -> float:
@@ -112,81 +150,3 @@ def _entropy(shares: NDArray[np.float64]) -> NDArray[np.float64]:
     logarithms = np.log2(shares, out=np.zeros_like(shares), where=shares > 0)
     entropy: NDArray[np.float64] = -np.einsum("...c,...c->...", shares, logarithms)
     return entropy
-
-
-@dataclass(frozen=True, slots=True)
-class _Pool:
-    """What a partition may look at."""
-
-    labels: Sequence[int]
-    keys: Sequence[str] | None
-    clients: int | None
-    alpha: float
-    languages: Sequence[str] | None
-    labels_per_client: int
-    matrix: Sequence[Sequence[float]] | None
-
-
-def _numbered(parts: list[Indices]) -> Partition:
-    width = len(str(len(parts) - 1))
-    return Partition(tuple(f"client-{index:0{width}d}" for index in range(len(parts))), parts)
-
-
-def _asked(pool: _Pool) -> int:
-    if pool.clients is None:
-        raise ConfigError("federation.clients is not set; this data.partition needs a number of clients")
-    return pool.clients
-
-
-def _iid(pool: _Pool, rng: np.random.Generator) -> Partition:
-    return _numbered(iid(len(pool.labels), _asked(pool), rng))
-
-
-def _dirichlet(pool: _Pool, rng: np.random.Generator) -> Partition:
-    return _numbered(dirichlet(pool.labels, _asked(pool), pool.alpha, rng))
-
-
-def _label_dirichlet(pool: _Pool, rng: np.random.Generator) -> Partition:
-    return _numbered(label_dirichlet(pool.labels, _asked(pool), pool.alpha, rng))
-
-
-def _language(pool: _Pool, rng: np.random.Generator) -> Partition:
-    if pool.languages is None:
-        raise DataError(
-            "data.partition 'language' needs a column that says what language a row is in; set data.language"
-        )
-    return _numbered(by_language(pool.labels, pool.languages, _asked(pool), pool.alpha, rng))
-
-
-def _pathological(pool: _Pool, rng: np.random.Generator) -> Partition:
-    return _numbered(pathological(pool.labels, _asked(pool), pool.labels_per_client, rng))
-
-
-def _matrix(pool: _Pool, rng: np.random.Generator) -> Partition:
-    if pool.matrix is None:
-        raise ConfigError("data.partition is 'matrix', but data.matrix says no client's share of any label")
-    return _numbered(by_matrix(pool.labels, pool.matrix, rng, pool.clients))
-
-
-def _natural(pool: _Pool, rng: np.random.Generator) -> Partition:
-    del rng  # the keys decide
-    if pool.keys is None:
-        raise DataError("data.partition 'natural' needs a column that says whose a row is; set data.client to it")
-    names, parts = natural(pool.keys)
-    if pool.clients not in (None, len(names)):
-        raise DataError(
-            f"data.client names {len(names)} clients and federation.clients is {pool.clients}; "
-            f"set federation.clients to {len(names)}"
-        )
-    return Partition(names, parts)
-
-
-PARTITIONS: dict[str, Callable[[_Pool, np.random.Generator], Partition]] = {
-    "iid": _iid,
-    "dirichlet": _dirichlet,
-    "label_dirichlet": _label_dirichlet,
-    "language": _language,
-    "pathological": _pathological,
-    "matrix": _matrix,
-    "natural": _natural,
-}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -27,12 +27,8 @@ class Rows:
     group: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        for name, column in (
-            ("label", self.label),
-            ("text_b", self.text_b),
-            ("client", self.client),
-            ("group", self.group),
-        ):
+        for name in ("label", "text_b", "client", "group"):
+            column = getattr(self, name)
             if column is not None and len(column) != len(self.text):
                 raise ValueError(f"column {name!r} has {len(column)} entries and 'text' has {len(self.text)}")
 
@@ -47,11 +43,6 @@ class Rows:
     def take(self, indices: Iterable[int]) -> Rows:
         """The examples at `indices`, in that order."""
         order = [int(index) for index in indices]
-        return Rows(
-            text=tuple(self.text[i] for i in order),
-            label=tuple(self.label[i] for i in order),
-            label_names=self.label_names,
-            text_b=None if self.text_b is None else tuple(self.text_b[i] for i in order),
-            client=None if self.client is None else tuple(self.client[i] for i in order),
-            group=None if self.group is None else tuple(self.group[i] for i in order),
-        )
+        columns = {name: getattr(self, name) for name in ("text", "label", "text_b", "client", "group")}
+        taken = {name: column and tuple(column[i] for i in order) for name, column in columns.items()}
+        return replace(self, **taken)

@@ -16,11 +16,11 @@ from secure_fed.learning.data.dealing import (
     by_chance,
     by_share,
     fill_empty,
+    log_shares,
     parts,
     require_enough,
     require_positive,
 )
-from secure_fed.learning.data.gamma import log_shares
 
 _ROUNDING = 1e-6
 

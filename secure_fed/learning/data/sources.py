@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from secure_fed.config import DataConfig
 from secure_fed.errors import DataError, plainly
 from secure_fed.learning.data import files, hub
+from secure_fed.learning.data.columns import Reads
 from secure_fed.learning.data.files import Table
 from secure_fed.learning.data.holdout import HELD_OUT, Indices, at_random, each_by_itself, whole_clients
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.data.texts import require_some
-
-if TYPE_CHECKING:
-    from secure_fed.config import DataConfig
-    from secure_fed.learning.data.columns import Reads
 
 GENERATED, SPLIT, FILES = "generated", "test split of the data", "data.test"
 
@@ -146,8 +144,9 @@ def _from_folder(folder: Path, wanted: Collection[str]) -> _Tables | None:
 
 def _from_hub(name: str, wanted: Collection[str], label: str) -> _Tables:
     train, tests = hub.read(name, wanted, label, _TEST_SPLITS)
-    labelled = [table for table in tests if not label or hub.has_labels(table, label)]
-    return _Tables([train], labelled[:1])
+    # Benchmarks publish test splits whose labels are all -1.
+    labelled = (t for t in tests if not label or any(value not in (-1, None) for value in t.columns.get(label, ())))
+    return _Tables([train], list(islice(labelled, 1)))
 
 
 def _test_files(folder: Path) -> list[Path]:
@@ -167,13 +166,12 @@ def _source(data: DataConfig, task: Reads, tables: _Tables, split: tuple[str, in
         train = replace(train, client=tuple(owner for owner, table in owned for _ in range(len(table))))
     keyed = train.client is not None
     language = _language(data)
-    languages = [key for table in tables.train for key in _keys(table, language, "data.language")] if language else None
+    languages = _keys(tables.train, language, "data.language") if language else None
     if tables.test:
-        owned_test = _owned(data, test, tables.test, need_client=False)
-        return Source(train, owned_test, train, keyed, SPLIT, None if languages is None else tuple(languages))
+        return Source(train, _owned(data, test, tables.test, need_client=False), train, keyed, SPLIT, languages)
     kept, out, tested = _held_out(data, train, *split, keyed=keyed)
-    kept_languages = None if languages is None else tuple(languages[int(index)] for index in kept)
-    return Source(train.take(kept), train.take(out), train, keyed, tested, kept_languages)
+    spoken = languages and tuple(languages[int(index)] for index in kept)
+    return Source(train.take(kept), train.take(out), train, keyed, tested, spoken)
 
 
 def _held_out(data: DataConfig, rows: Rows, unit: str, seed: int, *, keyed: bool) -> tuple[Indices, Indices, str]:
@@ -194,26 +192,22 @@ def _held_out(data: DataConfig, rows: Rows, unit: str, seed: int, *, keyed: bool
 def _owned(data: DataConfig, rows: Rows, tables: Sequence[Table], *, need_client: bool, group: str = "") -> Rows:
     """The rows with whose they are, as the tables say; test tables may lack the client column."""
     has_client = data.client and (need_client or all(data.client in table.columns for table in tables))
-    client = [key for table in tables for key in _keys(table, data.client, "data.client")] if has_client else None
-    about = [key for table in tables for key in _keys(table, group, "privacy.group_column")] if group else None
-    return replace(
-        rows,
-        client=None if client is None else tuple(client),
-        group=None if about is None else tuple(about),
-    )
+    client = _keys(tables, data.client, "data.client") if has_client else None
+    return replace(rows, client=client, group=_keys(tables, group, "privacy.group_column") if group else None)
 
 
-def _keys(table: Table, name: str, setting: str) -> list[str]:
+def _keys(tables: Sequence[Table], name: str, setting: str) -> tuple[str, ...]:
     """Whose each row is, as a client's or as a person's; spaces around a name do not make it another's."""
     keys: list[str] = []
-    for row, value in enumerate(table.column(name, setting)):
-        if not isinstance(value, int | str) or not str(value).strip():
-            raise DataError(
-                f"{table.place(row)}: the {setting.rpartition('.')[2].partition('_')[0]} in {name!r} is {value!r}, neither an "
-                f"integer nor a name; correct it or set {setting} to another column"
-            )
-        keys.append(str(value).strip())
-    return keys
+    for table in tables:
+        for row, value in enumerate(table.column(name, setting)):
+            if not isinstance(value, int | str) or not str(value).strip():
+                raise DataError(
+                    f"{table.place(row)}: the {setting.rpartition('.')[2].partition('_')[0]} in {name!r} is {value!r}, "
+                    f"neither an integer nor a name; correct it or set {setting} to another column"
+                )
+            keys.append(str(value).strip())
+    return tuple(keys)
 
 
 def _unique(names: Sequence[str]) -> tuple[str, ...]:

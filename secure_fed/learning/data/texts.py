@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from secure_fed.errors import DataError
 from secure_fed.learning.data import files
+from secure_fed.learning.data.columns import Reads, Texts
 from secure_fed.learning.data.files import Table
-
-if TYPE_CHECKING:
-    from secure_fed.learning.data.columns import Reads, Texts
 
 
 def read_texts(path: Path, task: Reads) -> Texts:
@@ -71,7 +68,10 @@ def lists(table: Table, name: str, setting: str, *, divided: str | None = None) 
 
 def require_some(table: Table, name: str, setting: str) -> None:
     """Some blank texts occur in real data and stay; a table of nothing else is refused."""
-    if all(_is_blank(cell) for cell in table.column(name, setting)):
+    cells = table.column(name, setting)
+    if all(
+        not cell.strip() if isinstance(cell, str) else isinstance(cell, list | tuple) and not cell for cell in cells
+    ):
         raise DataError(f"every {name!r} of {table.source} is empty; set {setting} to a column with text")
 
 
@@ -84,10 +84,6 @@ def is_text(value: object) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _is_blank(cell: object) -> bool:
-    return not cell.strip() if isinstance(cell, str) else isinstance(cell, list | tuple) and not cell
 
 
 def _stripped(lines: Iterable[str]) -> list[str]:

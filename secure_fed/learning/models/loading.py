@@ -1,23 +1,22 @@
-"""The base model and its tokenizer: built in, from a folder, or from the Hub, through transformers' Auto classes."""
+"""The base model and its tokenizer: built in, from a folder, or from the Hub, through transformers' Auto classes; its head."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from torch import nn
 
 from secure_fed.config import DataConfig, ModelConfig
-from secure_fed.errors import ConfigError, ModelError, plainly
+from secure_fed.errors import ConfigError, MethodError, ModelError, plainly
 from secure_fed.learning.models.adapters.virtual_tokens import positions_of
-
-if TYPE_CHECKING:
-    from secure_fed.learning.tasks.task import Task
+from secure_fed.learning.tasks.task import Task
 
 # This path does not change: exports for PEFT name it, since AutoPeftModel knows no other name of the built-in model.
 BUILTIN = {"builtin/tiny": Path(__file__).parents[2] / "models" / "tiny"}
@@ -128,6 +127,48 @@ def pooler_names(model: nn.Module) -> tuple[str, ...]:
     for another task in the rest."""
     pooler = f"{getattr(model, 'base_model_prefix', '')}.pooler."
     return tuple(name for name, _ in model.named_parameters() if name.startswith(pooler))
+
+
+def head_of(model: nn.Module, found: Sequence[str], modules: Sequence[str]) -> tuple[str, ...]:
+    """The parameters that train in full: the head that was found, and the modules asked for beside it."""
+    names = [name for name, _ in model.named_parameters()]
+    places = dict(model.named_parameters(remove_duplicate=False))
+    for module in modules:
+        inside = [name for name in places if _inside(name, module)]
+        if not inside:
+            some = ", ".join(name for name, _ in list(model.named_children())[:5])
+            raise MethodError(
+                f"method.modules_to_save names {module!r}, but the model has no such module with parameters; "
+                f"it has {some}, ..."
+            )
+        for name in inside:
+            first = next(other for other in names if places[other] is places[name])
+            if first != name:
+                raise MethodError(
+                    f"method.modules_to_save names {module!r}, whose {name} is {first} too: "
+                    f"leave it out, or name {first.rpartition('.')[0]!r}, which trains both"
+                )
+    return tuple(name for name in names if name in found or any(_inside(name, module) for module in modules))
+
+
+def _inside(parameter: str, module: str) -> bool:
+    """Whether a parameter belongs to the module of that (ending of a) name, as PEFT matches them."""
+    owner = f".{parameter}".rpartition(".")[0] + "."
+    return f".{module}." in owner
+
+
+def digest_of(model: nn.Module, but: Container[str]) -> str:
+    """A digest by which a resumed run, and an exported adapter, know their base model.
+
+    SHA-256 over the name, type, shape and bits of every parameter that `but` does not name.
+    """
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        if name in but:
+            continue
+        digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
+        digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def find_device(name: str) -> torch.device:

@@ -214,20 +214,20 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
-    asked = parser.parse_args()
-    if asked.steps < 1:
-        parser.error(f"--steps {asked.steps} must be at least 1")
-    torch.set_num_threads(asked.threads)
+    arguments = parser.parse_args()
+    if arguments.steps < 1:
+        parser.error(f"--steps {arguments.steps} must be at least 1")
+    torch.set_num_threads(arguments.threads)
     began = time.perf_counter()
-    model, tokenizer, right = pretrain(asked.steps, asked.seed)
-    model.save_pretrained(asked.out)
-    tokenizer.save_pretrained(asked.out)
+    model, tokenizer, right = pretrain(arguments.steps, arguments.seed)
+    model.save_pretrained(arguments.out)
+    tokenizer.save_pretrained(arguments.out)
     card = CARD.format(
-        parameters=model.num_parameters(), words=len(tokenizer), notes=asked.steps * BATCH, steps=asked.steps,
-        seed=asked.seed, threads=asked.threads, torch=torch.__version__, seconds=time.perf_counter() - began,
+        parameters=model.num_parameters(), words=len(tokenizer), notes=arguments.steps * BATCH, steps=arguments.steps,
+        seed=arguments.seed, threads=arguments.threads, torch=torch.__version__, seconds=time.perf_counter() - began,
         titles=right[0], within=right[1],
     )  # fmt: skip
-    (asked.out / "README.md").write_text(card, encoding="utf-8")
+    (arguments.out / "README.md").write_text(card, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -11,11 +11,8 @@ become 1.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.tasks.task import Confidence, Loss
@@ -40,19 +37,7 @@ def of_likelihood(log_probability: Tensor) -> Tensor:
 def confidence(task: str, loss: Loss) -> Confidence:
     """phi(model, batch) -> (B,) of a task by the name that `data.task` has; "" is a loss of the user's own."""
     if task == "classification" or loss is classification.loss:
-        return _classes
+        return lambda model, batch: of_classes(classification.logits(model, batch), batch["labels"])
     if task in ("", "regression"):
-        return partial(_negative, loss)
-    return partial(_likelihood, loss)
-
-
-def _classes(model: nn.Module, batch: Any) -> Tensor:
-    return of_classes(classification.logits(model, batch), batch["labels"])
-
-
-def _likelihood(loss: Loss, model: nn.Module, batch: Any) -> Tensor:
-    return of_likelihood(-loss(model, batch))
-
-
-def _negative(loss: Loss, model: nn.Module, batch: Any) -> Tensor:
-    return -loss(model, batch).double()
+        return lambda model, batch: -loss(model, batch).double()
+    return lambda model, batch: of_likelihood(-loss(model, batch))

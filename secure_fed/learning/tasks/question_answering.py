@@ -32,8 +32,7 @@ from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.data.strata import clusters, label_sets
 from secure_fed.learning.tasks.item_extras import ASIDE, PARTS, Aside
 from secure_fed.learning.tasks.sequences import TableTask
-from secure_fed.learning.tasks.spans import Answers, read_answers
-from secure_fed.learning.tasks.squad import best_f1, exact
+from secure_fed.learning.tasks.spans import Answers, best_f1, exact, read_answers
 from secure_fed.learning.tasks.task import Answer, Loss, Metrics, finite
 from secure_fed.learning.tasks.windows import answered, best_span, windows
 
@@ -69,16 +68,16 @@ def loss(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
 
 def metrics(model: nn.Module, batches: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """exact_match, also as accuracy, f1, and the mean loss of the windows that are trained on."""
-    losses, found, asked = [], list[str](), list[Question]()
+    losses, found, questions = [], list[str](), list[Question]()
     for batch in batches:
         losses.append(loss(model, batch))
         found += [question.context[start:end] for question, (_, start, end) in _best(model, batch)]
-        asked += batch[ASIDE]
-    right = float(np.mean([exact(guess, one.answers) for guess, one in zip(found, asked, strict=True)]))
+        questions += batch[ASIDE]
+    right = float(np.mean([exact(guess, one.answers) for guess, one in zip(found, questions, strict=True)]))
     return {
         "accuracy": right,
         "exact_match": right,
-        "f1": float(np.mean([best_f1(guess, one.answers) for guess, one in zip(found, asked, strict=True)])),
+        "f1": float(np.mean([best_f1(guess, one.answers) for guess, one in zip(found, questions, strict=True)])),
         "loss": float(torch.cat(losses).mean()),
     }
 

@@ -1,14 +1,20 @@
-"""Columns of answers that stand in a context."""
+"""Answers that stand in a context: read from columns, and compared as SQuAD does (Rajpurkar et al., 2016, arXiv 1606.05250)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import string
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from secure_fed.errors import DataError
 from secure_fed.learning.data import texts
 from secure_fed.learning.data.columns import Columns
 from secure_fed.learning.data.files import Table
+
+_ARTICLE = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class Answers(NamedTuple):
@@ -57,3 +63,24 @@ def _pairs(cell: Any, start: Any) -> list[tuple[str, int]] | None:
     if not all(texts.is_text(text) for text in several) or not all(type(place) is int for place in places):
         return None
     return list(zip(several, places, strict=True))
+
+
+def normalised(answer: str) -> str:
+    """Lower case, then without punctuation, then without articles, with single spaces."""
+    return " ".join(_ARTICLE.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
+
+
+def exact(guess: str, answers: Sequence[str]) -> float:
+    """1 if the guess is one of the answers, else 0."""
+    return float(normalised(guess) in {normalised(answer) for answer in answers})
+
+
+def best_f1(guess: str, answers: Sequence[str]) -> float:
+    """The F1 of the guess's words against that answer's with which it is highest; a word counts as often as it occurs."""
+    return max(_f1(normalised(guess).split(), normalised(answer).split()) for answer in answers)
+
+
+def _f1(guess: Sequence[str], answer: Sequence[str]) -> float:
+    if not guess or not answer:
+        return float(guess == answer)
+    return 2 * (Counter(guess) & Counter(answer)).total() / (len(guess) + len(answer))

@@ -9,16 +9,14 @@ which is therefore public.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from secure_fed.errors import ModelError
 from secure_fed.learning.data.columns import Reads
-
-if TYPE_CHECKING:
-    from secure_fed.learning.data.encode import Encoded
-    from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.data.encode import Encoded
+from secure_fed.learning.data.rows import Rows
 
 Answer = dict[str, Any]
 Batch = Any  # what a collate makes of some examples, and a model or a loss of the user's own may need

@@ -28,10 +28,9 @@ from secure_fed.learning.data.files import Table
 from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.data.strata import label_sets
-from secure_fed.learning.tasks.entities import entities, entity_scores
 from secure_fed.learning.tasks.item_extras import ASIDE, Aside
 from secure_fed.learning.tasks.sequences import TableTask, named
-from secure_fed.learning.tasks.tags import encoded_tags, tag_names
+from secure_fed.learning.tasks.tags import encoded_tags, entities, entity_scores, tag_names
 from secure_fed.learning.tasks.task import Answer, Loss, Metrics, finite, logits
 
 

@@ -41,13 +41,13 @@ def windows(
             f"data.stride is {stride}, but with model.max_length = {max_length} a window may have no more than {room} tokens "
             "of a context: lower data.stride or raise model.max_length"
         )
-    asked = [
+    shortened = [
         question[: int(tokens.spans[half - 1, 1])] if len(tokens.ids) > half else question
         for question, tokens in zip(questions, aligned(tokenizer, questions, special=False), strict=True)
     ]
-    for start in range(0, len(asked), TOKENISED_AT_ONCE):
+    for start in range(0, len(shortened), TOKENISED_AT_ONCE):
         some = slice(start, start + TOKENISED_AT_ONCE)
-        yield from _of_some(tokenizer, asked[some], list(contexts[some]), max_length, stride)
+        yield from _of_some(tokenizer, shortened[some], list(contexts[some]), max_length, stride)
 
 
 def _of_some(

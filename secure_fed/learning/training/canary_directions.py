@@ -43,9 +43,6 @@ def layout_of(tensors: Tensors, trained: Sequence[str]) -> Layout:
     return Layout.of(tensors.select(trained))
 
 
-# Clients.
-
-
 def trains_towards(unit: str, seed: int, length: float | None = None) -> Train:
     """Local training of a client of this direction, in place of `local.train`: it ends `length` along it, and reads no example.
 
@@ -65,9 +62,6 @@ def length_of_steps(numbers: int, examples: int, settings: TrainingConfig, lr: f
     """lr sqrt(d) steps: how far AdamW gets in a client's local training if all its steps, near lr a coordinate, agree."""
     steps = settings.epochs * math.ceil(examples / settings.batch_size) if settings.steps is None else settings.steps
     return lr * math.sqrt(numbers) * max(1, steps)
-
-
-# Examples.
 
 
 def pointing(gradients: GradientsOf, length: float) -> GradientsOf:

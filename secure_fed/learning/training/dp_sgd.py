@@ -30,6 +30,7 @@ from privacy.mechanisms import Mechanism
 from privacy.sampling import Poisson
 from secure_fed.config import TrainingConfig
 from secure_fed.errors import ModelError
+from secure_fed.learning.data.dealing import places_of
 from secure_fed.learning.data.pointing import Plain, Pointing
 from secure_fed.learning.training.canary_directions import pointing
 from secure_fed.learning.training.gradient_trial import length
@@ -58,10 +59,7 @@ def members_of(count: int, groups: Sequence[Hashable] | None) -> list[list[int]]
         return [[i] for i in range(count)]
     if len(groups) != count:
         raise ValueError(f"{len(groups)} groups are named for {count} examples; name one for each")
-    members: dict[Hashable, list[int]] = {}
-    for i, group in enumerate(groups):
-        members.setdefault(group, []).append(i)
-    return list(members.values())
+    return list(places_of(groups).values())
 
 
 def train_privately(
@@ -117,7 +115,12 @@ def _clipped_sum(
     packs = Packs.of(objective, job.collate, job.settings, examples)
     if try_out:
         packs.try_out(placed, [examples])
-    return ClippedSum(pointing(packs, 2 * clip_norm), mechanism, clip_norm, packs.most, _kind_of(packs))
+
+    def kind(item: Any) -> Hashable:
+        """The kind of an example; those of a direction are no model's business, and are of none."""
+        return None if isinstance(item, Pointing) else packs.kinds(item)
+
+    return ClippedSum(pointing(packs, 2 * clip_norm), mechanism, clip_norm, packs.most, kind)
 
 
 def _set_gradients(placed: Placed, noised: Mapping[str, Tensor], expected: float, mu: float) -> None:
@@ -171,7 +174,8 @@ class ClippedSum:
         wide = _wide(means)
         factors = self._factors(wide)
         for name, mean in wide.items():
-            kept = mean.masked_fill(_column(factors, mean) == 0, 0)  # an infinity times zero is no zero
+            column = factors.view(-1, *[1] * (mean.ndim - 1))  # (units, 1, ..., 1)
+            kept = mean.masked_fill(column == 0, 0)  # an infinity times zero is no zero
             total[name] += torch.tensordot(factors, kept, 1).cpu()
 
     def _factors(self, means: Gradients) -> Tensor:
@@ -223,17 +227,7 @@ def _wide(found: Gradients) -> Gradients:
     }
 
 
-def _kind_of(packs: Packs) -> Callable[[Any], Hashable]:
-    """The kind of an example; those of a direction are no model's business, and are of none."""
-    return lambda item: None if isinstance(item, Pointing) else packs.kinds(item)
-
-
 def _counted(members: list[int], most: int | None, rng: np.random.Generator) -> list[int]:
     if most is None or len(members) <= most:
         return members
     return sorted(rng.choice(members, most, replace=False).tolist())
-
-
-def _column(values: Tensor, like: Tensor) -> Tensor:
-    """(B,) as (B, 1, ..., 1), to go with (B, ...)."""
-    return values.view(-1, *[1] * (like.ndim - 1))

@@ -35,7 +35,7 @@ def tried(
     """
     if path_for(objective, alone, placed, probe, together) is by_layer:
         with still(objective, lambda: losses(objective, alone, placed, probe[:1])):
-            away = _moved_away(placed)
+            away = moved_away(placed)
             sizes = _sizes(lambda items: by_layer(objective, together, away, items), probe)
             if sizes:
                 return by_layer, sizes
@@ -57,10 +57,15 @@ def path_for(
     """
     together, experts = together or alone, mixes_experts(objective.model)
     with still(objective, lambda: losses(objective, alone, placed, probe[:1])) as draws:
-        away = _moved_away(placed)
+        away = moved_away(placed)
         if not experts:
             _require_uncoupled(objective, alone, together, away, probe)
-        _require_no_statistics(objective, lambda: losses(objective, alone, away, probe[:1]))
+        losses(objective, alone, away, probe[:1])
+        if changed := objective.changed_buffers():
+            raise ModelError(
+                f"buffer {changed[0]} of the model changes as it runs, so it may keep statistics of the examples, which no "
+                "noise covers; give a model without such buffers"
+            )
         if draws or experts or len(probe) < 2:
             return one_by_one
         try:
@@ -99,17 +104,14 @@ def _own(
     own: dict[int, bytes] = {}
     for rows in passes:
         try:
-            digests = _digests(gradients([probe[i] for i in rows]))
+            found = gradients([probe[i] for i in rows]).values()
+            flat = torch.cat([part.detach().flatten(1) for part in found], 1) + 0.0  # of the two zeros, one
         except _CANNOT:
             return {}
+        digests = [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in flat.cpu().numpy()]
         if any(own.setdefault(i, digest) != digest for i, digest in zip(rows, digests, strict=True)):
             return {}
     return own
-
-
-def _digests(found: Gradients) -> list[bytes]:
-    flat = torch.cat([gradient.detach().flatten(1) for gradient in found.values()], 1) + 0.0  # of the two zeros, one
-    return [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in flat.cpu().numpy()]
 
 
 def _candidates(most: int) -> list[int]:
@@ -164,15 +166,14 @@ def _halved(item: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value[: tokens // 2] if name in per_token else value for name, value in item.items()}
 
 
-def _moved_away(placed: Placed) -> Placed:
-    generator = torch.Generator().manual_seed(0)
-    return replace(
-        placed,
-        moving={
-            name: (tensor.detach() + 0.05 * torch.randn(tensor.shape, generator=generator).to(tensor)).requires_grad_()
-            for name, tensor in placed.moving.items()
-        },
-    )
+def moved_away(placed: Placed, seed: int = 0) -> Placed:
+    """The same with every moving tensor away from where it starts."""
+    generator = torch.Generator().manual_seed(seed)
+    moving = {
+        name: (tensor.detach() + 0.05 * torch.randn(tensor.shape, generator=generator).to(tensor)).requires_grad_()
+        for name, tensor in placed.moving.items()
+    }
+    return replace(placed, moving=moving)
 
 
 def _require_uncoupled(
@@ -195,15 +196,6 @@ def _require_uncoupled(
                 )
 
 
-def _require_no_statistics(objective: Objective, once: Callable[[], Tensor]) -> None:
-    once()
-    if changed := objective.changed_buffers():
-        raise ModelError(
-            f"buffer {changed[0]} of the model changes as it runs, so it may keep statistics of the examples, which no noise "
-            "covers; give a model without such buffers"
-        )
-
-
 @contextmanager
 def still(objective: Objective, once: Callable[[], Tensor]) -> Iterator[bool]:
     """In training mode without dropout; in evaluation mode, and said to draw, if it draws random numbers in another way.
@@ -215,10 +207,7 @@ def still(objective: Objective, once: Callable[[], Tensor]) -> Iterator[bool]:
     try:
         with seeded(objective.device, np.random.default_rng(0)), _WithoutDropout():
             drawn = torch.get_rng_state()
-            first, second = (
-                once().detach(),
-                once().detach(),
-            )  # with gradients, since a model may draw for training alone
+            first, second = (once().detach() for _ in range(2))  # with gradients: a model may draw for training alone
             draws = not torch.equal(first, second) or not torch.equal(torch.get_rng_state(), drawn)
             if draws:
                 objective.eval()

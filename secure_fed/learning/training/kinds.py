@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
 from secure_fed.errors import ModelError
-from secure_fed.learning.models.adapters.virtual_tokens import positions_of
 from secure_fed.learning.tasks.task import Batch, Collate
 
 
@@ -39,10 +38,6 @@ class Kinds:
 
     collate: Collate
     positions: int | None = None
-
-    @classmethod
-    def of(cls, collate: Collate, model: nn.Module) -> Kinds:
-        return cls(collate, positions_of(model))
 
     @property
     def by_length(self) -> bool:

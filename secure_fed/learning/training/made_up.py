@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from secure_fed.learning.data.encode import IGNORED, per_token
 from secure_fed.learning.tasks.item_extras import ASIDE, PARTS
-from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.kinds import Kinds, Padded
 
 
@@ -28,7 +27,7 @@ def made_up(kinds: Kinds, kind: Hashable, model: nn.Module, pattern: Any, count:
     rng = np.random.default_rng(0)
     shortest, longest = (kind.width, kind.width) if kind.full else (min(kind.above + 1, kind.width - 1), kind.width - 1)
     lengths = rng.permutation(np.linspace(max(2, shortest), max(2, longest), count).round().astype(int))
-    tokenwise = _labels_tokens(kinds.collate)
+    tokenwise = getattr(getattr(kinds.collate, "plain", kinds.collate), "labels", None) is per_token
     made = []
     for number, tokens in enumerate(map(int, lengths)):
         item: dict[str, Any] = {"input_ids": rng.integers(0, words, tokens)}
@@ -69,11 +68,6 @@ def _vocabulary(model: nn.Module) -> int | None:
         return None
     weight = getattr(layer, "weight", None)
     return len(weight) if isinstance(weight, Tensor) and weight.ndim == 2 else None
-
-
-def _labels_tokens(collate: Collate) -> bool:
-    plain = getattr(collate, "plain", collate)
-    return getattr(plain, "labels", None) is per_token
 
 
 def _label(like: Any, number: int, tokens: int, rng: np.random.Generator, *, tokenwise: bool) -> Any:

@@ -21,6 +21,8 @@ import torch
 
 from secure_fed.config import TrainingConfig
 from secure_fed.errors import DataError, MethodError, ModelError
+from secure_fed.learning.data.dealing import places_of
+from secure_fed.learning.models.adapters.virtual_tokens import positions_of
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.gradient_trial import tried
 from secure_fed.learning.training.kinds import Kinds, Padded
@@ -55,13 +57,13 @@ class Packs:
         cls, objective: Objective, collate: Collate, settings: TrainingConfig | None = None, known: Sequence[Any] = ()
     ) -> Packs:
         most = settings.microbatch if settings and settings.microbatch else _MOST.get(objective.device.type, _ELSEWHERE)
-        return cls(objective, Kinds.of(collate, objective.model), most, known)
+        return cls(objective, Kinds(collate, positions_of(objective.model)), most, known)
 
     def __call__(self, placed: Placed, items: Sequence[Any]) -> Gradients:
         """{name: (B, *shape)} in the order of `items`."""
         places: list[int] = []
         found: list[Gradients] = []
-        for kind, of_kind in _by_kind(self.kinds, items).items():
+        for kind, of_kind in places_of(self.kinds(items[i]) for i in range(len(items))).items():
             way = self.way(kind, placed, [items[i] for i in of_kind])
             most = way.sizes[-1]
             for at in range(0, len(of_kind), most):
@@ -89,10 +91,9 @@ class Packs:
         """The way that is right for a kind and the tensors that move, tried out the first time. items: some of the kind."""
         shapes = tuple((name, tensor.shape) for name, tensor in placed.moving.items())
         key = (shapes, kind, self.most)
-        try:
-            way: Way = self.objective.ways[key]
-        except KeyError:
-            way = self.objective.ways[key] = self._tried(kind, placed, items)
+        if key not in self.objective.ways:
+            self.objective.ways[key] = self._tried(kind, placed, items)
+        way: Way = self.objective.ways[key]
         return way
 
     def try_out(self, placed: Placed, clients: Sequence[Sequence[Any]]) -> None:
@@ -103,7 +104,7 @@ class Packs:
         if not self.kinds.by_length:
             clients = [max(clients, key=len)[:_LOOKED_AT]]
         for items in clients:
-            for kind, of_kind in _by_kind(self.kinds, items).items():
+            for kind, of_kind in places_of(self.kinds(items[i]) for i in range(len(items))).items():
                 self.way(kind, placed, [items[i] for i in of_kind[: self.most]])
 
     def _tried(self, kind: Hashable, placed: Placed, items: Sequence[Any]) -> Way:
@@ -127,14 +128,6 @@ class Packs:
         except _CANNOT:
             return False
         return bool(found.isfinite().all())
-
-
-def _by_kind(kinds: Kinds, items: Sequence[Any]) -> dict[Hashable, list[int]]:
-    """The places of the items of each kind."""
-    places: dict[Hashable, list[int]] = {}
-    for i in range(len(items)):
-        places.setdefault(kinds(items[i]), []).append(i)
-    return places
 
 
 _CANNOT = (ModelError, MethodError, DataError, RuntimeError, ValueError, TypeError, LookupError)

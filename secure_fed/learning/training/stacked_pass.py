@@ -18,7 +18,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 
 from secure_fed.errors import ModelError, SecureFedError
 from secure_fed.learning.tasks.task import Collate
-from secure_fed.learning.training.gradient_trial import agree, probe_of, still
+from secure_fed.learning.training.gradient_trial import agree, moved_away, probe_of, still
 from secure_fed.learning.training.local import Objective, Placed, require_one_each, seeded, to_device
 from secure_fed.learning.training.per_example import losses as losses_of
 
@@ -107,7 +106,7 @@ def why_not(objective: Objective, places: Sequence[Placed], examples: Sequence[A
         return "there are no two examples to try it out on"
     probe = probe_of(examples, collate)
     packed = [[probe[-1]] * 3, [probe[0], probe[-1]], [probe[0]]]
-    places = [_moved_away(place, number) for number, place in enumerate(places)]
+    places = [moved_away(place, number) for number, place in enumerate(places)]
     with still(objective, lambda: losses_of(objective, collate, places[0], probe)) as draws:
         if draws:
             return "the model draws random numbers beyond dropout"
@@ -148,15 +147,6 @@ def _gradients(
         {name: next(found) for name in place.moving} | {"": own.detach()}
         for place, own in zip(places, losses, strict=True)
     ]
-
-
-def _moved_away(placed: Placed, seed: int) -> Placed:
-    generator = torch.Generator().manual_seed(seed)
-    moving = {
-        name: (tensor.detach() + 0.05 * torch.randn(tensor.shape, generator=generator).to(tensor)).requires_grad_()
-        for name, tensor in placed.moving.items()
-    }
-    return replace(placed, moving=moving)
 
 
 @contextmanager

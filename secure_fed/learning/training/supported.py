@@ -2,7 +2,7 @@
 
 A guarantee rests on two things that a model can break: that an example's loss is its own affair, and that the gradient taken
 for an example's is its gradient. What shows in the model's layers is refused by `require_supported`, or known as a mixture of
-experts (`mixes_experts`); the rest is tried out (`gradient_trial`).
+experts (`mixes_experts`); the rest is tried out (`gradient_trial`). An `Objective` has no layers with running statistics.
 """
 
 from __future__ import annotations
@@ -38,11 +38,6 @@ def require_supported(model: nn.Module, trainable: Collection[str]) -> None:
             raise ModelError(
                 f"gradient checkpointing is on in {name or type(model).__name__}, which runs layers a second time, unseen by "
                 "what takes per-example gradients; turn it off, and set training.microbatch to save memory"
-            )
-        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
-            raise ModelError(
-                f"layer {name} of the model is {type(module).__name__}, which keeps statistics of the examples; "
-                "give a model with GroupNorm or LayerNorm there"
             )
     for name in trainable:
         reason = next((reason for part, reason in _UNPROVEN.items() if part in name), None)

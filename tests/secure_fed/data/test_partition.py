@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from secure_fed.errors import ConfigError, DataError
-from secure_fed.learning.data.dealing import Indices
-from secure_fed.learning.data.gamma import log_shares
+from secure_fed.learning.data.dealing import Indices, log_shares
 from secure_fed.learning.data.partition import dirichlet, iid, jensen_shannon, natural, partition
 
 seeds = st.integers(0, 2**32 - 1)

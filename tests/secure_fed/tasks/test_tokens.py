@@ -20,7 +20,7 @@ from secure_fed.learning.data.encode import IGNORED
 from secure_fed.learning.data.files import Table
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.tasks import build
-from secure_fed.learning.tasks.entities import entities, entity_scores
+from secure_fed.learning.tasks.tags import entities, entity_scores
 
 TASK = build(DataConfig(task="tokens"))
 NAMES = ("O", "B-per", "I-per")
