@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from torch import nn
@@ -245,4 +245,4 @@ def _check_task(batch: Any, loss: Loss | None, metrics: Metrics | None) -> None:
 def _default_collate(model: Any, example: Any) -> Collate:
     if isinstance(example, Mapping) and "input_ids" in example:
         return PadCollate(getattr(getattr(model, "config", None), "pad_token_id", None) or 0)
-    return default_collate
+    return cast(Collate, default_collate)
