@@ -134,7 +134,7 @@ def run(config: dict[str, Any], model: Top, train: list[Item], test: list[Item],
         entropy=SeededEntropy(seed),
     )
     if isinstance(federation.assembly.method, FraLora):
-        watched = Watched(federation.assembly.method.adapter, federation.assembly.method.denoise)
+        watched = Watched(federation.assembly.method.adapter, denoise=federation.assembly.method.denoise)
         server = replace(federation.assembly.server, method=watched)
         federation.assembly = replace(federation.assembly, server=server)
     SEEN.clear()

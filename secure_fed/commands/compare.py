@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
@@ -88,19 +89,13 @@ def _seeds(text: str) -> list[int]:
         ) from error
 
 
-class _Console:
-    """A run's progress, and its warnings."""
-
-    def __init__(self, progress: Any) -> None:
-        self.on_round_end = progress.on_round_end
-
-    def on_begin(self, federation: Federation) -> None:
-        if warning := federation.assembly.problem.warning:
-            print(f"secure-fed: warning: {warning}", file=sys.stderr)
+def _warn(federation: Federation) -> None:
+    if warning := federation.assembly.problem.warning:
+        print(f"secure-fed: warning: {warning}", file=sys.stderr)
 
 
 @contextmanager
-def _shown(job: Job) -> Iterator[_Console]:
+def _shown(job: Job) -> Iterator[SimpleNamespace]:
     """A line for the run, and its rounds as they end."""
     from secure_fed.report.progress import ConsoleProgress
     from secure_fed.runs.checkpoint import read_checkpoint
@@ -111,7 +106,7 @@ def _shown(job: Job) -> Iterator[_Console]:
     checkpoint = read_checkpoint(job.run_dir)
     done = read_records(job.run_dir, checkpoint.state.round) if checkpoint else []
     with ConsoleProgress(job.config.federation.rounds, done) as progress:
-        yield _Console(progress)
+        yield SimpleNamespace(on_begin=_warn, on_round_end=progress.on_round_end)
 
 
 def _show(out: Path, rows: Sequence[Row]) -> None:

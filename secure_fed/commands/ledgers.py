@@ -87,7 +87,7 @@ def _units(facts: dict[str, Any]) -> Table:
 
     table = Table("unit", "is", "neighbours", "keyed digest")
     for unit in facts["units"]:
-        table.add_row(unit["name"], unit["kind"], unit["neighbours"], unit["members"][:_SHOWN])
+        table.add_row(unit["name"], unit["kind"], unit["neighbours"], unit["members"][:12])
     return table
 
 
@@ -129,6 +129,3 @@ def _holders(ledger: Ledger) -> list[dict[str, Any]]:
 
 def _number(value: float | None) -> str:
     return "no limit" if value is None else f"{value:.4g}" if math.isfinite(value) else "infinite"
-
-
-_SHOWN = 12  # of a digest's 64 digits

@@ -30,16 +30,13 @@ class RunConfig(Sections):
     @classmethod
     def from_dict(cls, tables: Mapping[str, Mapping[str, Any]]) -> RunConfig:
         """From nested tables; unknown sections and keys are refused."""
-        return cls().replace({(s, k): value for s, table in tables.items() for k, value in _table(s, table).items()})
+        return cls().replace(_flat(tables))
 
     @classmethod
     def load(cls, path: str | Path | None = None, overrides: Iterable[str] = ()) -> RunConfig:
         """From a TOML file (or the defaults) and `section.key=value` texts; the texts win, the later over the earlier."""
         tables = _read_toml(Path(path)) if path is not None else {}
-        values: dict[tuple[str, str], Any] = {
-            (s, k): v for s, table in tables.items() for k, v in _table(s, table).items()
-        }
-        return cls().replace(values | dict(map(_parse_override, overrides)))
+        return cls().replace(_flat(tables) | dict(map(_parse_override, overrides)))
 
     def override(self, overrides: Iterable[str]) -> RunConfig:
         """These settings with `section.key=value` texts applied."""
@@ -89,10 +86,11 @@ def _nearest(word: str, known: Iterable[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(words)}"
 
 
-def _table(section: str, table: Any) -> Mapping[str, Any]:
-    if not isinstance(table, Mapping):
-        raise ConfigError(f"{section} = {table!r} stands outside a section; write [section] and then key = value")
-    return table
+def _flat(tables: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
+    for section, table in tables.items():
+        if not isinstance(table, Mapping):
+            raise ConfigError(f"{section} = {table!r} stands outside a section; write [section] and then key = value")
+    return {(section, key): value for section, table in tables.items() for key, value in table.items()}
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

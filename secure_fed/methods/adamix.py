@@ -1,10 +1,11 @@
 """AdaMix (Wang et al., 2022, arXiv 2205.12410): several bottlenecks behind every feed-forward, of which each pass of training
-takes one at random, and which are merged into their mean otherwise.
+takes one at random (section 3.1), and which are merged into their mean otherwise (section 3.3).
 
     local loss of an example = task loss of pass a + 1/2 (KL(p_a || p_b) + KL(p_b || p_a))      (`consistency.py`)
 
-with a and b two passes, each with a random choice of experts of its own, and p their predicted distributions. The experts of
-a place share their upper layer, as in the authors' settings, so there are M lower ones. All are averaged, expert by expert.
+with a and b two passes, each with a random choice of experts of its own, and p their predicted distributions (section 3.2). The
+experts of a place share their upper layer (section 3.4), as in the authors' settings, so there are M lower ones. All are
+averaged, expert by expert.
 
 Guarantee: the mean of the parameters is exact. Experts are drawn for a whole pass and without regard to what is in it. For
 privacy of examples each has a pass of its own (`gradient_trial.tried`): were a draw shared, who shares it would go by who

@@ -1,5 +1,6 @@
-"""Houlsby's adapters (Houlsby et al., 2019, arXiv 1902.00751): a bottleneck behind the attention and one behind the
-feed-forward of every layer, before the residual connection. FeDeRA (Yan et al., arXiv 2404.18848, section 5.1) calls it FedAP.
+"""Houlsby's adapters (Houlsby et al., 2019, arXiv 1902.00751, section 2.1): a bottleneck behind the attention and one
+behind the feed-forward of every layer, before the residual connection. FeDeRA (Yan et al., arXiv 2404.18848, section 5.1) calls
+it FedAP.
 
     y -> y + U gelu(D y + b_D) + b_U,    and every one of D, b_D, U, b_U is averaged.
 

@@ -1,4 +1,4 @@
-"""BitFit (Ben Zaken et al., 2022, arXiv 2106.10199): the model's biases train, and the head.
+"""BitFit (Ben Zaken et al., 2022, arXiv 2106.10199, section 3): the model's biases train, and the head.
 
 FeDeRA (Yan et al., arXiv 2404.18848, section 5.1) calls it FedBF.
 

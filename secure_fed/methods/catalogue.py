@@ -13,19 +13,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from secure_fed.config import ModelConfig, RunConfig
+from secure_fed.config import DataConfig, ModelConfig, RunConfig
 from secure_fed.errors import ConfigError, MethodError
+from secure_fed.learning import tasks
 from secure_fed.learning.models.loading import (
     explained,
     head_names,
     head_of,
-    load_classifier,
+    load,
     locate,
     pooler_names,
     quiet,
 )
 from secure_fed.methods import METHODS, build, card
-from secure_fed.methods.method import Card, Method, RoundPlan, State
+from secure_fed.methods.method import Method, RoundPlan, State
 from secure_fed.tensors.tensors import Tensors
 from secure_fed.tensors.wire_size import wire_size
 
@@ -67,7 +68,7 @@ class _Skeleton:
     def of(cls, name: str) -> _Skeleton:
         """Of a folder without weights, the head is what has none in a usual checkpoint."""
         if _has_weights(locate(name)):
-            loaded = load_classifier(ModelConfig(name=name, max_length=2), _LABELS, seed=0)
+            loaded = load(ModelConfig(name=name, max_length=2), tasks.build(DataConfig()), _LABELS, seed=0)
             return cls(loaded.model.config, loaded.head)
         from transformers import AutoConfig
 
@@ -94,23 +95,16 @@ def _row(name: str, settings: Mapping[str, Any], skeleton: _Skeleton) -> dict[st
     described = card(name)
     read = {*described.options, *_EVERYWHERE}
     own = {("method", key): value for key, value in settings.items() if key in read}
-    row = _said(described)
+    row = {
+        **{name: getattr(described, name) for name in ("name", "paper", "travels", "mean_exact")},
+        "units": ["none", *described.units],
+        "refusals": dict(described.refusals),
+    }
     try:
         run = RunConfig().replace({("method", "name"): name, ("model", "max_length"): 2, **own})
         return row | _counted(build(run), skeleton, run.method.modules_to_save) | {"not_applicable": None}
     except (MethodError, ConfigError) as error:
         return row | dict.fromkeys(_UNCOUNTED) | {"not_applicable": str(error)}
-
-
-def _said(described: Card) -> dict[str, Any]:
-    return {
-        "name": described.name,
-        "paper": described.paper,
-        "travels": described.travels,
-        "mean_exact": described.mean_exact,
-        "units": ["none", *described.units],
-        "refusals": dict(described.refusals),
-    }
 
 
 def _counted(method: Method, skeleton: _Skeleton, saved: Sequence[str]) -> dict[str, int]:

@@ -25,18 +25,17 @@ training.lr_schedule = 'linear'; its budget is warmup_rounds = 5 and final_round
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from secure_fed.config import MethodConfig, RunConfig
 from secure_fed.errors import ConfigError, MethodError
 from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm
-from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.learning.models.adapters.triplet import TripletAdapter, importance, kept, triplets
-from secure_fed.methods.averaging import change, moved, next_state
+from secure_fed.methods.averaging import Averaged, change, moved, next_state
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
 from secure_fed.tensors.tensors import Layout, Tensors
 
@@ -69,7 +68,7 @@ def build(run: RunConfig) -> FedAra:
             f"federation.rounds = {rounds} for giving up ranks: lower them, or raise federation.rounds"
         )
     budget = Budget(method.rank, last, method.warmup_rounds, method.final_rounds, rounds)
-    return FedAra(TripletAdapter(LoraAdapter.of(method)), budget, method.vote_threshold if votes else None)
+    return FedAra(TripletAdapter(LoraAdapter.of(method)), CARD, budget, method.vote_threshold if votes else None)
 
 
 def _by_votes(run: RunConfig) -> bool:
@@ -116,16 +115,12 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class FedAra:
+class FedAra(Averaged):
     """Averages B, E, A and the head, and takes out ranks. threshold: of the votes; None where the server decides."""
 
     adapter: TripletAdapter
     budget: Budget
-    threshold: float | None = 0.5
-    card: Card = CARD
-
-    def prepare(self, model: nn.Module, head: Sequence[str], seed: int) -> Tensors:
-        return read(model, [*self.adapter.inject(model, head, seed), *head])
+    threshold: float | None
 
     def plan(self, state: State) -> RoundPlan:
         names, stay = tuple(state.tensors), self._to_stay(state)

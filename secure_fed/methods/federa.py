@@ -38,7 +38,7 @@ CARD = Card(
     options=("rank", "dropout", "target_modules", "rule", *_OF_FRA),
 )
 
-_RULES: dict[str, tuple[Card, type[AveragedLora] | type[fra_lora.FraLora]]] = {
+_RULES: dict[str, tuple[Card, type[AveragedLora]]] = {
     "fedlora": (fedlora.CARD, AveragedLora),
     "ffa_lora": (ffa_lora.CARD, ffa_lora.FfaLora),
     "rolora": (rolora.CARD, rolora.RoLora),
@@ -46,7 +46,7 @@ _RULES: dict[str, tuple[Card, type[AveragedLora] | type[fra_lora.FraLora]]] = {
 }
 
 
-def build(run: RunConfig) -> AveragedLora | fra_lora.FraLora:
+def build(run: RunConfig) -> AveragedLora:
     """The rule's method, with FeDeRA's start and a card that says so."""
     method = run.method
     rule, made = _RULES[method.rule]
@@ -56,7 +56,7 @@ def build(run: RunConfig) -> AveragedLora | fra_lora.FraLora:
     )
     card = replace(rule, name=CARD.name, paper=CARD.paper, options=CARD.options)
     if issubclass(made, fra_lora.FraLora):
-        return made(adapter, method.denoise, fra_lora.sketch_of(method), card)
+        return made(adapter, card, method.denoise, fra_lora.sketch_of(method))
     return made(adapter, card)
 
 

@@ -43,8 +43,8 @@ from torch import Tensor, nn
 
 from secure_fed.config import MethodConfig, RunConfig
 from secure_fed.errors import MethodError
-from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm, Pair, pairs
-from secure_fed.methods.averaging import change, moved, next_state
+from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, Pair, pairs
+from secure_fed.methods.averaging import AveragedLora, change, moved, next_state
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
 from secure_fed.tensors import sketch as sketches
 from secure_fed.tensors.low_rank import Svd, balanced, denoised, truncated
@@ -64,7 +64,7 @@ Split = Callable[[Svd], tuple[Tensor, Tensor]]
 
 
 def build(run: RunConfig) -> FraLora:
-    return FraLora(LoraAdapter.of(run.method), run.method.denoise, sketch_of(run.method))
+    return FraLora(LoraAdapter.of(run.method), CARD, run.method.denoise, sketch_of(run.method))
 
 
 def sketch_of(config: MethodConfig) -> int | None:
@@ -73,19 +73,18 @@ def sketch_of(config: MethodConfig) -> int | None:
 
 
 @dataclass(frozen=True)
-class FraLora:
+class FraLora(AveragedLora):
     """Averages the products B A and the head.
 
     denoise: what happens to a noised mean. sketch: columns of the sketch that the mean is taken by, None for taking it whole.
     """
 
-    adapter: LoraAdapter
+    card: Card = CARD
     denoise: str = "shrink"
     sketch: int | None = None
-    card: Card = CARD
 
     def prepare(self, model: nn.Module, head: Sequence[str], seed: int) -> Tensors:
-        tensors = self.adapter.prepare(model, head, seed)
+        tensors = super().prepare(model, head, seed)
         if self.sketch is not None:
             _require_smaller(self.sketch, {pair.module: _shape(tensors, pair) for pair in pairs(tensors)})
         return tensors
@@ -117,10 +116,6 @@ class FraLora:
 
     def apply(self, state: State, means: Mapping[str, Tensors], noise_std: float = 0.0) -> State:
         return next_state(state, self.merged(state.tensors, means, balanced, noise_std))
-
-    def as_lora(self, initial: Tensors, tensors: Tensors) -> LoraForm:
-        """A and B, or their change where they began as parts of W."""
-        return self.adapter.form(initial, tensors)
 
     def reported(self, means: Mapping[str, Tensors]) -> dict[str, float]:
         """How much of the mean change lay outside the sketch, as a share of its norm; nothing where there was none.

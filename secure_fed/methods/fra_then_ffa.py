@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from torch import nn
 
 from secure_fed.config import RunConfig
-from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm, pairs
-from secure_fed.methods.averaging import change, moved, next_state
+from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, pairs
+from secure_fed.methods.averaging import AveragedLora, change, moved, next_state
 from secure_fed.methods.ffa_lora import without_a
 from secure_fed.methods.fra_lora import FraLora, sketch_of
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
@@ -39,22 +39,21 @@ CARD = Card(
 
 
 def build(run: RunConfig) -> FraThenFfa:
-    return FraThenFfa(LoraAdapter.of(run.method), run.method.switch_round, run.method.denoise, sketch_of(run.method))
+    method = run.method
+    return FraThenFfa(LoraAdapter.of(method), CARD, method.switch_round, method.denoise, sketch_of(method))
 
 
 @dataclass(frozen=True)
-class FraThenFfa:
+class FraThenFfa(AveragedLora):
     """`switch_round` rounds of FRA-LoRA, then A stays."""
 
-    adapter: LoraAdapter
-    switch_round: int = 5
-    denoise: str = "shrink"
-    sketch: int | None = None
-    card: Card = CARD
+    switch_round: int
+    denoise: str
+    sketch: int | None
 
     @property
     def _fra(self) -> FraLora:
-        return FraLora(self.adapter, self.denoise, self.sketch)
+        return FraLora(self.adapter, CARD, self.denoise, self.sketch)
 
     def prepare(self, model: nn.Module, head: Sequence[str], seed: int) -> Tensors:
         return self._fra.prepare(model, head, seed)
@@ -79,10 +78,6 @@ class FraThenFfa:
         last = state.round == self.switch_round - 1
         split = right_orthonormal if last else balanced
         return next_state(state, self._fra.merged(state.tensors, means, split, noise_std))
-
-    def as_lora(self, initial: Tensors, tensors: Tensors) -> LoraForm:
-        """A and B as they are."""
-        return self.adapter.form(initial, tensors)
 
     def reported(self, means: Mapping[str, Tensors]) -> dict[str, float]:
         """As `FraLora` says, in its rounds."""

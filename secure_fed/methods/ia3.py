@@ -1,4 +1,4 @@
-"""IA3 (Liu et al., 2022, arXiv 2205.05638): vectors that scale keys, values and the inner activations of the feed-forward.
+"""IA3 (Liu et al., 2022, arXiv 2205.05638, section 3.3): vectors that scale keys, values and the feed-forward's activations.
 
     l' = l + mean(l_i - l)   over every vector l, and the head.
 

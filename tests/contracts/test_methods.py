@@ -159,7 +159,7 @@ def test_behind_masks_a_run_ends_where_it_does_in_the_open(name: str, unit: str)
 
 
 def test_one_of_every_class_is_held_on_every_change() -> None:
-    methods: dict[str, Any] = {name: runs.federation(runs.settings(name)).assembly.method for name in METHODS}
+    methods = {name: runs.federation(runs.settings(name)).assembly.method for name in METHODS}
     classes = {name: (type(method), getattr(method, "split", None)) for name, method in methods.items()}
     chosen_ones = [classes[name] for name in runs.OF_A_CLASS]
     assert len(set(chosen_ones)) == len(chosen_ones)

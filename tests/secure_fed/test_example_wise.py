@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from secure_fed.errors import ModelError
-from secure_fed.learning.models.adapters.examplewise import ExampleWise
+from secure_fed.learning.models.adapters.parameters import ExampleWise
 from secure_fed.learning.training.gradient_trial import path_for
 from secure_fed.learning.training.local import Objective, Placed
 from secure_fed.learning.training.per_example import by_layer, one_by_one

@@ -13,10 +13,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from secure_fed.config import ModelConfig, RunConfig
+from secure_fed.config import DataConfig, ModelConfig, RunConfig
 from secure_fed.errors import ConfigError, ModelError
 from secure_fed.federation import Federation
-from secure_fed.learning.models.loading import find_device, head_names, load_classifier, locate
+from secure_fed.learning.models import loading
+from secure_fed.learning.models.loading import find_device, head_names, locate
+from secure_fed.learning.tasks import build
 
 LABELS = ("calm", "wild", "other")
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
@@ -44,7 +46,7 @@ def saved(folder: Path, family: str, tokenizer: Any) -> Path:
 
 
 def load(folder: Path, labels: tuple[str, ...] = LABELS, seed: int = 0, **settings: Any) -> Any:
-    return load_classifier(ModelConfig(name=str(folder), **settings), labels, seed)
+    return loading.load(ModelConfig(name=str(folder), **settings), build(DataConfig()), labels, seed)
 
 
 def run(folder: Path, data: Path, *settings: str) -> Federation:

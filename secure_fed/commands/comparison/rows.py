@@ -75,18 +75,20 @@ def row_of(name: str, runs: Mapping[int, RunRecord], target: float | None) -> Ro
     reached = [rounds for rounds in waited if rounds is not None]
     epsilons = [float(result["epsilon"]) for result in results if result.get("epsilon") is not None]
     private = len(epsilons) == len(results)  # a sum over some of the runs would promise too much
-    per_run: dict[str, float] = {
-        field: fmean(float(result[field]) for result in results) for field in ("bytes_up", "bytes_down", "seconds")
-    }
-    rounds = fmean(int(result["rounds"]) for result in results)
+
+    def mean(field: str) -> float:
+        return fmean(float(result[field]) for result in results)
+
     return Row(
         name=name,
         method=settings.method.name,
         seeds=tuple(runs),
-        rounds=rounds,
+        rounds=mean("rounds"),
         accuracy=spread_of(results, lambda result: result.get("accuracy")),
         metrics={name: spread_of(results, partial(_metric, name)) for name in first_metrics(settings.data.task)},
-        **per_run,
+        bytes_up=mean("bytes_up"),
+        bytes_down=mean("bytes_down"),
+        seconds=mean("seconds"),
         bytes_up_round=fmean(result["bytes_up"] / result["rounds"] for result in results),
         bytes_down_round=fmean(result["bytes_down"] / result["rounds"] for result in results),
         target=target,

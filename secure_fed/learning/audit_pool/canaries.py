@@ -16,8 +16,9 @@ in the pool, since no two may get the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from secure_fed.config import RunConfig
@@ -33,28 +34,24 @@ _ADAPTS = 0.2  # the rate of `privacy.clipping.AdaptiveGaussian`
 
 def planted(kind: str, units: Sequence[Unit], context: CanaryContext) -> tuple[Unit, ...]:
     """The units with their canaries, whether they are members or not; ConfigError where this kind cannot be planted."""
-    if kind == "none":
+    changed: Callable[[Unit], list[Any]]
+    if kind == "none" or (kind == "direction" and context.unit == "client"):
         return tuple(units)
     if kind == "mislabelled":
-        classes = context.labels(kind)
-        return tuple(replace(unit, examples=_mislabelled(unit, classes, context.seed)) for unit in units)
-    if kind == "rare_token":
+        changed = partial(_mislabelled, classes=context.labels(kind), seed=context.seed)
+    elif kind == "rare_token":
         tokens = rare_tokens([unit.name for unit in units], context)
-        return tuple(
-            replace(
-                unit,
-                examples=[
-                    with_token(mapping(kind, unit.examples[i]), i, unit.name, tokens[unit.name], context)
-                    for i in range(len(unit.examples))
-                ],
-            )
-            for unit in units
+
+        def changed(unit: Unit) -> list[Any]:
+            items = [mapping(kind, unit.examples[i]) for i in range(len(unit.examples))]
+            return [with_token(item, i, unit.name, tokens[unit.name], context) for i, item in enumerate(items)]
+    elif kind == "direction":
+        changed = partial(_pointing, context=context)
+    else:
+        raise ConfigError(
+            f"evaluation.canaries = {kind!r} is not known; it may be 'none', 'mislabelled', 'rare_token' or 'direction'"
         )
-    if kind == "direction":
-        return tuple(units) if context.unit == "client" else _pointing(units, context)
-    raise ConfigError(
-        f"evaluation.canaries = {kind!r} is not known; it may be 'none', 'mislabelled', 'rare_token' or 'direction'"
-    )
+    return tuple(replace(unit, examples=changed(unit)) for unit in units)
 
 
 def length_beyond_clipping(config: RunConfig) -> float | None:
@@ -81,13 +78,10 @@ def _mislabelled(unit: Unit, classes: int, seed: int) -> list[Any]:
     return made
 
 
-def _pointing(units: Sequence[Unit], context: CanaryContext) -> tuple[Unit, ...]:
+def _pointing(unit: Unit, context: CanaryContext) -> list[Any]:
     if not context.private:
         raise ConfigError(
             "evaluation.canaries = 'direction' replaces gradients of single examples, which are made only with privacy.unit = "
             "'example' or 'group'; set evaluation.canaries to 'mislabelled' or 'rare_token', or privacy.unit"
         )
-    return tuple(
-        replace(unit, examples=[Pointing(unit.examples[i], unit.name, context.seed) for i in range(len(unit.examples))])
-        for unit in units
-    )
+    return [Pointing(unit.examples[i], unit.name, context.seed) for i in range(len(unit.examples))]

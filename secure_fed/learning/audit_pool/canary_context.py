@@ -41,7 +41,10 @@ class CanaryContext:
             vocabulary, special = len(problem.tokenizer), frozenset(map(int, problem.tokenizer.all_special_ids))
         else:
             classes = _classes_among(problem, getattr(settings, "num_labels", None))
-            vocabulary, special = getattr(settings, "vocab_size", None), _special_of(settings)
+            vocabulary = getattr(settings, "vocab_size", None)
+            named = ("pad", "bos", "eos", "cls", "sep", "mask", "unk")
+            found = (getattr(settings, f"{name}_token_id", None) for name in named)
+            special = frozenset(token for token in found if isinstance(token, int))
         private = config.privacy.unit != "none"
         return cls(config.federation.seed, unit, private, classes, vocabulary, special)
 
@@ -105,8 +108,3 @@ def _classes_among(problem: Problem, known: int | None) -> int | None:
                 return None
             largest = max(largest, int(np.asarray(label)))
     return known or largest + 1
-
-
-def _special_of(settings: Any) -> frozenset[int]:
-    found = (getattr(settings, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "cls", "sep", "mask", "unk"))
-    return frozenset(one for one in found if isinstance(one, int))

@@ -95,11 +95,11 @@ class AuditPool:
         kept = [np.ones(len(own), dtype=bool) for own in self.train]
         for place in out:
             kept[place.client][place.at] = False
-        train = [_taken(own, np.flatnonzero(keep)) for own, keep in zip(self.train, kept, strict=True)]
-        if self.groups is None:
-            return Split(list(self.names), train, None)
-        rest = [_taken(own, np.flatnonzero(keep)) for own, keep in zip(self.groups, kept, strict=True)]
-        return Split(list(self.names), train, rest)
+
+        def left(every: Sequence[Sequence[Any]]) -> list[Any]:
+            return [_taken(own, np.flatnonzero(keep)) for own, keep in zip(every, kept, strict=True)]
+
+        return Split(list(self.names), left(self.train), None if self.groups is None else left(self.groups))
 
     @property
     def digest(self) -> str:

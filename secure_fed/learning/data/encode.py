@@ -107,13 +107,11 @@ def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 def whole_numbers(items: Sequence[Item], name: str, width: int) -> torch.Tensor:
     """(batch,) of one whole number an item, such as a class."""
-    del width
     return torch.from_numpy(np.stack(_column(items, name, [()] * len(items))).astype(np.int64))
 
 
 def numbers(items: Sequence[Item], name: str, width: int) -> torch.Tensor:
     """float32 of one number an item, or as many in each: (batch,) or (batch, numbers)."""
-    del width
     return torch.from_numpy(np.stack([np.asarray(item[name], dtype=np.float32) for item in items]))
 
 

@@ -37,9 +37,10 @@ class Vocabulary:
         for table, of_table in zip(tables, labels, strict=True):
             for row, label in enumerate(of_table):
                 if label not in index:
+                    some = ", ".join(map(repr, self.values[:8])) + (", ..." if len(self.values) > 8 else "")
                     raise DataError(
                         f"{table.place(row)}: label {label!r} never occurs in the training data, whose "
-                        f"labels are {_some(self.values)}; remove the row or set data.label to another column"
+                        f"labels are {some}; remove the row or set data.label to another column"
                     )
                 encoded.append(index[label])
         return tuple(encoded)
@@ -143,8 +144,3 @@ def _beside(
     names = dict(pairs)
     one_to_one = len(pairs) == len(names) == len(set(names.values()))
     return tuple(names[value] for value in values) if one_to_one else None
-
-
-def _some(values: Sequence[Label]) -> str:
-    shown = ", ".join(repr(value) for value in values[:8])
-    return f"{shown}, ..." if len(values) > 8 else shown

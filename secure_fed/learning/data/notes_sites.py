@@ -60,16 +60,9 @@ def _site(name: str, rng: np.random.Generator) -> Site:
     )
 
 
-def _sites() -> tuple[Site, ...]:
-    rng = np.random.default_rng(_WORLD)
-    return tuple(_site(f"{place} {kind}", rng) for place in words.PLACES for kind in words.KINDS)
+_RNG = np.random.default_rng(_WORLD)
+SITES = tuple(_site(f"{place} {kind}", _RNG) for place in words.PLACES for kind in words.KINDS)
 
-
-def _shares() -> tuple[float, ...]:
-    """The sites' cumulative shares of all notes: the largest writes up to three times as many as the smallest."""
-    sizes = np.random.default_rng(_WORLD + 1).uniform(0.5, 1.5, len(SITES))
-    return tuple(np.cumsum(sizes / sizes.sum()).tolist())
-
-
-SITES = _sites()
-SHARE_ENDS = _shares()
+# The sites' cumulative shares of all notes: the largest writes up to three times as many as the smallest.
+_SIZES = np.random.default_rng(_WORLD + 1).uniform(0.5, 1.5, len(SITES))
+SHARE_ENDS: tuple[float, ...] = tuple(np.cumsum(_SIZES / _SIZES.sum()).tolist())

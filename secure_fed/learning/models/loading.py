@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from secure_fed.config import DataConfig, ModelConfig
+from secure_fed.config import ModelConfig
 from secure_fed.errors import ConfigError, MethodError, ModelError, plainly
 from secure_fed.learning.models.adapters.virtual_tokens import positions_of
 from secure_fed.learning.tasks.task import Task
@@ -53,13 +53,6 @@ def locate(name: str) -> str:
     if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise ModelError(f"model.name is {name!r}, but there is no such folder")
     return name
-
-
-def load_classifier(config: ModelConfig, label_names: Sequence[str], seed: int) -> Loaded:
-    """The model with a classification head for these labels; what is newly initialised depends on `seed` alone."""
-    from secure_fed.learning.tasks.classification import build
-
-    return load(config, build(DataConfig()), label_names, seed)
 
 
 def load(config: ModelConfig, task: Task, label_names: Sequence[str], seed: int) -> Loaded:

@@ -22,8 +22,7 @@ from secure_fed.learning.data.files import Table
 from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.tasks.continuation import continuations, loss, token_losses
-from secure_fed.learning.tasks.sequences import TableTask
-from secure_fed.learning.tasks.task import Answer, Loss, Metrics, finite, logits
+from secure_fed.learning.tasks.task import Answer, Loss, Metrics, Task, finite, logits
 
 _LARGEST = 700.0  # beyond, exp() is no float
 
@@ -53,7 +52,7 @@ def perplexity(total: float, tokens: float) -> float:
 
 
 @dataclass(frozen=True)
-class CausalLM(TableTask):
+class CausalLM(Task):
     """`Rows.text` is the text, or the prompt of the target `Rows.text_b`."""
 
     learn_prompt: bool = False

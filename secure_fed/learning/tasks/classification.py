@@ -24,8 +24,7 @@ from secure_fed.learning.data.encode import Collate, Encoded, encode, pad_id
 from secure_fed.learning.data.files import Table
 from secure_fed.learning.data.labels import Vocabulary, learn
 from secure_fed.learning.data.rows import Rows
-from secure_fed.learning.tasks.sequences import USUAL, TableTask, named
-from secure_fed.learning.tasks.task import Answer, Loss, Metrics, finite
+from secure_fed.learning.tasks.task import USUAL, Answer, Loss, Metrics, Task, finite, outputs_named
 
 _ROUNDED = 0.01  # what the sum of shares may lack for having been rounded
 
@@ -81,7 +80,7 @@ def f1_scores(right: Tensor, given: Tensor) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class Classification(TableTask):
+class Classification(Task):
     """One class of each text or pair."""
 
     priors: tuple[str, ...] | tuple[float, ...] = ()
@@ -98,7 +97,7 @@ class Classification(TableTask):
         return (f"{self.columns.label}_name",)
 
     def model_settings(self, label_names: Sequence[str]) -> dict[str, Any]:
-        return named(label_names)
+        return outputs_named(label_names)
 
     def classes(self, train: Sequence[Table]) -> Vocabulary:
         return learn(train, self.columns.label)

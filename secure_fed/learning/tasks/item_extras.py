@@ -32,14 +32,11 @@ class Aside:
         return Aside(self.plain.padded_to(width))
 
     def __call__(self, items: Sequence[Item]) -> dict[str, Any]:
-        batch: dict[str, Any] = dict(self.plain([_read(item) for item in items]))
+        read = [{name: value for name, value in item.items() if name not in (ASIDE, PARTS)} for item in items]
+        batch: dict[str, Any] = dict(self.plain(read))
         if ASIDE in items[0]:
             batch[ASIDE] = [item[ASIDE] for item in items]
         if PARTS in items[0]:
             batch[PARTS] = self.plain([part for item in items for part in item[PARTS]])
             batch["counts"] = torch.tensor([len(item[PARTS]) for item in items])
         return batch
-
-
-def _read(item: Item) -> Item:
-    return {name: value for name, value in item.items() if name not in (ASIDE, PARTS)}

@@ -24,8 +24,7 @@ from secure_fed.learning.data.labels import Vocabulary, learn
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.data.strata import label_sets
 from secure_fed.learning.tasks.classification import f1_scores, logits
-from secure_fed.learning.tasks.sequences import USUAL, TableTask, named
-from secure_fed.learning.tasks.task import Answer, Loss, Metrics, finite
+from secure_fed.learning.tasks.task import USUAL, Answer, Loss, Metrics, Task, finite, outputs_named
 
 
 def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
@@ -49,7 +48,7 @@ def metrics(model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> dict[s
 
 
 @dataclass(frozen=True)
-class MultiLabel(TableTask):
+class MultiLabel(Task):
     """`Rows.label` is the sorted indices of an example's labels, perhaps none."""
 
     auto = "AutoModelForSequenceClassification"
@@ -60,7 +59,7 @@ class MultiLabel(TableTask):
         return f"labels of {'text pairs' if self.columns.text_b else 'texts'}"
 
     def model_settings(self, label_names: Sequence[str]) -> dict[str, Any]:
-        return named(label_names) | {"problem_type": "multi_label_classification"}
+        return outputs_named(label_names) | {"problem_type": "multi_label_classification"}
 
     def classes(self, train: Sequence[Table]) -> Vocabulary:
         flat = [_one_a_row(table, self.columns.label)[0] for table in train]

@@ -27,8 +27,7 @@ from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.tasks.continuation import continuations, loss, token_losses
 from secure_fed.learning.tasks.item_extras import ASIDE, PARTS, Aside
-from secure_fed.learning.tasks.sequences import TableTask
-from secure_fed.learning.tasks.task import Answer, Loss, Metrics, finite, logits
+from secure_fed.learning.tasks.task import Answer, Loss, Metrics, Task, finite, logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ def metrics(model: nn.Module, batches: Iterable[Mapping[str, Any]], *, mean: boo
 
 
 @dataclass(frozen=True)
-class MultipleChoice(TableTask):
+class MultipleChoice(Task):
     """`Rows.text` is the prompt, `Rows.text_b` a tuple of choices, `Rows.label` the number of the right one."""
 
     mean: bool = True

@@ -31,9 +31,8 @@ from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.data.strata import clusters, label_sets
 from secure_fed.learning.tasks.item_extras import ASIDE, PARTS, Aside
-from secure_fed.learning.tasks.sequences import TableTask
 from secure_fed.learning.tasks.spans import Answers, best_f1, exact, read_answers
-from secure_fed.learning.tasks.task import Answer, Loss, Metrics, finite
+from secure_fed.learning.tasks.task import Answer, Loss, Metrics, Task, finite
 from secure_fed.learning.tasks.windows import answered, best_span, windows
 
 _LONGEST = 30  # tokens of an answer
@@ -59,11 +58,8 @@ def scores(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
 
 def loss(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
     """(B,) means of the cross-entropies of start and end; `labels` is (B, 2)."""
-    return (
-        functional.cross_entropy(scores(model, batch).flatten(0, 1), batch["labels"].flatten(), reduction="none")
-        .view(-1, 2)
-        .mean(1)
-    )
+    both = scores(model, batch).flatten(0, 1), batch["labels"].flatten()  # (2 B, L), (2 B,)
+    return functional.cross_entropy(*both, reduction="none").view(-1, 2).mean(1)
 
 
 def metrics(model: nn.Module, batches: Iterable[Mapping[str, Any]]) -> dict[str, float]:
@@ -89,16 +85,11 @@ def _best(
     of_parts = scores(model, batch[PARTS])
     if checked:
         finite(of_parts)
-    of_items = [own.double().numpy() for own in of_parts.cpu().split(batch["counts"].tolist())]
-    return [
-        (
-            question,
-            best_span(
-                [one[:, : len(span)] for one, span in zip(own, question.spans, strict=True)], question.spans, _LONGEST
-            ),
-        )
-        for question, own in zip(batch[ASIDE], of_items, strict=True)
-    ]
+    found = []
+    for question, own in zip(batch[ASIDE], of_parts.cpu().split(batch["counts"].tolist()), strict=True):
+        windowed = [one[:, : len(span)] for one, span in zip(own.double().numpy(), question.spans, strict=True)]
+        found.append((question, best_span(windowed, question.spans, _LONGEST)))
+    return found
 
 
 def places(items: Sequence[Item], name: str, width: int) -> Tensor:
@@ -110,7 +101,7 @@ def places(items: Sequence[Item], name: str, width: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class QuestionAnswering(TableTask):
+class QuestionAnswering(Task):
     """`Rows.text` is the question, `Rows.text_b` the context, `Rows.label` its `Answers`."""
 
     stride: int = 32

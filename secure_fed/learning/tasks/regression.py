@@ -24,8 +24,7 @@ from secure_fed.learning.data.files import Table
 from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.tasks.classification import logits
-from secure_fed.learning.tasks.sequences import USUAL, TableTask
-from secure_fed.learning.tasks.task import Answer, Loss, Metrics, finite
+from secure_fed.learning.tasks.task import USUAL, Answer, Loss, Metrics, Task, finite
 
 _BINS = 10
 
@@ -53,7 +52,7 @@ def correlations(guess: NDArray[np.float64], truth: NDArray[np.float64]) -> dict
 
 
 @dataclass(frozen=True)
-class Regression(TableTask):
+class Regression(Task):
     """`Rows.label` is the number as the data have it; an item's label is the scaled one."""
 
     centre: float = 0.0

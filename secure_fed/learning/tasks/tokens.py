@@ -29,9 +29,8 @@ from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.data.strata import label_sets
 from secure_fed.learning.tasks.item_extras import ASIDE, Aside
-from secure_fed.learning.tasks.sequences import TableTask, named
 from secure_fed.learning.tasks.tags import encoded_tags, entities, entity_scores, tag_names
-from secure_fed.learning.tasks.task import Answer, Loss, Metrics, finite, logits
+from secure_fed.learning.tasks.task import Answer, Loss, Metrics, Task, finite, logits, outputs_named
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,7 @@ def metrics(model: nn.Module, batches: Iterable[Mapping[str, Any]], *, names: Se
 
 
 @dataclass(frozen=True)
-class Tokens(TableTask):
+class Tokens(Task):
     """`Rows.text` is a tuple of words, `Rows.label` the index of each word's tag, O being 0."""
 
     title = "recognition of entities"
@@ -95,7 +94,7 @@ class Tokens(TableTask):
     unlabelled = ()
 
     def model_settings(self, label_names: Sequence[str]) -> dict[str, Any]:
-        return named(label_names)
+        return outputs_named(label_names)
 
     def texts(self, tables: Sequence[Table]) -> Texts:
         column = self.columns.text

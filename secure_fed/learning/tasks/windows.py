@@ -12,8 +12,6 @@ from secure_fed.errors import ConfigError
 from secure_fed.learning.data.alignment import aligned, require_fast
 from secure_fed.learning.data.encode import TOKENISED_AT_ONCE, Item
 
-Span = tuple[int, int]  # the first and the last token of an answer
-
 
 class Window(NamedTuple):
     """What a model reads at once.
@@ -71,7 +69,7 @@ def _of_some(
     return found
 
 
-def answered(found: Sequence[Window], start: int, end: int) -> tuple[int, Span]:
+def answered(found: Sequence[Window], start: int, end: int) -> tuple[int, tuple[int, int]]:
     """The window with the most of the characters from `start` to `end` - 1, the first of several, and its tokens of them.
 
     An answer of which no token is left is at the first token.

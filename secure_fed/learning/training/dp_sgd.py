@@ -162,7 +162,8 @@ class ClippedSum:
                 )
             for row, (number, _) in enumerate(pack):
                 if len(units[number]) > 1:
-                    _gather(begun, number, {name: each[row] for name, each in found.items()})
+                    own, before = _wide({name: each[row] for name, each in found.items()}), begun.get(number)
+                    begun[number] = own if before is None else {name: before[name] + part for name, part in own.items()}
                     left[number] -= 1
                     if not left[number]:
                         size = len(units[number])
@@ -210,13 +211,6 @@ def _packs(units: Sequence[Unit], kind: Callable[[Any], Hashable], most: int | N
             if len(waiting[its]) == most:
                 yield waiting.pop(its)
     yield from waiting.values()
-
-
-def _gather(begun: dict[int, Gradients], number: int, found: Gradients) -> None:
-    """Add an example's gradient to those of its unit that have been made."""
-    wide = _wide(found)
-    before = begun.get(number)
-    begun[number] = wide if before is None else {name: before[name] + part for name, part in wide.items()}
 
 
 def _wide(found: Gradients) -> Gradients:

@@ -91,9 +91,10 @@ class Packs:
         """The way that is right for a kind and the tensors that move, tried out the first time. items: some of the kind."""
         shapes = tuple((name, tensor.shape) for name, tensor in placed.moving.items())
         key = (shapes, kind, self.most)
-        if key not in self.objective.ways:
-            self.objective.ways[key] = self._tried(kind, placed, items)
-        way: Way = self.objective.ways[key]
+        try:
+            way: Way = self.objective.ways[key]
+        except KeyError:
+            way = self.objective.ways[key] = self._tried(kind, placed, items)
         return way
 
     def try_out(self, placed: Placed, clients: Sequence[Sequence[Any]]) -> None:

@@ -28,7 +28,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from secure_fed.errors import ModelError
-from secure_fed.learning.models.adapters.examplewise import ExampleWise
+from secure_fed.learning.models.adapters.parameters import ExampleWise
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.local import Objective, Placed, require_one_each, to_device
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from secure_fed.config import ModelConfig, RunConfig
+from secure_fed.config import DataConfig, ModelConfig, RunConfig
 from secure_fed.errors import ConfigError, ModelError
-from secure_fed.learning.models.loading import load_classifier
+from secure_fed.learning import tasks
+from secure_fed.learning.models.loading import load
 from secure_fed.methods import METHODS, build, card
 from secure_fed.methods.catalogue import catalogue
 from secure_fed.methods.method import State
@@ -49,7 +50,7 @@ def by_name(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 def really(name: str, model: Path) -> dict[str, int]:
     """The same by doing it: a model with its numbers, contributions made, and everything written out."""
     config = RunConfig.from_dict({"method": {"name": name}, "model": {"max_length": 2}})
-    loaded = load_classifier(ModelConfig(name=str(model), max_length=2), ("no", "yes"), seed=0)
+    loaded = load(ModelConfig(name=str(model), max_length=2), tasks.build(DataConfig()), ("no", "yes"), seed=0)
     method = build(config)
     state = State(method.prepare(loaded.model, loaded.head, seed=0))
     plan = method.plan(state)

@@ -48,12 +48,8 @@ def factorisation(m: int, n: int) -> Factorisation:
 
 def by_rule(m: int, n: int) -> Factorisation:
     """The shape that the rule gives, printed or not."""
-    rows, columns = _factors(m, _parts(m, n)), _factors(n, _parts(n, m))
+    rows, columns = (_factors(one, 3 if one > 64 or other >= 4096 else 2) for one, other in ((m, n), (n, m)))
     return Factorisation(rows[::-1], columns) if m == n else Factorisation(rows, columns[::-1])
-
-
-def _parts(side: int, other: int) -> int:
-    return 3 if side > _SMALL or other >= _LARGE else 2
 
 
 @cache
@@ -68,6 +64,3 @@ def _factors(side: int, parts: int) -> tuple[int, ...]:
     )
     best = min(map(sorted, products), key=lambda factors: (sum(factors), factors[-1] - factors[0]))
     return tuple(factor for factor in best if factor > 1) or (1,)
-
-
-_SMALL, _LARGE = 64, 4096

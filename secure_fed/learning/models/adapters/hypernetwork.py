@@ -123,7 +123,7 @@ class Hypernetworks:
         network = Hypernetwork(width, classes(model), layers, self, generator)
         for place in found:
             attach(model, place.module, "made_adapter", MadeAdapter(network, place.layer))
-        network.context = not _generates(model)
+        network.context = not getattr(model, "can_generate", bool)()
         network.to(model.get_submodule(found[0].module).get_parameter("weight").device)
         model.register_module(NAME, network.train(model.training))
         model.register_forward_pre_hook(_masked, with_kwargs=True)
@@ -180,11 +180,6 @@ def _width(model: nn.Module, found: Sequence[Place]) -> int:
             "adapters of one width: choose another method"
         )
     return widths.pop()
-
-
-def _generates(model: nn.Module) -> bool:
-    can = getattr(model, "can_generate", None)
-    return bool(can and can())
 
 
 def _constant(value: float, count: int) -> nn.Parameter:

@@ -23,14 +23,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from secure_fed.errors import MethodError
-from secure_fed.learning.models.adapters.examplewise import ExampleWise
 from secure_fed.learning.models.adapters.insertion_points import Place, insert, places
-from secure_fed.learning.models.adapters.parameters import train_only
+from secure_fed.learning.models.adapters.parameters import ExampleWise, train_only
 
 RULE = "kronecker_rule"
 
 
 class _Layer(ExampleWise):
+    """A layer of one tensor, `weight`."""
+
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight)

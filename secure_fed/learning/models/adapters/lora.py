@@ -31,10 +31,7 @@ from secure_fed.tensors.tensors import Tensors
 LORA_OPTIONS = ("rank", "alpha", "rslora", "dropout", "target_modules")
 
 _A, _B = ".lora_A.default.weight", ".lora_B.default.weight"
-
-
-# Makes an A of shape (r, n) from a generator.
-Draw = Callable[[tuple[int, int], torch.Generator], Tensor]
+Draw = Callable[[tuple[int, int], torch.Generator], Tensor]  # makes an A of shape (r, n)
 
 
 def fresh_a(shape: tuple[int, int], generator: torch.Generator) -> Tensor:

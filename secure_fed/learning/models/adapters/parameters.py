@@ -1,4 +1,4 @@
-"""A model's parameters by name: read out, or left to train."""
+"""A model's parameters by name, read out or left to train; and layers of ours whose parameters' gradients are per example."""
 
 from __future__ import annotations
 
@@ -29,3 +29,12 @@ def _copied(parameter: Tensor) -> Tensor:
     if parameter.is_meta:
         return torch.empty_like(parameter, dtype=torch.float32)
     return parameter.to("cpu", torch.float32, copy=True)
+
+
+class ExampleWise(nn.Module):
+    """A layer of one input and one output, (B, ...) each, whose output for an example is a function of that example's input and
+    of parameters that the layer holds itself (not in children).
+
+    Its forward is made of operations that `torch.func` can batch: no branch on values, nothing random, nothing in place.
+    `learning/training/per_example.py` makes each example's gradient by the layer's own backward pass over that example alone.
+    """

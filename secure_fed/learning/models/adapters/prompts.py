@@ -32,17 +32,31 @@ _CHILD = "prompt"
 
 
 @dataclass(frozen=True)
-class PromptTokens:
-    """`length` virtual tokens whose embeddings are parameters, before texts of up to `max_length` tokens."""
+class _VirtualTokens:
+    """`length` virtual tokens before texts of up to `max_length` tokens."""
 
     length: int = 20
     max_length: int = 0
 
     def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
         """Put them in, in place; the names of their parameters."""
-        return _inject(model, self._made, self.length, self.max_length, head, seed)
+        base = virtual.base_of(model, "a prompt")
+        room = Room.of(base, self.length, self.max_length)
+        names = virtual.install(model, base, _CHILD, lambda: self.made(virtual.embeddings_of(base)), head, seed)
+        base.register_forward_pre_hook(_Prepended(room), with_kwargs=True)
+        if not _pools_the_first(model):
+            base.register_forward_hook(_Stripped(self.length))
+        return names
 
-    def _made(self, tokens: nn.Module) -> nn.Module:
+    def made(self, tokens: nn.Module) -> nn.Module:
+        """The module that holds them, beside the layer that embeds the text's tokens."""
+        raise NotImplementedError
+
+
+class PromptTokens(_VirtualTokens):
+    """Virtual tokens whose embeddings are parameters."""
+
+    def made(self, tokens: nn.Module) -> nn.Module:
         weight = tokens.get_parameter("weight")
         config = PromptTuningConfig(num_virtual_tokens=self.length, token_dim=weight.shape[1])
         config.num_transformer_submodules = 1
@@ -51,21 +65,15 @@ class PromptTokens:
 
 
 @dataclass(frozen=True)
-class EncodedPromptTokens:
-    """`length` virtual tokens whose embeddings a network makes, as wide as the model, of an embedding of its own.
+class EncodedPromptTokens(_VirtualTokens):
+    """Virtual tokens whose embeddings a network makes, as wide as the model, of an embedding of its own.
 
     network: PEFT's default, the MLP, or its LSTM, whose per-example gradients are made one at a time.
     """
 
-    length: int = 20
-    max_length: int = 0
     network: Literal["MLP", "LSTM"] = "MLP"
 
-    def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
-        """Put them in, in place; the names of their parameters."""
-        return _inject(model, self._made, self.length, self.max_length, head, seed)
-
-    def _made(self, tokens: nn.Module) -> nn.Module:
+    def made(self, tokens: nn.Module) -> nn.Module:
         hidden = tokens.get_parameter("weight").shape[1]
         config = PromptEncoderConfig(
             num_virtual_tokens=self.length,
@@ -75,16 +83,6 @@ class EncodedPromptTokens:
         )
         config.num_transformer_submodules = 1
         return PromptEncoder(config)
-
-
-def _inject(model: nn.Module, made: Any, length: int, max_length: int, head: Sequence[str], seed: int) -> list[str]:
-    base = virtual.base_of(model, "a prompt")
-    room = Room.of(base, length, max_length)
-    names = virtual.install(model, base, _CHILD, lambda: made(virtual.embeddings_of(base)), head, seed)
-    base.register_forward_pre_hook(_Prepended(room), with_kwargs=True)
-    if not _pools_the_first(model):
-        base.register_forward_hook(_Stripped(length))
-    return names
 
 
 def _pools_the_first(model: nn.Module) -> bool:

@@ -15,20 +15,18 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
-from peft.utils import (
-    TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING as PEFT_FEED_FORWARD,
-)
-from peft.utils import (
-    TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING as PEFT_TARGETS,
-)
+from peft import utils as peft
 from torch import Tensor, nn
 
 from secure_fed.errors import MethodError
-from secure_fed.learning.models.adapters.examplewise import ExampleWise
 from secure_fed.learning.models.adapters.insertion_points import CHILD, attach
-from secure_fed.learning.models.adapters.parameters import train_only
+from secure_fed.learning.models.adapters.parameters import ExampleWise, train_only
 from secure_fed.learning.models.adapters.targets import ends, linear_layers, matrix_shape
 
+_PEFT = (
+    peft.TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING,
+    peft.TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING,
+)
 # Where PEFT has none: (all layers, those among them that are scaled in front).
 _MORE = {"distilbert": (("k_lin", "v_lin", "ffn.lin2"), ("ffn.lin2",))}
 
@@ -60,7 +58,7 @@ class Scales:
 def scaled_layers(model: nn.Module, head: Collection[str]) -> dict[str, tuple[bool, int]]:
     """By name, in the model's order: whether a layer is scaled in front, and how wide what is scaled there is."""
     kind = str(getattr(getattr(model, "config", None), "model_type", ""))
-    targets, feed_forward = _MORE.get(kind, (PEFT_TARGETS.get(kind, ()), PEFT_FEED_FORWARD.get(kind, ())))
+    targets, feed_forward = _MORE.get(kind, tuple(table.get(kind, ()) for table in _PEFT))
     found = {}
     for name, layer in linear_layers(model).items():
         if f"{name}.weight" not in head and _ends(name, targets):

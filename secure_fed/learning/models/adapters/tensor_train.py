@@ -18,10 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from secure_fed.learning.models.adapters.examplewise import ExampleWise
 from secure_fed.learning.models.adapters.factorisation import factorisation
 from secure_fed.learning.models.adapters.insertion_points import attach, places
-from secure_fed.learning.models.adapters.parameters import train_only
+from secure_fed.learning.models.adapters.parameters import ExampleWise, train_only
 
 NAME = "tensor_train"
 CORE = ".core_"
