@@ -22,7 +22,7 @@ PHANTOMS = 500  # what a private run of so many clients has by default; named, s
 
 
 def config() -> RunConfig:
-    """What the demo runs; `secure-fed train --set ...` can run the same."""
+    """The configuration that the demo runs; `secure-fed train --set ...` can run the same."""
     return RunConfig.from_dict(
         {
             "data": {"examples": 25_000},

@@ -92,7 +92,7 @@ def _units(facts: dict[str, Any]) -> Table:
 
 
 def _facts(ledger: Ledger) -> dict[str, Any]:
-    """What is reserved counts as spent: a run may release that much at any time."""
+    """The state of a ledger. A reserved cost counts as spent: a run may release that much at any time."""
     rows = ledger.rows()
     spent, limit = ledger.spent(), {"epsilon": ledger.epsilon, "delta": ledger.delta}
     taken = {"epsilon": spent.epsilon, "delta": spent.delta}

@@ -99,7 +99,7 @@ def _show(report: Report) -> None:
 
 
 def _stages(report: Report) -> Table:
-    """What each stage cost. Bytes and seconds are those of one client, but for the server's."""
+    """The cost of each stage. Bytes and seconds are those of one client, but for the server's."""
     from rich.table import Table
 
     from secure_fed.report.formatting import size

@@ -18,7 +18,7 @@ from secure_fed.learning.training.local import to_device
 def evaluate(
     model: nn.Module, examples: Sequence[Any], collate: Collate, metrics: Metrics, batch_size: int, device: torch.device
 ) -> dict[str, float]:
-    """What `metrics` says of the model, in evaluation mode, over all examples, as plain numbers."""
+    """The metrics of the model, in evaluation mode, over all examples, as plain numbers."""
     model.eval()
     made = (to_device(batch.inputs, device) for batch in batches(examples, batch_size, collate, None))
     given: Any = metrics(model, made)

@@ -59,7 +59,7 @@ class Problem:
 
     @property
     def units(self) -> list[int]:
-        """How many examples each client has, or how many groups of them."""
+        """The number of each client's examples, or of its groups of them."""
         return [len(own) for own in self.train] if self.groups is None else [len(set(own)) for own in self.groups]
 
 

@@ -73,7 +73,7 @@ def _require_read(config: MethodConfig, chosen: Card) -> None:
 
 
 def card(name: str) -> Card:
-    """What there is to say about the method called `name`."""
+    """The card of the method called `name`."""
     if name not in METHODS:
         near = difflib.get_close_matches(name, METHODS, n=1, cutoff=0.4)
         offer = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(METHODS)}"

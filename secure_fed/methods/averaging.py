@@ -79,5 +79,5 @@ def moved(tensors: Tensors, mean: Tensors) -> Tensors:
 
 
 def next_state(state: State, tensors: Tensors) -> State:
-    """One round later, with these tensors."""
+    """The state one round later, with these tensors."""
     return replace(state, tensors=tensors, round=state.round + 1)

@@ -1,4 +1,4 @@
-"""What `secure-fed methods` prints: every method, counted for one model.
+"""The table that `secure-fed methods` prints: every method, counted for one model.
 
 Models are counted on the device "meta", which has shapes and no numbers, so a folder that holds a `config.json` is enough.
 """
@@ -47,7 +47,7 @@ def catalogue(model: str, overrides: Iterable[str] = ()) -> list[dict[str, Any]]
 
 
 def _settings(overrides: Iterable[str]) -> dict[str, Any]:
-    """What was changed of [method]."""
+    """The settings of [method] that were changed."""
     usual, settings = RunConfig().to_dict(), {}
     for section, table in RunConfig().override(overrides).to_dict().items():
         for name in (name for name, value in table.items() if value != usual[section][name]):
@@ -66,7 +66,7 @@ class _Skeleton:
 
     @classmethod
     def of(cls, name: str) -> _Skeleton:
-        """Of a folder without weights, the head is what has none in a usual checkpoint."""
+        """The skeleton of a named model. Without weights, its head is what a usual checkpoint lacks."""
         if _has_weights(locate(name)):
             loaded = load(ModelConfig(name=name, max_length=2), tasks.build(DataConfig()), _LABELS, seed=0)
             return cls(loaded.model.config, loaded.head)
@@ -86,7 +86,7 @@ class _Skeleton:
 
 
 def _has_weights(place: str) -> bool:
-    """Of a folder, whether there are weights in it; a model of the Hub has some."""
+    """Whether a folder holds weights; a model of the Hub does."""
     folder = Path(place)
     return not folder.is_dir() or any(any(folder.glob(f"*.{ending}")) for ending in ("safetensors", "bin"))
 
@@ -118,7 +118,7 @@ def _counted(method: Method, skeleton: _Skeleton, saved: Sequence[str]) -> dict[
 
 
 def _up(method: Method, state: State, plan: RoundPlan, after: Tensors) -> int:
-    """What a contribution weighs: as the method makes it, in factors where it does; several passes need numbers for that."""
+    """The bytes of a contribution: as the method makes it, in factors where it does; several passes need numbers for that."""
     if len(plan.passes) == 1:
         return method.contribute(plan.passes[0], state.tensors, after, {}).wire_size
     return sum(

@@ -95,7 +95,7 @@ def _by_votes(run: RunConfig) -> bool:
 
 @dataclass(frozen=True)
 class Budget:
-    """How many ranks all modules have together after so many rounds; `first` and `last` are of one module, on average."""
+    """The number of ranks of all modules together after so many rounds; `first` and `last` are of one module, on average."""
 
     first: int
     last: int
@@ -159,7 +159,7 @@ class FedAra(Averaged):
         return next_state(state, kept(trained, elected(shares, self.threshold)))
 
     def reported(self, means: Mapping[str, Tensors]) -> dict[str, float]:
-        """How many ranks trained in the round."""
+        """The number of ranks that trained in the round."""
         return {"ranks": float(sum(mean[found.e].shape[0] for mean in means.values() for found in triplets(mean)))}
 
     def admits(self, round_: int, initial: Tensors, tensors: Tensors) -> bool:
@@ -200,7 +200,7 @@ class FedAra(Averaged):
 
 
 def foremost(scores: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
-    """Which entries are among the `count` largest of all, the first of equals: (k,) booleans by module."""
+    """The entries among the `count` largest of all, the first of equals: (k,) booleans by module."""
     order = torch.cat(list(scores.values())).argsort(descending=True, stable=True)[:count]
     chosen = torch.zeros(sum(map(len, scores.values())), dtype=torch.bool)
     chosen[order] = True
@@ -208,7 +208,7 @@ def foremost(scores: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
 
 
 def elected(shares: Mapping[str, Tensor], threshold: float) -> dict[str, Tensor]:
-    """Which ranks have more than that share of the votes, or the one with most: (k,) booleans by module."""
+    """The ranks with more than that share of the votes, or the one with most: (k,) booleans by module."""
     chosen = {module: share > threshold + _ROUNDING for module, share in shares.items()}
     return chosen if any(bool(mask.any()) for mask in chosen.values()) else foremost(shares, 1)
 

@@ -60,7 +60,7 @@ class FedTtPlus(Averaged):
 
 
 def turn(cores: int, round_: int) -> tuple[int, ...]:
-    """Which cores of a train of so many move in a round, counted from 1 as in the paper."""
+    """The cores of a train of so many that move in a round, counted from 1 as in the paper."""
     if cores < 3:
         return tuple(range(1, cores + 1))
     return 1, 2 + round_ % (cores - 2), cores

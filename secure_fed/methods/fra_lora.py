@@ -118,7 +118,7 @@ class FraLora(AveragedLora):
         return next_state(state, self.merged(state.tensors, means, balanced, noise_std))
 
     def reported(self, means: Mapping[str, Tensors]) -> dict[str, float]:
-        """How much of the mean change lay outside the sketch, as a share of its norm; nothing where there was none.
+        """The part of the mean change that lay outside the sketch, as a share of its norm; nothing where there was none.
 
         It is computed of what was released, so it costs no privacy, but where that is noised it measures the noise with it.
         """
@@ -189,7 +189,7 @@ def _require_smaller(columns: int, shapes: Mapping[str, tuple[int, int]]) -> Non
 
 
 def _sketched(before: Tensors, products: Mapping[str, LowRank], columns: int) -> Tensors:
-    """What a client sends first; the seeds are made of what everybody started from."""
+    """The sketches that a client sends first; the seeds are made of what everybody started from."""
     sent = {}
     for pair in pairs(before):
         name = delta(pair.module)

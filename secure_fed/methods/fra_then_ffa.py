@@ -80,5 +80,5 @@ class FraThenFfa(AveragedLora):
         return next_state(state, self._fra.merged(state.tensors, means, split, noise_std))
 
     def reported(self, means: Mapping[str, Tensors]) -> dict[str, float]:
-        """As `FraLora` says, in its rounds."""
+        """The share of the change that the sketch missed, as `FraLora` has it, in its rounds."""
         return self._fra.reported(means)

@@ -1,4 +1,4 @@
-"""What a federated method is: which tensors train and travel, what a client contributes, how a mean becomes a state.
+"""The protocol of a federated method: the tensors that train and travel, a client's contribution, and the step from means.
 
 A method only ever sees **means of contributions**, never one client's, and a contribution is always a **change**, never a
 parameter. So the same method runs on a plain sum, on a masked sum, and on a clipped and noised sum.
@@ -40,7 +40,7 @@ class State:
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """What one round does: every party can compute it from the state's round and the method alone.
+    """The tensors and the passes of one round: every party can compute it from the state's round and the method alone.
 
     trainable: names that local training moves. down: names sent to clients (the rest of the state they
     have had since `prepare`). passes: names of the linear passes, in order.
@@ -53,7 +53,7 @@ class RoundPlan:
 
 @dataclass(frozen=True)
 class Card:
-    """What `secure-fed methods` says about a method.
+    """The description of a method that `secure-fed methods` prints.
 
     mean_exact: whether the mean of the contributions is the mean of what the clients' models became, so that nothing
     is lost or made up by averaging. options: the keys of [method] that this method reads and others may not. units: whom
@@ -131,7 +131,7 @@ class Contextual(Protocol):
     """A method in whose model a client puts something of its own data."""
 
     def context(self, initial: Tensors, examples: Sequence[Any]) -> Tensors:
-        """What this client's model has, while it trains, in place of the state's tensors of the same names.
+        """The tensors that this client's model has, while it trains, in place of the state's of the same names.
 
         These do not train and never travel: everywhere else the state's own are used.
         """
@@ -146,7 +146,7 @@ class OwnObjective(Protocol):
 
 
 def loss_of(method: Method, loss: Loss) -> Loss:
-    """What clients train on, of the task's loss."""
+    """The loss that clients train on, made of the task's."""
     return method.objective(loss) if isinstance(method, OwnObjective) else loss
 
 

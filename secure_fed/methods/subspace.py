@@ -100,7 +100,7 @@ class Subspace(AveragedLora):
         return next_state(state, merged)
 
     def _by(self, pass_name: str, before: Tensors, pair: Pair, means: Mapping[str, Tensors]) -> Tensor:
-        """What that pass multiplies by: Omega in the first, and then the basis of the pass before."""
+        """The matrix that a pass multiplies by: Omega in the first, and then the basis of the pass before."""
         place, name = self.passes.index(pass_name), delta(pair.module)
         if place:
             return basis(means[self.passes[place - 1]].tensor(name))

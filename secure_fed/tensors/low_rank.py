@@ -90,7 +90,7 @@ def in_own_factors(tensors: Tensors) -> Tensors:
 
 
 def denoised(noised: Member, rank: int, noise_std: float, *, shrink: bool) -> LowRank:
-    """What a matrix under noise of that standard deviation on every entry was, at most of that rank; `privacy/denoise.py`."""
+    """An estimate, of at most that rank, of a matrix under noise of that deviation on every entry; `privacy/denoise.py`."""
     return LowRank(*denoise.denoised(dense(noised), rank, noise_std, shrink=shrink))
 
 

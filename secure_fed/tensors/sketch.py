@@ -32,7 +32,7 @@ _RESOLUTION = 1e-6  # below this share of the largest, a column is the rounding 
 
 
 def size(shape: tuple[int, int], columns: int) -> int:
-    """How many numbers both passes carry for an (m, n) matrix."""
+    """The count of numbers that both passes carry for an (m, n) matrix."""
     m, n = shape
     return m * (columns + CHECKS) + columns * n
 
@@ -58,7 +58,7 @@ def directions(rows: int, columns: int, seed: int) -> Tensor:
 
 
 def sketched(change: LowRank, columns: int, seed: int) -> Tensor:
-    """What a client sends first: D [Omega, Omega_t], (m, p + CHECKS)."""
+    """The product that a client sends first: D [Omega, Omega_t], (m, p + CHECKS)."""
     seen = directions(change.shape[1], columns, seed).to(change.right.device)
     return (change.left.double() @ (change.right.double() @ seen)).to(change.dtype)
 
@@ -92,7 +92,7 @@ def basis(sketch: Tensor) -> Tensor:
 
 
 def projected(change: LowRank, q: Tensor) -> Tensor:
-    """What a client sends second: Q^T D, (p, n)."""
+    """The product that a client sends second: Q^T D, (p, n)."""
     q = q.to(change.left.device)
     return ((q.T @ change.left.double()) @ change.right.double()).to(change.dtype)
 

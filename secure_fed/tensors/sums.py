@@ -20,7 +20,7 @@ class Summation(Protocol):
 
     @property
     def count(self) -> int:
-        """How many contributions were added."""
+        """The number of contributions that were added."""
 
     @property
     def weight(self) -> float:

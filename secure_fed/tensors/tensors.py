@@ -160,7 +160,7 @@ class Tensors(Mapping[str, Member]):
 
     @property
     def numel(self) -> int:
-        """How many numbers are stored (factors, not products)."""
+        """The number of numbers that are stored (factors, not products)."""
         return sum(part.numel() for part in self.parts().values())
 
     def parts(self) -> dict[str, Tensor]:
@@ -206,7 +206,7 @@ class Tensors(Mapping[str, Member]):
 
 @dataclass(frozen=True)
 class Layout:
-    """Which coordinate of a flat vector belongs to which named tensor: (name, shape) in name order."""
+    """The named tensors that a flat vector holds, in name order: (name, shape) of each."""
 
     entries: tuple[tuple[str, tuple[int, ...]], ...]
 

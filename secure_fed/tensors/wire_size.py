@@ -1,4 +1,4 @@
-"""How long a safetensors file is, from names, shapes and types alone: models are counted without any number of theirs."""
+"""The length of a safetensors file, from names, shapes and types alone: models are counted without any number of theirs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which run of a comparison goes where. Whatever can be refused is refused here, before anything is run or written."""
+"""The runs of a comparison and their folders. Whatever can be refused is refused here, before anything is run or written."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def spread_of(results: Iterable[Mapping[str, Any]], read: Callable[[Mapping[str, Any]], Any]) -> Spread | None:
-    """Of a number that every result has and that is finite in all; else None: a mean over some seeds alone would mislead."""
+    """The spread of a number that is finite in every result; else None: a mean over some seeds alone would mislead."""
     values = [read(result) for result in results]
     if any(value is None or not math.isfinite(value) for value in values):
         return None
@@ -121,12 +121,12 @@ def _first_round(record: RunRecord, target: float) -> int | None:
 
 
 def _metric(name: str, result: Mapping[str, Any]) -> Any:
-    """One that has a place of its own in a result, or is among the others."""
+    """A metric that has a place of its own in a result, or is among the others."""
     return result.get(name, (result.get("metrics") or {}).get(name))
 
 
 def _membership_auc(result: Mapping[str, Any]) -> Any:
-    """That of an attack on the run, if its result has any."""
+    """The AUC of an attack on the run, if its result has any."""
     membership = result.get("membership")
     return membership.get("auc") if isinstance(membership, Mapping) else None
 

@@ -59,7 +59,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """What has to be known to read the numbers."""
+    """The remarks that explain the numbers."""
     seeds = rows[0].seeds
     named = f"{counted(len(seeds), 'seed')} ({', '.join(map(str, seeds))})"
     spoken = [f"Means over {named}; ± is the sample standard deviation." if len(seeds) > 1 else f"Of one {named[2:]}."]
@@ -138,5 +138,5 @@ def _line(texts: Sequence[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """As it is read, whatever Markdown makes of its signs."""
+    """The text with the signs escaped that Markdown would read otherwise."""
     return "".join(f"\\{sign}" if sign in "\\|`*_[]<>#$~" else sign for sign in text)

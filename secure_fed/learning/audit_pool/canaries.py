@@ -55,7 +55,7 @@ def planted(kind: str, units: Sequence[Unit], context: CanaryContext) -> tuple[U
 
 
 def length_beyond_clipping(config: RunConfig) -> float | None:
-    """How far a client of a direction goes (`canary_directions.trains_towards`): so far that it is always clipped.
+    """The length that a client of a direction goes (`canary_directions.trains_towards`), so far that it is always clipped.
 
     30 clip norms, since a method may send only a part of what trains; no more, since of a method that sends products the square
     of the length would leave nothing to the rest. As many times more as a clip norm that adapts can grow in all rounds, at most

@@ -69,7 +69,7 @@ def mapping(kind: str, item: Any) -> Mapping[str, Any]:
 
 
 def label_of(item: Mapping[str, Any], classes: int) -> tuple[str, int]:
-    """What an example's label is called, and the label: one whole number from 0 to classes - 1."""
+    """The name of an example's label, and the label: one whole number from 0 to classes - 1."""
     name = label_name(item)
     value = np.asarray(item[name])
     if value.shape != () or value.dtype.kind not in "iu" or not 0 <= int(value) < classes:
@@ -98,7 +98,7 @@ def draw(choices: int, seed: int, *said: str | int) -> int:
 
 
 def _classes_among(problem: Problem, known: int | None) -> int | None:
-    """As many as the model has, or else as the labels of the clients' examples tell; None where those are no classes."""
+    """The number of classes of the model, or else of the labels of the clients' examples; None where those are no classes."""
     largest = -1
     for own in problem.train:
         for i in range(len(own)):

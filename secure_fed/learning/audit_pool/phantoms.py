@@ -63,14 +63,14 @@ class Room:
 
 @dataclass(frozen=True)
 class Count:
-    """How many phantoms there are; why, if there are none."""
+    """The number of phantoms; why, if there are none."""
 
     phantoms: int = 0
     why: str = ""
 
 
 def count(config: RunConfig, room: Room) -> Count:
-    """How many a configuration asks for, in this room."""
+    """The number of phantoms that a configuration asks for, in this room."""
     chosen = config.evaluation.phantoms
     if chosen is not None:
         return Count(chosen, "" if chosen else "evaluation.phantoms is 0")

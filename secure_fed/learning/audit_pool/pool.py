@@ -1,4 +1,4 @@
-"""Who trains and who is held out, so that an audit later has members and non-members that differ in nothing else.
+"""Members and held-out units, chosen by coins, so that an audit has members and non-members that differ in nothing else.
 
 A protected unit (an example; with privacy for groups a group, with privacy for clients a whole client) falls into the audit
 pool with probability p, and each of the pool is a member or not by a fair coin. Members train as if nothing were; the others
@@ -47,7 +47,7 @@ _EXPECTED = 1800  # the most on average, so that hardly ever more than 2,000 are
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a unit's examples are among those of all clients."""
+    """The place of a unit's examples among those of all clients."""
 
     client: int
     at: NDArray[np.int64]

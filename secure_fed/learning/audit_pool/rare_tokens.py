@@ -69,7 +69,7 @@ def _tokens(rare: Sequence[int], several: int, seed: int, name: str, attempt: in
 
 
 def _learned(item: Mapping[str, Any], ids: Ids) -> tuple[str, NDArray[np.bool_]]:
-    """What the labels of a text are called, and which of its tokens are learned: those that are their own labels."""
+    """The name of a text's labels, and the tokens that are learned: those that are their own labels."""
     name = label_name(item)
     labels = np.asarray(item[name])
     if labels.shape != ids.shape or not ((labels == ids) | (labels < 0)).all():

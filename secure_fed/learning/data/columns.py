@@ -27,7 +27,7 @@ class Columns:
 
 
 class Reads(Protocol):
-    """What reads the rows of tables: every task does."""
+    """The part of a task that reads the rows of tables."""
 
     @property
     def columns(self) -> Columns:

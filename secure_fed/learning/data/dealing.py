@@ -1,4 +1,4 @@
-"""How examples are dealt to clients once it is decided how much of what each should have.
+"""The dealing of examples to clients, once each client's share of every class is decided.
 
 A part is a sorted array of example indices; `owner[i]` is the client of example i.
 """

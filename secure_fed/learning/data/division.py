@@ -1,4 +1,4 @@
-"""Which training rows go to which client, as a configuration asks."""
+"""The division of training rows over clients, as a configuration asks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from secure_fed.learning.data.skews import matrix_of
 
 
 def kind(config: RunConfig, source: sources.Source) -> str:
-    """What `auto` comes to."""
+    """The partition that is used: `data.partition`, or what `auto` chooses."""
     setting = config.data.partition
     return ("natural" if source.keyed else "dirichlet") if setting == "auto" else setting
 
@@ -58,7 +58,7 @@ def _usual_clients(examples: int) -> int:
 
 
 def groups(source: sources.Source, divided: Partition) -> list[list[str]]:
-    """Whom each example of each client is about."""
+    """The person that each example of each client is about."""
     whose = source.train.group or ()
     return [[whose[int(index)] for index in part] for part in divided.parts]
 

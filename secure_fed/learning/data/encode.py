@@ -84,7 +84,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, rows: Rows, max_length: int) -> E
 
 
 def require_room(tokenizer: PreTrainedTokenizerBase, max_length: int, *, pair: bool) -> int:
-    """How many of `max_length` tokens are left for text; none is refused."""
+    """The number of `max_length` tokens that are left for text; none is refused."""
     special = tokenizer.num_special_tokens_to_add(pair=pair)
     if max_length <= special:
         raise ConfigError(
@@ -166,7 +166,7 @@ def _padded(items: Sequence[Item], name: str, fill: int, real: NDArray[np.bool_]
 
 
 def _column(items: Sequence[Item], name: str, shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any]]:
-    """What every item has under that name, as numbers in these shapes: () of a label, (tokens,) of all else."""
+    """The values that items have under that name, as numbers in these shapes: () of a label, (tokens,) of all else."""
     kinds = "biuf" if shapes[0] and name != "input_ids" else "biu"
     values = []
     for item, shape in zip(items, shapes, strict=True):

@@ -50,7 +50,7 @@ class Table:
         return len(self.lines)
 
     def place(self, row: int) -> str:
-        """Where row number `row` (from 0) stands, in words."""
+        """The place of row number `row` (from 0), in words."""
         return f"{self.source}, {self.unit} {self.lines[row]}"
 
     def column(self, name: str, setting: str) -> list[object]:

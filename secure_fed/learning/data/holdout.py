@@ -1,4 +1,4 @@
-"""Which of the training rows serve as test rows, where no test set is given.
+"""The training rows that serve as test rows, where no test set is given.
 
 Without privacy: a random share, of which each class and client keeps one row in training.
 

@@ -1,4 +1,4 @@
-"""Who owns which example: the partitions of a data set over clients.
+"""The partitions of a data set over clients.
 
 Every partition here guarantees: each example belongs to exactly one client, no client is empty, and the same
 arguments and `rng` state give the same parts. A part is a sorted array of example indices.
@@ -123,7 +123,7 @@ def _by_key(keys: Sequence[str] | None, clients: int | None) -> Partition:
 
 
 def jensen_shannon(labels: Sequence[int], parts: Sequence[Indices], classes: int) -> float:
-    """How far the clients' label distributions are apart: their mean pairwise Jensen-Shannon divergence.
+    """The distance between the clients' label distributions: their mean pairwise Jensen-Shannon divergence.
 
     JS(P, Q) = KL(P || M) / 2 + KL(Q || M) / 2 with M = (P + Q) / 2 and logarithms to base 2, so it lies in
     [0, 1]: 0 when all clients have the same label distribution, 1 when no two clients share a label. The mean

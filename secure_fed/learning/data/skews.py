@@ -147,7 +147,7 @@ def _checked(
 
 
 def _shards(counts: Indices, clients: int, each: int) -> Indices:
-    """How many shards each label is cut into, clients x `each` in all, none empty and none twice at one client."""
+    """The number of shards that each label is cut into, clients x `each` in all, none empty and none twice at one client."""
     most = np.minimum(counts, clients)
     wanted, labels = clients * each, len(counts)
     if each > labels:

@@ -1,4 +1,4 @@
-"""Where examples come from: the built-in notes, a Hub data set, a folder, or files of your own."""
+"""The sources of examples: the built-in notes, a Hub data set, a folder, or files of your own."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class _Tables:
-    """What was read, before labels have a meaning; `owners` names the client of each train table, if any."""
+    """The tables as read, before labels have a meaning; `owners` names the client of each train table, if any."""
 
     train: list[Table]
     test: list[Table]

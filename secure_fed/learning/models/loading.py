@@ -36,7 +36,7 @@ class Loaded:
 
 
 def locate(name: str) -> str:
-    """What transformers is given for `model.name`: a folder's absolute path, or the Hub id."""
+    """The name that transformers is given for `model.name`: a folder's absolute path, or the Hub id."""
     if name in BUILTIN:
         return str(BUILTIN[name])
     if name.startswith("builtin/"):
@@ -203,7 +203,7 @@ def _give_padding(model: Any, tokenizer: Any) -> None:
 
 @contextmanager
 def explained(name: str) -> Iterator[None]:
-    """What transformers raises when a model cannot be had, as one sentence."""
+    """Errors of transformers about a model that cannot be loaded, as one sentence."""
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, SafetensorError) as error:

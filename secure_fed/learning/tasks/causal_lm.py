@@ -69,7 +69,7 @@ class CausalLM(Task):
         return [None] * sum(map(len, tables))
 
     def strata(self, rows: Rows, seed: int) -> Sequence[int]:
-        """One for all."""
+        """The same class for all examples."""
         return [0] * len(rows)
 
     def encode(self, tokenizer: Any, rows: Rows, max_length: int) -> Encoded:
@@ -91,7 +91,7 @@ class CausalLM(Task):
         return metrics
 
     def answers(self, model: nn.Module, batch: Mapping[str, Any], label_names: Sequence[str]) -> list[Answer]:
-        """How likely the text (or the target) is: its log-likelihood, how many tokens it has, and their perplexity."""
+        """The log-likelihood of the text (or the target), the number of its tokens, and their perplexity."""
         losses, counted = token_losses(finite(logits(model, batch)), batch["labels"])
         sums, counts = losses.cpu().double().sum(1).tolist(), counted.sum(1).tolist()
         return [

@@ -1,4 +1,4 @@
-"""Which numbers of a task's metrics are asked for first, beside accuracy. Imports nothing: it is wherever results are shown."""
+"""The metrics of each task that are shown first, beside accuracy. Imports nothing, since every page of results imports it."""
 
 from __future__ import annotations
 

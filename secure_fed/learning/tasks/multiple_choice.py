@@ -39,7 +39,7 @@ class Choices:
 
 
 def likelihoods(model: nn.Module, batch: Mapping[str, Any], *, mean: bool) -> list[Tensor]:
-    """Of every item the scores of its choices."""
+    """The scores of every item's choices."""
     losses, counted = token_losses(logits(model, batch[PARTS]), batch[PARTS]["labels"])
     sums = -losses.sum(1)
     scores = sums / counted.sum(1).clamp(min=1) if mean else sums
@@ -75,7 +75,7 @@ class MultipleChoice(Task):
         return [number for table in tables for number in _right(table, self.columns)]
 
     def strata(self, rows: Rows, seed: int) -> Sequence[int]:
-        """One for all: which number the right choice has means nothing."""
+        """The same class for all examples: the number of the right choice means nothing."""
         return [0] * len(rows)
 
     def encode(self, tokenizer: Any, rows: Rows, max_length: int) -> Encoded:

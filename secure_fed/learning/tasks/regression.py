@@ -72,7 +72,7 @@ class Regression(Task):
         return [value for table in tables for value in _values(table, self.columns.label)]
 
     def strata(self, rows: Rows, seed: int) -> Sequence[int]:
-        """Which tenth of the numbers each is in; equal numbers are in the same."""
+        """The tenth of the numbers that each is in; equal numbers are in the same."""
         edges = np.quantile(rows.label, np.linspace(0, 1, _BINS + 1)[1:-1])
         return [int(index) for index in np.unique(np.searchsorted(edges, rows.label), return_inverse=True)[1]]
 

@@ -1,4 +1,4 @@
-"""What a task is: everything that depends on what a run learns, from the columns of a file to the answer it prints.
+"""The base of all tasks: everything that depends on what a run learns, from the columns of a file to the answer it prints.
 
 A task is a value made of the settings of [data]; it holds no data. What it computes for one example depends on that example
 alone: nothing is counted, scaled or tuned over the rows, since such numbers would be private and leave without noise. The one
@@ -52,7 +52,7 @@ class Task(ABC):
     @property
     @abstractmethod
     def title(self) -> str:
-        """What is learned, in words."""
+        """The name of the task in a sentence."""
 
     @property
     def beside(self) -> tuple[str, ...]:
@@ -60,7 +60,7 @@ class Task(ABC):
         return ()
 
     def model_settings(self, label_names: Sequence[str]) -> dict[str, Any]:
-        """What the model's configuration is told."""
+        """The settings of the model's configuration that the task decides."""
         return {}
 
     def texts(self, tables: Sequence[Table]) -> Texts:
@@ -111,7 +111,7 @@ class Task(ABC):
 
     @abstractmethod
     def answers(self, model: nn.Module, batch: Mapping[str, Any], label_names: Sequence[str]) -> list[Answer]:
-        """What to print for each example of a batch."""
+        """The answer to print for each example of a batch."""
 
 
 def outputs_named(label_names: Sequence[str]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from secure_fed.learning.data.encode import TOKENISED_AT_ONCE, Item
 
 
 class Window(NamedTuple):
-    """What a model reads at once.
+    """The tokens of a question and of a part of its context, which a model reads at once.
 
     inputs: input_ids, and token_type_ids where the tokenizer gives such
     spans: (tokens, 2), where in the context each token stands; (0, 0) for all that is not of the context

@@ -49,7 +49,7 @@ def planned_steps(units: int, settings: TrainingConfig) -> int:
 
 
 def batch_sampler(units: int, settings: TrainingConfig) -> Poisson:
-    """How a step draws: each unit with probability min(1, batch_size / units)."""
+    """The sampler of a step: each unit is drawn with probability min(1, batch_size / units)."""
     return Poisson(units, min(1.0, settings.batch_size / max(1, units)))
 
 

@@ -28,7 +28,7 @@ from secure_fed.learning.training.supported import mixes_experts
 def tried(
     objective: Objective, alone: Collate, together: Collate, placed: Placed, probe: Sequence[Any]
 ) -> tuple[Path, tuple[int, ...]]:
-    """How gradients of examples like `probe` are taken, and how many examples a pass may hold, of up to as many as `probe` has.
+    """The path that gradients of examples like `probe` take, and the sizes that a pass may have, up to `len(probe)`.
 
     `by_layer` where it gives what `one_by_one` does, in passes of the sizes that give each example's gradient to the same bit
     whoever shares the pass, in whatever order; else `one_by_one`, in passes of one. alone, together: see `path_for`.
@@ -154,7 +154,7 @@ def probe_of(examples: Sequence[Any], collate: Collate) -> list[Any]:
 
 
 def length(item: Any) -> int:
-    """How many tokens of an example count; 0 where that is not known."""
+    """The number of an example's tokens that count; 0 where that is not known."""
     if not isinstance(item, Mapping) or "input_ids" not in item:
         return 0
     return int(np.sum(np.asarray(item["attention_mask"]))) if "attention_mask" in item else len(item["input_ids"])

@@ -55,7 +55,7 @@ class Kinds:
         return Padded(width, above, tokens == width and shown)
 
     def together(self, kind: Hashable) -> Collate:
-        """What makes a batch of examples of this kind. ModelError if its shapes are not those of the kind."""
+        """The collate function for examples of this kind. ModelError if its shapes are not those of the kind."""
         if isinstance(kind, Padded):
             padded: Collate = self.collate.padded_to(kind.width)  # type: ignore[attr-defined]  # `__call__` asked for it
             return padded

@@ -76,7 +76,7 @@ class Objective(nn.Module):
         return math.sqrt(max(torch.finfo(tensor.dtype).eps for tensor in self._named.values()))
 
     def changed_buffers(self) -> list[str]:
-        """Which of the model's buffers are not as they were: a model whose forward passes keep statistics has some."""
+        """The names of the model's buffers that are not as they were: a model whose forward passes keep statistics has some."""
         return [
             f"{type(module).__name__}.{name}"
             for module, name, start in self._buffers_at_start
@@ -131,7 +131,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Placed:
-    """Where local training starts, on its device: `moving` are the leaves that are optimised, `held` everything else.
+    """The tensors that local training starts from, on its device: `moving` are the optimised leaves, `held` the rest.
 
     start: what `moving` was before the first step.
     """

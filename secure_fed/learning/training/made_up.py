@@ -60,7 +60,7 @@ def _rolled(item: Any, by: int) -> Any:
 
 
 def _vocabulary(model: nn.Module) -> int | None:
-    """How many tokens the model embeds."""
+    """The number of tokens that the model embeds; None where it is not known."""
     find = getattr(model, "get_input_embeddings", None)
     try:
         layer = find() if find else None

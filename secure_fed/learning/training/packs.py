@@ -33,7 +33,7 @@ from secure_fed.learning.training.per_example import Gradients, Path, losses, on
 
 @dataclass(frozen=True)
 class Way:
-    """How gradients of one kind of examples are taken: by which path, and of how many examples in a pass, ascending."""
+    """The path that gradients of one kind of examples take, and the sizes of its passes, ascending."""
 
     path: Path
     sizes: tuple[int, ...]

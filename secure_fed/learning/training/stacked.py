@@ -26,7 +26,7 @@ from secure_fed.learning.training.stacked_pass import Items, losses_of_each, why
 
 @dataclass
 class Ways:
-    """Which kinds of trainings share passes, as far as that has been tried out.
+    """The kinds of trainings that may share passes, as far as that has been tried out.
 
     found: by kind, why trainings are made one after the other; "" where they are stacked.
     """
@@ -93,7 +93,7 @@ class _Run:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Of the next batch: examples, and the tokens of the longest, where those are known."""
+        """The next batch's number of examples, and of tokens of the longest, where those are known."""
         items = self.items or []
         known = all(isinstance(item, Mapping) and "input_ids" in item for item in items)
         return len(items), max(len(item["input_ids"]) for item in items) if known and items else 0
@@ -118,14 +118,14 @@ def _together(objective: Objective, jobs: Sequence[Job]) -> list[Trained]:
 
 
 def _pack(runs: Sequence[_Run], device: torch.device) -> list[_Run]:
-    """Those whose next batches are the largest, as many as fit a pass."""
+    """The runs whose next batches are the largest, as many as fit a pass."""
     by_size = sorted(runs, key=lambda run: run.size, reverse=True)
     most = ON_CPU if device.type == "cpu" else _ELSEWHERE
     return by_size[: max(1, most // by_size[0].size[0])]
 
 
 def _step(objective: Objective, pack: Sequence[_Run]) -> None:
-    """One step of each."""
+    """Take one step of each run."""
     found = losses_of_each(
         objective, [run.placed for run in pack], [run.items or [] for run in pack], pack[0].job.collate
     )

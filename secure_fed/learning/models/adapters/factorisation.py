@@ -1,4 +1,4 @@
-"""How an m x n matrix is made a tensor of small sides, for a tensor train.
+"""The factorisation of an m x n matrix into a tensor of small sides, for a tensor train.
 
 The sides m and n are each written as a product of a few whole numbers: the printed shapes where there is one, else by one rule,
 under which most of the printed ones come out too:

@@ -134,7 +134,7 @@ class Hypernetworks:
 
 
 def classes(model: nn.Module) -> int:
-    """How many classes the model tells apart, as its configuration says."""
+    """The number of classes that the model tells apart, as its configuration says."""
     count: int = getattr(getattr(model, "config", None), "num_labels", 1)
     return max(1, count)
 

@@ -1,4 +1,4 @@
-"""Where bottleneck adapters go: behind the attention and behind the feed-forward of every layer of a transformer.
+"""The places of bottleneck adapters: behind the attention and behind the feed-forward of every layer of a transformer.
 
 An adapter changes the output of the last linear layer of such a block, before dropout and the residual connection:
 y -> y + adapter(y), or whatever the adapter makes of y. It becomes a child of that linear layer, so that the base model keeps

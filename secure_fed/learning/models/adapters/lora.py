@@ -49,7 +49,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class LoraAdapter:
-    """How large the adapters are and where they go.
+    """The size of the adapters, and the layers that get one.
 
     target_modules: as in PEFT, name endings, or one regular expression for whole names, or "all-linear"; empty means
     PEFT's own choice for the architecture, else the attention's query and value layers.

@@ -98,6 +98,6 @@ class _Prefixed:
 
 
 def _cache(rows: Tensor, keys: Keys) -> DynamicCache:
-    """Of every layer K and V, (B, heads, p, head_dim) each: the rows hold K and V of the first layer, then of the next."""
+    """The K and V of every layer, (B, heads, p, head_dim) each: the rows hold K and V of the first layer, then of the next."""
     parts = rows.unflatten(2, (2 * keys.layers, keys.heads, keys.head_dim)).permute(2, 0, 3, 1, 4)
     return DynamicCache([(parts[2 * layer], parts[2 * layer + 1]) for layer in range(keys.layers)])

@@ -1,4 +1,4 @@
-"""Which layers of a model get an adapter."""
+"""The layers of a model that get an adapter."""
 
 from __future__ import annotations
 

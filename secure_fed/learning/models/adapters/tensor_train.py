@@ -54,7 +54,7 @@ class TensorTrainLinear(ExampleWise):
 
     @property
     def dtype(self) -> torch.dtype:
-        """What it computes in."""
+        """The type that it computes in."""
         return cast(Tensor, self.core_0).dtype
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a transformer needs so that virtual tokens can stand in front of its text: a place, room among its positions, a mask.
+"""Virtual tokens in front of a transformer's text: their place, room among the positions, and the mask.
 
 The modules are PEFT's own, as children of the base model, which keeps the names of its parameters. Hooks on the base model put
 the virtual tokens in and take them out again. They hold no tensor and know their module by its name, so that a copy of the
@@ -23,7 +23,7 @@ Inputs = dict[str, Any]
 
 @dataclass(frozen=True)
 class Room:
-    """How many positions the base model called `name` has (None is no limit), and how many virtual tokens take theirs."""
+    """The number of positions of the base model called `name` (None is no limit), and of virtual tokens, which take some."""
 
     name: str
     positions: int | None
@@ -130,7 +130,7 @@ def masked(mask: Tensor, length: int) -> Tensor:
 
 
 def positions_of(base: nn.Module) -> int | None:
-    """How many tokens the model has positions for; None is no limit, or none that it names."""
+    """The number of tokens that the model has positions for; None is no limit, or none that it names."""
     limit = getattr(getattr(base, "config", None), "max_position_embeddings", None)
     if not isinstance(limit, int) or limit <= 0:
         return None
