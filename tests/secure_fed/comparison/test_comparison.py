@@ -187,7 +187,7 @@ def two(base: RunConfig) -> dict[str, RunConfig]:
 @pytest.fixture(scope="module")
 def whole(base: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("secure_fed.report.page.write", lambda run_dir: run_dir / "report.html")
+        patch.setattr("secure_fed.report.page.write_report", lambda run_dir: run_dir / "report.html")
         return compare(two(base), [1], tmp_path_factory.mktemp("whole") / "out")
 
 
