@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import accounts
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -56,7 +58,8 @@ def test_two_runs_of_few_clients_use_up_one_budget(tmp_path: Path, capsys: pytes
     few |= {"data.test_examples=200": "data.test_examples=20", "federation.cohort=40": "federation.cohort=5"}
     assert set(few) <= set(example["SETTINGS"])
     example["SETTINGS"][:] = [few.get(setting, setting) for setting in example["SETTINGS"]]
-    example["main"](tmp_path)
+    with accounts.coarse():
+        example["main"](tmp_path)
     out = capsys.readouterr().out
     assert out.count("spent so far") == 2
     assert "third run refused" in out

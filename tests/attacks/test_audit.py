@@ -31,8 +31,6 @@ from secure_fed.runs import recording
 from tests.attacks import canaried, overfitted
 from tests.secure_fed import toys
 
-pytestmark = pytest.mark.usefixtures("coarse_accounting")
-
 NO_SHADOWS = Settings(references=0)
 
 

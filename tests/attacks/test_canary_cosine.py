@@ -22,8 +22,6 @@ from secure_fed.tensors.tensors import Layout, Tensors
 from tests.attacks import canaried
 from tests.cells import chosen
 
-pytestmark = pytest.mark.usefixtures("coarse_accounting")
-
 DELTA, LEVEL = 1e-3, 0.05
 NOISED: dict[str, Any] = {**canaried.CLIENTS, "privacy.noise_multiplier": 1.0}
 MUCH_NOISE: dict[str, Any] = {**canaried.CLIENTS, "privacy.noise_multiplier": 10.0}

@@ -18,8 +18,6 @@ from attacks.evidence import judge
 from secure_fed.runs.membership import roc
 from tests.attacks import canaried
 
-pytestmark = pytest.mark.usefixtures("coarse_accounting")
-
 DRAWN = {**canaried.CLIENTS, "privacy.noise_multiplier": 0.3, "federation.cohort": 24, "federation.rounds": 6}
 
 

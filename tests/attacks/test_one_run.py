@@ -19,8 +19,6 @@ from tests.attacks import canaried
 from tests.cells import chosen
 from tests.secure_fed import toys
 
-pytestmark = pytest.mark.usefixtures("coarse_accounting")
-
 LEARNS: dict[str, Any] = {
     "evaluation.audit_fraction": 0.5,
     "method.rank": 8,

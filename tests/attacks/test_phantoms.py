@@ -22,8 +22,6 @@ from tests.attacks import canaried
 from tests.cells import chosen
 from tests.secure_fed import toys
 
-pytestmark = pytest.mark.usefixtures("coarse_accounting")
-
 MASKED = {
     "secure_aggregation.enabled": True,
     "secure_aggregation.bits": 64,

@@ -28,8 +28,6 @@ from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen
 from tests.contracts import runs
 
-pytestmark = pytest.mark.usefixtures("coarse_accounting")
-
 CLIENTS = 24
 HALF = {"evaluation.audit_fraction": 0.6}
 SMALL = {**HALF, "training.optimizer": "sgd", "training.lr": 0.05, "training.steps": None, "training.epochs": 1}

@@ -17,8 +17,6 @@ from secure_fed.tensors.tensors import Tensors
 from tests.attacks import overfitted
 from tests.cells import chosen
 
-pytestmark = pytest.mark.usefixtures("coarse_accounting")
-
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Case:
