@@ -67,13 +67,14 @@ class _Skeleton:
     @classmethod
     def of(cls, name: str) -> _Skeleton:
         """The skeleton of a named model. Without weights, its head is what a usual checkpoint lacks."""
-        if _has_weights(locate(name)):
+        folder = Path(locate(name))
+        if not folder.is_dir() or any(any(folder.glob(f"*.{ending}")) for ending in ("safetensors", "bin")):
             loaded = load(ModelConfig(name=name, max_length=2), tasks.build(DataConfig()), _LABELS, seed=0)
             return cls(loaded.model.config, loaded.head)
         from transformers import AutoConfig
 
         with quiet(), explained(name):
-            found = cls(AutoConfig.from_pretrained(locate(name), num_labels=len(_LABELS)), ())
+            found = cls(AutoConfig.from_pretrained(str(folder), num_labels=len(_LABELS)), ())
             model = found.model()
         return cls(found.config, head_names(model) + pooler_names(model))
 
@@ -83,12 +84,6 @@ class _Skeleton:
         with quiet(), torch.device("meta"):
             made: nn.Module = AutoModelForSequenceClassification.from_config(self.config, dtype=torch.float32)
         return made
-
-
-def _has_weights(place: str) -> bool:
-    """Whether a folder holds weights; a model of the Hub does."""
-    folder = Path(place)
-    return not folder.is_dir() or any(any(folder.glob(f"*.{ending}")) for ending in ("safetensors", "bin"))
 
 
 def _row(name: str, settings: Mapping[str, Any], skeleton: _Skeleton) -> dict[str, Any]:

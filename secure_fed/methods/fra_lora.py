@@ -133,7 +133,7 @@ class FraLora(AveragedLora):
         for pair in pairs(tensors):
             a, b = tensors.tensor(pair.a), tensors.tensor(pair.b)
             step = self._step(delta(pair.module), means, noise_std) * (1 / self.adapter.scaling)
-            product = _sum(LowRank(b, a), step)
+            product = LowRank(b, a) + step if isinstance(step, LowRank) else torch.addmm(step, b, a)
             new_b, new_a = split(truncated(product, a.shape[0]))
             factors |= {pair.a: new_a.to(a.dtype).contiguous(), pair.b: new_b.to(b.dtype).contiguous()}
         head = means[CHANGE].without(delta(pair.module) for pair in pairs(tensors))
@@ -196,7 +196,3 @@ def _sketched(before: Tensors, products: Mapping[str, LowRank], columns: int) ->
         seed = sketches.seed_of(name, before.tensor(pair.a), before.tensor(pair.b))
         sent[name] = sketches.sketched(products[name], columns, seed)
     return Tensors(sent)
-
-
-def _sum(product: LowRank, mean: Member) -> Member:
-    return product + mean if isinstance(mean, LowRank) else torch.addmm(mean, product.left, product.right)

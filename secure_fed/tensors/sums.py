@@ -91,10 +91,6 @@ class _StackedSum:
     def __init__(self) -> None:
         self.parts: list[LowRank] = []
 
-    @property
-    def rank(self) -> int:
-        return sum(part.rank for part in self.parts)
-
     def add(self, member: LowRank, weight: float) -> None:
         self.parts.append(LowRank(member.left * weight, member.right.clone()))
 
@@ -120,7 +116,7 @@ def _added(
 ) -> _DenseSum | _StackedSum:
     if isinstance(member, LowRank) and not isinstance(sum_so_far, _DenseSum) and not precise:
         stacked = sum_so_far or _StackedSum()
-        if stacks(member.shape, stacked.rank + member.rank):
+        if stacks(member.shape, member.rank + sum(part.rank for part in stacked.parts)):
             stacked.add(member, weight)
             return stacked
     if not isinstance(sum_so_far, _DenseSum):

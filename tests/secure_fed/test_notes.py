@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression
 
 from secure_fed.errors import DataError
 from secure_fed.learning.data import notes
-from secure_fed.learning.data.notes_sites import SITES, Site
+from secure_fed.learning.data.notes import SITES, Site
 from secure_fed.learning.data.notes_words import CONCLUSIONS, DRUGS, FAMILIES
 from secure_fed.learning.data.rows import Rows
 

@@ -32,7 +32,6 @@ import numpy as np
 
 from secure_fed.errors import DataError
 from secure_fed.learning.data import notes_words as words
-from secure_fed.learning.data.notes_sites import SHARE_ENDS, SITES, Site
 from secure_fed.learning.data.notes_words import LABELS
 from secure_fed.learning.data.rows import Rows
 
@@ -41,15 +40,70 @@ __all__ = ["IDENTIFIED", "LABELS", "LABEL_NOISE", "SITE_NAMES", "generate"]
 LABEL_NOISE = 0.03
 IDENTIFIED = 0.02
 TITLED = 0.5  # share of public notes with a title; the others conclude every entry
-SITE_NAMES = tuple(site.name for site in SITES)
 
 _STREAMS = {"public": 0, "train": 1, "test": 2}
 _OTHERS = {"public": (0, 0, 1, 2, 3), "train": (1, 2, 3), "test": (1, 2, 3)}  # older entries
 _DRAWS = 56  # uniform draws set aside for each note; no note needs more
 _CHUNK = 1024  # notes drawn at a time; fixed, so that a smaller count is a prefix of a larger one
 _RECORDS = 10_000_000
+_WORLD = 20_240_607  # the seed of the sites, which are the same whatever seed the notes are drawn with
+_PRIOR = 6.0  # concentration of a site's class mix: mild, about one third off the uniform share
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One site's register, habits, layout and mix of classes, all fixed."""
+
+    name: str
+    findings: tuple[str, ...]  # the site's word for each finding
+    families: tuple[tuple[tuple[str, str], ...], ...]  # the sentences it uses, per pair of classes
+    current: str  # its mark on this visit's entry
+    older: tuple[str, ...]  # its marks on older entries
+    mark_last: bool  # marks stand behind the entry, not in front of it
+    fillers: tuple[str, ...]
+    separator: str
+    label_ends: tuple[float, ...]  # cumulative class mix
+
+
+def _register(sentence: str, choices: tuple[tuple[str, str], ...]) -> str:
+    for plain, local in choices:
+        sentence = sentence.replace(plain, local)
+    return sentence
+
+
+def _pick(rng: np.random.Generator, options: tuple[str, ...]) -> str:
+    return options[int(rng.integers(len(options)))]
+
+
+def _site(name: str, rng: np.random.Generator) -> Site:
+    choices = tuple((row[0], _pick(rng, row)) for row in words.REGISTERS)
+    families = []
+    for family in words.FAMILIES:
+        kept = sorted(rng.choice(len(family), size=4, replace=False))
+        families.append(tuple((_register(family[k][0], choices), _register(family[k][1], choices)) for k in kept))
+    separator = _pick(rng, (". ", ". ", "; ", "\n", "\n- ", " / "))
+    return Site(
+        name=name,
+        findings=tuple(_pick(rng, row) for row in words.FINDINGS),
+        families=tuple(families),
+        current=_pick(rng, words.CURRENT),
+        older=tuple(words.OLDER[k] for k in rng.choice(len(words.OLDER), size=3, replace=False)),
+        mark_last=bool(rng.random() < 0.3),
+        fillers=tuple(words.FILLERS[k] for k in rng.choice(len(words.FILLERS), size=8, replace=False)),
+        separator=separator,
+        label_ends=tuple(np.cumsum(rng.dirichlet(np.full(len(words.LABELS), _PRIOR))).tolist()),
+    )
+
+
+_RNG = np.random.default_rng(_WORLD)
+SITES = tuple(_site(f"{place} {kind}", _RNG) for place in words.PLACES for kind in words.KINDS)
+
+# The sites' cumulative shares of all notes: the largest writes up to three times as many as the smallest.
+_SIZES = np.random.default_rng(_WORLD + 1).uniform(0.5, 1.5, len(SITES))
+SHARE_ENDS: tuple[float, ...] = tuple(np.cumsum(_SIZES / _SIZES.sum()).tolist())
+SITE_NAMES = tuple(site.name for site in SITES)
 
 
 class _Draws:
@@ -126,13 +180,6 @@ def _identity(index: int, split: str, seed: int, draws: _Draws) -> list[str]:
     return [f"Patient {draws.choose(words.GIVEN_NAMES)} {surname}, MRN {record}, phone {phone}"]
 
 
-def _observed(label: int, draws: _Draws) -> int:
-    """The label as written down: now and then another class."""
-    if not draws.chance(LABEL_NOISE):
-        return label
-    return (label + 1 + draws.below(len(LABELS) - 1)) % len(LABELS)
-
-
 def _stream(seed: int, split: str) -> Iterator[tuple[str, int, str]]:
     """Endless (text, label, site) of one split."""
     rng = np.random.default_rng([seed, _STREAMS[split]])
@@ -144,7 +191,9 @@ def _stream(seed: int, split: str) -> Iterator[tuple[str, int, str]]:
             if split == "public":
                 yield _published(note, draws), 0, note.site.name
                 continue
-            observed = _observed(note.entries[0][1], draws)
+            observed = note.entries[0][1]  # the label as written down: now and then another class
+            if draws.chance(LABEL_NOISE):
+                observed = (observed + 1 + draws.below(len(LABELS) - 1)) % len(LABELS)
             identity = _identity(index, split, seed, draws) if draws.chance(IDENTIFIED) else []
             text = _layout(note.site, [text for text, _ in note.entries], identity, draws)
             if zlib.crc32(text.encode()) % 2 == _STREAMS[split] % 2:  # so that no text is in both train and test

@@ -1,10 +1,15 @@
-"""Labelled examples as columns: what every source of data returns and every partition divides."""
+"""Labelled examples as columns, which every source returns and every partition divides; and the columns that a task reads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
+
+from secure_fed.config import DataConfig
+from secure_fed.learning.data.files import Table
+
+Texts = tuple[list[Any], list[Any] | None]  # the first input of every row, and the second where the task has one
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +51,34 @@ class Rows:
         columns = {name: getattr(self, name) for name in ("text", "label", "text_b", "client", "group")}
         taken = {name: column and tuple(column[i] for i in order) for name, column in columns.items()}
         return replace(self, **taken)
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns that a task reads; "" is none."""
+
+    text: str
+    text_b: str = ""
+    label: str = ""
+
+    def chosen(self, data: DataConfig) -> Columns:
+        """The columns that the settings name; where a setting is empty, the column given here."""
+        return Columns(data.text or self.text, data.text_b or self.text_b, data.label or self.label)
+
+
+class Reads(Protocol):
+    """The part of a task that reads the rows of tables."""
+
+    @property
+    def columns(self) -> Columns:
+        """The columns of inputs and labels."""
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """Columns that explain labels, read where a table has them."""
+
+    def texts(self, tables: Sequence[Table]) -> Texts:
+        """The inputs of the tables' rows, without labels."""
+
+    def read(self, train: Sequence[Table], test: Sequence[Table]) -> tuple[Rows, Rows]:
+        """Inputs and labels of both, one table after the other; the classes are those of `train`."""

@@ -10,10 +10,9 @@ from pathlib import Path
 from secure_fed.config import DataConfig
 from secure_fed.errors import DataError, plainly
 from secure_fed.learning.data import files, hub
-from secure_fed.learning.data.columns import Reads
 from secure_fed.learning.data.files import Table
 from secure_fed.learning.data.holdout import HELD_OUT, Indices, at_random, each_by_itself, whole_clients
-from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.data.rows import Reads, Rows
 from secure_fed.learning.data.texts import require_some
 
 GENERATED, SPLIT, FILES = "generated", "test split of the data", "data.test"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from secure_fed.errors import DataError
 from secure_fed.learning.data import files
-from secure_fed.learning.data.columns import Reads, Texts
 from secure_fed.learning.data.files import Table
+from secure_fed.learning.data.rows import Reads, Texts
 
 
 def read_texts(path: Path, task: Reads) -> Texts:

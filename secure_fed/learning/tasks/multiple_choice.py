@@ -20,11 +20,10 @@ from torch import Tensor, nn
 from secure_fed.config import DataConfig
 from secure_fed.errors import DataError
 from secure_fed.learning.data import texts
-from secure_fed.learning.data.columns import Columns, Texts
 from secure_fed.learning.data.encode import Collate, Encoded, pad_id, per_token, require_room
 from secure_fed.learning.data.files import Table
 from secure_fed.learning.data.labels import Vocabulary
-from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.data.rows import Columns, Rows, Texts
 from secure_fed.learning.tasks.continuation import continuations, loss, token_losses
 from secure_fed.learning.tasks.item_extras import ASIDE, PARTS, Aside
 from secure_fed.learning.tasks.task import Answer, Loss, Metrics, Task, finite, logits

@@ -24,11 +24,10 @@ from torch.nn import functional
 
 from secure_fed.config import DataConfig
 from secure_fed.errors import DataError
-from secure_fed.learning.data.columns import Columns
 from secure_fed.learning.data.encode import Collate, Encoded, Item, pad_id
 from secure_fed.learning.data.files import Table
 from secure_fed.learning.data.labels import Vocabulary
-from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.data.rows import Columns, Rows
 from secure_fed.learning.data.strata import clusters, label_sets
 from secure_fed.learning.tasks.item_extras import ASIDE, PARTS, Aside
 from secure_fed.learning.tasks.spans import Answers, best_f1, exact, read_answers

@@ -17,11 +17,10 @@ from torch import Tensor, nn
 
 from secure_fed.errors import ModelError
 from secure_fed.learning.data import texts
-from secure_fed.learning.data.columns import Columns, Texts
 from secure_fed.learning.data.encode import Encoded
 from secure_fed.learning.data.files import Table
 from secure_fed.learning.data.labels import Vocabulary
-from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.data.rows import Columns, Rows, Texts
 
 Answer = dict[str, Any]
 Batch = Any  # what a collate makes of some examples, and a model or a loss of the user's own may need

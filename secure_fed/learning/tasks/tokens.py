@@ -22,11 +22,10 @@ from torch.nn import functional
 from secure_fed.config import DataConfig
 from secure_fed.learning.data import texts
 from secure_fed.learning.data.alignment import Aligned, aligned
-from secure_fed.learning.data.columns import Columns, Texts
 from secure_fed.learning.data.encode import IGNORED, Collate, Encoded, pad_id, per_token, require_room
 from secure_fed.learning.data.files import Table
 from secure_fed.learning.data.labels import Vocabulary
-from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.data.rows import Columns, Rows, Texts
 from secure_fed.learning.data.strata import label_sets
 from secure_fed.learning.tasks.item_extras import ASIDE, Aside
 from secure_fed.learning.tasks.tags import encoded_tags, entities, entity_scores, tag_names

@@ -11,7 +11,7 @@ Two ways, both functions (objective, collate, placed, items) -> {name: (B, *shap
 
 `by_layer` is wrong, without a word, for a layer that also works on something the examples share (relative position
 embeddings, as in DeBERTa), for tensors used by more than their layer, and for whatever writes over a layer's output. So it
-is used only after `chosen` has compared both on examples of the model at hand; else it is `one_by_one`.
+is used only after `gradient_trial.path_for` has compared both on examples of the model at hand; else it is `one_by_one`.
 """
 
 from __future__ import annotations

@@ -21,9 +21,7 @@ class Everything:
 
     def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
         names = [name for name, _ in model.named_parameters()]
-        _require_trainable(model, names)
-        train_only(model, names)
-        return names
+        return _trained(model, names)
 
 
 @dataclass(frozen=True)
@@ -37,9 +35,7 @@ class Biases:
                 f"{type(model).__name__} has no biases outside its head, so there is nothing for this method to train: "
                 "choose a method on LoRA, or an adapter"
             )
-        _require_trainable(model, names)
-        train_only(model, [*names, *head])
-        return names
+        return _trained(model, names, head)
 
 
 def _biases(model: nn.Module) -> Iterator[str]:
@@ -50,7 +46,8 @@ def _biases(model: nn.Module) -> Iterator[str]:
             yield name
 
 
-def _require_trainable(model: nn.Module, names: Sequence[str]) -> None:
+def _trained(model: nn.Module, names: list[str], head: Sequence[str] = ()) -> list[str]:
+    """`names`, which are left to train beside the head; refuses what has no gradient."""
     for name in names:
         dtype = model.get_parameter(name).dtype
         if not dtype.is_floating_point:
@@ -58,3 +55,5 @@ def _require_trainable(model: nn.Module, names: Sequence[str]) -> None:
                 f"parameter {name} of the model is {dtype}, which cannot train: load the model without quantisation, or "
                 "choose a method on LoRA"
             )
+    train_only(model, [*names, *head])
+    return names
