@@ -34,7 +34,7 @@ from privacy.releases import (
     unamplified,
 )
 
-__all__ = ["COARSE", "Adjacency", "Release", "calibrate", "delta", "epsilon", "largest_count", "participants", "rdp"]
+__all__ = ["COARSE", "Adjacency", "Release", "calibrate", "delta", "epsilon", "largest_count", "rdp"]
 __all__ += ["discrete", "discrete_replaced", "discrete_sampled", "poisson_sampled", "replaced", "unamplified"]
 __all__ += ["sampled_without_replacement"]
 
@@ -69,11 +69,6 @@ def delta(release: Release, count: int, epsilon: float) -> float:
         return min(everybody, float(by_rdp))
     found = float(bounds.distribution(release, count, step).get_delta(epsilon))
     return min(1.0, max(found, bounds.least_delta(count)))
-
-
-def participants(z: float, count: int, delta: float) -> float:
-    """Epsilon against those who see who takes part, for a member who always does: no amplification, neighbours add-remove."""
-    return epsilon(unamplified(z), count, delta)
 
 
 def rdp(release: Release, count: int, orders: Sequence[float]) -> tuple[float, ...]:

@@ -39,13 +39,8 @@ class Setting:
     clip_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        for name, value in (
-            ("clients", self.clients),
-            ("cohort", self.cohort),
-            ("rounds", self.rounds),
-            ("dim", self.dim),
-        ):
-            if value is not None and value < 1:
+        for name in ("clients", "cohort", "rounds", "dim"):
+            if (value := getattr(self, name)) is not None and value < 1:
                 raise PlanError(f"{name} is {value}; it must be at least 1")
         if self.cohort > self.clients:
             raise PlanError(f"cohort is {self.cohort}, of {self.clients} clients; choose at most {self.clients}")

@@ -79,7 +79,7 @@ class Copy:
     def __init__(self, root: Path, path: Path) -> None:
         self.path = path
         build = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]
-        for name in (*build["targets"]["wheel"]["packages"], "tests"):
+        for name in (*build["targets"]["wheel"]["packages"], "tests", "docs"):
             shutil.copytree(root / name, path / name, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(root / "pyproject.toml", path)
         # Checked by content: a fault may be as long as what it replaces, and be written within the same second.

@@ -63,6 +63,7 @@ def test_what_tests_do_not_see_is_missed_and_what_shows_nothing_is_an_error(tmp_
         "thing/numbers.py": PROGRAM,
         "tests/test_numbers.py": TEST,
         "tests/planted.toml": FAULTS,
+        "docs/page.md": "",
     }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")

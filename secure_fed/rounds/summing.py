@@ -105,3 +105,24 @@ class OpenSum:
         self, layout: Layout, request: Request, cohort: float, wire_size: Callable[[], int]
     ) -> tuple[float, float]:
         return cohort * wire_size(), cohort * request.bytes_down
+
+
+@dataclass(frozen=True)
+class RecordedSum:
+    """A `Summing` that passes each request and the sum of its contributions to `record`."""
+
+    inner: Summing
+    record: Callable[[Request, Intake], None]
+
+    def gather(self, cohort: Sequence[int], request: Request, layout: Layout, transport: Transport) -> Intake:
+        intake = self.inner.gather(cohort, request, layout, transport)
+        self.record(request, intake)
+        return intake
+
+    def require_plausible(self, noised: Tensors, clip_norm: float, std: float) -> None:
+        self.inner.require_plausible(noised, clip_norm, std)
+
+    def traffic(
+        self, layout: Layout, request: Request, cohort: float, wire_size: Callable[[], int]
+    ) -> tuple[float, float]:
+        return self.inner.traffic(layout, request, cohort, wire_size)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -125,10 +125,6 @@ class Staged:
     message: bytes | bytearray
 
 
-Ask = Request | Stage
-Answer = Reply | Staged
-
-
 class Transport(Protocol):
     """Carries requests to clients, and their replies back."""
 
@@ -156,7 +152,7 @@ class InProcess:
 
 @dataclass
 class Recording:
-    """Keeps every request and reply that passes through another transport, in order.
+    """Keeps every request and reply that passes through another transport, in order; or hands them to `note`.
 
     Without secure aggregation that is all the server sees, contributions of single clients included. With it, contributions
     are masked.
@@ -164,10 +160,12 @@ class Recording:
 
     inner: Transport
     exchanges: list[tuple[Any, Any]] = field(default_factory=list)
+    note: Callable[[Any, Any], None] | None = None
 
     def exchange(self, requests: Mapping[int, Any]) -> Iterator[Any]:
+        note = self.note or (lambda *exchange: self.exchanges.append(exchange))
         for reply in self.inner.exchange(requests):
-            self.exchanges.append((requests[reply.client], reply))
+            note(requests[reply.client], reply)
             yield reply
 
 

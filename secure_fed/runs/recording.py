@@ -27,11 +27,10 @@ from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError, RunDirectoryError, plainly
 from secure_fed.methods.method import State
 from secure_fed.rounds.server import Server
-from secure_fed.rounds.summing import Intake
-from secure_fed.rounds.transport import Reply, Request, Transport
+from secure_fed.rounds.summing import Intake, RecordedSum
+from secure_fed.rounds.transport import Recording, Reply, Request, Transport
 from secure_fed.runs.directory import private_part
 from secure_fed.runs.durable import atomic_write, clear_parts
-from secure_fed.runs.recorded_transport import RecordedSum, RecordedTransport
 from secure_fed.tensors.tensors import Tensors
 
 FOLDER = "recording"
@@ -111,7 +110,7 @@ class Recorder:
             self._write(state, sent, lr)
 
     def around(self, transport: Transport) -> Transport:
-        return RecordedTransport(transport, self._record_reply) if self.kept == "updates" else transport
+        return Recording(transport, note=self._record_reply) if self.kept == "updates" else transport
 
     def beside(self, server: Server) -> Server:
         """The server with its masked sums recorded."""

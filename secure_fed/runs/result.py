@@ -93,18 +93,15 @@ def _membership(assembly: Assembly, state: State) -> dict[str, Any]:
 
 def _unprotected(assembly: Assembly, releases: int) -> dict[str, Any]:
     """The privacy entries of a run without privacy."""
-    nothing = dict.fromkeys(
-        (
-            "epsilon",
-            "epsilon_participants",
-            "delta",
-            "noise_multiplier",
-            "epsilon_cumulative",
-            "delta_cumulative",
-            "privacy",
-        )
+    guaranteed = (
+        "epsilon",
+        "epsilon_participants",
+        "delta",
+        "noise_multiplier",
+        "epsilon_cumulative",
+        "delta_cumulative",
     )
-    return nothing | {
+    return dict.fromkeys((*guaranteed, "privacy")) | {
         "unit": "none",
         "sampling_rate": assembly.server.sampler.rate,
         "releases": releases,
@@ -163,21 +160,8 @@ def _subject(assembly: Assembly) -> dict[str, Any]:
 
 
 _ALWAYS = (
-    *(
-        "round",
-        "train_loss",
-        "cohort",
-        "rejected",
-        "bytes_up",
-        "bytes_down",
-        "lr",
-        "seconds",
-        "masked",
-        "caught",
-        "lost",
-    ),
-    *DIAGNOSTICS,
-    "transfer_seconds",
+    *("round", "train_loss", "cohort", "rejected", "bytes_up", "bytes_down", "lr", "seconds"),
+    *("masked", "caught", "lost", *DIAGNOSTICS, "transfer_seconds"),
 )
 
 

@@ -22,7 +22,6 @@ from privacy.accounting import (
     calibrate,
     delta,
     epsilon,
-    participants,
     poisson_sampled,
     rdp,
     replaced,
@@ -45,7 +44,7 @@ def test_known_epsilons() -> None:
     assert epsilon(poisson_sampled(0.01, 1.0), 1000, DELTA) == pytest.approx(1.828, abs=0.002)
     assert epsilon(poisson_replaced(0.01, 1.0), 1000, DELTA) == pytest.approx(2.843, abs=0.002)
     assert epsilon(poisson_sampled(0.1, 0.89), 5, DELTA) == pytest.approx(3.0, abs=0.01)
-    assert participants(0.89, 5, DELTA) == pytest.approx(13.3, abs=0.05)
+    assert epsilon(unamplified(0.89), 5, DELTA) == pytest.approx(13.3, abs=0.05)
 
 
 @pytest.mark.nightly

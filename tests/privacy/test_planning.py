@@ -21,7 +21,8 @@ def test_a_target_is_met_and_not_exceeded() -> None:
     plan = planning.for_epsilon(SMALL, 3.0)
     assert 2.97 < plan.epsilon <= 3.0
     assert plan.epsilon == planning.for_noise(SMALL, plan.noise_multiplier).epsilon
-    assert plan.epsilon_participants == accounting.participants(plan.noise_multiplier, 5, 1e-5) > plan.epsilon
+    seen = accounting.unamplified(plan.noise_multiplier)
+    assert plan.epsilon_participants == accounting.epsilon(seen, 5, 1e-5) > plan.epsilon
 
 
 def test_samples_of_one_size_are_accounted_for_as_such() -> None:

@@ -49,7 +49,7 @@ def test_a_plan_as_json_says_what_accounting_says(told: Told) -> None:
     assert status == 0
     assert out.count("\n") == 1
     assert facts["epsilon"] == accounting.epsilon(accounting.poisson_sampled(0.1, 2.0), 5, 1e-5)
-    assert facts["epsilon_participants"] == accounting.participants(2.0, 5, 1e-5)
+    assert facts["epsilon_participants"] == accounting.epsilon(accounting.unamplified(2.0), 5, 1e-5)
     assert (facts["sampling_rate"], facts["noise_std"], facts["noise_norm"]) == (0.1, 0.5, 5.0)
     assert facts["outlook"] == "hopeless"
     assert {other["epsilon"] for other in facts["alternatives"]} == {1.0, 3.0, 8.0}

@@ -329,6 +329,6 @@ def test_where_many_take_part_participants_learn_more() -> None:
     """Amplification is against those who cannot see the cohort, and only against them."""
     said = federation({**NOISE, "federation.cohort": 1, "privacy.delta": 1e-3}, sizes=[3] * 10).run().summary
     assert said["epsilon"] < 0.5 * said["epsilon_participants"]
-    assert said["epsilon_participants"] == accounting.participants(1.0, 3, 1e-3)
+    assert said["epsilon_participants"] == accounting.epsilon(accounting.unamplified(1.0), 3, 1e-3)
     everybody = federation({**NOISE, "federation.cohort": 10}, sizes=[3] * 10).run().summary
     assert everybody["epsilon"] == everybody["epsilon_participants"] == said["epsilon_participants"]

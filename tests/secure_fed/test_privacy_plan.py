@@ -32,7 +32,9 @@ def test_a_sum_is_calibrated_to_just_below_the_target() -> None:
     plan = for_sums(Target(3.0, None, DELTA), sampler, 20)
     assert 0.99 * 3 < plan.epsilon() <= 3
     assert plan.epsilon() == accounting.epsilon(sampler.release(plan.noise_multiplier), 20, DELTA)
-    assert plan.epsilon_participants() == accounting.participants(plan.noise_multiplier, 20, DELTA) > 3
+    assert (
+        plan.epsilon_participants() == accounting.epsilon(accounting.unamplified(plan.noise_multiplier), 20, DELTA) > 3
+    )
     assert (plan.releases, plan.limits, plan.limit(""), plan.participations) == (20, {}, 20, None)
     assert plan.cost() == accounting_cost(plan)
     assert plan.epsilon(21) > plan.epsilon(20) > plan.epsilon(19)
