@@ -122,7 +122,7 @@ def _chosen(case: Case, bias: str, settings: Settings) -> list[Update]:
 
 
 def _steps(case: Case, examples: int) -> float:
-    """How many steps the client took; an attacker knows it of its settings, or learns the client's size elsewhere."""
+    """The number of steps that the client took; an attacker knows it of its settings, or learns the client's size elsewhere."""
     training = case.assembly.config.training
     if training.steps is not None:
         return training.steps

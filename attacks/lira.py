@@ -108,7 +108,7 @@ def _completed(reference_phi: Floats, inside: Bools) -> tuple[Floats, Floats]:
 
 
 def _shrunk(reference_phi: Floats, inside: Bools) -> tuple[Floats, Floats]:
-    """The same, as far apart as their own distance and that of all units make likely."""
+    """(units,) means inside and outside, as far apart as their own distance and that of all units make likely."""
     mean_in, mean_out = _completed(reference_phi, inside)
     error_in, error_out = (
         _variances(reference_phi, chosen, pooled=True) / chosen.sum(axis=0).clip(min=1) for chosen in (inside, ~inside)
@@ -156,7 +156,7 @@ def run_offline(case: Case, settings: Settings) -> Finding:
 
 
 def _confidences(case: Case, settings: Settings) -> tuple[Floats, Floats, Bools]:
-    """Of the target, of the references, and which units these were trained on."""
+    """Confidences of the target and of the references, and the units that each reference was trained on."""
     references = case.references(settings.references)
     _, owner = case.looked_at
     each = case.reference_confidences(settings.references)

@@ -64,7 +64,7 @@ def _picked(case: Case, settings: Settings) -> list[Summed]:
 
 
 def _clients(case: Case, one: Summed) -> list[str]:
-    """Whose texts may be in a sum, for scoring alone: those who were asked, if they can be drawn again, else everybody."""
+    """The clients whose texts may be in a sum, for scoring alone: the invited, if they can be drawn again, else everybody."""
     server = case.assembly.server
     if server.protection.hides_cohort:
         return list(server.names)

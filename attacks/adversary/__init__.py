@@ -1,4 +1,4 @@
-"""What an attack is given: the audited run, the part of it that an adversary sees, and reference adapters.
+"""The input of an attack: the audited run, the part of it that an adversary sees, and reference adapters.
 
 target      the run that is audited: its federation as it was before training, and the state it ended with
 vantage     four adversaries, by what each sees of a run

@@ -1,8 +1,8 @@
 """One reference federation: like the run's over other members. It releases nothing and charges nothing.
 
-It is asked for a round twice. `noted` goes as far as the training of each client and says what they would train on; `round`
-makes the whole round, with what came of that, or with clients training as they are asked. Both draw the same cohort, order and
-coins, since all of these come from seeds; a client that was only asked to note is as if it had not been.
+A round is computed twice. `noted` goes as far as the training of each client and returns the jobs; `round` makes the whole
+round, with the results of these jobs, or with clients that train when requested. Both draw the same cohort, order and coins,
+since all of these come from seeds; `noted` leaves no trace in the clients.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Reference:
 
     @classmethod
     def of(cls, assembly: Assembly, inside: NDArray[np.bool_], seed: int) -> Reference:
-        """Where the units of the pool that are `inside` are members; noise and secret coins come from `seed`."""
+        """A reference whose members are the units `inside`; noise and secret coins come from `seed`."""
         desk, data, phantoms = Desk(), assembly.pools["data"], assembly.pools["phantoms"]
         of_data = assembly.audit_pool.of == "data"
         dealt = data.split(inside if of_data else data.members)
@@ -90,7 +90,7 @@ class Reference:
         return cls(assembly, server, clients, desk, assembly.initial)
 
     def noted(self, lr: float) -> list[Job]:
-        """What the clients of the round to come would train on, in the order they are asked."""
+        """The jobs of the next round, in the order of its requests."""
         self.desk.clear()
         with suppress(_AskedError):
             run_round(self.state, self.server, _NoFurther(self._transport()), lr)
@@ -145,12 +145,12 @@ class Desk:
     def beside(self, train: Train) -> Train:
         """`train` of a client that does not learn from its examples, so that there is nothing to note."""
 
-        def asked(objective: Objective, job: Job) -> Trained:
+        def requested(objective: Objective, job: Job) -> Trained:
             if self._notes:
                 raise _NotedError
             return train(objective, job)
 
-        return asked
+        return requested
 
 
 class _NotedError(Exception):
@@ -202,7 +202,7 @@ class _AllShares(Gaussian):
 
 @dataclass
 class _Allowance:
-    """What is asked for, in as many rounds as a client may take part in; asked again for a round, the same."""
+    """The requested count, in as many rounds as a client may take part in; the same count for the same round."""
 
     most: float
     rounds: dict[str, set[int]] = field(default_factory=dict)

@@ -51,7 +51,7 @@ class References:
     """Reference adapters of a federation.
 
     inside: (references, units), whether the unit was a member of the reference. states: the last global state of each. rounds:
-    of each the global states from the initial one on, where they were asked for. why_not_stacked: why some trainings were made
+    of each the global states from the initial one on, where requested. why_not_stacked: why some trainings were made
     one after the other; empty if all were stacked.
     """
 
@@ -72,7 +72,7 @@ def references(
 ) -> References:
     """`count` references with fair coins, all of `seed`.
 
-    progress: told how many rounds of all of them are done, and of how many. rounds: how many the run came to, if not to all.
+    progress: called with the number of rounds done by all of them and the total. rounds: of the run, if it ended early.
     """
     if count < 2:
         raise UsageError(
@@ -148,14 +148,14 @@ def _round(made: Sequence[Reference], lr: float, ways: Ways | None) -> None:
 
 
 def _in_lockstep(assembly: Assembly) -> int:
-    """How many references go together: what a round of them has trained is in memory at once."""
+    """The number of references in lockstep: all trained tensors of a round are in memory at once."""
     plan = assembly.method.plan(assembly.initial)
     numbers = assembly.initial.tensors.select(plan.trainable).numel
     return max(1, _HELD // max(1, math.ceil(numbers * assembly.sampler.expected)))
 
 
 def _seed_of(seed: int, number: int) -> int:
-    """Of the noise and the secret coins of one reference."""
+    """The seed of the noise and the secret coins of one reference."""
     return int.from_bytes(hashlib.sha256(f"reference {number} of {seed}".encode()).digest()[:8], "big")
 
 

@@ -10,7 +10,7 @@ pairs, came back while more than half of what was named is right: on average ove
 
 Guesses may be right because texts are alike, so how many are is no evidence by itself. They count where as many of the
 commonest words of public texts would have given clearly less. Where nobody measured what these give, they do not count, and are
-told all the same.
+reported all the same.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Named:
         return max(self._of_words(how), self._of_pairs(how))
 
     def by_pairs(self, how: How) -> bool:
-        """Whether it is the pairs alone that count, or alone were measured."""
+        """Whether only the pairs count, or only they were measured."""
         return self.words is None or (self._of_words(how) == 0 < self._of_pairs(how))
 
     def _of_words(self, how: How) -> float:
@@ -77,12 +77,12 @@ class Attempt:
 
     @property
     def share(self) -> float:
-        """What counts of the mean or of the most exposed, whichever is more."""
+        """The larger counted share, of the mean or of the most exposed."""
         return max(one.share(self.how) for one in self._both)
 
     @property
     def raw(self) -> float:
-        """The same, whether it counts or not."""
+        """The larger share, counted or not."""
         return max(one.most or 0.0 for one in self._both)
 
     @property
@@ -91,7 +91,7 @@ class Attempt:
 
     @property
     def grade(self) -> Grade:
-        """How much it is, and, where much was named and none of it counts, why not."""
+        """The grade; where much was named and nothing counts, the reason."""
         if self.share > RECOVERED:
             return "leak"
         if self.share >= PART:

@@ -82,7 +82,7 @@ def _best(ways: Sequence[Guesses], scores: Floats, members: Bools, significance:
 
 
 def lower_bound(scores: ArrayLike, members: ArrayLike, delta: float, significance: float, seed: int = 0) -> Bound:
-    """What one attack's scores of one run show of epsilon at delta; see the head of this file for what it means.
+    """The lower bound on epsilon at delta from one attack's scores of one run, as the head of this file defines it.
 
     The ways to guess are fixed shares of the units, from all of them to the highest few. Each is tested at an equal share of
     the significance, and those are left out that even without a mistake could show nothing.

@@ -52,7 +52,7 @@ class Estimate:
 
 
 def estimates(null: Null, members: NDArray[np.bool_], delta: float, releases: int | None = None) -> list[Estimate]:
-    """What can be estimated from this law. releases: of the run, if they are more than the rounds looked at."""
+    """The estimates that this law permits. releases: of the run, if they are more than the rounds looked at."""
     if not 0 < delta < 1 or not members.any():
         return []
     found = [Estimate("independent", independent(null.tails[members], delta))]
@@ -97,7 +97,7 @@ def shift_of(x: Floats, rate: float) -> tuple[float, float]:
 
 
 def log_likelihood(x: Floats, mu: float, rate: float) -> float:
-    """Of a shift of mu where drawn, over that of no shift at all."""
+    """The log-likelihood of a shift of mu where drawn, less that of no shift."""
     with np.errstate(divide="ignore"):
         return float(np.logaddexp(np.log1p(-rate), math.log(rate) + mu * x - mu**2 / 2).sum())
 

@@ -19,11 +19,11 @@ from secure_fed.runs.membership import roc_interval
 
 MOST = 50  # lines of the list of units
 MOST_CLIENTS = 20
-FIRST = (10, 20, 50)  # accusations, of which it is said how many are false
+FIRST = (10, 20, 50)  # accusations whose false ones are counted
 
 
 def accusations(held: AuditPool, scores: Floats) -> list[dict[str, int]]:
-    """Of the first so many by score, how many were held out; equal scores come in the order of the units."""
+    """The number of held-out units among the first by score; equal scores come in the order of the units."""
     members = held.members[_order(scores)]
     return [{"first": n, "false": int((~members[:n]).sum())} for n in FIRST if n <= len(members)]
 

@@ -15,7 +15,7 @@ For a mechanism with trade-off curve f, fbar = 1 - f, let p_i be the probability
     sum_{i in T} (i / m) p_i <= fbar(sum_{i in T} ((r - i + 1) / m) p_{i-1})  (Mahloujifar, Melis and Chaudhuri, 2024)
 
 Here f is that of a Gaussian mechanism, fbar(x) = Phi(Phi^-1(x) + mu). What follows holds for mechanisms with such a curve; one
-that is (epsilon, delta)-DP in some other way may be told a mu whose epsilon at delta is above its own.
+that is (epsilon, delta)-DP in some other way may be assigned a mu whose epsilon at delta is above its own.
 """
 
 from __future__ import annotations

@@ -38,13 +38,13 @@ def main_of(scored: Iterable[Where], vantages: Sequence[str]) -> Where | None:
 
 
 def level(significance: float, others: int, *, main: bool, main_found: bool = False) -> float:
-    """What one number is judged at, beside so many that are not the main one; 0 others leave all of it to the main one."""
+    """The significance of one number, beside so many others; 0 others leave all of it to the main one."""
     if main:
         return significance * SHARE if others else significance
     return significance * (1 if main_found else 1 - SHARE) / max(others, 1)
 
 
 def levels(significance: float, scored: Sequence[Where], vantages: Sequence[str]) -> dict[Where, float]:
-    """What the lower bound of each is judged at."""
+    """The significance of the lower bound of each."""
     main = main_of(scored, vantages)
     return {where: level(significance, len(scored) - 1, main=where == main) for where in scored}

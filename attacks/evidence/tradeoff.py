@@ -108,7 +108,7 @@ def _loss(x: float, mu: float, sampling_rate: float) -> float:
 
 
 def _observed(losses: Floats, mu: float, sampling_rate: float) -> Floats:
-    """Where a loss is had; minus infinity below the least loss."""
+    """The observation that has a loss; minus infinity below the least loss."""
     with np.errstate(divide="ignore", invalid="ignore"):
         drawn = losses + np.log1p(-(1 - sampling_rate) * np.exp(-losses)) - math.log(sampling_rate)
     x: Floats = np.where(np.isnan(drawn), -np.inf, (drawn + mu**2 / 2) / mu)

@@ -1,4 +1,4 @@
-"""What people read of an audit: the verdict in sentences, the table on a terminal, and the page.
+"""The report of an audit: the verdict in sentences, the table on a terminal, and the page.
 
 reading, values   audit.json as typed values
 significance      which findings are significant, and which of these the guarantee covers

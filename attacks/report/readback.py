@@ -15,7 +15,7 @@ def attempts(cell: Cell) -> tuple[Attempt, ...]:
 
 
 def grade(cell: Cell) -> Grade | None:
-    """That of the best attempt; None of an attack that looked for no texts."""
+    """The grade of the best attempt; None of an attack that looked for no texts."""
     found = best(attempts(cell))
     return None if found is None else found.grade
 

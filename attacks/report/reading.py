@@ -38,7 +38,7 @@ class Estimated:
 
 @dataclass(frozen=True)
 class Allowed:
-    """What an attack may find on a run that keeps its guarantee. by: "mechanism" of the curve of its noise, else "epsilon"."""
+    """The figures that a kept guarantee allows an attack. by: "mechanism" of the curve of its noise, else "epsilon"."""
 
     auc: float
     rates: Mapping[float, float]
@@ -80,7 +80,7 @@ class Cell:
 
     @property
     def of_membership(self) -> bool:
-        """Whether it ranked units by how likely they are members."""
+        """Whether the attack ranked units by how likely they are members."""
         return self.applicable and self.auc is not None
 
     def tail(self, target: float) -> Tail | None:
@@ -165,7 +165,7 @@ class Audit:
 
     @property
     def results(self) -> tuple[Cell, ...]:
-        """The same, an attack that finds the same for several adversaries only for the weakest of them."""
+        """The cells that ranked units; an attack with equal figures for several adversaries counts for the weakest alone."""
         found: dict[object, Cell] = {}
         for cell in sorted(self.of_membership, key=lambda cell: self.rank(cell.vantage)):
             found.setdefault((cell.attack, cell.auc, cell.interval, cell.tails, cell.lower), cell)

@@ -31,7 +31,7 @@ def texts(audit: Audit) -> str:
 
 
 def short(cell: Cell) -> str:
-    """The same in a few words, for a cell of a table; "" for less than a part of the texts."""
+    """The finding in a few words, for a cell of a table; "" for less than a part of the texts."""
     best = attempts.best(readback.attempts(cell))
     if best is None or best.grade not in ("leak", "part"):
         return ""

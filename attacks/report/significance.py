@@ -59,7 +59,7 @@ def by_rank(auc: float, members: int, non_members: int) -> float:
 
 
 def by_known_rank(auc: float, members: int) -> float:
-    """The same where the law of non-members is known."""
+    """The chance of such an AUC where the law of non-members is known."""
     return NormalDist().cdf((CHANCE - auc) * math.sqrt(12 * members))
 
 
@@ -72,7 +72,7 @@ def by_tail(tpr: float, fpr: float, members: int, non_members: int) -> float:
 
 
 def by_known_tail(tpr: float, fpr: float, members: int) -> float:
-    """The same where the law of non-members is known, so that the false-positive rate is."""
+    """The chance of such a rate where the law of non-members, and so the false-positive rate, is known."""
     from scipy.stats import binom
 
     return float(binom.sf(round(tpr * members) - 1, members, min(max(fpr, 0.0), 1.0)))
@@ -99,7 +99,7 @@ def tail_holds_up(tail: Tail, cell: Cell, audit: Audit) -> bool:
 
 
 def _chance(cell: Cell) -> float | None:
-    """That of its AUC where the scores tell nothing; 1 where its interval does not even by itself lie above 1/2."""
+    """The chance of its AUC where the scores tell nothing; 1 where its interval does not even by itself lie above 1/2."""
     units = _units(cell)
     if cell.auc is None or units is None:
         return None
@@ -109,7 +109,7 @@ def _chance(cell: Cell) -> float | None:
 
 
 def _is_main(cell: Cell, audit: Audit) -> bool:
-    """Whether its AUC is that of the main attack, or repeats it for an adversary who sees more."""
+    """Whether the cell is the main attack, or repeats its AUC for an adversary who sees more."""
     main = audit.main_cell
     return main is not None and (cell.attack, cell.auc, cell.tails) == (main.attack, main.auc, main.tails)
 
@@ -125,7 +125,7 @@ def _level(audit: Audit, *, main: bool) -> float:
 
 
 def mark(cell: Cell, audit: Audit) -> Mark:
-    """What a cell is to be called: "sign" where its interval is above chance and what it shows does not hold up, "part" where
+    """The word for a cell: "sign" where its interval is above chance and what it shows does not hold up, "part" where
     a part of the texts was read back.
     """
     if not cell.of_membership:

@@ -1,4 +1,4 @@
-"""What an adversary knows of training steps: changes of the global state, updates and sums, and the gradients beside them.
+"""An adversary's knowledge of training steps: changes of the global state, updates and sums, and the gradients beside them.
 
 steps          the steps of every round, as far as an adversary sees them
 alignment      the cosine between a step and the gradient of an example

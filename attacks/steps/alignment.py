@@ -35,7 +35,7 @@ _EXAMPLES = 64
 
 
 def trained_names(assembly: Assembly, state: Tensors, round_: int) -> tuple[str, ...]:
-    """What local training of that round moves and does not keep to itself."""
+    """The tensors that local training of that round moves and sends."""
     trainable = assembly.method.plan(State(state, round=round_)).trainable
     return tuple(name for name in trainable if name not in assembly.server.personal)
 

@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Release:
-    """What a round released: `moved`, the unit vector of a contribution's coordinates, from clients that began at `before`;
+    """The release of a round: `moved`, the unit vector of a contribution's coordinates, from clients that began at `before`;
     `length`, what its norm was.
 
     trained: names that local training moves; sent: those of them that do not stay with the client. lr: local learning rate.
@@ -67,7 +67,7 @@ def _of_contribution(case: Case, round_: int, pass_name: str, total: Tensors) ->
 
 
 def _stepped(case: Case, a: int, b: int) -> Release | None:
-    """What the rounds from `a` to `b` released, without what the server's momentum, a known setting, carried over."""
+    """The release of the rounds from `a` to `b`, without what the server's momentum, a known setting, carried over."""
     states, optimizer = case.seen.states, case.assembly.config.federation
     change = _change(case, a, states[a], states[b])
     if change is not None and optimizer.server_optimizer == "momentum" and a - 1 in states and b == a + 1:

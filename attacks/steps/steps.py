@@ -31,7 +31,7 @@ def stepping(case: Case) -> dict[int, frozenset[str]]:
 
 
 def steps(case: Case, round_: int) -> dict[str, Tensors]:
-    """Of a round whose steps are known, by whose they are: from updates; else of everybody together, from the sum, or else from
+    """The known steps of a round, by client: from updates; else of everybody together, from the sum, or else from
     the states before and after.
     """
     seen = case.seen
@@ -82,7 +82,7 @@ def _means(updates: Sequence[Update]) -> dict[str, Tensors]:
 
 
 def examples_of(case: Case, units: NDArray[np.int64]) -> tuple[list[Any], NDArray[np.int64]]:
-    """What is looked at of these units, ascending, and the place among them of the one that each example is of."""
+    """The examples of these units to look at, ascending, and the place among them of the one that each example is of."""
     looked_at, owner = case.looked_at
     places = np.full(len(case.units), -1)
     places[units] = np.arange(len(units))

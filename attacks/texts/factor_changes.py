@@ -46,7 +46,7 @@ class Sent:
 
     @cached_property
     def factor(self) -> float:
-        """What the update was multiplied by. Where noise hides it, it is taken to be 1: clipping only shortens, so
+        """The factor that the update was multiplied by. Where noise hides it, it is taken to be 1: clipping only shortens, so
         rounding is smaller than what is taken for it, and both are small beside the noise.
         """
         if self.noise_std:

@@ -95,7 +95,7 @@ def first_layer(model: nn.Module, names: Sequence[str], longest: int, types: Seq
 
 
 def _tried(model: nn.Module, texts: Tensor, modules: Sequence[str]) -> dict[str, Tensor]:
-    """What the first of these modules read of texts, a vector a token, or NoFirstLayerError. The model may be anybody's."""
+    """The inputs of the first of these modules, a vector a token, or NoFirstLayerError. The model may be anybody's."""
     name = type(model).__name__
     try:
         reads = first_reads(model, {"input_ids": texts, "attention_mask": torch.ones_like(texts)}, modules)
@@ -111,7 +111,7 @@ def _tried(model: nn.Module, texts: Tensor, modules: Sequence[str]) -> dict[str,
 
 @torch.no_grad()
 def first_reads(model: nn.Module, given: Mapping[str, Tensor], modules: Sequence[str]) -> dict[str, Tensor]:
-    """What each of these modules reads in a forward pass, in the order in which they are called; stops when one is
+    """The input of each of these modules in a forward pass, in the order in which they are called; stops when one is
     called whose input is another than the first's.
     """
     reads: dict[str, Tensor] = {}

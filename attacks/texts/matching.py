@@ -28,7 +28,7 @@ PULL = 0.1
 
 @dataclass(frozen=True)
 class Budget:
-    """How long to look: starts of so many steps each."""
+    """The length of a search: starts of so many steps each."""
 
     starts: int = 2
     steps: int = 150

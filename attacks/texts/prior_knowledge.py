@@ -52,11 +52,11 @@ class PriorKnowledge:
         return Sent(one.total, self.before(one.round), noise, one.clients)
 
     def before(self, round_: int) -> Any:
-        """What the clients of that round began with; frozen factors are as they were made."""
+        """The tensors that the clients of that round began with; frozen factors are as they were made."""
         return self.case.assembly.initial.tensors | self.case.seen.states[round_]
 
     def truth(self, clients: Sequence[str]) -> set[Key]:
-        """What these clients hold, phantoms nothing: for scoring alone."""
+        """The texts of these clients, of phantoms none: for scoring alone."""
         parts = self.case.assembly.problem
         named = dict(zip(parts.names, parts.train, strict=True))
         return truth_of([text for name in clients for text in texts_of(named.get(name, ())) or []], self.first)
@@ -123,7 +123,7 @@ def update_noise(case: Case) -> float:
 
 
 def sum_noise(case: Case, clients: int) -> float:
-    """That of a sum of so many updates, before any noise of the server's."""
+    """The noise of a sum of so many updates, before any noise of the server's."""
     protection = case.assembly.protection
     if protection.shares is not None:
         size = sum(tensor.numel() for tensor in case.assembly.initial.tensors.dense().parts().values())
@@ -132,7 +132,7 @@ def sum_noise(case: Case, clients: int) -> float:
 
 
 def grid_noise(case: Case, clients: int) -> float:
-    """That of rounding so many contributions to the grid of a masked sum."""
+    """The noise of rounding so many contributions to the grid of a masked sum."""
     settings = case.assembly.config.secure_aggregation
     if not settings.enabled:
         return 0.0

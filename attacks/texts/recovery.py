@@ -43,7 +43,7 @@ class Recovery:
 
 
 def recover(sent: Sequence[Sent], first: FirstLayer, scale: float, known: Sequence[Key], each: int) -> Recovery:
-    """What these updates of one batch of inputs tell of it.
+    """The tokens that these updates of one batch of inputs give away.
 
     scale: s of W + s B A. known: tokens in it for certain. each: how many texts it has at most, for guesses.
     """
@@ -86,7 +86,7 @@ def _fitting(family: Family, first: FirstLayer, known: Sequence[Key], count: int
 
 
 def _joined(found: Sequence[tuple[Found, str]], each: int) -> Recovery:
-    """What the families say together: certain is what one of them is certain of; guesses come from the rows of A or a
+    """The findings of all families together: certain is what one of them is certain of; guesses come from the rows of A or a
     product, in whose large space nearness means something where a direction is lost.
     """
     if not found:

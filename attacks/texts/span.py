@@ -136,7 +136,7 @@ class Family:
         return self.missing == 0
 
     def tolerance(self, candidates: int) -> float:
-        """How far a certain input may be, when so many are tried."""
+        """The distance up to which an input is certain, when so many are tried."""
         if self.vacuous:
             return 0.0
         return min(*(test.tolerance for test in self.tests), math.exp(-math.log(max(candidates, 1)) / self.missing))
@@ -149,7 +149,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Found:
-    """What one family left of so many candidates: keys (K, 2) of position and token, and distances (K,), below NEAR."""
+    """The candidates that one family leaves: keys (K, 2) of position and token, and distances (K,), below NEAR."""
 
     family: Family
     candidates: int
@@ -157,7 +157,7 @@ class Found:
     distances: Tensor
 
     def certain(self) -> set[Key]:
-        """What is in the row space, nearest first: of no more tokens than it has dimensions, since inputs of different
+        """The candidates in the row space, nearest first: of no more tokens than it has dimensions, since inputs of different
         tokens do not depend on each other.
         """
         inside = self.distances < self.family.tolerance(self.candidates)
@@ -182,7 +182,7 @@ class Found:
 
 
 def search(blocks: Iterable[tuple[Tensor, Tensor]], families: Sequence[Family]) -> list[Found]:
-    """What each family leaves of all candidates, given in blocks of keys (N, 2) and inputs (N, n)."""
+    """The candidates that each family leaves, given in blocks of keys (N, 2) and inputs (N, n)."""
     total = 0
     kept: list[list[tuple[Tensor, Tensor]]] = [[] for _ in families]
     for keys, inputs in blocks:

@@ -28,7 +28,7 @@ _WHICH = ("client", "clients", "round")  # what tells a row from others
 
 @dataclass(frozen=True)
 class Common:
-    """What public texts hold, special tokens left out: in the most of them first, of equals the smaller."""
+    """The tokens of public texts, special ones left out: in the most of them first, of equals the smaller."""
 
     pairs: Sequence[Key]
     tokens: Sequence[int]
@@ -64,7 +64,7 @@ class Score:
 
 
 def score(found: Collection[Key], truth: Collection[Key], special: Collection[int]) -> Score:
-    """Of pairs without special tokens; a batch without any others scores zero."""
+    """The scores of pairs without special tokens; a batch without any others scores zero."""
     claimed = {key for key in found if key[1] not in special}
     true = {key for key in truth if key[1] not in special}
     hits, words, named = len(claimed & true), {token for _, token in true}, {token for _, token in claimed}
@@ -127,7 +127,7 @@ def texts_of(examples: Iterable[Any]) -> list[list[int]] | None:
 
 
 def truth_of(texts: Iterable[Sequence[int]], first: FirstLayer) -> set[Key]:
-    """What there is to recover in these texts."""
+    """The tokens and pairs to recover in these texts."""
     return {first.key(place, token) for text in texts for place, token in enumerate(text)}
 
 

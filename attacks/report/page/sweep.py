@@ -36,7 +36,7 @@ def sweep(audit: Audit) -> str:
 def _unlike(runs: Sequence[Row]) -> str:
     """The settings other than privacy in which these runs differ, since these may explain a difference as well."""
     kinds = {name: {words(row(run.get("of")).get(name)) for run in runs} for name in _KINDS}
-    unlike = [said for name, said in _KINDS.items() if len(kinds[name]) > 1]
+    unlike = [title for name, title in _KINDS.items() if len(kinds[name]) > 1]
     if not unlike:
         return "The same training with different privacy, audited alike."
     return (
