@@ -26,22 +26,19 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attacks.adversary.case import Case, Finding, Inapplicable, Settings
-from attacks.adversary.null import Null, sphere_tails
+from attacks.adversary.null import Floats, Null, sphere_tails
 from attacks.steps.released import Release, evenly, releases, unit_vector
 from secure_fed.learning.audit_pool.canaries import length_beyond_clipping
 from secure_fed.learning.training.canary_directions import direction, length_of_steps
 from secure_fed.tensors.tensors import Layout
 
-Floats = NDArray[np.float64]
-
 
 def run(case: Case, settings: Settings) -> Finding:
     """(units,) scores, N(0, 1) for units that did not train. measured: the `dimension` d, the `rounds` looked at, and of fresh
     directions the standard deviation of their scores (`null_std`, before it is divided by where N(0, 1) is not exact,
-    `null_is_exact`) and the p-value of a test of N(0, 1) (`null_p_value`).
+    `null_is_exact`) and the p-value of a Kolmogorov-Smirnov test of N(0, 1) (`null_p_value`).
     """
     if not case.assembly.audit_pool.directions:
         raise Inapplicable(

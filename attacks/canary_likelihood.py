@@ -18,8 +18,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from attacks.adversary.case import Case, Finding, Floats, Inapplicable, Settings
-from attacks.adversary.null import Null, drawn_tails
+from attacks.adversary.case import Case, Finding, Inapplicable, Settings
+from attacks.adversary.null import Floats, Null, drawn_tails
 from attacks.canary_cosine import sent_of
 from attacks.steps.released import Release, evenly, releases
 from secure_fed.learning.training.canary_directions import length_of_steps

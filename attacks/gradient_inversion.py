@@ -14,17 +14,14 @@ recall is below 1 even if everything of that part was found. Special and padding
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from attacks.adversary.case import Inapplicable
+from attacks.adversary.case import Case, Finding, Inapplicable, Settings
 from attacks.texts.matching import Budget, match
 from attacks.texts.prior_knowledge import PriorKnowledge, prior_knowledge
-from attacks.texts.recovery import NO_FACTORS, recover_all
+from attacks.texts.recovery import NO_FACTORS
 from attacks.texts.token_scores import mean, means, score
-
-if TYPE_CHECKING:
-    from attacks.adversary.case import Case, Finding, Settings
-    from secure_fed.runs.recording import Update
+from secure_fed.runs.recording import Update
 
 NOTHING = "the exact test applies to none of the {count} {what} looked at, and nothing could be guessed ({why})"
 ROUNDS, CLIENTS, MATCHED = 3, 5, 3
@@ -34,13 +31,11 @@ _NOTE = "words are distinct tokens, places pairs of position and token; special 
 
 def run(case: Case, settings: Settings) -> Finding:
     """Recall and precision over the updates that were looked at."""
-    from attacks.adversary.case import Finding
-
     if not case.seen.updates:
         raise Inapplicable("inverting updates needs those of single clients: set evaluation.record = 'updates'")
     at = prior_knowledge(case)
     updates = picked(case, settings)
-    found = recover_all([[at.sent(one)] for one in updates], at.first, at.scale, at.known, at.each)
+    found = at.recovered([[at.sent(one)] for one in updates])
     if all(one.why == NO_FACTORS for one in found):
         raise Inapplicable(f"{NO_FACTORS}; there is nothing to test inputs against")
     rows = [
@@ -86,9 +81,7 @@ def _together(at: PriorKnowledge, updates: Sequence[Update]) -> dict[str, Any] |
     several = {client: own for client, own in groups.items() if len(own) > 1}
     if not several:
         return None
-    found = recover_all(
-        [[at.sent(one) for one in own] for own in several.values()], at.first, at.scale, at.known, at.each
-    )
+    found = at.recovered([[at.sent(one) for one in own] for own in several.values()])
     return means([{"client": client, **at.scored(one, [client])} for client, one in zip(several, found, strict=True)])
 
 

@@ -14,18 +14,14 @@ about as long as any other, so that sizes are lost; under it, and under clipping
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from attacks.adversary.case import Inapplicable
+from attacks.adversary.case import Case, Finding, Inapplicable, Settings
+from attacks.adversary.null import Floats
+from secure_fed.runs.recording import Update
 
-if TYPE_CHECKING:
-    from attacks.adversary.case import Case, Finding, Settings
-    from secure_fed.runs.recording import Update
-
-Floats = NDArray[np.float64]
 MOST_UPDATES, MOST_EXAMPLES = 60, 1000
 _NOTE = "distance of label shares from the true ones, 0 to 2; the baseline says the population's shares of every client"
 
@@ -48,8 +44,6 @@ def l1(found: Floats, true: Floats) -> float:
 
 def run(case: Case, settings: Settings) -> Finding:
     """Compares with the clients' true labels, to score; the baseline says the population's shares of everybody."""
-    from attacks.adversary.case import Finding
-
     bias = _bias(case)
     updates = _chosen(case, bias, settings)
     classes = case.assembly.initial.tensors.tensor(bias).shape[0]

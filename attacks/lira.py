@@ -28,10 +28,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attacks.adversary.case import Case, Finding, Settings
+from attacks.adversary.null import Floats
 from secure_fed.errors import UsageError
 from secure_fed.runs.membership.measured import mean_of_units
 
-Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 OWN_VARIANCE = 64  # references from which on every unit has variances of its own

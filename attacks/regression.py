@@ -20,7 +20,7 @@ This is what whitening is to a matched filter: the population says in which dire
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -28,11 +28,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attacks.adversary.case import Case, Finding, Inapplicable, Settings
+from attacks.adversary.null import Floats
 from attacks.steps import alignment
 from attacks.steps.steps import EVERYBODY, examples_of, spaced, stepping, steps
 from secure_fed.tensors.tensors import Tensors
-
-Floats = NDArray[np.float64]
 
 RIDGE = 0.1
 ROUNDS = 12  # that each unit is looked at in, unless the settings say how many rounds there are to be
@@ -59,8 +58,8 @@ def run(case: Case, settings: Settings) -> Finding:
             "the steps of rounds were not kept: set evaluation.record to 'models' before the run, or to 'updates'"
         )
     clients = np.array([unit.client for unit in case.units])
-    covered = {round_: _covered(clients, names) for round_, names in whose.items()}
-    covered = {round_: units for round_, units in covered.items() if len(units)}
+    reached = {round_: np.isin(clients, list(names)) | (EVERYBODY in names) for round_, names in whose.items()}
+    covered = {round_: np.flatnonzero(units) for round_, units in reached.items() if units.any()}
     usual = sum(map(len, covered.values())) / max(
         1, len(covered) * len(clients)
     )  # share of the units that a round tells of
@@ -74,11 +73,6 @@ def run(case: Case, settings: Settings) -> Finding:
             total[units[own]] += standing[own, column]
             seen[units[own]] += 1
     return Finding(total, {"rounds": len(rounds), "units_without": int((seen == 0).sum())})
-
-
-def _covered(clients: NDArray[np.str_], names: Collection[str]) -> NDArray[np.int64]:
-    """The units that steps of these can tell of."""
-    return np.flatnonzero(np.isin(clients, list(names)) | (EVERYBODY in names))
 
 
 def _standing(case: Case, round_: int, towards: Mapping[str, Tensors], units: NDArray[np.int64]) -> Floats:

@@ -26,12 +26,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attacks.adversary.case import Case, Finding, Settings
+from attacks.adversary.null import Floats
 from attacks.lira import require_references
 from secure_fed.errors import UsageError
 from secure_fed.runs.membership import roc
 from secure_fed.runs.membership.measured import mean_of_units
 
-Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Marginal = Callable[[Floats, Bools, float], Floats]
 
@@ -78,19 +78,11 @@ def scores(
             f"a population of {len(population_phi)} needs confidences of shape ({len(reference_phi)}, {len(population_phi)}) "
             f"from the references, and they have {population_reference_phi.shape}"
         )
-    return _shares(phi, reference_phi, inside, population_phi, population_reference_phi, a, marginal, gamma)
+    return _shares((phi, reference_phi, inside, population_phi, population_reference_phi), a, marginal, gamma)
 
 
-def _shares(
-    phi: Floats,
-    reference_phi: Floats,
-    inside: Bools,
-    population_phi: Floats,
-    population_reference_phi: Floats,
-    a: float,
-    marginal: Marginal,
-    gamma: float,
-) -> Floats:
+def _shares(given: tuple[Floats, Floats, Bools, Floats, Floats], a: float, marginal: Marginal, gamma: float) -> Floats:
+    phi, reference_phi, inside, population_phi, population_reference_phi = given
     nobody = np.zeros(population_reference_phi.shape, dtype=bool)
     of_x = _log_ratio(phi, marginal(reference_phi, inside, a)) - np.log(gamma)
     of_z = np.sort(_log_ratio(population_phi, offline_marginal(population_reference_phi, nobody, a)))
@@ -118,9 +110,8 @@ def tuned_a(
         for target, truth in enumerate(inside):
             rest = np.arange(len(inside)) != target
             phi, z = reference_phi[target], population_reference_phi[target]
-            found = _shares(
-                phi, reference_phi[rest], inside[rest], z, population_reference_phi[rest], a, marginal, gamma
-            )
+            others = (phi, reference_phi[rest], inside[rest], z, population_reference_phi[rest])
+            found = _shares(others, a, marginal, gamma)
             if truth.any() and not truth.all():
                 areas.append(roc.auc(found[truth], found[~truth]))
         mean_areas.append(float(np.mean(areas)) if areas else 0.0)

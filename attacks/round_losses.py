@@ -9,12 +9,10 @@ centred, rounds with the widest confidences would decide.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attacks.adversary.case import Case, Finding, Inapplicable, Settings
+from attacks.adversary.null import Floats
 from attacks.steps.steps import spaced
-
-Floats = NDArray[np.float64]
 
 _POPULATION = 1000
 

@@ -52,7 +52,7 @@ def findings(
     for attack in attacks:
         progress(attack.title)
         before: Seen | None = None
-        for vantage in _from(attack):
+        for vantage in list(VANTAGES)[list(VANTAGES).index(attack.vantage) :]:  # from the weakest that sees enough
             now = views[vantage]
             if before is not None and not _sees_more(attack, before, now):
                 continue
@@ -61,12 +61,6 @@ def findings(
             one = found[attack.name, vantage] = nothing or _tried(attack, case, settings, by_name=by_name)
             before = None if isinstance(one, str) else now
     return found
-
-
-def _from(attack: Attack) -> list[str]:
-    """The vantage points that see enough, the weakest first."""
-    names = list(VANTAGES)
-    return names[names.index(attack.vantage) :]
 
 
 def _sees_more(attack: Attack, before: Seen, now: Seen) -> bool:

@@ -12,19 +12,16 @@ is drawn by public coins, so does whoever scores. Else it is of everybody's text
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from attacks.adversary.case import Inapplicable
+from attacks.adversary.case import Case, Finding, Inapplicable, Settings
 from attacks.adversary.vantage import summed
 from attacks.gradient_inversion import NOTHING, ROUNDS, named_nothing
 from attacks.texts.factor_changes import Sent
 from attacks.texts.prior_knowledge import PriorKnowledge, prior_knowledge
-from attacks.texts.recovery import NO_FACTORS, recover_all
+from attacks.texts.recovery import NO_FACTORS
 from attacks.texts.token_scores import means
-
-if TYPE_CHECKING:
-    from attacks.adversary.case import Case, Finding, Settings
-    from secure_fed.runs.recording import Summed, Update
+from secure_fed.runs.recording import Summed, Update
 
 COHORTS = (1, 2, 5, 10)
 REPEATS = 3
@@ -34,13 +31,11 @@ _OF_MORE = "who was in a sum is not known for certain, so recall is of the texts
 
 def run(case: Case, settings: Settings) -> Finding:
     """Recall over sums; truth is what the clients of a sum hold, where it is known who they were."""
-    from attacks.adversary.case import Finding
-
     if not case.seen.sums:
         raise Inapplicable("inverting sums needs what the server decodes: set evaluation.record = 'updates'")
     at = prior_knowledge(case)
     sums = _picked(case, settings)
-    found = recover_all([[at.summed(one)] for one in sums], at.first, at.scale, at.known, at.each)
+    found = at.recovered([[at.summed(one)] for one in sums])
     if all(one.why == NO_FACTORS for one in found):
         raise Inapplicable(f"{NO_FACTORS}; there is nothing to test inputs against")
     cohorts = [_clients(case, one) for one in sums]
@@ -82,8 +77,7 @@ def _faded(at: PriorKnowledge, case: Case) -> dict[str, float]:
     groups = {count: groups_of(own, count) for count in COHORTS if count <= len(own)}
     out = {}
     for count, chosen in groups.items():
-        sent = [[_sent(at, group)] for group in chosen]
-        found = recover_all(sent, at.first, at.scale, at.known, at.each * count)
+        found = at.recovered([[_sent(at, group)] for group in chosen], count)
         rows = [at.scored(one, [update.client for update in group]) for one, group in zip(found, chosen, strict=True)]
         out[str(count)] = sum(row["recall"] for row in rows) / len(rows)
     return out

@@ -22,11 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attacks.adversary.case import Case, Finding, Inapplicable, Settings
+from attacks.adversary.null import Floats
 from attacks.steps import alignment
 from attacks.steps.steps import examples_of, of_clients, spaced
 from secure_fed.runs.recording import Update
-
-Floats = NDArray[np.float64]
 
 _FEWEST = 3  # clients in a round
 

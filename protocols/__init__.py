@@ -22,10 +22,9 @@ from protocols.choice import Choice, choose
 from protocols.client import Client
 from protocols.codec import FixedPoint
 from protocols.errors import Aborted, MessageError, ParameterError, ProtocolError, RangeError, Spent, Tampering
-from protocols.keys import Identity
+from protocols.keys import Identity, registry_digest
 from protocols.parameters import Parameters, Policy, stages
 from protocols.record import InMemory, OnDisk, Sessions
-from protocols.registry import registry_digest
 from protocols.server import Server
 
 __all__ = [

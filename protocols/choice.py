@@ -94,7 +94,8 @@ def choose(
     if neighbours is not None and neighbours < clients - 1:
         return _given(case, neighbours, threshold)
     if neighbours is None:
-        for k in range(2, _most_neighbours(case) + 1, 2):
+        worth_drawing = min((clients - 1) // 2, case.survivors - 2) if clients >= RING_FROM else 0
+        for k in range(2, worth_drawing + 1, 2):
             if (found := _graph(case, k, threshold)) is not None and found.abort <= ABORT:
                 return found
     return _complete(case, threshold)
@@ -168,11 +169,6 @@ def colluding(clients: int, corrupt: float) -> int:
 def _count(share: float, clients: int) -> int:
     """floor(share clients), where 0.29 is 29 / 100 and no binary fraction just below it."""
     return math.floor(Fraction(str(share)) * clients)
-
-
-def _most_neighbours(case: _Case) -> int:
-    """On a ring worth drawing; 0 if none is."""
-    return min((case.clients - 1) // 2, case.survivors - 2) if case.clients >= RING_FROM else 0
 
 
 def _complete(case: _Case, threshold: int | None) -> Choice:

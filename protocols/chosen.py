@@ -84,10 +84,6 @@ class Chosen:
     def order(self) -> tuple[int, ...]:
         return tuple(sorted(self.chosen))
 
-    def among(self, members: Collection[int]) -> Chosen:
-        """The same with fewer members."""
-        return Chosen({member: self.chosen[member] for member in members}, self.masked)
-
     def holders(self, member: int) -> tuple[int, ...]:
         """Who hold its shares, ascending."""
         return self._present(self.chosen[member])

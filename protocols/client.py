@@ -25,7 +25,7 @@ from protocols.messages import Advertise, Confirm, Delivery, Masked, Words
 from protocols.opening import check_statements, check_survivors, confirmed, listed, near, open_shares, signers
 from protocols.parameters import Parameters, Policy
 from protocols.record import InMemory, Sessions
-from protocols.roster import Agreed, Identities, Topology, chosen_by, judged, related, topology, topology_of
+from protocols.roster import Agreed, Topology, chosen_by, judged, related, topology, topology_of
 
 
 class Client:
@@ -52,7 +52,9 @@ class Client:
         self.parameters, self.me = parameters, me
         self._window = policy.window
         self._graph: Topology
-        self._identities, self._identity = _registered(parameters, policy), identity
+        known = parameters.clients if parameters.active else ()
+        self._identities = tuple((client, policy.identities[client]) for client in known)
+        self._identity = identity
         if parameters.active and (identity is None or (me, identity.public) not in self._identities):
             raise ParameterError(f"client {me} has no identity, or not the one that is registered for it")
         self._sessions = InMemory() if sessions is None else sessions
@@ -168,7 +170,8 @@ class Client:
         with self._turns:
             try:
                 if step != self._next or self._keys is None:
-                    raise MessageError(f"{step}() is out of turn: {_due(self._next)}")
+                    due = f"{self._next}() comes next" if self._next else "this client is finished"
+                    raise MessageError(f"{step}() is out of turn: {due}")
                 yield self._keys
                 self._next = next(self._steps, "")
             except BaseException as error:
@@ -186,16 +189,6 @@ def steps(parameters: Parameters) -> tuple[str, ...]:
     """A client's methods in the order in which this session calls them."""
     agreed_list = ("confirm",) if parameters.active else ()
     return ("advertise", "share", "mask", *agreed_list, "unmask")
-
-
-def _registered(parameters: Parameters, policy: Policy) -> Identities:
-    if not parameters.active:
-        return ()
-    return tuple((client, policy.identities[client]) for client in parameters.clients)
-
-
-def _due(step: str) -> str:
-    return f"{step}() comes next" if step else "this client is finished"
 
 
 def _told(error: ProtocolError, who: str, step: str, place: str) -> ProtocolError:

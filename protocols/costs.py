@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from protocols.messages import DIGEST, HEADER, SEALED, SHARE, SIGNATURE, Advertise, seeds
+from protocols.messages import DIGEST, SEALED, SHARE, SIGNATURE, Advertise, seeds
 from protocols.parameters import Parameters, stages
+from protocols.wire import HEADER
 
 _ID, _COUNT = 4, 4
 

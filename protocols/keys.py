@@ -16,8 +16,9 @@ import hashlib
 import hmac
 import os
 import struct
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import NoReturn
+from typing import Generic, NoReturn, TypeVar
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -26,7 +27,9 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from protocols.errors import Tampering
+from protocols.errors import ParameterError, Tampering
+
+Private = TypeVar("Private", X25519PrivateKey, Ed25519PrivateKey)
 
 _VERSION = b"secure-fed/1"
 _NONCE = bytes(12)
@@ -69,22 +72,13 @@ class Secret:
 Mask = tuple[Secret, int]  # what keys the stream, and the sign with which it is added
 
 
-class AgreementKey:
-    """One party's half of X25519 agreements."""
+class _Key(Generic[Private]):
+    """A private key of either kind. It is neither printed nor pickled."""
 
     __slots__ = ("__dict__", "_key")
 
-    def __init__(self, key: X25519PrivateKey) -> None:
-        self._key = key
-
-    @classmethod
-    def new(cls) -> AgreementKey:
-        return cls.from_secret(Secret.new())
-
-    @classmethod
-    def from_secret(cls, secret: Secret) -> AgreementKey:
-        """Of 32 bytes, of which X25519 sets five bits: `private` has them set."""
-        return cls(X25519PrivateKey.from_private_bytes(_clamped(secret).reveal()))
+    def __init__(self, key: Private) -> None:
+        self._key: Private = key
 
     @cached_property
     def public(self) -> bytes:
@@ -95,18 +89,31 @@ class AgreementKey:
     def private(self) -> Secret:
         return Secret(self._key.private_bytes_raw())
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(public {self.public.hex()[:12]}...)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"an {type(self).__name__} is not pickled")
+
+
+class AgreementKey(_Key[X25519PrivateKey]):
+    """One party's half of X25519 agreements."""
+
+    @classmethod
+    def new(cls) -> AgreementKey:
+        return cls.from_secret(Secret.new())
+
+    @classmethod
+    def from_secret(cls, secret: Secret) -> AgreementKey:
+        """Of 32 bytes, of which X25519 sets five bits: `private` has them set."""
+        return cls(X25519PrivateKey.from_private_bytes(_clamped(secret).reveal()))
+
     def agree(self, public: bytes) -> Secret:
         """(32,) what only the two can compute. A key of small order, with which anybody could, is refused."""
         try:
             return Secret(self._key.exchange(X25519PublicKey.from_public_bytes(public)))
         except ValueError:
             raise Tampering("a public key is of small order or no key at all: what it agrees on is no secret") from None
-
-    def __repr__(self) -> str:
-        return f"AgreementKey(public {self.public.hex()[:12]}...)"
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("an AgreementKey is not pickled")
 
 
 def belongs(secret: Secret, public: bytes) -> bool:
@@ -118,13 +125,8 @@ def belongs(secret: Secret, public: bytes) -> bool:
     return secret == _clamped(secret) and AgreementKey.from_secret(secret).public == public
 
 
-class Identity:
+class Identity(_Key[Ed25519PrivateKey]):
     """A party's signing key, the same for all sessions."""
-
-    __slots__ = ("_key",)
-
-    def __init__(self, key: Ed25519PrivateKey) -> None:
-        self._key = key
 
     @classmethod
     def new(cls) -> Identity:
@@ -134,24 +136,9 @@ class Identity:
     def from_secret(cls, secret: Secret) -> Identity:
         return cls(Ed25519PrivateKey.from_private_bytes(secret.reveal()))
 
-    @property
-    def public(self) -> bytes:
-        """(32,)"""
-        return self._key.public_key().public_bytes_raw()
-
-    @property
-    def private(self) -> Secret:
-        return Secret(self._key.private_bytes_raw())
-
     def sign(self, purpose: str, session: bytes, body: bytes) -> bytes:
         """(64,)"""
         return self._key.sign(_encoded(purpose, session, body))
-
-    def __repr__(self) -> str:
-        return f"Identity(public {self.public.hex()[:12]}...)"
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("an Identity is not pickled")
 
 
 @lru_cache(maxsize=4096)
@@ -168,6 +155,29 @@ def verify(public: bytes, signature: bytes, purpose: str, session: bytes, body: 
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+def registry_digest(identities: Mapping[int, bytes], clients: Sequence[int]) -> bytes:
+    """(32,) SHA-256("secure-fed/registry" | number of clients u32 | for each, ascending: number u32, public key 32).
+
+    ParameterError for a client without a key of 32 bytes, and for a key that two clients have: who holds one key is one party.
+    """
+    invited = sorted(set(clients))
+    owners: dict[bytes, int] = {}
+    parts = [b"secure-fed/registry", struct.pack("<I", len(invited))]
+    for client in invited:
+        key = identities.get(client)
+        if key is None:
+            raise ParameterError(f"client {client} has no registered identity: register its public key")
+        if len(key) != 32:
+            raise ParameterError(f"the identity of client {client} is not 32 bytes: register an Ed25519 public key")
+        if key in owners:
+            raise ParameterError(
+                f"clients {owners[key]} and {client} have one identity between them: register one key for each"
+            )
+        owners[key] = client
+        parts.append(struct.pack("<I", client) + key)
+    return hashlib.sha256(b"".join(parts)).digest()
 
 
 def derive(secret: Secret, session: bytes, purpose: str, *ids: int) -> Secret:

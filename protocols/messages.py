@@ -1,17 +1,8 @@
-"""Every message of a session, one frozen dataclass each, and the bytes that it is written as.
+"""Every message of a session, one frozen dataclass each, and the fields that it is written as.
 
-A message begins with 48 bytes, little-endian:
-
-    "SFSA" | version u8 | kind u8 | zero u16 | session 32 | sender u32 | zero u32
-
-The server's sender number is 2^32 - 1. Fields of fixed size and tables of ascending ids follow. `to_bytes` and `from_bytes` are
-inverse to each other: a length that does not come out even, an id out of order, a reserved byte that is not zero and a byte too
-many are each a `MessageError`. A table's length is compared with the bytes that are there before anything is made of it, so
-time and memory are bounded by the size of the message. Which fields an advertisement has is decided by the parameters, on which
-both sides agree, never by the message.
-
-Decoding says that bytes are a message of this session, kind and sender. Whether it is true is for `roster`, `opening`, `client`
-and `server` to judge.
+`to_bytes` and `from_bytes` are inverse to each other; `wire` has the header and the fields. The parameters, on which both sides
+agree, decide which fields an advertisement has, never the message. Decoding says that bytes are a message of this session, kind
+and sender. Whether it is true is for `roster`, `opening`, `client` and `server` to judge.
 """
 
 from __future__ import annotations
@@ -20,14 +11,12 @@ import hashlib
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
-from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protocols.errors import MessageError
 from protocols.parameters import PROTOCOL, SERVER, Parameters
+from protocols.wire import COUNT, HEADER, MAGIC, Buffer, Kind, Reader, written
 
 PUBLIC = 32  # an X25519 key
 DIGEST = 32
@@ -35,94 +24,7 @@ SIGNATURE = 64
 SHARE = 33  # one share of a 32-byte secret
 SEALED = 2 * SHARE + 16  # a share of the seed and one of the mask key, and the tag over both
 
-MAGIC = b"SFSA"
-HEADER = struct.Struct("<4sBBH32sII")
-_COUNT = struct.Struct("<I")
-
-Buffer = bytes | bytearray | memoryview
 Words = NDArray[np.uint32] | NDArray[np.uint64]
-Entries = Mapping[int, bytes]  # of a table, by id
-
-
-class Kind(IntEnum):
-    """What a message is. From 16 on they are the server's."""
-
-    ADVERTISE = 1
-    SHARES = 3
-    MASKED = 4
-    CONFIRM = 5
-    OPENED = 6
-    ROSTER = 16
-    DELIVERY = 18
-    SURVIVORS = 19
-    CONFIRMATIONS = 20
-
-
-class Reader:
-    """A message read from front to back. The header is checked first: version, kind, session, sender."""
-
-    def __init__(self, data: Buffer, kind: Kind, parameters: Parameters, sender: int) -> None:
-        self.data = memoryview(data).cast("B")
-        self.at = HEADER.size
-        self._name = kind.name.lower()
-        self._sender = sender
-        if len(self.data) < HEADER.size:
-            raise self.error(f"{len(self.data)} bytes, fewer than the {HEADER.size} of a header")
-        magic, version, found, zero, session, claimed, reserved = HEADER.unpack_from(self.data)
-        if magic != MAGIC:
-            raise self.error("it does not begin as a message of this protocol")
-        if version != PROTOCOL:
-            raise self.error(f"version {version} of the protocol, not {PROTOCOL}")
-        if found != kind:
-            raise self.error(f"kind {found}, not {int(kind)}: a message of another stage")
-        if session != parameters.session:
-            raise self.error("it belongs to another session, or to other parameters")
-        if claimed != sender:
-            raise self.error(f"its sender number is {claimed}")
-        if zero or reserved:
-            raise self.error("reserved bytes that are not zero")
-
-    def error(self, what: str) -> MessageError:
-        return MessageError(f"no {self._name} message: {what}", who=named(self._sender))
-
-    def take(self, size: int) -> bytes:
-        """The next `size` bytes, copied."""
-        return bytes(self.view(size))
-
-    def view(self, size: int) -> memoryview:
-        """The next `size` bytes, as they lie in the message."""
-        start, self.at = self.at, self.at + size
-        if self.at > len(self.data):
-            raise self.error(f"{self.at - len(self.data)} bytes are missing at the end")
-        return self.data[start : self.at]
-
-    def count(self) -> int:
-        number: int = _COUNT.unpack(self.view(_COUNT.size))[0]
-        return number
-
-    def table(self, width: int) -> dict[int, bytes]:
-        """id -> `width` bytes, ids ascending."""
-        entries = self.view(self.count() * (_COUNT.size + width))
-        found: dict[int, bytes] = {}
-        last = -1
-        for owner, value in _entry(width).iter_unpack(entries):
-            if owner <= last or owner == SERVER:
-                raise self.error(f"id {owner} is repeated, out of order or no client's")
-            found[owner] = value
-            last = owner
-        return found
-
-    def __enter__(self) -> Reader:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.end()
-
-    def end(self) -> None:
-        """Nothing may be left over."""
-        if self.at != len(self.data):
-            raise self.error(f"{len(self.data) - self.at} bytes too many at the end")
 
 
 @dataclass(frozen=True)
@@ -139,7 +41,7 @@ class Advertise:
         return struct.pack("<I", owner) + self.channel + self.mask + self.choice
 
     def to_bytes(self, parameters: Parameters, sender: int) -> bytes:
-        return _written(Kind.ADVERTISE, parameters, sender, *zip(self.fields(), self.sizes(parameters), strict=True))
+        return written(Kind.ADVERTISE, parameters, sender, *zip(self.fields(), self.sizes(parameters), strict=True))
 
     @classmethod
     def from_bytes(cls, data: Buffer, parameters: Parameters, sender: int) -> Advertise:
@@ -163,7 +65,7 @@ class Shares:
     sealed: Mapping[int, bytes]  # by receiver
 
     def to_bytes(self, parameters: Parameters, sender: int) -> bytes:
-        return _written(Kind.SHARES, parameters, sender, (self.commitment, DIGEST), (self.sealed, SEALED))
+        return written(Kind.SHARES, parameters, sender, (self.commitment, DIGEST), (self.sealed, SEALED))
 
     @classmethod
     def from_bytes(cls, data: Buffer, parameters: Parameters, sender: int) -> Shares:
@@ -210,7 +112,7 @@ class Confirm:
         return struct.pack("<I", owner) + dealt + survivors
 
     def to_bytes(self, parameters: Parameters, sender: int) -> bytes:
-        return _written(Kind.CONFIRM, parameters, sender, (self.signature, SIGNATURE))
+        return written(Kind.CONFIRM, parameters, sender, (self.signature, SIGNATURE))
 
     @classmethod
     def from_bytes(cls, data: Buffer, parameters: Parameters, sender: int) -> Confirm:
@@ -226,7 +128,7 @@ class Opened:
     keys: Mapping[int, bytes]
 
     def to_bytes(self, parameters: Parameters, sender: int) -> bytes:
-        return _written(Kind.OPENED, parameters, sender, (self.seeds, SHARE), (self.keys, SHARE))
+        return written(Kind.OPENED, parameters, sender, (self.seeds, SHARE), (self.keys, SHARE))
 
     @classmethod
     def from_bytes(cls, data: Buffer, parameters: Parameters, sender: int) -> Opened:
@@ -246,7 +148,7 @@ class Roster:
 
     def to_bytes(self, parameters: Parameters) -> bytes:
         entries = {owner: b"".join(advert.fields()) for owner, advert in self.adverts.items()}
-        return _written(Kind.ROSTER, parameters, SERVER, (entries, sum(Advertise.sizes(parameters))))
+        return written(Kind.ROSTER, parameters, SERVER, (entries, sum(Advertise.sizes(parameters))))
 
     @classmethod
     def from_bytes(cls, data: Buffer, parameters: Parameters) -> Roster:
@@ -266,11 +168,11 @@ class Delivery:
     @property
     def digest(self) -> bytes:
         """(32,) of `dealt`, over which clients sign."""
-        return hashlib.sha256(b"".join(_COUNT.pack(owner) + self.dealt[owner] for owner in sorted(self.dealt))).digest()
+        return hashlib.sha256(b"".join(COUNT.pack(owner) + self.dealt[owner] for owner in sorted(self.dealt))).digest()
 
     def to_bytes(self, parameters: Parameters) -> bytes:
         dealt = [(self.dealt, seeds(parameters))] if parameters.active else []
-        return _written(Kind.DELIVERY, parameters, SERVER, (self.sealed, SEALED), *dealt)
+        return written(Kind.DELIVERY, parameters, SERVER, (self.sealed, SEALED), *dealt)
 
     @classmethod
     def from_bytes(cls, data: Buffer, parameters: Parameters) -> Delivery:
@@ -293,7 +195,7 @@ class Survivors:
     def to_bytes(self, parameters: Parameters) -> bytes:
         listed = dict.fromkeys(self.clients, b"")
         statements = [(self.statements, SIGNATURE)] if parameters.active else []
-        return _written(Kind.SURVIVORS, parameters, SERVER, (listed, 0), *statements)
+        return written(Kind.SURVIVORS, parameters, SERVER, (listed, 0), *statements)
 
     @classmethod
     def from_bytes(cls, data: Buffer, parameters: Parameters) -> Survivors:
@@ -308,7 +210,7 @@ class Confirmations:
     signatures: Mapping[int, bytes]  # by signer
 
     def to_bytes(self, parameters: Parameters) -> bytes:
-        return _written(Kind.CONFIRMATIONS, parameters, SERVER, (self.signatures, SIGNATURE))
+        return written(Kind.CONFIRMATIONS, parameters, SERVER, (self.signatures, SIGNATURE))
 
     @classmethod
     def from_bytes(cls, data: Buffer, parameters: Parameters) -> Confirmations:
@@ -324,28 +226,3 @@ def seeds(parameters: Parameters) -> int:
 def word(parameters: Parameters) -> str:
     """numpy's name for the type of a vector's words."""
     return f"<u{parameters.bits // 8}"
-
-
-def named(sender: int) -> str:
-    """Who a sender number stands for."""
-    return "the server" if sender == SERVER else f"client {sender}"
-
-
-def _written(kind: Kind, parameters: Parameters, sender: int, *fields: tuple[bytes | Entries, int]) -> bytes:
-    """The header, then each field with its size in bytes; of a table, the size of an entry."""
-    parts = [HEADER.pack(MAGIC, PROTOCOL, kind, 0, parameters.session, sender, 0)]
-    for content, size in fields:
-        for value in [content] if isinstance(content, bytes) else content.values():
-            if len(value) != size:
-                raise MessageError(f"a field of a {kind.name.lower()} message has {len(value)} bytes, not {size}")
-        if isinstance(content, bytes):
-            parts.append(content)
-        else:
-            parts.append(_COUNT.pack(len(content)))
-            parts.extend(_COUNT.pack(owner) + content[owner] for owner in sorted(content))
-    return b"".join(parts)
-
-
-@cache
-def _entry(width: int) -> struct.Struct:
-    return struct.Struct(f"<I{width}s")

@@ -24,9 +24,7 @@ from functools import cached_property
 from typing import TypeGuard
 
 from protocols.errors import ParameterError
-from protocols.registry import registry_digest
-
-__all__ = ["PROTOCOL", "SERVER", "Parameters", "Policy", "registry_digest", "stages"]
+from protocols.keys import registry_digest
 
 PROTOCOL = 2
 SERVER = 2**32 - 1  # the server's number; clients have smaller ones

@@ -17,10 +17,10 @@ import numpy as np
 from protocols.chosen import Chosen
 from protocols.errors import Aborted, MessageError, ParameterError, ProtocolError, Tampering
 from protocols.graph import complete
+from protocols.keys import registry_digest
 from protocols.masking import add_masks
 from protocols.messages import (
     Advertise,
-    Buffer,
     Confirm,
     Confirmations,
     Delivery,
@@ -33,9 +33,10 @@ from protocols.messages import (
     word,
 )
 from protocols.opening import near, signs, states
-from protocols.parameters import Parameters, registry_digest, stages
+from protocols.parameters import Parameters, stages
 from protocols.rebuilding import Ballot, core, masks_left
 from protocols.roster import Agreed, Identities, Topology, authentic, judged, topology, topology_of, usable
+from protocols.wire import Buffer
 
 
 class Server:

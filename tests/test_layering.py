@@ -132,8 +132,9 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "protocols": (
         ("errors",),
-        ("codec", "graph", "keys", "choice", "record", "registry"),
+        ("codec", "graph", "keys", "choice", "record"),
         ("masking", "shamir", "chosen", "parameters"),
+        ("wire",),
         ("messages",),
         ("costs", "roster"),
         ("dealing", "rebuilding"),

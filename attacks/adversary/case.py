@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attacks.adversary.null import Null
+from attacks.adversary.null import Floats, Null
 from attacks.adversary.vantage import Seen
 from secure_fed.errors import UsageError
 from secure_fed.learning.audit_pool.unit import Unit
@@ -20,8 +20,6 @@ from secure_fed.tensors.tensors import Tensors
 
 if TYPE_CHECKING:
     from attacks.adversary.shadows import References
-
-Floats = NDArray[np.float64]
 
 
 class Inapplicable(UsageError):  # noqa: N818 - a fact, no fault

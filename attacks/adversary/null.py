@@ -67,17 +67,13 @@ def drawn_tails(
     drawn = np.concatenate(
         [
             score(np.concatenate([_drawn(root, size, some, rng) for root, size in roots], axis=1))
-            for some in _portions(count)
+            for some in (min(_AT_ONCE, count - done) for done in range(0, count, _AT_ONCE))
         ]
     )
     drawn.sort()
     above = count - np.searchsorted(drawn, scores, side="left")
     tails: Floats = (above + 1) / (count + 1)
     return tails
-
-
-def _portions(count: int) -> list[int]:
-    return [min(_AT_ONCE, count - done) for done in range(0, count, _AT_ONCE)]
 
 
 def _root(span: Floats) -> tuple[Floats, int]:

@@ -27,7 +27,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,14 +50,12 @@ Progress = Callable[[int, int], None]
 class References:
     """Reference adapters of a federation.
 
-    inside: (references, units), whether the unit was a member of the reference. states: the last global state of each. rounds:
-    of each the global states from the initial one on, where requested. why_not_stacked: why some trainings were made
-    one after the other; empty if all were stacked.
+    inside: (references, units), whether the unit was a member of the reference. states: the last global state of each.
+    why_not_stacked: why some trainings were made one after the other; empty if all were stacked.
     """
 
     inside: Bools
     states: list[Tensors]
-    rounds: list[list[Tensors]] = field(default_factory=list)
     why_not_stacked: str = ""
 
 
@@ -68,7 +66,6 @@ def references(
     progress: Progress | None = None,
     *,
     rounds: int | None = None,
-    keep_rounds: bool = False,
 ) -> References:
     """`count` references with fair coins, all of `seed`.
 
@@ -81,7 +78,7 @@ def references(
     if not assembly.audit_pool.units:
         raise UsageError(f"there are no units to toss coins for: {assembly.audit_pool.why}")
     inside = coins(count, lots(assembly.audit_pool), np.random.default_rng([seed, _COINS]))
-    return trained(assembly, inside, seed, progress, rounds=rounds, keep_rounds=keep_rounds)
+    return trained(assembly, inside, seed, progress, rounds=rounds)
 
 
 def coins(count: int, lots: Sequence[int], rng: np.random.Generator) -> Bools:
@@ -109,29 +106,25 @@ def trained(
     *,
     stacked: bool = True,
     rounds: int | None = None,
-    keep_rounds: bool = False,
 ) -> References:
     """A reference for each row of `inside`, trained in lockstep and stacked, or each client by itself when it is asked."""
     planned, done = assembly.config.federation.rounds, 0
     rounds = planned if rounds is None else rounds
     stacked = stacked and not assembly.protection.placement.step_noise
-    states: list[list[Tensors]] = []
+    states: list[Tensors] = []
     ways = Ways()
     together = _in_lockstep(assembly) if stacked else 1
     for start in range(0, len(inside), together):
         numbers = range(start, min(start + together, len(inside)))
         made = [Reference.of(assembly, inside[number], _seed_of(seed, number)) for number in numbers]
-        passed = [[one.state.tensors] for one in made]
         for round_ in range(rounds):
             _round(made, scheduled_lr(assembly.config.training, round_, planned), ways if stacked else None)
-            for states_of_one, one in zip(passed, made, strict=True):
-                states_of_one[:] = [*(states_of_one if keep_rounds else ()), one.state.tensors]
             done += len(made)
             if progress is not None:
                 progress(done, rounds * len(inside))
-        states += passed
+        states += [one.state.tensors for one in made]
     why_not = ways.why_not if stacked else "references were to be trained one after the other"
-    return References(inside, [passed[-1] for passed in states], states if keep_rounds else [], why_not)
+    return References(inside, states, why_not)
 
 
 def _round(made: Sequence[Reference], lr: float, ways: Ways | None) -> None:

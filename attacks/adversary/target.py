@@ -69,11 +69,9 @@ def _result(run_dir: Path, config: RunConfig) -> dict[str, Any]:
     result = read_whole_result(run_dir)
     private = config.privacy.unit != "none"
     numbers = ("seconds", *(("epsilon", "epsilon_participants", "delta") if private else ()))
-    whole = all(_is_number(result.get(name), 1.0 if name == "delta" else math.inf) for name in numbers)
+    values = {name: result.get(name) for name in numbers}
+    below = {"delta": 1.0}
+    whole = all(isinstance(one, int | float) and 0 <= one < below.get(name, math.inf) for name, one in values.items())
     if not whole or result.get("unit") != config.privacy.unit or private is not isinstance(result.get("privacy"), dict):
         raise RunDirectoryError(f"{run_dir / RESULT} is damaged, or of another run than {CONFIG} beside it; restore it")
     return result
-
-
-def _is_number(value: object, below: float) -> bool:
-    return isinstance(value, int | float) and 0 <= value < below

@@ -8,12 +8,10 @@ members with t_i <= r are caught.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from attacks.adversary.null import Floats
 from secure_fed.runs.membership import roc
 from secure_fed.runs.membership.roc_interval import exact_limits
-
-Floats = NDArray[np.float64]
 
 CONFIDENCE = 0.95
 _RESAMPLES = 2000

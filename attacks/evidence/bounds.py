@@ -18,13 +18,13 @@ non-members is known, and calls that an estimate). Nothing here takes the best o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from attacks.evidence.guessing import Floats, check_levels, one_run_p
+from attacks.adversary.null import Floats
+from attacks.evidence.guessing import check_levels, one_run_p
 from attacks.evidence.guessing import gaussian_epsilon as gaussian_epsilon
 from attacks.evidence.guessing import one_run_epsilon as one_run_epsilon
 from attacks.evidence.guessing import one_run_fdp as one_run_fdp
@@ -76,11 +76,6 @@ class Guesses:
         return one_run_epsilon(len(scores), made, self.right(scores, members), self.delta, significance)
 
 
-def _best(ways: Sequence[Guesses], scores: Floats, members: Bools, significance: float) -> tuple[float, int]:
-    bounds = [way(scores, members, significance) for way in ways]
-    return max(bounds), int(np.argmax(bounds))
-
-
 def lower_bound(scores: ArrayLike, members: ArrayLike, delta: float, significance: float, seed: int = 0) -> Bound:
     """The lower bound on epsilon at delta from one attack's scores of one run, as the head of this file defines it.
 
@@ -92,23 +87,19 @@ def lower_bound(scores: ArrayLike, members: ArrayLike, delta: float, significanc
     each = significance / len(WAYS)
     ways = [Guesses(*way, delta) for way in WAYS]
     m = len(found)
-    ways = [way for way in ways if _unlikely_at_zero(m, sum(way.counts(m)), delta, each)]
+    ways = [way for way in ways if (made := sum(way.counts(m))) and one_run_p(m, made, made, 0.0, delta) < each]
     if not ways:
         return Bound(
             None, f"{m} units cannot show anything at delta {delta:g}, however right every guess", significance
         )
     each = significance / len(ways)
     most = max(one_run_epsilon(m, made, made, delta, each) for made in (sum(way.counts(m)) for way in ways))
-    epsilon, best = _best(ways, found, truth, each)
-    made = [(sum(way.counts(len(found))), way.right(found, truth)) for way in ways]
-    mu, estimate = max(one_run_fdp(len(found), *one, delta, each) for one in made)
-    how = _in_words(ways[best], len(found), made[best][1], len(ways))
-    return Bound(epsilon, how, significance, mu, estimate if delta else None, *made[best], most)
-
-
-def _unlikely_at_zero(m: int, r: int, delta: float, significance: float) -> bool:
-    """Whether r right guesses of r could contradict an epsilon of 0."""
-    return r > 0 and one_run_p(m, r, r, 0.0, delta) < significance
+    epsilons = [way(found, truth, each) for way in ways]
+    best = int(np.argmax(epsilons))
+    guessed = [(sum(way.counts(m)), way.right(found, truth)) for way in ways]
+    mu, estimate = max(one_run_fdp(m, *one, delta, each) for one in guessed)
+    how = _in_words(ways[best], m, guessed[best][1], len(ways))
+    return Bound(epsilons[best], how, significance, mu, estimate if delta else None, *guessed[best], most)
 
 
 def _in_words(way: Guesses, units: int, right: int, ways: int) -> str:

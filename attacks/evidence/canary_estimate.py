@@ -28,11 +28,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from attacks.adversary.null import Null
+from attacks.adversary.null import Floats, Null
 from attacks.evidence.tradeoff import sampled_gaussian
 from secure_fed.runs.membership.roc_interval import exact_limits
-
-Floats = NDArray[np.float64]
 
 CONFIDENCE = 0.95  # of either, by itself
 # Tails up to which members are counted, and the share of the error that each may take: most where a few hundred show most.

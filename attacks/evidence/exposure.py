@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from attacks.adversary.case import Floats
+from attacks.adversary.null import Floats
 from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.audit_pool.unit import Unit
 from secure_fed.learning.data.pointing import plain

@@ -25,7 +25,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from attacks.adversary.null import Floats
 
 
 def one_run_p(m: int, r: int, v: int, epsilon: float, delta: float) -> float:

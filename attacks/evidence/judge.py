@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attacks.adversary.case import Finding, Floats
-from attacks.adversary.null import refuted
+from attacks.adversary.case import Finding
+from attacks.adversary.null import Floats, refuted
 from attacks.evidence import against_null
 from attacks.evidence.bounds import Bound, lower_bound
 from attacks.evidence.canary_estimate import Estimate, estimates

@@ -21,9 +21,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from attacks.adversary.null import Floats
 
 _POINTS = 2**19  # of the grid of all rounds together
 _FINEST = 1e-4

@@ -24,18 +24,11 @@ def estimated(audit: Audit) -> str:
     found, cell = estimates(audit), audit.main_cell
     if not found or cell is None:
         return ""
-    values = listed([f"{at_least(one.epsilon)} ({NAMES.get(one.name, one.name)}{_point(one)})" for one in found])
+    points = ("" if one.point is None else f"; most likely {at_least(one.point)}" for one in found)
+    named = ((at_least(one.epsilon), NAMES.get(one.name, one.name)) for one in found)
+    values = listed([f"{value} ({name}{point})" for (value, name), point in zip(named, points, strict=True)])
     high = [one for one in found if cell.accounted is not None and one.epsilon > cell.accounted]
     return f"Estimates of epsilon, which assume more than fair coins and prove nothing, are {values}.{_HIGH if high else ''}"
-
-
-def _point(one: Estimated) -> str:
-    return "" if one.point is None else f"; most likely {at_least(one.point)}"
-
-
-def supposing(one: Estimated) -> str:
-    """The assumptions of one estimate."""
-    return SUPPOSES.get(one.name, "what is not said")
 
 
 _HIGH = " One is above what was accounted. That contradicts nothing by itself, but look at the noise and the code that adds it."

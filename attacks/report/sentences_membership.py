@@ -159,9 +159,10 @@ def _limit(audit: Audit, cell: Cell) -> str:
 
 
 def _void(audit: Audit) -> str:
+    rate = "" if audit.baseline.auc is None else f" (right in {hundred(audit.baseline.auc)} of 100 cases)"
     return (
         "This audit of membership is void. A classifier of texts alone, without any model, tells members from non-members"
-        f"{_baseline_rate(audit)}. So no AUC here, high or low, says anything about the model. Fair coins cause this by luck in"
+        f"{rate}. So no AUC here, high or low, says anything about the model. Fair coins cause this by luck in"
         f" one audit in {ONE_IN}: repeat run and audit with another seed. If it happens again, the members were not chosen by"
         " fair coins."
     )
@@ -234,10 +235,6 @@ def _largest(audit: Audit) -> tuple[int, int] | None:
         if cell.members is not None and cell.non_members is not None
     ]
     return max(sizes, key=lambda one: (min(one), sum(one)), default=None)
-
-
-def _baseline_rate(audit: Audit) -> str:
-    return "" if audit.baseline.auc is None else f" (right in {hundred(audit.baseline.auc)} of 100 cases)"
 
 
 _WITHIN = "What was found is within the guarantee."

@@ -51,31 +51,23 @@ def looks(audit: Audit) -> int:
     return sum(1 + sum(tail.tpr is not None for tail in cell.tails) for cell in audit.results)
 
 
-def by_rank(auc: float, members: int, non_members: int) -> float:
-    """The chance of such an AUC, or a larger one, where the scores tell nothing."""
+def by_rank(auc: float, members: int, non_members: int | None) -> float:
+    """The chance of such an AUC, or a larger one, where the scores tell nothing. non_members: None of a known law."""
+    if non_members is None:
+        return NormalDist().cdf((CHANCE - auc) * math.sqrt(12 * members))
     pairs = members * non_members
     deviation = math.sqrt((members + non_members + 1) / (12 * pairs))
     return NormalDist().cdf((CHANCE - auc + 0.5 / pairs) / deviation)
 
 
-def by_known_rank(auc: float, members: int) -> float:
-    """The chance of such an AUC where the law of non-members is known."""
-    return NormalDist().cdf((CHANCE - auc) * math.sqrt(12 * members))
+def by_tail(tpr: float, fpr: float, members: int, non_members: int | None) -> float:
+    """The chance that so many members, or more, lie above the threshold, likewise; of a known law at exactly this rate."""
+    from scipy.stats import binom, hypergeom
 
-
-def by_tail(tpr: float, fpr: float, members: int, non_members: int) -> float:
-    """The chance that so many of the members, or more, lie above the threshold, where the scores tell nothing."""
-    from scipy.stats import hypergeom
-
+    if non_members is None:
+        return float(binom.sf(round(tpr * members) - 1, members, min(max(fpr, 0.0), 1.0)))
     caught, accused = round(tpr * members), round(fpr * non_members)
     return float(hypergeom.sf(caught - 1, members + non_members, members, caught + accused))
-
-
-def by_known_tail(tpr: float, fpr: float, members: int) -> float:
-    """The chance of such a rate where the law of non-members, and so the false-positive rate, is known."""
-    from scipy.stats import binom
-
-    return float(binom.sf(round(tpr * members) - 1, members, min(max(fpr, 0.0), 1.0)))
 
 
 def holds_up(cell: Cell, audit: Audit) -> bool:
@@ -94,8 +86,8 @@ def tail_holds_up(tail: Tail, cell: Cell, audit: Audit) -> bool:
     units = _units(cell)
     if not cell.of_membership or units is None or tail.tpr is None or tail.fpr is None:
         return False
-    known = by_known_tail(tail.tpr, tail.fpr, units[0]) if cell.known else by_tail(tail.tpr, tail.fpr, *units)
-    return known <= _level(audit, main=False)
+    members, non_members = units
+    return by_tail(tail.tpr, tail.fpr, members, None if cell.known else non_members) <= _level(audit, main=False)
 
 
 def _chance(cell: Cell) -> float | None:
@@ -105,7 +97,7 @@ def _chance(cell: Cell) -> float | None:
         return None
     if cell.interval is not None and cell.interval[0] <= CHANCE:
         return 1.0
-    return by_known_rank(cell.auc, units[0]) if cell.known else by_rank(cell.auc, *units)
+    return by_rank(cell.auc, units[0], None if cell.known else units[1])
 
 
 def _is_main(cell: Cell, audit: Audit) -> bool:
@@ -180,11 +172,6 @@ def unnoticed(audit: Audit) -> float | None:
     members, non_members = units or max(sizes, key=lambda units: units[0] * units[1] / sum(units))
     pairs = members * non_members
     return min(1.0, CHANCE + 0.5 / pairs + quantile * math.sqrt((members + non_members + 1) / (12 * pairs)))
-
-
-def recovers(cell: Cell) -> bool:
-    """Whether an attack on the texts gave back so much that it is a leak (`attacks.report.readback`)."""
-    return readback.grade(cell) == "leak"
 
 
 def partly(audit: Audit) -> bool:

@@ -12,9 +12,8 @@ from attacks.report import significance
 from attacks.report.measured import measured
 from attacks.report.reading import Audit, Cell, read
 from attacks.report.sentences_estimates import NAMES, estimates
-from attacks.report.sentences_membership import standing, uncovered
-from attacks.report.values import words
-from attacks.report.verdict import verdict
+from attacks.report.sentences_membership import uncovered
+from attacks.report.verdict import in_short, recorded
 from attacks.report.wording import at_least, promised
 from secure_fed.report.formatting import number, percent
 from secure_fed.report.terminal import PlainConsole
@@ -29,31 +28,24 @@ _MARKS = {
     "chance": "",
     "none": "",
 }
-_PART = "nothing of membership found; part of the texts read back"
-_TEXTS = "LEAK (texts)"
 _LEVELS = {
     "leak": "LEAK, {}",
     "within": "within the guarantee",
     "none_found": "nothing found",
     "violation": "GUARANTEE CONTRADICTED",
     "unsupported": "cannot tell",
+    "texts": "LEAK (texts)",
+    "part": "nothing of membership found; part of the texts read back",
 }
 
 
 def show(audit: Mapping[str, Any]) -> None:
     """Print a parsed audit.json."""
     parsed = read(audit)
-    found = (
-        parsed.verdict
-        if words(parsed.verdict.get("level")) in _LEVELS and parsed.verdict.get("text")
-        else verdict(audit)
-    )
+    level, text, _ = recorded(audit)
     console = PlainConsole()
-    part = found["level"] == "none_found" and significance.partly(parsed)
-    texts = found["level"] == "leak" and standing(parsed) != "leak"
-    level = _PART if part else _TEXTS if texts else _LEVELS[str(found["level"])].format(uncovered(parsed))
-    console.print(f"verdict: {level}", style="bold")
-    console.print(words(found["text"]))
+    console.print(f"verdict: {_LEVELS[in_short(parsed, level)].format(uncovered(parsed))}", style="bold")
+    console.print(text)
     console.print(_matrix(parsed))
     console.print("AUC with its 95 % interval; .5 is a coin. n/a: not applicable; the report gives the reason.")
     console.print(_numbers(parsed))

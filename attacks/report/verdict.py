@@ -29,12 +29,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from attacks.report import significance
+from attacks.report import readback, significance
 from attacks.report.reading import Audit, read
 from attacks.report.sentences_estimates import estimated
 from attacks.report.sentences_guarantee import contradicted, guarantee
 from attacks.report.sentences_membership import SERVERS, found_out, inverted, missed, signs, standing, tried
 from attacks.report.sentences_texts import texts
+from attacks.report.values import words
 from attacks.report.wording import units
 from secure_fed.report.formatting import listed
 
@@ -47,8 +48,23 @@ def verdict(audit: Mapping[str, Any]) -> dict[str, str]:
     parsed = read(audit)
     level = level_of(parsed)
     opening = _opening(parsed, level)
-    summary, text = map(_joined, (opening, [*opening, *_common(parsed, level), _closing(parsed, level)]))
+    closing = "leak" if level == "none_found" and significance.partly(parsed) else level
+    summary, text = map(_joined, (opening, [*opening, *_common(parsed, level), _CLOSING[closing]]))
     return {"level": level, "text": text, "summary": summary}
+
+
+def recorded(audit: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Level, text and summary of the verdict that a parsed audit.json carries; where it carries none, of that made here."""
+    carried = read(audit).verdict
+    found = carried if words(carried.get("level")) in LEVELS and words(carried.get("text")) else verdict(audit)
+    return words(found.get("level")), words(found.get("text")), words(found.get("summary"))
+
+
+def in_short(audit: Audit, level: str) -> str:
+    """The level; or "part" where only parts of texts were found, and "texts" where no leak but that of texts was."""
+    if level == "none_found" and significance.partly(audit):
+        return "part"
+    return "texts" if level == "leak" and standing(audit) != "leak" else level
 
 
 def _joined(sentences: Sequence[str]) -> str:
@@ -59,7 +75,7 @@ def level_of(audit: Audit) -> Level:
     """The verdict's level."""
     if any(significance.contradicts(cell, audit) for cell in audit.cells):
         return "violation"
-    if any(map(significance.recovers, audit.cells)):
+    if any(readback.grade(cell) == "leak" for cell in audit.cells):
         return "leak"
     found = standing(audit)
     return "unsupported" if found == "void" or found == "beyond" else found
@@ -114,10 +130,6 @@ def _some(audit: Audit) -> str:
     if not audit.asked_for:
         return ""
     return f"Only the requested attacks were made: {listed([audit.attack_title(name) for name in audit.asked_for])}."
-
-
-def _closing(audit: Audit, level: Level) -> str:
-    return _CLOSING["leak" if level == "none_found" and significance.partly(audit) else level]
 
 
 _CLOSING = {

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from attacks.adversary.null import Floats
 from secure_fed.learning.models.adapters.lora import LoraAdapter, pairs
 from secure_fed.learning.training.gradient_trial import length
 from secure_fed.learning.training.local import Placed
@@ -27,8 +28,6 @@ from secure_fed.learning.training.packs import Packs
 from secure_fed.methods.method import State
 from secure_fed.runs.assembly import Assembly
 from secure_fed.tensors.tensors import LowRank, Member, Tensors, dense
-
-Floats = NDArray[np.float64]
 
 _NUMBERS = 2**26  # of per-example gradients at once
 _EXAMPLES = 64

@@ -13,13 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from attacks.adversary.case import Case, Inapplicable
+from attacks.adversary.null import Floats
 from secure_fed.methods.method import State
 from secure_fed.tensors.tensors import Layout, Tensors
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

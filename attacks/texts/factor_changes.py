@@ -141,7 +141,9 @@ def _products(one: Sent, pairs: Sequence[Pair]) -> Family | None:
     if len(found) < len(pairs) or not any(one.before.tensor(pair.b).any() for pair in pairs):
         return None
     known = torch.cat([one.before.tensor(pair.a).double() for pair in pairs])
-    off = _complement(known)
+    off = torch.linalg.qr(known.T, mode="complete")[0][
+        :, len(known) :
+    ].T.contiguous()  # orthogonal to the rows of every A
     if not len(off):
         return None
     parts = []
@@ -149,10 +151,3 @@ def _products(one: Sent, pairs: Sequence[Pair]) -> Family | None:
         dense = product.dense() if isinstance(product, LowRank) else product
         parts.append(Rows(dense.double() @ off.T, one.rows(dense, torch.zeros_like(dense)).std))
     return Family("product", (_stacked(parts, len(known), off),))
-
-
-def _complement(rows: Tensor) -> Tensor:
-    """(n - k, n), orthonormal: what is orthogonal to k rows."""
-    q, _ = torch.linalg.qr(rows.T, mode="complete")
-    off: Tensor = q[:, rows.shape[0] :].T.contiguous()
-    return off

@@ -7,19 +7,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from attacks.adversary.case import Inapplicable
+from attacks.adversary.case import Case, Inapplicable
 from attacks.texts.factor_changes import Sent
 from attacks.texts.first_layer import FirstLayer, NoFirstLayerError, first_layer
-from attacks.texts.recovery import Recovery
+from attacks.texts.recovery import Recovery, recover
 from attacks.texts.span import Key
-from attacks.texts.token_scores import Common, known_tokens, score, texts_of, truth_of
+from attacks.texts.token_scores import CERTAIN, Common, known_tokens, score, texts_of, truth_of
 from secure_fed.learning.models.adapters.lora import LoraAdapter
-
-if TYPE_CHECKING:
-    from attacks.adversary.case import Case
-    from secure_fed.runs.recording import Summed, Update
+from secure_fed.runs.recording import Summed, Update
 
 POSITIONS = 128
 _SEEN_TEXTS = 500
@@ -51,6 +48,10 @@ class PriorKnowledge:
         noise = math.hypot(sum_noise(self.case, one.clients), grid_noise(self.case, one.clients))
         return Sent(one.total, self.before(one.round), noise, one.clients)
 
+    def recovered(self, batches: Sequence[Sequence[Sent]], clients: int = 1) -> list[Recovery]:
+        """The tokens that the updates of each batch give away, a batch being of so many clients."""
+        return recover(batches, self.first, self.scale, self.known, self.each * clients)
+
     def before(self, round_: int) -> Any:
         """The tensors that the clients of that round began with; frozen factors are as they were made."""
         return self.case.assembly.initial.tensors | self.case.seen.states[round_]
@@ -72,14 +73,8 @@ class PriorKnowledge:
             "rank": found.rank,
             "true": exact.true,
             "found": exact.found,
-            "recall": exact.recall,
-            "precision": exact.precision,
-            "bag_recall": exact.bag_recall,
-            "bag_precision": exact.bag_precision,
-            "guessed_recall": near.recall,
-            "guessed_precision": near.precision,
-            "guessed_bag_recall": near.bag_recall,
-            "guessed_bag_precision": near.bag_precision,
+            **{name: getattr(exact, name) for name in CERTAIN},
+            **{f"guessed_{name}": getattr(near, name) for name in CERTAIN},
             "baseline_recall": pairs,
             "baseline_bag_recall": tokens,
         }

@@ -42,18 +42,13 @@ class Recovery:
         return not self.why
 
 
-def recover(sent: Sequence[Sent], first: FirstLayer, scale: float, known: Sequence[Key], each: int) -> Recovery:
-    """The tokens that these updates of one batch of inputs give away.
-
-    scale: s of W + s B A. known: tokens in it for certain. each: how many texts it has at most, for guesses.
-    """
-    return recover_all([sent], first, scale, known, each)[0]
-
-
-def recover_all(
+def recover(
     batches: Sequence[Sequence[Sent]], first: FirstLayer, scale: float, known: Sequence[Key], each: int
 ) -> list[Recovery]:
-    """`recover` for several batches, with one look at all candidates."""
+    """The tokens that the updates of each batch of inputs give away, with one look at all candidates.
+
+    scale: s of W + s B A. known: tokens in every batch for certain. each: texts of a batch at most, for guesses.
+    """
     every = [families(sent, first, scale) for sent in batches]
     count = first.vocabulary * first.positions * max(1, len(first.types))
     judged = [[_fitting(family, first, known, count) for family in found] for found in every]
@@ -76,7 +71,11 @@ def _fitting(family: Family, first: FirstLayer, known: Sequence[Key], count: int
         return family, VACUOUS.format(room=max(test.room for test in family.tests))
     if not known:
         return family, ""
-    inputs = torch.cat([first.inputs(_text(key), _kind(first))[:, -1] for key in known])
+    ending = [
+        torch.full((1, max(place, 0) + 1), token) for place, token in known
+    ]  # texts that end with it at its place
+    kind = first.types[0] if first.types else None
+    inputs = torch.cat([first.inputs(text, kind)[:, -1] for text in ending])
     fit = [test for test in family.tests if test.missing and float(test.distances(inputs).max()) < test.tolerance]
     kept = replace(family, tests=tuple(fit))
     if fit and float(kept.distances(inputs).max()) < kept.tolerance(count):
@@ -97,12 +96,3 @@ def _joined(found: Sequence[tuple[Found, str]], each: int) -> Recovery:
     guessed = frozenset(able[0].nearest(each)) if able else frozenset[Key]()
     why = "" if good else "; ".join(dict.fromkeys(f"{one.family.name}: {why}" for one, why in found))
     return Recovery(certain, guessed | certain, why, max(one.family.rank for one, _ in found))
-
-
-def _text(key: Key) -> torch.Tensor:
-    """A text that ends with the token at its place."""
-    return torch.full((1, max(key[0], 0) + 1), key[1])
-
-
-def _kind(first: FirstLayer) -> int | None:
-    return first.types[0] if first.types else None

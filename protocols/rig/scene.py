@@ -105,7 +105,9 @@ class Scene:
             return
         self.tallies[-1].server_seconds += time.perf_counter() - start
         self.believed += lie
-        self._count(client)
+        if self.stage == "mask" and client in self._vectors:  # each client's vector once
+            self.plain += self._vectors.pop(client)
+            self.summed.add(client)
 
     def lie(self, client: Client, stage: str, message: bytes) -> None:
         """Ask a client for something beside what the stages ask for. It has to refuse."""
@@ -131,9 +133,3 @@ class Scene:
         """(length,) uniform within the session's bound."""
         bound, kind = self.parameters.bound, f"i{self.parameters.bits // 8}"
         return self._random.integers(-bound, bound + 1, self.parameters.length, dtype=kind).view(word(self.parameters))
-
-    def _count(self, client: int) -> None:
-        """Keep the plain sum of what the server has taken, each client's vector once."""
-        if self.stage == "mask" and client in self._vectors:
-            self.plain += self._vectors.pop(client)
-            self.summed.add(client)

@@ -22,7 +22,9 @@ class Verdict:
 def verdict(scene: Scene, attack: Attack, exact: bool | None) -> Verdict:
     """Caught: everybody who had to notice has done so, as often as it was lied to, in the right stage and with the right
     error; and where an attack must not cost the others their sum, they have it, exact."""
-    noticed = [refusal for refusal in scene.refusals if _right(scene, attack, refusal)]
+    noticed = [
+        one for one in scene.refusals if isinstance(one.error, attack.error) and (one.who, one.stage) in scene.expected
+    ]
     seen = {who: sum((one.who, one.stage) == who for one in noticed) for who in scene.expected}
     words = attack.outcome(scene) if attack.outcome is not None else ""
     caught = all(seen[who] >= times for who, times in scene.expected.items()) and bool(noticed or words)
@@ -34,10 +36,6 @@ def verdict(scene: Scene, attack: Attack, exact: bool | None) -> Verdict:
         return Verdict(attack.kind, False, None, None, _instead(scene))
     missed = "" if caught else "; but not all who should have noticed did, or the others lost their sum"
     return Verdict(attack.kind, caught, _named(noticed), noticed[0].stage, noticed[0].error.what + missed)
-
-
-def _right(scene: Scene, attack: Attack, refusal: Refusal) -> bool:
-    return isinstance(refusal.error, attack.error) and (refusal.who, refusal.stage) in scene.expected
 
 
 def _named(refusals: list[Refusal]) -> str:

@@ -80,13 +80,9 @@ class ConsoleProgress:
 
     def _count(self, record: Record) -> None:
         self._bytes += record.get("bytes_up", 0) + record.get("bytes_down", 0)
-        self._measured = _spoken(record) or self._measured
-
-
-def _spoken(record: Record) -> list[str]:
-    """Accuracy and key metrics of this round; empty if the round was not evaluated."""
-    found = [f"accuracy {record['accuracy']:.1%}"] if isinstance(record.get("accuracy"), float) else []
-    return found + [f"{spoken(name)} {record[name]:.3g}" for name in _BESIDE if isinstance(record.get(name), float)]
+        found = [f"accuracy {record['accuracy']:.1%}"] if isinstance(record.get("accuracy"), float) else []
+        found += [f"{spoken(name)} {record[name]:.3g}" for name in _BESIDE if isinstance(record.get(name), float)]
+        self._measured = found or self._measured  # a round that was not evaluated leaves the news as they are
 
 
 _NOT_FINITE = "its update is not finite"

@@ -105,6 +105,7 @@ def _privacy(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     terms = summary["privacy"]
     if terms is None:
         return [("privacy", str(summary["privacy_statement"]))]
+    limit = "" if terms["budget_epsilon"] is None else f" of {at_most(terms['budget_epsilon'])}"
     epsilon, seen = (at_most(summary[name]) for name in ("epsilon", "epsilon_participants"))
     void = (
         []
@@ -118,7 +119,7 @@ def _privacy(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("  against participants", f"epsilon {seen}"),
         ("  noise", f"{terms['noise']}; multiplier {summary['noise_multiplier']:.4g}"),
         ("  releases", f"{summary['releases']:,} of {terms['planned_releases']:,} planned"),
-        ("  spent in its ledger", f"epsilon {at_most(summary['epsilon_cumulative'])}{_of_budget(terms)}"),
+        ("  spent in its ledger", f"epsilon {at_most(summary['epsilon_cumulative'])}{limit}"),
         *([("  other runs", "not counted: this run has its own ledger")] if _alone(summary) else []),
     ]
 
@@ -147,10 +148,6 @@ def _masks(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         return rows
     spent = f"{time(found['client_seconds'])} of the clients, {time(found['server_seconds'])} of the server"
     return [*rows, ("  time for masks", spent)]
-
-
-def _of_budget(terms: Mapping[str, Any]) -> str:
-    return "" if terms["budget_epsilon"] is None else f" of {at_most(terms['budget_epsilon'])}"
 
 
 def _alone(summary: Mapping[str, Any]) -> bool:

@@ -60,7 +60,7 @@ def test_the_most_exposed_is_the_one_of_which_most_counts() -> None:
 def test_a_wrong_text_is_not_what_is_found(plain: Case) -> None:
     """The score can fail: another client's text is not in the update."""
     at, one = prior_knowledge(plain), plain.seen.updates[0]
-    found = recover([at.sent(one)], at.first, at.scale, at.known, 1)
+    found = recover([[at.sent(one)]], at.first, at.scale, at.known, 1)[0]
     assert at.scored(found, [one.client])["recall"] == 1.0
     other = at.scored(found, [plain.seen.updates[1].client])
     assert other["recall"] < 1
@@ -95,7 +95,7 @@ def test_guesses_stand_beside_what_the_commonest_words_give() -> None:
     row, one = found["per_update"][-1], gradient_inversion.picked(short, Settings())[-1]
     guessed = {
         key
-        for key in recover([at.sent(one)], at.first, at.scale, at.known, at.each).guessed
+        for key in recover([[at.sent(one)]], at.first, at.scale, at.known, at.each)[0].guessed
         if key[1] not in at.special
     }
     texts = [[int(token) for token in example["input_ids"]] for example in short.population]
@@ -136,7 +136,7 @@ def test_several_local_steps_stay_in_the_span() -> None:
 def test_clipping_does_not_protect(plain: Case) -> None:
     at, one = prior_knowledge(plain), plain.seen.updates[3]
     clipped = type(at.sent(one))(one.contribution * 0.3, at.before(one.round))
-    found = recover([clipped], at.first, at.scale, at.known, 1)
+    found = recover([[clipped]], at.first, at.scale, at.known, 1)[0]
     assert at.scored(found, [one.client])["recall"] == 1.0
 
 

@@ -35,7 +35,7 @@ def read(of: Case, factor: float) -> tuple[Recovery, Recovery]:
     at = prior_knowledge(of)
     found = [one for one in of.seen.updates if one.client == of.seen.updates[0].client]
     sent = [Sent(one.contribution * factor, at.before(one.round)) for one in found]
-    first, second = (recover([one], at.first, at.scale, at.known, 3) for one in sent)
+    first, second = recover([[one] for one in sent], at.first, at.scale, at.known, 3)
     return first, second
 
 

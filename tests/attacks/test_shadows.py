@@ -22,6 +22,7 @@ from secure_fed.errors import UsageError
 from secure_fed.federation import Federation
 from secure_fed.learning.models.adapters.lora import pairs
 from secure_fed.learning.training.local import Trained
+from secure_fed.learning.training.schedule import scheduled_lr
 from secure_fed.rounds.placement import SUM
 from secure_fed.rounds.summing import OpenSum
 from secure_fed.tensors.tensors import Tensors
@@ -118,14 +119,11 @@ def test_passes_personal_tensors_vanishing_clients_and_local_noise_are_repeated(
 def test_few_at_a_time_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     federation = few()
     inside, told = drawn(federation, 4), []
-    whole = trained(federation.assembly, inside, 1, keep_rounds=True)
+    whole = trained(federation.assembly, inside, 1)
     monkeypatch.setattr(shadows, "_HELD", 1)
-    parts = trained(federation.assembly, inside, 1, lambda done, total: told.append((done, total)), keep_rounds=True)
+    parts = trained(federation.assembly, inside, 1, lambda done, total: told.append((done, total)))
     require_close(parts.states, whole.states, federation.assembly.initial.tensors)
     assert told == [(done, 4 * runs.ROUNDS) for done in range(1, 4 * runs.ROUNDS + 1)]
-    assert [len(states) for states in whole.rounds] == [runs.ROUNDS + 1] * 4
-    assert all(same(states[0], federation.assembly.initial.tensors) for states in whole.rounds)
-    assert all(same(states[-1], last) for states, last in zip(whole.rounds, whole.states, strict=True))
 
 
 # The same procedure.
@@ -176,10 +174,11 @@ def test_with_noise_in_the_steps_it_is_the_run(canaries: str, monkeypatch: pytes
 
 def test_a_run_that_ended_early_is_repeated_as_far_as_it_came() -> None:
     federation = few(**{"training.lr_schedule": "linear"})
-    members = federation.assembly.audit_pool.members[None]
-    whole = trained(federation.assembly, members, 1, stacked=False, keep_rounds=True)
-    part = trained(federation.assembly, members, 1, stacked=False, rounds=1)
-    assert same(part.states[0], whole.rounds[0][1])
+    members = federation.assembly.audit_pool.members
+    reference = Reference.of(federation.assembly, members, shadows._seed_of(1, 0))
+    reference.round(scheduled_lr(federation.assembly.config.training, 0, runs.ROUNDS))
+    part = trained(federation.assembly, members[None], 1, stacked=False, rounds=1)
+    assert same(part.states[0], reference.state.tensors)
 
 
 def test_asking_other_clients_the_second_time_is_an_error() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 
-from protocols.messages import HEADER
+from protocols.wire import HEADER
 
 Pick = Callable[[int, int], int]  # a number from the first to the second, both included
 Noise = Callable[[int], bytes]  # at most so many bytes

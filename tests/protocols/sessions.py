@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from protocols.client import Client
 from protocols.errors import ProtocolError
-from protocols.keys import Identity
-from protocols.parameters import Parameters, Policy, registry_digest, stages
+from protocols.keys import Identity, registry_digest
+from protocols.parameters import Parameters, Policy, stages
 from protocols.server import Server
 
 METHODS = {

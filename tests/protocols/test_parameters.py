@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.errors import ParameterError
-from protocols.parameters import PROTOCOL, Parameters, registry_digest, stages
+from protocols.keys import registry_digest
+from protocols.parameters import PROTOCOL, Parameters, stages
 from tests.cells import every
 
 IDENTITIES = {client: hashlib.sha256(str(client).encode()).digest() for client in range(30)}

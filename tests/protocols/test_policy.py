@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from protocols.errors import ParameterError
-from protocols.parameters import Parameters, Policy, registry_digest
+from protocols.keys import registry_digest
+from protocols.parameters import Parameters, Policy
 from tests.cells import every
 
 IDENTITIES = {client: hashlib.sha256(str(client).encode()).digest() for client in range(30)}

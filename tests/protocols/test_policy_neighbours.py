@@ -9,8 +9,8 @@ import pytest
 from protocols.choice import choose
 from protocols.client import Client
 from protocols.errors import ParameterError
-from protocols.keys import Identity
-from protocols.parameters import Parameters, Policy, registry_digest
+from protocols.keys import Identity, registry_digest
+from protocols.parameters import Parameters, Policy
 from tests.cells import every
 from tests.protocols.test_policy import accepts, active_of, policy_of, session_of
 

@@ -311,7 +311,7 @@ def test_the_relations_of_a_chosen_graph_are_each_others_inverses() -> None:
     clients = tuple(range(0, 60, 3))
     chosen = {me: choices(rng.randbytes(32), clients, me, 6) for me in clients}
     for members in (clients, clients[::2], clients[4:17]):
-        graph = Chosen(chosen, 3).among(members)
+        graph = Chosen({member: chosen[member] for member in members}, 3)
         assert graph.order == members
         for me in members:
             assert graph.holders(me) == tuple(sorted(set(chosen[me]) & set(members)))

@@ -16,12 +16,12 @@ import protocols.server
 from protocols.client import Client
 from protocols.errors import Aborted, ParameterError
 from protocols.graph import Graph
-from protocols.messages import Reader
 from protocols.parameters import Parameters, Policy
 from protocols.record import InMemory
 from protocols.rig.simulate import Report, Simulation, simulate
 from protocols.rig.tampering import ATTACKS, attack_of
 from protocols.server import Server
+from protocols.wire import Reader
 from tests.cells import chosen, every
 
 MODES: dict[str, dict[str, Any]] = {
@@ -58,7 +58,11 @@ NOTICED: dict[str, tuple[str, str, str]] = {
     "uninvited": ("clients", "roster", "was not invited"),
     "short-roster": ("clients", "roster", "take part, fewer than the"),
     "surround": ("clients", "roster", "do not bear its signature"),
-    "other-choice": ("clients", "mask", "with the choice that it advertised|with another choice than it advertised"),
+    "other-choice": (
+        "clients",
+        "mask",
+        "with the choice that it advertised|with another choice than|that are said to have dealt",
+    ),
     "hidden-choice": ("clients", "mask", "its keys were not on the roster"),
     "withheld-delivery": ("clients", "consistency", "masked with others than were shown|has not dealt its shares"),
     "deserted": ("clients", "mask", "have dealt shares, fewer than|have dealt shares, and no sum of fewer"),

@@ -8,7 +8,7 @@ from attacks.report import significance
 from attacks.report.page import plots
 from attacks.report.page.plots import Curve
 from attacks.report.reading import NO_UNIT, Audit, Cell
-from attacks.report.sentences_estimates import NAMES, estimates, supposing
+from attacks.report.sentences_estimates import NAMES, SUPPOSES, estimates
 from attacks.report.values import numbers
 from attacks.report.wording import apart, at_least, confidence, promised, unit_one
 from secure_fed.report.formatting import MISSING, at_most, number, percent
@@ -150,7 +150,12 @@ def _bounds(audit: Audit) -> str:
 def _estimated(audit: Audit) -> str:
     """The estimates, each with its assumptions."""
     rows = [
-        (NAMES.get(one.name, one.name), at_least(one.epsilon), at_least(one.point), supposing(one))
+        (
+            NAMES.get(one.name, one.name),
+            at_least(one.epsilon),
+            at_least(one.point),
+            SUPPOSES.get(one.name, "what is not said"),
+        )
         for one in estimates(audit)
     ]
     if not rows:

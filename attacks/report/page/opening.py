@@ -8,9 +8,8 @@ from attacks.report import significance
 from attacks.report.page.curves import first_curve
 from attacks.report.reading import NO_UNIT, Audit
 from attacks.report.sentences_estimates import NAMES, estimates
-from attacks.report.sentences_membership import standing, uncovered
-from attacks.report.values import words
-from attacks.report.verdict import LEVELS
+from attacks.report.sentences_membership import uncovered
+from attacks.report.verdict import in_short
 from attacks.report.wording import apart, at_least, confidence, promised, sides, unit_one, units
 from secure_fed.report.formatting import at_most, number, percent
 from secure_fed.report.page import pictures
@@ -24,11 +23,10 @@ _HEADLINES = {
     "leak": "A leak was found, and {uncovered}",
     "violation": "The privacy guarantee is contradicted",
     "unsupported": "This audit cannot tell",
+    "texts": "A leak was found: texts were read back",
+    "part": "Nothing of membership was found, and part of the texts was read back",
 }
-_TEXTS = "A leak was found: texts were read back"
 _ALLOWED = "Allowed by the guarantee"
-_PART = "Nothing of membership was found, and part of the texts was read back"
-_WARNS = ("leak", "violation", "unsupported")
 
 
 def name(audit: Audit) -> str:
@@ -36,21 +34,14 @@ def name(audit: Audit) -> str:
     return audit.run.replace("\\", "/").rstrip("/").rpartition("/")[2] or "a run without a name"
 
 
-def recorded(audit: Audit) -> tuple[str, str, str] | None:
-    """Level, text and summary of the verdict that the audit carries; None where it carries none."""
-    level, body, summary = (words(audit.verdict.get(name)) for name in ("level", "text", "summary"))
-    return (level, body, summary) if level in LEVELS and body else None
-
-
 def first_screen(audit: Audit, level: str, summary: str) -> str:
     """The verdict in one sentence, the pictures of epsilon and of the attack, then the finding in words and the key figures."""
-    part = level == "none_found" and significance.partly(audit)
-    texts = level == "leak" and standing(audit) != "leak"
-    headline = _PART if part else _TEXTS if texts else _HEADLINES[level].format(uncovered=uncovered(audit))
-    warns = part or level in _WARNS
+    finding = in_short(audit, level)
+    headline = _HEADLINES[finding].format(uncovered=uncovered(audit))
+    css = "privacy" if finding in ("none_found", "within") else "privacy warning"
     return (
         f'<header>\n<p class="kind">Privacy audit</p>\n<h1>{text(name(audit))}</h1>\n</header>\n'
-        + section(headline, paragraph(_ends(audit)), css_class="privacy warning" if warns else "privacy")
+        + section(headline, paragraph(_ends(audit)), css_class=css)
         + section(
             "The evidence",
             figures(_epsilons(audit), first_curve(audit)),

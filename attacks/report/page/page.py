@@ -9,7 +9,7 @@ from typing import Any
 
 from attacks.report.page import curves, exposure, limits, matrix, opening, sweep
 from attacks.report.reading import Audit, read
-from attacks.report.verdict import verdict
+from attacks.report.verdict import recorded
 from secure_fed.report.page.page import document
 from secure_fed.runs.durable import atomic_write
 
@@ -38,8 +38,7 @@ def write(audit: Mapping[str, Any], path: Path) -> Path:
 def page(audit: Mapping[str, Any]) -> str:
     """The whole HTML document. What `audit` lacks is reported as missing; equal audits give equal bytes."""
     parsed = read(audit)
-    made = verdict(audit)
-    level, body, summary = opening.recorded(parsed) or (made["level"], made["text"], made["summary"])
+    level, body, summary = recorded(audit)
     sections = (
         opening.first_screen(parsed, level, summary if summary and body.startswith(summary) else body),
         *(section(parsed) for section in SECTIONS),

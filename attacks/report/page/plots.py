@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attacks.report.values import Interval
-from attacks.report.wording import at_least
-from secure_fed.report.formatting import at_most
 from secure_fed.report.page.plots import FIRST, INK, RULE, SECOND, drawing
 
 if TYPE_CHECKING:
@@ -36,7 +34,6 @@ class Mark:
     accuracy: float | None
     auc: float | None
     interval: Interval | None
-    lower: float | None
 
 
 def characteristic(title: str, curve: Curve, floor: float) -> str:
@@ -49,13 +46,6 @@ def scores(title: str, marks: Sequence[Mark]) -> str:
     if not any(mark.accuracy is not None or mark.auc is not None for mark in marks):
         return ""
     return drawing(title, lambda axes: _draw_scores(axes, marks))
-
-
-def epsilons(title: str, marks: Sequence[Mark]) -> str:
-    """The lower bound beside the accounted epsilon, for every run; "" where there is neither."""
-    if not any(mark.epsilon is not None or mark.lower is not None for mark in marks):
-        return ""
-    return drawing(title, lambda axes: _draw_epsilons(axes, marks))
 
 
 def _draw_characteristic(axes: Axes, curve: Curve, floor: float) -> None:
@@ -102,26 +92,6 @@ def _draw_aucs(axes: Axes, placed: Sequence[tuple[int, Mark]]) -> float:
     style: dict[str, Any] = {"color": SECOND, "linestyle": "--", "marker": "s", "capsize": 3}
     axes.errorbar([place for place, _ in placed], aucs, yerr=(below, above), label="AUC of the attack", **style)
     return min((auc - less for auc, less in zip(aucs, below, strict=True)), default=0.5)
-
-
-def _draw_epsilons(axes: Axes, marks: Sequence[Mark]) -> None:
-    promised = [(place, mark.epsilon) for place, mark in enumerate(marks) if mark.epsilon is not None]
-    shown = [(place, mark.lower) for place, mark in enumerate(marks) if mark.lower is not None]
-    axes.bar(
-        [place - 0.2 for place, _ in promised],
-        [value for _, value in promised],
-        0.38,
-        color=FIRST,
-        label="accounted",
-    )
-    axes.bar(
-        [place + 0.2 for place, _ in shown], [value for _, value in shown], 0.38, color=SECOND, label="lower bound"
-    )
-    for offset, bars, words in ((-0.2, promised, at_most), (0.2, shown, at_least)):
-        for place, value in bars:
-            axes.text(place + offset, value, words(value), ha="center", va="bottom", fontsize=8)
-    axes.set(ylim=(0, 1.15 * max([0.1, *(value for _, value in promised + shown)])), ylabel="epsilon")
-    _places(axes, marks)
 
 
 def _places(axes: Axes, marks: Sequence[Mark]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from attacks.report.page import plots
@@ -11,9 +12,10 @@ from attacks.report.values import Row, interval, number, row, words
 from attacks.report.wording import at_least
 from secure_fed.report.formatting import at_most, listed, percent, rate
 from secure_fed.report.formatting import number as shown
+from secure_fed.report.page import pictures
 from secure_fed.report.page.markup import facts, figure, figures, paragraph, section, subsection, table
+from secure_fed.report.page.pictures import Bar
 
-_PAIR = 2
 _HEAD = ("run", "epsilon accounted", "accuracy", "AUC", "TPR at 1 % FPR", "at 0.1 %", "epsilon, lower bound")
 
 
@@ -22,14 +24,14 @@ def sweep(audit: Audit) -> str:
     runs = sorted(audit.sweep, key=lambda run: (number(run.get("epsilon")) is None, number(run.get("epsilon")) or 0.0))
     if not runs:
         return ""
-    cells = [_cells(run, audit) for run in runs]
-    table_of_runs = _side_by_side(cells) if len(runs) == _PAIR else table(_HEAD, cells)
+    cells, unprotected = [_cells(run, audit) for run in runs], [number(run.get("epsilon")) is None for run in runs]
+    table_of_runs = _side_by_side(cells) if len(runs) == 2 else table(_HEAD, cells)
     return section(
-        "With and without privacy" if len(runs) == _PAIR and _one_protected(runs) else "With more and less privacy",
+        "With and without privacy" if unprotected == [False, True] else "With more and less privacy",
         paragraph(_unlike(runs)),
         paragraph(_READING),
         table_of_runs,
-        figures(*_drawings([_mark(run) for run in runs])),
+        figures(*_drawings(runs)),
     )
 
 
@@ -58,7 +60,7 @@ def _cells(run: Row, audit: Audit) -> tuple[str, ...]:
     about = interval(run.get("auc_interval"))
     between = "" if about is None else f" ({shown(about[0])} to {shown(about[1])})"
     return (
-        words(run.get("label")) or words(run.get("run_dir")) or "a run without a name",
+        _label(run),
         "unprotected" if epsilon is None else at_most(epsilon),
         percent(number(run.get("accuracy"))),
         f"{shown(number(run.get('auc')))}{between}{_whose(run, '', audit)}",
@@ -84,25 +86,33 @@ def _caught(found: object) -> str:
     return percent(value) + ("" if between is None else f" ({percent(between[0])} to {percent(between[1])})")
 
 
-def _drawings(marks: Sequence[Mark]) -> tuple[str, str]:
+def _drawings(runs: Sequence[Row]) -> tuple[str, str]:
+    marks = [
+        Mark(
+            number(run.get("epsilon")),
+            number(run.get("accuracy")),
+            number(run.get("auc")),
+            interval(run.get("auc_interval")),
+        )
+        for run in runs
+    ]
+    epsilons = pictures.limits(
+        "accounted epsilon and lower bound of every run", [bar for run in runs for bar in _bars(run)]
+    )
     return (
         figure("Accuracy and AUC", plots.scores("accuracy and AUC of every run", marks), _SCORES),
-        figure(
-            "Accounted epsilon and lower bound",
-            plots.epsilons("accounted epsilon and lower bound of every run", marks),
-            _EPSILONS,
-        ),
+        figure("Accounted epsilon and lower bound", epsilons, _EPSILONS),
     )
 
 
-def _mark(run: Row) -> Mark:
-    names = ("epsilon", "accuracy", "auc", "epsilon_lower")
-    epsilon, accuracy, auc, lower = (number(run.get(name)) for name in names)
-    return Mark(epsilon, accuracy, auc, interval(run.get("auc_interval")), lower)
+def _bars(run: Row) -> tuple[Bar, Bar]:
+    epsilon, lower, label = number(run.get("epsilon")), number(run.get("epsilon_lower")), _label(run)
+    allowed = Bar(label, math.inf, "no limit") if epsilon is None else Bar(label, epsilon, f"ε ≤ {at_most(epsilon)}")
+    return allowed, Bar("", lower, "no lower bound" if lower is None else f"ε ≥ {at_least(lower)}", "--second")
 
 
-def _one_protected(runs: Sequence[Row]) -> bool:
-    return [number(run.get("epsilon")) is None for run in runs] == [False, True]
+def _label(run: Row) -> str:
+    return words(run.get("label")) or words(run.get("run_dir")) or "a run without a name"
 
 
 _KINDS = {
@@ -118,4 +128,6 @@ _READING = (
     " runs without a guarantee are at delta 0, where the same guesses show more than at the delta of a guarantee."
 )
 _SCORES = "Accuracy should stay high and the AUC near 0.5. The whiskers are intervals."
-_EPSILONS = "The second bar is the lower bound. A run without a guarantee has no first bar."
+_EPSILONS = (
+    "Of each run the accounted epsilon, and below it the lower bound that its audit shows, as on the first screen."
+)

@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 from protocols.errors import Aborted, MessageError, Tampering
-from protocols.messages import HEADER
 from protocols.rig.attack import Attack, lie
 from protocols.rig.scene import Inbox, Scene
 from protocols.rig.tampering.means import Tell, earlier, listing, told, withheld
+from protocols.wire import HEADER
 
 LISTS: list[Attack] = []
 Change = Callable[[Scene, set[int]], None]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from protocols.keys import AgreementKey, Identity
+from protocols.keys import AgreementKey, Identity, registry_digest
 from protocols.messages import SIGNATURE, Advertise, Survivors, seeds
 from protocols.opening import near
-from protocols.parameters import Policy, registry_digest
+from protocols.parameters import Policy
 from protocols.rig.play import play
 from protocols.rig.scene import SERVER, Inbox, Scene
 

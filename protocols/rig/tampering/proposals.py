@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import partial
 
 from protocols.errors import ParameterError
-from protocols.keys import Identity
-from protocols.parameters import Parameters, registry_digest
+from protocols.keys import Identity, registry_digest
+from protocols.parameters import Parameters
 from protocols.rig.attack import Attack, lie
 from protocols.rig.scene import PARAMETERS
 

@@ -78,7 +78,7 @@ def _more(record: RunRecord) -> dict[str, Callable[[Mapping[str, Any]], str]]:
 def configuration(record: RunRecord) -> str:
     """Every setting of the run, its classes, and the software that ran it."""
     settings = (
-        (f"{name}.{key}", _setting(value))
+        (f"{name}.{key}", value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False))
         for name, table in record.config.to_dict().items()
         for key, value in table.items()
     )
@@ -127,7 +127,3 @@ def _label_skew(record: RunRecord) -> str:
 _NOT_FINITE = "These updates contained numbers that are not finite."
 _REFUSED = "What these clients sent did not follow the protocol of secure aggregation."
 _WENT_ON = "The round continued with the other clients; nothing of these updates is in the model."
-
-
-def _setting(value: object) -> str:
-    return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)

@@ -37,20 +37,20 @@ def diagnostics(record: RunRecord) -> str:
 
 
 def _target(record: RunRecord) -> str:
-    asked = record.config.evaluation.target_accuracy
-    if asked is None or record.withholds_test:
+    target = record.config.evaluation.target_accuracy
+    if target is None or record.withholds_test:
         return ""
     for reached, accuracy in record.series("accuracy"):
-        if accuracy >= asked:
+        if accuracy >= target:
             upto = [row for row in record.rounds if row["round"] <= reached]
             up, down = (size(sum(row[name] for row in upto)) for name in ("bytes_up", "bytes_down"))
             sent = "are expected to have travelled" if record.hides_cohort else "travelled"
             return paragraph(
-                f"The target accuracy of {percent(asked)} was reached after {counted(reached, 'round')}. Until then "
+                f"The target accuracy of {percent(target)} was reached after {counted(reached, 'round')}. Until then "
                 f"{up} {sent} from the clients and {down} to them."
             )
     return paragraph(
-        f"The target accuracy of {percent(asked)} was not reached in {counted(len(record.rounds), 'round')}."
+        f"The target accuracy of {percent(target)} was not reached in {counted(len(record.rounds), 'round')}."
     )
 
 
@@ -60,12 +60,12 @@ def _time(record: RunRecord) -> str:
         return ""
     found: Mapping[str, Any] = ((record.result or {}).get("diagnostics") or {}).get("bandwidth") or {}
     sending = duration(record.total("transfer_seconds"))
-    said = f"Over lines of {rate(line)} MB/s, clients would spend {sending} sending and receiving"
+    sentence = f"Over lines of {rate(line)} MB/s, clients would spend {sending} sending and receiving"
     compute = found.get("compute_seconds")
     if compute is None:
-        return paragraph(f"{said}.")
+        return paragraph(f"{sentence}.")
     return paragraph(
-        f"{said}, and {duration(compute)} computing if they are as fast as this machine and work at the same time: "
+        f"{sentence}, and {duration(compute)} computing if they are as fast as this machine and work at the same time: "
         f"{duration(found.get('seconds'))} together."
     )
 

@@ -54,7 +54,7 @@ def stated(record: RunRecord) -> Guarantee | None:
     terms = (record.result if record.result is not None else record.facts).get("privacy")
     if settings.unit == "none" or not terms:
         return None
-    place = place_of(record)
+    place = _PLACES[settings.noise] if settings.unit == "client" else "gradients"
     if place == "shares" and missing(record):
         return None
     return Guarantee(
@@ -68,14 +68,6 @@ def stated(record: RunRecord) -> Guarantee | None:
         terms=terms,
         text=str(terms.get("text") if record.result is None else record.result["privacy_statement"]),
     )
-
-
-def place_of(record: RunRecord) -> Place:
-    """The place of the noise, by the settings of a private run."""
-    settings = record.config.privacy
-    if settings.unit != "client":
-        return "gradients"
-    return _PLACES[settings.noise]
 
 
 _PLACES: dict[str, Place] = {"central": "server", "distributed": "shares", "local": "contribution"}

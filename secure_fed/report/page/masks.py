@@ -38,7 +38,8 @@ def colluding(record: RunRecord) -> str:
     if not found or record.hides_cohort or record.draws_by_coins:
         return f"at most {100 * share:g} % of a round's clients, rounded down, collude with the server"
     most = math.floor(Fraction(str(share)) * found["clients"])
-    return f"{_at_most(most)} of the {number(found['clients'])} clients invited to a sum {_is(most)} with the server"
+    verb = "colludes" if most < 2 else "collude"
+    return f"{_at_most(most)} of the {number(found['clients'])} clients invited to a sum {verb} with the server"
 
 
 def secure_aggregation(record: RunRecord) -> str:
@@ -82,8 +83,8 @@ def _time(record: RunRecord, found: Facts | None) -> Rows:
         return [("time, and number of survivors", "hidden, because they would reveal the cohort size")]
     clients = _total(record, "client_seconds")
     invited = f" of {number(found['clients'])} invited" if found else ""
-    told = [row["masked"].get("survivors") for row in record.rounds]
-    fewest = min((count for count in told if count is not None), default=None)
+    survivors = [row["masked"].get("survivors") for row in record.rounds]
+    fewest = min((count for count in survivors if count is not None), default=None)
     return [
         ("time of all clients together", time(clients) + _each(time(clients / _turns(record, found)), found)),
         ("time of the server", time(_total(record, "server_seconds"))),
@@ -149,10 +150,6 @@ def _total(record: RunRecord, name: str) -> float:
 
 def _at_most(count: int) -> str:
     return f"at most {number(count)}" if count else "none"
-
-
-def _is(count: int) -> str:
-    return "colludes" if count < 2 else "collude"
 
 
 _TAKES = (

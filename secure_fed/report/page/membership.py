@@ -21,13 +21,10 @@ def membership(record: RunRecord) -> str:
     found, own = measured(record), (record.result or {}).get("membership_of_data") or {}
     measured_here = "" if not found else _reported(record, found)
     of_data = subsection("Units of the data: only for those who hold the data", _reported(record, own)) if own else ""
-    audit = link(_from_page(record), _AUDIT) if record.audit else ""
+    # In a private run only the page in the private folder has the link, and lies beside the audit.
+    path = record.audit.rpartition("/")[2] if record.private else record.audit
+    audit = link(path, _AUDIT) if path else ""
     return section("Membership inference: what the model reveals", measured_here, of_data, audit)
-
-
-def _from_page(record: RunRecord) -> str:
-    """The link to the audit: in a private run only the page in the private folder has it, and lies beside the audit."""
-    return record.audit.rpartition("/")[2] if record.private else record.audit
 
 
 def measured(record: RunRecord) -> Mapping[str, Any]:

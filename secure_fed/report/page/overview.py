@@ -55,7 +55,7 @@ def results(record: RunRecord) -> str:
         ("clients that train in a round" if record.hides_training else "clients a round", _cohort(record)),
         ("rounds", f"{number(len(record.rounds))} of {number(record.planned)}"),
         *key_numbers(record),
-        *_membership(record),
+        *([("membership AUC", auc(measured(record)))] if measured(record).get("auc") is not None else []),
         ("test loss", number(record.last("loss"))),
         *_own_metrics(record),
         ("trained numbers", number(result.get("trainable"))),
@@ -68,12 +68,6 @@ def results(record: RunRecord) -> str:
         ("seed", str(record.config.federation.seed)),
     )
     return section("Result", folded("Every number of the result", facts(rows)))
-
-
-def _membership(record: RunRecord) -> list[tuple[str, str]]:
-    """The AUC of the run's own membership inference with its interval, where it was measured."""
-    found = measured(record)
-    return [("membership AUC", auc(found))] if found.get("auc") is not None else []
 
 
 def _notice(record: RunRecord) -> str:

@@ -26,7 +26,7 @@ class Bar:
 
     name: str
     epsilon: float | None
-    said: str
+    label: str
     colour: str = "--first"
     hollow: bool = False
 
@@ -46,7 +46,7 @@ def limits(title: str, bars: Sequence[Bar]) -> str:
     drawn = "".join(_bar(bar, 4 + 36 * row) for row, bar in enumerate(bars))
     top = 4 + 36 * len(bars)
     marks = "".join(_mark(epsilon, top) for epsilon in _MARKS)
-    described = "; ".join(f"{bar.name}: {bar.said}" for bar in bars)
+    described = "; ".join(f"{bar.name}: {bar.label}" for bar in bars)
     return _svg(title, described, top + 32, drawn + _line(_LEFT, top, _LEFT + _LONG, top) + marks)
 
 
@@ -62,7 +62,7 @@ def path(title: str, stations: Sequence[Station], between: Sequence[str]) -> str
 
 def _bar(bar: Bar, top: int) -> str:
     track = f'<rect x="{_LEFT}" y="{top + 17}" width="{_LONG}" height="10" style="fill:var(--rule);opacity:.45"/>'
-    names = _words(_LEFT, top + 12, bar.name) + _words(_LEFT + _LONG, top + 12, bar.said, "end", bold=True)
+    names = _words(_LEFT, top + 12, bar.name) + _words(_LEFT + _LONG, top + 12, bar.label, "end", bold=True)
     if bar.epsilon is None:
         return track + names
     beyond = not bar.epsilon <= _SCALE

@@ -73,11 +73,9 @@ _ALONE = {
     "gradients": "yes, made by noised training",
 }
 _SUM = {
-    "nowhere": "yes",
-    "server": "yes, without noise",
+    **_ALONE,
     "shares": "yes, with all shares of the noise",
     "contribution": "yes, with every client's noise",
-    "gradients": "yes, made by noised training",
 }
 _MASKED = {
     "nowhere": "The sum carries no noise: a client is hidden by the other contributions in it, and by nothing else.",

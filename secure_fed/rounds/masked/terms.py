@@ -13,8 +13,8 @@ from functools import cached_property, lru_cache
 
 from protocols.choice import Choice, choose, colluding, surviving
 from protocols.errors import Aborted, ParameterError
-from protocols.keys import Identity
-from protocols.parameters import Parameters, Policy, registry_digest
+from protocols.keys import Identity, registry_digest
+from protocols.parameters import Parameters, Policy
 from secure_fed.config import SecureAggregationConfig
 from secure_fed.errors import ConfigError
 from secure_fed.rounds.masked.encoding import Encoding, Noised, Rounded

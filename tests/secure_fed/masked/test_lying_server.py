@@ -14,7 +14,8 @@ import torch
 
 from privacy import distributed
 from protocols.errors import ParameterError, Tampering
-from protocols.parameters import Parameters, registry_digest
+from protocols.keys import registry_digest
+from protocols.parameters import Parameters
 from secure_fed.config import RunConfig
 from secure_fed.errors import SecureFedError
 from secure_fed.rounds.masked import masked_client
