@@ -35,7 +35,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np
 from inversion_sends import COHORT, ROUNDS, Run, Sends, as_sent, protected, summed, watched
 
-from attacks.texts.recovery import Recovery, recover_all
+from attacks.texts.recovery import Recovery, recover
 from attacks.texts.span import Key
 from attacks.texts.token_scores import known_tokens, score, texts_of, truth_of
 
@@ -90,7 +90,7 @@ def cell(run: Run, row: Row, clients: int, each: int) -> str:
     known = known_tokens(texts_of(run.federation.assembly.problem.test) or [], run.first)
     special = frozenset(run.federation.assembly.problem.tokenizer.all_special_ids)
     sent = [row.sends(run, client) for client in range(clients)]
-    found = recover_all(sent, run.first, run.scale, known, each * row.everybody)
+    found = recover(sent, run.first, run.scale, known, each * row.everybody)
     truths = [
         truth_of([text for index in range(row.everybody) for text in run.texts((client + index) % COHORT)], run.first)
         for client in range(clients)
