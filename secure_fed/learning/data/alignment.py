@@ -12,9 +12,7 @@ from secure_fed.errors import ModelError
 from secure_fed.learning.data.encode import TOKENISED_AT_ONCE
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    Tokenizer = PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase as Tokenizer
 
 
 class Aligned(NamedTuple):

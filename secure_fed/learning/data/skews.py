@@ -96,7 +96,16 @@ def by_matrix(
 
     Sizes are rounded by largest remainders; which examples go where is random.
     """
-    table = _checked(shares, max(labels, default=-1) + 1, clients)
+    table, classes = np.asarray(shares, dtype=np.float64), max(labels, default=-1) + 1  # (labels, clients)
+    if len(table) < classes:
+        raise ConfigError(
+            f"data.matrix has {len(table)} rows and the data {classes} labels; give one row for each, in their order"
+        )
+    if clients not in (None, table.shape[1]):
+        raise ConfigError(
+            f"federation.clients is {clients} and data.matrix has {table.shape[1]} columns, one for each client; "
+            "leave federation.clients out"
+        )
     require_enough(len(labels), table.shape[1])
     array, owner = np.asarray(labels), np.empty(len(labels), dtype=np.int64)
     for label, row in enumerate(table):
@@ -126,23 +135,6 @@ def matrix_of(text: str) -> list[list[float]]:
             )
     if idle := [client for client in range(len(table[0])) if not any(row[client] for row in table)]:
         raise ConfigError(f"column {idle[0] + 1} of data.matrix is all zeros; leave out the client without examples")
-    return table
-
-
-def _checked(
-    shares: Sequence[Sequence[float]], classes: int, clients: int | None
-) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """(labels, clients), a row for every label of the data."""
-    table = np.asarray(shares, dtype=np.float64)
-    if len(table) < classes:
-        raise ConfigError(
-            f"data.matrix has {len(table)} rows and the data {classes} labels; give one row for each, in their order"
-        )
-    if clients not in (None, table.shape[1]):
-        raise ConfigError(
-            f"federation.clients is {clients} and data.matrix has {table.shape[1]} columns, one for each client; "
-            "leave federation.clients out"
-        )
     return table
 
 
