@@ -127,8 +127,10 @@ def clip_factor(norm: float, clip_norm: float) -> float:
     return factor if clip_norm >= _LEAST_SCALED_TO and factor >= _LEAST_FACTOR else 0.0
 
 
-def perturbed(tensor: Tensor, std: float, stream: Stream, draw: Draw = Stream.normal) -> Tensor:
-    """The tensor plus std times what is drawn, float32, on the tensor's device. draw: independent numbers of variance 1.
+def perturbed(tensor: Tensor, std: float, stream: Stream, draw: Draw | None = None) -> Tensor:
+    """The tensor plus std times what is drawn, float32, on the tensor's device.
+
+    draw: independent numbers of variance 1; normal ones if None.
 
     Sum and noise are float64, and their sum is rounded to multiples of 2^-20 std or finer before it becomes float32: the low
     bits of floating-point noise, from which a sum can be told (Mironov, 2012), do not leave. What float32 rounds off
@@ -141,7 +143,8 @@ def perturbed(tensor: Tensor, std: float, stream: Stream, draw: Draw = Stream.no
             f"noise of standard deviation {std:g} cannot be drawn: noise multiplier times clip norm must be finite and at "
             f"least {_LEAST_STD:g}"
         )
-    noise = torch.from_numpy(draw(stream, tuple(tensor.shape)))
+    shape = tuple(tensor.shape)
+    noise = torch.from_numpy(stream.normal(shape) if draw is None else draw(stream, shape))
     grid = 2.0 ** (math.floor(math.log2(std)) - 20)
     noised = noise.mul_(std).add_(tensor.detach().to("cpu", torch.float64))
     return noised.div_(grid).round_().mul_(grid).to(tensor.device, torch.float32)
