@@ -13,7 +13,7 @@ from unittest.mock import patch
 # Here the grid is that of record: folders and files about epsilons themselves, and about processes that a test starts.
 EXACT = (
     *("tests/privacy/", "tests/test_", "test_adding_a_method.py", "test_cli.py"),
-    *("test_bad_input.py", "test_command.py", "test_reliability.py"),
+    *("test_bad_input.py", "test_command.py", "test_reliability.py", "test_private_real_kills.py"),
 )
 
 

@@ -17,6 +17,7 @@ from secure_fed.federation import Federation
 from secure_fed.rounds.client import Client
 from secure_fed.rounds.transport import Request
 from secure_fed.tensors.tensors import Tensors
+from tests.cells import chosen
 from tests.secure_fed.masked.wide_toys import LR, PRIVACY, SKETCH, federation
 
 ONE = PRIVACY["local"]
@@ -157,7 +158,7 @@ LIES: list[Callable[[Request], Request]] = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", chosen(range(4), [0]))
 @pytest.mark.parametrize("settings", [ONE, TWO], ids=["one pass", "two passes"])
 def test_no_sequence_of_requests_makes_more_noise_than_was_charged(settings: dict[str, Any], seed: int) -> None:
     """Rounds and passes in any order, some of them such that training or contributing breaks in the middle."""

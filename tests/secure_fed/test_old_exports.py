@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 import shutil
 import subprocess
 import sys
@@ -69,7 +71,22 @@ def test_a_folder_of_ours_loads(tmp_path: Path) -> None:
     assert torch.equal(scores(by_its_readme(tmp_path / "out")), want)
 
 
-def test_old_import_paths_work_with_a_warning() -> None:
+@pytest.mark.parametrize(
+    ("module", "name", "now"),
+    [("secure_fed.models.loading", "locate", "locate"), ("secure_fed.trained", "load", "load_run")],
+)
+def test_old_import_paths_work_with_a_warning(
+    module: str, name: str, now: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    said = rf"{re.escape(module)}\.{name} is secure_fed\.{now} now"
+    with pytest.warns(DeprecationWarning, match=said):
+        found = getattr(importlib.import_module(module), name)
+    assert found is getattr(secure_fed, now)
+
+
+@pytest.mark.nightly
+def test_old_import_paths_are_found_by_a_process_that_has_imported_nothing() -> None:
     code = (
         "from secure_fed.models.loading import locate\nfrom secure_fed.trained import load\nimport secure_fed\n"
         "assert locate is secure_fed.locate and load is secure_fed.load_run and locate('builtin/tiny')"

@@ -6,9 +6,7 @@ is resumed. The transport notes what every round computed, on disk, so that it c
 
 from __future__ import annotations
 
-import json
 import os
-import random
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +17,6 @@ import pytest
 import torch
 
 from privacy import accounting, database
-from secure_fed.commands import cli
 from secure_fed.federation import Federation
 from secure_fed.rounds.transport import Reply, Request
 from secure_fed.runs import durable
@@ -29,7 +26,7 @@ from tests import accounts
 from tests.cells import chosen
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.private_toys import NOISE, charged, federation
-from tests.secure_fed.test_reliability import _PROCESSES, _kill_when, _unhurried
+from tests.secure_fed.test_reliability import _PROCESSES, _unhurried
 
 ROUNDS = 3
 
@@ -262,49 +259,3 @@ def test_killed_while_resuming_and_again_at_every_instant(
         said = run("central", path, resume=True)
         assert_same_released(path, uninterrupted["central"])
         assert ROUNDS <= asked(path) <= charged(path) == said["releases"] <= ROUNDS + 2
-
-
-# Real kills.
-
-
-@pytest.mark.nightly
-def test_real_kills(small_model: Path, small_data: Path, tmp_path: Path) -> None:
-    """`train`, killed while it starts and at random instants, and resumed each time: all that it released is paid for."""
-    settings = tmp_path / "run.toml"
-    settings.write_text(
-        f"""
-        [model]
-        name = '{small_model.as_posix()}'
-        [data]
-        train = '{(small_data / "train.jsonl").as_posix()}'
-        test = '{(small_data / "test.jsonl").as_posix()}'
-        client = 'site'
-        [federation]
-        rounds = 40
-        cohort = 3
-        [training]
-        batch_size = 4
-        [privacy]
-        unit = 'client'
-        noise_multiplier = 1.5
-        delta = 1e-3
-        ledger = '{(tmp_path / "sites.sqlite").as_posix()}'
-        """
-    )
-    rng = random.Random(11)
-    victim, ledger = tmp_path / "victim", tmp_path / "sites.sqlite"
-    private_toys.Ledger.create(ledger, data_set="sites", epsilon=1000.0, delta=0.1)
-    _kill_when(["train", str(settings), "--out", str(victim)], "secure-fed: ", 0.0)
-    for number in range(4):
-        round_ = len(read_records(victim)) + rng.randint(2, 6)  # a loaded machine may have killed late
-        command = ["train", str(settings)] if number == 0 else ["train"]
-        _kill_when([*command, "--resume", "--out", str(victim)], f"round {round_}/", rng.uniform(0.0, 0.05))
-        assert len(private_toys.charges(ledger)) >= len(read_records(victim))
-    assert 5 <= len(read_records(victim)) < 40
-    assert cli.main(["train", "--resume", "--out", str(victim)]) == 0
-    said = json.loads((victim / "result.json").read_text())
-    opened = private_toys.Ledger.open(ledger)
-    assert said["rounds"] == 40 <= said["releases"] == len(private_toys.charges(opened)) <= 40 + 5
-    assert len({row.run for row in opened.rows() if row.kind == "reserve"}) == 1, "it is one run all along"
-    cost = accounting.epsilon(accounting.poisson_sampled(0.5, 1.5), said["releases"], 1e-3)
-    assert said["epsilon"] == said["epsilon_cumulative"] == cost

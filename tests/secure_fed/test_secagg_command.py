@@ -14,8 +14,10 @@ from protocols.rig.tampering import ATTACKS
 from protocols.server import Server
 from secure_fed.commands import secagg as secagg_command
 from secure_fed.commands.cli import main
+from tests.cells import chosen
 
 SMALL = ("--clients", "8", "--dim", "20")
+TAMPERED = (*SMALL, "--tamper", "replay", "--json")
 RING = ("--clients", "24", "--dim", "20", "--neighbours", "10", "--corrupt", "0")
 Told = Callable[..., tuple[int, str, str]]
 
@@ -186,7 +188,7 @@ def test_a_long_run_tells_how_far_it_is_on_standard_error(told: Told, monkeypatc
     assert "secure-fed: stage mask: 3 of 8 clients\n" in err
 
 
-@pytest.mark.parametrize("arguments", [("--help",), (*SMALL,), (*SMALL, "--tamper", "replay", "--json")])
+@pytest.mark.parametrize("arguments", chosen([("--help",), SMALL, TAMPERED], [TAMPERED], whole=True))
 def test_nothing_heavy_is_loaded(arguments: tuple[str, ...]) -> None:
     probe = (
         "import sys\nfrom secure_fed.commands.cli import main\n"
