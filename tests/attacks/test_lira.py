@@ -245,7 +245,7 @@ def test_confidences_that_are_all_the_same_give_no_infinities() -> None:
 
 @pytest.mark.slow
 def test_a_federation_that_learns_by_heart_is_caught(tmp_path: Path) -> None:
-    ran = overfitted.run(tmp_path / "run", {"federation.rounds": 15, "method.rank": 8}, clients=5, each=40)
+    ran = overfitted.run(tmp_path / "run", {"federation.rounds": 8, "method.rank": 8}, clients=3, each=30)
     case, members = overfitted.case(ran, "outsider"), ran[0].assembly.audit_pool.members
     found = lira.run(case, Settings(references=8))
     assert overfitted.area(found.scores, members) > 0.7
