@@ -18,8 +18,8 @@ _PLAIN_SIGHT = {
     "server": "this server gets every update with its client's name, so membership of a whole client is in plain sight",
 }
 _BESIDE_PHANTOMS = {
-    "secure_server": "phantoms ask what the releases tell; the sums that this server sees before them are not attacked",
-    "server": "phantoms ask what the releases tell; this server sees of every phantom whether it pulls",
+    "secure_server": "phantoms test the released model, not what this server sees",
+    "server": "needs no test: this server sees of every phantom whether it pulls",
 }
 Progress = Callable[[str], None]
 Where = tuple[str, str]  # an attack and a vantage point

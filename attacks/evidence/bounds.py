@@ -104,10 +104,10 @@ def lower_bound(scores: ArrayLike, members: ArrayLike, delta: float, significanc
 
 def _in_words(way: Guesses, units: int, right: int, ways: int) -> str:
     ins, outs = way.counts(units)
-    lowest = f" and the {outs} lowest for non-members" if outs else ""
+    lowest = f", the {outs} lowest non-members" if outs else ""
     corrected = f", as the best of {ways} ways to guess" if ways > 1 else ""
     return (
-        f"taking the {ins} highest scores of {units} for members{lowest} is right {right} times of {ins + outs}"
+        f"of {units} scores the {ins} highest were called members{lowest}: {right} of {ins + outs} were right"
         f" (Steinke, Nasr and Jagielski, 2023{corrected})"
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attacks.evidence.baseline import SHUFFLES
 from attacks.report import significance
-from attacks.report.reading import NO_UNIT, Audit, Cell
+from attacks.report.reading import NO_UNIT, Audit
 from attacks.report.wording import apart, at_least, confidence, unit_one, who
 from secure_fed.report.formatting import at_most, counted
 
@@ -50,19 +50,20 @@ def guarantee(audit: Audit) -> str:
     covered = [cell for cell in audit.bounded if audit.covers(cell)]
     if not covered:
         return f"{_COULD_NOT}: {_BOUNDS_OF_OTHERS if audit.bounded else _NO_BOUND}"
-    most, blunt = covered[0], _blunt(covered)
+    most, limit = covered[0], blunt(audit)
     if not most.lower:
-        return f"The guarantee, epsilon {at_most(most.accounted)}, is not contradicted: the largest lower bound is 0.{blunt}"
+        return f"The guarantee, epsilon {at_most(most.accounted)}, is not contradicted: the largest lower bound is 0.{limit}"
     return (
         f"The guarantee is not contradicted: it allows epsilon {at_most(most.accounted)}, and the largest lower bound is"
-        f" {at_least(most.lower)}, with a confidence of {confidence(audit)}.{blunt}"
+        f" {at_least(most.lower)}, with a confidence of {confidence(audit)}.{limit}"
     )
 
 
-def _blunt(covered: list[Cell]) -> str:
+def blunt(audit: Audit) -> str:
     """A warning where so few units could not have contradicted the guarantee, whatever an attack found."""
+    covered = [cell for cell in audit.bounded if audit.comparable and audit.covers(cell)]
     pairs = [(cell.showable, cell.accounted) for cell in covered]
-    if any(most is None or promised is None or most > promised for most, promised in pairs):
+    if not pairs or any(most is None or promised is None or most > promised for most, promised in pairs):
         return ""
     most = max(cell.showable or 0.0 for cell in covered)
     return f" With so few units no attack could have shown more than {at_most(most)}, so it could not be contradicted."

@@ -72,8 +72,8 @@ def missed(audit: Audit) -> str:
     if least is None:
         return ""
     return (
-        f"With this number of {units(audit)}, an audit misses half of the attacks that are right in {hundred(least)} of 100"
-        " cases."
+        f"With this number of {units(audit)}, an attack that is right in {hundred(least)} of 100 cases goes unnoticed half of"
+        " the time."
     )
 
 
@@ -104,7 +104,7 @@ def _none_found(audit: Audit) -> str:
     if best is None:
         return ""
     of = " of membership" if significance.named(audit) else ""
-    return f"Nothing{of} was found. At best, {_found(audit, best)}"
+    return f"Nothing{of} was found. {capital(_found(audit, best))}"
 
 
 def _marked(audit: Audit, mark: str) -> Cell | None:
@@ -181,9 +181,7 @@ def _unsupported(audit: Audit) -> str:
 
 def _found(audit: Audit, cell: Cell) -> str:
     """One cell in words: the adversary, its AUC, the interval, and a significant true-positive rate."""
-    sentence = (
-        f"{who(audit, cell.vantage)} {guess(audit.audited)} is right in {hundred(cell.auc)} of 100 cases; a coin is"
-    )
+    sentence = f"{who(audit, cell.vantage)} {guess(audit)} is right in {hundred(cell.auc)} of 100 cases; a coin is"
     sentence += " right in 50"
     if cell.interval is not None:
         low, high = cell.interval

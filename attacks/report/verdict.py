@@ -145,8 +145,8 @@ _CANARIES = (
     " away less."
 )
 _PHANTOMS = (
-    "The audited units are phantoms: they are nobody's data, and each that a coin chose pulled the model as far as one unit"
-    " may. Units of the data were not audited and are expected to give away less."
+    "The audited units are phantoms: they are nobody's data, and each that a coin chose pulled the model whenever it was drawn,"
+    " as far as one unit may. Units of the data were not audited and are expected to give away less."
 )
 _PERSONAL = (
     "Parts of the model stay with the clients. Outsiders and other clients had the shared part alone, with the rest as it was"

@@ -56,9 +56,11 @@ def sides(audit: Audit) -> tuple[str, str]:
     return ("that pulled", "that did not") if audit.phantoms else ("in training", "held out")
 
 
-def guess(unit: str) -> str:
+def guess(audit: Audit) -> str:
     """The guess that an AUC is the rate of right answers of."""
-    return _GUESS.get(unit, _GUESS["example"])
+    if audit.phantoms:
+        return "and guesses which of two phantoms pulled the model"
+    return _GUESS.get(audit.audited, _GUESS["example"])
 
 
 def hundred(share: float | None, digits: int = 0) -> str:

@@ -98,12 +98,12 @@ def _drawing(audit: Audit, cell: Cell, *explained: str) -> str:
     sentences = [f"AUC {number(cell.auc)}."]
     for tail in cell.tails:
         if tail.tpr is None:
-            sentences.append(f"No TPR at FPR {100 * tail.target:g} %: too few were held out.")
+            sentences.append(f"No TPR at FPR {100 * tail.target:g} %: too few non-members.")
         else:
             sentences.append(f"TPR {percent(tail.tpr)} at FPR {percent(tail.fpr)}.")
     most = significance.allows(cell, audit)
     if most is not None and most.by == "mechanism":
-        sentences.append(f"The guarantee allows an AUC of {number(most.auc)}.")
+        sentences.append(f"The run's mechanism allows an AUC of {number(most.auc)}.")
     drawn = plots.characteristic(f"operating characteristic, cell {place + 1}", curve, _floor(cell))
     return figure(title, drawn, " ".join((*explained, *sentences)))
 
@@ -172,7 +172,7 @@ def _promise(audit: Audit, cell: Cell) -> str:
     return at_most(cell.accounted) if cell.accounted is not None else "none against this adversary"
 
 
-_AXES = "Upwards the members that the attack identifies, to the right the non-members that it accuses."
+_AXES = "Vertical: members that the attack identifies. Horizontal: non-members that it accuses."
 _READING = (
     "The ROC of each adversary's strongest attack, or of the main one: true-positive rate (TPR, upwards) over false-positive"
     " rate (FPR, to the right), both on logarithmic axes. The dotted line is a coin. What matters is how far a curve rises"

@@ -40,7 +40,7 @@ def examples(audit: Audit) -> str:
     ordered = sorted(audit.exposed, key=lambda one: number(one.get("rank")) or float("inf"))
     texts = any(words(one.get("text")) for one in ordered)
     sides = (
-        ("above of those that did not pull", "pulled") if audit.phantoms else ("above of those held out", "in training")
+        ("others with a lower score", "pulled") if audit.phantoms else ("held out, with a lower score", "in training")
     )
     head = ("rank", "unit", "score", *sides, *(("text",) if texts else ()))
     rows = [(*_unit(one), *((words(one.get("text")) or "not shown",) if texts else ())) for one in ordered]
@@ -89,7 +89,7 @@ _CLIENTS = (
     " training. With few units a score is mostly luck: it says where to look first, not who was harmed."
 )
 _REDACTED = (
-    "All units of the audit, members and non-members alike, by the score of the main attack. What they hold is not shown."
-    " But the page names clients and says who was trained on: it is for readers who may know that."
+    "Members and non-members alike, by the score of the main attack. What they hold is not shown. But the page says which"
+    " units were trained on: it is for readers who may know that."
 )
 _SHOWN = "This page holds texts of the clients' data, as requested: treat it as you treat the data."

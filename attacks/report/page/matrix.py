@@ -196,7 +196,7 @@ def _between(interval: tuple[float, float] | None) -> str:
 
 _READING = (
     "Each number is the AUC: of all pairs of a member and a non-member, the share in which the attack ranks the member higher."
-    " 0.5 is a coin, 1 is always right. Below it stands its 95 % interval, of this number by itself. The words are corrected"
+    " 0.5 is a coin, 1 is always right. Below it: its 95 % interval, not corrected for several attacks. The words are corrected"
     " for the number of attacks: luck alone causes any “leak” or “within the guarantee” in at most 5 % of audits. “Within the"
     " guarantee” means that the run's guarantee covers this adversary and allows as much. “Weak sign” means that only the"
     " interval is above 0.5. Where canaries pull along random directions, the distribution of non-members' scores is known,"

@@ -8,9 +8,10 @@ from attacks.report import significance
 from attacks.report.page.curves import first_curve
 from attacks.report.reading import NO_UNIT, Audit
 from attacks.report.sentences_estimates import NAMES, estimates
+from attacks.report.sentences_guarantee import blunt
 from attacks.report.sentences_membership import uncovered
 from attacks.report.verdict import in_short
-from attacks.report.wording import apart, at_least, confidence, promised, sides, unit_one, units
+from attacks.report.wording import apart, at_least, confidence, promised, sides, unit_one, units, who
 from secure_fed.report.formatting import at_most, number, percent
 from secure_fed.report.page import pictures
 from secure_fed.report.page.markup import facts, figure, figures, paragraph, section, text
@@ -71,7 +72,11 @@ def _epsilons(audit: Audit) -> str:
     """The guarantee's epsilon, the lower bound and the estimates on one scale, which says what each means for a guess."""
     cell = next(iter(audit.bounded), None)
     lower = None if cell is None else cell.lower
-    by = "" if cell is None else f"Shown by {audit.attack_title(cell.attack)}, {audit.vantage_title(cell.vantage)}. "
+    by = (
+        ""
+        if cell is None
+        else f"Lower bar: the attack “{audit.attack_title(cell.attack)}”, by {who(audit, cell.vantage)}. "
+    )
     unproven = [
         Bar(
             f"Estimate, {NAMES.get(one.name, one.name)}",
@@ -117,7 +122,10 @@ def _main(audit: Audit) -> list[tuple[str, str]]:
     between = "" if cell.interval is None else f" ({number(cell.interval[0])} to {number(cell.interval[1])})"
     most = significance.allows(cell, audit)
     rows = [(f"AUC of {audit.attack_title(cell.attack)}", f"{number(cell.auc)}{between}")]
-    return rows if most is None else [*rows, ("AUC that the guarantee allows", number(most.auc))]
+    if most is None:
+        return rows
+    whose = "this mechanism" if most.by == "mechanism" else "this epsilon"
+    return [*rows, (f"AUC that {whose} allows", number(most.auc))]
 
 
 def _lower(audit: Audit) -> float | None:
@@ -147,7 +155,7 @@ def _ends(audit: Audit) -> str:
         f"The audit shows that epsilon is at least {shown} for {unit_one(audit.audited)}, with a confidence of"
         f" {confidence(audit)}."
         if lower
-        else "The audit shows no lower bound above 0."
+        else f"No attack showed a leak: the lower bound on epsilon is 0.{blunt(audit)}"
         if lower is not None
         else "The audit gave no lower bound on it."
     )
@@ -155,7 +163,7 @@ def _ends(audit: Audit) -> str:
 
 
 _AXIS = (
-    "Below the axis: how often a guess whether the unit was in the training may be right at most with this epsilon, if yes and"
-    " no are equally likely. A coin is right in 50 %."
+    "Axis: epsilon, and below it the most guesses that can be right by this epsilon alone, whether a unit was in the training,"
+    " if yes and no are equally likely. A coin is right in 50 %."
 )
 _OUTLINES = " Outlined bars are estimates, which assume more and prove nothing."

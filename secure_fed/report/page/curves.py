@@ -116,5 +116,5 @@ _MEASURED = "The serialised tensors of all clients of the round, in both directi
 _MASKED = (
     "Everything that secure aggregation sent: keys, shares, masked numbers, and the model on its way to the clients."
 )
-_EXPECTED = "Bytes of a cohort of the expected size: how many clients really took part stays secret."
-_NO_TRAIN_LOSS = " There is no train loss: clients send nothing that no noise covers."
+_EXPECTED = "Expected bytes: readers do not learn how many clients took part."
+_NO_TRAIN_LOSS = " No train loss is shown: it would be published without noise."

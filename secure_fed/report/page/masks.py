@@ -102,7 +102,7 @@ def _protocol(record: RunRecord, found: Facts) -> Rows:
         else ""
     )
     if record.draws_by_coins and record.hides_cohort:
-        more = ", however many the coins draw: the others send zeros"
+        more = " in every round: those that the coins do not draw send zeros"
     left = f"no sum of fewer than {number(found['least'])} is unmasked"
     among = _CHOSEN if found["active"] else _RING
     return [
@@ -132,7 +132,7 @@ def _colluding(found: Facts) -> str:
 def _abort(found: Facts) -> str:
     if not found["abort"]:
         return "none, unless more clients vanish than planned for"
-    return f"each with a probability of at most {power_of_two(found['abort'])}, and if more clients vanish than planned for"
+    return f"each with a probability of at most {power_of_two(found['abort'])}; also if more clients vanish than planned for"
 
 
 def _each(amount: str, found: Facts | None) -> str:

@@ -76,11 +76,11 @@ def _meaning(found: Mapping[str, Any]) -> str:
         right = f"{100 * float(found['auc']):.0f}"
         beside = _PAIRS.get(str(found.get("unit")), _PAIRS["example"])[0]
         return (
-            f"Of a phantom that pulled and one that did not, the attack names the one that pulled in {right} of 100 pairs; a"
-            f" coin does in 50. {_judgement(found, 'a phantom')} {count} phantoms took part beside the {beside}. They are"
-            " nobody's data. A coin decided for each whether it pulled the model along a random direction of its own, by the"
-            " clip norm, the most that anybody may. The attack sees everything that was released, and names the phantom along"
-            " whose direction the model moved further."
+            f"{count} phantoms took part beside the {beside}. They are nobody's data. A coin decided for each whether it pulls"
+            " the model along a random direction of its own whenever it is drawn, by the clip norm, the most that anybody may."
+            " The attack sees everything that was released. Of a phantom that pulled and one that did not, it names the one"
+            f" along whose direction the model moved further. It is right in {right} of 100 pairs, a coin in 50."
+            f" {_judgement(found, 'a phantom')}"
         )
     whose = _PAIRS.get(str(found.get("unit")), _PAIRS["example"])
     right = f"{100 * float(found['auc']):.0f}"
@@ -134,8 +134,8 @@ _SILENT = (
     " than the model may learn more. secure-fed audit tries stronger attacks."
 )
 _SILENT_PHANTOMS = (
-    "These figures are computed from what was released, so the guarantee covers them as it covers the model. A phantom pulls"
-    " harder than real data do, and may be detected as far as the guarantee allows. secure-fed audit compares what phantoms"
-    " show with the guarantee."
+    "These figures are computed from what was released, so the guarantee covers them as it covers the model. A phantom that"
+    " pulls changes the model as much as anybody may, usually more than real data do, so it is easier to detect. secure-fed"
+    " audit compares what phantoms show with the guarantee."
 )
 _AUDIT = "The audit of this run: every attack, from every vantage point"

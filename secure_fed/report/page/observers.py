@@ -64,14 +64,15 @@ def _sees(record: RunRecord, place: str) -> str:
     if not masked(record):
         return f"sees every {_NOISED.get(place, '')}update"
     few = record.draws_by_coins and not record.config.secure_aggregation.active
-    return f"sees {'the sum of all drawn, even if one' if few else 'only the sum of a round'}{_IN_SUM.get(place, '')}"
+    return f"sees {'each sum, even of one client' if few else 'only the sum of a round'}{_IN_SUM.get(place, '')}"
 
 
 def _scale(guarantee: Guarantee) -> str:
     assumed = _ASSUMED if guarantee.place == "shares" else ""
     return (
-        f"The largest share of right guesses whether {_ONE[guarantee.unit]} was in the training, if yes and no are equally"
-        f" likely. A coin is right in 50 %. The axis has epsilon, and below it the share that it allows.{assumed}"
+        f"An observer guesses whether {_ONE[guarantee.unit]} was in the training; yes and no are equally likely. A bar shows"
+        " the most guesses that can be right by epsilon alone (a known mechanism allows fewer, which the audit states). Axis:"
+        f" epsilon, and below it that share. A coin is right in 50 %.{assumed}"
     )
 
 
@@ -89,7 +90,7 @@ def share(epsilon: float, delta: float) -> str:
     return "100 %" if hundredths > 99.99 else f"{hundredths:.2f} %"
 
 
-_READERS, _PARTICIPANTS, _SERVER = "Readers of the model", "Who also sees who takes part", "The server"
+_READERS, _PARTICIPANTS, _SERVER = "Readers of the model", "Readers who know who took part", "The server"
 _ONE = {"client": "one client", "example": "one example", "group": "one person"}
 _BY_CLIENTS = {"shares": "+ share of the noise", "contribution": "+ noise", "gradients": "+ noise in every step"}
 _CLIENTS = {
@@ -103,5 +104,5 @@ _NOISED = {"contribution": "noised "}
 _IN_SUM = {"shares": ", noise included", "contribution": ", noise included"}
 _ASSUMED = " The server's bar rests on the assumptions below."
 _UNLIMITED = "No guarantee limits how often somebody guesses rightly whether one client was in the training."
-_EPSILON = "On the right of each: epsilon against whoever is there, and where noise is added."
+_EPSILON = "Right side of a box: the epsilon against this party, or that it is trusted. “+ noise” marks who adds it."
 _NO_EPSILON = "On the right of each: what limits whoever is there."

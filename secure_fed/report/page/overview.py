@@ -96,9 +96,9 @@ def _who_trained_what(record: RunRecord) -> str:
 def _what_travelled(record: RunRecord) -> str:
     trained = (record.result or {}).get("trainable")
     what = f"the {number(trained)} trained numbers" if trained else "the trained numbers"
-    expected = " These are expected sizes: how many clients really took part stays secret."
+    expected = " These are expected sizes: readers do not learn how many clients took part."
     return (
-        f"What travelled were changes to {what}, not texts: {size(record.total('bytes_up'))} from the"
+        f"What travelled were updates of {what}, not texts: {size(record.total('bytes_up'))} from the"
         f" clients to the server and {size(record.total('bytes_down'))} back.{expected if record.hides_cohort else ''}"
     )
 

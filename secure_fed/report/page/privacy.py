@@ -62,7 +62,9 @@ def _guaranteed(record: RunRecord, guarantee: Guarantee) -> str:
     is_private = "is" if record.result else "is planned to be"
     return section(
         f"Privacy: differentially private, epsilon {at_most(guarantee.epsilon)}",
-        paragraph(f"This run {is_private} {epsilon}-differentially private for {guarantee.terms['unit']}.", "verdict"),
+        paragraph(
+            f"This run {is_private} {epsilon}-differentially private. Protected: {guarantee.terms['unit']}.", "verdict"
+        ),
         "" if record.result else paragraph(_PLANNED, "notice"),
         _weakness(guarantee),
         paragraph(_meaning(guarantee)),
@@ -84,8 +86,8 @@ def _meaning(guarantee: Guarantee) -> str:
     most = "the bound is above 99.99 %, which rules out next to nothing" if found == "100 %" else f"in at most {found}"
     return (
         f"Imagine somebody who has the model, knows all other training data, and has to guess whether {_change(guarantee)}."
-        f" Both answers are equally likely beforehand. How often the guess is right: {most} of such cases, where a coin is"
-        " right in 50 %. This holds whatever else this person knows or computes."
+        f" Both answers are equally likely beforehand. The guess is right {most} of such cases. A coin is right in 50 %."
+        " This holds whatever else this person knows or computes."
     )
 
 
@@ -111,10 +113,11 @@ def _weakness(guarantee: Guarantee) -> str:
     """A warning about an epsilon that is too large to mean much."""
     if max(guarantee.epsilon, guarantee.epsilon_participants) <= _WEAK:
         return ""
-    vantage = "" if guarantee.epsilon > _WEAK else " against whoever sees who takes part"
+    alone = "" if guarantee.epsilon > _WEAK else " against readers who also know who took part"
+    most = at_most(max(guarantee.epsilon, guarantee.epsilon_participants))
     return paragraph(
-        f"A weak guarantee{vantage}: with an epsilon above {_WEAK:g}, an observation may be more than 20,000 times as likely"
-        " with somebody's data as without. By itself that rules out next to nothing.",
+        f"A weak guarantee{alone}: epsilon is {most}. With an epsilon above {_WEAK:g}, an observation may be more than 20,000"
+        " times as likely with somebody's data as without. By itself that rules out next to nothing.",
         "notice",
     )
 
@@ -139,7 +142,7 @@ _LIMITS = {
         " person at one client: a person with examples at several clients is protected less."
     ),
 }
-_THIS_PAGE = "The guarantee is about the model: this page and the run directory name the clients."
+_THIS_PAGE = "The guarantee is about the model. Files of the run directory name the clients."
 _NOTHING = "No differential privacy and no secure aggregation protect this run."
 _ONLY_MASKS = (
     "No differential privacy protects this run. Secure aggregation hides single contributions, and nothing else."
