@@ -231,7 +231,7 @@ def test_a_mechanism_without_noise_violates_what_it_promises() -> None:
         1000, 300, 300, 1e-5, 0.05 / 6
     )  # of all 1000 some are beyond the half
     assert found.right == found.guesses == 300
-    assert f"right {found.right} times of {found.guesses}" in found.how
+    assert f"{found.right} of {found.guesses} were right" in found.how
     assert found.significance == 0.05
 
 

@@ -204,7 +204,7 @@ def test_each_number_of_a_sweep_has_its_own_attack_adversary_and_delta(unprotect
 
 
 def test_texts_are_shown_only_where_the_audit_holds_them(unprotected: Audit, undrawn: None) -> None:
-    assert "the page names clients and says who was trained on" in outlined(unprotected).text
+    assert "the page says which units were trained on" in outlined(unprotected).text
     shown = samples.copied(unprotected)
     shown["exposed"][2]["text"] = "Mrs Example has asthma"
     text = outlined(shown).text

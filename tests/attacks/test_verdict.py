@@ -50,7 +50,7 @@ def test_the_three_samples_are_what_they_are() -> None:
 def test_nothing_found_is_said_with_its_interval_and_is_no_proof() -> None:
     level, text = judged(cell(0.53))
     assert level == "none_found"
-    assert text.startswith("Nothing was found. At best, an outsider who has the final adapter")
+    assert text.startswith("Nothing was found. An outsider who has the final adapter")
     assert "is right in 53 of 100 cases; a coin is right in 50. The 95 % interval, 50.0 to 56.0, includes 50" in text
     assert "not proof of privacy" in text
     assert "no guarantee to contradict" in text

@@ -79,7 +79,7 @@ def test_a_finished_run_is_told_in_words_first(run_folder: RunFolder) -> None:
         " 82.7 % of the test examples (macro-F1 0.805)."
     )
     travelled = (
-        "What travelled were changes to the 18,436 trained numbers, not texts: 14.8 MB from the clients to the"
+        "What travelled were updates of the 18,436 trained numbers, not texts: 14.8 MB from the clients to the"
         " server and 20.8 MB back. It took 54 s."
     )
     assert text.index(told) < text.index(travelled) < text.index("Privacy: this run is not protected")

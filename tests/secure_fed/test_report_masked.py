@@ -132,7 +132,7 @@ def test_what_is_left_to_chance_is_a_power_of_two_rounded_up(run_folder: RunFold
         "at most 39 of the 96 that a client shares masks with, except with a probability of at most 2^-40.3 in each sum"
         in text
     )
-    assert "sums lost by chance each with a probability of at most 2^-19.9, and if more" in text
+    assert "sums lost by chance each with a probability of at most 2^-19.9; also if more" in text
     assert "at most 300 of the 1,000 clients invited to a sum collude with the server" in text
 
 

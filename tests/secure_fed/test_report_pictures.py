@@ -33,7 +33,7 @@ def bars(drawn: str) -> list[float]:
 def test_against_a_server_that_adds_the_noise_nothing_holds(run_folder: RunFolder, private_edit: PrivateEdit) -> None:
     record = read(run_folder(edit=private_edit()))
     found = limits(record)
-    assert found == {"Readers of the model": 2.961, "Who also sees who takes part": 7.5, "The server": math.inf}
+    assert found == {"Readers of the model": 2.961, "Readers who know who took part": 7.5, "The server": math.inf}
     assert [one.limit for one in stations(record, stated(record))] == ["", "trusted", "epsilon 2.97"]
     assert [one.noise for one in stations(record, stated(record))] == ["", "+ noise", ""]
 
@@ -55,7 +55,7 @@ def test_noise_of_the_clients_holds_against_the_server(run_folder: RunFolder, ca
 
 
 @pytest.mark.parametrize(
-    ("case", "sees"), [("coins", "sees the sum of all drawn, even if one"), ("nothing", "sees only the sum of a round")]
+    ("case", "sees"), [("coins", "sees each sum, even of one client"), ("nothing", "sees only the sum of a round")]
 )
 def test_masks_alone_limit_nobody(run_folder: RunFolder, case: str, sees: str) -> None:
     record = read(run_folder(edit=masked(case)))

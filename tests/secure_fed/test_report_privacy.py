@@ -40,7 +40,7 @@ def changed(edit: Callable[[Run], None], *changes: Callable[[Run], None]) -> Cal
 
 def test_a_private_run_says_what_it_guarantees_rounded_up(run_folder: RunFolder, private_edit: PrivateEdit) -> None:
     text = told(run_folder(edit=private_edit()))
-    assert "This run is (2.97, 1e-05)-differentially private for a client with everything it has." in text
+    assert "This run is (2.97, 1e-05)-differentially private. Protected: a client with everything it has." in text
     assert "epsilon 2.97 " in text
     assert "whether one client's data were used or not" in text
     assert "at most 95.08 %" in text  # (e^2.961 + delta) / (e^2.961 + 1), rounded up
@@ -57,7 +57,7 @@ def test_a_private_run_says_what_it_guarantees_rounded_up(run_folder: RunFolder,
 
 
 def test_the_page_says_that_itself_is_not_private(run_folder: RunFolder, private_edit: PrivateEdit) -> None:
-    assert "this page and the run directory name the clients" in told(run_folder(edit=private_edit()))
+    assert "Files of the run directory name the clients" in told(run_folder(edit=private_edit()))
 
 
 @pytest.mark.parametrize("noise", ["central", "local"])
@@ -69,7 +69,7 @@ def test_the_server_is_trusted_where_it_adds_the_noise(
     assert ("there is no guarantee: it is trusted" in text) is (noise == "central")
     assert ("The guarantee holds against the server too" in text) is (noise == "local")
     assert ("a client held its own data or other data" in text) is (noise == "local")
-    assert ("how many clients really took part stays secret" in text) is (noise == "central")
+    assert ("readers do not learn how many clients took part" in text) is (noise == "central")
 
 
 def test_with_noise_in_training_the_unit_is_an_example(run_folder: RunFolder, private_edit: PrivateEdit) -> None:
@@ -78,7 +78,7 @@ def test_with_noise_in_training_the_unit_is_an_example(run_folder: RunFolder, pr
         run["result"]["privacy"].update(unit="one example of one client", participations=5)
 
     text = told(run_folder(edit=changed(private_edit(), example)))
-    assert "differentially private for one example of one client" in text
+    assert "differentially private. Protected: one example of one client" in text
     assert "The server sees every client's contribution, made by noised training" in text
     assert "a person with several examples is protected less" in text
     assert "rounds of one client at most 5" in text
@@ -115,8 +115,12 @@ def test_privacy_that_was_asked_for_and_is_nowhere_stated(run_folder: RunFolder,
     ("epsilon", "seen", "said"),
     [
         (10.0, 10.0, None),
-        (10.1, 12.0, "A weak guarantee: with an epsilon above 10"),
-        (8.0, 19.1, "A weak guarantee against whoever sees who takes part: with an epsilon above 10"),
+        (10.1, 12.0, "A weak guarantee: epsilon is 12. With an epsilon above 10"),
+        (
+            8.0,
+            19.1,
+            "A weak guarantee against readers who also know who took part: epsilon is 19.1. With an epsilon above 10",
+        ),
     ],
 )
 def test_a_large_epsilon_is_called_weak(
@@ -163,7 +167,7 @@ def test_sizes_are_expected_ones_where_the_cohort_is_secret(run_folder: RunFolde
     assert "with about 4 of the clients in each" in text
     assert "sent by clients, expected 14.8 MB" in text
     assert "clients (expected)" in text
-    assert "There is no train loss" in text
+    assert "No train loss is shown" in text
 
 
 def test_personal_tensors_are_named_as_what_no_noise_covers(run_folder: RunFolder, private_edit: PrivateEdit) -> None:
@@ -205,7 +209,7 @@ def test_a_statement_that_no_run_writes_is_one_sentence(
 def test_a_real_run_is_reported_finished_and_unfinished(settings: dict[str, Any], tmp_path: Path) -> None:
     toys.federation({**settings, "privacy.noise_multiplier": 1.0, "federation.rounds": 2}).run(tmp_path / "run")
     result = json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8"))
-    assert f"for {result['privacy']['unit']}." in told(tmp_path / "run")
+    assert f"Protected: {result['privacy']['unit']}." in told(tmp_path / "run")
     (tmp_path / "run" / "result.json").unlink()
     assert "is planned to be (" in told(tmp_path / "run")
 
