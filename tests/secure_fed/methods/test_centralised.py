@@ -16,7 +16,6 @@ import pytest
 
 from secure_fed import Federation, RunConfig
 from secure_fed.methods import METHODS
-from tests.cells import chosen
 
 CLIENTS, ROUNDS, STEPS, BATCH, RATE = 3, 8, 5, 12, 1.5e-3
 WORDS = {"one": ("fever", "cough", "pain"), "other": ("rash", "swelling", "nausea")}
@@ -59,8 +58,10 @@ def accuracy(name: str, data: Path, clients: int) -> float:
     return 100 * float(Federation(RunConfig.from_dict(settings)).run().summary["accuracy"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", chosen(MARGIN, ["fedlora"], others="weekly"))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.nightly if name == "fedlora" else pytest.mark.weekly) for name in MARGIN],
+)
 def test_federated_within_a_margin_of_centralised(name: str, data: Path) -> None:
     together, apart = accuracy(name, data, 1), accuracy(name, data, CLIENTS)
     assert together >= 80, "the task is not learned even in one place, so nothing would be compared"

@@ -163,7 +163,7 @@ def test_a_run_learns(name: str) -> None:
     ("name", "unit"),
     chosen(
         itertools.product(["fedtt", "fedtt_plus"], ["client", "example"]),
-        [("fedtt", "client"), ("fedtt_plus", "client"), ("fedtt", "example")],
+        [("fedtt", "client"), ("fedtt_plus", "client")],
     ),
 )
 def test_a_private_run(name: str, unit: str) -> None:
