@@ -32,7 +32,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side; threads
 
 
 # Each of these takes one worker for long, and at the end one would run it while the others wait.
-_FIRST = ("test_examples.py", "contracts/test_methods.py")
+_FIRST = ("test_planted.py", "test_examples.py", "contracts/test_methods.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
