@@ -1,4 +1,4 @@
-"""A small run is trained, attacked from four vantage points, and reported: with reference adapters, in under a minute.
+"""A small run is trained, attacked from four vantage points, and reported: with reference adapters, in about a minute.
 
 python examples/audit_a_run.py [FOLDER]
 """
