@@ -1,4 +1,4 @@
-"""The accountant of tests that are not about its digits: on a coarser grid, at a fifteenth of the time.
+"""The accountant of tests that are not about its digits: on a coarser grid, in less time.
 
 `coarse` patches one function, so that everything asked of the accountant in one process is on one grid. What it says stays
 an upper bound, close above that of the grid of record (`test_accounting.py` compares the two).

@@ -82,7 +82,7 @@ class Shadows:
 
 @dataclass(frozen=True)
 class Case:
-    """One adversary and one run: the adversary's view, the public facts of the federation, and the audited units."""
+    """An adversary and a run: the adversary's view, the public facts of the federation, and the audited units."""
 
     assembly: Assembly
     seen: Seen

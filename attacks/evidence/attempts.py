@@ -144,6 +144,6 @@ def _counted(share: float | None, right: float | None, usual: float | None, how:
 
 
 def _mostly_right(named: Named) -> bool:
-    """Whether at least one of the shares that are not small was had by being right."""
+    """Whether the attack earned at least one of the large shares by right guesses."""
     pairs = ((named.words, named.words_right), (named.pairs, named.pairs_right))
     return any(share is not None and share >= PART and (right is None or right > RIGHT) for share, right in pairs)

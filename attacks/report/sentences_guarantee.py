@@ -66,7 +66,7 @@ def blunt(audit: Audit) -> str:
     if not pairs or any(most is None or promised is None or most > promised for most, promised in pairs):
         return ""
     most = max(cell.showable or 0.0 for cell in covered)
-    return f" With so few units no attack could have shown more than {at_most(most)}, so it could not be contradicted."
+    return f" No attack on so few units could have shown more than {at_most(most)} or contradicted the guarantee."
 
 
 _COULD_NOT = "This audit could not have contradicted the run's guarantee"

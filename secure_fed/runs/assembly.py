@@ -90,20 +90,18 @@ def assemble(
     base_digest = digest_of(problem.model, problem.head)  # before the method changes any of it
     tensors = method.prepare(problem.model, problem.head, config.federation.seed)
     personal = personal_names(method, tensors, config.method.personal, config.federation.rounds)
-    device = next(problem.model.parameters()).device
-    objective = Objective(problem.model, loss_of(method, problem.loss), device)
+    objective = Objective(problem.model, loss_of(method, problem.loss), next(problem.model.parameters()).device)
     sampler = cohort_sampler(config, len(problem.names), len(whole.names) - len(problem.names))
-    numbers = tensors.select(method.plan(State(tensors)).trainable).without(personal).numel
-    passes = len(method.plan(State(tensors)).passes)
+    plan = method.plan(State(tensors))
+    numbers = tensors.select(plan.trainable).without(personal).numel
     protection = protect(
-        config, method.card, problem.names, problem.units, sampler, passes, entropy, numbers, mechanism
+        config, method.card, problem.names, problem.units, sampler, len(plan.passes), entropy, numbers, mechanism
     )
     pool = phantoms(config, protection.phantoms, problem.names, problem.units)
     problem = _with_phantoms_noted(problem, pool)
     initial = State(tensors, clip_norm=protection.clip_norm)
-    plan, collate = method.plan(initial), problem.collate
-    require_protectable(protection, objective, problem.train, collate, plan, tensors, config.training)
-    watched = watch(config, method, tensors, objective, collate, problem.loss, problem.test)
+    require_protectable(protection, objective, problem.train, problem.collate, plan, tensors, config.training)
+    watched = watch(config, method, tensors, objective, problem.collate, problem.loss, problem.test)
     charges = Charges()
     setup = _setup(config, method, problem, objective, protection, tensors, personal, charges, watched)
     clients = _clients(config, problem, data_pool, pool, setup)
@@ -111,8 +109,8 @@ def assemble(
     turns = _turns(problem.names, pool, open_server, len(plan.passes))
     beside = _phantom_clients(config, pool, len(clients), setup, turns)
     everybody = [*clients, *beside]
-    participants = with_phantoms(sampler, len(beside))
-    masks = behind_masks(config, protection, participants, everybody, method, tensors, personal, device)
+    drawn = with_phantoms(sampler, len(beside))
+    masks = behind_masks(config, protection, drawn, everybody, method, tensors, personal, objective.device)
     summing = masks.sums if masks else open_server.summing
     server = replace(open_server, summing=summing, scoring=_scoring(config, pool, setup, turns))
     _require_precise(masks, server, initial, config.federation.rounds)

@@ -104,6 +104,20 @@ def test_a_narrow_contradiction_reads_as_one_on_the_first_screen(violation: Audi
     assert "promises at most epsilon 0.9931 for" in outlined(narrow).text
 
 
+def test_nothing_found_of_so_few_units_that_nothing_could_be_is_told_on_the_first_screen(
+    protected: Audit, undrawn: None
+) -> None:
+    blind = samples.copied(protected)
+    for cell in blind["cells"]:
+        if cell.get("epsilon_lower") is not None:
+            cell.update(epsilon_lower=0.0, epsilon_showable=3.05)
+    first, _ = outlined(blind).text.split("Every attack, by every adversary", 1)
+    assert "could have shown more than 3.05" in first
+    for cell in blind["cells"]:
+        cell["epsilon_showable"] = 30.0
+    assert "could have shown more" not in outlined(blind).text
+
+
 def test_a_void_audit_shows_no_curve_on_its_first_screen(unprotected: Audit, undrawn: None) -> None:
     void = samples.copied(unprotected, baseline={"auc": 0.63, "auc_interval": [0.6, 0.66], "at_chance": False})
     first, rest = paged(void).split("Every attack, by every adversary")

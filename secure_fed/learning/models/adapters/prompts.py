@@ -17,6 +17,7 @@ that it takes the batch's last place for everybody, padding or not.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -32,7 +33,7 @@ _CHILD = "prompt"
 
 
 @dataclass(frozen=True)
-class _VirtualTokens:
+class _VirtualTokens(ABC):
     """`length` virtual tokens before texts of up to `max_length` tokens."""
 
     length: int = 20
@@ -48,9 +49,9 @@ class _VirtualTokens:
             base.register_forward_hook(_Stripped(self.length))
         return names
 
+    @abstractmethod
     def made(self, tokens: nn.Module) -> nn.Module:
         """The module that holds them, beside the layer that embeds the text's tokens."""
-        raise NotImplementedError
 
 
 class PromptTokens(_VirtualTokens):
