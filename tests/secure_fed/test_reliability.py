@@ -52,13 +52,12 @@ POINTS = (
     *(point for number in range(1, ROUNDS + 1) for point in _round(number)),
     *_files("result.json", "report.html"),
 )
-# A new interpreter for each of the hundred processes below would take minutes; where the system has it, one that has
-# torch loaded and has done nothing with it is forked.
-_PROCESSES = multiprocessing.get_context(
-    "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-)
-if "forkserver" in multiprocessing.get_all_start_methods():
-    multiprocessing.set_forkserver_preload([__name__, "tests.secure_fed.test_private_kills"])
+# A new interpreter for each of the hundred processes below would take minutes, so this one is forked: torch has threads of its
+# own, which a fork is without, only where it computes on an accelerator. There one is forked that has but loaded torch.
+_WAYS = (*(() if torch.accelerator.is_available() else ("fork",)), "forkserver", "spawn")
+_PROCESSES = multiprocessing.get_context(next(way for way in _WAYS if way in multiprocessing.get_all_start_methods()))
+if _PROCESSES.get_start_method() == "forkserver":
+    _PROCESSES.set_forkserver_preload([__name__, "tests.secure_fed.test_private_kills"])
 
 
 def everything_at_once() -> Federation:
