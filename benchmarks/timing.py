@@ -1,0 +1,103 @@
+"""What the benchmarks share: ways that take turns, the machine with versions, and limits beside what was found.
+
+Other work on a machine changes the times of what runs beside it, so ways that are compared take turns within one process:
+each once, then each again. A ratio is the median of the ratios of the turns; a time is the median, or where it is to be
+compared across processes the least.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+Timed = Callable[[], float]  # does something once; the seconds that it took
+
+
+def timed(action: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> Timed:
+    """The action as something timed; `time.process_time` as the clock leaves out what other processes do."""
+
+    def once() -> float:
+        started = clock()
+        action()
+        return clock() - started
+
+    return once
+
+
+def turns(ways: Mapping[str, Timed], repeats: int, *, warm: int = 0) -> dict[str, list[float]]:
+    """Seconds of every way in every turn, after `warm` turns that do not count."""
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(warm + repeats):
+        for name, way in ways.items():
+            seconds = way()
+            if turn >= warm:
+                found[name].append(seconds)
+    return found
+
+
+def medians(found: Mapping[str, list[float]]) -> dict[str, float]:
+    return {name: statistics.median(each) for name, each in found.items()}
+
+
+def ratio(over: list[float], under: list[float]) -> float:
+    """The median of the ratios of the turns."""
+    return statistics.median(a / b for a, b in zip(over, under, strict=True))
+
+
+def machine(*packages: str) -> str:
+    """The processor, cores, load and versions, in one line; packages that are not installed are left out."""
+    cpu = platform.processor() or platform.machine()
+    if os.path.exists("/proc/cpuinfo"):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), cpu)
+    load = f", load {os.getloadavg()[0]:.1f} at the start" if hasattr(os, "getloadavg") else ""
+    versions = "".join(f", {name} {found}" for name in packages if (found := installed(name)))
+    return f"{cpu}, {os.cpu_count()} cores{load}; Python {platform.python_version()}{versions}"
+
+
+def installed(package: str) -> str:
+    """Its version, or nothing."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A figure beside the limit that it is to keep."""
+
+    what: str
+    found: float
+    met: bool
+
+    def __str__(self) -> str:
+        return f"    {'met    ' if self.met else 'NOT MET'}  {self.found:8.3f}  {self.what}"
+
+
+def at_most(what: str, found: float, limit: float) -> Limit:
+    return Limit(f"{what}, at most {limit:g}", found, found <= limit)
+
+
+def at_least(what: str, found: float, limit: float) -> Limit:
+    return Limit(f"{what}, at least {limit:g}", found, found >= limit)
+
+
+def show(limits: Iterable[Limit]) -> None:
+    """Print limits in the form that `limits_of` reads."""
+    print("\nLimits")
+    for limit in limits:
+        print(limit)
+
+
+def limits_of(printed: str) -> list[Limit]:
+    """The limits in what a benchmark printed."""
+    lines = re.findall(r"^    (met    |NOT MET) +([-\d.]+|nan|inf)  (.*)$", printed, re.MULTILINE)
+    return [Limit(what, float(found), met == "met    ") for met, found, what in lines]

@@ -1,0 +1,198 @@
+"""Whole simulated runs: ours, Flower's simulation, pfl's, and a plain loop over Transformers, PEFT and Opacus.
+
+    python benchmarks/whole_runs.py [--only tiny ...] [--repeats 2] [--rounds 10] [--data FOLDER] [--peers FOLDER]
+
+All start from the same model, token ids, clients, cohort size and local optimiser, train the same tensors by LoRA, and evaluate
+the same test set after every round; each draws cohorts as it does. Every run is a process of its own, timed from its start:
+Python, imports, the model. All may use every core, in the way that their documentation names.
+
+    start    seconds until the first round begins
+    first    the first round, in which Flower's actors load the model
+    round    median of the others
+    whole    from the start of the process to the end of its last round
+
+Ways take turns; of each the turn with the shortest whole run is shown. Peers are installed by pip into environments of their
+own below --peers, once. --data: a folder with train.jsonl.gz and test.jsonl.gz of texts and labels, for MiniLM; else it reads
+built-in notes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from peers import environments
+from peers.prepare import TINY, prepare
+from timing import Limit, at_least, machine, show
+
+HERE = Path(__file__).parent
+CORES = os.cpu_count() or 1
+LIMITS = {"Flower": 5.0, "pfl": 1.5}
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained. All clients have as many examples, so that a round is as much work whoever is drawn."""
+
+    about: str
+    clients: int
+    each: int
+    cohort: int
+    model: str = "tiny"
+    lr: float = 5e-3
+    noise: float = 0.0
+
+    def settings(self, rounds: int) -> dict[str, Any]:
+        own = {"cohort": self.cohort, "lr": self.lr, "noise": self.noise, "rounds": rounds}
+        return own | {"batch": 8, "rank": 8, "alpha": 16, "clip": 1.0}
+
+
+TASKS = {
+    "tiny": Task("built-in model and notes, 10 of 100 clients a round, 5 steps of 8 notes each", 100, 40, 10),
+    "many": Task("the same with 100 of 1,000 clients a round, one step of 8 notes each", 1000, 8, 100),
+    "minilm": Task("MiniLM-L6, 10 of 100 clients a round, 2 steps of 8 texts each", 100, 16, 10, "minilm", 1e-3),
+    "private": Task("as the first, private by example: DP-SGD on every client", 100, 40, 10, noise=0.5),
+}
+
+
+@dataclass(frozen=True)
+class Way:
+    """A script, the interpreter that runs it, and in how many processes."""
+
+    script: str
+    python: str | Path = sys.executable
+    processes: int = 1
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run reported: the seconds at which its first round began and every round ended, and what it reached."""
+
+    ticks: list[float]
+    accuracy: float
+    trains: int
+
+    @property
+    def whole(self) -> float:
+        return self.ticks[-1]
+
+    @property
+    def rounds(self) -> list[float]:
+        return [after - before for before, after in zip(self.ticks, self.ticks[1:], strict=False)]
+
+    @property
+    def round(self) -> float:
+        return statistics.median(self.rounds[1:] or self.rounds)
+
+
+def ways(folder: Path, private: bool) -> dict[str, Way]:
+    """How each is started; a peer that cannot be installed is left out in a line."""
+    found = {"secure-fed": Way("ours"), "plain loop": Way("loop")}
+    for name, peer, processes in () if private else (("Flower", "flower", 1), ("pfl", "pfl", CORES)):
+        try:
+            found[name] = Way(f"simulated_{peer}", environments.python(peer, folder), processes)
+        except (RuntimeError, OSError) as error:
+            print(f"{name} is left out: {error}")
+    return found
+
+
+def surroundings(way: Way) -> dict[str, str]:
+    """The environment of its processes. pfl's share the cores; the others spread over them by themselves."""
+    own = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    own |= {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(HERE.parent), "TOKENIZERS_PARALLELISM": "false"}
+    if way.processes > 1:
+        own |= {
+            "OMP_NUM_THREADS": "1",
+            "PFL_WORKER_ADDRESSES": ",".join(map("127.0.0.1:{}".format, ports(way.processes))),
+        }
+    return own | {"BENCHMARK_BEGAN": str(time.time())}
+
+
+def ports(count: int) -> list[int]:
+    """As many that are free."""
+    taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    numbers = [one.getsockname()[1] for one in taken]
+    for one in taken:
+        one.close()
+    return numbers
+
+
+def run(way: Way, work: Path) -> Run:
+    """One whole run. Its last line, of the first process if there are several, is its report."""
+    own = surroundings(way)
+    command = [str(way.python), str(HERE / "peers" / f"{way.script}.py"), str(work)]
+    places = [work / f"{rank}.log" for rank in range(way.processes)]
+    with ExitStack() as files:
+        started = [
+            subprocess.Popen(
+                command,
+                env=own | {"PFL_WORKER_RANK": str(rank)},
+                stdout=files.enter_context(place.open("w", encoding="utf-8")),
+                stderr=subprocess.STDOUT,
+            )
+            for rank, place in enumerate(places)
+        ]
+        codes = [process.wait() for process in started]
+    printed = [place.read_text(encoding="utf-8").strip().splitlines() for place in places]
+    if any(codes):
+        raise RuntimeError("\n".join(printed[codes.index(max(codes))][-20:]))
+    return Run(**json.loads(next(line for line in reversed(printed[0]) if line.startswith('{"ticks"'))))
+
+
+def compare(task: Task, place: Path, given: argparse.Namespace) -> dict[str, Run]:
+    """The shortest run of each, printed."""
+    model = environments.minilm(given.peers) if task.model == "minilm" else HERE.parent / TINY
+    data = given.data if task.model == "minilm" else None
+    prepare(place, model, data, task.clients, task.each, task.settings(given.rounds))
+    print(f"\n{task.about}, {given.rounds} rounds" + (f" ({data.name})" if data else ""))
+    print(f"    {'':12}{'start':>8}{'first':>8}{'round':>8}{'whole':>8}{'/ ours':>8}{'accuracy':>10}{'trains':>9}")
+    runs: dict[str, list[Run]] = {}
+    chosen = ways(given.peers, bool(task.noise))
+    for _ in range(given.repeats):
+        for name, way in chosen.items():
+            try:
+                runs.setdefault(name, []).append(run(way, place))
+            except RuntimeError as error:
+                print(f"{name} failed: {error}")
+    best = {name: min(each, key=lambda one: one.whole) for name, each in runs.items() if each}
+    for name, one in best.items():
+        times = "".join(f"{seconds:8.2f}" for seconds in (one.ticks[0], one.rounds[0], one.round, one.whole))
+        against = one.whole / best["secure-fed"].whole
+        print(f"    {name:12}{times}{against:8.2f}{one.accuracy:10.3f}{one.trains:9,}", flush=True)
+    return best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--peers", type=Path, default=environments.FOLDER)
+    given = parser.parse_args()
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    print(machine("torch", "transformers", "peft", "opacus") + "; " + ", ".join(sum(environments.WANTED.values(), ())))
+    limits: list[Limit] = []
+    for name in given.only:
+        with tempfile.TemporaryDirectory() as place:
+            best = compare(TASKS[name], Path(place), given)
+        for peer, least in LIMITS.items():
+            if peer in best and name != "private":
+                gain = best[peer].whole / best["secure-fed"].whole
+                limits.append(at_least(f"whole run, {peer} over secure-fed: {name}", gain, least))
+    show(limits)
+
+
+if __name__ == "__main__":
+    main()
