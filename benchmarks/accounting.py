@@ -24,10 +24,12 @@ from dp_accounting.rdp import RdpAccountant
 from opacus.accountants import PRVAccountant
 from opacus.accountants import RDPAccountant as OpacusRdp
 from opacus.accountants.utils import get_noise_multiplier
+from timing import Limit, at_most, machine, show
 
 from privacy import accounting, bounds
 
 RATE, Z, COUNT, DELTA, TARGET = 0.01, 0.8, 1000, 1e-5, 3.0
+FINDING = 5.0  # seconds
 
 Measured = Callable[[], float]
 
@@ -59,12 +61,13 @@ def found_by_us() -> float:
     return accounting.calibrate(lambda z: accounting.poisson_sampled(RATE, z), COUNT, TARGET, DELTA)
 
 
-def timed(action: Measured) -> tuple[float, float]:
+def measured(action: Measured) -> tuple[float, float]:
+    """What it says, and the seconds that it took."""
     started = time.perf_counter()
     return action(), time.perf_counter() - started
 
 
-def compare(naive: bool) -> None:
+def compare(naive: bool) -> list[Limit]:
     rows: list[tuple[str, Measured, Measured | None]] = [
         ("ours (PLD)", ours, found_by_us),
         ("Opacus RDP", lambda: of_opacus(OpacusRdp()), lambda: found_by_opacus("rdp")),
@@ -80,16 +83,20 @@ def compare(naive: bool) -> None:
             (lambda: found_by_dp_accounting(PLDAccountant)) if naive else None,
         ),
     ]
+    limits: list[Limit] = []
     print(f"{'accountant':19}{'epsilon':>9}{'seconds':>9}{'for 3':>9}{'to find':>9}{'reached':>9}")
     for name, measure, find in rows:
-        said, seconds = timed(measure)
+        said, seconds = measured(measure)
         print(f"{name:19}{said:9.4f}{seconds:9.3f}", end="", flush=True)
         if find is None:
             print(f"{'(--naive)':>18}")
             continue
-        z, took = timed(find)
+        z, took = measured(find)
+        if find is found_by_us:
+            limits.append(at_most("seconds to find the noise for epsilon 3", took, FINDING))
         reached = float(PLDAccountant().compose(event(z)).get_epsilon(DELTA))
         print(f"{z:9.5f}{took:9.2f}{reached:9.4f}")
+    return limits
 
 
 def against_exact() -> None:
@@ -120,9 +127,12 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--naive", action="store_true", help="also dp_accounting's own search on PLD")
     warnings.simplefilter("ignore")
-    compare(arguments.parse_args().naive)
+    naive = arguments.parse_args().naive
+    print(machine("opacus", "dp-accounting"))
+    limits = compare(naive)
     against_exact()
     of_one_size()
+    show(limits)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,10 @@ For an m x m matrix given as factors of inner size k, one thread, medians in mil
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
-from collections.abc import Callable
+from functools import partial
 
 import torch
+from timing import medians, timed, turns
 
 
 def from_factors(left: torch.Tensor, right: torch.Tensor) -> None:
@@ -28,18 +27,6 @@ def from_factors(left: torch.Tensor, right: torch.Tensor) -> None:
 
 def from_matrix(left: torch.Tensor, right: torch.Tensor) -> None:
     torch.linalg.svd(left @ right, full_matrices=False)
-
-
-def median_ms(
-    action: Callable[[torch.Tensor, torch.Tensor], None], left: torch.Tensor, right: torch.Tensor, runs: int
-) -> float:
-    action(left, right)
-    ticks = []
-    for _ in range(runs):
-        started = time.perf_counter()
-        action(left, right)
-        ticks.append(time.perf_counter() - started)
-    return 1e3 * statistics.median(ticks)
 
 
 def main() -> None:
@@ -54,10 +41,14 @@ def main() -> None:
         k = round(share * given.size)
         left = torch.randn(given.size, k, generator=generator, dtype=torch.float64)
         right = torch.randn(k, given.size, generator=generator, dtype=torch.float64)
-        factors = median_ms(from_factors, left, right, given.runs)
-        dense = median_ms(from_matrix, left, right, given.runs)
-        single = median_ms(from_matrix, left.float(), right.float(), given.runs)
-        print(f"{share:6.2f}{factors:9.1f}{dense:9.1f}{single:9.1f}{dense / factors:17.1f}")
+        ways = {
+            "factors": timed(partial(from_factors, left, right)),
+            "dense": timed(partial(from_matrix, left, right)),
+            "single": timed(partial(from_matrix, left.float(), right.float())),
+        }
+        found = medians(turns(ways, given.runs, warm=1))
+        print(f"{share:6.2f}" + "".join(f"{1e3 * seconds:9.1f}" for seconds in found.values()), end="")
+        print(f"{found['dense'] / found['factors']:17.1f}")
 
 
 if __name__ == "__main__":

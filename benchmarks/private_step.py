@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -28,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from timing import Limit, at_most, machine, ratio, show, timed, turns
 from torch import Tensor, nn
 
 from privacy.entropy import SystemEntropy
@@ -140,25 +140,14 @@ def vmap(items: Sequence[Any], collate: Collate) -> Step:
     return lambda: each(moving, batch) and None
 
 
-def turns(steps: dict[str, Step], repeats: int) -> dict[str, list[float]]:
-    """Seconds of every step in every turn."""
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(repeats + 2):
-        for name, step in steps.items():
-            started = time.perf_counter()
-            step()
-            if turn > 1:
-                times[name].append(time.perf_counter() - started)
-    return times
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=15)
     repeats = parser.parse_args().repeats
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
-    collate = Collate(0)
+    print(machine("torch", "transformers", "peft", "opacus") + "; one thread")
+    collate, limits = Collate(0), list[Limit]()
     for shortest in (LENGTH, 8):
         items = texts(shortest)
         steps = {
@@ -169,11 +158,13 @@ def main() -> None:
             "singly": ours(items, collate, singly=True),
             "vmap": vmap(items, collate),
         }
-        print(f"texts of {shortest} to {LENGTH} tokens" if shortest < LENGTH else f"texts of {LENGTH} tokens")
-        found = turns(steps, repeats)
+        about = f"texts of {shortest} to {LENGTH} tokens" if shortest < LENGTH else f"texts of {LENGTH} tokens"
+        print(about)
+        found = turns({name: timed(step) for name, step in steps.items()}, repeats, warm=2)
         for name, seconds in found.items():
-            ratio = statistics.median(ours / plain for ours, plain in zip(seconds, found["plain"], strict=True))
-            print(f"    {name:8}{1e3 * statistics.median(seconds):8.1f} ms{ratio:8.2f}")
+            print(f"    {name:8}{1e3 * statistics.median(seconds):8.1f} ms{ratio(seconds, found['plain']):8.2f}")
+        limits.append(at_most(f"ours over Opacus's hooks, {about}", ratio(found["ours"], found["opacus"]), 1.0))
+    show(limits)
 
 
 if __name__ == "__main__":

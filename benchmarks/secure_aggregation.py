@@ -24,19 +24,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
-import platform
 import statistics
-from collections.abc import Mapping
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 
 from secure_aggregation_growth import Point, fitted, plot, spread
 from secure_aggregation_ours import (
     Session,
-    Timed,
     aes,
     chacha,
     chosen,
@@ -44,17 +39,15 @@ from secure_aggregation_ours import (
     expanded,
     keystreams,
     served,
-    timed,
     update,
 )
+from timing import Limit, at_least, at_most, machine, medians, show, timed, turns
 
 from protocols.choice import Choice
 
 STATED = 300_000  # the vector that limits for shares and the server are stated for
 LIMIT, FASTER, MUCH_FASTER, WORD = 1.5, 5, 50, 4.01  # bytes a number: 4, and a header
 GB = 1e9
-
-Verdicts = list[tuple[str, float, bool]]
 
 
 def flower() -> ModuleType | None:
@@ -67,41 +60,21 @@ def flower() -> ModuleType | None:
         return None
 
 
-def machine(peer: ModuleType | None) -> str:
-    cpu = platform.processor() or platform.machine()
-    if os.path.exists("/proc/cpuinfo"):
-        with open("/proc/cpuinfo") as lines:
-            cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), cpu)
-    names = ("numpy", "cryptography") + (("flwr",) if peer else ())
-    versions = ", ".join(f"{name} {version(name)}" for name in names)
-    loads = f", load {os.getloadavg()[0]:.1f} at the start" if hasattr(os, "getloadavg") else ""
-    return f"{cpu}, {os.cpu_count()} cores, one used{loads}; Python {platform.python_version()}, {versions}"
-
-
-def turns(ways: Mapping[str, Timed], repeats: int) -> dict[str, float]:
-    """Median seconds of each: every way once, then every way again."""
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(repeats):
-        for name, way in ways.items():
-            seconds[name].append(way())
-    return {name: statistics.median(each) for name, each in seconds.items()}
-
-
 def cell(value: float | None, width: int, places: int = 1) -> str:
     return f"{'-' if value is None else f'{value:,.{places}f}':>{width}}"
 
 
 def masks(
-    dims: list[int], choices: list[Choice], peer: ModuleType | None, repeats: int, verdicts: Verdicts
+    dims: list[int], choices: list[Choice], peer: ModuleType | None, repeats: int, limits: list[Limit]
 ) -> list[Point]:
     print("\nOne client's masked vector, ms; bytes a number")
     print(f"{'d':>11}{'n':>6}{'k':>5}{'AES':>9}{'ChaCha':>9}{'masks':>9}{'/ AES':>7}{'ours':>9}{'/ AES':>7}", end="")
     print(f"{'bytes':>8}{'encode':>8}{'Flower':>10}{'/ ours':>7}{'bytes':>8}")
     once = {choice.neighbours: choice for choice in reversed(choices)}  # clients with as many neighbours do the same
-    return [masked(dim, choice, peer, repeats, verdicts) for dim in dims for choice in reversed(once.values())]
+    return [masked(dim, choice, peer, repeats, limits) for dim in dims for choice in reversed(once.values())]
 
 
-def masked(dim: int, choice: Choice, peer: ModuleType | None, repeats: int, verdicts: Verdicts) -> Point:
+def masked(dim: int, choice: Choice, peer: ModuleType | None, repeats: int, limits: list[Limit]) -> Point:
     k = choice.neighbours
     session = Session(choice, k + 1, dim)
     session.share_all()
@@ -111,44 +84,44 @@ def masked(dim: int, choice: Choice, peer: ModuleType | None, repeats: int, verd
     if peer:
         theirs = peer.masking(update(dim), k)
         ways["Flower"] = timed(lambda: sizes.append(theirs()))
-    found = turns(ways, min(repeats, k + 1))
+    found = medians(turns(ways, min(repeats, k + 1)))
     size, where = session.sent / dim, f"d = {dim:,}, k = {k}"
     for way, name in (("masks", "masks alone"), ("ours", "whole stage")):
         over = found[way] / found["AES"]
-        verdicts.append((f"{name} over the limit, at most {LIMIT}: {where}", over, over <= LIMIT))
-    verdicts.append((f"bytes a number, at most {WORD}: {where}", size, size <= WORD))
+        limits.append(at_most(f"{name} over bare masks, {where}", over, LIMIT))
+    limits.append(at_most(f"bytes a number, {where}", size, WORD))
     print(f"{dim:11,}{choice.clients:6}{k:5}{cell(1e3 * found['AES'], 9)}{cell(1e3 * found['ChaCha'], 9)}", end="")
     for way in ("masks", "ours"):
         print(cell(1e3 * found[way], 9) + cell(found[way] / found["AES"], 7, 2), end="")
     print(cell(size, 8, 3) + cell(1e3 * found["encode"], 8), end="", flush=True)
     if peer:
         gain = found["Flower"] / (found["ours"] + found["encode"])
-        verdicts.append((f"whole stage, Flower over ours, at least {FASTER}: {where}", gain, gain >= FASTER))
+        limits.append(at_least(f"whole stage, Flower over ours, {where}", gain, FASTER))
         print(cell(1e3 * found["Flower"], 10) + cell(gain, 7) + cell(sizes[0] / dim, 8, 3), end="")
     print(flush=True)
     return Point(k * dim, found["ours"], f"k = {k}")
 
 
-def shares(choices: list[Choice], peer: ModuleType | None, repeats: int, verdicts: Verdicts) -> None:
+def shares(choices: list[Choice], peer: ModuleType | None, repeats: int, limits: list[Limit]) -> None:
     print("\nOne client's share stage: agreements, shares of two secrets, sealing")
     print(f"{'n':>11}{'k':>6}{'t':>5}{'ours ms':>10}{'Flower ms':>11}{'/ ours':>8}   bytes")
     for choice in choices:
-        shared(choice, peer, repeats, verdicts)
+        shared(choice, peer, repeats, limits)
 
 
-def shared(choice: Choice, peer: ModuleType | None, repeats: int, verdicts: Verdicts) -> None:
+def shared(choice: Choice, peer: ModuleType | None, repeats: int, limits: list[Limit]) -> None:
     session = Session(choice, choice.clients, 1)
     ways, sizes = {"ours": session.share_one}, list[int]()
     if peer:
         theirs = peer.sharing(choice.neighbours, choice.threshold)
         ways["Flower"] = timed(lambda: sizes.append(theirs()))
-    found = turns(ways, repeats)
+    found = medians(turns(ways, repeats))
     print(f"{choice.clients:11}{choice.neighbours:6}{choice.threshold:5}" + cell(1e3 * found["ours"], 10, 2), end="")
     if peer:
         gain = found["Flower"] / found["ours"]
         print(cell(1e3 * found["Flower"], 11) + cell(gain, 8) + f"   {session.sent:,}, Flower {sizes[0]:,}", flush=True)
         if choice.clients == 50:
-            verdicts.append((f"shares, Flower over ours, at least {MUCH_FASTER}: n = 50", gain, gain >= MUCH_FASTER))
+            limits.append(at_least("shares, Flower over ours, n = 50", gain, MUCH_FASTER))
     else:
         print(cell(None, 11) + cell(None, 8) + f"   {session.sent:,}", flush=True)
 
@@ -157,14 +130,14 @@ def unmasked(choice: Choice, drops: int) -> float:
     return served(choice, choice.clients, STATED, drops).unmask
 
 
-def against_flower(choices: list[Choice], peer: ModuleType, repeats: int, verdicts: Verdicts) -> None:
+def against_flower(choices: list[Choice], peer: ModuleType, repeats: int, limits: list[Limit]) -> None:
     print(f"\nThe server's unmasking, a tenth dropped, d = {STATED:,}")
     print(f"{'n':>11}{'dropped':>9}{'ours ms':>10}{'Flower ms':>11}{'/ ours':>8}")
     for choice in choices:
         n, drops = choice.clients, dropouts(choice.clients, 0.1)
         driven = peer.Round([update(STATED)] * n, choice.threshold, drops)
         ours = partial(unmasked, choice, drops)
-        found = turns({"ours": ours, "Flower": driven.unmask}, repeats)
+        found = medians(turns({"ours": ours, "Flower": driven.unmask}, repeats))
         if abs(driven.mean() - update(STATED)).max() > 2 * peer.STEP:  # all clients' vectors are that one
             raise RuntimeError("Flower's mean is not the clients' mean, so what was timed is not its protocol.")
         gain = found["Flower"] / found["ours"]
@@ -173,7 +146,7 @@ def against_flower(choices: list[Choice], peer: ModuleType, repeats: int, verdic
             flush=True,
         )
         if n == 50:
-            verdicts.append((f"unmasking, Flower over ours, at least {MUCH_FASTER}: n = 50", gain, gain >= MUCH_FASTER))
+            limits.append(at_least("unmasking, Flower over ours, n = 50", gain, MUCH_FASTER))
 
 
 def servers(dims: list[int], choices: list[Choice], given: argparse.Namespace) -> list[Point]:
@@ -228,18 +201,16 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     given = arguments()
     peer = None if given.no_flower else flower()
-    print(machine(peer))
+    print(machine("numpy", "cryptography", "flwr"))
     choices = [chosen(n) for n in given.clients]
-    verdicts: Verdicts = []
-    of_clients = masks(given.dim, choices, peer, given.repeats, verdicts)
-    shares(choices, peer, given.repeats, verdicts)
+    limits: list[Limit] = []
+    of_clients = masks(given.dim, choices, peer, given.repeats, limits)
+    shares(choices, peer, given.repeats, limits)
     if peer and given.flower_server:
-        against_flower([chosen(n) for n in given.flower_server], peer, given.server_repeats, verdicts)
+        against_flower([chosen(n) for n in given.flower_server], peer, given.server_repeats, limits)
     of_servers = servers(given.dim, choices, given)
     growth(of_clients, of_servers, given.plot)
-    print("\nLimits")
-    for what, found, met in verdicts:
-        print(f"    {'met    ' if met else 'NOT MET'}  {found:8.3f}  {what}")
+    show(limits)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import NDArray
+from timing import Timed, timed
 
 from protocols import roster
 from protocols.choice import Choice, choose
@@ -32,22 +33,11 @@ COMPLETE = 50  # up to so many clients everybody is a neighbour of everybody
 BOUND = 8.0  # of a coordinate, as Flower's default
 BLOCK = 1 << 16  # words: blocks that stay in cache; fastest of 2^12 to 2^17 and of whole vectors, by up to a quarter
 
-Timed = Callable[[], float]  # does something once; the seconds that it took
-
 
 def chosen(clients: int) -> Choice:
     """Up to COMPLETE clients: shares rebuilt by two thirds, as active sessions need. Beyond: what is least and safe."""
     neighbours, threshold = (clients - 1, 2 * clients // 3 + 1) if clients <= COMPLETE else (None, None)
     return choose(clients, corrupt=CORRUPT, dropout=DROPOUT, active=False, neighbours=neighbours, threshold=threshold)
-
-
-def timed(action: Callable[[], object]) -> Timed:
-    def once() -> float:
-        started = time.perf_counter()
-        action()
-        return time.perf_counter() - started
-
-    return once
 
 
 def dropouts(clients: int, share: float) -> int:
