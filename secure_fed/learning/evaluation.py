@@ -19,7 +19,8 @@ def evaluate(
     model: nn.Module, examples: Sequence[Any], collate: Collate, metrics: Metrics, batch_size: int, device: torch.device
 ) -> dict[str, float]:
     """The metrics of the model, in evaluation mode, over all examples, as plain numbers."""
-    model.eval()
+    if model.training:  # which walks over every module
+        model.eval()
     made = (to_device(batch.inputs, device) for batch in batches(examples, batch_size, collate, None))
     given: Any = metrics(model, made)
     try:

@@ -13,7 +13,7 @@ from typing import Protocol
 from secure_fed.errors import TrainingError
 from secure_fed.rounds.record import Spent
 from secure_fed.rounds.transport import Reply, Request, Transport
-from secure_fed.tensors.sums import PlainSum, Summation
+from secure_fed.tensors.sums import NotFiniteError, PlainSum, Summation
 from secure_fed.tensors.tensors import Layout, Tensors
 
 
@@ -85,18 +85,19 @@ class OpenSum:
     def _add(self, reply: Reply, intake: Intake) -> None:
         """Add a reply to the sum, or reject it by name if it is not finite."""
         intake.bytes_up += reply.contribution.wire_size
-        if reply.contribution.is_finite():
+        try:
             intake.total.add(reply.contribution, reply.weight)
-            intake.received.append(reply.client)
-            if reply.client < self.real:
-                intake.losses.append(reply.loss)
+        except NotFiniteError as error:
+            intake.rejected.append(reply.client)
+            if not self.skip_nonfinite:
+                raise TrainingError(
+                    f"client {self.names[reply.client]} sent an update that is not finite; lower training.lr, "
+                    "or set federation.nonfinite = 'skip' to go on without it"
+                ) from error
             return
-        intake.rejected.append(reply.client)
-        if not self.skip_nonfinite:
-            raise TrainingError(
-                f"client {self.names[reply.client]} sent an update that is not finite; lower training.lr, "
-                "or set federation.nonfinite = 'skip' to go on without it"
-            )
+        intake.received.append(reply.client)
+        if reply.client < self.real:
+            intake.losses.append(reply.loss)
 
     def require_plausible(self, noised: Tensors, clip_norm: float, std: float) -> None:
         """Nothing is refused: each client clips its own contribution, and the run trusts it to."""

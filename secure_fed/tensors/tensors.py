@@ -11,9 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import safetensors.torch
 import torch
@@ -73,11 +73,19 @@ class LowRank:
 Member = Tensor | LowRank
 
 
+def is_finite(part: Tensor) -> bool:
+    """Whether every number is finite. A sum of finite numbers may overflow; then the least and the largest decide."""
+    if math.isfinite(part.sum()):
+        return True
+    low, high = torch.aminmax(part)
+    return math.isfinite(low) and math.isfinite(high)
+
+
 def dense(member: Member, dtype: torch.dtype | None = None) -> Tensor:
     """The member as one ordinary tensor; with a type, formed in that."""
     if isinstance(member, LowRank):
         return member.left.to(dtype=dtype) @ member.right.to(dtype=dtype)
-    return member.to(dtype=dtype)
+    return member if dtype is None else member.to(dtype=dtype)
 
 
 def _add(a: Member, b: Member) -> Member:
@@ -98,7 +106,9 @@ class Tensors(Mapping[str, Member]):
     __slots__ = ("_members",)
 
     def __init__(self, members: Mapping[str, Member] | Iterable[tuple[str, Member]] = ()) -> None:
-        self._members: dict[str, Member] = dict(sorted(dict(members).items()))
+        given = dict(members)
+        names = sorted(given)
+        self._members: dict[str, Member] = given if names == list(given) else {name: given[name] for name in names}
 
     def __getitem__(self, name: str) -> Member:
         return self._members[name]
@@ -109,32 +119,42 @@ class Tensors(Mapping[str, Member]):
     def __len__(self) -> int:
         return len(self._members)
 
+    # A map's own views go through `__getitem__` for every name, which a round of many tensors would notice.
+    def keys(self) -> KeysView[str]:
+        return self._members.keys()
+
+    def values(self) -> ValuesView[Member]:
+        return self._members.values()
+
+    def items(self) -> ItemsView[str, Member]:
+        return self._members.items()
+
     def __repr__(self) -> str:
         return f"Tensors({len(self)} named, {self.numel} numbers)"
 
     def __add__(self, other: Tensors) -> Tensors:
-        self._require_names(other)
-        return Tensors((name, _add(self[name], other[name])) for name in self)
+        return self._with(other, torch._foreach_add, _add)
 
     def __sub__(self, other: Tensors) -> Tensors:
-        self._require_names(other)
-        return Tensors((name, _subtract(self[name], other[name])) for name in self)
+        return self._with(other, torch._foreach_sub, _subtract)
 
     def __mul__(self, scalar: float) -> Tensors:
+        if (own := self._plain()) is not None:
+            return Tensors(zip(self, torch._foreach_mul(own, scalar), strict=True))
         return Tensors((name, member * scalar) for name, member in self.items())
 
     __rmul__ = __mul__
 
     def __or__(self, other: Mapping[str, Member]) -> Tensors:
         """These tensors with `other`'s put in, over any of the same name."""
-        return Tensors({**self._members, **other})
+        return Tensors({**self._members, **other}) if other else self
 
     def select(self, names: Iterable[str]) -> Tensors:
-        return Tensors((name, self[name]) for name in names)
+        return Tensors({name: self._members[name] for name in names})
 
     def without(self, names: Iterable[str]) -> Tensors:
         left_out = set(names)
-        return Tensors((name, member) for name, member in self.items() if name not in left_out)
+        return Tensors({name: member for name, member in self.items() if name not in left_out})
 
     def tensor(self, name: str) -> Tensor:
         """The named member as one ordinary tensor."""
@@ -155,8 +175,7 @@ class Tensors(Mapping[str, Member]):
         return math.sqrt(square) if square >= 0 else math.nan
 
     def is_finite(self) -> bool:
-        ends = (torch.aminmax(part) for part in self.parts().values() if part.numel())  # one pass, and NaN if any is
-        return all(math.isfinite(low) and math.isfinite(high) for low, high in ends)
+        return all(is_finite(part) for part in self.parts().values())
 
     @property
     def numel(self) -> int:
@@ -198,6 +217,24 @@ class Tensors(Mapping[str, Member]):
         """`len(self.to_bytes())`, without copying the numbers: it depends on names, shapes and dtypes alone."""
         return wire_size(tuple((name, tuple(part.shape), part.dtype) for name, part in self.parts().items()))
 
+    def _with(
+        self,
+        other: Tensors,
+        at_once: Callable[[list[Tensor], list[Tensor]], Iterable[Tensor]],
+        each: Callable[[Member, Member], Member],
+    ) -> Tensors:
+        """Both combined name by name: in one call for plain tensors, and `each` by itself where a member is low-rank."""
+        self._require_names(other)
+        left, right = self._plain(), other._plain()
+        if left is None or right is None:
+            return Tensors((name, each(self[name], other[name])) for name in self)
+        return Tensors(zip(self, at_once(left, right), strict=True))
+
+    def _plain(self) -> list[Tensor] | None:
+        """The members, if there are any and all of them are plain tensors."""
+        members = [member for member in self.values() if isinstance(member, Tensor)]
+        return members if members and len(members) == len(self) else None
+
     def _require_names(self, other: Tensors) -> None:
         if self._members.keys() != other._members.keys():
             odd = sorted(self._members.keys() ^ other._members.keys())
@@ -221,11 +258,20 @@ class Layout:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the entries: equal exactly when both ends mean the same vector."""
-        return hashlib.sha256(json.dumps(self.entries).encode()).hexdigest()
+        return _digest(self.entries)
+
+    def fits(self, tensors: Tensors) -> bool:
+        """Whether `tensors` have this layout: `Layout.of(tensors) == self`."""
+        names, shapes = self._columns
+        return list(tensors) == names and [member.shape for member in tensors.values()] == shapes
+
+    @cached_property
+    def _columns(self) -> tuple[list[str], list[tuple[int, ...]]]:
+        return [name for name, _ in self.entries], [shape for _, shape in self.entries]
 
     def flatten(self, tensors: Tensors, dtype: torch.dtype = torch.float32) -> Tensor:
         """(size,) of that type, low-rank members formed in it; refuses tensors of another layout."""
-        if Layout.of(tensors) != self:
+        if not self.fits(tensors):
             raise LayoutError(
                 f"expected the layout {self.digest[:12]}, got tensors laid out as {Layout.of(tensors).digest[:12]}"
             )
@@ -239,6 +285,11 @@ class Layout:
             raise LayoutError(f"expected a vector of {self.size} numbers, got shape {tuple(vector.shape)}")
         chunks = vector.split([math.prod(shape) for _, shape in self.entries])
         return Tensors((name, chunk.view(shape)) for (name, shape), chunk in zip(self.entries, chunks, strict=True))
+
+
+@lru_cache(maxsize=64)
+def _digest(entries: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
+    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
 
 
 class LayoutError(SecureFedError):

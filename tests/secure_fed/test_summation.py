@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from secure_fed.tensors.sums import PlainSum, stacks
+from secure_fed.tensors.sums import NotFiniteError, PlainSum, stacks
 from secure_fed.tensors.tensors import Layout, LayoutError, LowRank, Tensors
 
 torch.set_num_threads(1)
@@ -140,3 +140,54 @@ def test_another_layout_is_refused_and_leaves_the_sum(wrong: Tensors, fact: str)
 def test_a_weight_that_is_none_is_refused(weight: float) -> None:
     with pytest.raises(ValueError, match="a weight must be finite and at least 0"):
         PlainSum(LAYOUT).add(contribution(0), weight)
+
+
+LARGE = 300  # a matrix of so many rows is added by itself, not in the vector of small tensors
+
+
+@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("where", ["d", "small", "large"])
+def test_a_contribution_that_is_not_finite_is_refused_and_leaves_the_sum(number: float, where: str) -> None:
+    """As the first one and as a later one, whichever tensor the number is in."""
+    good = Tensors({"d": contribution(1)["d"], "small": torch.ones(7), "large": torch.ones(LARGE, LARGE)})
+    parts = {name: part.clone() for name, part in good.parts().items()}
+    next(part for name, part in parts.items() if name.startswith(where)).view(-1)[-1] = number
+    bad = Tensors.from_parts(parts)
+    added = PlainSum(Layout.of(good))
+    for weight in (1.0, 0.0):
+        with pytest.raises(NotFiniteError):
+            added.add(bad, weight)
+    assert (added.count, added.total().norm()) == (0, 0)
+    added.add(good, 3.0)
+    with pytest.raises(NotFiniteError):
+        added.add(bad)
+    assert (added.count, added.weight) == (1, 3.0)
+    assert torch.equal(added.total().tensor("large"), torch.full((LARGE, LARGE), 3.0))
+    assert torch.equal(added.total().tensor("small"), torch.full((7,), 3.0))
+
+
+def test_large_numbers_are_finite() -> None:
+    """Their sum overflows, and still none of them is infinite."""
+    added = PlainSum(Layout((("x", (4,)),)))
+    added.add(Tensors({"x": torch.full((4,), 2e38)}))
+    assert added.count == 1
+    assert torch.equal(added.total().tensor("x"), torch.full((4,), 2e38))
+
+
+def test_one_vector_adds_as_each_tensor_by_itself() -> None:
+    """To the bit, in any type: sums keep float64 where they are given it, and are float32 at least."""
+    generator = torch.Generator().manual_seed(0)
+    types = {"half": torch.float16, "single": torch.float32, "double": torch.float64}
+    given_ = [
+        Tensors({name: torch.randn(5, 3, generator=generator).to(dtype) for name, dtype in types.items()})
+        for _ in range(6)
+    ]
+    added = PlainSum(Layout.of(given_[0]))
+    for number, one in enumerate(given_):
+        added.add(one, 0.3 + number)
+    for name, dtype in types.items():
+        want = torch.zeros(5, 3, dtype=torch.promote_types(dtype, torch.float32))
+        for number, one in enumerate(given_):
+            want.add_(one.tensor(name), alpha=0.3 + number)
+        assert torch.equal(added.total().tensor(name), want)
+        assert added.total().tensor(name).dtype == want.dtype

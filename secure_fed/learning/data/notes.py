@@ -107,22 +107,24 @@ SITE_NAMES = tuple(site.name for site in SITES)
 
 
 class _Draws:
-    """The uniform draws of one note, spent in order."""
+    """The uniform draws of one note, spent in order. next: the next of them."""
+
+    __slots__ = ("next",)
 
     def __init__(self, values: list[float]) -> None:
-        self._next = iter(values).__next__
+        self.next = iter(values).__next__
 
     def chance(self, share: float) -> bool:
-        return self._next() < share
+        return self.next() < share
 
     def below(self, bound: int) -> int:
-        return int(self._next() * bound)
+        return int(self.next() * bound)
 
     def choose(self, options: tuple[T, ...]) -> T:
-        return options[int(self._next() * len(options))]
+        return options[int(self.next() * len(options))]
 
     def weighted(self, ends: tuple[float, ...]) -> int:
-        return min(bisect_right(ends, self._next()), len(ends) - 1)
+        return min(bisect_right(ends, self.next()), len(ends) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,16 +143,17 @@ def _sample(draws: _Draws, older: tuple[int, ...]) -> _Note:
     entries = []
     for k, family in enumerate(families):
         side = draws.below(2) if k else label % 2
-        said = draws.choose(site.families[family])[side].format(x=findings[k], d=draws.choose(words.DRUGS))
+        sentence = draws.choose(site.families[family])[side]
+        said = sentence.replace("{x}", findings[k]).replace("{d}", draws.choose(words.DRUGS))
         entries.append((f"{said} ({marks[k]})" if site.mark_last else f"{marks[k]}: {said}", 2 * family + side))
     return _Note(site, entries)
 
 
 def _distinct(draws: _Draws, options: tuple[T, ...], count: int) -> list[T]:
     """`count` different options in random order (a partial Fisher-Yates shuffle)."""
-    pool = list(options)
+    pool, left, following = list(options), len(options), draws.next
     for k in range(count):
-        j = k + draws.below(len(pool) - k)
+        j = k + int(following() * (left - k))
         pool[k], pool[j] = pool[j], pool[k]
     return pool[:count]
 
@@ -160,7 +163,7 @@ def _layout(site: Site, entries: list[str], extra: list[str], draws: _Draws) -> 
     fillers = _distinct(draws, site.fillers, draws.below(3))
     measured = [filler.format(n=100 + draws.below(60), m=60 + draws.below(40)) for filler in fillers]
     body = _distinct(draws, (*entries, *measured), len(entries) + len(measured))
-    return site.separator.join(line[0].upper() + line[1:] for line in [*extra, *body]) + "."
+    return site.separator.join([line[0].upper() + line[1:] for line in (*extra, *body)]) + "."
 
 
 def _published(note: _Note, draws: _Draws) -> str:
