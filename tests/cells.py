@@ -53,15 +53,27 @@ def _told(names: list[str], failed: list[tuple[tuple[Any, ...], BaseException]],
     return "\n".join(lines)
 
 
-def chosen(cases: Iterable[Any], quick: Iterable[Any], *, whole: bool = False, others: str = "nightly") -> list[Any]:
+def chosen(
+    cases: Iterable[Any],
+    quick: Iterable[Any],
+    *,
+    whole: bool = False,
+    others: str = "nightly",
+    nightly: Iterable[Any] | None = None,
+) -> list[Any]:
     """All cases for `pytest.mark.parametrize`: those of `quick` on every change, the others with another mark.
 
-    whole: a case is the value of one name, also where it is a tuple.
+    nightly: of these others the ones that run at night, where the rest is for `weekly`. whole: a case is the value of one
+    name, also where it is a tuple.
     """
-    listed, now = list(cases), list(quick)
+    listed, now, night = list(cases), list(quick), None if nightly is None else list(nightly)
     assert now, "something is left for every change"
     assert all(case in listed for case in now), [case for case in now if case not in listed]
-    return [case if case in now else _marked(case, whole, others) for case in listed]
+
+    def mark(case: Any) -> str:
+        return others if night is None else "nightly" if case in night else "weekly"
+
+    return [case if case in now else _marked(case, whole, mark(case)) for case in listed]
 
 
 def _marked(case: Any, whole: bool, mark: str) -> Any:

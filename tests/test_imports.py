@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -73,6 +75,35 @@ def test_an_unknown_public_name_is_an_attribute_error() -> None:
         _ = secure_fed.no_such_name
 
 
+def loaded_with(module: str) -> set[str]:
+    """What importing a module of ours imports: the imports at the top of its file and, of files of ours, of those in turn."""
+    root, seen, left = Path(__file__).parents[1], set[str](), [module]
+    while left:
+        name = left.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        path = root.joinpath(*name.split("."))
+        file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        if not file.exists():
+            continue
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Import):
+                left += [alias.name for alias in node.names]
+            if isinstance(node, ast.ImportFrom) and node.module:
+                left += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        left += [name.rpartition(".")[0]] if "." in name else []
+    return {name.partition(".")[0] for name in seen} | seen
+
+
+def test_no_file_of_a_federation_imports_accounting_at_its_top() -> None:
+    of_federations = loaded_with("secure_fed.federation")
+    assert {"torch", "transformers", "secure_fed.rounds.server", "privacy.mechanisms"} <= of_federations
+    assert not {"dp_accounting", "opacus"} & of_federations
+    assert "dp_accounting" in loaded_with("privacy.accounting")
+
+
+@pytest.mark.nightly
 def test_a_federation_without_privacy_loads_no_accounting() -> None:
     found, _ = probe("import secure_fed.federation", names=("dp_accounting", "opacus"))
     assert list(found.values()) == [NOTHING]

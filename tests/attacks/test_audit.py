@@ -280,13 +280,20 @@ def test_a_vantage_sees_what_weaker_ones_see_and_more(by_heart: Target) -> None:
     assert not nothing.updates
 
 
-def test_canaries_of_direction_are_asked_about_by_what_can_ask(of_canaries: Target) -> None:
-    audit = audited(of_canaries, [], NO_SHADOWS, show_texts=True)
+@pytest.fixture(scope="module")
+def canaries_by_all(of_canaries: Target) -> dict[str, Any]:
+    """The audit of canaries by every attack, for all who only read it."""
+    return audited(of_canaries, [], NO_SHADOWS, show_texts=True)
+
+
+def test_canaries_of_direction_are_asked_about_by_what_can_ask(canaries_by_all: dict[str, Any]) -> None:
+    audit = canaries_by_all
     applied = {one["attack"] for one in audit["cells"] if one["applicable"]}
     assert applied == {"one_run", "canary_cosine", "canary_likelihood"}
     assert all(one["text"] is None for one in audit["exposed"])  # no tokenizer, no text
 
 
+@pytest.mark.nightly
 def test_gradient_canaries_are_audited_too_and_again_by_who_sees_more(tmp_path: Path) -> None:
     """A client's own update has a third of the noise that the step of all three has."""
     settings = {**canaried.EXAMPLES, "privacy.noise_multiplier": 0.5, "evaluation.record": "updates"}
@@ -318,9 +325,9 @@ def test_reasons_are_each_adversarys_own(of_canaries: Target) -> None:
     assert 0.5 < told["allowed"]["auc"] < 1
 
 
-def test_who_takes_part_is_in_plain_sight_of_servers(of_canaries: Target) -> None:
+def test_who_takes_part_is_in_plain_sight_of_servers(canaries_by_all: dict[str, Any]) -> None:
     """What an outsider can find out of them is no measure of what a server knows."""
-    audit = audited(of_canaries, ["one_run", "canary_cosine"], NO_SHADOWS)
+    audit = canaries_by_all
     for name, vantage in itertools.product(("one_run", "canary_cosine"), ("secure_server", "server")):
         assert cell(audit, name, "fellow_client")["applicable"]
         assert not cell(audit, name, vantage)["applicable"]

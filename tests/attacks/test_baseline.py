@@ -54,7 +54,7 @@ def test_fair_coins_are_at_chance() -> None:
     assert wrong <= stats.binom.isf(1e-3, runs, 1 / 40)
 
 
-@pytest.mark.nightly
+@pytest.mark.weekly
 @pytest.mark.parametrize("n", [24, 60])
 def test_fair_coins_are_at_chance_as_often_as_said(n: int) -> None:
     rng, runs = np.random.default_rng(n), 150
@@ -64,6 +64,7 @@ def test_fair_coins_are_at_chance_as_often_as_said(n: int) -> None:
     assert np.mean([one.ranking.auc for one in found]) == pytest.approx(0.5, abs=0.05)
 
 
+@pytest.mark.nightly
 def test_a_split_by_time_is_caught() -> None:
     """Words drift: those of the last third were not in use before. Members came first."""
     rng, n = np.random.default_rng(0), 200
@@ -118,6 +119,7 @@ def test_units_of_many_examples_are_bags_of_all_their_words() -> None:
     assert judged(apart, truth) == judged(joined, truth)
 
 
+@pytest.mark.nightly
 def test_words_may_be_lists_arrays_or_tensors_and_labels_of_every_word_are_left_out() -> None:
     rng = np.random.default_rng(6)
     texts, truth = [text(rng) for _ in range(40)], fair(40, rng)

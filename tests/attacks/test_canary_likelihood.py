@@ -48,6 +48,7 @@ def test_it_ranks_no_worse_than_sum_and_largest(rate: float, shift: float) -> No
     assert best >= roc.auc(ins.max(1), outs.max(1)) - 1e-3
 
 
+@pytest.mark.nightly
 def test_seldom_drawn_canaries_are_found_better_than_by_their_cosines() -> None:
     case, epsilon = canaried.case(DRAWN, canaried.MANY_CLIENTS)
     found = canary_likelihood.run(case, Settings())
@@ -92,6 +93,7 @@ def test_the_law_of_those_held_out_is_known_and_a_wrong_one_is_noticed() -> None
     assert refuted(canary_likelihood._tails(wider, releases, shift, found.null.rate, 0)[~members])
 
 
+@pytest.mark.nightly
 def test_rates_that_few_held_out_cannot_show_are_known_from_the_law() -> None:
     """Sixty or so on either side: against each other 1 % is refused; against the law it is not, and nothing leans on them."""
     case, _ = canaried.case(DRAWN, canaried.MANY_CLIENTS)

@@ -90,6 +90,7 @@ def bound(case: Case) -> float:
     return found
 
 
+@pytest.mark.nightly
 def test_of_directions_it_reads_the_last_state_alone_whoever_asks() -> None:
     case, _ = canaried.case({**canaried.CLIENTS, "privacy.noise_multiplier": 10.0}, canaried.MANY_CLIENTS, noise=False)
     outside = Case(case.assembly, Seen("outsider", case.seen.final), canaried.never)
@@ -130,7 +131,7 @@ def ran(settings: dict[str, Any]) -> tuple[dict[str, Any], Case]:
     return told, Case(federation.assembly, Seen("outsider", result.state.tensors), canaried.never)
 
 
-@pytest.mark.parametrize("what", chosen(FIGURES, ["a personal head", "momentum", "examples"]))
+@pytest.mark.parametrize("what", chosen(FIGURES, ["a personal head", "examples"]))
 def test_a_run_and_its_audit_give_one_figure(what: str) -> None:
     told, case = ran(FIGURES[what])
     scores, members = run(case).scores, case.assembly.audit_pool.members

@@ -64,7 +64,7 @@ def ran(place: str, *, noise: bool, phantoms: int = 120, z: float = 10.0, **more
     return built, Target(built.assembly, result.state, recorded, summary)
 
 
-@pytest.mark.parametrize("place", chosen(PLACES, ["central", "example"]))
+@pytest.mark.parametrize("place", chosen(PLACES, ["central"]))
 def test_a_run_without_its_noise_contradicts_its_guarantee_whoever_should_have_added_it(place: str) -> None:
     federation, target = ran(place, noise=False)
     audit = audited(target, ["canary_cosine"], Settings(references=0))
@@ -90,6 +90,7 @@ def test_right_noise_is_not_flagged(place: str) -> None:
     assert "no texts" in audit["baseline"]["why"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("place", chosen(["central", "example"], ["central"]))
 def test_under_right_noise_those_who_are_no_members_follow_the_known_law(place: str) -> None:
     """The scores of phantoms that do not pull are sums of coordinates of uniform points on a sphere: normal, of a known

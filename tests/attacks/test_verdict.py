@@ -161,6 +161,7 @@ def test_which_attack_is_the_main_one_follows_from_what_was_made() -> None:
     assert main_of([], vantages) is None
 
 
+@pytest.mark.nightly
 def test_against_a_known_law_few_members_suffice_and_a_silent_model_is_called_found_as_seldom() -> None:
     random, found = np.random.default_rng(2), 0
     for _ in range(300):

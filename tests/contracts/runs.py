@@ -44,6 +44,8 @@ OF_A_CLASS = (
     *("bitfit", "adamix", "fedlora", "ffa_lora", "rolora", "fra_lora", "fra_then_ffa", "svd_adaptation", "fedara"),
     *("fedtt", "fedtt_plus", "c2a", "fedsvd", "fedask", "fedpower"),
 )
+# Of each way to send: changes, products, cores, and several sums.
+WAYS = ("fedlora", "fra_lora", "fedtt", "fedask", "fedpower")
 
 
 def supported(name: str, unit: str) -> bool:
@@ -51,14 +53,18 @@ def supported(name: str, unit: str) -> bool:
 
 
 def quick(name: str, unit: str, how: str) -> bool:
-    """Whether a cell is held on every change: every method without privacy, one of every class under clients'.
+    """Whether a cell is held on every change: one method of every class, without privacy and under clients'.
 
-    Gradients of single examples take longest: of these three, and behind masks two that send one sum and several.
+    Behind masks those of every way to send; gradients of single examples, which take longest, of one in both ways.
     """
-    if how == "plain" and unit == "none":
-        return True
-    some = {"none": ("fedlora", "fedpower"), "client": OF_A_CLASS, "example": ("bitfit", "fedask")}
-    return name in some[unit] or (name, unit, how) == ("fedlora", "example", "plain")
+    if unit == "example":
+        return name == "bitfit"
+    return name in (OF_A_CLASS if how == "plain" else WAYS)
+
+
+def turn(name: str, unit: str) -> str:
+    """In the open or behind masks: each of the two for half of the methods under every privacy."""
+    return tuple(SUMS)[([*METHODS].index(name) + [*PRIVACY].index(unit)) % 2]
 
 
 def settings(name: str, unit: str = "none", how: str = "plain", **more: Any) -> RunConfig:

@@ -17,11 +17,12 @@ from tests.cells import chosen
 from tests.contracts import runs
 
 CELLS = [(name, unit) for name in METHODS for unit in ("client", "example") if runs.supported(name, unit)]
-# Of each way to send: changes, products, cores, and several sums; the others at night.
-QUICK = [("bitfit", "client"), ("fra_lora", "client"), ("fedtt", "client"), ("fedask", "client"), ("bitfit", "example")]
+# Of each way to send: changes, products, and several sums; one method of every class at night.
+QUICK = [("bitfit", "client"), ("fra_lora", "client"), ("fedask", "client"), ("bitfit", "example")]
+AT_NIGHT = [cell for cell in CELLS if cell[0] in runs.OF_A_CLASS]
 
 
-@pytest.mark.parametrize(("name", "unit"), chosen(CELLS, QUICK))
+@pytest.mark.parametrize(("name", "unit"), chosen(CELLS, QUICK, nightly=AT_NIGHT))
 def test_every_method_gives_a_figure_of_phantoms(name: str, unit: str) -> None:
     built = runs.federation(runs.settings(name, unit, **{"evaluation.phantoms": 20, "evaluation.every": 9}))
     with patch.object(Gaussian, "noised", _clean):

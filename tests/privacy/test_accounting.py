@@ -90,7 +90,7 @@ def test_samples_of_one_size_cost_at_most_what_everybody_costs() -> None:
 
 @pytest.mark.parametrize(
     ("rate", "z", "at"),
-    chosen(itertools.product([0.01, 0.3], [0.6, 2.0], [0.1, 1.0]), [(0.01, 0.6, 1.0), (0.3, 2.0, 0.1)]),
+    chosen(itertools.product([0.01, 0.3], [0.6, 2.0], [0.1, 1.0]), [(0.3, 2.0, 0.1)]),
 )
 def test_one_release_against_the_integral(rate: float, z: float, at: float) -> None:
     """delta = max over both orders of P and Q of the integral of (p - e^epsilon q)+, P = (1 - q) N(0, z^2) + q N(1, z^2)."""
@@ -106,6 +106,7 @@ def test_one_release_against_the_integral(rate: float, z: float, at: float) -> N
     assert said >= exact * (1 - 1e-6)
 
 
+@pytest.mark.nightly
 def test_two_releases_against_draws() -> None:
     """delta = E_P (1 - e^(epsilon - loss))+ over 300,000 draws from P; the standard error is below one in a hundred."""
     rate, z, at, draws = 0.2, 1.5, 0.5, 300_000
@@ -144,7 +145,7 @@ def test_sampling_almost_everybody_is_near_exact(count: int) -> None:
     assert epsilon(poisson_sampled(1 - 1e-9, z), count, DELTA) == pytest.approx(exact, rel=1e-3)
 
 
-@pytest.mark.parametrize("step", chosen([bounds.COARSEST, bounds.FINE], [bounds.COARSEST]))
+@pytest.mark.parametrize("step", chosen([bounds.COARSEST, bounds.FINE], [bounds.COARSEST], others="weekly"))
 def test_epsilon_moves_as_it_should(step: float) -> None:
     def at(rate: float = 0.01, z: float = 1.0, count: int = 200, delta: float = DELTA) -> float:
         return epsilon(poisson_sampled(rate, z), count, delta, discretization=step)

@@ -113,7 +113,7 @@ def test_contributions_that_are_not_clipped_as_a_whole_are_found_out(clip: Clip)
 
 @pytest.mark.parametrize(
     "noised",
-    [gaussian(0.0), gaussian(Z / 10), only_body_noised],
+    [pytest.param(gaussian(0.0), marks=pytest.mark.nightly), gaussian(Z / 10), only_body_noised],
     ids=["none", "a tenth", "on one tensor"],
 )
 def test_too_little_noise_is_found_out(noised: Noised) -> None:

@@ -61,6 +61,7 @@ def test_alternatives_keep_to_their_targets_with_more_noise_than_a_plan() -> Non
         assert 0.99 * plan.noise_multiplier < other.noise_multiplier < 1.1 * plan.noise_multiplier
 
 
+@pytest.mark.nightly
 def test_alternatives_stop_at_all_clients() -> None:
     assert [other.setting.cohort for other in planning.alternatives(replace(SMALL, cohort=15), (3.0,))] == [7, 15, 20]
     assert [other.setting.cohort for other in planning.alternatives(replace(SMALL, cohort=1), (3.0,))] == [1, 2, 4]

@@ -388,7 +388,7 @@ def test_methods_of_no_model(refused: Refused) -> None:
             ("'builtin/large'",),
             marks=pytest.mark.nightly,
         ),
-        pytest.param(("predict", "none"), ("none holds no run",), marks=pytest.mark.nightly),
+        pytest.param(("predict", "none"), ("none holds no run",), marks=pytest.mark.weekly),
     ],
 )
 def test_a_process_of_its_own(tmp_path: Path, arguments: tuple[str, ...], facts: FACTS) -> None:

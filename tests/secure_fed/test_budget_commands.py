@@ -42,6 +42,7 @@ def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
     return run
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_plan_as_json_says_what_accounting_says(told: Told) -> None:
     status, out, _ = told("plan", "--noise-multiplier", "2", *SMALL, "--dim", "100", "--clip-norm", "0.5", "--json")

@@ -16,7 +16,6 @@ from secure_fed.runs.durable import atomic_write, clear_parts, part_of
 
 def test_of_two_who_write_at_once_each_writes_a_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is stopped with its file open until the other has opened its own: under one name, one would write into both."""
-    monkeypatch.setattr(durable.os, "fsync", lambda descriptor: None)
     both = threading.Barrier(2, timeout=10)
     monkeypatch.setattr(durable, "crash_point", lambda name: both.wait())
     contents, failed = [b"a" * 300_000, b"b" * 200_000], []

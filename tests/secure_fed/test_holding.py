@@ -134,9 +134,7 @@ def test_the_mean_is_over_the_cohort_that_was_asked_for_whoever_is_held_out() ->
     assert seen.noise_std == pytest.approx(0.1 / 60)
 
 
-@pytest.mark.parametrize(
-    ("settings", "cohort"), chosen(itertools.product([{}, HIDDEN], [50, 60]), [({}, 60), (HIDDEN, 50)])
-)
+@pytest.mark.parametrize(("settings", "cohort"), chosen(itertools.product([{}, HIDDEN], [50, 60]), [(HIDDEN, 50)]))
 def test_masks_are_of_those_who_are_there(settings: dict[str, Any], cohort: int) -> None:
     """Where more would be expected than the coins leave: nobody waits for a client that is held out."""
     masks = {"secure_aggregation.enabled": True, "secure_aggregation.dropout": 0.2, "secure_aggregation.corrupt": 0.2}

@@ -26,7 +26,7 @@ from tests import accounts
 from tests.cells import chosen
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.private_toys import NOISE, charged, federation
-from tests.secure_fed.test_reliability import _PROCESSES, _unhurried
+from tests.secure_fed.test_reliability import _PROCESSES
 
 ROUNDS = 3
 
@@ -120,14 +120,8 @@ def run_and_die(scenario: str, path: Path, resume: bool, deadly: int) -> None:
         left -= 1
 
     durable.crash_point = database.crash_point = crash_point
-    durable.os.fsync = _unhurried
     with accounts.coarse():  # as in the process that goes on with the run
         run(scenario, path, resume=resume)
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durable.os, "fsync", _unhurried)
 
 
 def kill_at(scenario: str, path: Path, deadly: int, *, resume: bool = False) -> None:

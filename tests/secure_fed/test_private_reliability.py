@@ -20,13 +20,6 @@ from secure_fed.runs.checkpoint import RELEASED, read_checkpoint, read_released
 from secure_fed.runs.evaluation import evaluated
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.private_toys import NOISE, charged, federation
-from tests.secure_fed.test_reliability import _unhurried
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durable.os, "fsync", _unhurried)
-
 
 # Under noise that nobody can repeat.
 

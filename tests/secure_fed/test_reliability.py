@@ -122,17 +122,7 @@ def run_and_die(scenario: str, path: Path, resume: bool, deadly: int) -> None:
         left -= 1
 
     durable.crash_point = crash_point
-    durable.os.fsync = _unhurried
     run(scenario, path, resume=resume, page=True)
-
-
-def _unhurried(descriptor: int) -> None:
-    """In place of `fsync`, most of these tests' time: what a killed process has written, the system has."""
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durable.os, "fsync", _unhurried)
 
 
 def kill_at(scenario: str, path: Path, deadly: int, *, resume: bool = False) -> None:

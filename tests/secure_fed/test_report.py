@@ -193,6 +193,7 @@ def test_the_same_run_gives_the_same_bytes_whatever_a_users_plot_settings(
     assert drawn_once, "all was drawn anew"
 
 
+@pytest.mark.nightly
 def test_another_run_gives_other_bytes(run_folder: RunFolder) -> None:
     record = read(run_folder())
     other = dataclasses.replace(record, rounds=record.rounds[:-1])

@@ -45,6 +45,11 @@ CASES: dict[str, dict[str, Any]] = {
 # Of each way to send: products, sketches, iterations; changes are below. `methods/test_sensitivity.py` has every clip.
 WAYS = ("fra_lora", "fra_lora, sketched", "fedpower")
 QUICK = [("masked", case) for case in WAYS]
+# One method of every class, and the settings; words of 64 bits and no masks of the same ways to send.
+AT_NIGHT = [
+    *(("masked", case) for case in CASES if case in runs.OF_A_CLASS or case not in METHODS),
+    *itertools.product(PATHS, WAYS),
+]
 FIXED = {"federation.sampling": "fixed", "federation.cohort": 8, "federation.vanishing": 0.2}
 
 
@@ -144,10 +149,7 @@ def test_a_member_of_a_fixed_secret_cohort_in_another_s_place_makes_nobody_else_
     assert answered[0] == answered[1] < set(range(1, 8))
 
 
-@pytest.mark.parametrize(
-    ("path", "case"),
-    chosen(itertools.product(PATHS, CASES), [*QUICK, ("masked, 64 bits", "fedlora")]),
-)
+@pytest.mark.parametrize(("path", "case"), chosen(itertools.product(PATHS, CASES), QUICK, nightly=AT_NIGHT))
 def test_in_every_method_s_own_space(path: str, case: str) -> None:
     require_bounded(case, path)
 
