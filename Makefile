@@ -4,6 +4,7 @@
 #
 #   make demo PYTHON=python3.12        another interpreter (3.11 or newer)
 #   make test PYTEST_ARGS="-k plan"    other arguments for pytest
+#   make bench BENCH_ARGS=--quick      a look at every benchmark
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -24,7 +25,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint
 RUN_READY := $(VENV)/run-installed
 DEV_READY := $(VENV)/dev-installed
 
-.PHONY: help dev demo test nightly weekly lint format clean
+.PHONY: help dev demo test nightly weekly bench lint format clean
 
 help:
 	@echo "make demo    fine-tune the built-in model on the built-in data, then print where the report is"
@@ -32,6 +33,7 @@ help:
 	@echo "make test    run the tests of every change"
 	@echo "make nightly run more and larger cells of the same, as CI does after make test"
 	@echo "make weekly  audits of a size that takes many minutes"
+	@echo "make bench   measure speed and growth, against other frameworks too, into docs/performance.md"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  let ruff rewrite what it can"
 	@echo "make clean   remove .venv, caches and build outputs (never runs/)"
@@ -49,6 +51,9 @@ nightly: $(DEV_READY)
 
 weekly: $(DEV_READY)
 	$(BIN)/python -m pytest -m weekly -s
+
+bench: $(DEV_READY)
+	$(BIN)/python benchmarks/bench.py $(BENCH_ARGS)
 
 lint: $(DEV_READY)
 	$(BIN)/ruff check .

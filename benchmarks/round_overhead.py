@@ -40,9 +40,9 @@ ALLOWED = {4: 5.0, 24: 8.0}  # milliseconds of a round, by layers
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.query, self.value = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.query, self.value = nn.Linear(width, width), nn.Linear(width, width)
 
 
 @dataclass
@@ -59,14 +59,20 @@ def no_loss(model: nn.Module, batch: Any) -> Tensor:
     raise AssertionError("nobody has examples to train on")
 
 
-def make(method: str, layers: int, rounds: int) -> Federation:
-    """Clients that answer at once, with about NUMBERS numbers where A and B both travel."""
-    rank = round(NUMBERS / (layers * 4 * WIDTH))
-    settings = {("method", "name"): method, ("method", "rank"): rank, ("federation", "rounds"): rounds}
+def make(
+    method: str, layers: int, rounds: int, *, rank: int | None = None, width: int = WIDTH, clients: int = CLIENTS
+) -> Federation:
+    """Clients that answer at once; without a rank, that of about NUMBERS numbers where A and B both travel."""
+    settings = {
+        ("method", "name"): method,
+        ("method", "rank"): rank or round(NUMBERS / (layers * 4 * width)),
+        ("federation", "rounds"): rounds,
+        ("federation", "cohort"): clients,
+    }
     made = Federation(
         RunConfig().replace(settings),
-        model=nn.Sequential(*(Block() for _ in range(layers))),
-        train=[[0]] * CLIENTS,
+        model=nn.Sequential(*(Block(width) for _ in range(layers))),
+        train=[[0]] * clients,
         test=[0],
         collate=list,
         loss=no_loss,

@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 
-from secure_aggregation_growth import Point, fitted, plot, spread
+from growth_fit import Panel, Point, plot, spread
 from secure_aggregation_ours import (
     Session,
     aes,
@@ -172,15 +172,16 @@ def servers(dims: list[int], choices: list[Choice], given: argparse.Namespace) -
 
 
 def growth(of_clients: list[Point], of_servers: list[Point], place: Path | None) -> None:
+    """The fits, and their pictures where there are enough sizes."""
+    panels = [
+        Panel("One client's masking", "k d: neighbours x words", of_clients),
+        Panel("The server: adding up and unmasking", "n d + drops k d: words", of_servers),
+    ]
     print("\nGrowth, against the documented cost")
-    for name, points in (("client, k d:", of_clients), ("server, n d + drops k d:", of_servers)):
-        if spread(points):
-            print(f"    {name:25}{fitted(points)}")
-        else:
-            print(f"    {name:25}too few sizes to say")
-            place = None
-    if place:
-        plot(of_clients, of_servers, place)
+    for panel in panels:
+        print(panel)
+    if place and all(spread(panel.points) for panel in panels):
+        plot(panels, place)
         print(f"    drawn in {place}")
 
 

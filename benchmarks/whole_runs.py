@@ -1,6 +1,6 @@
 """Whole simulated runs: ours, Flower's simulation, pfl's, and a plain loop over Transformers, PEFT and Opacus.
 
-    python benchmarks/whole_runs.py [--only tiny ...] [--repeats 2] [--rounds 10] [--data FOLDER] [--peers FOLDER]
+    python benchmarks/whole_runs.py [--only tiny ...] [--repeats 2] [--data FOLDER] [--peers FOLDER]
 
 All start from the same model, token ids, clients, cohort size and local optimiser, train the same tensors by LoRA, and evaluate
 the same test set after every round; each draws cohorts as it does. Every run is a process of its own, timed from its start:
@@ -52,6 +52,7 @@ class Task:
     model: str = "tiny"
     lr: float = 5e-3
     noise: float = 0.0
+    rounds: int = 5
 
     def settings(self, rounds: int) -> dict[str, Any]:
         own = {"cohort": self.cohort, "lr": self.lr, "noise": self.noise, "rounds": rounds}
@@ -59,7 +60,9 @@ class Task:
 
 
 TASKS = {
-    "tiny": Task("built-in model and notes, 10 of 100 clients a round, 5 steps of 8 notes each", 100, 40, 10),
+    "tiny": Task(
+        "built-in model and notes, 10 of 100 clients a round, 5 steps of 8 notes each", 100, 40, 10, rounds=10
+    ),
     "many": Task("the same with 100 of 1,000 clients a round, one step of 8 notes each", 1000, 8, 100),
     "minilm": Task("MiniLM-L6, 10 of 100 clients a round, 2 steps of 8 texts each", 100, 16, 10, "minilm", 1e-3),
     "private": Task("as the first, private by example: DP-SGD on every client", 100, 40, 10, noise=0.5),
@@ -154,8 +157,9 @@ def compare(task: Task, place: Path, given: argparse.Namespace) -> dict[str, Run
     """The shortest run of each, printed."""
     model = environments.minilm(given.peers) if task.model == "minilm" else HERE.parent / TINY
     data = given.data if task.model == "minilm" else None
-    prepare(place, model, data, task.clients, task.each, task.settings(given.rounds))
-    print(f"\n{task.about}, {given.rounds} rounds" + (f" ({data.name})" if data else ""))
+    rounds = given.rounds or task.rounds
+    prepare(place, model, data, task.clients, task.each, task.settings(rounds))
+    print(f"\n{task.about}, {rounds} rounds" + (f" ({data.name})" if data else ""))
     print(f"    {'':12}{'start':>8}{'first':>8}{'round':>8}{'whole':>8}{'/ ours':>8}{'accuracy':>10}{'trains':>9}")
     runs: dict[str, list[Run]] = {}
     chosen = ways(given.peers, bool(task.noise))
@@ -177,7 +181,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", choices=TASKS, default=list(TASKS))
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, help="of every run, 5 or 10 if not given")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--peers", type=Path, default=environments.FOLDER)
     given = parser.parse_args()

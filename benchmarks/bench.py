@@ -1,0 +1,192 @@
+"""Every benchmark of speed and growth, collected into docs/performance.md.
+
+    python benchmarks/bench.py [PART ...] [--quick] [--keep] [--data FOLDER] [--peers FOLDER] [--docs docs]
+
+A part is a benchmark of this folder in a process of its own. What it printed is kept in build/bench, so that an interrupted
+collection goes on where it was: a part that finished at this commit is not run again, nor with --keep one that finished at any.
+Parts that are named are run again in any case. The page keeps what people wrote, and gets what parts printed between its marks,
+with limits and the commit that they were measured at. --quick is for trying the scripts out: small sizes, printed alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from peers import environments
+from timing import limits_of, machine
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+KEPT = ROOT / "build" / "bench"
+MOST = 900  # seconds of a part
+MEASURED = ("secure_fed", "privacy", "protocols", "attacks", "benchmarks")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A script with its arguments, and others for a quick look. peer: whose environment runs it. threads: 0 for all."""
+
+    script: str
+    arguments: str = ""
+    quick: str = ""
+    peer: str = ""
+    threads: int = 1
+
+
+PARTS = {
+    "whole_runs": Part("whole_runs.py", "--repeats 2", "--repeats 1 --rounds 2", threads=0),
+    "start_up": Part("start_up.py"),
+    "round_overhead": Part("round_overhead.py", "--rounds 30", "--rounds 5"),
+    "private_step": Part("private_step.py", "--repeats 7", "--repeats 2"),
+    "stacked_shadows": Part("stacked_shadows.py", "--repeats 3", "--repeats 1"),
+    "secure_aggregation": Part(
+        "secure_aggregation.py",
+        "--dim 100000 300000 1200000 --clients 10 50 200 --server-repeats 1 --budget 10",
+        "--dim 10000 100000 --clients 10 20 --flower-server 10 --server-repeats 1 --repeats 2",
+        peer="flower",
+    ),
+    "private_fra": Part("private_fra.py", "--size 2048", "--size 512"),
+    "accounting": Part("accounting.py"),
+    "growth": Part("growth.py", f"--plot {ROOT / 'docs' / 'performance.svg'}", "--quick"),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a part printed, at which commit and by which command; code 0 if it finished."""
+
+    commit: str
+    command: str
+    seconds: float
+    code: int
+    printed: str
+
+
+def commit() -> str:
+    """The last commit of what is measured, and whether that was changed since."""
+
+    def git(*command: str) -> str:
+        asked = ["git", "-C", str(ROOT), *command, "--", *MEASURED]
+        return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+
+    return (git("log", "-1", "--format=%h") or "no commit") + (" and changes" if git("status", "--porcelain") else "")
+
+
+def run(part: Part, given: argparse.Namespace) -> Outcome:
+    """The part in a process of its own, shown as it goes."""
+    arguments = (part.quick if given.quick else part.arguments).split()
+    if part.script == "whole_runs.py":
+        arguments += ["--peers", str(given.peers)] + (["--data", str(given.data)] if given.data else [])
+    own = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    own |= {"OMP_NUM_THREADS": str(part.threads)} if part.threads else {}
+    started, printed = time.monotonic(), ""
+    try:
+        python = environments.python(part.peer, given.peers) if part.peer else sys.executable
+    except (RuntimeError, OSError) as error:
+        print(f"    without {part.peer}: {error}")
+        python = sys.executable
+    command = [str(python), "-W", "ignore", str(HERE / part.script), *arguments]
+    with subprocess.Popen(
+        command, env=own, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            printed, errors = process.communicate(timeout=MOST)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            printed, errors = process.communicate()
+            errors += f"stopped after {MOST} s"
+    if process.returncode:
+        printed += f"did not finish: {(errors.strip() or 'no message').splitlines()[-1]}\n"
+    shown = f"python benchmarks/{part.script} {part.arguments}".strip().replace(f"{ROOT}{os.sep}", "")
+    return Outcome(commit(), shown, time.monotonic() - started, process.returncode, printed)
+
+
+def kept(name: str, given: argparse.Namespace) -> Outcome | None:
+    """The outcome of a part that need not be run again."""
+    place = KEPT / f"{name}.json"
+    if given.quick or name in given.parts or not place.exists():
+        return None
+    found = Outcome(**json.loads(place.read_text(encoding="utf-8")))
+    return found if found.code == 0 and (given.keep or found.commit == commit()) else None
+
+
+def collected(given: argparse.Namespace) -> dict[str, Outcome]:
+    """All parts, those of before and those that are run now."""
+    found: dict[str, Outcome] = {}
+    for name, part in PARTS.items():
+        place, before = KEPT / f"{name}.json", kept(name, given)
+        wanted = not given.parts or name in given.parts
+        if before is None and wanted:
+            print(f"== {name}", flush=True)
+            before = run(part, given)
+            print(f"{before.printed}-- {before.seconds:.0f} s\n", flush=True)
+            if not given.quick:
+                KEPT.mkdir(parents=True, exist_ok=True)
+                place.write_text(json.dumps(asdict(before), indent=1), encoding="utf-8")
+        elif before is None and place.exists():
+            before = Outcome(**json.loads(place.read_text(encoding="utf-8")))
+        if before is not None:
+            found[name] = before
+    return found
+
+
+def block(outcome: Outcome) -> str:
+    return f"`{outcome.command}`, {outcome.seconds:.0f} s, at {outcome.commit}:\n\n```text\n{outcome.printed.rstrip()}\n```"
+
+
+def limits(found: dict[str, Outcome]) -> str:
+    """One table of all limits that parts printed."""
+    rows = ["| part | limit | found | |", "|---|---|---:|---|"]
+    for name, outcome in found.items():
+        for limit in limits_of(outcome.printed):
+            rows.append(f"| {name} | {limit.what} | {limit.found:.3g} | {'met' if limit.met else '**not met**'} |")
+    return "\n".join(rows)
+
+
+def put(page: str, name: str, text: str) -> str:
+    """The page with this text between the marks of that name."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    if begin not in page:
+        raise ValueError(f"the page has no mark {begin}")
+    return re.sub(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: f"{begin}\n{text}\n{end}", page, flags=re.DOTALL)
+
+
+def written(page: str, found: dict[str, Outcome]) -> str:
+    page = put(page, "machine", machine("torch", "transformers", "peft", "opacus", "numpy") + ".")
+    page = put(page, "limits", limits(found))
+    for name, outcome in found.items():
+        page = put(page, name, block(outcome))
+    return page
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--peers", type=Path, default=environments.FOLDER)
+    parser.add_argument("--docs", type=Path, default=ROOT / "docs")
+    given = parser.parse_args()
+    if unknown := set(given.parts) - set(PARTS):
+        parser.error(f"unknown parts {', '.join(sorted(unknown))}; known are {', '.join(PARTS)}")
+    started = time.monotonic()
+    found = collected(given)
+    print(f"all: {time.monotonic() - started:.0f} s")
+    print(limits(found))
+    if not given.quick:
+        page = given.docs / "performance.md"
+        page.write_text(written(page.read_text(encoding="utf-8"), found), encoding="utf-8")
+    sys.exit(any(outcome.code for outcome in found.values()))
+
+
+if __name__ == "__main__":
+    main()
