@@ -25,6 +25,9 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint
 RUN_READY := $(VENV)/run-installed
 DEV_READY := $(VENV)/dev-installed
 
+# Tests start many processes, and each would compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help dev demo test nightly weekly bench lint format clean
 
 help:

@@ -15,6 +15,7 @@ from secure_fed.federation import Federation
 from secure_fed.learning.models.adapters.lora import LoraAdapter, pairs
 from secure_fed.tensors.tensors import Tensors
 from tests.attacks import overfitted
+from tests.cells import chosen
 from tests.contracts import runs
 
 LEARNS = {"federation.rounds": 5, "method.rank": 8}
@@ -44,7 +45,7 @@ def naive_cosine(
     return float(-g @ d / (g.norm() * d.norm()))
 
 
-@pytest.mark.parametrize("method", ["fedlora", "ffa_lora", "fra_lora"])
+@pytest.mark.parametrize("method", chosen(["fedlora", "ffa_lora", "fra_lora"], ["fra_lora"]))
 def test_a_cosine_is_that_of_the_gradient_of_a_units_mean_loss(method: str) -> None:
     """On a transformer, of units of one, two and five texts of different lengths; batches are cut by units."""
     federation = runs.federation(runs.settings(method))

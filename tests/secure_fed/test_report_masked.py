@@ -272,8 +272,10 @@ CLIENT = {**SETTINGS, "privacy.unit": "client", "privacy.noise_multiplier": 1.0,
     "settings",
     [
         SETTINGS,
-        {**CLIENT, "federation.cohort": 3},
-        {**CLIENT, "privacy.noise": "distributed", "secure_aggregation.active": True},
+        pytest.param({**CLIENT, "federation.cohort": 3}, marks=pytest.mark.nightly),
+        pytest.param(
+            {**CLIENT, "privacy.noise": "distributed", "secure_aggregation.active": True}, marks=pytest.mark.nightly
+        ),
         {**CLIENT, "privacy.noise": "distributed", "privacy.hidden_cohort": True, "federation.cohort": 3},
     ],
     ids=["nothing", "central", "distributed", "hidden"],

@@ -115,7 +115,7 @@ def test_the_smallest_federation_that_there_can_be_works() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", chosen([0, 1, 2, 3, 5, 9], [0, 2, 9]))
+@pytest.mark.parametrize("size", chosen([0, 1, 2, 3, 5, 9], [0, 2]))
 def test_no_round_fails_for_the_size_of_a_secret_cohort(size: int) -> None:
     """Whatever settings were accepted at the start."""
     from privacy.sampling import Poisson
@@ -148,7 +148,7 @@ def test_no_round_fails_for_the_size_of_a_secret_cohort(size: int) -> None:
     assert accepted >= 2
 
 
-@pytest.mark.parametrize("privacy", ["nothing", "local", "example"])
+@pytest.mark.parametrize("privacy", chosen(["nothing", "local", "example"], ["local"]))
 def test_cohorts_by_coins_that_are_no_secret_may_have_any_size(privacy: str) -> None:
     settings = {**MASKED, **PRIVACY[privacy], "federation.sampling": "poisson", "federation.cohort": 4}
     result = federation({**settings, "federation.rounds": 10}, sizes=[3] * 9).run()

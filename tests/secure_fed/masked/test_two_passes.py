@@ -88,6 +88,7 @@ def test_noise_is_made_to_fit_whole_rounds(target: float) -> None:
     assert plan.noise_multiplier == pytest.approx(math.sqrt(2) * single.noise_multiplier, rel=0.01)
 
 
+@pytest.mark.nightly
 def test_fixed_cohorts_and_shares_count_rounds_too() -> None:
     fixed = for_sums(Target(None, 2.0, 1e-5), FixedSize(100, 10), 20, 2)
     oracle = accounting.epsilon(accounting.sampled_without_replacement(100, 10, math.sqrt(2)), 10, 1e-5)

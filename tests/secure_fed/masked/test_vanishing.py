@@ -158,7 +158,9 @@ def test_as_many_vanish_as_may(share: float, clients: int) -> None:
     chosen([{}, MASKED, {**MASKED, **ACTIVE}, {**MASKED, **CHOSEN}, DISTRIBUTED], [MASKED, DISTRIBUTED]),
     ids=str,
 )
-@pytest.mark.parametrize("way", [{}, SKETCH], ids=["fedlora", "sketch"])
+@pytest.mark.parametrize(
+    "way", [pytest.param({}, id="fedlora", marks=pytest.mark.nightly), pytest.param(SKETCH, id="sketch")]
+)
 def test_rounds_go_on_without_those_who_vanish(way: dict[str, Any], masks: dict[str, Any]) -> None:
     settings = {**(SOME if masks else {}), **masks, **way, "federation.vanishing": 0.25, "federation.rounds": 6}
     many = 12 if masks.get("secure_aggregation.neighbours") else 8

@@ -52,7 +52,12 @@ def misdealing(settings: dict[str, Any], *clients: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    "kind", [MASKED, {**MASKED, **ACTIVE}, {**MASKED, **SKETCH}], ids=["passive", "active", "sketch"]
+    "kind",
+    [
+        pytest.param(MASKED, id="passive", marks=pytest.mark.nightly),
+        pytest.param({**MASKED, **ACTIVE}, id="active"),
+        pytest.param({**MASKED, **SKETCH}, id="sketch", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_run_goes_on_without_the_dealer_and_names_it(kind: dict[str, Any]) -> None:
     built = misdealing(kind, 5)

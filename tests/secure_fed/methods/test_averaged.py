@@ -194,7 +194,11 @@ def federation(name: str, architecture: str = "bert", **settings: Any) -> Federa
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "architecture"), [*((name, "bert") for name in OURS), ("compacter", "gpt2"), ("ia3", "distilbert")]
+    ("name", "architecture"),
+    chosen(
+        [*((name, "bert") for name in OURS), ("compacter", "gpt2"), ("ia3", "distilbert")],
+        [("compacter", "gpt2"), ("ia3", "distilbert"), ("bitfit", "bert"), ("adapter_houlsby", "bert")],
+    ),
 )
 def test_a_federation_learns_and_moves_nothing_else(name: str, architecture: str) -> None:
     found = federation(name, architecture)
@@ -240,7 +244,10 @@ def test_experts_drawn_at_random_do_not_pass_for_examples_that_are_coupled(away:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("unit", "name"),
-    chosen(itertools.product(["client", "example"], OURS), [*(("client", name) for name in OURS), ("example", "ia3")]),
+    chosen(
+        itertools.product(["client", "example"], OURS),
+        [*(("client", name) for name in ("bitfit", "adapter_houlsby", "compacter")), ("example", "ia3")],
+    ),
 )
 def test_a_private_federation(name: str, unit: str) -> None:
     """Noise reaches every coordinate that travels, from the first round."""

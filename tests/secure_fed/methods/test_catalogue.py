@@ -144,6 +144,7 @@ def test_more_of_the_model_may_train_in_full(small_model: Path) -> None:
     assert more["fedft"] == usual["fedft"]
 
 
+@pytest.mark.nightly
 def test_the_passes_of_a_sketch_are_counted(small_model: Path) -> None:
     rows = by_name(catalogue(str(small_model), ["method.rank=1", "method.transport_form=sketch", "method.sketch=2"]))
     whole = by_name(catalogue(str(small_model), ["method.rank=1"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 from secure_fed import Federation, RunConfig
 from secure_fed.export import trained
 from secure_fed.learning import tasks
+from tests.cells import chosen
 from tests.secure_fed.tasks.conftest import Write
 from tests.secure_fed.tasks.toy_tasks import TOYS
 
@@ -25,8 +27,13 @@ def outputs(model: nn.Module) -> torch.Tensor:
     return torch.cat([found[name].flatten() for name in names])
 
 
-@pytest.mark.parametrize("method", ["fedlora", "adapter_pfeiffer"])
-@pytest.mark.parametrize("task", TOYS)
+@pytest.mark.parametrize(
+    ("method", "task"),
+    chosen(
+        itertools.product(["fedlora", "adapter_pfeiffer"], TOYS),
+        [*(("fedlora", task) for task in TOYS), ("adapter_pfeiffer", "causal_lm")],
+    ),
+)
 def test_the_use_shown_in_the_readme_works(
     task: str, method: str, write: Write, small_model: Path, gpt2: Path, tmp_path: Path
 ) -> None:
