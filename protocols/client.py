@@ -17,9 +17,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from protocols.agreements import Agreements, Alone
 from protocols.dealing import Held, Keys, check_dealt, collect, deal
 from protocols.errors import Aborted, MessageError, ParameterError, ProtocolError, RangeError, Tampering
-from protocols.keys import Identity, Secret, pair_mask
+from protocols.keys import Identity, Secret
 from protocols.masking import add_masks
 from protocols.messages import Advertise, Confirm, Delivery, Masked, Words
 from protocols.opening import check_statements, check_survivors, confirmed, listed, near, open_shares, signers
@@ -32,7 +33,8 @@ class Client:
     """One client's side of one session.
 
     `sessions` remembers what was opened; keep it on disk (`OnDisk`) where a client may be restarted. In an active session
-    `identity` is the one that `policy.identities` has registered for it. ParameterError if the client must not take part.
+    `identity` is the one that `policy.identities` has registered for it. `agreements` is for simulations (`one_process`): a
+    client on its own machine is given none. ParameterError if the client must not take part.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Client:
         identity: Identity | None = None,
         sessions: Sessions | None = None,
         threads: int | None = None,
+        agreements: Agreements | None = None,
         _keys: Keys | None = None,  # fixed keys make a session anybody can read: for test vectors alone
     ) -> None:
         policy.check(parameters)
@@ -59,6 +62,7 @@ class Client:
             raise ParameterError(f"client {me} has no identity, or not the one that is registered for it")
         self._sessions = InMemory() if sessions is None else sessions
         self._threads = threads
+        self._agreements: Agreements = Alone() if agreements is None else agreements
         self._steps = iter(steps(parameters))
         self._next = next(self._steps)
         self._turns = threading.Lock()  # two threads cannot take one step twice
@@ -83,7 +87,7 @@ class Client:
             holders = self._holders()
             others = self._agreed.members if self.parameters.active else holders
             adverts = {other: self._agreed.adverts[other] for other in others if other != self.me}
-            shares, self._inbound = deal(self.parameters, self.me, keys, adverts, holders)
+            shares, self._inbound = deal(self.parameters, self.me, keys, adverts, holders, self._agreements)
             return shares.to_bytes(self.parameters, self.me)
 
     def mask(self, message: bytes, vector: Words) -> bytearray:
@@ -102,9 +106,9 @@ class Client:
             present = self._graph.holders(self.me) if self.parameters.active else partners
             if len(present) < self.parameters.threshold:
                 raise Aborted(f"{len(present)} neighbours have dealt shares, fewer than {self.parameters.threshold}")
-            masks = [(keys.seed, 1)]
-            for other in partners:
-                masks.append(pair_mask(keys.mask, self._agreed.adverts[other].mask, session, self.me, other))
+            publics = {other: self._agreed.adverts[other].mask for other in partners}
+            pairs = self._agreements.masks(keys.mask, publics, session, self.me)
+            masks = [(keys.seed, 1), *pairs.values()]
             statement = self._sign("masked", Masked.signed(self.me, self._dealt))
             frame, view = Masked.frame(self.parameters, self.me, statement)
             view[:] = vector

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from protocols.agreements import Agreements
 from protocols.chosen import Chosen
 from protocols.errors import Aborted, Tampering
-from protocols.keys import AgreementKey, Secret, channels, commitment, seal, unseal
+from protocols.keys import AgreementKey, Secret, commitment, seal, unseal
 from protocols.messages import SHARE, Advertise, Delivery, Shares
 from protocols.parameters import Parameters
 from protocols.roster import Topology
-from protocols.shamir import split
+from protocols.shamir import split_each
 
 
 @dataclass(frozen=True)
@@ -37,21 +38,25 @@ class Held:
 
 
 def deal(
-    parameters: Parameters, me: int, keys: Keys, adverts: Mapping[int, Advertise], holders: Sequence[int]
+    parameters: Parameters,
+    me: int,
+    keys: Keys,
+    adverts: Mapping[int, Advertise],
+    holders: Sequence[int],
+    agreements: Agreements,
 ) -> tuple[Shares, dict[int, Secret]]:
     """Shares of the seed and of the mask key for every holder, each pair sealed for its receiver alone.
 
     Also returns, for everybody in `adverts`, the key of what may come from there.
     """
     session = parameters.session
-    seeds = split(keys.seed, parameters.threshold, holders)
-    privates = split(keys.mask.private, parameters.threshold, holders)
-    sealed: dict[int, bytes] = {}
-    inbound: dict[int, Secret] = {}
-    for other, advert in adverts.items():
-        outbound, inbound[other] = channels(keys.channel, advert.channel, session, me, other)
-        if other in seeds:
-            sealed[other] = seal(outbound, seeds[other] + privates[other], session, me, other)
+    seeds, privates = split_each((keys.seed, keys.mask.private), parameters.threshold, holders)
+    publics = {other: advert.channel for other, advert in adverts.items()}
+    channels = agreements.channels(keys.channel, publics, session, me)
+    sealed = {
+        other: seal(channels[other][0], seed + privates[other], session, me, other) for other, seed in seeds.items()
+    }
+    inbound = {other: channel[1] for other, channel in channels.items()}
     return Shares(commitment(keys.seed, session, "seed", me), sealed), inbound
 
 

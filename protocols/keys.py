@@ -25,14 +25,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from protocols.errors import ParameterError, Tampering
 
 Private = TypeVar("Private", X25519PrivateKey, Ed25519PrivateKey)
 
 _VERSION = b"secure-fed/1"
+_SHA256 = SHA256()
 _NONCE = bytes(12)
+_LENGTH = struct.Struct("<I")
 _FIELD = 2**255 - 19
 _EIGHTH = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826  # y of a point of order 8
 _SMALL_ORDER = frozenset({0, 1, _FIELD - 1, _EIGHTH, _FIELD - _EIGHTH})  # y of the points whose order divides 8
@@ -45,7 +47,8 @@ class Secret:
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, value: bytes) -> None:
-        self._bytes = bytes(memoryview(value))  # of a number, `bytes` would make that many zeros
+        # of a number, `bytes` would make that many zeros
+        self._bytes = value if type(value) is bytes else bytes(memoryview(value))
 
     @classmethod
     def new(cls) -> Secret:
@@ -111,9 +114,15 @@ class AgreementKey(_Key[X25519PrivateKey]):
     def agree(self, public: bytes) -> Secret:
         """(32,) what only the two can compute. A key of small order, with which anybody could, is refused."""
         try:
-            return Secret(self._key.exchange(X25519PublicKey.from_public_bytes(public)))
+            return Secret(self._key.exchange(_point(public)))
         except ValueError:
             raise Tampering("a public key is of small order or no key at all: what it agrees on is no secret") from None
+
+
+@lru_cache(maxsize=4096)
+def _point(public: bytes) -> X25519PublicKey:
+    """Read once by a process that agrees with this key many times. It is public."""
+    return X25519PublicKey.from_public_bytes(public)
 
 
 def belongs(secret: Secret, public: bytes) -> bool:
@@ -182,8 +191,17 @@ def registry_digest(identities: Mapping[int, bytes], clients: Sequence[int]) -> 
 
 def derive(secret: Secret, session: bytes, purpose: str, *ids: int) -> Secret:
     """(32,) a key for one purpose between these parties, in this order, in this session of 32 bytes."""
+    return _expanded(_extracted(secret, session), purpose, *ids)
+
+
+def _extracted(secret: Secret, session: bytes) -> Secret:
+    """The first half of HKDF, the same for all that is derived of one secret: HMAC-SHA256 under the session."""
+    return Secret(hmac.digest(session, secret.reveal(), "sha256"))
+
+
+def _expanded(extracted: Secret, purpose: str, *ids: int) -> Secret:
     info = _encoded(purpose, struct.pack(f"<{len(ids)}I", *ids), b"")
-    return Secret(HKDF(algorithm=SHA256(), length=32, salt=session, info=info).derive(secret.reveal()))
+    return Secret(HKDFExpand(algorithm=_SHA256, length=32, info=info).derive(extracted.reveal()))
 
 
 def seal(key: Secret, plaintext: bytes, session: bytes, sender: int, receiver: int) -> bytes:
@@ -211,8 +229,8 @@ def pair_mask(key: AgreementKey, public: bytes, session: bytes, me: int, other: 
 
 def channels(key: AgreementKey, public: bytes, session: bytes, me: int, other: int) -> tuple[Secret, Secret]:
     """The keys of what `me` sends to `other` and of what comes back. Each seals one message of a session."""
-    agreed = key.agree(public)
-    return derive(agreed, session, "share", me, other), derive(agreed, session, "share", other, me)
+    extracted = _extracted(key.agree(public), session)
+    return _expanded(extracted, "share", me, other), _expanded(extracted, "share", other, me)
 
 
 def commitment(secret: Secret, session: bytes, purpose: str, owner: int) -> bytes:
@@ -230,8 +248,16 @@ def _clamped(secret: Secret) -> Secret:
 
 def _encoded(purpose: str, context: bytes, body: bytes) -> bytes:
     """Injective: every part but the last is preceded by its length."""
-    parts = (_VERSION, purpose.encode(), context)
-    return b"".join(struct.pack("<I", len(part)) + part for part in parts) + body
+    return _purpose(purpose) + _sized(context) + body
+
+
+@lru_cache(maxsize=64)
+def _purpose(purpose: str) -> bytes:
+    return _sized(_VERSION) + _sized(purpose.encode())
+
+
+def _sized(part: bytes) -> bytes:
+    return _LENGTH.pack(len(part)) + part
 
 
 def _between(session: bytes, sender: int, receiver: int) -> bytes:

@@ -40,7 +40,7 @@ def add_masks(accumulator: Words, masks: Sequence[Mask], *, threads: int | None 
     _check(accumulator, masks, threads)
     size = accumulator.nbytes
     if threads is None:
-        threads = _cores() if size * len(masks) >= _WORTH_THREADS else 1
+        threads = cores() if size * len(masks) >= _WORTH_THREADS else 1
     share = -(-size // threads // _PIECE) * _PIECE if threads > 1 else size
     starts = range(0, size, max(share, _PIECE))
     words = accumulator.itemsize
@@ -95,6 +95,6 @@ def _keystream(secret: Secret, start: int) -> Any:
     return Cipher(algorithms.AES256(secret.reveal()), modes.CTR(counter)).encryptor()
 
 
-def _cores() -> int:
+def cores() -> int:
     """Those that this process may use, where the system tells."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -30,6 +30,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 
+import numpy as np
+
 from protocols.errors import Aborted, ParameterError, Tampering
 from protocols.keys import Secret
 
@@ -37,6 +39,8 @@ PRIME = 2**256 + 297
 SHARE = 33  # bytes
 _SECRET = 32  # bytes
 _TRIES = 512
+_LAZY = 512  # bits by which a value may outgrow the field before its remainder is taken
+_WORD = 62  # bits of a machine word that a product of differences may fill
 _RAREST = 10**6  # sets of holders to one without a liar
 _CHANCE = secrets.SystemRandom()  # `random` itself may be seeded: liars would know what is tried
 
@@ -45,17 +49,31 @@ Fits = Callable[[Secret], bool]
 
 def split(secret: Secret, threshold: int, holders: Sequence[int]) -> dict[int, bytes]:
     """A share for each holder, of which any `threshold` give the secret."""
-    if len(secret.reveal()) != _SECRET:
-        raise ParameterError(f"a secret of {len(secret.reveal())} bytes is to be shared: it must have {_SECRET}")
+    return split_each((secret,), threshold, holders)[0]
+
+
+def split_each(secrets_: Sequence[Secret], threshold: int, holders: Sequence[int]) -> list[dict[int, bytes]]:
+    """Of each secret a share for each holder, by polynomials that are independent of each other."""
+    _check_split(secrets_, threshold, holders)
+    polynomials = [
+        [*(secrets.randbelow(PRIME) for _ in range(threshold - 1)), int.from_bytes(secret.reveal(), "little")]
+        for secret in secrets_
+    ]
+    values = evaluated_together(polynomials, [holder + 1 for holder in holders])
+    return [
+        {holder: value.to_bytes(SHARE, "little") for holder, value in zip(holders, each, strict=True)}
+        for each in values
+    ]
+
+
+def _check_split(secrets_: Sequence[Secret], threshold: int, holders: Sequence[int]) -> None:
+    for secret in secrets_:
+        if len(secret.reveal()) != _SECRET:
+            raise ParameterError(f"a secret of {len(secret.reveal())} bytes is to be shared: it must have {_SECRET}")
     if not 1 <= threshold <= len(holders):
         raise ParameterError(f"the threshold is {threshold}, for {len(holders)} holders: choose between 1 and that")
     if len(set(holders)) != len(holders) or min(holders) < 0:
         raise ParameterError("a holder of shares is listed twice, or has a negative number")
-    coefficients = [
-        *(secrets.randbelow(PRIME) for _ in range(threshold - 1)),
-        int.from_bytes(secret.reveal(), "little"),
-    ]
-    return {holder: evaluated(coefficients, holder + 1).to_bytes(SHARE, "little") for holder in holders}
 
 
 class Rebuilder:
@@ -136,7 +154,12 @@ class Interpolation:
 
     def __init__(self, places: Sequence[int]) -> None:
         self.places = tuple(places)
-        self.barycentric = inverses([math.prod(one - other for other in places if other != one) for one in places])
+        self._distances = [product % PRIME for product in _distances(places)]
+
+    @cached_property
+    def barycentric(self) -> list[int]:
+        """w_i"""
+        return inverses(self._distances)
 
     @cached_property
     def at_zero(self) -> list[int]:
@@ -148,8 +171,8 @@ class Interpolation:
         whole = 1
         for difference in differences:
             whole = whole * difference % PRIME
-        terms = zip(self.barycentric, inverses(differences), strict=True)
-        return [whole * (weight * inverse % PRIME) % PRIME for weight, inverse in terms]
+        below = zip(self._distances, differences, strict=True)
+        return [whole * inverse % PRIME for inverse in inverses([one * other % PRIME for one, other in below])]
 
 
 class Audit:
@@ -258,6 +281,46 @@ def evaluated(coefficients: Sequence[int], point: int) -> int:
     for coefficient in coefficients:
         value = (value * point + coefficient) % PRIME
     return value
+
+
+def evaluated_together(polynomials: Sequence[Sequence[int]], points: Sequence[int]) -> list[list[int]]:
+    """The values of polynomials of one degree, coefficients highest first, at points from 1 on: by polynomial, by point.
+
+    Horner's rule for all polynomials in one integer, in fields wide enough for `lazy` steps without a remainder: before them a
+    field is below p, and after them below p (lazy + 1) point^lazy.
+    """
+    bits = max(points).bit_length()
+    lazy = max(1, _LAZY // bits)
+    width = PRIME.bit_length() + lazy * bits + lazy.bit_length()
+    packed = [_packed(each, width) for each in zip(*polynomials, strict=True)]
+    blocks = [packed[start : start + lazy] for start in range(0, len(packed), lazy)]
+    values = [_horner(blocks, point, width, len(polynomials)) for point in points]
+    return [list(each) for each in zip(*values, strict=True)]
+
+
+def _horner(blocks: Sequence[Sequence[int]], point: int, width: int, count: int) -> list[int]:
+    numbers = [0] * count
+    for block in blocks:
+        value = _packed(numbers, width)
+        for coefficients in block:
+            value = value * point + coefficients
+        numbers = [(value >> place * width & (1 << width) - 1) % PRIME for place in range(count)]
+    return numbers
+
+
+def _packed(numbers: Sequence[int], width: int) -> int:
+    return sum(number << place * width for place, number in enumerate(numbers))
+
+
+def _distances(places: Sequence[int]) -> list[int]:
+    """prod_{j != i} (x_i - x_j), for each i. As many differences as fit a machine word are multiplied there."""
+    least, bits = min(places), (max(places) - min(places)).bit_length()
+    count, group = len(places), max(1, _WORD // max(bits, 1))
+    table = np.ones((count, -(-count // group) * group), dtype=np.int64 if bits <= _WORD else object)
+    row = np.array([place - least for place in places], dtype=table.dtype)
+    np.subtract(row[:, None], row, out=table[:, :count])
+    np.fill_diagonal(table, 1)
+    return [math.prod(factors) for factors in np.multiply.reduce(table.reshape(count, group, -1), axis=1).tolist()]
 
 
 def inverses(numbers: Sequence[int]) -> list[int]:

@@ -58,6 +58,12 @@ RULES = {
         never=("protocols.rig",),
         why="the rig lies and reads private state: it is no part of the protocol, and one command plays it",
     ),
+    "one process": Rule(
+        who=PACKAGES,
+        except_for=("protocols.one_process", "secure_fed.rounds.masked.wiring"),
+        never=("protocols.one_process",),
+        why="only a simulation, which holds the secrets of all clients, may compute a pair's keys once for both ends",
+    ),
     "methods": Rule(
         who=("secure_fed.tensors", "secure_fed.methods", "secure_fed.learning.models.adapters"),
         except_for=("secure_fed.tensors.low_rank",),  # takes privacy.denoise: a function of what has been released
@@ -133,8 +139,8 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "protocols": (
         ("errors",),
         ("codec", "graph", "keys", "choice", "record"),
-        ("masking", "shamir", "chosen", "parameters"),
-        ("wire",),
+        ("masking", "shamir", "chosen", "parameters", "agreements"),
+        ("wire", "one_process"),
         ("messages",),
         ("costs", "roster"),
         ("dealing", "rebuilding"),
@@ -307,6 +313,10 @@ PLANTED = [
     ("protocols", "protocols.keys", "import secure_fed"),
     ("rig", "protocols.client", "from protocols.rig.scene import Scene"),
     ("rig", "secure_fed.rounds.masked.masked_sum", "def play():\n    from protocols.rig import simulate"),
+    ("one process", "protocols.client", "from protocols.one_process import OneProcess"),
+    ("one process", "protocols", "from protocols.one_process import OneProcess"),
+    ("one process", "secure_fed.rounds.masked.masked_client", "def new():\n    from protocols import one_process"),
+    ("one process", "secure_fed.flower.client", "import protocols.one_process"),
     ("methods", "secure_fed.methods.ffa_lora", "import privacy.mechanisms"),
     ("methods", "secure_fed.tensors.tensors", "from protocols import codec"),
     (

@@ -139,7 +139,7 @@ def test_threads_share_the_vector_out_between_them(dtype: Any, monkeypatch: pyte
 @pytest.mark.parametrize(("words", "expected"), [(2**18, 1), (2**20 - 1, 1), (2**20, 2), (2**21, 2)])
 def test_threads_are_used_where_there_is_work(words: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """From 4 MiB of keystream on, one for each of two cores."""
-    monkeypatch.setattr(masking, "_cores", lambda: 2)
+    monkeypatch.setattr(masking, "cores", lambda: 2)
     ranges: list[int] = []
     monkeypatch.setattr(masking, "_add", lambda part, masks, start: ranges.append(start))
     add_masks(np.zeros(words // 4, np.uint32), masks(4))

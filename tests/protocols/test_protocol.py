@@ -332,15 +332,15 @@ def test_messages_have_the_sizes_that_were_promised() -> None:
 
 
 def test_both_secrets_of_a_client_are_dealt_at_the_threshold_of_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    thresholds, split = [], dealing.split
+    dealt, split_each = [], dealing.split_each
 
-    def noted(secret: Secret, threshold: int, holders: Sequence[int]) -> dict[int, bytes]:
-        thresholds.append(threshold)
-        return split(secret, threshold, holders)
+    def noted(secrets: Sequence[Secret], threshold: int, holders: Sequence[int]) -> list[dict[int, bytes]]:
+        dealt.append((len(secrets), threshold))
+        return split_each(secrets, threshold, holders)
 
-    monkeypatch.setattr(dealing, "split", noted)
+    monkeypatch.setattr(dealing, "split_each", noted)
     play(cast(count=6, threshold=4))
-    assert thresholds == [4] * 2 * 6
+    assert dealt == [(2, 4)] * 6
 
 
 def test_shares_hide_in_what_is_delivered_and_opened_ones_are_those_asked_for() -> None:

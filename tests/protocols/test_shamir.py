@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from protocols import shamir
 from protocols.errors import Aborted, ParameterError, Tampering
 from protocols.keys import Secret
-from protocols.shamir import PRIME, SHARE, Interpolation, Rebuilder, inverses, split
+from protocols.shamir import PRIME, SHARE, Interpolation, Rebuilder, evaluated_together, inverses, split
 from tests.cells import every
 
 RAW = bytes(range(7, 39))
@@ -323,3 +323,30 @@ def test_interpolation_is_lagranges(places: list[int], numbers: list[int], far: 
 @given(st.lists(st.integers(1, PRIME - 1) | st.integers(-(2**70), -1), max_size=20))
 def test_inverses(numbers: list[int]) -> None:
     assert inverses(numbers) == [pow(number, -1, PRIME) for number in numbers]
+
+
+def test_a_seed_and_a_mask_key_are_shared_as_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coefficients of the first polynomial are drawn before those of the second, as by two calls of `split`."""
+    secrets, holders = [Secret(bytes([one]) * 32) for one in (7, 200)], (0, 4, 5, 1000, 70_000)
+    for threshold in (1, 3, 5):
+        monkeypatch.setattr(shamir.secrets, "randbelow", random.Random(3).randrange)
+        apart = [shamir.split(secret, threshold, holders) for secret in secrets]
+        monkeypatch.setattr(shamir.secrets, "randbelow", random.Random(3).randrange)
+        assert shamir.split_each(secrets, threshold, holders) == apart
+
+
+@pytest.mark.parametrize("point", [1, 2, 1023, 2**16 + 1, 2**32 - 1, 2**64 - 1])
+@pytest.mark.parametrize("degree", [0, 1, 7, 130])
+def test_polynomials_in_one_integer_do_not_run_into_each_other(point: int, degree: int) -> None:
+    """At the largest coefficients, at every size of point, and over several remainders."""
+    drawn = random.Random(degree)
+    polynomials = [
+        [shamir.PRIME - 1] * (degree + 1),
+        [0] * (degree + 1),
+        [drawn.randrange(shamir.PRIME) for _ in range(degree + 1)],
+    ]
+    naive = [
+        sum(one * pow(point, degree - place) for place, one in enumerate(each)) % shamir.PRIME for each in polynomials
+    ]
+    assert [each[0] for each in evaluated_together(polynomials, [point])] == naive
+    assert [each[1] for each in evaluated_together(polynomials, [1, point])] == naive

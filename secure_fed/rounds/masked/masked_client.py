@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from privacy.entropy import Entropy
+from protocols.agreements import Agreements
 from protocols.client import Client as Masking
 from protocols.errors import Aborted, RangeError, Tampering
 from protocols.keys import Identity
@@ -45,7 +46,8 @@ class MaskedClient:
     """A client of the federation behind masks.
 
     coin: the probability of training in a round, for a client that tosses its own coin. fails_nonfinite: a contribution that is
-    not finite, or out of the encoding's range, ends the run; otherwise zeros are sent in its place.
+    not finite, or out of the encoding's range, ends the run; otherwise zeros are sent in its place. agreements: of all
+    clients of the process, in a simulation.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class MaskedClient:
         coin: float | None = None,
         fails_nonfinite: bool = False,
         identity: Identity | None = None,
+        agreements: Agreements | None = None,
     ) -> None:
         self.client = client
         self._rounds = rounds
@@ -67,6 +70,7 @@ class MaskedClient:
         self._coin = coin
         self._fails_nonfinite = fails_nonfinite
         self._identity = identity
+        self._agreements = agreements
         self._sessions = InMemory()
         self._masking: Masking | None = None
         self._left: int | None = None
@@ -95,7 +99,12 @@ class MaskedClient:
             require_terms(stage.parameters, self._terms)
             policy = self._terms.policy(len(stage.parameters.clients))
             self._masking = Masking(
-                stage.parameters, self.client.index, policy, identity=self._identity, sessions=self._sessions
+                stage.parameters,
+                self.client.index,
+                policy,
+                identity=self._identity,
+                sessions=self._sessions,
+                agreements=self._agreements,
             )
             return self._masking.advertise(), 0.0
         masking = self._masking
@@ -197,7 +206,13 @@ class MaskedClient:
 
 
 def masked_clients(
-    clients: Sequence[Client], rounds: ExpectedRounds, clock: Clock, coin: float | None, *, fails_nonfinite: bool
+    clients: Sequence[Client],
+    rounds: ExpectedRounds,
+    clock: Clock,
+    coin: float | None,
+    agreements: Agreements,
+    *,
+    fails_nonfinite: bool,
 ) -> list[MaskedClient]:
     """All clients of a simulated federation behind masks."""
     terms = rounds.terms
@@ -211,6 +226,7 @@ def masked_clients(
             coin=coin,
             fails_nonfinite=fails_nonfinite,
             identity=identity,
+            agreements=agreements,
         )
         for client, identity in zip(clients, identities, strict=True)
     ]

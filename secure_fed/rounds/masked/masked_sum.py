@@ -10,7 +10,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -52,13 +52,15 @@ class MaskedSum:
 
     clients: the number of participants. If coins draw the cohort, other clients fill it up to a public number (`Terms.invited`)
     and contribute zeros, so that neither the sum nor whether there is one depends on how many the coins drew. barred: clients
-    that dealt wrong shares, which are not invited again in this run.
+    that dealt wrong shares, which are not invited again in this run. during: entered for each session, by its number, and left
+    when it ends, however it ends.
     """
 
     terms: Terms
     clients: int
     clock: Clock
     device: torch.device
+    during: Callable[[bytes], AbstractContextManager[object]] = nullcontext
     barred: set[int] = field(default_factory=set)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
@@ -94,7 +96,7 @@ class MaskedSum:
         contribute = ContributorList(request.digest, tuple(sorted(wanted))) if self.terms.declares else None
         digest = contribute.layout if contribute else bytes.fromhex(request.digest)
         parameters = self.terms.parameters(next(self._numbers), invited, digest, encoding.length, encoding.largest)
-        with _advised():
+        with _advised(), self.during(parameters.session):
             machine = self._run(parameters, wanted, contribute, request, transport, spent, rejected)
         started = time.perf_counter()
         received = [client for client in machine.survivors if client in wanted]

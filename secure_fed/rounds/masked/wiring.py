@@ -11,6 +11,7 @@ import torch
 
 from privacy.clipping import AdaptiveGaussian
 from privacy.sampling import Poisson, Sampler
+from protocols.one_process import OneProcess
 from protocols.parameters import stages
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
@@ -89,8 +90,9 @@ def behind_masks(
     coin = sampler.rate if protection.hidden else None
     fails = federation.nonfinite == "fail"
     rounds = ExpectedRounds(method, initial, terms, personal)
-    behind = masked_clients(clients, rounds, clock, coin, fails_nonfinite=fails)
-    return Masks(behind, MaskedSum(terms, len(clients), clock, device))
+    together = OneProcess()  # both sides are made here, so all clients are of this process
+    behind = masked_clients(clients, rounds, clock, coin, together, fails_nonfinite=fails)
+    return Masks(behind, MaskedSum(terms, len(clients), clock, device, together.session))
 
 
 def _invited(sampler: Sampler, protection: Protection, clients: int) -> int:

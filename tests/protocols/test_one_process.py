@@ -1,0 +1,186 @@
+"""Keys that a process with all clients computes once for both ends: the same keys, and gone with the session."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections import Counter
+from collections.abc import Mapping
+from types import FunctionType, ModuleType
+
+import pytest
+
+from protocols import keys, shamir
+from protocols.agreements import Agreements, Alone
+from protocols.client import Client
+from protocols.dealing import Keys
+from protocols.errors import Aborted, Tampering
+from protocols.keys import AgreementKey, Secret
+from protocols.one_process import OneProcess
+from tests.protocols.sessions import Cast, Play, cast, play
+
+CASTS = {
+    "complete": {"count": 6, "threshold": 3},
+    "ring": {"count": 12, "neighbours": 6, "threshold": 3},
+    "active": {"count": 7, "threshold": 4, "active": True},
+    "chosen": {"count": 14, "neighbours": 10, "threshold": 6, "active": True, "survivors": 9},
+}
+SESSION, OTHER = bytes(range(32)), bytes(32)
+Silent = Mapping[str, list[int]]
+
+
+def fixed(client: int) -> Keys:
+    """The same in every session, and 32 bytes of the client's number for the choice."""
+    raws = [Secret(random.Random(f"{client} {name}").randbytes(32)) for name in Keys.__dataclass_fields__]
+    return Keys(AgreementKey.from_secret(raws[0]), AgreementKey.from_secret(raws[1]), *raws[2:])
+
+
+def played(made: Cast, silent: Silent, agreements: Agreements | None, monkeypatch: pytest.MonkeyPatch) -> Play:
+    """A session in which nothing is left to chance."""
+    drawn = random.Random(0)
+    monkeypatch.setattr(shamir.secrets, "randbelow", drawn.randrange)
+    clients = {me: made.client(me, agreements=agreements, _keys=fixed(me)) for me in made.ids}
+    return play(made, silent=silent, clients=clients)
+
+
+@pytest.mark.parametrize("kind", CASTS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_session_is_the_same_to_the_byte(kind: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = cast(**CASTS[kind])
+    silent = {"mask": [made.ids[2]], "unmask": [made.ids[4]]}
+    alone = played(made, silent, None, monkeypatch)
+    together = OneProcess(threads)
+    with together.session(made.parameters.session):
+        shared = played(made, silent, together, monkeypatch)
+    assert (shared.said, shared.told) == (alone.said, alone.told)
+    assert len(alone.server.survivors) == made.count - 1
+    assert (alone.server.total() == shared.server.total()).all()
+    assert (shared.server.total() == shared.expected()).all()
+
+
+def agreed(monkeypatch: pytest.MonkeyPatch) -> Counter[frozenset[bytes]]:
+    """How often the two of a pair of public keys agree, from either end."""
+    seen: Counter[frozenset[bytes]] = Counter()
+    agree = AgreementKey.agree
+
+    def counted(self: AgreementKey, public: bytes) -> Secret:
+        seen[frozenset((self.public, public))] += 1
+        return agree(self, public)
+
+    monkeypatch.setattr(AgreementKey, "agree", counted)
+    return seen
+
+
+def test_a_pair_agrees_once_for_both_ends_and_twice_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = cast(count=12)
+    seen = agreed(monkeypatch)
+    played(made, {}, None, monkeypatch)
+    assert set(seen.values()) == {2}
+    pairs = len(seen)
+    assert pairs == 12 * 11  # channels, and as many masks
+    seen.clear()
+    together = OneProcess()
+    with together.session(made.parameters.session):
+        played(made, {}, together, monkeypatch)
+        assert together.waiting == 0, "both ends have taken every key"
+    assert set(seen.values()) == {1}
+    assert len(seen) == pairs
+
+
+@pytest.mark.parametrize("ends", ["in time", "by an abort"])
+def test_no_key_outlives_its_session(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, together = cast(count=8, threshold=3), OneProcess()
+    lost = {"mask": [made.ids[0]]} if ends == "in time" else {"mask": list(made.ids[1:])}
+    left = []
+
+    def run() -> None:
+        with together.session(made.parameters.session):
+            try:
+                played(made, lost, together, monkeypatch)
+            finally:
+                left.append(together.waiting)
+                assert len(reachable(together)) >= together.waiting
+
+    if ends == "in time":
+        run()
+    else:
+        with pytest.raises(Aborted):
+            run()
+    assert left[0] > 0, "a key waits for the client that vanished"
+    assert together.waiting == 0
+    assert not reachable(together), "no secret can be reached from what is left of the session"
+
+
+def reachable(start: object) -> list[Secret]:
+    """The secrets that `start` holds, however deep in containers and attributes."""
+    seen, found, todo = set[int](), list[Secret](), [start]
+    while todo:
+        one = todo.pop()
+        if id(one) in seen or isinstance(one, type | ModuleType | FunctionType):
+            continue
+        seen.add(id(one))
+        found += [one] if isinstance(one, Secret) else []
+        todo += gc.get_referents(one)
+    return found
+
+
+@pytest.mark.parametrize("session", [None, OTHER])
+def test_outside_its_session_nothing_is_kept(session: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that was invited to another session than the one that is played is alone."""
+    seen, together = agreed(monkeypatch), OneProcess()
+    one, other = fixed(1).mask, fixed(2).mask
+
+    def both() -> None:
+        assert together.masks(one, {2: other.public}, SESSION, 1) == Alone().masks(one, {2: other.public}, SESSION, 1)
+        assert together.masks(other, {1: one.public}, SESSION, 2) == Alone().masks(other, {1: one.public}, SESSION, 2)
+        together.channels(one, {2: other.public}, SESSION, 1)
+        assert together.waiting == 0
+
+    if session is None:
+        both()
+    else:
+        with together.session(session):
+            both()
+    assert seen[frozenset((one.public, other.public))] == 5
+
+
+def test_who_was_shown_another_key_than_its_peer_s_shares_nothing_with_it() -> None:
+    """A lying server that puts a key of its own between two clients: each end has what it would have on its own."""
+    one, other, liar = (fixed(client).mask for client in (1, 2, 3))
+    together = OneProcess()
+    with together.session(SESSION):
+        first = together.masks(one, {2: liar.public}, SESSION, 1)
+        second = together.masks(other, {1: one.public}, SESSION, 2)
+        third = together.masks(liar, {1: one.public}, SESSION, 4)  # under a number that is not the one shown
+        assert first == Alone().masks(one, {2: liar.public}, SESSION, 1)
+        assert second == Alone().masks(other, {1: one.public}, SESSION, 2)
+        assert third == Alone().masks(liar, {1: one.public}, SESSION, 4)
+        assert first[2][0] != second[1][0]
+        assert together.waiting == 3
+        with pytest.raises(Tampering, match="small order"):
+            together.channels(one, {other: bytes(32) for other in range(2, 12)}, SESSION, 1)
+        assert together.waiting == 3
+
+
+def test_both_ends_have_the_keys_of_clients_on_their_own() -> None:
+    public = {client: fixed(client).channel.public for client in range(20)}
+    together = OneProcess()
+    with together.session(SESSION):
+        for me in (7, 0, 13):
+            others = {client: key for client, key in public.items() if client != me}
+            key = fixed(me).channel
+            assert together.channels(key, others, SESSION, me) == Alone().channels(key, others, SESSION, me)
+            assert together.masks(key, others, SESSION, me) == Alone().masks(key, others, SESSION, me)
+
+
+def test_a_client_is_alone_unless_it_is_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = cast(count=4)
+    assert isinstance(made.client(made.ids[0])._agreements, Alone)
+    both = [Client(made.parameters, me, made.policy) for me in made.ids[:2]]
+    assert both[0]._agreements.__dict__ == {}, "it has no state in which a secret could stay"
+    asked: list[bytes] = []
+    monkeypatch.setattr(keys.AgreementKey, "agree", lambda self, public: asked.append(public) or Secret(bytes(32)))
+    for one, other in (both, both[::-1]):
+        key, peer = fixed(one.me).mask, fixed(other.me).mask
+        one._agreements.masks(key, {other.me: peer.public}, SESSION, one.me)
+    assert len(asked) == 2

@@ -1,0 +1,61 @@
+"""A simulated federation, whose clients share what both ends of a pair compute: the same run, and no key that stays."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+
+from protocols.agreements import Alone
+from protocols.one_process import OneProcess
+from secure_fed.rounds.masked import wiring
+from tests.secure_fed.masked.wide_toys import MASKED, SKETCH, Losing, federation, one_round
+
+EIGHT = {"sizes": [4] * 8}
+SOME = {"secure_aggregation.dropout": 0.25}
+
+
+class Apart(Alone):
+    """Every client for itself, as real ones are."""
+
+    session = nullcontext
+
+
+@pytest.mark.parametrize("active", [False, True])
+def test_a_run_is_the_same_to_the_bit_with_clients_that_share_nothing(
+    active: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {**MASKED, "secure_aggregation.active": active}
+    together = one_round(federation(settings))
+    monkeypatch.setattr(wiring, "OneProcess", Apart)
+    apart = one_round(federation(settings))
+    assert together.means.keys() == apart.means.keys()
+    for name, mean in together.means.items():
+        assert np.array_equal(mean, apart.means[name])
+
+
+@pytest.mark.parametrize("lost", ["nobody", "a few", "too many"])
+def test_nothing_is_kept_between_two_sums(lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a sum came out or the session was aborted."""
+    made: list[OneProcess] = []
+    during: list[int] = []
+
+    class Noted(OneProcess):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+        def masks(self, *asked: object) -> object:
+            during.append(self.waiting)
+            return super().masks(*asked)
+
+    monkeypatch.setattr(wiring, "OneProcess", Noted)
+    built = federation({**MASKED, **SOME, **SKETCH}, **EIGHT)
+    gone = {"nobody": (), "a few": (2,), "too many": (0, 1, 2, 3, 4)}[lost]
+    transport = Losing(built.assembly.transport, dict.fromkeys(gone, "mask"))
+    with pytest.raises(Exception, match="fewer") if lost == "too many" else nullcontext():
+        one_round(built, transport=transport)
+    (together,) = made
+    assert max(during) > 0
+    assert together.waiting == 0
