@@ -15,6 +15,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -36,8 +37,8 @@ class OneProcess:
     def __init__(self, threads: int | None = None) -> None:
         self._threads = cores() if threads is None else threads
         self._session: bytes | None = None
-        self._channels = _Pairs[Channel](channels, lambda channel: channel[::-1])
-        self._masks = _Pairs[Mask](pair_mask, lambda mask: (mask[0], -mask[1]))
+        self._channels = _Pairs[Channel](channels, lambda channel: channel[::-1], self._threads)
+        self._masks = _Pairs[Mask](pair_mask, lambda mask: (mask[0], -mask[1]), self._threads)
 
     @contextmanager
     def session(self, session: bytes) -> Iterator[None]:
@@ -76,6 +77,7 @@ class _Pairs(Generic[Key]):
 
     derive: Callable[[AgreementKey, bytes, bytes, int, int], Key]
     mirrored: Callable[[Key], Key]
+    threads: int
     kept: dict[_Entry, Key] = field(default_factory=dict, repr=False)
     pool: ThreadPoolExecutor | None = None
 
@@ -88,10 +90,12 @@ class _Pairs(Generic[Key]):
         return {other: made[other] if one is None else one for other, one in kept.items()}
 
     def _spread(self, derive: Callable[[int], Key], others: list[int]) -> dict[int, Key]:
-        """Over threads: an agreement lets go of the interpreter's lock."""
+        """Over the threads, a share each: an agreement lets go of the interpreter's lock."""
         if self.pool is None or len(others) < _WORTH_THREADS:
             return {other: derive(other) for other in others}
-        return dict(zip(others, self.pool.map(derive, others), strict=True))
+        shares = [others[first :: self.threads] for first in range(self.threads)]
+        made = self.pool.map(lambda share: [(other, derive(other)) for other in share], shares)
+        return dict(itertools.chain.from_iterable(made))
 
 
 _ALONE = Alone()
