@@ -83,6 +83,7 @@ def test_audit_a_run(tmp_path: Path) -> None:
     assert (tmp_path / "audit.html").stat().st_size > 10_000
 
 
+@pytest.mark.nightly
 def test_own_model(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLES / "own_model.py"), run_name="__main__")
     lines = capsys.readouterr().out.splitlines()

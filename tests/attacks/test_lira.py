@@ -243,6 +243,7 @@ def test_confidences_that_are_all_the_same_give_no_infinities() -> None:
         assert np.isfinite(lira.online(np.arange(3.0), np.zeros((4, 3)), inside, shrunk=shrunk)).all()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_federation_that_learns_by_heart_is_caught(tmp_path: Path) -> None:
     ran = overfitted.run(tmp_path / "run", {"federation.rounds": 8, "method.rank": 8}, clients=3, each=30)

@@ -45,6 +45,7 @@ def test_wrong_labels_are_found_without_noise() -> None:
     np.testing.assert_array_equal(finding.scores, case.unit_confidences(case.seen.final))
 
 
+@pytest.mark.nightly
 def test_of_ordinary_units_it_is_the_loss_threshold_and_not_made_twice() -> None:
     planted, _ = canaried.case({**LEARNS, "evaluation.canaries": "mislabelled"}, SIZES, "outsider")
     ordinary, _ = canaried.case(LEARNS, SIZES, "outsider")

@@ -31,6 +31,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.nightly
 def test_the_attack_of_the_page_is_made_beside_a_listed_one(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

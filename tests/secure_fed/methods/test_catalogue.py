@@ -89,6 +89,7 @@ def test_no_weights_are_needed(small_model: Path, tmp_path: Path) -> None:
     assert catalogue(str(tmp_path / "bare")) == listed(small_model)
 
 
+@pytest.mark.nightly
 def test_a_model_of_seven_billion_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = {name: METHODS[name] for name in ("fedft", "bitfit", "fedlora", "ffa_lora")}
     monkeypatch.setattr("secure_fed.methods.catalogue.METHODS", few)  # a copy: the table's order is told to users
