@@ -54,7 +54,7 @@ class Panel:
 
     def __str__(self) -> str:
         fit = fitted(self.points) if spread(self.points) else "too few sizes to say"
-        return f"    {self.title + ', ' + self.label + ':':58}{fit}"
+        return f"    {self.title + ', ' + self.label + ':':66}{fit}"
 
 
 def spread(points: Sequence[Point]) -> bool:

@@ -86,7 +86,7 @@ def masked(dim: int, choice: Choice, peer: ModuleType | None, repeats: int, limi
         ways["Flower"] = timed(lambda: sizes.append(theirs()))
     found = medians(turns(ways, min(repeats, k + 1)))
     size, where = session.sent / dim, f"d = {dim:,}, k = {k}"
-    for way, name in (("masks", "masks alone"), ("ours", "whole stage")):
+    for way, name in (("masks", "masks alone"), ("ours", "whole stage")) if dim >= STATED else ():
         over = found[way] / found["AES"]
         limits.append(at_most(f"{name} over bare masks, {where}", over, LIMIT))
     limits.append(at_most(f"bytes a number, {where}", size, WORD))
