@@ -148,7 +148,7 @@ class Client:
     def _accept(self, message: bytes) -> None:
         """Accept a list of survivors for which shares may be opened."""
         told = listed(bytes(message), self.parameters)
-        self._survivors, self._list = frozenset(told.clients), told.digest
+        self._survivors, self._list = told.present, told.digest
         check_survivors(self._survivors, self.me, self.parameters, self._graph, self._held, self._window)
         if self.parameters.active:
             expected = near(self.me, self._graph, self._survivors)

@@ -85,9 +85,9 @@ class FixedPoint:
         words = np.empty(len(values), f"u{self.bits // 8}")
         for start in range(0, len(values), _PIECE):
             piece = values[start : start + _PIECE]
-            over = np.flatnonzero(~(np.abs(piece) <= self.bound))  # NaN is over, too
-            if len(over):
-                place = int(over[0])
+            within = np.abs(piece) <= self.bound  # NaN is not
+            if not within.all():
+                place = int(np.flatnonzero(~within)[0])
                 raise RangeError(
                     f"coordinate {start + place} is {piece[place]!s}, and the most that can be sent is {self.bound!s}"
                 )
@@ -111,11 +111,9 @@ def to_words(integers: Integers, bits: int) -> Words:
         raise ParameterError(f"{integers.dtype} cannot become words of {bits} bits: signed integers become 32 or 64")
     if bits == 64:
         return integers.astype(np.int64).view(np.uint64)
-    over = np.flatnonzero((integers < -(2**31)) | (integers >= 2**31))
-    if len(over):
-        raise RangeError(
-            f"integer {int(over[0])} is {integers[over[0]]}, which does not fit 32 bits: use words of 64 bits"
-        )
+    if len(integers) and not -(2**31) <= integers.min() <= integers.max() < 2**31:
+        over = int(np.flatnonzero((integers < -(2**31)) | (integers >= 2**31))[0])
+        raise RangeError(f"integer {over} is {integers[over]}, which does not fit 32 bits: use words of 64 bits")
     return integers.astype(np.int32).view(np.uint32)
 
 

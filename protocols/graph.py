@@ -33,6 +33,11 @@ class Graph:
 
     def neighbours(self, member: int) -> tuple[int, ...]:
         """Those of that member, ascending, itself not among them."""
+        if member not in self._known:
+            self._known[member] = self._found(member)
+        return self._known[member]
+
+    def _found(self, member: int) -> tuple[int, ...]:
         place = self._places.get(member)
         if place is None:
             raise ParameterError(f"{member} is not a member of the graph: ask for one of its {len(self.order)} members")
@@ -71,11 +76,27 @@ class Graph:
         """
         if self.complete:
             return True
-        present = set(alive)
+        asked = frozenset(alive), window
+        if asked not in self._judged:
+            self._judged[asked] = self._least(asked[0]) > window
+        return self._judged[asked]
+
+    def _least(self, present: Collection[int]) -> int:
+        """The fewest that are present among any k / 2 consecutive places."""
         row = np.fromiter((member in present for member in self.order), dtype=np.int64, count=len(self.order))
         half = self.k // 2
         upto = np.concatenate(([0], np.cumsum(np.concatenate((row, row[: half - 1])))))  # around the ring's end
-        return bool((upto[half:] - upto[:-half]).min() > window)
+        return int((upto[half:] - upto[:-half]).min())
+
+    @cached_property
+    def _known(self) -> dict[int, tuple[int, ...]]:
+        """Neighbours by member, as far as they were asked for: each is asked for in every stage."""
+        return {}
+
+    @cached_property
+    def _judged(self) -> dict[tuple[frozenset[int], int], bool]:
+        """Answers of `holds_together`: all members of a session ask about one list of survivors."""
+        return {}
 
     @cached_property
     def _places(self) -> dict[int, int]:

@@ -171,11 +171,15 @@ def registry_digest(identities: Mapping[int, bytes], clients: Sequence[int]) -> 
 
     ParameterError for a client without a key of 32 bytes, and for a key that two clients have: who holds one key is one party.
     """
-    invited = sorted(set(clients))
+    return _registry(tuple((client, identities.get(client)) for client in sorted(set(clients))))
+
+
+@lru_cache(maxsize=4)
+def _registry(invited: tuple[tuple[int, bytes | None], ...]) -> bytes:
+    """All of it is public, so a process that plays many clients computes it once."""
     owners: dict[bytes, int] = {}
     parts = [b"secure-fed/registry", struct.pack("<I", len(invited))]
-    for client in invited:
-        key = identities.get(client)
+    for client, key in invited:
         if key is None:
             raise ParameterError(f"client {client} has no registered identity: register its public key")
         if len(key) != 32:

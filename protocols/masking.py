@@ -13,6 +13,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -46,11 +48,24 @@ def add_masks(accumulator: Words, masks: Sequence[Mask], *, threads: int | None 
     words = accumulator.itemsize
     parts = [(start, accumulator[start // words : (start + share) // words]) for start in starts]
     if len(parts) <= 1:
-        _add(accumulator, masks, 0)
+        _add_in_shares(accumulator, masks, threads)
         return
     with ThreadPoolExecutor(len(parts)) as pool:
         for done in [pool.submit(_add, part, masks, start) for start, part in parts]:
             done.result()
+
+
+def _add_in_shares(accumulator: Words, masks: Sequence[Mask], threads: int) -> None:
+    """Of a vector too short to be cut, every thread adds up some of the masks. Sums modulo 2^bits have no order."""
+    shares = [masks[first::threads] for first in range(1, min(threads, len(masks)))]
+    sums = [np.zeros_like(accumulator) for _ in shares]
+    with ThreadPoolExecutor(len(shares)) if shares else nullcontext() as pool:
+        going = [pool.submit(_add, one, share, 0) for one, share in zip(sums, shares, strict=True)] if pool else []
+        _add(accumulator, masks[::threads], 0)
+        for done in going:
+            done.result()
+    for one in sums:
+        np.add(accumulator, one, out=accumulator)
 
 
 def _check(accumulator: Words, masks: Sequence[Mask], threads: int | None) -> None:
@@ -91,8 +106,12 @@ def _add_some(part: Words, masks: Sequence[Mask], start: int, zeros: bytes, room
 
 
 def _keystream(secret: Secret, start: int) -> Any:
-    counter = (start // _BLOCK).to_bytes(_BLOCK, "big")
-    return Cipher(algorithms.AES256(secret.reveal()), modes.CTR(counter)).encryptor()
+    return Cipher(algorithms.AES256(secret.reveal()), _counter(start // _BLOCK)).encryptor()
+
+
+@lru_cache(maxsize=256)
+def _counter(block: int) -> modes.CTR:
+    return modes.CTR(block.to_bytes(_BLOCK, "big"))
 
 
 def cores() -> int:

@@ -11,6 +11,7 @@ import hashlib
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -186,6 +187,10 @@ class Survivors:
 
     clients: tuple[int, ...]  # ascending; the same for all
     statements: Mapping[int, bytes] = field(default_factory=dict)
+
+    @cached_property
+    def present(self) -> frozenset[int]:
+        return frozenset(self.clients)
 
     @property
     def digest(self) -> bytes:

@@ -117,7 +117,8 @@ def written(kind: Kind, parameters: Parameters, sender: int, *fields: tuple[byte
             parts.append(content)
         else:
             parts.append(COUNT.pack(len(content)))
-            parts.extend(COUNT.pack(owner) + content[owner] for owner in sorted(content))
+            entry = _entry(size)
+            parts.extend([entry.pack(owner, content[owner]) for owner in sorted(content)])
     return b"".join(parts)
 
 

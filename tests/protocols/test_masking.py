@@ -146,6 +146,27 @@ def test_threads_are_used_where_there_is_work(words: int, expected: int, monkeyp
     assert len(ranges) == expected
 
 
+@every_word
+@pytest.mark.parametrize(("count", "threads"), [(2, 2), (3, 2), (7, 3), (5, 8)])
+def test_of_a_short_vector_every_thread_adds_up_some_of_the_masks(
+    dtype: Any, count: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares: list[list[Secret]] = []
+    add = masking._add
+
+    def noted(part: NDArray[Any], some: Sequence[tuple[Secret, int]], start: int) -> None:
+        shares.append([secret for secret, _ in some])
+        add(part, some, start)
+
+    monkeypatch.setattr(masking, "_add", noted)
+    before, given = vector(50, dtype), masks(count)
+    found = before.copy()
+    add_masks(found, given, threads=threads)
+    assert found.tolist() == naive(before.tolist(), given, found.itemsize)
+    assert len(shares) == min(count, threads)
+    assert sorted(one.reveal() for share in shares for one in share) == sorted(one.reveal() for one, _ in given)
+
+
 def test_what_goes_wrong_in_a_thread_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise OSError("of the thread")

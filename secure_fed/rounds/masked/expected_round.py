@@ -54,6 +54,13 @@ class ExpectedRounds:
     terms: Terms
     personal: Sequence[str]
     _last: tuple[int, Layout, ExpectedRound] | None = field(default=None, repr=False)
+    _accepted: Parameters | None = field(default=None, repr=False)
+
+    def require_terms(self, parameters: Parameters) -> None:
+        """`require_terms`, judged once for the very object that all clients of this process are given."""
+        if parameters is not self._accepted:
+            require_terms(parameters, self.terms)
+            self._accepted = parameters
 
     def expected(self, request: Request) -> ExpectedRound:
         """The request's round. A method whose tensors shrink takes possible shapes from the request."""

@@ -28,7 +28,6 @@ from secure_fed.rounds.masked.expected_round import (
     contributors,
     require_enough,
     require_expected,
-    require_terms,
 )
 from secure_fed.rounds.phantom_clients import Phantom
 from secure_fed.rounds.transport import ContributorList, Reply, Request, Stage, Staged
@@ -96,7 +95,7 @@ class MaskedClient:
     def _answer(self, stage: Stage) -> tuple[bytes | bytearray, float]:
         """The message, and the seconds spent on training."""
         if stage.name == "advertise":
-            require_terms(stage.parameters, self._terms)
+            self._rounds.require_terms(stage.parameters)
             policy = self._terms.policy(len(stage.parameters.clients))
             self._masking = Masking(
                 stage.parameters,
@@ -125,7 +124,7 @@ class MaskedClient:
 
     def _check_survivors(self, stage: Stage) -> None:
         """Refuse a list of survivors whose sum would reveal a contribution."""
-        survivors = frozenset(listed(stage.message, stage.parameters).clients)
+        survivors = listed(stage.message, stage.parameters).present
         if self._listed is not None:
             require_enough(survivors.intersection(self._listed.contributors), stage.parameters, self._terms)
         self._passes.check(survivors)

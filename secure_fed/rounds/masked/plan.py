@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from protocols.codec import FixedPoint
 from protocols.errors import RangeError
@@ -37,7 +37,7 @@ class PublicPlan:
 
     @cached_property
     def codec(self) -> FixedPoint:
-        return FixedPoint(self.bits, self.bound, self.places)
+        return _codec(self.bits, self.bound, self.places)
 
     def longest(self) -> float:
         """The longest that a contribution may be before rounding, so that it keeps to the clip norm after rounding."""
@@ -55,11 +55,17 @@ class PublicPlan:
     def require_precise(self) -> None:
         """Refuse words that cannot carry such contributions, or only with much lost."""
         try:
-            FixedPoint(self.bits, self.bound, self.places)
+            _ = self.codec
             self.longest()
         except RangeError as error:
             message = f"{error} (secure_aggregation.bits, range)"
             raise ConfigError(message).about("secure_aggregation.bits", self.bits, str(error)) from error
+
+
+@lru_cache(maxsize=64)
+def _codec(bits: int, bound: float, places: int) -> FixedPoint:
+    """The same for all clients of a process: its scale is worked out in fractions."""
+    return FixedPoint(bits, bound, places)
 
 
 _MOST_LOST = 0.01

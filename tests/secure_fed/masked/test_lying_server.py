@@ -19,7 +19,7 @@ from protocols.parameters import Parameters
 from secure_fed.config import RunConfig
 from secure_fed.errors import SecureFedError
 from secure_fed.rounds.masked import masked_client
-from secure_fed.rounds.masked.expected_round import require_terms
+from secure_fed.rounds.masked.expected_round import ExpectedRounds, require_terms
 from secure_fed.rounds.masked.terms import Registry, Terms
 from secure_fed.rounds.protection import Protection
 from secure_fed.rounds.transport import Request
@@ -93,6 +93,19 @@ def test_a_server_that_names_more_neighbours_to_read_a_vector_is_refused_at_the_
     replace(policy, neighbours=clients - 1).check(lied)  # nothing else would have stopped it
     with pytest.raises(ParameterError, match="does not say among how many neighbours"):
         replace(policy, neighbours=None).check(lied)
+
+
+def test_terms_that_were_accepted_once_are_judged_again_in_every_other_session() -> None:
+    """All clients of a process are given one object, and only that very object passes without being looked at."""
+    terms, clients = ring_terms()
+    nothing: Any = None
+    rounds = ExpectedRounds(nothing, nothing, terms, ())
+    own = terms.parameters(0, range(clients), bytes(32), 5, 0)
+    rounds.require_terms(own)
+    rounds.require_terms(own)
+    for _ in range(2):
+        with pytest.raises(Tampering, match="not those of the run's configuration"):
+            rounds.require_terms(replace(own, survivors=own.survivors - 1))
 
 
 # Parameters.
