@@ -6,7 +6,7 @@ before the step began (by /proc, so on Linux alone):
     norm, factors      the norm to clip by, from a client's factors, after they were made its own
     norm, formed       the same from the formed matrix
     noise              noise on every entry of the dense sum, of the operating system's entropy, and the rounding after it
-    denoise            shrinkage by LAPACK's range of eigenvalues, and the sum with B A split again
+    denoise            shrinkage of the first singular values, and the sum with B A split again
     denoise, SVD       the same estimate from a full SVD, float64
     denoise, SVD f32   and float32
 

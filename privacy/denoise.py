@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from privacy.errors import PlanError
+from privacy.leading import leading
 
 Shape = tuple[int, int]
 
@@ -53,11 +54,10 @@ def denoised(matrix: Tensor, rank: int, noise_std: float, *, shrink: bool) -> tu
     shrink: whether the singular values are shrunk at `noise_std`; else this is the best approximation (Eckart and Young).
     Directions that do not survive are zero in one of the factors.
 
-    With V the first eigenvectors of Y^T Y (or of Y Y^T, whichever is smaller), the estimate is Y V diag(w) V^T, where
-    w = shrunk(sigma) / sigma is at most 1: nothing is divided by a small number. Forming Y^T Y moves singular values by the
-    order of 2^-26 of the largest, which is below float32's rounding of Y itself. The eigenvectors are those of LAPACK's direct
-    solver for a range of eigenvalues: exact, without a random start, and several times as fast as an SVD
-    (benchmarks/private_fra.py).
+    With V the first right singular vectors of Y (or left ones, whichever are shorter), the estimate is Y V diag(w) V^T, where
+    w = shrunk(sigma) / sigma is at most 1: nothing is divided by a small number. Of a large Y they come from `leading`, exact
+    up to float32's rounding of Y. Else they are eigenvectors of Y^T Y, by LAPACK's direct solver for a range of eigenvalues:
+    forming Y^T Y moves singular values by the order of 2^-26 of the largest, which is below that rounding too.
     """
     m, n = matrix.shape
     if not 0 <= rank <= min(m, n):
@@ -66,7 +66,8 @@ def denoised(matrix: Tensor, rank: int, noise_std: float, *, shrink: bool) -> tu
         left, right = denoised(matrix.T, rank, noise_std, shrink=shrink)
         return right.T, left.T
     y = matrix.double()
-    v = _top_eigenvectors(y.T @ y, rank)
+    found = leading(lambda x: y @ x, lambda x: y.T @ x, (m, n), rank, y.device)
+    v = _top_eigenvectors(y.T @ y, rank) if found is None else found[2].T
     left = y @ v
     if shrink:
         sigma = torch.linalg.vector_norm(left, dim=0)

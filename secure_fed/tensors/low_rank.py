@@ -1,7 +1,8 @@
 """The best approximation of a matrix by one of small rank, and how it is split into two factors.
 
 Everything here is float64 inside: it takes less than twice the time of float32 (benchmarks/low_rank.py), in a small part of a
-round, and nothing has then to be said about rounding.
+round, and nothing has then to be said about rounding. A large matrix is never decomposed in full for its first few singular
+vectors: `privacy.leading` finds them from products with it, exact for a matrix that is off by float32's rounding.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from privacy import denoise
+from privacy.leading import Triplets, leading
 from secure_fed.tensors.tensors import LowRank, Member, Tensors, dense
 
 # Singular values below this share of the largest are the rounding of float32 inputs, not information.
 _RESOLUTION = 1e-6
 _NEARLY_EQUAL = 1 - 1e-6
+_FEW = 16
 
 
 class Svd(NamedTuple):
@@ -35,12 +38,14 @@ class Svd(NamedTuple):
 def truncated(matrix: Member, rank: int) -> Svd:
     """The best approximation of that rank (Eckart and Young), float64.
 
+    For a small rank of a large matrix, that of one within float32's rounding of it (`privacy.leading`).
+
     In each column of U the largest entry (the first of equals) is positive, so that everybody finds the same vectors;
     where singular values coincide the vectors are not unique, though the product is.
     """
     if not 0 <= rank <= min(matrix.shape):
         raise ValueError(f"a {' x '.join(map(str, matrix.shape))} matrix has no approximation of rank {rank}")
-    u, s, vt = _decomposed(matrix)
+    u, s, vt = _leading(matrix, rank) or _decomposed(matrix)
     live = min(rank, int((s > _RESOLUTION * s[:1]).sum()))
     sign = _signs(u[:, :live])
     vt = sign[:, None] * vt[:live]
@@ -97,6 +102,19 @@ def denoised(noised: Member, rank: int, noise_std: float, *, shrink: bool) -> Lo
 def right_orthonormal(svd: Svd) -> tuple[Tensor, Tensor]:
     """B = U S and A = Vt: all of the size is in B, and A is ready to be frozen."""
     return svd.u * svd.s, svd.vt
+
+
+def _leading(matrix: Member, rank: int) -> Triplets | None:
+    """The first singular triplets of a large matrix, None where its decomposition is as fast or they do not come out well."""
+    m, n = matrix.shape
+    if not isinstance(matrix, LowRank):
+        whole = matrix.double()
+        return leading(lambda x: whole @ x, lambda x: whole.T @ x, (m, n), rank, whole.device)
+    if matrix.rank <= _FEW * (rank + 1):  # two QRs are faster
+        return None
+    left, right = matrix.left.double(), matrix.right.double()
+    times, transposed = (lambda x: left @ (right @ x)), (lambda x: right.T @ (left.T @ x))
+    return leading(times, transposed, (m, n), rank, left.device)
 
 
 def _decomposed(matrix: Member) -> tuple[Tensor, Tensor, Tensor]:

@@ -147,9 +147,10 @@ def stacks(shape: tuple[int, ...], rank: int) -> bool:
     """Whether a product of inner size `rank` is better kept as factors than formed.
 
     Up to half the smaller side, the factors are no larger than the matrix (if it is square) and are decomposed at least
-    twice as fast (benchmarks/low_rank.py). Beyond, memory would grow with the cohort.
+    twice as fast (benchmarks/low_rank.py). Beyond, memory would grow with the cohort. Beyond `_MOST_STACKED`, factors of their
+    own would take longer to make than the matrix (benchmarks/fra_merge.py).
     """
-    return rank <= min(shape) // 2
+    return rank <= min(min(shape) // 2, _MOST_STACKED)
 
 
 def _added(
@@ -175,6 +176,7 @@ def _is_small(member: Member) -> bool:
     return plain and torch.promote_types(member.dtype, torch.float32) == torch.float32
 
 
+_MOST_STACKED = 128
 _SMALL = 1 << 16  # numbers; of a larger tensor one addition takes far longer than its call
 
 

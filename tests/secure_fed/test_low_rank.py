@@ -159,3 +159,23 @@ def test_recompressed_is_the_same_matrix(scale: float) -> None:
     want = left.double() @ right.double() * 3 * scale
     assert torch.allclose(found.dense().double(), want, rtol=1e-5, atol=1e-6 * scale)
     assert torch.equal(found.left, recompressed(product).left)
+
+
+@every("inner", [20, 120, 200])
+@every("dense", [False, True])
+def test_large_matrices_are_not_decomposed_in_full(inner: int, dense: bool) -> None:
+    """In factors, in factors too many for their QR, and formed: the best approximation, within float32's rounding."""
+    made = product(300, 320, inner, seed=inner)
+    matrix = LowRank(made.left * 0.9 ** torch.arange(inner), made.right)
+    want = exactly(matrix)
+    given_ = want.float() if dense else matrix
+
+    def refused(*arguments: object, **named: object) -> None:
+        raise AssertionError("decomposed in full")
+
+    with pytest.MonkeyPatch.context() as patched:
+        if dense or inner > 100:
+            patched.setattr("secure_fed.tensors.low_rank._decomposed", refused)
+        found = truncated(given_, 4)
+    assert (formed(found) - best(want, 4)).norm() < 1e-6 * want.norm()
+    assert (found.u.gather(0, found.u.abs().argmax(0)[None]) > 0).all()

@@ -58,6 +58,8 @@ def test_factors_are_stacked_while_they_are_small_and_formed_after() -> None:
         assert isinstance(added.total()["d"], LowRank) == still_factors
     assert stacks((12, 16), 6)
     assert not stacks((12, 16), 7)
+    assert stacks((1024, 2048), 128)
+    assert not stacks((1024, 2048), 129)
 
 
 def test_the_factors_of_a_total_tell_of_the_sum_alone() -> None:
