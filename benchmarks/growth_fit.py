@@ -87,9 +87,14 @@ def draw(axis: Any, panel: Panel) -> None:
         ours = [point for point in panel.points if point.series == series]
         axis.plot([p.place for p in ours], [p.seconds for p in ours], "o", markersize=4, label=series)
     if spread(panel.points):
-        fit, line = fitted(panel.points), sorted(panel.points, key=lambda point: point.place)
-        documented = [fit.fixed + fit.each * point.work for point in line]
-        axis.plot([p.place for p in line], documented, color="black", linewidth=0.8, label="documented cost")
+        fit = fitted(panel.points)
+        ends = [max(panel.points, key=lambda p, sign=sign: sign * p.place) for sign in (-1, 1)]
+        places, work = (np.geomspace(*(getattr(end, name) for end in ends), 100) for name in ("place", "work"))
+        axis.plot(places, fit.fixed + fit.each * work, color="black", linewidth=0.8, label="documented cost")
+    low, high = (pick(point.seconds for point in panel.points) for pick in (min, max))
+    if high < 5 * low:  # a decade, so that noise does not look like growth
+        centre = (low * high) ** 0.5
+        axis.set_ylim(centre / 10**0.5, centre * 10**0.5)
     axis.set(xscale="log", yscale="log", title=panel.title, xlabel=panel.label, ylabel="seconds, one thread")
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
