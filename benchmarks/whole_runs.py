@@ -53,17 +53,18 @@ class Task:
     lr: float = 5e-3
     noise: float = 0.0
     rounds: int = 5
+    batch: int = 8
 
     def settings(self, rounds: int) -> dict[str, Any]:
         own = {"cohort": self.cohort, "lr": self.lr, "noise": self.noise, "rounds": rounds}
-        return own | {"batch": 8, "rank": 8, "alpha": 16, "clip": 1.0}
+        return own | {"batch": self.batch, "rank": 8, "alpha": 16, "clip": 1.0}
 
 
 TASKS = {
     "tiny": Task(
         "built-in model and notes, 10 of 100 clients a round, 5 steps of 8 notes each", 100, 40, 10, rounds=10
     ),
-    "many": Task("the same with 100 of 1,000 clients a round, one step of 8 notes each", 1000, 8, 100),
+    "demo": Task("the same, 250 of 5,000 clients a round, one step of 5 notes each", 5000, 5, 250, batch=5),
     "minilm": Task("MiniLM-L6, 10 of 100 clients a round, 2 steps of 8 texts each", 100, 16, 10, "minilm", 1e-3),
     "private": Task("as the first, private by example: DP-SGD on every client", 100, 40, 10, noise=0.5),
 }
