@@ -1,10 +1,10 @@
 """One masked round in a simulated federation whose clients answer at once: its CPU seconds and its seconds, as JSON.
 
-    PYTHONPATH=<a checkout> python benchmarks/secure_sum_round.py CLIENTS NUMBERS passive|active CORRUPT DROPOUT ROUNDS
+    PYTHONPATH=<a checkout> python benchmarks/secure_sum_round.py CLIENTS NUMBERS passive|active CORRUPT DROPOUT ROUNDS [apart]
 
 All of the round counts but the training: requests, encoding, every stage of the protocol at clients and server, decoding, the
-mean. The best of ROUNDS after one that warms up. It uses only what every version since 0.8 has, so a driver can run it on two
-checkouts.
+mean. The best of ROUNDS after one that warms up. `apart`: clients share nothing, as on machines of their own. Without that it
+uses only what older versions have too, so that checkouts can be compared.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor, nn
@@ -60,8 +61,21 @@ def federation(clients: int, numbers: int, active: bool, corrupt: float, dropout
     return made
 
 
+def set_apart() -> None:
+    """Make the clients of this process agree by themselves, each end of a pair for itself."""
+    from protocols.agreements import Alone
+    from secure_fed.rounds.masked import wiring
+
+    class Apart(Alone):
+        session = nullcontext
+
+    wiring.__dict__["OneProcess"] = Apart
+
+
 def main() -> None:
-    clients, numbers, kind, corrupt, dropout, rounds = sys.argv[1:]
+    clients, numbers, kind, corrupt, dropout, rounds, *apart = sys.argv[1:]
+    if apart == ["apart"]:
+        set_apart()
     assembly = federation(int(clients), int(numbers), kind == "active", float(corrupt), float(dropout)).assembly
     assert assembly.masks is not None
     assembly.masks.begin(None)

@@ -50,13 +50,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from protocols.errors import Aborted, ParameterError
 from protocols.graph import below, stream
 
 
-@lru_cache(maxsize=4096)
 def choices(seed: bytes, clients: tuple[int, ...], chooser: int, k: int) -> tuple[int, ...]:
     """k others among `clients` (ascending), in the order in which the seed of 32 bytes draws them.
 

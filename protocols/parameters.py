@@ -65,6 +65,10 @@ class Parameters:
         """(32,) digest of everything: SHA-256 of `to_bytes`."""
         return hashlib.sha256(self.to_bytes()).digest()
 
+    def __hash__(self) -> int:
+        """By the session, which is worked out once: parameters name the caches of all that follows from them."""
+        return hash(self.session)
+
     def to_bytes(self) -> bytes:
         """The protocol's version and every field, numbers little-endian:
 

@@ -103,6 +103,7 @@ def related(me: int, mine: bytes, agreed: Agreed, parameters: Parameters) -> Non
         raise Aborted(f"{present} of the clients chosen take part, fewer than the threshold of {parameters.threshold}")
 
 
+@lru_cache(maxsize=4096)
 def chosen_by(client: int, seed: bytes, parameters: Parameters) -> tuple[int, ...]:
     """Whom a client chose by this seed."""
     return choices(seed, parameters.clients, client, parameters.neighbours)

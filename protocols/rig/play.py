@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from protocols import chosen, keys, opening, roster
+from protocols import keys, opening, roster
 from protocols.client import Client
 from protocols.errors import ProtocolError, Tampering
 from protocols.parameters import stages
@@ -102,5 +102,5 @@ def _forget_shared_work() -> None:
 
     The longest time of a stage is then that of a client on its own.
     """
-    for remembered in (roster.judged, roster._chosen, chosen.choices, keys.verify, opening.listed, opening.signers):
+    for remembered in (roster.judged, roster._chosen, roster.chosen_by, keys.verify, opening.listed, opening.signers):
         remembered.cache_clear()
