@@ -11,6 +11,7 @@ with limits and the commit that they were measured at. --quick is for trying the
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import re
@@ -32,28 +33,35 @@ MEASURED = ("secure_fed", "privacy", "protocols", "attacks", "benchmarks")
 
 @dataclass(frozen=True)
 class Part:
-    """A script with its arguments, and others for a quick look. peer: whose environment runs it. threads: 0 for all."""
+    """A script with its arguments, and others for a quick look.
+
+    peer: whose environment runs it. threads: 0 for all. data: its option for real texts.
+    """
 
     script: str
     arguments: str = ""
     quick: str = ""
     peer: str = ""
     threads: int = 1
+    data: str = ""
 
 
 PARTS = {
-    "whole_runs": Part("whole_runs.py", "--repeats 2", "--repeats 1 --rounds 2", threads=0),
+    "whole_runs": Part("whole_runs.py", "--repeats 2", "--repeats 1 --rounds 2", threads=0, data="--data"),
     "start_up": Part("start_up.py"),
     "round_overhead": Part("round_overhead.py", "--rounds 30", "--rounds 5"),
+    "cohort": Part("cohort.py", "--repeats 3", "--repeats 1", threads=0, data="--texts"),
     "private_step": Part("private_step.py", "--repeats 7", "--repeats 2"),
-    "stacked_shadows": Part("stacked_shadows.py", "--repeats 3", "--repeats 1"),
     "secure_aggregation": Part(
         "secure_aggregation.py",
         "--dim 100000 300000 1200000 --clients 10 50 200 --server-repeats 1 --budget 10",
         "--dim 10000 100000 --clients 10 20 --flower-server 10 --server-repeats 1 --repeats 2",
         peer="flower",
     ),
+    "secure_sum": Part("secure_sum.py", "--repeats 2", "--repeats 1", threads=0),
+    "fra_merge": Part("fra_merge.py", "--turns 2", "--turns 1"),
     "private_fra": Part("private_fra.py", "--size 2048", "--size 512"),
+    "registered_clients": Part("registered_clients.py"),
     "accounting": Part("accounting.py"),
     "growth": Part("growth.py", f"--plot {ROOT / 'docs' / 'performance.svg'}", "--quick"),
 }
@@ -80,12 +88,23 @@ def commit() -> str:
     return (git("log", "-1", "--format=%h") or "no commit") + (" and changes" if git("status", "--porcelain") else "")
 
 
+def real_texts(part: Part, folder: Path) -> list[str]:
+    """The arguments that name them: the folder, or a file of the training texts."""
+    if part.data != "--texts":
+        return [part.data, str(folder)]
+    KEPT.mkdir(parents=True, exist_ok=True)
+    place = KEPT / "texts.jsonl"
+    place.write_bytes(gzip.decompress((folder / "train.jsonl.gz").read_bytes()))
+    return [part.data, str(place)]
+
+
 def run(part: Part, given: argparse.Namespace) -> Outcome:
-    """The part in a process of its own, shown as it goes."""
+    """The part in a process of its own."""
     arguments = (part.quick if given.quick else part.arguments).split()
-    if part.script == "whole_runs.py":
-        arguments += ["--peers", str(given.peers)] + (["--data", str(given.data)] if given.data else [])
-    own = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    arguments += ["--peers", str(given.peers)] if part.script == "whole_runs.py" else []
+    arguments += real_texts(part, given.data) if given.data and part.data else []
+    own = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{given.peers / 'minilm'}", "HF_HUB_OFFLINE": "1"}
+    own.pop("OMP_NUM_THREADS", None)
     own |= {"OMP_NUM_THREADS": str(part.threads)} if part.threads else {}
     started, printed = time.monotonic(), ""
     try:
@@ -179,6 +198,10 @@ def main() -> None:
     if unknown := set(given.parts) - set(PARTS):
         parser.error(f"unknown parts {', '.join(sorted(unknown))}; known are {', '.join(PARTS)}")
     started = time.monotonic()
+    try:
+        environments.minilm(given.peers)
+    except (RuntimeError, OSError) as error:
+        print(f"without MiniLM: {error}")
     found = collected(given)
     print(f"all: {time.monotonic() - started:.0f} s")
     print(limits(found))
