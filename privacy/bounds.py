@@ -29,7 +29,7 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant, compute_epsilon
 from scipy.stats import binom
 
-from privacy import concentrated
+from privacy import concentrated, sampled_gaussian
 from privacy.errors import PlanError
 
 Adjacency = Literal["add-remove", "replace-one"]
@@ -152,8 +152,10 @@ def _renyi_of_any(release: Release, at: tuple[float, ...]) -> tuple[float, ...]:
     raise PlanError(f"dp_accounting knows no Renyi divergence of {release.event}, which this ledger composes by")
 
 
-def distribution(release: Release, count: int, step: float) -> PLDAccountant:
+def distribution(release: Release, count: int, step: float) -> PLDAccountant | sampled_gaussian.Composed:
     """The accountant of record: the distribution of the privacy loss of `count` releases, in steps, rounded up."""
+    if release.gaussian and 0 < release.rate < 1 and release.adjacency == "add-remove":
+        return sampled_gaussian.composed(release.multiplier, release.rate, count, step)
     accountant = PLDAccountant(_RELATIONS[release.adjacency], step)
     if not accountant.supports(release.event):
         raise PlanError(f"dp_accounting knows no privacy loss distribution of {release.event}")
