@@ -69,7 +69,12 @@ class FixedSize:
         return self.size / self.population
 
     def draw(self, uniform: Uniform) -> list[int]:
-        return sorted(np.argsort(uniform(self.population), kind="stable")[: self.size].tolist())
+        coins = uniform(self.population)
+        if self.size == self.population:
+            return list(range(self.population))
+        largest = np.partition(coins, self.size - 1)[self.size - 1] if self.size else -1.0
+        below, equal = np.flatnonzero(coins < largest), np.flatnonzero(coins == largest)
+        return sorted([*below.tolist(), *equal[: self.size - len(below)].tolist()])  # of equal coins the first
 
     def release(self, noise: float | DpEvent) -> Release:
         from privacy.accounting import sampled_without_replacement

@@ -31,7 +31,8 @@ class Federation:
     """Clients, a server and a transport between them, ready to run.
 
     model, train, test: objects of yours; `train` is a list with one data set per client, a data set being anything with a
-    length and items. Without them the configuration says what to load.
+    length and items. Without them the configuration says what to load. A `train` that is no list or tuple, of 10,000 clients or
+    more, is asked for a client's examples only when that client is drawn; none are held out for an audit then.
     collate(items) -> batch; loss(model, batch) -> (B,) losses; metrics(model, batches) -> {"accuracy": ...}. By default items
     with `input_ids` and `labels` are padded and classified.
     What trains in full of a transformers model of yours is what lies outside its base model, and its pooler, which a checkpoint

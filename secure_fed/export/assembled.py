@@ -11,6 +11,7 @@ from secure_fed.learning import tasks
 from secure_fed.learning.data.encode import pad_id
 from secure_fed.methods.method import State
 from secure_fed.rounds.personal import completed
+from secure_fed.rounds.registered import existing
 from secure_fed.runs.assembly import Assembly
 
 
@@ -21,7 +22,7 @@ def write(assembly: Assembly, state: State, out: Path, *, base_model: str, clien
     statement: the guarantee of this state in words, empty if there is none.
     """
     config, problem = assembly.config, assembly.problem
-    kept = {one.index: one.kept for one in assembly.clients if one.kept is not None}
+    kept = {one.index: one.kept for one in existing(assembly.clients) if one.kept is not None}
     tensors = completed(state.tensors, config.method.personal, client, problem.names, kept)
     assembly.objective.load(tensors)
     labels, task, configured = (

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, cast, overload
 
 import numpy as np
 from torch import nn
@@ -28,6 +28,7 @@ from secure_fed.learning.tasks.confidence import confidence
 from secure_fed.learning.tasks.task import Collate, Confidence, Loss, Metrics
 
 GIVEN = "given in Python"
+MANY = 10_000  # clients; the examples of fewer are looked at before training starts
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,15 @@ class Problem:
     warning: str = ""
 
     @property
-    def units(self) -> list[int]:
+    def lazy(self) -> bool:
+        """Whether clients' examples are asked for only when the client is drawn."""
+        return is_lazy(self.train)
+
+    @property
+    def units(self) -> Sequence[int]:
         """The number of each client's examples, or of its groups of them."""
+        if self.lazy:
+            return Sizes(self.train)
         return [len(own) for own in self.train] if self.groups is None else [len(set(own)) for own in self.groups]
 
 
@@ -141,6 +149,7 @@ def given(
     names = list(partition.client_names(len(train)))
     model.to(find_device(config.model.device))
     natural = {"kind": "natural", "jensen_shannon": None}
+    parts = [] if is_lazy(train) else list(map(len, train))
     return Problem(
         model=model,
         head=head_of(model, head_names(model) + pooler_names(model), config.method.modules_to_save),
@@ -151,7 +160,7 @@ def given(
         loss=loss or classification.loss,
         metrics=metrics or classification.metrics,
         confidence=confidence("", loss or classification.loss),
-        facts=_facts(config, GIVEN, [], names, list(map(len, train)), (GIVEN, len(test)), natural),
+        facts=_facts(config, GIVEN, [], names, parts, (GIVEN, len(test)), natural),
         unit_digest=_units_given(config, train),
     )
 
@@ -167,7 +176,7 @@ def _units_given(config: RunConfig, train: Sequence[Sequence[Any]]) -> str:
                     "a ledger that runs share has to know its unit, and your examples cannot be told apart by their content "
                     f"({error}): set privacy.unit_name to a name that all runs on this unit give"
                 ) from error
-    return fingerprint.of_sizes(len(own) for own in train)
+    return fingerprint.of_sizes([len(train)] if is_lazy(train) else map(len, train))
 
 
 def _facts(
@@ -197,7 +206,8 @@ def _check_examples(train: Any, test: Any) -> None:
     """Refuse a `train` that is no list of data sets, a `test` that is no data set, and a data set that is empty."""
     if not _numbered(train):
         raise ConfigError(f"train is a {type(train).__name__}; give a list with one data set per client")
-    for name, examples in [("test", test), *((f"client {index} of train", own) for index, own in enumerate(train))]:
+    asked = [train[0]] if is_lazy(train) else train
+    for name, examples in [("test", test), *((f"client {index} of train", own) for index, own in enumerate(asked))]:
         if not _numbered(examples):
             raise ConfigError(
                 f"{name} is a {type(examples).__name__}; give a data set with a length and items by number, such as a list"
@@ -206,8 +216,32 @@ def _check_examples(train: Any, test: Any) -> None:
         raise DataError(
             f"Federation was given {len(train)} clients and {len(test)} test examples; both must be at least one"
         )
-    if empty := [index for index, examples in enumerate(train) if not len(examples)]:
+    if empty := [index for index, examples in enumerate(asked) if not len(examples)]:
         raise DataError(f"client {empty[0]} of the {len(train)} in train has no examples; leave it out")
+
+
+def is_lazy(train: Sequence[Sequence[Any]]) -> bool:
+    """Whether `train` makes clients' examples on demand: a large sequence that is no list in memory."""
+    return not isinstance(train, list | tuple) and len(train) >= MANY
+
+
+@dataclass(frozen=True)
+class Sizes(Sequence[int]):
+    """The number of each client's examples, counted when it is asked for."""
+
+    train: Sequence[Sequence[Any]]
+
+    def __len__(self) -> int:
+        return len(self.train)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        return len(self.train[index])
 
 
 def _numbered(examples: Any) -> bool:

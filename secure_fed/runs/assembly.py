@@ -31,6 +31,7 @@ from secure_fed.rounds.masked.wiring import Masks, behind_masks, in_process
 from secure_fed.rounds.phantom_clients import Phantom, Turns, phantom_clients, phantom_examples
 from secure_fed.rounds.phantom_scores import PhantomScores
 from secure_fed.rounds.protection import Protection, protect, require_protectable
+from secure_fed.rounds.registered import Registered, Together
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.server_optimizer import ServerOptimizer
 from secure_fed.rounds.summing import OpenSum
@@ -108,7 +109,7 @@ def assemble(
     open_server = _open_server(config, problem, pool, sampler, charges, setup)
     turns = _turns(problem.names, pool, open_server, len(plan.passes))
     beside = _phantom_clients(config, pool, len(clients), setup, turns)
-    everybody = [*clients, *beside]
+    everybody = Together(clients, beside) if isinstance(clients, Registered) else [*clients, *beside]
     drawn = with_phantoms(sampler, len(beside))
     masks = behind_masks(config, protection, drawn, everybody, method, tensors, personal, objective.device)
     summing = masks.sums if masks else open_server.summing
@@ -171,15 +172,19 @@ def _setup(
 
 def _clients(
     config: RunConfig, problem: Problem, data_pool: AuditPool, pool: AuditPool, setup: ClientSetup
-) -> list[Client]:
+) -> Sequence[Client]:
     """A client for each part of the data, and beside its own examples the phantom examples that are at it."""
-    groups: Sequence[Sequence[str] | None] = problem.groups or [None] * len(problem.train)
     setups = canary_setups(config, data_pool, setup)
     beside = phantom_examples(pool, pool.members)
-    return [
-        Client(index, name, own, setups.get(name, setup), group, beside.get(name, ()))
-        for index, (name, own, group) in enumerate(zip(problem.names, problem.train, groups, strict=True))
-    ]
+
+    def client(index: int) -> Client:
+        name, groups = problem.names[index], problem.groups
+        group = None if groups is None else groups[index]
+        return Client(index, name, problem.train[index], setups.get(name, setup), group, beside.get(name, ()))
+
+    if problem.lazy:
+        return Registered(len(problem.train), client)
+    return [client(index) for index in range(len(problem.train))]
 
 
 def _phantom_clients(config: RunConfig, pool: AuditPool, first: int, setup: ClientSetup, turns: Turns) -> list[Phantom]:
@@ -214,7 +219,7 @@ def _turns(names: Sequence[str], pool: AuditPool, server: Server, passes: int) -
     if pool.kind == "client":
         hosts: Sequence[int] = range(len(names), len(names) + len(pool.units))
     else:
-        index = {name: number for number, name in enumerate(names)}
+        index = {name: number for number, name in enumerate(names)} if pool.units else {}
         hosts = [index[unit.client] for unit in pool.units]
     secret = protection.hides_cohort or protection.hidden
     most = math.inf if plan is None or plan.participations is None else plan.participations

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from secure_fed.methods.method import State
 from secure_fed.rounds.client import Client
 from secure_fed.rounds.record import Record
+from secure_fed.rounds.registered import existing
 from secure_fed.runs.checkpoint import read_released
 from secure_fed.runs.store import RunStore
 from secure_fed.tensors.tensors import Tensors
@@ -24,8 +25,8 @@ class Releases:
         found = read_released(self.store.path)
         if found is None or found.state.round != round_:
             return None
-        for client in self.clients:
-            client.kept = found.personal.get(client.index, client.kept)
+        for index, kept in found.personal.items():
+            self.clients[index].kept = kept
         return found.state, found.record
 
     def keep(self, state: State, record: Record) -> None:
@@ -34,4 +35,4 @@ class Releases:
 
 def kept_by(clients: Sequence[Client]) -> dict[int, Tensors]:
     """The personal tensors of those clients that have trained any."""
-    return {client.index: client.kept for client in clients if client.kept}
+    return {client.index: client.kept for client in existing(clients) if client.kept}

@@ -16,6 +16,7 @@ from secure_fed.methods.method import State, fits
 from secure_fed.rounds import engine
 from secure_fed.rounds.engine import Keeper, KeepsNothing, Schedule
 from secure_fed.rounds.record import Record
+from secure_fed.rounds.registered import Registered, existing
 from secure_fed.runs import guarantee, published
 from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.budget import RunBudget, opened, require_room
@@ -117,6 +118,8 @@ class _Run:
         self.recorder.end_of_round(state, record["lr"])
         if self.store:
             self.store.save(state, kept_by(self.assembly.clients), *self._cut(record))
+        if isinstance(self.assembly.clients, Registered):
+            self.assembly.clients.let_go()
         self.notify("on_round_end", record, state)
 
     def finished(self, ended_early: str) -> Result:
@@ -155,7 +158,7 @@ class _Run:
 
 def _start(assembly: Assembly, store: RunStore | None) -> tuple[State, list[Record]]:
     """The state and the records to begin with: the checkpoint's or the initial ones, whatever this federation ran before."""
-    for client in assembly.clients:
+    for client in existing(assembly.clients):
         client.kept = None
     if store is None:
         return assembly.initial, []
@@ -170,8 +173,8 @@ def _start(assembly: Assembly, store: RunStore | None) -> tuple[State, list[Reco
             f"{store.path} holds the state of another model; resume with the model it was begun with"
         )
     personal = read_personal(store.path, checkpoint.state.round)
-    for client in assembly.clients:
-        client.kept = personal.get(client.index)
+    for index, kept in personal.items():
+        assembly.clients[index].kept = kept
     return checkpoint.state, records
 
 

@@ -111,6 +111,16 @@ def test_the_smallest_coins_are_the_sample() -> None:
     assert FixedSize(3, 3).draw(given(0.5, 0.1, 0.9)) == [0, 1, 2]
 
 
+def test_a_fixed_sample_is_that_of_sorting_all_coins() -> None:
+    """Of equal coins the first ones, as a stable sort has it."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        population = int(rng.integers(1, 30))
+        size, values = int(rng.integers(0, population + 1)), rng.integers(0, 6, population) / 8
+        want = sorted(np.argsort(values, kind="stable")[:size].tolist())
+        assert FixedSize(population, size).draw(given(*values)) == want
+
+
 def test_a_fixed_sample_has_exactly_its_size() -> None:
     assert FixedSize(20, 5).expected == 5.0
     assert set(drawn(FixedSize(20, 5)).sum(1).tolist()) == {5}

@@ -113,6 +113,8 @@ def phantoms(config: RunConfig, count: Count, names: Sequence[str], units: Seque
 
 def _hosts(count: int, units: Sequence[int]) -> list[int]:
     """(count,) indices of clients, evenly over all units that there are."""
+    if not count:
+        return []
     upto = np.cumsum(units)
-    at = (np.arange(count) + 0.5) / max(count, 1) * (upto[-1] if len(upto) else 0)
+    at = (np.arange(count) + 0.5) / count * (upto[-1] if len(upto) else 0)
     return [int(host) for host in np.searchsorted(upto, at, side="right")]

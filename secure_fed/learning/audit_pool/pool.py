@@ -121,6 +121,8 @@ def pool(config: RunConfig, problem: Problem) -> AuditPool:
     share = config.audit_fraction
     if share == 0:
         return replace(held, why="evaluation.audit_fraction is 0, so that every unit trained")
+    if problem.lazy:
+        return replace(held, why="clients' examples are read when the clients are drawn, so every unit trained")
     count = sum(problem.units) if kind != "client" else len(problem.names)
     share = min(share, _EXPECTED / count)
     if share * count < FEWEST:
