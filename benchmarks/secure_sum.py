@@ -5,9 +5,10 @@ nothing; against an older checkout; and as clients grow in number.
     OMP_NUM_THREADS=1 python benchmarks/secure_sum.py [--before /tmp/before] [--repeats 3] [--large]
 
 A federation whose clients answer at once (`secure_sum_round.py`) plays masked rounds through the engine, in a process of its
-own for each way. The ways take turns, and the least of each is printed: CPU seconds of the process, all threads
-together, and seconds. X25519 is what all agreements of a session take at least, once for each pair of keys: it is timed in the
-same run, and no simulation that plays the real protocol goes below it. Ratios are of CPU seconds.
+own for each way. The ways take turns, and the least of each is printed: CPU seconds of the process, and seconds. Each has one
+core, since two that are threads of one processor core make each other's CPU seconds longer; with --all-cores it has all.
+X25519 is what all agreements of a session take at least, once for each pair of keys: it is timed in the same run, and no
+simulation that plays the real protocol goes below it. Ratios are of CPU seconds.
 """
 
 from __future__ import annotations
@@ -51,11 +52,13 @@ class Way:
     name: str
     checkout: Path = HERE
     apart: bool = False
+    pinned: bool = True
 
     def play(self, case: Case, rounds: int) -> dict[str, float]:
         script = HERE / "benchmarks" / "secure_sum_round.py"
+        pin = ["taskset", "-c", str(min(os.sched_getaffinity(0)))] if self.pinned else []
         done = subprocess.run(
-            [sys.executable, str(script), *case.arguments, str(rounds), *(["apart"] if self.apart else [])],
+            [*pin, sys.executable, str(script), *case.arguments, str(rounds), *(["apart"] if self.apart else [])],
             env={**os.environ, "PYTHONPATH": str(self.checkout)},
             check=True,
             capture_output=True,
@@ -104,9 +107,11 @@ def main() -> None:
     asked.add_argument("--before", type=Path, help="an older checkout to compare with")
     asked.add_argument("--repeats", type=int, default=3)
     asked.add_argument("--large", action="store_true", help="also sessions of 1,000 clients: minutes each")
+    asked.add_argument("--all-cores", action="store_true", help="let every way use all cores")
     chosen = asked.parse_args()
-    ways = [Way("now"), Way("apart", apart=True)]
-    ways += [Way("before", chosen.before.resolve())] if chosen.before else []
+    pinned = not chosen.all_cores
+    ways = [Way("now", pinned=pinned), Way("apart", apart=True, pinned=pinned)]
+    ways += [Way("before", chosen.before.resolve(), pinned=pinned)] if chosen.before else []
     print(machine("numpy", "cryptography"))
     print(
         f"{'clients':>8}{'numbers':>9} {'kind':8}{'k':>5}{'t':>5}{'X25519':>9}{'ms each':>10}{'CPU s':>9}{'s':>9}",
