@@ -122,7 +122,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("rounds.placement", "rounds.summing"),
         ("rounds.protection",),
         ("rounds.client", "rounds.server"),
-        ("rounds.canary_clients", "rounds.engine", "rounds.phantom_clients", "rounds.registered"),
+        ("rounds.canary_clients", "rounds.engine", "rounds.phantom_clients", "rounds.registered", "rounds.together"),
         ("rounds.masked", "rounds.phantom_scores"),
         ("runs.budget_terms", "runs.durable", "runs.ledger_heads", "runs.published"),
         ("runs.assembly", "runs.directory", "runs.trust_statement"),

@@ -37,8 +37,8 @@ from secure_fed.errors import UsageError
 from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.data.fingerprint import content
 from secure_fed.learning.data.pointing import plain
+from secure_fed.learning.training.cohort import Ways, train_together
 from secure_fed.learning.training.schedule import scheduled_lr
-from secure_fed.learning.training.stacked import Ways, train_stacked
 from secure_fed.runs.assembly import Assembly
 from secure_fed.tensors.tensors import Tensors
 
@@ -135,7 +135,7 @@ def _round(made: Sequence[Reference], lr: float, ways: Ways | None) -> None:
         return
     noted = [one.noted(lr) for one in made]
     jobs = [job for own in noted for job in own]
-    found = iter(train_stacked(made[0].assembly.objective, jobs, ways))
+    found = iter(train_together(made[0].assembly.objective, jobs, ways))
     for one, own in zip(made, noted, strict=True):
         one.round(lr, [next(found) for _ in own])
 

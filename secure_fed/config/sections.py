@@ -140,6 +140,12 @@ class TrainingConfig:
     microbatch: int | None = key(
         None, "per-example gradients at a time, to bound memory (example, group)", at_least=1, optional=16
     )
+    together: int | None = key(
+        None,
+        "clients trained in common passes on this machine, at most; 1 trains one after the other (as many as memory holds)",
+        at_least=1,
+        optional=64,
+    )
     optimizer: str = key("adamw", "local optimiser", choices=("adamw", "sgd"))
     momentum: float = key(0.0, "of sgd", at_least=0.0, below=1.0)
     weight_decay: float = key(0.0, "of either optimiser", at_least=0.0)

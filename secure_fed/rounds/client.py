@@ -14,9 +14,10 @@ import torch
 from secure_fed.config import TrainingConfig
 from secure_fed.errors import MethodError
 from secure_fed.learning.tasks.task import Collate
-from secure_fed.learning.training.dp_sgd import planned_steps, train_privately
+from secure_fed.learning.training.dp_sgd import train_privately
 from secure_fed.learning.training.local import Job, Objective, Train, Trained, train
-from secure_fed.methods.method import Contextual, Method, State
+from secure_fed.learning.training.schedule import planned_steps
+from secure_fed.methods.method import Contextual, Method, RoundPlan, State
 from secure_fed.rounds.protection import Protection
 from secure_fed.rounds.transport import Reply, Request
 from secure_fed.tensors.tensors import Layout, LayoutError, Tensors
@@ -75,6 +76,7 @@ class Client:
         self._takes_part = True
         self._due: list[tuple[int, str]] = []
         self.kept: Tensors | None = None
+        self._ahead: tuple[Request, Trained] | None = None
 
     @property
     def personal(self) -> Tensors:
@@ -86,6 +88,21 @@ class Client:
         """Tensors that the method computes from this client's own data. They never leave it."""
         method = self._setup.method
         return method.context(self._setup.initial, self.examples) if isinstance(method, Contextual) else Tensors()
+
+    def job(self, request: Request) -> Job | None:
+        """The local training that the request asks for, if others may do it for this client; `train_ahead` takes its result.
+
+        None for a request that `handle` refuses.
+        """
+        plain = self._setup.train is train and not self._setup.protection.placement.step_noise
+        first = request.plan == self._plan(request.round) and request.pass_name == request.plan.passes[0]
+        if not plain or not first:
+            return None
+        return self._job(self._start(request), request)
+
+    def train_ahead(self, request: Request, trained: Trained) -> None:
+        """Take what `job(request)` became, for the answer to that request."""
+        self._ahead = request, trained
 
     def handle(self, request: Request) -> Reply:
         """Answer one linear pass; the first of a round trains, the later ones contribute from what it trained."""
@@ -111,12 +128,15 @@ class Client:
         """The client's weight in a mean."""
         return float(len(self.examples)) if self._setup.by_examples else 1.0
 
+    def _plan(self, round_: int) -> RoundPlan:
+        return self._setup.method.plan(State(self._setup.initial, round=round_))
+
     def _require_due(self, request: Request) -> None:
         """Require the passes of a round in order, each once for one training, as charged.
 
         A repeated request would draw fresh noise without a charge.
         """
-        plan = self._setup.method.plan(State(self._setup.initial, round=request.round))
+        plan = self._plan(request.round)
         if (request.plan.passes, request.plan.trainable) != (plan.passes, plan.trainable):
             raise MethodError(f"client {self.name} was asked for another plan than {self._setup.method.card.name} has")
         if request.pass_name == plan.passes[0]:
@@ -152,7 +172,7 @@ class Client:
 
     def _train(self, request: Request) -> None:
         setup = self._setup
-        self._before = setup.initial | request.tensors | self.personal | self._context
+        self._before = self._start(request)
         trained = self._trained(request)
         own = trained.after.select(name for name in setup.personal if name in trained.after)
         if own.is_finite():  # tensors that diverged are not kept for the next round
@@ -162,18 +182,31 @@ class Client:
         if setup.watch is not None:
             setup.watch(self._before, self._after, self._weight)
 
+    def _start(self, request: Request) -> Tensors:
+        """The tensors that training starts from."""
+        return self._setup.initial | request.tensors | self.personal | self._context
+
+    def _job(self, start: Tensors, request: Request) -> Job:
+        setup, rng = self._setup, self._rng(request.round)
+        return Job(start, request.plan.trainable, self.examples, setup.collate, setup.training, request.lr, rng)
+
+    def _taken(self, request: Request) -> Trained | None:
+        """What was trained ahead, if it was for what this request asks."""
+        (asked, trained), self._ahead = self._ahead or (None, None), None
+        if asked is None or (asked.round, asked.plan, asked.lr) != (request.round, request.plan, request.lr):
+            return None
+        return trained if asked.tensors is request.tensors else None
+
     def _trained(self, request: Request) -> Trained:
         """Local training. With noise in its steps, it makes as many of them as the client's budget has left."""
         setup, protection = self._setup, self._setup.protection
-        rng = self._rng(request.round)
-        job = Job(self._before, request.plan.trainable, self.examples, setup.collate, setup.training, request.lr, rng)
         if protection.placement.step_noise:
             units = len(set(self.groups)) if self.groups is not None else len(self.examples)
             steps = setup.allowance(self.name, planned_steps(units, setup.training), request.round)
             self._takes_part = steps > 0
             return train_privately(
                 setup.objective,
-                job,
+                self._job(self._before, request),
                 mechanism=protection.mechanism,
                 clip_norm=request.clip_norm,
                 steps=steps,
@@ -185,7 +218,7 @@ class Client:
         if protection.placement.own_noise:
             passes = len(request.plan.passes)
             self._takes_part = setup.allowance(self.name, passes, request.round) == passes
-        return setup.train(setup.objective, job)
+        return self._taken(request) or setup.train(setup.objective, self._job(self._before, request))
 
     def _rng(self, round_: int) -> np.random.Generator:
         """The generator of order, dropout, and the examples of a group that count: seeded without privacy, secret with it.

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -140,14 +141,23 @@ class Participant(Protocol):
 
 @dataclass(frozen=True)
 class InProcess:
-    """Calls client objects of this process one after the other, lazily: one contribution exists at a time."""
+    """Calls client objects of this process one after the other, lazily: one contribution exists at a time.
+
+    prepare: is given some participants at a time with their requests, before the first of them answers; it may do work that
+    they have in common. at_once: how many.
+    """
 
     clients: Sequence[Participant]
+    prepare: Callable[[Sequence[tuple[Any, Any]]], None] = lambda some: None
+    at_once: int = 1
 
     def exchange(self, requests: Mapping[int, Any]) -> Iterator[Any]:
-        for client, request in requests.items():
-            if (answer := self.clients[client].handle(request)) is not None:
-                yield answer
+        everybody = iter(requests.items())
+        while some := [(self.clients[client], request) for client, request in islice(everybody, self.at_once)]:
+            self.prepare(some)
+            for participant, request in some:
+                if (answer := participant.handle(request)) is not None:
+                    yield answer
 
 
 @dataclass

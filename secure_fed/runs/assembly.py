@@ -20,6 +20,7 @@ from secure_fed.learning.audit_pool.phantoms import phantoms
 from secure_fed.learning.audit_pool.pool import AuditPool, hold_out
 from secure_fed.learning.models.loading import digest_of
 from secure_fed.learning.problem import Problem
+from secure_fed.learning.training.cohort import clients_at_once
 from secure_fed.learning.training.local import Objective
 from secure_fed.methods.method import Method, State, loss_of
 from secure_fed.rounds.canary_clients import canary_setups
@@ -35,6 +36,7 @@ from secure_fed.rounds.registered import Registered, Together
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.server_optimizer import ServerOptimizer
 from secure_fed.rounds.summing import OpenSum
+from secure_fed.rounds.together import Together
 from secure_fed.rounds.transport import Transport
 from secure_fed.tensors.sums import PlainSum
 from secure_fed.tensors.tensors import Tensors
@@ -130,9 +132,15 @@ def assemble(
         clients=clients,
         phantoms=beside,
         masks=masks,
-        transport=in_process(config, everybody, masks),
+        transport=in_process(config, everybody, masks, *_training(config, objective, protection, numbers)),
         server=server,
     )
+
+
+def _training(config: RunConfig, objective: Objective, protection: Protection, numbers: int) -> tuple[Together, int]:
+    """What trains clients in common passes, and how many of them at once. numbers: that each client trains."""
+    at_once = config.training.together or clients_at_once(numbers, objective.device)
+    return Together(objective, protection.placement.private), at_once
 
 
 def _with_phantoms_noted(problem: Problem, pool: AuditPool) -> Problem:

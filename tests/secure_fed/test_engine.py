@@ -358,7 +358,7 @@ class Weighing:
 @pytest.mark.parametrize("personal", [[], ["classifier"]])
 @pytest.mark.parametrize("method", toys.METHODS)
 def test_bytes_are_those_of_what_travelled_and_travel_changes_nothing(method: str, personal: list[str]) -> None:
-    settings = {"method.name": method, "method.personal": personal, "federation.cohort": 2}
+    settings = {"method.name": method, "method.personal": personal, "federation.cohort": 2, "training.together": 1}
     if method == "fra_then_ffa":
         settings["method.switch_round"] = 2
     federation = toys.federation(settings)

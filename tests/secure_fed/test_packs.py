@@ -204,12 +204,18 @@ def test_a_kind_is_a_matter_of_the_example_alone() -> None:
     kinds = Kinds(Collate(0), positions=100)
     widths = [kinds({"input_ids": [1] * n, "labels": 0}) for n in (1, 15, 16, 17, 48, 49, 96, 97, 99)]
     assert widths == [
-        *(Padded(16, 0, False), Padded(16, 0, False), Padded(16, 0, True), Padded(32, 16, False), Padded(48, 32, True)),
-        *(Padded(64, 48, False), Padded(96, 64, True), Padded(97, 96, True), Padded(99, 98, True)),
+        *(
+            Padded(8, 0, False),
+            Padded(16, 7, False),
+            Padded(24, 15, False),
+            Padded(24, 15, False),
+            Padded(56, 47, False),
+        ),
+        *(Padded(56, 47, False), Padded(96, 95, True), Padded(97, 96, True), Padded(99, 98, True)),
     ]
     assert all(a != b for a, b in pairwise(dict.fromkeys(widths)))
-    masked = {"input_ids": [1] * 16, "attention_mask": [1] * 15 + [0], "labels": 0}
-    assert kinds(masked) == Padded(16, 0, False)
+    masked = {"input_ids": [1] * 97, "attention_mask": [1] * 96 + [0], "labels": 0}
+    assert kinds(masked) == Padded(97, 96, False)
     assert Collate(0).padded_to(16)([masked])["input_ids"].shape == (1, 16)
     short, long = ({"x": torch.zeros(n), "labels": 0} for n in (3, 4))
     assert Kinds(default_collate)(short) != Kinds(default_collate)(long)

@@ -21,10 +21,11 @@ from privacy.sampling import Poisson
 from secure_fed.config import MethodConfig, TrainingConfig
 from secure_fed.errors import ModelError
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.dp_sgd import ClippedSum, batch_sampler, members_of, planned_steps, train_privately
+from secure_fed.learning.training.dp_sgd import ClippedSum, batch_sampler, members_of, train_privately
 from secure_fed.learning.training.local import Job, Objective, Placed, Trained
 from secure_fed.learning.training.packs import Way
 from secure_fed.learning.training.per_example import Gradients, by_layer, one_by_one
+from secure_fed.learning.training.schedule import planned_steps
 from secure_fed.methods import build
 from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import toys

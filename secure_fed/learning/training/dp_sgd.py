@@ -41,13 +41,6 @@ from secure_fed.learning.training.per_example import Gradients
 Unit = list[Any]  # the examples that count of one unit
 
 
-def planned_steps(units: int, settings: TrainingConfig) -> int:
-    """Steps, and so releases, of one round of a client with that many units; none for a client without any."""
-    if not units:
-        return 0
-    return settings.steps if settings.steps is not None else settings.epochs * math.ceil(units / settings.batch_size)
-
-
 def batch_sampler(units: int, settings: TrainingConfig) -> Poisson:
     """The sampler of a step: each unit is drawn with probability min(1, batch_size / units)."""
     return Poisson(units, min(1.0, settings.batch_size / max(1, units)))

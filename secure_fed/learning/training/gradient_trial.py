@@ -36,7 +36,9 @@ def tried(
     if path_for(objective, alone, placed, probe, together) is by_layer:
         with still(objective, lambda: losses(objective, alone, placed, probe[:1])):
             away = moved_away(placed)
-            sizes = _sizes(lambda items: by_layer(objective, together, away, items), probe)
+            sizes = sizes_that_agree(
+                lambda items: by_layer(objective, together, away, items), probe, _candidates(len(probe))
+            )
             if sizes:
                 return by_layer, sizes
     return one_by_one, (1,)
@@ -76,14 +78,17 @@ def path_for(
         return by_layer if agree(quick, slow, objective.tolerance) else one_by_one
 
 
-def _sizes(gradients: Callable[[Sequence[Any]], Gradients], probe: Sequence[Any]) -> tuple[int, ...]:
+def sizes_that_agree(
+    gradients: Callable[[Sequence[Any]], Mapping[str, Tensor]], probe: Sequence[Any], candidates: Sequence[int]
+) -> tuple[int, ...]:
     """The sizes of passes that give every example's gradient to the same bit, ascending; () where only passes of one do.
 
     A pass of each size is made of the first examples, of the last ones in reverse, and of one example alone in every row, so
-    that an example has other company and another row. Of sets of sizes that agree the largest is taken.
+    that an example has other company and another row. Of sets of sizes that agree the largest is taken. candidates: the
+    sizes to try, up to `len(probe)`, ascending.
     """
     agreeing: list[tuple[list[int], dict[int, bytes]]] = []
-    for size in _candidates(len(probe)):
+    for size in candidates:
         last = len(probe) - 1
         own = _own(gradients, probe, [range(size), range(last, last - size, -1), [0] * size])
         for sizes, known in agreeing if own else ():
@@ -98,7 +103,7 @@ def _sizes(gradients: Callable[[Sequence[Any]], Gradients], probe: Sequence[Any]
 
 
 def _own(
-    gradients: Callable[[Sequence[Any]], Gradients], probe: Sequence[Any], passes: Sequence[Sequence[int]]
+    gradients: Callable[[Sequence[Any]], Mapping[str, Tensor]], probe: Sequence[Any], passes: Sequence[Sequence[int]]
 ) -> dict[int, bytes]:
     """A digest of each example's gradient, if that is the same in every row of these passes; else none."""
     own: dict[int, bytes] = {}

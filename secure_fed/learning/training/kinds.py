@@ -4,9 +4,10 @@ Matrix products of another shape are summed in another order, so padding and bat
 about a millionth in float32, by percents in bfloat16. If they went by who else was drawn, one example more would move the
 gradients of others. So only examples of one kind share a pass:
 
-    collate functions with `padded_to` (all of ours)   texts are padded to the next of a few public widths. Texts without any
-                                                       padding are a kind of their own, since models leave an attention mask out
-                                                       if nothing in the batch is masked, and take other kernels.
+    collate functions with `padded_to` (all of ours)   texts are padded to the next of a few public widths that is longer, since
+                                                       models leave an attention mask out if nothing in the batch is masked, and
+                                                       take other kernels. Where the model has no position more, texts that
+                                                       fill all of them are a kind of their own.
     any other collate function                         examples are of one kind if their batches of one have the same shapes
 """
 
@@ -48,7 +49,8 @@ class Kinds:
         if not self.by_length or not isinstance(item, Mapping) or "input_ids" not in item:
             return _shapes(self.collate([item]), 1)
         tokens = len(item["input_ids"])
-        width, above = _width(tokens)
+        width, above = _width(tokens + 1)  # one token of padding at least: without any a model may take another kernel
+        above = max(0, above - 1)
         if self.positions is not None and width > self.positions:
             width, above = tokens, tokens - 1
         shown = bool(np.all(np.asarray(item["attention_mask"]))) if "attention_mask" in item else True
@@ -74,12 +76,13 @@ class Kinds:
 
 
 def _width(tokens: int) -> tuple[int, int]:
-    """The least of the widths 16, 32, 48, 64, 96, 128, 192, ... that holds so many tokens, and the width below."""
-    below, width = 0, 16
-    while width < tokens:
-        # 32 3/2 = 48, 48 4/3 = 64, ...
-        below, width = width, 32 if width == 16 else width * 3 // 2 if width & (width - 1) == 0 else width * 4 // 3
-    return width, below
+    """The least of the public widths that holds so many tokens, and the width below.
+
+    The widths are 8, 16, ..., 64, and from there four for every doubling: 80, 96, 112, 128, 160, ...
+    """
+    step = 8 if tokens <= 64 else 1 << ((tokens - 1).bit_length() - 3)
+    width = -(-tokens // step) * step
+    return width, width - step
 
 
 def _shapes(batch: Batch, count: int) -> Hashable:

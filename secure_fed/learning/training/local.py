@@ -41,6 +41,7 @@ class Objective(nn.Module):
         self.device = device
         # Which ways of taking per-example gradients have proven right (`packs`).
         self.ways: dict[Hashable, Any] = {}
+        self.copies: list[Objective] = []  # with the same parameters, for passes that are computed at the same time
         self._named = dict(model.named_parameters())
         # Looked up once: walking a model of many modules costs more than a client's share of a round.
         self._buffers_at_start = [

@@ -16,19 +16,17 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from secure_fed.config import TrainingConfig
-from secure_fed.errors import DataError, MethodError, ModelError
 from secure_fed.learning.data.dealing import places_of
 from secure_fed.learning.models.adapters.virtual_tokens import positions_of
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.gradient_trial import tried
-from secure_fed.learning.training.kinds import Kinds, Padded
-from secure_fed.learning.training.local import Objective, Placed, seeded
-from secure_fed.learning.training.made_up import made_up, varied
-from secure_fed.learning.training.per_example import Gradients, Path, losses, one_by_one
+from secure_fed.learning.training.kind_probe import Probing
+from secure_fed.learning.training.kinds import Kinds
+from secure_fed.learning.training.local import Objective, Placed
+from secure_fed.learning.training.per_example import Gradients, Path, one_by_one
 
 
 @dataclass(frozen=True)
@@ -109,29 +107,12 @@ class Packs:
                 self.way(kind, placed, [items[i] for i in of_kind[: self.most]])
 
     def _tried(self, kind: Hashable, placed: Placed, items: Sequence[Any]) -> Way:
-        alone, together = self.kinds.collate, self.kinds.together(kind)
-        probe = made_up(self.kinds, kind, self.objective.model, items[0], self.most)
-        if probe is None or not all(self._takes(placed, alone, [item]) for item in probe):
-            probe = self._of_the_data(kind, items)
-        if isinstance(kind, Padded) and not self._takes(placed, together, probe):
+        probe = Probing(self.objective, self.kinds, placed, self.known).of(kind, items, self.most)
+        if not probe.padded:
             return Way(one_by_one, (1,))  # a width for which the model has no positions
-        return Way(*tried(self.objective, alone, together, placed, probe))
-
-    def _of_the_data(self, kind: Hashable, items: Sequence[Any]) -> list[Any]:
-        others = (item for item in self.known[:_LOOKED_AT] if self.kinds(item) == kind)
-        own = list(items[: self.most]) if len(items) >= self.most else list(others)
-        return varied(own or items, self.most)
-
-    def _takes(self, placed: Placed, collate: Collate, probe: Sequence[Any]) -> bool:
-        try:
-            with torch.no_grad(), seeded(self.objective.device, np.random.default_rng(0)):
-                found = losses(self.objective, collate, placed, probe)
-        except _CANNOT:
-            return False
-        return bool(found.isfinite().all())
+        return Way(*tried(self.objective, self.kinds.collate, self.kinds.together(kind), placed, probe.items))
 
 
-_CANNOT = (ModelError, MethodError, DataError, RuntimeError, ValueError, TypeError, LookupError)
 _MOST = {"cpu": 8}  # there more take no less time for each
 _ELSEWHERE = 32
 _LOOKED_AT = 64

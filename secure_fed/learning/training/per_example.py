@@ -28,6 +28,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from secure_fed.errors import ModelError
+from secure_fed.learning.models.adapters.own_tensors import EachOwn
 from secure_fed.learning.models.adapters.parameters import ExampleWise
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.local import Objective, Placed, require_one_each, to_device
@@ -66,7 +67,7 @@ class _Call(NamedTuple):
 def by_layer(objective: Objective, collate: Collate, placed: Placed, items: Sequence[Any]) -> Gradients:
     """All examples in one pass; ModelError where a tensor that moves is in a layer without a rule, or without examples."""
     calls: list[_Call] = []
-    with _noting(objective.model, placed.moving, calls), _SmallProductsApart(len(items)):
+    with _noting(objective.model, placed.moving, calls), SmallProductsApart(len(items)):
         total = losses(objective, collate, placed, items).sum()
     backprops = torch.autograd.grad(total, [call.y for call in calls], allow_unused=True) if calls else ()
     found: Gradients = {}
@@ -81,7 +82,7 @@ def by_layer(objective: Objective, collate: Collate, placed: Placed, items: Sequ
     }
 
 
-class _SmallProductsApart(TorchFunctionMode):
+class SmallProductsApart(TorchFunctionMode):
     """Matrix products that give an example few numbers, such as its scores, are made for each example apart.
 
     In a product for all examples the rounding of a row can go by its place. Where an example has thousands of numbers a trial
@@ -109,6 +110,8 @@ class _SmallProductsApart(TorchFunctionMode):
 
     def _small(self, x: Any, weight: Any, numbers: int) -> bool:
         if not isinstance(x, Tensor) or not isinstance(weight, Tensor) or weight.ndim != 2 or x.ndim < 2:
+            return False
+        if isinstance(weight, EachOwn):  # such products are each example's own
             return False
         rows = x.numel() // max(1, x.shape[-1])
         divided = self.examples > 1 and len(x) > 0 and len(x) % self.examples == 0

@@ -33,6 +33,13 @@ def optimizer_of(parameters: Iterable[Tensor], settings: TrainingConfig, lr: flo
     return torch.optim.AdamW(list(parameters), lr, weight_decay=settings.weight_decay)
 
 
+def planned_steps(units: int, settings: TrainingConfig) -> int:
+    """The steps of one round of a client with that many examples, or units of them; none for a client without any."""
+    if not units:
+        return 0
+    return settings.steps if settings.steps is not None else settings.epochs * math.ceil(units / settings.batch_size)
+
+
 def local_batches(
     examples: Sequence[Any], collate: Collate, settings: TrainingConfig, rng: np.random.Generator
 ) -> Iterator[Batch]:

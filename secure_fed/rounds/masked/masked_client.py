@@ -20,6 +20,7 @@ from protocols.keys import Identity
 from protocols.opening import listed
 from protocols.record import InMemory
 from secure_fed.errors import TrainingError
+from secure_fed.learning.training.local import Job, Trained
 from secure_fed.rounds.client import Client
 from secure_fed.rounds.masked.bound import Passes
 from secure_fed.rounds.masked.encoding import Contribution, Encoding, Noised, Words
@@ -73,12 +74,14 @@ class MaskedClient:
         self._sessions = InMemory()
         self._masking: Masking | None = None
         self._left: int | None = None
+        self._tossed: tuple[int, bool] | None = None
+        self._right: Stage | None = None
         self._passes = Passes(exact=self._terms.protection.placement.masks_alone)
         self._listed: ContributorList | None = None
 
     def begin(self, releases: int | None = None) -> None:
         """Begin or resume a run in which `releases` noised sums are still to come."""
-        self._left = releases
+        self._left, self._tossed = releases, None
         self._passes.begin()
 
     def handle(self, stage: Stage) -> Staged | None:
@@ -91,6 +94,23 @@ class MaskedClient:
             return None
         self._clock.seconds += time.perf_counter() - started - elsewhere
         return Staged(self.client.index, message)
+
+    def job(self, stage: Stage) -> Job | None:
+        """As `Client.job`, in the stage that takes vectors; None for a request that is refused."""
+        if stage.name != "mask" or stage.request is None or self._masking is None:
+            return None
+        try:
+            self._require_expected(stage.request, stage)
+        except Tampering:
+            return None
+        if not self._trains(stage.round):
+            return None
+        return self.client.job(stage.request)
+
+    def train_ahead(self, stage: Stage, trained: Trained) -> None:
+        """As `Client.train_ahead`."""
+        if stage.request is not None:
+            self.client.train_ahead(stage.request, trained)
 
     def _answer(self, stage: Stage) -> tuple[bytes | bytearray, float]:
         """The message, and the seconds spent on training."""
@@ -138,15 +158,15 @@ class MaskedClient:
             self._require_filling()
             self._passes.fill()
             return np.zeros(stage.parameters.length, _word(stage.parameters.bits)), 0.0
-        require_expected(request, stage, self._rounds)
+        self._require_expected(request, stage)
         self._passes.take(request, cohort)
         stream = self._entropy.stream("share", stage.round, self.client.index)
         layout = self._rounds.expected(request).layouts[request.pass_name]
         encoding = self._encoding(layout.size, request.clip_norm)
         started = time.perf_counter()
-        contribution = (
-            self._contribution(replace(request, clip_norm=self._longest(request, encoding))) if self._trains() else None
-        )
+        contribution = None
+        if self._trains(stage.round):
+            contribution = self._contribution(replace(request, clip_norm=self._longest(request, encoding)))
         trained = time.perf_counter() - started
         try:
             return encoding.encode(contribution, stream), trained
@@ -156,6 +176,12 @@ class MaskedClient:
                     f"client {self.client.name}: {error}; raise secure_aggregation.range, or lower training.lr"
                 ) from error
             return encoding.encode(None, stream), trained
+
+    def _require_expected(self, request: Request, stage: Stage) -> None:
+        """Refuse a request that the run does not have. One that was found right is not looked at again."""
+        if self._right is not stage:
+            require_expected(request, stage, self._rounds)
+            self._right = stage
 
     def _encoding(self, size: int, clip_norm: float) -> Encoding:
         """The run's encoding, for a phantom without noise."""
@@ -197,11 +223,14 @@ class MaskedClient:
         values = Layout.of(reply.contribution).flatten(reply.contribution, torch.float64).cpu().numpy()
         return Contribution(values, reply.weight, reply.loss)
 
-    def _trains(self) -> bool:
-        """Whether this client trains: its secret coin for this round."""
+    def _trains(self, round_: int) -> bool:
+        """Whether this client trains: its secret coin for this round, which it tosses once."""
         if self._coin is None:
             return True
-        return bool(self._entropy.stream("coin", self._passes.round, self.client.index).uniform(1)[0] < self._coin)
+        if self._tossed is None or self._tossed[0] != round_:
+            toss = self._entropy.stream("coin", round_, self.client.index).uniform(1)[0]
+            self._tossed = round_, bool(toss < self._coin)
+        return self._tossed[1]
 
 
 def masked_clients(

@@ -23,7 +23,8 @@ from secure_fed.rounds.masked.masked_sum import MaskedSum
 from secure_fed.rounds.masked.terms import FEWEST, Registry, Terms
 from secure_fed.rounds.phantom_clients import Phantom
 from secure_fed.rounds.protection import Protection
-from secure_fed.rounds.transport import InProcess, Transport, Vanishing
+from secure_fed.rounds.together import Together
+from secure_fed.rounds.transport import InProcess, Participant, Transport, Vanishing
 from secure_fed.tensors.tensors import Tensors
 
 
@@ -113,9 +114,19 @@ def _invited(sampler: Sampler, protection: Protection, clients: int) -> int:
     return usual
 
 
-def in_process(config: RunConfig, clients: Sequence[Client], masks: Masks | None) -> Transport:
-    """The transport of a simulated federation, which loses clients if `federation.vanishing` says so."""
-    inner = InProcess(masks.clients if masks else clients)
+def in_process(
+    config: RunConfig,
+    clients: Sequence[Client],
+    masks: Masks | None,
+    training: Together | None = None,
+    at_once: int = 1,
+) -> Transport:
+    """The transport of a simulated federation, which loses clients if `federation.vanishing` says so.
+
+    training: trains clients in common passes, `at_once` of them; without it each trains when it is asked.
+    """
+    participants: Sequence[Participant] = masks.clients if masks else clients
+    inner = InProcess(participants, training, at_once) if training else InProcess(participants)
     if not config.federation.vanishing:
         return inner
     exchanges = 1

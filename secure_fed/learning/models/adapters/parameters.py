@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, vmap
 
+from secure_fed.learning.models.adapters.own_tensors import EachOwn, of_each
 from secure_fed.tensors.tensors import Tensors
 
 
@@ -35,6 +38,22 @@ class ExampleWise(nn.Module):
     """A layer of one input and one output, (B, ...) each, whose output for an example is a function of that example's input and
     of parameters that the layer holds itself (not in children).
 
-    Its forward is made of operations that `torch.func` can batch: no branch on values, nothing random, nothing in place.
+    Its forward is made of operations that `torch.func` can batch: no branch on values, nothing random, nothing in place. So the
+    layer can be called with parameters of which each example has its own (`EachOwn`), and
     `learning/training/per_example.py` makes each example's gradient by the layer's own backward pass over that example alone.
     """
+
+    def __call__(self, x: Tensor) -> Any:
+        given: Mapping[str, Any] = self._parameters
+        own = {name: value.rows for name, value in given.items() if isinstance(value, EachOwn)}
+        if not own:
+            return super().__call__(x)
+        shared = {name: value for name, value in given.items() if value is not None and name not in own}
+
+        def of_one(values: Mapping[str, Tensor], x_i: Tensor) -> Tensor:
+            y_i: Tensor = functional_call(self, {**shared, **values}, (x_i,))
+            return y_i
+
+        examples = len(next(iter(own.values())))
+        y: Tensor = vmap(of_one)(own, of_each(x, examples))
+        return y.flatten(0, 1)

@@ -1,4 +1,4 @@
-"""Stacked trainings against the same trainings one after the other, which are the definition."""
+"""Trainings in common passes, against the same trainings one after the other, which are the definition."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.models.adapters.lora import LoraAdapter
 from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training import stacked
+from secure_fed.learning.training import cohort
+from secure_fed.learning.training.cohort import Ways, train_together
+from secure_fed.learning.training.cohort_pass import Trial
 from secure_fed.learning.training.local import Job, Objective, Trained, train
-from secure_fed.learning.training.stacked import Ways, train_stacked
 from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen
 from tests.secure_fed import small_models, toys
@@ -67,9 +68,9 @@ class Setting:
     def both(
         self, settings: TrainingConfig = USUAL, ways: Ways | None = None, **own: Any
     ) -> tuple[list[Trained], list[Trained]]:
-        """Stacked, and one after the other."""
+        """Together, and one after the other."""
         own["settings"] = settings
-        together = train_stacked(self.objective, self.jobs(**own), ways)
+        together = train_together(self.objective, self.jobs(**own), ways)
         return together, [train(self.objective, job) for job in self.jobs(**own)]
 
 
@@ -105,11 +106,15 @@ def require_equal(found: Sequence[Trained], expected: Sequence[Trained], toleran
 
 
 @pytest.mark.parametrize("architecture", chosen(small_models.ARCHITECTURES, ["bert", "deberta_v3", "llama", "gpt2"]))
-def test_what_is_stacked_is_what_each_gives_by_itself(architecture: str) -> None:
+def test_in_common_passes_each_is_what_it_is_by_itself(architecture: str) -> None:
     setting, ways = adapted(architecture), Ways()
     settings = replace(USUAL, optimizer="sgd", lr=0.1)
     together, alone = setting.both(settings, ways)
-    assert list(ways.found.values()) == [""], "it was stacked"
+    reasons = [trial.why_not for trial in ways.trials.values()]
+    if architecture.startswith("deberta"):  # its adapted layers read positions too, which all examples share
+        assert ["not each has its part" in reason for reason in reasons] == [True]
+    else:
+        assert reasons == [""], "they shared passes"
     require_equal(together, alone)
     moved = [one.after - job.before.select(one.after) for one, job in zip(together, setting.jobs(), strict=True)]
     assert [change.norm() > 1e-2 for change in moved] == [size > 0 for size in SIZES]
@@ -135,41 +140,20 @@ def test_optimisers_are_each_ones_own(changed: Mapping[str, Any]) -> None:
 
 
 def test_many_are_begun_a_few_at_a_time_and_come_back_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacked, "_BEGUN", 7)
+    monkeypatch.setattr(cohort, "_CLIENTS", 7)
     setting = toy()
     sizes = [3 + number % 11 for number in range(20)]
     together, alone = setting.both(replace(USUAL, epochs=1), Ways(), sizes=sizes)
     require_equal(together, alone)
 
 
-def test_kinds_that_train_unlike_tensors_are_stacked_apart() -> None:
+def test_kinds_that_train_unlike_tensors_share_no_pass() -> None:
     setting, ways = toy(), Ways()
     names = [["classifier.weight"], ["classifier.weight", "query.weight"]]
     jobs = [replace(job, trainable=names[number % 2]) for number, job in enumerate(setting.jobs((8, 8, 8, 8), lr=0.1))]
-    found = train_stacked(setting.objective, jobs, ways)
+    found = train_together(setting.objective, jobs, ways)
     assert [list(one.after) for one in found] == [names[0], names[1], names[0], names[1]]
-    assert list(ways.found.values()) == ["", ""]
-
-
-def test_a_batch_that_fills_a_pass_is_worked_on_as_by_itself() -> None:
-    setting, ways = toy(), Ways()
-    together, alone = setting.both(replace(USUAL, batch_size=stacked.ON_CPU), ways, sizes=(stacked.ON_CPU, 32, 48))
-    assert [one.after.to_bytes() for one in together] == [one.after.to_bytes() for one in alone]
-
-
-def test_passes_hold_no_more_examples_than_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    setting, seen = toy(), []
-
-    def noting(items: Sequence[Any]) -> Any:
-        seen.append(len(items))
-        return setting.collate(items)
-
-    counted = replace(setting, collate=noting)
-    ways = Ways({setting.jobs()[0].kind: ""})
-    sizes = [3] * 9
-    train_stacked(counted.objective, counted.jobs(sizes, lr=0.1, collate=noting), ways)
-    assert sorted(seen) == sorted([15, 12] * 2), "five trainings of three examples, and the other four, twice"
-    assert max(seen) <= stacked.ON_CPU
+    assert [trial.why_not for trial in ways.trials.values()] == ["", ""]
 
 
 def toy(dropout: float = 0.0, loss: Any = None, seen: Callable[[Tensor], Tensor] = lambda x: x) -> Setting:
@@ -211,13 +195,13 @@ def drawing(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
 @pytest.mark.parametrize(
     ("loss", "reason"),
     [
-        (mean_over_the_batch, "not those of one training at a time"),
-        (by_any, "not those of one training at a time"),
-        (by_number, "cannot be mapped"),
+        (mean_over_the_batch, "not those of one client at a time"),
+        (by_any, "not those of one client at a time"),
+        (by_number, "not those of one client at a time"),
         (drawing, "random numbers beyond dropout"),
     ],
 )
-def test_what_stacking_would_get_wrong_is_trained_one_after_the_other(loss: Any, reason: str) -> None:
+def test_what_common_passes_would_get_wrong_is_trained_one_after_the_other(loss: Any, reason: str) -> None:
     setting, ways = toy(loss=loss), Ways()
     together, alone = setting.both(replace(USUAL, optimizer="sgd", lr=0.01), ways)
     assert reason in ways.why_not
@@ -235,7 +219,7 @@ def test_a_collate_without_rows_is_no_error() -> None:
 def test_forced_through_a_coupled_loss_would_be_seen() -> None:
     """The comparison of this file can fail."""
     setting = toy(loss=mean_over_the_batch)
-    ways = Ways({setting.jobs()[0].kind: ""})
+    ways = Ways({setting.jobs()[0].kind: Trial()})
     together, alone = setting.both(replace(USUAL, optimizer="sgd", lr=0.01), ways)
     with pytest.raises(AssertionError):
         require_equal(together, alone)
@@ -253,7 +237,7 @@ def test_dropout_follows_the_rngs_alone_and_differs_between_trainings() -> None:
     assert [one.after.to_bytes() for one in first] == [one.after.to_bytes() for one in again]
     job = setting.jobs(lr=0.1)[0]
     twins = [replace(job, rng=np.random.default_rng(seed)) for seed in (0, 0)]
-    trained = train_stacked(setting.objective, twins, ways)
+    trained = train_together(setting.objective, twins, ways)
     assert trained[0].after.to_bytes() != trained[1].after.to_bytes(), "the same batches, and each its own dropout"
 
 

@@ -1,0 +1,138 @@
+"""How the examples of a step, of all clients, are divided into passes.
+
+    Tight    sorted by length, and cut where a pass holds enough tokens: next to nothing is spent on padding. Rounding goes by
+             who shares a pass.
+    Public   each example is padded to one of a few public widths, and a pass has one of the sizes for which a trial found
+             every example's gradient to be the same to the bit whoever shares it. So the training of a client is a function of
+             its own examples, whoever else was drawn, as the sensitivity of a sum of clipped contributions asks for.
+
+Both give the examples of one client to passes in an order that depends on its own examples alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from secure_fed.learning.models.adapters.virtual_tokens import positions_of
+from secure_fed.learning.tasks.task import Collate
+from secure_fed.learning.training.cohort_pass import Pack, Places, found_in
+from secure_fed.learning.training.gradient_trial import moved_away, sizes_that_agree, still
+from secure_fed.learning.training.kind_probe import Probing
+from secure_fed.learning.training.kinds import Kinds, Padded
+from secure_fed.learning.training.local import Objective, Placed
+
+Entry = tuple[int, Any]  # the row of a client, and one of its examples
+
+
+class Packing(Protocol):
+    """A division of entries into passes."""
+
+    def packs(self, entries: Sequence[Entry]) -> Iterator[Pack]:
+        """The passes of these entries, which are ordered by client."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a pass has room for. rows: examples at most."""
+
+    tokens: int
+    rows: int
+
+    @classmethod
+    def of(cls, device: torch.device, numbers: int) -> Room:
+        """numbers: of one client's moving tensors, of which a pass has a copy and a gradient for each example."""
+        tokens, memory = (1024, 2**25) if device.type == "cpu" else (2**15, 2**30)
+        return cls(tokens, max(1, min(tokens // 4, memory // max(1, numbers))))
+
+    def of_width(self, width: int) -> int:
+        """The examples of so many tokens that fit; width 0 is not known."""
+        return max(1, min(self.rows, self.tokens // width if width else self.tokens // _UNKNOWN))
+
+
+@dataclass(frozen=True)
+class Tight:
+    """Passes of examples of like length."""
+
+    collate: Collate
+    room: Room
+
+    def packs(self, entries: Sequence[Entry]) -> Iterator[Pack]:
+        by_length = sorted(entries, key=lambda entry: _tokens(entry[1]), reverse=True)
+        at = 0
+        while at < len(by_length):
+            some = by_length[at : at + self.room.of_width(_tokens(by_length[at][1]))]
+            at += len(some)
+            yield Pack([owner for owner, _ in some], [item for _, item in some], self.collate, len(some))
+
+
+class Public:
+    """Passes of public shapes."""
+
+    def __init__(
+        self, objective: Objective, collate: Collate, room: Room, placed: Placed, known: Sequence[Any]
+    ) -> None:
+        """placed: where some client stands, to try shapes out at. known: examples to try them on, where none can be made up."""
+        self._objective, self._room, self._placed = objective, room, placed
+        self._kinds = Kinds(collate, positions_of(objective.model))
+        self._probing = Probing(objective, self._kinds, placed, known)
+
+    def packs(self, entries: Sequence[Entry]) -> Iterator[Pack]:
+        by_kind: dict[Hashable, list[Entry]] = {}
+        for entry in entries:
+            by_kind.setdefault(self._kinds(entry[1]), []).append(entry)
+        for kind in sorted(by_kind, key=repr):
+            yield from self._of_kind(kind, by_kind[kind])
+
+    def _of_kind(self, kind: Hashable, entries: Sequence[Entry]) -> Iterator[Pack]:
+        (collate, sizes), at = self._shapes(kind, entries[0][1]), 0
+        while at < len(entries):
+            size = _next(sizes, len(entries) - at)
+            some = entries[at : at + size]
+            at += len(some)
+            filled = [*some, *[some[0]] * (size - len(some))]
+            yield Pack([one for one, _ in filled], [item for _, item in filled], collate, len(some), apart=True)
+
+    def _shapes(self, kind: Hashable, item: Any) -> tuple[Collate, tuple[int, ...]]:
+        """How passes of this kind are collated, and the sizes they may have, ascending; tried out the first time."""
+        most = self._room.of_width(kind.width if isinstance(kind, Padded) else 0)
+        key = ("cohort", kind, most, tuple((name, part.shape) for name, part in self._placed.moving.items()))
+        if key not in self._objective.ways:
+            self._objective.ways[key] = self._tried(kind, item, most)
+        found: tuple[Collate, tuple[int, ...]] = self._objective.ways[key]
+        return found
+
+    def _tried(self, kind: Hashable, item: Any, most: int) -> tuple[Collate, tuple[int, ...]]:
+        probe, collate = self._probing.of(kind, [item], most), self._kinds.together(kind)
+        if not probe.padded:  # a width for which the model has no positions
+            return self._kinds.collate, (1,)
+        away = [moved_away(self._placed, number) for number in range(min(most, _PLACES))]
+        places = Places.of(away)
+
+        def gradients(entries: Sequence[Entry]) -> Mapping[str, Tensor]:
+            pack = Pack([own for own, _ in entries], [one for _, one in entries], collate, len(entries), apart=True)
+            found = found_in(self._objective, places, pack)
+            return {"gradient": found.gradients, "loss": found.losses[:, None]}
+
+        entries = [(number % len(away), one) for number, one in enumerate(probe.items)]
+        with still(self._objective, lambda: gradients(entries[:1])["loss"]):
+            candidates = sorted({1, max(1, most // 4), most})
+            return collate, sizes_that_agree(gradients, entries, candidates) or (1,)
+
+
+def _next(sizes: Sequence[int], left: int) -> int:
+    """The size of the next pass: the one by which `left` examples cost least, counting what fills passes up."""
+    return min(reversed(sizes), key=lambda size: -(-left // size) * (size + _PER_PASS))
+
+
+def _tokens(item: Any) -> int:
+    return len(item["input_ids"]) if isinstance(item, Mapping) and "input_ids" in item else 0
+
+
+_PER_PASS = 3  # what a pass costs beside its examples, in examples
+_UNKNOWN = 64  # tokens that an example is taken to have where that is not known
+_PLACES = 4

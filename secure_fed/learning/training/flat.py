@@ -1,0 +1,51 @@
+"""The moving tensors of many clients as one matrix, a client a row, so that one operation steps all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Flat:
+    """Named tensors one after the other in a row of `width` numbers, of which the last may be unused and stay zero.
+
+    The width is a multiple of 64: vectorised arithmetic then treats every row alike, wherever it is in a matrix. shapes: of
+    the tensors, by name.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @property
+    def width(self) -> int:
+        return -(-sum(map(math.prod, self.shapes.values())) // _TOGETHER) * _TOGETHER
+
+    def rows(self, tensors: Sequence[Mapping[str, Tensor]]) -> Tensor:
+        """(S, width) of S clients' tensors."""
+        each = [torch.cat([own[name].detach().reshape(-1) for name in self.shapes]) for own in tensors]
+        found = each[0].new_zeros(len(each), self.width)
+        for row, numbers in zip(found, each, strict=True):
+            row[: len(numbers)] = numbers
+        return found
+
+    def parts(self, rows: Tensor) -> dict[str, Tensor]:
+        """{name: (B, *shape)}, views of the rows (B, width)."""
+        found, at = {}, 0
+        for name, shape in self.shapes.items():
+            count = math.prod(shape)
+            found[name] = rows[:, at : at + count].view(len(rows), *shape)
+            at += count
+        return found
+
+    def joined(self, parts: Sequence[Tensor]) -> Tensor:
+        """(B, width) of tensors (B, *shape) in the order of the names."""
+        flat = [part.flatten(1) for part in parts]
+        unused = self.width - sum(part.shape[1] for part in flat)
+        return torch.cat([*flat, flat[0].new_zeros(len(flat[0]), unused)], 1)
+
+
+_TOGETHER = 64

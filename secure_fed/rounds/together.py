@@ -1,0 +1,54 @@
+"""The local trainings of a round's clients that live in one process, made in common passes before the clients answer.
+
+Only the arithmetic is common. What a client trained is handed to that client alone, and all that follows (clipping, noise,
+masks) it does itself. Where clients are protected, passes have public shapes, so that what one client trained does not depend
+on who else was drawn.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from secure_fed.learning.training.cohort import Ways, train_together
+from secure_fed.learning.training.local import Job, Objective, Trained
+
+_log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class Trainable(Protocol):
+    """A participant whose training others may do."""
+
+    def job(self, request: Any) -> Job | None: ...
+
+    def train_ahead(self, request: Any, trained: Trained) -> None: ...
+
+
+@dataclass(frozen=True)
+class Together:
+    """Trains participants for their next answers. public: whether clients are protected."""
+
+    objective: Objective
+    public: bool
+    ways: Ways = field(default_factory=Ways)
+
+    def __call__(self, some: Sequence[tuple[Any, Any]]) -> None:
+        trainable = [(one, request) for one, request in some if isinstance(one, Trainable)]
+        asked = [(participant, request, participant.job(request)) for participant, request in trainable]
+        theirs = [(participant, request, job) for participant, request, job in asked if job is not None]
+        tried = len(self.ways.trials)
+        found = train_together(self.objective, [job for _, _, job in theirs], self.ways, public=self.public)
+        self._say(tried)
+        for (participant, request, _), trained in zip(theirs, found, strict=True):
+            participant.train_ahead(request, trained)
+
+    def _say(self, tried: int) -> None:
+        """Log what came of trials since the first `tried`."""
+        for trial in list(self.ways.trials.values())[tried:]:
+            if trial.why_not:
+                _log.warning("clients are trained one after the other: %s", trial.why_not)
+            else:
+                _log.info("clients are trained in common passes")
