@@ -83,8 +83,8 @@ def texts(seed: int, count: int) -> list[dict[str, Any]]:
     ]
 
 
-def adapted(architecture: str, loss: Any = classification.loss) -> Setting:
-    model = small_models.make(architecture)
+def adapted(architecture: str | nn.Module, loss: Any = classification.loss) -> Setting:
+    model = architecture if isinstance(architecture, nn.Module) else small_models.make(architecture)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

@@ -69,7 +69,7 @@ def test_the_commented_file_is_the_defaults_and_explains_every_key(tmp_path: Pat
 def test_every_line_of_the_commented_file_that_is_commented_out_can_be_put_in(tmp_path: Path) -> None:
     text = commented_toml()
     unset = [name for (_, name), value in zip(KEYS, values(RunConfig()), strict=True) if value is None]
-    training = ["clients", "cohort", "sketch", "bottleneck", "final_rank", "steps", "microbatch"]
+    training = ["clients", "cohort", "sketch", "bottleneck", "final_rank", "steps", "microbatch", "together"]
     privacy = ["epsilon", "noise_multiplier", "clip_quantile", "participations"]
     audit = ["target_accuracy", "phantoms", "audit_fraction", "bandwidth"]
     assert unset == [*training, *privacy, "neighbours", "threshold", *audit]

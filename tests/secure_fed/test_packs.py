@@ -216,7 +216,7 @@ def test_a_kind_is_a_matter_of_the_example_alone() -> None:
     assert all(a != b for a, b in pairwise(dict.fromkeys(widths)))
     masked = {"input_ids": [1] * 97, "attention_mask": [1] * 96 + [0], "labels": 0}
     assert kinds(masked) == Padded(97, 96, False)
-    assert Collate(0).padded_to(16)([masked])["input_ids"].shape == (1, 16)
+    assert Collate(0).padded_to(112)([masked])["input_ids"].shape == (1, 112)
     short, long = ({"x": torch.zeros(n), "labels": 0} for n in (3, 4))
     assert Kinds(default_collate)(short) != Kinds(default_collate)(long)
 

@@ -38,7 +38,7 @@ class Probing:
         """`count` examples of the kind. items: some of the data that are."""
         alone, together = self.kinds.collate, self.kinds.together(kind)
         probe = made_up(self.kinds, kind, self.objective.model, items[0], count)
-        if probe is None or not all(self._takes(alone, [item]) for item in probe):
+        if probe is None or not self._takes(alone, probe):
             probe = self._of_the_data(kind, items, count)
         return KindProbe(probe, not isinstance(kind, Padded) or self._takes(together, probe))
 

@@ -90,8 +90,10 @@ def _added(y: Tensor, bias: Tensor | None) -> Tensor:
     return (of_each(y, len(bias.rows)).flatten(1, -2) + bias.rows.unsqueeze(1)).reshape(y.shape)
 
 
-def _embedding(ids: Tensor, weight: EachOwn, padding_idx: int | None = None, *settings: Any) -> Tensor:
-    if padding_idx is not None or any(settings[:1]):  # a token that does not train, or a largest norm
+def _embedding(
+    ids: Tensor, weight: EachOwn, padding_idx: int | None = None, max_norm: float | None = None, **settings: Any
+) -> Tensor:
+    if padding_idx is not None or max_norm is not None:  # a token that does not train, or a largest norm
         raise NoRuleError("an embedding with settings has no rule for tensors of which each example has its own")
     rows = weight.rows
     tokens = of_each(ids, len(rows)).flatten(1)  # (B, T)

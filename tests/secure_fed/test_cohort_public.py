@@ -1,0 +1,218 @@
+"""Under a guarantee for clients, what a client trains is its own affair to the bit, on any number of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import BertConfig, BertForSequenceClassification
+
+from secure_fed.learning.models.adapters.own_tensors import EachOwn, NoRuleError
+from secure_fed.learning.training import cohort, crew
+from secure_fed.learning.training.cohort import Ways, add_in_order, train_together
+from secure_fed.learning.training.local import Trained
+from secure_fed.rounds.transport import InProcess
+from tests.secure_fed import private_toys, small_models, toys
+from tests.secure_fed.test_cohort import USUAL, Setting, adapted, require_equal, toy
+
+SIZES = (9, 4, 1, 6, 7, 5)
+SETTINGS = replace(USUAL, epochs=1)
+
+
+def texts(seed: int, count: int) -> list[dict[str, Any]]:
+    """Of 2 to 40 words."""
+    rng = np.random.default_rng([7, seed])
+    lengths = rng.integers(2, 40, count)
+    return [{"input_ids": rng.integers(2, small_models.VOCABULARY, n), "labels": int(rng.integers(3))} for n in lengths]
+
+
+def trained(setting: Setting, rows: Sequence[int], *, public: bool) -> list[bytes]:
+    """The jobs of these rows, trained together."""
+    jobs = setting.jobs(SIZES, settings=SETTINGS)
+    jobs = [replace(job, examples=texts(row, SIZES[row])) for row, job in enumerate(jobs)]
+    found = train_together(setting.objective, [jobs[row] for row in rows], Ways(), public=public)
+    return [one.after.to_bytes() for one in found]
+
+
+def wide() -> Setting:
+    """Of a width at which the order of sums in matrix products shows."""
+    config = BertConfig(
+        vocab_size=small_models.VOCABULARY,
+        hidden_size=96,
+        intermediate_size=192,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        num_labels=3,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    torch.manual_seed(0)
+    return adapted(BertForSequenceClassification(config))
+
+
+@pytest.fixture(scope="module")
+def bert() -> Setting:
+    return wide()
+
+
+def test_who_else_trains_moves_no_bit(bert: Setting) -> None:
+    everybody = trained(bert, range(6), public=True)
+    assert trained(bert, [3, 0], public=True) == [everybody[3], everybody[0]]
+    assert trained(bert, [4], public=True) == [everybody[4]]
+
+
+def test_tight_passes_would_move_bits(bert: Setting) -> None:
+    """So the test above can fail."""
+    everybody = trained(bert, range(6), public=False)
+    assert trained(bert, [3, 0], public=False) != [everybody[3], everybody[0]]
+
+
+@pytest.mark.parametrize("public", [False, True])
+def test_threads_move_no_bit(bert: Setting, public: bool) -> None:
+    alone = trained(bert, range(6), public=public)
+    torch.set_num_threads(3)
+    try:
+        assert trained(bert, range(6), public=public) == alone
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(1)
+    assert len(bert.objective.copies) == 3
+
+
+def test_dropout_is_repeated_on_any_number_of_threads() -> None:
+    setting = wide()
+    for module in setting.objective.model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.3
+    alone = trained(setting, range(6), public=False)
+    torch.set_num_threads(3)
+    try:
+        assert trained(setting, range(6), public=False) == alone
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_a_model_whose_copy_works_on_the_first_one_is_not_spread() -> None:
+    """`toy` puts a forward into the model that goes on calling the first one's."""
+    setting, ways = toy(), Ways()
+    torch.set_num_threads(2)
+    try:
+        together, alone = setting.both(replace(USUAL, optimizer="sgd", lr=0.1), ways)
+    finally:
+        torch.set_num_threads(1)
+    assert [(trial.why_not, trial.copies) for trial in ways.trials.values()] == [("", False)]
+    require_equal(together, alone)
+
+
+def test_an_error_in_a_pass_comes_out_and_threads_end(monkeypatch: pytest.MonkeyPatch, bert: Setting) -> None:
+    made: list[crew.Crew] = []
+    close = crew.Crew.close
+    monkeypatch.setattr(crew.Crew, "close", lambda own: (made.append(own), close(own)))
+    monkeypatch.setattr(cohort, "found_in", lambda *given: 1 / 0)
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(ZeroDivisionError):
+            trained(bert, range(6), public=False)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert len(made) == 1
+
+
+def contributions(built: Any, clients: Sequence[int]) -> dict[int, bytes]:
+    """What these clients contribute to the first pass, asked together."""
+    server, initial = built.assembly.server, built.assembly.initial
+    plan = server.plan(initial)
+    request = server.request(initial, plan, plan.passes[0], private_toys.LR, {})
+    transport = built.assembly.transport
+    assert isinstance(transport, InProcess)
+    assert transport.at_once > 1
+    return {
+        reply.client: reply.contribution.to_bytes() for reply in transport.exchange(dict.fromkeys(clients, request))
+    }
+
+
+def test_a_contribution_under_client_privacy_is_the_clients_own_to_the_bit() -> None:
+    built = private_toys.federation({**private_toys.NOISE, "training.batch_size": 3}, seed=1)
+    everybody = contributions(built, [0, 1, 2])
+    again = private_toys.federation({**private_toys.NOISE, "training.batch_size": 3}, seed=1)
+    assert contributions(again, [0, 2]) == {0: everybody[0], 2: everybody[2]}
+
+
+def test_trained_ahead_for_another_request_is_not_used() -> None:
+    built = toys.federation()
+    client, server, initial = built.assembly.clients[0], built.assembly.server, built.assembly.initial
+    plan = server.plan(initial)
+    request = server.request(initial, plan, plan.passes[0], 0.05, {})
+    right = client.handle(request).contribution.to_bytes()
+    client.train_ahead(replace(request, lr=0.1), Trained(initial.tensors.select(plan.trainable), 0.0))
+    assert client.handle(request).contribution.to_bytes() == right
+    client.train_ahead(request, Trained(initial.tensors.select(plan.trainable), 0.0))
+    assert client.handle(request).contribution.norm() == 0, "and what is for it is"
+
+
+def test_rows_are_added_in_their_order_on_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    owners, rows = torch.tensor([2, 0, 2, 2, 1, 0]), torch.randn(6, 64) * 1e3
+    expected = torch.zeros(3, 64)
+    for owner, row in zip(owners.tolist(), rows, strict=True):
+        expected[owner] += row
+    total = torch.zeros(3, 64)
+    add_in_order(total, owners, rows)
+    assert torch.equal(total, expected)
+
+    class Elsewhere(Tensor):  # stands for a tensor of another device
+        device = torch.device("meta")
+
+    elsewhere = torch.zeros(3, 64).as_subclass(Elsewhere)
+    monkeypatch.setattr(cohort.torch, "tensor", lambda data, device=None: Tensor.new_tensor(owners, data))
+    add_in_order(elsewhere, owners, rows)
+    assert torch.equal(elsewhere.as_subclass(Tensor), expected)
+
+
+GENERATOR = np.random.default_rng(0)
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.from_numpy(GENERATOR.normal(size=shape))
+
+
+@pytest.mark.parametrize("between", [(), (5,), (2, 5)])
+@pytest.mark.parametrize("per_example", [1, 3])
+def test_every_rule_is_that_of_one_example_at_a_time(between: tuple[int, ...], per_example: int) -> None:
+    x, weight, bias, scale = drawn(4 * per_example, *between, 6), drawn(4, 7, 6), drawn(4, 7), drawn(4, 6)
+    ids = torch.from_numpy(GENERATOR.integers(0, 7, (4 * per_example, *between)))
+    own, own_bias, own_scale = EachOwn.of(weight), EachOwn.of(bias), EachOwn.of(scale)
+    of_each = x.chunk(4)
+
+    def require(found: Tensor, one: Any) -> None:
+        torch.testing.assert_close(found, torch.cat([one(i) for i in range(4)]))
+
+    linear, embedding = functional.linear, functional.embedding
+    require(linear(x, own, own_bias), lambda i: linear(of_each[i], weight[i], bias[i]))
+    require(linear(x, own), lambda i: linear(of_each[i], weight[i]))
+    require(linear(x, own, bias[0]), lambda i: linear(of_each[i], weight[i], bias[0]))
+    require(linear(x, weight[0], own_bias), lambda i: linear(of_each[i], weight[0], bias[i]))
+    require(embedding(ids, own), lambda i: embedding(ids.chunk(4)[i], weight[i]))
+    for w, b in ((own_scale, own_scale), (own_scale, None), (own_scale, scale[0]), (scale[0], own_scale)):
+        found = functional.layer_norm(x, (6,), w, b)
+        of = [[part.rows[i] if isinstance(part, EachOwn) else part for part in (w, b)] for i in range(4)]
+        require(found, lambda i, of=of: functional.layer_norm(of_each[i], (6,), *of[i]))
+
+
+def test_what_has_no_rule_is_refused() -> None:
+    own = EachOwn.of(drawn(4, 7, 6))
+    assert (tuple(own.shape), own.dtype, own.ndim) == ((7, 6), torch.float64, 2)
+    for refused in (lambda: own + 1, lambda: own.sum(), lambda: drawn(3, 7) @ own, lambda: own[0], lambda: float(own)):
+        with pytest.raises(NoRuleError):
+            refused()
+    with pytest.raises(NoRuleError, match="not each has its part"):
+        functional.linear(drawn(5, 6), own)
+    with pytest.raises(NoRuleError):
+        functional.embedding(torch.zeros(4, dtype=torch.long), own, 0)
