@@ -174,7 +174,8 @@ class Client:
         setup = self._setup
         self._before = self._start(request)
         trained = self._trained(request)
-        own = trained.after.select(name for name in setup.personal if name in trained.after)
+        kept = [name for name in setup.personal if name in trained.after]
+        own = Tensors((name, trained.after.tensor(name).clone()) for name in kept)  # of a matrix of many clients
         if own.is_finite():  # tensors that diverged are not kept for the next round
             self.kept = self.personal | own
         self._after = trained.after.without(setup.personal)
