@@ -16,7 +16,7 @@ What differs from the run:
 - Nothing is charged and no ledger is opened; a client sits out what it would sit out once it has taken part as often as it may.
 - Privacy is not accounted for anew: the noise is that of the run, also where other members would have led to another plan.
 
-References train in lockstep, all clients that train in a round of any of them in common passes over the one base (module `cohort`).
+References train in lockstep: all clients that train in a round of any of them share passes over the base (module `cohort`).
 A round is computed twice for that: first up to the first contribution of each client, to learn what is to be trained on what,
 then in full, with what came of it. Both times draw the same, since all there is to draw comes from seeds. Where noise is in the
 steps of training (privacy for examples or groups), every client trains by itself.
@@ -107,7 +107,7 @@ def trained(
     common: bool = True,
     rounds: int | None = None,
 ) -> References:
-    """A reference for each row of `inside`, trained in lockstep and in common passes, or each client by itself when it is asked."""
+    """A reference for each row of `inside`, trained in lockstep, or each client by itself when it is asked."""
     planned, done = assembly.config.federation.rounds, 0
     rounds = planned if rounds is None else rounds
     common = common and not assembly.protection.placement.step_noise

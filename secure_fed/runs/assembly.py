@@ -137,10 +137,15 @@ def assemble(
     )
 
 
-def _training(config: RunConfig, objective: Objective, protection: Protection, numbers: int) -> tuple[Together, int]:
-    """What trains clients in common passes, and how many of them at once. numbers: that each client trains."""
-    at_once = config.training.together or clients_at_once(numbers, objective.device)
-    return Together(objective, protection.placement.private), at_once
+def _training(
+    config: RunConfig, objective: Objective, protection: Protection, numbers: int
+) -> tuple[Together | None, int]:
+    """What trains clients in common passes, if they share any, and how many at once. numbers: that each client trains.
+
+    Where memory decides it is two at least: a client that trains by itself for want of room takes passes of public shapes too.
+    """
+    at_once = config.training.together or max(2, clients_at_once(numbers, objective.device))
+    return (Together(objective, protection.placement.private) if at_once > 1 else None), at_once
 
 
 def _with_phantoms_noted(problem: Problem, pool: AuditPool) -> Problem:

@@ -79,6 +79,9 @@ def settings(name: str, unit: str = "none", how: str = "plain", **more: Any) -> 
         "training.batch_size": 4,
         "training.lr": 0.02,
         "training.optimizer": "sgd",
+        **(
+            {"training.together": 1} if unit == "client" and name != "ffa_lora" else {}
+        ),  # passes are tried out for each model
         "privacy.delta": 1e-3 if unit != "none" else 1e-5,
         **PRIVACY[unit],
         **SUMS[how],

@@ -46,8 +46,8 @@ class Room:
     @classmethod
     def of(cls, device: torch.device, numbers: int) -> Room:
         """numbers: of one client's moving tensors, of which a pass has a copy and a gradient for each example."""
-        tokens, memory = (1024, 2**25) if device.type == "cpu" else (2**15, 2**30)
-        return cls(tokens, max(1, min(tokens // 4, memory // max(1, numbers))))
+        tokens, rows, memory = (1024, 32, 2**25) if device.type == "cpu" else (2**15, 2**12, 2**30)
+        return cls(tokens, max(1, min(rows, memory // max(1, numbers))))
 
     def of_width(self, width: int) -> int:
         """The examples of so many tokens that fit; width 0 is not known."""
