@@ -13,11 +13,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import BertConfig, BertForSequenceClassification
 
+from privacy.entropy import SeededEntropy
+from secure_fed.federation import Federation
 from secure_fed.learning.models.adapters.own_tensors import EachOwn, NoRuleError
 from secure_fed.learning.training import cohort, crew
 from secure_fed.learning.training.cohort import Ways, add_in_order, train_together
 from secure_fed.learning.training.local import Trained
 from secure_fed.rounds.transport import InProcess
+from tests.contracts import runs as contracts
 from tests.secure_fed import private_toys, small_models, toys
 from tests.secure_fed.test_cohort import USUAL, Setting, adapted, require_equal, toy
 
@@ -40,7 +43,7 @@ def trained(setting: Setting, rows: Sequence[int], *, public: bool) -> list[byte
     return [one.after.to_bytes() for one in found]
 
 
-def wide() -> Setting:
+def wide_model() -> nn.Module:
     """Of a width at which the order of sums in matrix products shows."""
     config = BertConfig(
         vocab_size=small_models.VOCABULARY,
@@ -54,7 +57,11 @@ def wide() -> Setting:
         attention_probs_dropout_prob=0.0,
     )
     torch.manual_seed(0)
-    return adapted(BertForSequenceClassification(config))
+    return BertForSequenceClassification(config)
+
+
+def wide() -> Setting:
+    return adapted(wide_model())
 
 
 @pytest.fixture(scope="module")
@@ -140,10 +147,13 @@ def contributions(built: Any, clients: Sequence[int]) -> dict[int, bytes]:
 
 
 def test_a_contribution_under_client_privacy_is_the_clients_own_to_the_bit() -> None:
-    built = private_toys.federation({**private_toys.NOISE, "training.batch_size": 3}, seed=1)
-    everybody = contributions(built, [0, 1, 2])
-    again = private_toys.federation({**private_toys.NOISE, "training.batch_size": 3}, seed=1)
-    assert contributions(again, [0, 2]) == {0: everybody[0], 2: everybody[2]}
+    def built() -> Federation:
+        config = contracts.settings("ffa_lora", "client", **{"training.batch_size": 16})
+        train = [texts(row, SIZES[row]) for row in range(6)]
+        return Federation(config, model=wide_model(), train=train, test=texts(9, 2), entropy=SeededEntropy(1))
+
+    everybody = contributions(built(), range(6))
+    assert contributions(built(), [0, 3]) == {0: everybody[0], 3: everybody[3]}
 
 
 def test_trained_ahead_for_another_request_is_not_used() -> None:
