@@ -45,7 +45,7 @@ class Registered(Sequence[Client]):
         self._made = {index: client for index, client in self._made.items() if client.kept}
 
 
-class Together(Sequence[Client]):
+class Joined(Sequence[Client]):
     """Two sequences of clients, one after the other, neither of them copied."""
 
     def __init__(self, first: Sequence[Client], second: Sequence[Client]) -> None:

@@ -32,7 +32,7 @@ from secure_fed.rounds.masked.wiring import Masks, behind_masks, in_process
 from secure_fed.rounds.phantom_clients import Phantom, Turns, phantom_clients, phantom_examples
 from secure_fed.rounds.phantom_scores import PhantomScores
 from secure_fed.rounds.protection import Protection, protect, require_protectable
-from secure_fed.rounds.registered import Registered, Together
+from secure_fed.rounds.registered import Joined, Registered
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.server_optimizer import ServerOptimizer
 from secure_fed.rounds.summing import OpenSum
@@ -111,7 +111,7 @@ def assemble(
     open_server = _open_server(config, problem, pool, sampler, charges, setup)
     turns = _turns(problem.names, pool, open_server, len(plan.passes))
     beside = _phantom_clients(config, pool, len(clients), setup, turns)
-    everybody = Together(clients, beside) if isinstance(clients, Registered) else [*clients, *beside]
+    everybody = Joined(clients, beside) if isinstance(clients, Registered) else [*clients, *beside]
     drawn = with_phantoms(sampler, len(beside))
     masks = behind_masks(config, protection, drawn, everybody, method, tensors, personal, objective.device)
     summing = masks.sums if masks else open_server.summing
