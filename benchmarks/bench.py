@@ -15,19 +15,21 @@ import gzip
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from peers import environments
-from timing import limits_of, machine
+from timing import ended, limits_of, machine
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 KEPT = ROOT / "build" / "bench"
-MOST = 900  # seconds of a part
+MOST = 1200  # seconds of a part
 MEASURED = ("secure_fed", "privacy", "protocols", "attacks", "benchmarks")
 
 
@@ -106,26 +108,23 @@ def run(part: Part, given: argparse.Namespace) -> Outcome:
     own = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{given.peers / 'minilm'}", "HF_HUB_OFFLINE": "1"}
     own.pop("OMP_NUM_THREADS", None)
     own |= {"OMP_NUM_THREADS": str(part.threads)} if part.threads else {}
-    started, printed = time.monotonic(), ""
+    started = time.monotonic()
     try:
         python = environments.python(part.peer, given.peers) if part.peer else sys.executable
     except (RuntimeError, OSError) as error:
         print(f"    without {part.peer}: {error}")
         python = sys.executable
     command = [str(python), "-W", "ignore", str(HERE / part.script), *arguments]
-    with subprocess.Popen(
-        command, env=own, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            printed, errors = process.communicate(timeout=MOST)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            printed, errors = process.communicate()
-            errors += f"stopped after {MOST} s"
-    if process.returncode:
-        printed += f"did not finish: {(errors.strip() or 'no message').splitlines()[-1]}\n"
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, env=own, cwd=ROOT, stdout=out, stderr=errors, start_new_session=True)
+        (code,) = ended([process], MOST)
+        for stream in (out, errors):
+            stream.seek(0)
+        printed, why = out.read(), f"stopped after {MOST} s" if code is None else errors.read().strip()
+    if code != 0:
+        printed += f"did not finish: {(why or 'no message').splitlines()[-1]}\n"
     shown = f"python benchmarks/{part.script} {part.arguments}".strip().replace(f"{ROOT}{os.sep}", "")
-    return Outcome(commit(), shown, time.monotonic() - started, process.returncode, printed)
+    return Outcome(commit(), shown, time.monotonic() - started, -1 if code is None else code, printed)
 
 
 def kept(name: str, given: argparse.Namespace) -> Outcome | None:
@@ -195,6 +194,7 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, default=environments.FOLDER)
     parser.add_argument("--docs", type=Path, default=ROOT / "docs")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # what was started is then ended too
     if unknown := set(given.parts) - set(PARTS):
         parser.error(f"unknown parts {', '.join(sorted(unknown))}; known are {', '.join(PARTS)}")
     started = time.monotonic()

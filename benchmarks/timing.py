@@ -10,12 +10,16 @@ from __future__ import annotations
 import os
 import platform
 import re
+import signal
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 Timed = Callable[[], float]  # does something once; the seconds that it took
 
@@ -68,6 +72,23 @@ def installed(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return ""
+
+
+def ended(processes: Iterable[subprocess.Popen[Any]], seconds: float) -> list[int | None]:
+    """The exit status of each, None for all if they take longer. Whatever they started (Ray's actors, say) ends with them.
+
+    Each is to be begun with `start_new_session=True`.
+    """
+    started, until = list(processes), time.monotonic() + seconds
+    try:
+        return [one.wait(max(0.0, until - time.monotonic())) for one in started]
+    except subprocess.TimeoutExpired:
+        return [None for _ in started]
+    finally:
+        for one in started:
+            with suppress(ProcessLookupError):
+                os.killpg(one.pid, signal.SIGKILL)
+            one.wait()
 
 
 @dataclass(frozen=True)

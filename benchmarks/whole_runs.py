@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -34,11 +35,12 @@ from typing import Any
 
 from peers import environments
 from peers.prepare import TINY, prepare
-from timing import Limit, at_least, machine, show
+from timing import Limit, at_least, ended, machine, show
 
 HERE = Path(__file__).parent
 CORES = os.cpu_count() or 1
 LIMITS = {"Flower": 5.0, "pfl": 1.5}
+MOST = 300  # seconds of a run
 
 
 @dataclass(frozen=True)
@@ -144,13 +146,16 @@ def run(way: Way, work: Path) -> Run:
                 env=own | {"PFL_WORKER_RANK": str(rank)},
                 stdout=files.enter_context(place.open("w", encoding="utf-8")),
                 stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
             for rank, place in enumerate(places)
         ]
-        codes = [process.wait() for process in started]
+        codes = ended(started, MOST)
     printed = [place.read_text(encoding="utf-8").strip().splitlines() for place in places]
+    if None in codes:
+        raise RuntimeError(f"stopped after {MOST} s")
     if any(codes):
-        raise RuntimeError("\n".join(printed[codes.index(max(codes))][-20:]))
+        raise RuntimeError("\n".join(next(lines for lines, code in zip(printed, codes, strict=True) if code)[-20:]))
     return Run(**json.loads(next(line for line in reversed(printed[0]) if line.startswith('{"ticks"'))))
 
 
@@ -186,6 +191,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--peers", type=Path, default=environments.FOLDER)
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # what was started is then ended too
     os.environ["HF_HUB_OFFLINE"] = "1"
     print(machine("torch", "transformers", "peft", "opacus") + "; " + ", ".join(sum(environments.WANTED.values(), ())))
     limits: list[Limit] = []
