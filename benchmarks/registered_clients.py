@@ -42,6 +42,8 @@ def measured(clients: int, unit: str, cohort: int) -> dict[str, float]:
             return clients
 
         def __getitem__(self, index: Any) -> Any:
+            if not 0 <= index < clients:
+                raise IndexError(index)
             made = torch.Generator().manual_seed(index)
             return [{"x": torch.randn(6, generator=made), "labels": index % 3} for _ in range(2 + index % 3)]
 
