@@ -23,13 +23,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 
 from attacks.adversary.case import Case, Finding, Inapplicable, Settings
 from attacks.adversary.null import Floats, Null, sphere_tails
-from attacks.steps.released import Release, evenly, releases, unit_vector
+from attacks.steps.released import Release, releases_of, unit_vector
 from secure_fed.learning.audit_pool.canaries import length_beyond_clipping
 from secure_fed.learning.training.canary_directions import direction, length_of_steps
 from secure_fed.tensors.tensors import Layout
@@ -44,7 +43,7 @@ def run(case: Case, settings: Settings) -> Finding:
         raise Inapplicable(
             "no unit pulled along a direction in this run; it takes phantoms, or evaluation.canaries = 'direction'"
         )
-    of_client = lru_cache(1)(lambda client: evenly(releases(case, client), settings.max_rounds))  # units go by client
+    of_client = releases_of(case, settings.max_rounds)
     scores = [score(case, of_client(unit.client), unit.name, len(unit.examples)) for unit in case.units]
     sample = [case.units[i * len(case.units) // _FRESH] for i in range(_FRESH)]
     fresh = [score(case, of_client(unit.client), f"nobody {i}", len(unit.examples)) for i, unit in enumerate(sample)]

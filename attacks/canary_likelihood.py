@@ -14,14 +14,15 @@ not train does not rest on any of this: it is that of the x_t of a random direct
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from collections.abc import Sequence
 
 import numpy as np
 
 from attacks.adversary.case import Case, Finding, Inapplicable, Settings
 from attacks.adversary.null import Floats, Null, drawn_tails
 from attacks.canary_cosine import sent_of
-from attacks.steps.released import Release, evenly, releases
+from attacks.steps.released import Release, releases_of
+from secure_fed.learning.audit_pool.unit import Unit
 from secure_fed.learning.training.canary_directions import length_of_steps
 
 
@@ -43,21 +44,24 @@ def run(case: Case, settings: Settings) -> Finding:
     if not (case.seen.states or case.seen.sums):
         raise Inapplicable("no round was recorded, and this attack goes by rounds; set evaluation.record = 'models'")
     units = case.units
-    of_client = lru_cache(1)(lambda client: evenly(releases(case, client), settings.max_rounds))
-    found = of_client(units[0].client)
+    found = releases_of(case, settings.max_rounds)(units[0].client)
     _require_linear(case, found)
     shift = np.array([_shift(case, release, len(units[0].examples)) for release in found])
     scale = np.sqrt([release.layout.size for release in found])
-    x = scale * np.array(
-        [
-            [float(release.moved @ sent_of(case, release, unit.name, len(unit.examples))) for release in found]
-            for unit in units
-        ]
-    )
+    x = scale * np.array([_along(case, found, unit) for unit in units])
     rate = assembly.sampler.rate
     measured = {"shift": float(np.median(shift)), "rate": rate, "rounds": len(found)}
     scores = likelihood(x, shift, rate)
     return Finding(scores, measured, null=Null(_tails(scores, found, shift, rate, settings.seed), x, rate))
+
+
+def _along(case: Case, found: Sequence[Release], unit: Unit) -> list[float]:
+    """<u, c_t> / |c_t| of all rounds; those of one layout share what the unit sends, since that is linear."""
+    sent: dict[str, Floats] = {}
+    for release in found:
+        if release.layout.digest not in sent:
+            sent[release.layout.digest] = sent_of(case, release, unit.name, len(unit.examples))
+    return [float(release.moved @ sent[release.layout.digest]) for release in found]
 
 
 def _tails(scores: Floats, found: list[Release], shift: Floats, rate: float, seed: int) -> Floats:

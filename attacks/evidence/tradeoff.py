@@ -60,23 +60,31 @@ class Curve:
 
     def epsilon(self, delta: float) -> float:
         """The least epsilon at delta, for a unit more and for a unit less."""
-        return max(_epsilon(self.losses, self.inside, delta), _epsilon(-self.losses, self.outside, delta))
+        return max(_epsilon(self.losses, self.inside, delta), _epsilon(-self.losses[::-1], self.outside[::-1], delta))
 
 
 def _epsilon(losses: Floats, law: Floats, delta: float) -> float:
-    """The least epsilon >= 0 with E max(0, 1 - e^(epsilon - loss)) <= delta."""
+    """The least epsilon >= 0 with E max(0, 1 - e^(epsilon - loss)) <= delta; losses in order, the largest first.
 
-    def excess(epsilon: float) -> float:
-        above = losses > epsilon
-        return float(np.sum(law[above] * -np.expm1(epsilon - losses[above])))
+    Between two losses the mean is a - b e^epsilon, a and b sums over the losses above: a search over losses finds the two, and
+    the equation has a solution there.
+    """
+    some = int(np.searchsorted(-losses, 0.0, side="left"))  # losses above 0
 
-    low, high = 0.0, float(losses.max())
-    if excess(low) <= delta:
+    def sums(last: int) -> tuple[float, float]:
+        """The sums over the first losses, `last` being the index of the least: of the law, and of it e^(least - loss)."""
+        first = slice(0, last + 1)
+        return float(np.sum(law[first])), float(np.sum(law[first] * np.exp(losses[last] - losses[first])))
+
+    if not some or float(np.sum(law[:some] * -np.expm1(-losses[:some]))) <= delta:
         return 0.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if excess(middle) > delta else (low, middle)
-    return high
+    low, high = 0, some - 1  # of the losses above the solution, the least: at the loss after it the mean exceeds delta
+    while low < high:
+        middle = (low + high) // 2
+        whole, shrunk = sums(middle + 1)
+        low, high = (low, middle) if whole - shrunk > delta else (middle + 1, high)
+    whole, shrunk = sums(low)
+    return float(losses[low] + np.log((whole - delta) / shrunk))
 
 
 @lru_cache(maxsize=32)

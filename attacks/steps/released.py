@@ -8,8 +8,9 @@ rounds together.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -43,10 +44,23 @@ class Release:
         return self.layout == Layout.of(self.before.select(self.sent))
 
 
+def releases_of(case: Case, most: int | None) -> Callable[[str], list[Release]]:
+    """`releases` by client, at most so many, evenly spaced; found once for everybody where they are no client's own.
+
+    Else those of the last client are kept, since units go by client.
+    """
+    found = lru_cache(1)(lambda client: evenly(releases(case, client), most))
+    return found if _by_client(case) else lambda client: found("")
+
+
+def _by_client(case: Case) -> bool:
+    return bool(case.seen.updates) and case.assembly.audit_pool.kind != "client"
+
+
 def releases(case: Case, client: str) -> list[Release]:
     """The finest releases in this adversary's view that a unit of that client may have moved."""
     seen = case.seen
-    if seen.updates and case.assembly.audit_pool.kind != "client":
+    if _by_client(case):
         own = (update for update in seen.updates if update.client == client)
         found = [_of_contribution(case, one.round, one.pass_name, one.contribution) for one in own]
     elif seen.sums:

@@ -28,6 +28,19 @@ def test_golden_numbers_of_the_demo() -> None:
     assert curve.area == pytest.approx(0.66, abs=0.005)
 
 
+@pytest.mark.parametrize(("z", "delta"), [(0.5583, 1e-5), (0.05, 1e-9), (2.0, 0.1), (0.5583, 0.9)])
+def test_its_epsilon_is_where_the_mean_falls_to_delta(z: float, delta: float) -> None:
+    curve = sampled_gaussian(z, 0.05, 2)
+
+    def excess(epsilon: float) -> float:
+        both = ((curve.losses, curve.inside), (-curve.losses, curve.outside))
+        return max(float(np.sum(law * np.maximum(0, -np.expm1(np.minimum(epsilon - x, 0))))) for x, law in both)
+
+    found = curve.epsilon(delta)
+    assert excess(found) <= delta * (1 + 1e-9)
+    assert found == 0 or excess(found * (1 - 1e-6)) > delta
+
+
 def test_where_everybody_takes_part_it_is_the_gaussian_curve() -> None:
     curve, mu = sampled_gaussian(2.0, 1.0, 4), math.sqrt(4) / 2.0
     assert curve.area == pytest.approx(stats.norm.cdf(mu / math.sqrt(2)), abs=1e-4)
