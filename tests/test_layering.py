@@ -106,6 +106,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("learning.models",),
         ("learning.training",),
         ("learning.evaluation",),
+        ("learning.tokenised",),
         ("learning.problem",),
         ("learning.audit_pool",),
         ("methods",),

@@ -26,6 +26,7 @@ from secure_fed.learning.models.loading import find_device, head_names, head_of,
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.tasks.confidence import confidence
 from secure_fed.learning.tasks.task import Collate, Confidence, Loss, Metrics
+from secure_fed.learning.tokenised import tokenised
 
 GIVEN = "given in Python"
 MANY = 10_000  # clients; the examples of fewer are looked at before training starts
@@ -82,8 +83,8 @@ def configured(config: RunConfig) -> Problem:
     loss, metrics = task.loss(labels), task.metrics(labels)
     data_digest = fingerprint.of_rows(source.train, source.test)
     loaded = load(config.model, task, labels, seed)
-    tokenizer, length = loaded.tokenizer, config.model.max_length
-    encoded, test = (task.encode(tokenizer, rows, length) for rows in (source.train, source.test))
+    tokenizer = loaded.tokenizer
+    encoded, test = (tokenised(config, task, tokenizer, rows) for rows in (source.train, source.test))
     parts = [list(map(int, part)) for part in divided.parts]
     skew = {
         "kind": division.kind(config, source),

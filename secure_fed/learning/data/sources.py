@@ -60,12 +60,17 @@ def load(data: DataConfig, task: Reads, *, seed: int, group: str = "", unit: str
     paths, test_paths = _paths(data.train, "data.train"), _paths(data.test, "data.test")
     if test_paths and not paths:
         raise DataError(f"data.test is {str(test_paths[0])!r} and data.train is not set; set data.train too")
-    if not paths and data.name == _BUILTIN:
+    if generated(data):
         return _notes(data, seed, group)
     wanted = _wanted(task, data.client, group, _language(data))
     tables = _from_files(data, paths, test_paths, wanted) if paths else _from_name(data, wanted, task.columns.label)
     source = _source(data, task, tables, (unit, seed), group)
     return replace(source, tested=FILES) if test_paths else source
+
+
+def generated(data: DataConfig) -> bool:
+    """Whether the examples are the built-in notes, which follow from settings and seed alone."""
+    return not data.train and not data.test and data.name == _BUILTIN
 
 
 def _language(data: DataConfig) -> str:
