@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -245,33 +244,3 @@ def _norm(contribution: Tensors, order: float) -> float:
 
 def _zeros(like: Tensors) -> Tensors:
     return Tensors((name, torch.zeros(shape)) for name, shape in Layout.of(like).entries)
-
-
-def personal_names(method: Method, initial: Tensors, patterns: Sequence[str], rounds: int) -> tuple[str, ...]:
-    """The trained tensors, of any round, that match a pattern.
-
-    Refuses a pattern without a match, and a tensor that the method sends, in some round, only inside a product.
-    """
-    trained: dict[str, None] = {}
-    for round_ in range(rounds if patterns else 1):
-        state = State(initial, round=round_)
-        plan = method.plan(state)
-        trained |= dict.fromkeys(plan.trainable)
-        sent = {name for pass_name in plan.passes for name, _ in method.layout(state, pass_name).entries}
-        for pattern in patterns:
-            bound = [name for name in plan.trainable if _names(pattern, name) and name not in sent]
-            if bound:
-                raise MethodError(
-                    f"method.personal names {pattern!r}, but {method.card.name} sends {bound[0]} only inside a product"
-                )
-    for pattern in patterns:
-        if not any(_names(pattern, name) for name in trained):
-            shown = ", ".join(list(trained)[:3])
-            raise MethodError(
-                f"method.personal names {pattern!r}, but no trained tensor is called so; there are {shown}, ..."
-            )
-    return tuple(name for name in trained if any(_names(pattern, name) for pattern in patterns))
-
-
-def _names(pattern: str, name: str) -> bool:
-    return fnmatchcase(name, pattern) or name.startswith(pattern + ".")

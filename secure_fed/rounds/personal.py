@@ -1,10 +1,12 @@
-"""The model of one client: the global state with that client's personal tensors."""
+"""Personal tensors, which never leave their client: which they are, and the model of one client with its own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 
-from secure_fed.errors import ConfigError
+from secure_fed.errors import ConfigError, MethodError
+from secure_fed.methods.method import Method, State
 from secure_fed.tensors.tensors import Tensors
 
 
@@ -35,3 +37,33 @@ def completed(
         message = f"--client is {client!r}, which took part in no round yet: choose another, or train on"
         raise ConfigError(message).about("--client", client, "a client that took part")
     return tensors | own
+
+
+def personal_names(method: Method, initial: Tensors, patterns: Sequence[str], rounds: int) -> tuple[str, ...]:
+    """The trained tensors, of any round, that match a pattern.
+
+    Refuses a pattern without a match, and a tensor that the method sends, in some round, only inside a product.
+    """
+    trained: dict[str, None] = {}
+    for round_ in range(rounds if patterns else 1):
+        state = State(initial, round=round_)
+        plan = method.plan(state)
+        trained |= dict.fromkeys(plan.trainable)
+        sent = {name for pass_name in plan.passes for name, _ in method.layout(state, pass_name).entries}
+        for pattern in patterns:
+            bound = [name for name in plan.trainable if _names(pattern, name) and name not in sent]
+            if bound:
+                raise MethodError(
+                    f"method.personal names {pattern!r}, but {method.card.name} sends {bound[0]} only inside a product"
+                )
+    for pattern in patterns:
+        if not any(_names(pattern, name) for name in trained):
+            shown = ", ".join(list(trained)[:3])
+            raise MethodError(
+                f"method.personal names {pattern!r}, but no trained tensor is called so; there are {shown}, ..."
+            )
+    return tuple(name for name in trained if any(_names(pattern, name) for pattern in patterns))
+
+
+def _names(pattern: str, name: str) -> bool:
+    return fnmatchcase(name, pattern) or name.startswith(pattern + ".")

@@ -25,10 +25,11 @@ from secure_fed.learning.training.local import Objective
 from secure_fed.methods.method import Method, State, loss_of
 from secure_fed.rounds.canary_clients import canary_setups
 from secure_fed.rounds.charges import Charges, charges_nothing
-from secure_fed.rounds.client import Client, ClientSetup, personal_names
+from secure_fed.rounds.client import Client, ClientSetup
 from secure_fed.rounds.cohort import cohort_sampler, phantom_sampler, with_phantoms
 from secure_fed.rounds.diagnostics.watch import Watch, watch
 from secure_fed.rounds.masked.wiring import Masks, behind_masks, in_process
+from secure_fed.rounds.personal import personal_names
 from secure_fed.rounds.phantom_clients import Phantom, Turns, phantom_clients, phantom_examples
 from secure_fed.rounds.phantom_scores import PhantomScores
 from secure_fed.rounds.protection import Protection, protect, require_protectable
