@@ -106,6 +106,14 @@ def test_dropout_is_repeated_on_any_number_of_threads() -> None:
         torch.set_num_threads(1)
 
 
+def test_dropout_is_noticed_after_an_evaluation() -> None:
+    """Or it would be drawn from the process's generator, and no run could be repeated."""
+    setting, ways = toy(dropout=0.5), Ways()
+    setting.objective.eval()
+    train_together(setting.objective, setting.jobs(SIZES, settings=SETTINGS), ways)
+    assert [trial.dropout for trial in ways.trials.values()] == [True]
+
+
 def test_a_model_whose_copy_works_on_the_first_one_is_not_spread() -> None:
     """`toy` puts a forward into the model that goes on calling the first one's."""
     setting, ways = toy(), Ways()

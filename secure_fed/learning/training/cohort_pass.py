@@ -125,6 +125,7 @@ def tried(objective: Objective, placed: Sequence[Placed], examples: Sequence[Any
     They are of different lengths, at tensors moved away from a start where gradients may vanish. The objective is left in
     training mode, its buffers as they were.
     """
+    objective.begin()  # an evaluation may have left it in evaluation mode, without dropout
     probe = probe_of(examples if len(examples) > 1 else varied(examples, 3), collate)
     away = [moved_away(place, number) for number, place in enumerate(placed)]
     pack = Pack([number % len(away) for number in range(len(probe))], probe, collate, len(probe))
