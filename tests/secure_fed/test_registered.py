@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from secure_fed.errors import ConfigError
 from secure_fed.learning import problem
 from secure_fed.rounds.registered import Registered
 from tests.secure_fed import toys
@@ -48,6 +49,15 @@ def test_results_are_those_of_the_same_clients_in_a_list() -> None:
     results = [toys.federation(settings("none"), train=train).run() for train in (OnDemand(), whole)]
     assert toys.same(results[0].state.tensors, results[1].state.tensors)
     assert toys.without_time(results[0].records) == toys.without_time(results[1].records)
+
+
+@pytest.mark.parametrize(("name", "value"), [("audit_fraction", 0.5), ("canaries", "mislabelled")])
+def test_units_to_hold_out_are_not_to_be_had_of_clients_that_do_not_exist_yet(name: str, value: Any) -> None:
+    asked = settings("none", **{"evaluation.audit_fraction": 0.5, f"evaluation.{name}": value})
+    if name == "canaries":
+        del asked["evaluation.audit_fraction"]
+    with pytest.raises(ConfigError, match=f"evaluation.{name} is {value!r}, .* lazy train"):
+        toys.federation(asked, train=OnDemand())
 
 
 @pytest.mark.parametrize("unit", ["none", "client"])

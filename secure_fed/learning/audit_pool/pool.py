@@ -122,6 +122,7 @@ def pool(config: RunConfig, problem: Problem) -> AuditPool:
     if share == 0:
         return replace(held, why="evaluation.audit_fraction is 0, so that every unit trained")
     if problem.lazy:
+        _require_unasked(config)
         return replace(held, why="clients' examples are read when the clients are drawn, so every unit trained")
     count = sum(problem.units) if kind != "client" else len(problem.names)
     share = min(share, _EXPECTED / count)
@@ -186,6 +187,20 @@ def draws(key: bytes, content: bytes) -> tuple[float, float]:
 
 def _taken(own: Sequence[Any], at: NDArray[np.int64]) -> Any:
     return own.take(at) if isinstance(own, Encoded) else [own[int(i)] for i in at]
+
+
+def _require_unasked(config: RunConfig) -> None:
+    """Refuse to be asked for units of clients whose examples are read only when they are drawn."""
+    settings = config.evaluation
+    for name, value, unset in (
+        ("audit_fraction", settings.audit_fraction, None),
+        ("canaries", settings.canaries, "none"),
+    ):
+        if value != unset:
+            raise ConfigError(
+                f"evaluation.{name} is {value!r}, which holds out units of all clients, and a lazy train reads a client's "
+                "examples when that client is drawn: give train as a list, or leave the setting out"
+            ).about(f"evaluation.{name}", value, "left out with a lazy train")
 
 
 def hold_out(config: RunConfig, problem: Problem) -> tuple[AuditPool, Problem]:
