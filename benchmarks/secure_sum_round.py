@@ -10,6 +10,7 @@ uses only what older versions have too, so that checkouts can be compared.
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from contextlib import nullcontext
@@ -69,7 +70,7 @@ def set_apart() -> None:
     class Apart(Alone):
         session = nullcontext
 
-    wiring.__dict__["OneProcess"] = Apart
+    wiring.__dict__.update(OneProcess=Apart, _WORTH_WORKERS=math.inf)
 
 
 def main() -> None:

@@ -24,15 +24,12 @@ from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from protocols.errors import ParameterError, Tampering
 
 Private = TypeVar("Private", X25519PrivateKey, Ed25519PrivateKey)
 
 _VERSION = b"secure-fed/1"
-_SHA256 = SHA256()
 _NONCE = bytes(12)
 _LENGTH = struct.Struct("<I")
 _FIELD = 2**255 - 19
@@ -204,8 +201,9 @@ def _extracted(secret: Secret, session: bytes) -> Secret:
 
 
 def _expanded(extracted: Secret, purpose: str, *ids: int) -> Secret:
+    """The second half of HKDF (RFC 5869, 2.3): the first block, HMAC-SHA256 of the context and a one."""
     info = _encoded(purpose, struct.pack(f"<{len(ids)}I", *ids), b"")
-    return Secret(HKDFExpand(algorithm=_SHA256, length=32, info=info).derive(extracted.reveal()))
+    return Secret(hmac.digest(extracted.reveal(), info + b"\x01", "sha256"))
 
 
 def seal(key: Secret, plaintext: bytes, session: bytes, sender: int, receiver: int) -> bytes:

@@ -15,43 +15,36 @@ Guarantees:
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from protocols.agreements import Alone, Channel
 from protocols.keys import AgreementKey, Mask, channels, pair_mask
-from protocols.masking import cores
 
 Key = TypeVar("Key", Channel, Mask)
 _Entry = tuple[int, int, bytes, bytes]  # whose key, with whom, and the public keys of both
-_WORTH_THREADS = 8  # agreements
 
 
 class OneProcess:
-    """`Agreements` of all clients of this process. threads: as many as there are cores if None."""
+    """`Agreements` of all clients of this process."""
 
-    def __init__(self, threads: int | None = None) -> None:
-        self._threads = cores() if threads is None else threads
+    def __init__(self) -> None:
         self._session: bytes | None = None
-        self._channels = _Pairs[Channel](channels, lambda channel: channel[::-1], self._threads)
-        self._masks = _Pairs[Mask](pair_mask, lambda mask: (mask[0], -mask[1]), self._threads)
+        self._channels = _Pairs[Channel](channels, lambda channel: channel[::-1])
+        self._masks = _Pairs[Mask](pair_mask, lambda mask: (mask[0], -mask[1]))
 
     @contextmanager
     def session(self, session: bytes) -> Iterator[None]:
         """Keep the keys of this session until it ends."""
-        with ThreadPoolExecutor(self._threads) as pool:
-            self._session = session
-            try:
-                self._channels.pool = self._masks.pool = pool
-                yield
-            finally:
-                self._session = self._channels.pool = self._masks.pool = None
-                self._channels.kept.clear()
-                self._masks.kept.clear()
+        self._session = session
+        try:
+            yield
+        finally:
+            self._session = None
+            self._channels.kept.clear()
+            self._masks.kept.clear()
 
     @property
     def waiting(self) -> int:
@@ -77,25 +70,18 @@ class _Pairs(Generic[Key]):
 
     derive: Callable[[AgreementKey, bytes, bytes, int, int], Key]
     mirrored: Callable[[Key], Key]
-    threads: int
     kept: dict[_Entry, Key] = field(default_factory=dict, repr=False)
-    pool: ThreadPoolExecutor | None = None
 
     def found(self, key: AgreementKey, publics: Mapping[int, bytes], session: bytes, me: int) -> dict[int, Key]:
         mine = key.public
-        kept = {other: self.kept.pop((me, other, mine, public), None) for other, public in publics.items()}
-        missing = [other for other, one in kept.items() if one is None]
-        made = self._spread(lambda other: self.derive(key, publics[other], session, me, other), missing)
-        self.kept.update(((other, me, publics[other], mine), self.mirrored(one)) for other, one in made.items())
-        return {other: made[other] if one is None else one for other, one in kept.items()}
-
-    def _spread(self, derive: Callable[[int], Key], others: list[int]) -> dict[int, Key]:
-        """Over the threads, a share each: an agreement lets go of the interpreter's lock."""
-        if self.pool is None or len(others) < _WORTH_THREADS:
-            return {other: derive(other) for other in others}
-        shares = [others[first :: self.threads] for first in range(self.threads)]
-        made = self.pool.map(lambda share: [(other, derive(other)) for other in share], shares)
-        return dict(itertools.chain.from_iterable(made))
+        found: dict[int, Key] = {}
+        for other, public in publics.items():
+            key_of_both = self.kept.pop((me, other, mine, public), None)
+            if key_of_both is None:
+                key_of_both = self.derive(key, public, session, me, other)
+                self.kept[other, me, public, mine] = self.mirrored(key_of_both)
+            found[other] = key_of_both
+        return found
 
 
 _ALONE = Alone()

@@ -60,8 +60,13 @@ RULES = {
     ),
     "one process": Rule(
         who=PACKAGES,
-        except_for=("protocols.one_process", "secure_fed.rounds.masked.wiring"),
-        never=("protocols.one_process",),
+        except_for=(
+            "protocols.one_process",
+            "protocols.worker",
+            "protocols.workers",
+            "secure_fed.rounds.masked.wiring",
+        ),
+        never=("protocols.one_process", "protocols.worker", "protocols.workers"),
         why="only a simulation, which holds the secrets of all clients, may compute a pair's keys once for both ends",
     ),
     "methods": Rule(
@@ -147,6 +152,8 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("dealing", "rebuilding"),
         ("opening",),
         ("client", "server"),
+        ("players", "worker"),
+        ("workers",),
         ("rig.scene",),
         ("rig.attack",),
         ("rig.play",),
@@ -316,6 +323,7 @@ PLANTED = [
     ("rig", "secure_fed.rounds.masked.masked_sum", "def play():\n    from protocols.rig import simulate"),
     ("one process", "protocols.client", "from protocols.one_process import OneProcess"),
     ("one process", "protocols", "from protocols.one_process import OneProcess"),
+    ("one process", "protocols.players", "from protocols.workers import Workers"),
     ("one process", "secure_fed.rounds.masked.masked_client", "def new():\n    from protocols import one_process"),
     ("one process", "secure_fed.flower.client", "import protocols.one_process"),
     ("methods", "secure_fed.methods.ffa_lora", "import privacy.mechanisms"),

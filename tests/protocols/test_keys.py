@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -345,3 +347,10 @@ def test_commitments_are_bound_to_secret_session_purpose_and_owner() -> None:
     uses = itertools.product((RAW, RAW[::-1], RAW[:-1]), (SESSION, OTHER), ("seed", "draw", "see"), (0, 1, 7, 256))
     found = [commitment(Secret(raw), session, purpose, owner) for raw, session, purpose, owner in uses]
     assert len(set(found)) == len(found) == 72
+
+
+def test_what_is_derived_is_hkdf_of_rfc_5869() -> None:
+    secret, session = Secret(bytes(range(32))), bytes(range(32, 64))
+    info = keys._encoded("mask", struct.pack("<2I", 3, 5), b"")
+    found = HKDF(algorithm=SHA256(), length=32, salt=session, info=info).derive(secret.reveal())
+    assert derive(secret, session, "mask", 3, 5) == Secret(found)

@@ -44,12 +44,11 @@ def played(made: Cast, silent: Silent, agreements: Agreements | None, monkeypatc
 
 
 @pytest.mark.parametrize("kind", CASTS)
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_session_is_the_same_to_the_byte(kind: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_is_the_same_to_the_byte(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = cast(**CASTS[kind])
     silent = {"mask": [made.ids[2]], "unmask": [made.ids[4]]}
     alone = played(made, silent, None, monkeypatch)
-    together = OneProcess(threads)
+    together = OneProcess()
     with together.session(made.parameters.session):
         shared = played(made, silent, together, monkeypatch)
     assert (shared.said, shared.told) == (alone.said, alone.told)

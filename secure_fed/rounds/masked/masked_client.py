@@ -13,12 +13,10 @@ import numpy as np
 import torch
 
 from privacy.entropy import Entropy
-from protocols.agreements import Agreements
-from protocols.client import Client as Masking
 from protocols.errors import Aborted, RangeError, Tampering
 from protocols.keys import Identity
 from protocols.opening import listed
-from protocols.record import InMemory
+from protocols.players import Here, Message, Played, Players, Waiting
 from secure_fed.errors import TrainingError
 from secure_fed.learning.training.local import Job, Trained
 from secure_fed.rounds.client import Client
@@ -42,12 +40,29 @@ class Clock:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class _Begun:
+    """An answer, here or elsewhere, or why there is none. seconds: that it has taken here, training apart."""
+
+    answer: Message | Waiting
+    seconds: float
+    error: Exception | None = None
+
+    def result(self) -> tuple[Message, float]:
+        if self.error is not None:
+            raise self.error
+        if not isinstance(self.answer, Waiting):
+            return self.answer, self.seconds
+        message, seconds = self.answer.result()
+        return message, self.seconds + seconds
+
+
 class MaskedClient:
     """A client of the federation behind masks.
 
     coin: the probability of training in a round, for a client that tosses its own coin. fails_nonfinite: a contribution that is
-    not finite, or out of the encoding's range, ends the run; otherwise zeros are sent in its place. agreements: of all
-    clients of the process, in a simulation.
+    not finite, or out of the encoding's range, ends the run; otherwise zeros are sent in its place. players: where its side
+    of the protocol is played; here if None.
     """
 
     def __init__(
@@ -60,7 +75,7 @@ class MaskedClient:
         coin: float | None = None,
         fails_nonfinite: bool = False,
         identity: Identity | None = None,
-        agreements: Agreements | None = None,
+        players: Players | None = None,
     ) -> None:
         self.client = client
         self._rounds = rounds
@@ -70,9 +85,9 @@ class MaskedClient:
         self._coin = coin
         self._fails_nonfinite = fails_nonfinite
         self._identity = identity
-        self._agreements = agreements
-        self._sessions = InMemory()
-        self._masking: Masking | None = None
+        self._players = Here() if players is None else players
+        self._masking: Played | None = None
+        self._ahead: tuple[Stage, _Begun] | None = None
         self._left: int | None = None
         self._tossed: tuple[int, bool] | None = None
         self._right: Stage | None = None
@@ -86,14 +101,21 @@ class MaskedClient:
 
     def handle(self, stage: Stage) -> Staged | None:
         """Answer one stage of the protocol; None if too few clients are left for this one to continue."""
-        started = time.perf_counter()
+        begun = self._ahead[1] if self._ahead is not None and self._ahead[0] is stage else self._begin(stage)
+        self._ahead = None
         try:
-            message, elsewhere = self._answer(stage)
+            message, seconds = begun.result()
         except Aborted:
             self._masking = None
             return None
-        self._clock.seconds += time.perf_counter() - started - elsewhere
+        if stage.name == "unmask":
+            self._passes.opened()  # only now: the protocol may refuse the list, and then there is no sum
+        self._clock.seconds += seconds
         return Staged(self.client.index, message)
+
+    def ahead(self, stage: Stage) -> None:
+        """Begin the answer to this stage, for players that work on several at a time; `handle` comes next."""
+        self._ahead = stage, self._begin(stage)
 
     def job(self, stage: Stage) -> Job | None:
         """As `Client.job`, in the stage that takes vectors; None for a request that is refused."""
@@ -112,19 +134,20 @@ class MaskedClient:
         if stage.request is not None:
             self.client.train_ahead(stage.request, trained)
 
-    def _answer(self, stage: Stage) -> tuple[bytes | bytearray, float]:
+    def _begin(self, stage: Stage) -> _Begun:
+        started = time.perf_counter()
+        try:
+            answer, training = self._answer(stage)
+        except Exception as error:
+            return _Begun(b"", 0.0, error)
+        return _Begun(answer, time.perf_counter() - started - training)
+
+    def _answer(self, stage: Stage) -> tuple[Message | Waiting, float]:
         """The message, and the seconds spent on training."""
         if stage.name == "advertise":
             self._rounds.require_terms(stage.parameters)
             policy = self._terms.policy(len(stage.parameters.clients))
-            self._masking = Masking(
-                stage.parameters,
-                self.client.index,
-                policy,
-                identity=self._identity,
-                sessions=self._sessions,
-                agreements=self._agreements,
-            )
+            self._masking = self._players.client(stage.parameters, self.client.index, policy, self._identity)
             return self._masking.advertise(), 0.0
         masking = self._masking
         if masking is None:
@@ -137,10 +160,7 @@ class MaskedClient:
         steps = {"share": masking.share, "consistency": masking.confirm, "unmask": masking.unmask}
         if stage.name == ("consistency" if stage.parameters.active else "unmask"):
             self._check_survivors(stage)
-        answer = steps[stage.name](stage.message)
-        if stage.name == "unmask":
-            self._passes.opened()  # only now: the protocol may refuse the list, and then there is no sum
-        return answer, 0.0
+        return steps[stage.name](stage.message), 0.0
 
     def _check_survivors(self, stage: Stage) -> None:
         """Refuse a list of survivors whose sum would reveal a contribution."""
@@ -238,7 +258,7 @@ def masked_clients(
     rounds: ExpectedRounds,
     clock: Clock,
     coin: float | None,
-    agreements: Agreements,
+    players: Players,
     *,
     fails_nonfinite: bool,
 ) -> list[MaskedClient]:
@@ -254,7 +274,7 @@ def masked_clients(
             coin=coin,
             fails_nonfinite=fails_nonfinite,
             identity=identity,
-            agreements=agreements,
+            players=players,
         )
         for client, identity in zip(clients, identities, strict=True)
     ]

@@ -6,13 +6,17 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from privacy.clipping import AdaptiveGaussian
 from privacy.sampling import Poisson, Sampler
+from protocols.masking import cores
 from protocols.one_process import OneProcess
 from protocols.parameters import stages
+from protocols.players import Here, Players
+from protocols.workers import Workers
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.methods.method import Method
@@ -30,10 +34,11 @@ from secure_fed.tensors.tensors import Tensors
 
 @dataclass(frozen=True)
 class Masks:
-    """The masked clients, and the server's side of their sums."""
+    """The masked clients, and the server's side of their sums. workers: the processes that play the clients, if any do."""
 
     clients: Sequence[MaskedClient]
     sums: MaskedSum
+    workers: Workers | None = None
 
     @property
     def invited(self) -> int:
@@ -57,6 +62,21 @@ class Masks:
             reached += [mechanism.least(clip_norm, rounds, expected), coarsest]
         for size, reachable in itertools.product(sizes, reached):
             terms.encoding(size, reachable).require_precise()
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Has the processes begin the answers of some masked clients, after `training` has trained them."""
+
+    workers: Workers
+    training: Together | None
+
+    def __call__(self, some: Sequence[tuple[Any, Any]]) -> None:
+        if self.training:
+            self.training(some)
+        for client, stage in some:
+            client.ahead(stage)
+        self.workers.send()
 
 
 def behind_masks(
@@ -92,8 +112,18 @@ def behind_masks(
     fails = federation.nonfinite == "fail"
     rounds = ExpectedRounds(method, initial, terms, personal)
     together = OneProcess()  # both sides are made here, so all clients are of this process
-    behind = masked_clients(clients, rounds, clock, coin, together, fails_nonfinite=fails)
-    return Masks(behind, MaskedSum(terms, len(clients), clock, device, together.session))
+    workers = Workers() if _worth_workers(config, terms) else None
+    players: Players = workers or Here(together)
+    behind = masked_clients(clients, rounds, clock, coin, players, fails_nonfinite=fails)
+    during = workers.session if workers else together.session
+    return Masks(behind, MaskedSum(terms, len(clients), clock, device, during), workers)
+
+
+def _worth_workers(config: RunConfig, terms: Terms) -> bool:
+    """Whether masks are spread over processes: there are cores, many shares to deal, and clients that work at a time."""
+    if cores() == 1 or config.training.together == 1:
+        return False
+    return terms.invited * terms.choice(terms.invited).neighbours >= _WORTH_WORKERS
 
 
 def _invited(sampler: Sampler, protection: Protection, clients: int) -> int:
@@ -126,7 +156,8 @@ def in_process(
     training: trains clients in common passes, `at_once` of them; without it each trains when it is asked.
     """
     participants: Sequence[Participant] = masks.clients if masks else clients
-    inner = InProcess(participants, training, at_once) if training else InProcess(participants)
+    prepare = Spread(masks.workers, training) if masks and masks.workers else training
+    inner = InProcess(participants, prepare, at_once) if prepare else InProcess(participants)
     if not config.federation.vanishing:
         return inner
     exchanges = 1
@@ -138,4 +169,5 @@ def in_process(
     return Vanishing(inner, config.federation.vanishing, exchanges, config.federation.seed, everybody)
 
 
+_WORTH_WORKERS = 4096  # shares dealt in a sum, which take about a second
 _SELDOM = 2.0**-40  # as the masks' own chance of failure

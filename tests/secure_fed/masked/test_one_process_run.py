@@ -59,3 +59,19 @@ def test_nothing_is_kept_between_two_sums(lost: str, monkeypatch: pytest.MonkeyP
     (together,) = made
     assert max(during) > 0
     assert together.waiting == 0
+
+
+@pytest.mark.parametrize("active", [False, True])
+def test_a_run_is_the_same_to_the_bit_with_clients_in_processes(active: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {**MASKED, "secure_aggregation.active": active, "federation.vanishing": 0.25, **SOME}
+    together = one_round(federation(settings, **EIGHT))
+    monkeypatch.setattr(wiring, "_WORTH_WORKERS", 0)
+    monkeypatch.setattr(wiring, "cores", lambda: 2)
+    built = federation({**settings, "training.together": None}, **EIGHT)
+    assert built.assembly.masks is not None
+    assert built.assembly.masks.workers is not None
+    apart = one_round(built)
+    assert together.record["masked"]["survivors"] == apart.record["masked"]["survivors"] < 8
+    assert together.means.keys() == apart.means.keys()
+    for name, mean in together.means.items():
+        assert np.array_equal(mean, apart.means[name])

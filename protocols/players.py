@@ -1,0 +1,66 @@
+"""Where the clients of this process are played: here, or in processes of their own (`workers`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from protocols.agreements import Agreements
+from protocols.client import Client
+from protocols.keys import Identity
+from protocols.masking import Words
+from protocols.parameters import Parameters, Policy
+from protocols.record import InMemory
+
+Message = bytes | bytearray
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A message that another process is making. send: sees to it that the process knows."""
+
+    future: Future[tuple[Message, float]]
+    send: Callable[[], None]
+
+    def result(self) -> tuple[Message, float]:
+        """The message, and the seconds that it took."""
+        self.send()
+        return self.future.result()
+
+
+class Played(Protocol):
+    """`client.Client`, whose messages may be made elsewhere."""
+
+    @property
+    def parameters(self) -> Parameters: ...
+
+    def advertise(self) -> Message | Waiting: ...
+
+    def share(self, message: bytes) -> Message | Waiting: ...
+
+    def mask(self, message: bytes, vector: Words) -> Message | Waiting: ...
+
+    def confirm(self, message: bytes) -> Message | Waiting: ...
+
+    def unmask(self, message: bytes) -> Message | Waiting: ...
+
+
+class Players(Protocol):
+    """Makes clients. Each has one record of what it opened, for all its sessions."""
+
+    def client(self, parameters: Parameters, me: int, policy: Policy, identity: Identity | None) -> Played:
+        """`client.Client` of a session, in its first step at the latest."""
+
+
+@dataclass
+class Here:
+    """Clients that this process plays. agreements: how they come by the keys they share, if not each by itself."""
+
+    agreements: Agreements | None = None
+    _records: dict[int, InMemory] = field(default_factory=dict)
+
+    def client(self, parameters: Parameters, me: int, policy: Policy, identity: Identity | None) -> Client:
+        record = self._records.setdefault(me, InMemory())
+        return Client(parameters, me, policy, identity=identity, sessions=record, agreements=self.agreements)
