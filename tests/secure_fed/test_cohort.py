@@ -20,6 +20,7 @@ from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training import cohort
 from secure_fed.learning.training.cohort import Ways, train_together
+from secure_fed.learning.training.cohort_packs import Room, Tight
 from secure_fed.learning.training.cohort_pass import Trial
 from secure_fed.learning.training.local import Job, Objective, Trained, train
 from secure_fed.tensors.tensors import Tensors
@@ -246,3 +247,14 @@ def test_buffers_are_left_as_they_were_and_the_model_in_training_mode() -> None:
     setting.both()
     assert setting.objective.changed_buffers() == []
     assert setting.objective.model.training
+
+
+def test_a_step_of_few_examples_is_divided_all_the_same_so_that_cores_share_it() -> None:
+    """Into passes of like numbers of tokens, which hold every example once."""
+    entries = [(number % 3, {"input_ids": [1] * tokens}) for number, tokens in enumerate([64] * 8 + [9, 30])]
+    room = Room.of(torch.device("cpu"), 1000)
+    assert room.tokens > 8 * 64 + 39, "one pass would hold them all"
+    packs = list(Tight(Collate(0), room).packs(entries))
+    assert [sum(len(item["input_ids"]) for item in pack.items) for pack in packs] == [128, 128, 128, 128, 39]
+    found = [(owner, id(item)) for pack in packs for owner, item in zip(pack.owners, pack.items, strict=True)]
+    assert sorted(found) == sorted((owner, id(item)) for owner, item in entries)

@@ -12,7 +12,7 @@ Both give the examples of one client to passes in an order that depends on its o
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -38,16 +38,21 @@ class Packing(Protocol):
 
 @dataclass(frozen=True)
 class Room:
-    """What a pass has room for. rows: examples at most."""
+    """What a pass has room for. rows: examples at most. parts: passes that a step makes at least, for cores to share."""
 
     tokens: int
     rows: int
+    parts: int = 1
 
     @classmethod
     def of(cls, device: torch.device, numbers: int) -> Room:
         """numbers: of one client's moving tensors, of which a pass has a copy and a gradient for each example."""
-        tokens, rows, memory = (1024, 32, 2**25) if device.type == "cpu" else (2**15, 2**12, 2**30)
-        return cls(tokens, max(1, min(rows, memory // max(1, numbers))))
+        tokens, rows, memory, parts = (1024, 32, 2**25, 4) if device.type == "cpu" else (2**15, 2**12, 2**30, 1)
+        return cls(tokens, max(1, min(rows, memory // max(1, numbers))), parts)
+
+    def among(self, tokens: int) -> Room:
+        """The room of each pass of a step that has so many tokens. It does not go by the cores that are there, nor do bits."""
+        return replace(self, tokens=min(self.tokens, max(_WORTH_A_PASS, -(-tokens // self.parts)))) if tokens else self
 
     def of_width(self, width: int) -> int:
         """The examples of so many tokens that fit; width 0 is not known."""
@@ -63,9 +68,9 @@ class Tight:
 
     def packs(self, entries: Sequence[Entry]) -> Iterator[Pack]:
         by_length = sorted(entries, key=lambda entry: _tokens(entry[1]), reverse=True)
-        at = 0
+        room, at = self.room.among(sum(_tokens(item) for _, item in entries)), 0
         while at < len(by_length):
-            some = by_length[at : at + self.room.of_width(_tokens(by_length[at][1]))]
+            some = by_length[at : at + room.of_width(_tokens(by_length[at][1]))]
             at += len(some)
             yield Pack([owner for owner, _ in some], [item for _, item in some], self.collate, len(some))
 
@@ -134,5 +139,6 @@ def _tokens(item: Any) -> int:
 
 
 _PER_PASS = 3  # what a pass costs beside its examples, in examples
+_WORTH_A_PASS = 128  # tokens
 _UNKNOWN = 64  # tokens that an example is taken to have where that is not known
 _PLACES = 4
