@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -30,6 +31,16 @@ os.environ["HF_HOME"] = str(Path(__file__).resolve().parents[1] / ".pytest_cache
 _STATE = tempfile.TemporaryDirectory(prefix="secure-fed-state-")  # gone when the tests are
 os.environ["XDG_STATE_HOME"] = _STATE.name  # ledgers' heads are noted there, never in the home of who runs the tests
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side; threads would only compete
+
+
+# What is imported stays. Looking through its half a million objects for garbage would take seconds of every worker.
+gc.disable()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """From here on garbage is collected, among what tests make."""
+    gc.freeze()
+    gc.enable()
 
 
 # Each of these takes one worker for long, and at the end one would run it while the others wait.

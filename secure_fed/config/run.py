@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,7 @@ class RunConfig(Sections):
         ]
 
 
+@cache
 def find(section: str, name: str) -> Setting:
     """The setting `section.name`; of an unknown one, the nearest there is is offered."""
     known = sections()

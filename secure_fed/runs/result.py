@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -33,10 +34,13 @@ def unprotected(config: RunConfig) -> str:
     return only_masks(masks, coins=coins) if masks.enabled else NO_PRIVACY
 
 
+_version = cache(version)  # found on the disk, and those of a process do not change
+
+
 def versions() -> dict[str, str]:
     """The versions of the software that computes the run."""
     packages = ("secure-fed", "torch", "transformers", "peft")
-    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
+    return {"python": platform.python_version(), **{name: _version(name) for name in packages}}
 
 
 def summary(

@@ -25,6 +25,7 @@ USUAL: dict[str, Any] = {
     "training.lr": 1.0,
     "training.steps": 1,
     "training.batch_size": 1,
+    "training.together": 1,
     "evaluation.every": 2,
 }
 

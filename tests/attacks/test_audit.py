@@ -88,7 +88,7 @@ def of_canaries(tmp_path_factory: pytest.TempPathFactory) -> Target:
 def ordinary(tmp_path_factory: pytest.TempPathFactory) -> Target:
     """Four clients whose examples are the units."""
     train = [overfitted.examples(client + 1, 20) for client in range(4)]
-    settings = {**overfitted.USUAL, "federation.rounds": 3}
+    settings = {**overfitted.USUAL, "federation.rounds": 2, "training.steps": 2}
     return target(tmp_path_factory.mktemp("runs") / "ordinary", settings, train)
 
 
@@ -135,7 +135,7 @@ def test_the_same_scores_under_other_coins_are_at_chance(by_heart: Target) -> No
 
 def test_a_model_that_never_trained_tells_nothing(tmp_path: Path) -> None:
     train = [overfitted.examples(client + 1, 50) for client in range(8)]
-    still = {**overfitted.USUAL, "training.lr": 1e-12}
+    still = {**overfitted.USUAL, "training.lr": 1e-12, "federation.rounds": 2}
     audit = audited(target(tmp_path / "run", still, train), ["loss", "round_losses"], NO_SHADOWS)
     low, high = cell(audit, "loss", "outsider")["auc_interval"]
     assert low < 0.5 < high
@@ -335,6 +335,7 @@ def test_who_takes_part_is_in_plain_sight_of_servers(canaries_by_all: dict[str, 
         assert cell(audit, name, vantage)["auc"] is None
 
 
+@pytest.mark.nightly
 def test_where_no_more_was_recorded_nothing_is_made_again(by_heart: Target, by_all: dict[str, Any]) -> None:
     audit = audited(only_models(by_heart), ["regression"], NO_SHADOWS)
     assert set(audit["roc"]) == {"regression/fellow_client"}

@@ -48,7 +48,7 @@ def judged(of: list[Unit], members: Bools, seed: int = 0) -> Baseline:
 
 def test_fair_coins_are_at_chance() -> None:
     """But for one time in forty, whatever the words are."""
-    rng, runs, wrong = np.random.default_rng(0), 10, 0
+    rng, runs, wrong = np.random.default_rng(0), 5, 0
     for seed in range(runs):
         wrong += not judged(units(60, rng, lambda _: text(rng)), fair(60, rng), seed).at_chance
     assert wrong <= stats.binom.isf(1e-3, runs, 1 / 40)

@@ -210,7 +210,8 @@ def test_the_gaussian_estimate_is_no_bound_of_other_mechanisms() -> None:
     assert found.epsilon <= 1.0
 
 
-@pytest.mark.parametrize(("mu", "m"), chosen([(1.0, 60), (0.3, 150), (3.0, 150)], [(1.0, 60)]))
+@pytest.mark.nightly
+@pytest.mark.parametrize(("mu", "m"), [(1.0, 60), (0.3, 150), (3.0, 150)])
 def test_no_more_than_a_gaussian_mechanisms_mu_is_found(mu: float, m: int) -> None:
     rng, runs, exceeded = np.random.default_rng(3), 50, 0
     epsilon = bounds.gaussian_epsilon(mu, 1e-5)
@@ -237,7 +238,7 @@ def test_a_mechanism_without_noise_violates_what_it_promises() -> None:
 
 def test_units_that_share_a_coin_are_no_units() -> None:
     """Each coin twelve times over: the mechanism tells no more of a coin than before, and the bound is wrong far too often."""
-    rng, runs = np.random.default_rng(0), 60
+    rng, runs = np.random.default_rng(0), 40
     exceeded = 0
     for seed in range(runs):
         scores, members = responses(20, 1.0, rng)

@@ -49,7 +49,7 @@ BROKEN: tuple[tuple[dict[str, Any], list[int]], ...] = (
 )
 
 
-@pytest.mark.parametrize(("settings", "sizes"), chosen(BROKEN, [BROKEN[0], BROKEN[3]]))
+@pytest.mark.parametrize(("settings", "sizes"), chosen(BROKEN, [BROKEN[0]]))
 def test_without_the_noise_they_are_found_and_contradict_the_guarantee(
     settings: dict[str, Any], sizes: list[int]
 ) -> None:
@@ -70,7 +70,7 @@ HOLDS: tuple[tuple[dict[str, Any], list[int]], ...] = (
 )
 
 
-@pytest.mark.parametrize(("settings", "sizes"), chosen(HOLDS, [HOLDS[0], HOLDS[3]]))
+@pytest.mark.parametrize(("settings", "sizes"), chosen(HOLDS, [HOLDS[0]]))
 def test_with_the_noise_that_is_due_they_do_not_contradict_it(settings: dict[str, Any], sizes: list[int]) -> None:
     case, epsilon = canaried.case(settings, sizes)
     finding = canary_cosine.run(case, Settings())

@@ -22,7 +22,7 @@ from secure_fed.errors import UsageError
 from secure_fed.runs.store import locked
 
 SMALL = [
-    *("federation.clients=4", "federation.rounds=2", "training.steps=2"),
+    *("federation.clients=4", "federation.rounds=2", "training.steps=2", "training.together=1"),
     *("evaluation.audit_fraction=0.5", "evaluation.record=models", "method.name=bitfit", "evaluation.every=2"),
 ]
 MOODS = ("calm", "wild")

@@ -132,7 +132,7 @@ def ran(settings: dict[str, Any]) -> tuple[dict[str, Any], Case]:
     return told, Case(federation.assembly, Seen("outsider", result.state.tensors), canaried.never)
 
 
-@pytest.mark.parametrize("what", chosen(FIGURES, ["a personal head", "examples"]))
+@pytest.mark.parametrize("what", chosen(FIGURES, ["a personal head"]))
 def test_a_run_and_its_audit_give_one_figure(what: str) -> None:
     told, case = ran(FIGURES[what])
     scores, members = run(case).scores, case.assembly.audit_pool.members

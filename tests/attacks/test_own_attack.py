@@ -20,6 +20,7 @@ SMALL = (
     "federation.clients=4",
     "federation.rounds=1",
     "method.name=bitfit",
+    "training.together=1",
 )
 
 

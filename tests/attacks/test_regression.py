@@ -123,7 +123,8 @@ AVERAGED: list[tuple[str, tuple[str, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(("method", "vantages"), chosen(AVERAGED, AVERAGED[:1]))
+@pytest.mark.nightly
+@pytest.mark.parametrize(("method", "vantages"), AVERAGED)
 def test_other_ways_of_averaging_are_seen_through(tmp_path: Path, method: str, vantages: tuple[str, ...]) -> None:
     settings = {**LEARNS, "federation.rounds": 12, "training.lr": 0.2, "method.name": method, "method.rank": 4}
     ran = overfitted.run(tmp_path / "run", settings, clients=4, each=20)

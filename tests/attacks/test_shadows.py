@@ -90,23 +90,23 @@ def test_references_in_common_passes_are_those_trained_one_client_at_a_time(meth
     assert min(apart) > 1e-3, "other coins, another reference"
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"method.transport_form": "sketch", "method.sketch": 4},
-        {"method.personal": ("classifier",)},
-        {"federation.vanishing": 0.5},
-        {"privacy.noise": "local", "privacy.participations": 1},
-        {"privacy.clip_quantile": 0.5},
-        {"evaluation.canaries": "direction", "method.personal": ("classifier",)},
-        {
-            "privacy.noise": "distributed",
-            "privacy.hidden_cohort": True,
-            "privacy.noise_multiplier": 1.0,
-            "secure_aggregation.enabled": True,
-        },
-    ],
-)
+REPEATED: list[dict[str, Any]] = [
+    {"method.transport_form": "sketch", "method.sketch": 4},
+    {"method.personal": ("classifier",)},
+    {"federation.vanishing": 0.5},
+    {"privacy.noise": "local", "privacy.participations": 1},
+    {"privacy.clip_quantile": 0.5},
+    {"evaluation.canaries": "direction", "method.personal": ("classifier",)},
+    {
+        "privacy.noise": "distributed",
+        "privacy.hidden_cohort": True,
+        "privacy.noise_multiplier": 1.0,
+        "secure_aggregation.enabled": True,
+    },
+]
+
+
+@pytest.mark.parametrize("more", chosen(REPEATED, [REPEATED[0], REPEATED[3], REPEATED[5]]))
 def test_passes_personal_tensors_vanishing_clients_and_local_noise_are_repeated(more: dict[str, Any]) -> None:
     federation = many("fra_lora" if "method.transport_form" in more else "ffa_lora", **more)
     inside = drawn(federation, 2)
@@ -147,19 +147,19 @@ def test_with_the_coins_of_the_run_it_is_the_run(method: str, more: dict[str, An
     assert not same(found.states[1], run)
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"privacy.noise": "central", "evaluation.canaries": "direction"},
-        {"privacy.noise": "local", "privacy.participations": 1},
-        {"privacy.clip_quantile": 0.5},
-    ],
-)
+NOISED: list[dict[str, Any]] = [
+    {"privacy.noise": "central", "evaluation.canaries": "direction"},
+    {"privacy.noise": "local", "privacy.participations": 1},
+    {"privacy.clip_quantile": 0.5},
+]
+
+
+@pytest.mark.parametrize("more", chosen(NOISED, NOISED[:1]))
 def test_with_the_coins_and_the_noise_of_a_private_run_it_is_the_run(
     more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shadows, "_seed_of", lambda seed, number: 3)  # the run's
-    federation = many(**more)
+    federation = many(**more, **{"training.together": 64})
     run = federation.run().state.tensors
     found = trained(federation.assembly, federation.assembly.audit_pool.members[None], 1)
     assert same(found.states[0], run), "in common passes of its own, whose shapes are public"

@@ -53,13 +53,14 @@ def supported(name: str, unit: str) -> bool:
 
 
 def quick(name: str, unit: str, how: str) -> bool:
-    """Whether a cell is held on every change: one method of every class, without privacy and under clients'.
+    """Whether a cell is held on every change: one method of every class, without privacy or under clients' in turn.
 
-    Behind masks those of every way to send; gradients of single examples, which take longest, of one in both ways.
+    Those of every way to send under both, and behind masks in turn; gradients of single examples, which take longest, of one.
     """
     if unit == "example":
-        return name == "bitfit"
-    return name in (OF_A_CLASS if how == "plain" else WAYS)
+        return (name, how) == ("bitfit", "plain")
+    mine = ("none", "client")[OF_A_CLASS.index(name) % 2] if name in OF_A_CLASS else ""
+    return name in WAYS if how == "plain" and unit != mine else unit == mine and (how == "plain" or name in WAYS)
 
 
 def turn(name: str, unit: str) -> str:
@@ -79,9 +80,7 @@ def settings(name: str, unit: str = "none", how: str = "plain", **more: Any) -> 
         "training.batch_size": 4,
         "training.lr": 0.02,
         "training.optimizer": "sgd",
-        **(
-            {"training.together": 1} if unit == "client" and name != "ffa_lora" else {}
-        ),  # passes are tried out for each model
+        "training.together": 1,  # common passes are tried out for each model; `test_together` has them
         "privacy.delta": 1e-3 if unit != "none" else 1e-5,
         **PRIVACY[unit],
         **SUMS[how],

@@ -27,9 +27,9 @@ torch.set_num_threads(1)
 SKETCHING = ("fedask", "fedpower")
 SUPPORTED = [cell for cell in CELLS if runs.supported(*cell[:2])]
 QUICK = [cell for cell in SUPPORTED if runs.quick(*cell)]
-TURNS = (("client", "plain"), ("none", "plain"))
-ENDED = [  # and gone on with: one of every class, in turn; with masks at night
-    *(cell for cell in QUICK if cell[0] in runs.OF_A_CLASS and cell[1:] == TURNS[runs.OF_A_CLASS.index(cell[0]) % 2]),
+ENDED = [  # and gone on with: what has more to remember than averages, and one behind masks; the others at night
+    *((name, "client", "plain") for name in ("fra_then_ffa", "fedsvd", "fedlora")),
+    *((name, "none", "plain") for name in ("adamix", "fedara", "rolora", "fedpower")),
     ("fra_lora", "client", "masked"),
 ]
 # At night every method under every privacy, in the open or behind masks in turn.

@@ -18,7 +18,7 @@ from tests.contracts import runs
 
 CELLS = [(name, unit) for name in METHODS for unit in ("client", "example") if runs.supported(name, unit)]
 # Of each way to send: changes, products, and several sums; one method of every class at night.
-QUICK = [("bitfit", "client"), ("fra_lora", "client"), ("fedask", "client"), ("bitfit", "example")]
+QUICK = [("bitfit", "client"), ("fra_lora", "client"), ("fedask", "client")]
 AT_NIGHT = [cell for cell in CELLS if cell[0] in runs.OF_A_CLASS]
 
 

@@ -101,19 +101,23 @@ def accounted(z: float = Z, delta: float = DELTA) -> float:
     return accounting.epsilon(accounting.unamplified(z), 1, delta)
 
 
-@pytest.mark.parametrize("z", chosen([0.7, 1.0, 2.0, 5.0], [1.0, 2.0]))
+@pytest.mark.parametrize("z", chosen([0.7, 1.0, 2.0, 5.0], [1.0]))
 def test_no_audit_finds_more_than_was_accounted_for(z: float) -> None:
     assert audited(gaussian(z)) <= accounted(z)
 
 
-@pytest.mark.parametrize("clip", [head_not_clipped, head_not_measured])
+@pytest.mark.parametrize("clip", chosen([head_not_clipped, head_not_measured], [head_not_clipped]))
 def test_contributions_that_are_not_clipped_as_a_whole_are_found_out(clip: Clip) -> None:
     assert audited(gaussian(Z), clip=clip) > accounted()
 
 
 @pytest.mark.parametrize(
     "noised",
-    [pytest.param(gaussian(0.0), marks=pytest.mark.nightly), gaussian(Z / 10), only_body_noised],
+    [
+        pytest.param(gaussian(0.0), marks=pytest.mark.nightly),
+        gaussian(Z / 10),
+        pytest.param(only_body_noised, marks=pytest.mark.nightly),
+    ],
     ids=["none", "a tenth", "on one tensor"],
 )
 def test_too_little_noise_is_found_out(noised: Noised) -> None:
@@ -179,6 +183,7 @@ def test_sampled_releases_leak_no_more_than_was_accounted_for_and_unsampled_ones
         )  # whose coins are known, or were not tossed
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_fixed_size_samples_leak_no_more_than_was_accounted_for() -> None:
     """One of twenty is replaced, who is in a sample of two one time in ten."""

@@ -42,7 +42,7 @@ class Scripted(Stream):
         return np.array([next(self._next) for _ in range(count)], np.uint64)
 
 
-@pytest.mark.parametrize("sigma", chosen([1, 2, 4, 16, 128], [1, 4, 128]))
+@pytest.mark.parametrize("sigma", chosen([1, 2, 4, 16, 128], [1, 128]))
 def test_small_sigmas_have_the_exact_probabilities(sigma: int) -> None:
     samples = discrete_gaussian(sigma, 1_000_000, stream(sigma))
     assert samples.dtype == np.int64

@@ -109,7 +109,9 @@ def forget_a_mask(*arguments: Any) -> Any:
         ("protocols.server.Server._abort", keep_shares, 0),
         ("protocols.server.Server._take_vector", keep_a_vector, 0),
         ("protocols.server.masks_left", forget_a_mask, 0),
-        ("protocols.graph.Graph.holds_together", lambda graph, alive, window: True, 0),
+        pytest.param(
+            *("protocols.graph.Graph.holds_together", lambda graph, alive, window: True, 0), marks=pytest.mark.nightly
+        ),
     ],
 )
 def test_a_machine_that_keeps_or_miscounts_something_is_caught(

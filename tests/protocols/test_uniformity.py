@@ -117,7 +117,7 @@ def test_either_of_its_two_secrets_hides_a_vector() -> None:
 def test_shares_below_the_threshold_are_uniform_whatever_they_are_shares_of() -> None:
     """Each, and what they give at zero. One more, and they are no longer independent of the secret."""
     secret, holders = Secret(bytes(32)), (3, 8, 20)
-    dealt = [split(secret, 3, holders) for _ in range(16_384)]
+    dealt = [split(secret, 3, holders) for _ in range(8_192)]
     for holder in holders[:2]:
         assert p_value(numbers([shares[holder][:32] for shares in dealt])) > CHANCE
     below = [guessed({me: shares[me] for me in holders[:2]}).reveal() for shares in dealt]

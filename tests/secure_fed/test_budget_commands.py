@@ -57,6 +57,7 @@ def test_a_plan_as_json_says_what_accounting_says(told: Told) -> None:
     assert {other["cohort"] for other in facts["alternatives"]} == {1, 2, 4, 8}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_target_is_turned_into_noise(told: Told) -> None:
     status, out, _ = told("plan", "--epsilon", "5", *SMALL, "--sampling", "fixed", "--json")

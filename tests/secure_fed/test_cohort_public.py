@@ -156,8 +156,10 @@ def contributions(built: Any, clients: Sequence[int]) -> dict[int, bytes]:
 
 def test_a_contribution_under_client_privacy_is_the_clients_own_to_the_bit() -> None:
     def built() -> Federation:
-        config = contracts.settings("ffa_lora", "client", **{"training.batch_size": 16})
-        train = [texts(row, SIZES[row]) for row in range(6)]
+        config = contracts.settings("ffa_lora", "client", **{"training.batch_size": 16, "training.together": 64})
+        train = [
+            [{**one, "input_ids": one["input_ids"][:16]} for one in texts(row, SIZES[row])] for row in range(6)
+        ]  # of few widths, each of which is tried out
         return Federation(config, model=wide_model(), train=train, test=texts(9, 2), entropy=SeededEntropy(1))
 
     everybody = contributions(built(), range(6))

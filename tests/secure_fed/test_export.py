@@ -131,7 +131,10 @@ def test_peft_computes_the_same(architecture: str, name: str, tmp_path: Path) ->
     compare_with_peft(config_of(name), architecture, tmp_path)
 
 
-@pytest.mark.parametrize("name", [name for name in LORA_SHAPED if "rslora" in card(name).options])
+@pytest.mark.parametrize(
+    "name",
+    chosen((name for name in LORA_SHAPED if "rslora" in card(name).options), ["fedlora", "fra_lora", "fedara"]),
+)
 def test_peft_computes_the_same_at_the_other_scale(name: str, tmp_path: Path) -> None:
     compare_with_peft(config_of(name, rslora=True), "bert", tmp_path)
 
@@ -283,7 +286,7 @@ def test_same_run_same_bytes(name: str, tmp_path: Path) -> None:
     ("name", "architecture"),
     chosen(
         fitting([*LORA_SHAPED, *SELECTIVE], ["bert", "llama", "gpt2"]),
-        [*fitting([*LORA_SHAPED, *SELECTIVE], ["bert"]), *fitting(["fra_lora"], ["bert", "llama", "gpt2"])],
+        [*fitting(["fedara", *SELECTIVE], ["bert"]), *fitting(["fra_lora"], ["bert", "llama", "gpt2"])],
     ),
 )
 def test_merged_needs_nothing_of_ours(name: str, architecture: str, tmp_path: Path) -> None:

@@ -87,15 +87,15 @@ def test_copies_share_their_lot_and_are_not_asked_about() -> None:
 
 def test_coins_are_fair_and_differ_between_seeds() -> None:
     counts, shares = [], []
-    for seed in range(30):
+    for seed in range(15):
         found = held(WIDE | {"federation.seed": seed})
         counts.append(len(found.units))
         shares.append(float(found.members.mean()))
-    assert len(set(shares)) > 10
+    assert len(set(shares)) > 5
     total = sum(counts)
     right = sum(count * share for count, share in zip(counts, shares, strict=True))
     assert abs(right - total / 2) < 4 * np.sqrt(total) / 2
-    assert abs(total - 30 * 120) < 4 * np.sqrt(30 * 240) / 2  # half of 240 examples are in the pool
+    assert abs(total - 15 * 120) < 4 * np.sqrt(15 * 240) / 2  # half of 240 examples are in the pool
 
 
 def test_with_privacy_for_clients_whole_clients_are_held_out() -> None:
@@ -134,7 +134,7 @@ def test_the_mean_is_over_the_cohort_that_was_asked_for_whoever_is_held_out() ->
     assert seen.noise_std == pytest.approx(0.1 / 60)
 
 
-@pytest.mark.parametrize(("settings", "cohort"), chosen(itertools.product([{}, HIDDEN], [50, 60]), [(HIDDEN, 50)]))
+@pytest.mark.parametrize(("settings", "cohort"), chosen(itertools.product([{}, HIDDEN], [50, 60]), [({}, 50)]))
 def test_masks_are_of_those_who_are_there(settings: dict[str, Any], cohort: int) -> None:
     """Where more would be expected than the coins leave: nobody waits for a client that is held out."""
     masks = {"secure_aggregation.enabled": True, "secure_aggregation.dropout": 0.2, "secure_aggregation.corrupt": 0.2}

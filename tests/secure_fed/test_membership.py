@@ -16,12 +16,12 @@ CLASSES = 12  # a label that was not learned is seldom guessed
 OVERFIT = {
     "method.modules_to_save": ["first", "classifier"],
     "method.target_modules": "query",
-    "federation.rounds": 10,
+    "federation.rounds": 4,
     "training.lr": 0.01,
     "training.steps": 40,
     "training.batch_size": 64,
     "evaluation.audit_fraction": 1.0,
-    "evaluation.every": 10,
+    "evaluation.every": 4,
 }
 
 

@@ -60,8 +60,8 @@ def _rule(name: str, text: str) -> set[int]:
 
 
 def test_the_same_call_gives_the_same_rows_and_fewer_are_the_first_of_more(train: Rows) -> None:
-    again = notes.generate(1_500, seed=3, split="train")
-    assert again == train.take(range(1_500))
+    again = notes.generate(300, seed=3, split="train")
+    assert again == train.take(range(300))
     assert notes.generate(50, seed=4, split="train").text != again.text[:50]
 
 
@@ -85,13 +85,13 @@ def test_no_text_is_in_both_train_and_test(train: Rows, test: Rows) -> None:
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_a_rule_that_reads_the_entry_is_right_but_for_the_stated_noise(split: str) -> None:
-    rows = notes.generate(1_000, seed=11, split=split)
+    rows = notes.generate(500, seed=11, split=split)
     assert rows.client is not None
     found = [_rule(name, text) for name, text in zip(rows.client, rows.text, strict=True)]
     assert all(len(classes) == 1 for classes in found)
     wrong = sum(label not in classes for label, classes in zip(rows.label, found, strict=True))
-    # Three standard deviations of a share of 1,000.
-    assert abs(wrong / 1_000 - notes.LABEL_NOISE) < 3 * (notes.LABEL_NOISE / 1_000) ** 0.5
+    # Three standard deviations of a share of 500.
+    assert abs(wrong / 500 - notes.LABEL_NOISE) < 3 * (notes.LABEL_NOISE / 500) ** 0.5
 
 
 def test_identifying_strings_are_rare_and_each_is_of_one_note(train: Rows, test: Rows) -> None:

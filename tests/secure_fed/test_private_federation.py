@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from typing import Any
@@ -212,10 +213,21 @@ def test_records_do_not_tell_how_many_took_part(method: str) -> None:
     ] * 3
 
 
+OTHERWISE: list[dict[str, Any]] = [
+    {"method.personal": ["classifier"]},
+    {"privacy.clip_quantile": 0.5},
+    {"method.rank": 5},
+]
+
+
 @pytest.mark.parametrize(
-    "settings", [{}, {"method.personal": ["classifier"]}, {"privacy.clip_quantile": 0.5}, {"method.rank": 5}], ids=str
+    ("method", "settings"),
+    chosen(
+        itertools.product(toys.METHODS, [{}, *OTHERWISE]),
+        [*((method, {}) for method in toys.METHODS), *(("fra_then_ffa", settings) for settings in OTHERWISE)],
+    ),
+    ids=str,
 )
-@pytest.mark.parametrize("method", toys.METHODS)
 def test_where_everybody_takes_part_the_expected_bytes_are_those_that_travelled(
     method: str, settings: dict[str, Any]
 ) -> None:

@@ -288,6 +288,7 @@ def test_batch_mates_do_not_move_an_examples_norm_and_a_mean_over_all_tokens_is_
         tried(decoder(), causal(True), [long] * 5, Collate(0))
 
 
+@pytest.mark.nightly
 def test_a_system_stream_serves_a_decoder() -> None:
     model = decoder()
     names = trainable(model)

@@ -252,9 +252,9 @@ def named(count: int) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_batches_are_poisson_and_come_from_the_stream_alone() -> None:
-    """Four hundred steps of twelve examples at rate a quarter: sizes and pairs as by independent coins, whatever the seed."""
+    """Two hundred steps of twelve examples at rate a quarter: sizes and pairs as by independent coins, whatever the seed."""
     counts = []
-    for seed, steps in ((0, 400), (1, 40)):
+    for seed, steps in ((0, 200), (1, 40)):
         target, seen = objective(), Seen()
         forced(target, seen)
         stream = SeededEntropy(7).stream("coins")
@@ -264,12 +264,12 @@ def test_batches_are_poisson_and_come_from_the_stream_alone() -> None:
     assert 30 < len(counts[1]) <= 40, "few batches are empty"
     assert counts[0][: len(counts[1])] == counts[1]
     sizes = np.bincount([len(call) for call in counts[0]], minlength=13)
-    sizes[0] = 400 - sizes.sum()
-    expected = 400 * stats.binom.pmf(np.arange(13), 12, 0.25)
+    sizes[0] = 200 - sizes.sum()
+    expected = 200 * stats.binom.pmf(np.arange(13), 12, 0.25)
     few = slice(0, 7)
     assert stats.chisquare([*sizes[few], sizes[7:].sum()], [*expected[few], expected[7:].sum()]).pvalue > 1e-3
     together = sum(0 in call and 1 in call for call in counts[0])
-    assert abs(together - 25) < 4 * math.sqrt(25)
+    assert abs(together - 12.5) < 4 * math.sqrt(12.5)
 
 
 def test_an_empty_first_batch_steps_with_noise_alone() -> None:
@@ -324,7 +324,7 @@ def test_the_noise_has_its_law_and_no_other_scale() -> None:
     def p(found: np.ndarray[Any, Any]) -> float:
         return float(stats.kstest(found, "norm").pvalue)
 
-    found = noise(1.5, 20)
+    found = noise(1.5, 10)
     assert p(found) > 1e-2
     assert p(found * 3 / 2) < 1e-12
     assert p(found * 2 / 3) < 1e-12

@@ -59,7 +59,7 @@ def test_epsilon_is_that_of_the_worst_client_and_just_below_the_target(tmp_path:
     assert said["ended_early"] is None
 
 
-@pytest.mark.parametrize("method", chosen(toys.METHODS, ["fedlora", "fra_lora"]))
+@pytest.mark.parametrize("method", chosen(toys.METHODS, ["fra_lora"]))
 def test_every_method_trains_privately(method: str) -> None:
     settings = {**Z, "method.name": method, "federation.rounds": 2}
     if method == "fra_then_ffa":

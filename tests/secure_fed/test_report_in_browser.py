@@ -300,6 +300,7 @@ def test_the_witness_sees_a_request_an_error_and_an_empty_drawing(browser: Brows
         assert_drawn(browser.whole_picture(), browser.evaluate(BOXES)[0])
 
 
+@pytest.mark.nightly
 def test_without_a_browser_the_failure_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(pytest.fail.Exception, match="apt-get install chromium"):

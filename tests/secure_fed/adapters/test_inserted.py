@@ -92,7 +92,7 @@ def test_a_copy_of_the_model_uses_its_own_adapters(adapter: Any) -> None:
     names = adapter.inject(model, small_models.head_of(model), 0)
     shake(model, names)
     before = small_models.logits(model)
-    for name in names:
+    for name in names[:: max(1, len(names) // 6)]:
         other = copy.deepcopy(model)
         assert torch.equal(small_models.logits(other), before)
         with torch.no_grad():

@@ -28,8 +28,9 @@ SEEDS = (0, 4)
 
 @pytest.fixture
 def no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports take longer than these runs."""
+    """Reports and drawings take longer than these runs."""
     monkeypatch.setattr("secure_fed.report.page.write_report", lambda run_dir: run_dir / "report.html")
+    monkeypatch.setattr("secure_fed.commands.comparison.drawing.drawn", lambda rows: "<svg></svg>")
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,7 @@ def base(small_model: Path, small_data: Path) -> RunConfig:
         ("federation", "rounds"): 3,
         ("training", "lr"): 0.02,
         ("training", "steps"): 2,
+        ("training", "together"): 1,
     }
     return RunConfig().replace(settings)
 

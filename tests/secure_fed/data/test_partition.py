@@ -54,7 +54,7 @@ def test_iid_gives_equal_parts(data: tuple[list[int], int], seed: int) -> None:
     assert lists(parts) == lists(iid(len(labels), clients, np.random.default_rng(seed)))
 
 
-@given(st.lists(st.text(max_size=3), min_size=1, max_size=60))
+@given(st.lists(st.text("aB 7\né中😀", max_size=3), min_size=1, max_size=60))
 def test_natural_gives_each_key_its_examples(keys: list[str]) -> None:
     names, parts = natural(keys)
     assert list(names) == sorted(set(keys))

@@ -27,6 +27,7 @@ from secure_fed.rounds.diagnostics.watch import Watch, watch
 from secure_fed.runs.run import Result
 from secure_fed.runs.store import read_records
 from secure_fed.tensors.tensors import Tensors
+from tests.cells import chosen
 from tests.secure_fed import toys
 
 ALL = ["variation", "discrepancy", "drift", "aggregation_error"]
@@ -205,7 +206,7 @@ def killed_in(federation: Federation, round_: int) -> None:
     federation.assembly.clients[2].handle = handle  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("name", ["fedlora", "fra_lora", "ffa_lora"])
+@pytest.mark.parametrize("name", chosen(["fedlora", "fra_lora", "ffa_lora"], ["fra_lora"]))
 def test_an_interrupted_run_tells_the_same(tmp_path: Path, name: str) -> None:
     settings = asked(*ALL, **{"method.name": name, "evaluation.bandwidth": 0.5, "evaluation.target_accuracy": 0.4})
     whole = toys.federation(settings).run()

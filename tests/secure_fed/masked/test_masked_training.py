@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -211,10 +212,15 @@ class Interrupting:
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("extra", [{}, {"secure_aggregation.active": True}, {"federation.vanishing": 0.25}], ids=str)
-@pytest.mark.parametrize(
-    "way", chosen(["fedlora", "fra_lora sketch", "fra_then_ffa sketch"], ["fedlora", "fra_then_ffa sketch"])
-)
+RESUMED: list[tuple[str, dict[str, Any]]] = [
+    *itertools.product(
+        ("fedlora", "fra_lora sketch", "fra_then_ffa sketch"),
+        ({}, {"secure_aggregation.active": True}, {"federation.vanishing": 0.25}),
+    )
+]
+
+
+@pytest.mark.parametrize(("way", "extra"), chosen(RESUMED, [RESUMED[1], RESUMED[8]]), ids=str)
 def test_a_run_that_is_interrupted_and_resumed_is_the_same_to_the_bit(
     way: str, extra: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -11,6 +11,8 @@ from secure_fed.methods import METHODS
 from secure_fed.methods.method import Method, State
 from secure_fed.tensors.sums import PlainSum
 from secure_fed.tensors.tensors import Layout, Tensors
+from tests.cells import chosen
+from tests.contracts.runs import OF_A_CLASS
 from tests.secure_fed import small_models
 from tests.secure_fed.methods.rounds import head, means_of, method_of, nothing, one_round, start, trained
 
@@ -18,7 +20,7 @@ from tests.secure_fed.methods.rounds import head, means_of, method_of, nothing, 
 CHANGES_THE_MODEL = ("prompt_tuning", "prefix_tuning", "p_tuning", "c2a")
 
 
-@pytest.fixture(params=METHODS)
+@pytest.fixture(params=chosen(METHODS, (*OF_A_CLASS, "prefix_tuning")))
 def method(request: pytest.FixtureRequest) -> Method:
     return method_of(request.param)
 

@@ -85,7 +85,9 @@ def without_dropout(model: nn.Module) -> nn.Module:
 # Per-example gradients.
 
 
-@pytest.mark.parametrize(("name", "architecture"), CELLS)
+@pytest.mark.parametrize(
+    ("name", "architecture"), chosen(CELLS, (cell for cell in CELLS if cell[1] in ("bert", "deberta_v3", "gpt2")))
+)
 def test_gradients_are_made_in_one_pass_and_are_each_examples_own(name: str, architecture: str) -> None:
     model, state = start(name, architecture)
     objective = Objective(without_dropout(model.double()), classification.loss, CPU)
@@ -209,12 +211,14 @@ def test_a_run_learns(name: str, architecture: str) -> None:
     ("unit", "name"),
     chosen(
         itertools.product(["client", "example"], NAMES),
-        [("client", name) for name in NAMES],
+        [("client", "p_tuning")],
     ),
 )
 def test_a_private_run(name: str, unit: str) -> None:
     noise = {"privacy.unit": unit, "privacy.noise_multiplier": 1.0, "privacy.delta": 1e-3, "privacy.clip_norm": 0.5}
-    built = federation(name, "bert", {**noise, "training.optimizer": "sgd", "federation.rounds": 2})
+    built = federation(
+        name, "bert", {**noise, "training.optimizer": "sgd", "training.steps": 2, "federation.rounds": 2}
+    )
     result = built.run()
     assert result.summary["unit"] == unit
     assert result.state.tensors.is_finite()
