@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from secure_fed.errors import ConfigError, DataError, ModelError
 from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.data.word_by_word import Words
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -72,15 +73,29 @@ def encode(tokenizer: PreTrainedTokenizerBase, rows: Rows, max_length: int) -> E
     require_room(tokenizer, max_length, pair=rows.text_b is not None)
     blank = pad_id(tokenizer)
     columns: dict[str, list[NDArray[np.int32]]] = {"input_ids": [], "token_type_ids": []}
+    words = Words.of(tokenizer) if rows.text_b is None else None
     for start in range(0, len(rows), TOKENISED_AT_ONCE):
         window = slice(start, start + TOKENISED_AT_ONCE)
-        second = None if rows.text_b is None else list(rows.text_b[window])
-        tokens = tokenizer(list(rows.text[window]), second, truncation=True, max_length=max_length)
+        tokens = _tokens(tokenizer, words, rows, window, max_length)
         for name, column in columns.items():
             fill = blank if name == "input_ids" else 0
             column.extend(np.asarray(ids or [fill], dtype=np.int32) for ids in tokens.get(name, ()))
     made = {name: tuple(column) for name, column in columns.items() if column or name == "input_ids"}
     return Encoded(made | {"labels": rows.label})
+
+
+def _tokens(
+    tokenizer: PreTrainedTokenizerBase, words: Words | None, rows: Rows, window: slice, max_length: int
+) -> Mapping[str, Sequence[Sequence[int]]]:
+    """Lists of ids by name, one for each example of the window."""
+    texts = list(rows.text[window])
+    if words is not None:
+        ids = words.encoded(texts, max_length)
+        types = [[0] * len(each) for each in ids] if "token_type_ids" in tokenizer.model_input_names else []
+        return {"input_ids": ids, "token_type_ids": types}
+    second = None if rows.text_b is None else list(rows.text_b[window])
+    found: Any = tokenizer(texts, second, truncation=True, max_length=max_length)
+    return {str(name): value for name, value in found.items()}
 
 
 def require_room(tokenizer: PreTrainedTokenizerBase, max_length: int, *, pair: bool) -> int:
