@@ -95,6 +95,7 @@ def test_other_preprocessing_is_caught() -> None:
     assert not judged(units(n, rng, lambda i: text(rng, length=30 if truth[i] else 40)), truth).at_chance
 
 
+@pytest.mark.nightly
 def test_a_split_by_class_is_caught() -> None:
     rng, n = np.random.default_rng(3), 200
     labels = rng.integers(2, size=n)

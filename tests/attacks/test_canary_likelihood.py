@@ -61,6 +61,7 @@ def test_seldom_drawn_canaries_are_found_better_than_by_their_cosines() -> None:
     assert epsilon is not None
 
 
+@pytest.mark.nightly
 def test_the_shift_foretold_is_the_shift_there_is() -> None:
     everybody: dict[str, Any] = {
         **DRAWN,

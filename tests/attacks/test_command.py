@@ -116,6 +116,7 @@ def test_what_was_asked_for_and_does_not_apply_is_said_and_nothing_is_written(
     assert sorted(path.name for path in run_dir.iterdir()) == before
 
 
+@pytest.mark.nightly
 def test_runs_stand_beside_each_other(
     run_dir: Path, copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -33,6 +33,7 @@ def test_one_text_is_read_word_for_word(plain: Case) -> None:
     assert found["all_rounds"]["recall"] == 1.0
 
 
+@pytest.mark.nightly
 def test_the_most_exposed_update_stands_beside_the_means() -> None:
     """Of clients with four texts each some lose all and others part; names are those of `per_update`."""
     found = gradient_inversion.run(case(each=4, method__rank=32), Settings()).measured
@@ -88,6 +89,7 @@ def test_adamw_is_found_out() -> None:
     assert found["most_exposed"] is None
 
 
+@pytest.mark.nightly
 def test_guesses_stand_beside_what_the_commonest_words_give() -> None:
     """A client's guesses, beside as many of the commonest pairs and tokens of public texts, on that client's own texts."""
     short = case(each=4, method__rank=8)  # of more words than the exact test can tell
@@ -128,6 +130,7 @@ def test_the_commonest_are_those_in_most_texts(plain: Case) -> None:
     assert common.beside({(1, 5), (4, 7), (0, 2)}, {(1, 5), (2, 8), (3, 9)}, {2}) == pytest.approx((2 / 3, 2 / 3))
 
 
+@pytest.mark.nightly
 def test_several_local_steps_stay_in_the_span() -> None:
     found = gradient_inversion.run(case(training__steps=3, training__lr=0.3), Settings()).measured
     assert found["per_update"][0]["recall"] == 1.0

@@ -100,6 +100,7 @@ def test_what_was_learned_by_heart_is_found_and_the_sign_is_right(ran: Ran, vant
     assert found.measured == {"rounds": 8, "units_without": 0}
 
 
+@pytest.mark.nightly
 def test_a_server_that_sees_single_updates_finds_more_than_by_cosines(ran: Ran) -> None:
     members, case = ran[0].assembly.audit_pool.members, overfitted.case(ran, "server")
     by_cosine = overfitted.area(update_score.run(case, Settings()).scores, members)

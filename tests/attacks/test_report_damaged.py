@@ -82,6 +82,7 @@ ROWS: tuple[dict[str, Any], ...] = (
 CELLS: tuple[dict[str, Any], ...] = ({"epsilon_lower": 0.0}, {"epsilon_lower": None}, {"members": 0, "non_members": 0})
 
 
+@pytest.mark.nightly
 @every(("curve", "row", "cell"), zip(CURVES, ROWS, CELLS, strict=True))
 def test_drawings_of_odd_numbers(curve: dict[str, Any], row: dict[str, Any], cell: dict[str, Any]) -> None:
     """A curve, rows of the comparison and cells have a drawing each, so that one page tries an oddity of every one."""

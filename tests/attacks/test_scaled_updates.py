@@ -77,6 +77,7 @@ def clipped(update: Update, factor: float) -> Update:
     return Update(update.round, update.client, update.pass_name, update.contribution * factor, update.weight)
 
 
+@pytest.mark.nightly
 def test_the_whole_attack_finds_the_same_in_clipped_updates() -> None:
     """Every client clipped by another factor."""
     of = case(clients=3, each=4, method__rank=32)

@@ -24,6 +24,7 @@ def test_the_sum_of_two_is_inverted_as_a_batch_of_two() -> None:
     assert "by_cohort" not in found  # behind masks single updates are not seen
 
 
+@pytest.mark.nightly
 def test_recall_fades_with_the_cohort(several: Case) -> None:
     by_cohort = sum_inversion.run(several, Settings()).measured["by_cohort"]
     assert list(by_cohort) == ["1", "2", "5", "10"]

@@ -15,7 +15,6 @@ from attacks.adversary.case import Case, Inapplicable, Settings
 from attacks.steps import alignment
 from secure_fed.tensors.tensors import Tensors
 from tests.attacks import overfitted
-from tests.cells import chosen
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +120,8 @@ SENT: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("settings", chosen(SENT, SENT[:1]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("settings", SENT)
 def test_whatever_clients_send_is_compared_in_the_coordinates_that_train(
     tmp_path: Path, settings: dict[str, Any]
 ) -> None:

@@ -111,6 +111,7 @@ def with_a_main(cells: list[Audit]) -> Audit:
     return audit_of(*cells, main={"attack": "attack-0", "vantage": "outsider"})
 
 
+@pytest.mark.nightly
 def test_with_a_main_attack_it_has_one_as_seldom(silent: list[list[Audit]]) -> None:
     found = sum(verdict(with_a_main(cells))["level"] == "leak" for cells in silent)
     assert found <= 24
@@ -127,6 +128,7 @@ def test_the_main_attack_at_all_and_the_others_at_as_much_again_would_fail(silen
     assert naive > split + 5  # the main one's own share comes on top of a whole family
 
 
+@pytest.mark.nightly
 def test_others_that_tell_nothing_are_called_found_beside_a_main_one_that_does_as_seldom() -> None:
     """Once the main one holds up, the others share all of the significance: strong control, not only where all tell nothing."""
     random, wrong = np.random.default_rng(1), 0

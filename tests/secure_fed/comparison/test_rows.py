@@ -138,6 +138,7 @@ def test_names_cannot_break_the_tables() -> None:
     assert as_csv([found]).splitlines()[1].startswith('"a, ""b"" |')
 
 
+@pytest.mark.nightly
 def test_a_drawing_of_nothing_measured_and_of_many() -> None:
     assert "<svg" in drawn([row(record([None, None], accuracy=None))])
     many = [row(record([0.1 * place / 3, 0.5]), record([0.2, 0.6]), name=f"_run {place}") for place in range(25)]

@@ -246,7 +246,7 @@ def test_experts_drawn_at_random_do_not_pass_for_examples_that_are_coupled(away:
     ("unit", "name"),
     chosen(
         itertools.product(["client", "example"], OURS),
-        [*(("client", name) for name in ("adapter_houlsby", "compacter"))],
+        [("client", "adapter_houlsby")],
     ),
 )
 def test_a_private_federation(name: str, unit: str) -> None:

@@ -64,6 +64,7 @@ def really(name: str, model: Path) -> dict[str, int]:
     return {"trainable": trainable, "bytes_up": up, "bytes_down": down, "bytes_per_round": up + down}
 
 
+@pytest.mark.nightly
 def test_counts_are_those_of_a_round_that_is_done(small_model: Path) -> None:
     rows = by_name(listed(small_model))
     assert list(rows) == list(METHODS)
