@@ -55,7 +55,7 @@ ANY = st.lists(
     st.sampled_from(
         [*"abcehioABSΣσ.,-1 人éÉßİ", "  ", "\t", "\n", "\xa0", "\x1c", "\x00", "\u0301", "[MASK]", "[SEP]", "\u200d"]
     )
-    | st.characters(),
+    | st.characters(codec="utf-8"),
     max_size=30,
 ).map("".join)
 
