@@ -33,8 +33,8 @@ from privacy.mechanisms import Gaussian
 from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.models.adapters.lora import LoraAdapter
 from secure_fed.learning.training.cohort import Ways, train_together
-from secure_fed.learning.training.dp_sgd import train_privately
 from secure_fed.learning.training.local import Objective, train
+from secure_fed.learning.training.private_steps import PrivateSteps
 
 WORDS = 50_265
 
@@ -83,8 +83,8 @@ def ways_of(made: Work, ways: Ways) -> dict[str, Callable[[], object]]:
     one = replace(made, clients=made.clients[:1], settings=replace(SETTINGS, batch_size=len(made.clients[0])))
 
     def privately() -> object:
-        mechanism, stream = Gaussian(1.0), SystemEntropy().stream("benchmark")
-        return train_privately(one.objective, one.jobs()[0], mechanism=mechanism, clip_norm=1.0, steps=1, stream=stream)
+        steps = PrivateSteps(Gaussian(1.0), 1.0, 1, SystemEntropy().stream("benchmark"))
+        return train_together(one.objective, [replace(one.jobs()[0], private=steps)], ways)
 
     return {
         "plain": lambda: train(whole.objective, whole.jobs()[0]),

@@ -8,9 +8,9 @@ of milliseconds, and of the ratio to the plain step of the same turn. Trying the
 
     plain      forward, backward, AdamW
     opacus     Opacus's hooks (GradSampleModule) and its optimizer, which clips and adds noise
-    ours       `train_privately`: secret coins, per-example gradients by layer, clipping, noise, AdamW (sampling at rate 1)
-    whole      the same with training.microbatch = 16, all at once; by default a CPU takes 8 at a time
-    singly     the same, an example at a time: what a model gets whose layers cannot be told apart by their rules
+    ours       `train_together` of one client: secret coins, gradients of examples, clipping, noise, AdamW (sampling at rate 1)
+    rules      the same with gradients by Opacus's rules for layers, for a model that cannot share passes among clients
+    singly     the same, an example at a time: what a model gets for whose layers there is no rule either
     vmap       per-example gradients alone, by torch.func.vmap over the same seam, given a ready 4-D mask
 
 The plain and Opacus's step get a batch that is collated already; ours collates it.
@@ -23,6 +23,7 @@ import statistics
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,10 +38,12 @@ from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.models.adapters.lora import LoraAdapter
 from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.dp_sgd import train_privately
+from secure_fed.learning.training.cohort import Ways, train_together
+from secure_fed.learning.training.cohort_pass import Trial
 from secure_fed.learning.training.local import Job, Objective
 from secure_fed.learning.training.packs import Way
 from secure_fed.learning.training.per_example import one_by_one
+from secure_fed.learning.training.private_steps import PrivateSteps
 from secure_fed.tensors.tensors import Tensors
 
 BATCH, LENGTH, LABELS = 16, 64, 4
@@ -103,27 +106,21 @@ def opacus(items: Sequence[Any], collate: Collate) -> Step:
     return step
 
 
-def ours(items: Sequence[Any], collate: Collate, *, singly: bool = False, most: int | None = None) -> Step:
-    """`train_privately` of one step: what it takes to set up, which a client pays once a round, is counted too."""
+def ours(items: Sequence[Any], collate: Collate, *, shared: bool = True, rules: bool = True) -> Step:
+    """One private step: what it takes to set up, which a client pays once a round, is counted too."""
     model, names = adapted()
-    objective = Objective(model, classification.loss, CPU)
-    before: Tensors = read(model, names)
-    if singly:
+    objective, entropy = Objective(model, classification.loss, CPU), SystemEntropy()
+    if not rules:
         objective.ways = defaultdict(lambda: Way(one_by_one, (1,)))
-    settings = TrainingConfig(batch_size=BATCH, microbatch=most)
-    rng, entropy = np.random.default_rng(0), SystemEntropy()
+    settings = TrainingConfig(batch_size=BATCH)
+    before: Tensors = read(model, names)
+    job = Job(before, names, items, collate, settings, LR, np.random.default_rng(0))
 
-    def step() -> None:
-        train_privately(
-            objective,
-            Job(before, names, items, collate, settings, LR, rng),
-            mechanism=Gaussian(NOISE),
-            clip_norm=CLIP,
-            steps=1,
-            stream=entropy.stream("step"),
-        )
+    def private() -> Job:
+        return replace(job, private=PrivateSteps(Gaussian(NOISE), CLIP, 1, entropy.stream("step")))
 
-    return step
+    ways = Ways() if shared else Ways({private().kind: Trial("to see what it costs")})
+    return lambda: train_together(objective, [private()], ways) and None
 
 
 def vmap(items: Sequence[Any], collate: Collate) -> Step:
@@ -154,8 +151,8 @@ def main() -> None:
             "plain": plain(items, collate),
             "opacus": opacus(items, collate),
             "ours": ours(items, collate),
-            "whole": ours(items, collate, most=BATCH),
-            "singly": ours(items, collate, singly=True),
+            "rules": ours(items, collate, shared=False),
+            "singly": ours(items, collate, shared=False, rules=False),
             "vmap": vmap(items, collate),
         }
         about = f"texts of {shortest} to {LENGTH} tokens" if shortest < LENGTH else f"texts of {LENGTH} tokens"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -13,8 +13,9 @@ import torch
 from secure_fed.config import TrainingConfig
 from secure_fed.errors import MethodError
 from secure_fed.learning.tasks.task import Collate
-from secure_fed.learning.training.dp_sgd import train_privately
+from secure_fed.learning.training.cohort import Ways, train_together
 from secure_fed.learning.training.local import Job, Objective, Train, Trained, train
+from secure_fed.learning.training.private_steps import PrivateSteps
 from secure_fed.learning.training.schedule import planned_steps
 from secure_fed.methods.method import Contextual, Method, RoundPlan, State
 from secure_fed.rounds.protection import Protection
@@ -30,7 +31,7 @@ class ClientSetup:
     personal: names of trained tensors that never leave their client. allowance: given a client's name, a number of releases and
     the round, charges as many as the client has left, durably, and returns their number.
     watch: receives the tensors before and after every training, and the client's weight; None where a guarantee forbids that.
-    train: local training without noise in its steps, `training.train` or an equivalent.
+    train: local training without noise in its steps, `training.train` or an equivalent. ways: what is known of common passes.
     """
 
     objective: Objective
@@ -46,6 +47,7 @@ class ClientSetup:
     allowance: Callable[[str, int, int], int]
     watch: Callable[[Tensors, Tensors, float], None] | None = None
     train: Train = train
+    ways: Ways = field(default_factory=Ways)
 
 
 class Client:
@@ -91,13 +93,15 @@ class Client:
     def job(self, request: Request) -> Job | None:
         """The local training that the request asks for, if others may do it for this client; `train_ahead` takes its result.
 
-        None for a request that `handle` refuses.
+        None for a request that `handle` refuses. Private steps are charged here: a job is one training, for one answer.
         """
-        plain = self._setup.train is train and not self._setup.protection.placement.step_noise
-        first = request.plan == self._plan(request.round) and request.pass_name == request.plan.passes[0]
-        if not plain or not first:
+        private = self._setup.protection.placement.step_noise
+        if request.plan != self._plan(request.round) or request.pass_name != request.plan.passes[0]:
             return None
-        return self._job(self._start(request), request)
+        if self._setup.train is not train and not private:
+            return None
+        job = self._job(self._start(request), request)
+        return self._charged(job, request) if private else job
 
     def train_ahead(self, request: Request, trained: Trained) -> None:
         """Take what `job(request)` became, for the answer to that request."""
@@ -190,35 +194,37 @@ class Client:
         setup, rng = self._setup, self._rng(request.round)
         return Job(start, request.plan.trainable, self.examples, setup.collate, setup.training, request.lr, rng)
 
+    def _charged(self, job: Job, request: Request) -> Job:
+        """The job with private steps, as many as the client's budget has left."""
+        setup, protection = self._setup, self._setup.protection
+        units = len(set(self.groups)) if self.groups is not None else len(self.examples)
+        count = setup.allowance(self.name, planned_steps(units, setup.training), request.round)
+        self._takes_part = count > 0
+        stream = protection.entropy.stream("gradients", request.round, self.index)
+        steps = PrivateSteps(
+            protection.mechanism, request.clip_norm, count, stream, self.groups, setup.group_examples, self.phantoms
+        )
+        return replace(job, private=steps)
+
     def _taken(self, request: Request) -> Trained | None:
         """What was trained ahead, if it was for what this request asks."""
         (asked, trained), self._ahead = self._ahead or (None, None), None
-        if asked is None or (asked.round, asked.plan, asked.lr) != (request.round, request.plan, request.lr):
+        if asked is None or asked.tensors is not request.tensors:
             return None
-        return trained if asked.tensors is request.tensors else None
+        return trained if _terms(asked) == _terms(request) else None
 
     def _trained(self, request: Request) -> Trained:
-        """Local training. With noise in its steps, it makes as many of them as the client's budget has left."""
+        """Local training, unless it was made ahead."""
         setup, protection = self._setup, self._setup.protection
-        if protection.placement.step_noise:
-            units = len(set(self.groups)) if self.groups is not None else len(self.examples)
-            steps = setup.allowance(self.name, planned_steps(units, setup.training), request.round)
-            self._takes_part = steps > 0
-            return train_privately(
-                setup.objective,
-                self._job(self._before, request),
-                mechanism=protection.mechanism,
-                clip_norm=request.clip_norm,
-                steps=steps,
-                stream=protection.entropy.stream("gradients", request.round, self.index),
-                groups=self.groups,
-                group_examples=setup.group_examples,
-                phantoms=self.phantoms,
-            )
         if protection.placement.own_noise:
             passes = len(request.plan.passes)
             self._takes_part = setup.allowance(self.name, passes, request.round) == passes
-        return self._taken(request) or setup.train(setup.objective, self._job(self._before, request))
+        if (taken := self._taken(request)) is not None:
+            return taken
+        job = self._job(self._before, request)
+        if protection.placement.step_noise:
+            return train_together(setup.objective, [self._charged(job, request)], setup.ways)[0]
+        return setup.train(setup.objective, job)
 
     def _rng(self, round_: int) -> np.random.Generator:
         """The generator of order, dropout, and the examples of a group that count: seeded without privacy, secret with it.
@@ -232,6 +238,10 @@ class Client:
             return np.random.default_rng([self._setup.seed, round_, self.index])
         secret = protection.entropy.stream("training", round_, self.index)
         return np.random.default_rng((secret.uniform(8) * 2**32).astype(np.int64).tolist())
+
+
+def _terms(request: Request) -> tuple[object, ...]:
+    return request.round, request.plan, request.lr, request.clip_norm
 
 
 def _norm(contribution: Tensors, order: float) -> float:

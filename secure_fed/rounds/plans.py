@@ -15,7 +15,7 @@ from privacy.mechanisms import Gaussian
 from privacy.sampling import Sampler
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
-from secure_fed.learning.training.dp_sgd import batch_sampler
+from secure_fed.learning.training.private_steps import batch_sampler
 from secure_fed.learning.training.schedule import planned_steps
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from secure_fed.learning.audit_pool.pool import kind_of
 from secure_fed.learning.data.pointing import Plain
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.local import Objective, Placed
-from secure_fed.learning.training.packs import Packs
 from secure_fed.learning.training.supported import require_data_free_start, require_supported
+from secure_fed.learning.training.uncoupled import Uncoupled
 from secure_fed.methods.method import Card, Method, RoundPlan, State
 from secure_fed.rounds.cohort import expected_phantoms
 from secure_fed.rounds.placement import NOWHERE, Placement, placement_of
@@ -178,8 +178,8 @@ def require_protectable(
         return
     require_supported(objective.model, plan.trainable)
     clients = [Plain(own) for own in train]
-    packs = Packs.of(objective, collate, settings, max(clients, key=len))
-    packs.try_out(Placed.of(initial, plan.trainable, objective.device), clients)
+    uncoupled = Uncoupled.of(objective, collate, settings, max(clients, key=len))
+    uncoupled.require_all(Placed.of(initial, plan.trainable, objective.device), clients)
 
 
 def _shares(config: RunConfig, noise_multiplier: float, contributors: int, silent: int) -> DistributedGaussian:

@@ -133,20 +133,19 @@ def assemble(
         clients=clients,
         phantoms=beside,
         masks=masks,
-        transport=in_process(config, everybody, masks, *_training(config, objective, protection, numbers)),
+        transport=in_process(config, everybody, masks, *_training(config, setup, numbers)),
         server=server,
     )
 
 
-def _training(
-    config: RunConfig, objective: Objective, protection: Protection, numbers: int
-) -> tuple[Together | None, int]:
+def _training(config: RunConfig, setup: ClientSetup, numbers: int) -> tuple[Together | None, int]:
     """What trains clients in common passes, if they share any, and how many at once. numbers: that each client trains.
 
     Where memory decides it is two at least: a client that trains by itself for want of room takes passes of public shapes too.
     """
-    at_once = config.training.together or max(2, clients_at_once(numbers, objective.device))
-    return (Together(objective, protection.placement.private) if at_once > 1 else None), at_once
+    at_once = config.training.together or max(2, clients_at_once(numbers, setup.objective.device))
+    together = Together(setup.objective, setup.protection.placement.private, setup.ways)
+    return (together if at_once > 1 else None), at_once
 
 
 def _with_phantoms_noted(problem: Problem, pool: AuditPool) -> Problem:

@@ -13,12 +13,14 @@ from tests.contracts import runs
 CELLS = [
     (name, unit, how)
     for name in METHODS
-    for unit, how in (("none", "plain"), ("none", "masked"), ("client", "plain"), ("client", "masked"))
-    if runs.supported(name, unit)
+    for unit in ("none", "client", "example")
+    for how in ("plain", "masked")
+    if runs.supported(name, unit) and ((unit, how) != ("example", "masked") or name == "ffa_lora")
 ]
 QUICK = [
     *(("fedlora", "none", "plain"), ("ffa_lora", "client", "masked"), ("fedtt", "none", "plain")),
     *(("prefix_tuning", "none", "plain"), ("fedara", "none", "plain"), ("adapter_houlsby", "client", "plain")),
+    *(("fra_lora", "example", "plain"), ("ffa_lora", "example", "masked")),
 ]
 # Trained embeddings, and a hypernetwork that reads what a client's texts have in common, have no rule for each example's own.
 IN_TURN = {

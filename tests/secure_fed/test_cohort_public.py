@@ -16,8 +16,9 @@ from transformers import BertConfig, BertForSequenceClassification
 from privacy.entropy import SeededEntropy
 from secure_fed.federation import Federation
 from secure_fed.learning.models.adapters.own_tensors import EachOwn, NoRuleError
-from secure_fed.learning.training import cohort, crew
-from secure_fed.learning.training.cohort import Ways, add_in_order, train_together
+from secure_fed.learning.training import cohort_ways, crew
+from secure_fed.learning.training.cohort import Ways, train_together
+from secure_fed.learning.training.flat import add_in_order
 from secure_fed.learning.training.local import Trained
 from secure_fed.rounds.transport import InProcess
 from tests.contracts import runs as contracts
@@ -130,7 +131,7 @@ def test_an_error_in_a_pass_comes_out_and_threads_end(monkeypatch: pytest.Monkey
     made: list[crew.Crew] = []
     close = crew.Crew.close
     monkeypatch.setattr(crew.Crew, "close", lambda own: (made.append(own), close(own)))
-    monkeypatch.setattr(cohort, "found_in", lambda *given: 1 / 0)
+    monkeypatch.setattr(cohort_ways, "found_in", lambda *given: 1 / 0)
     torch.set_num_threads(2)
     try:
         with pytest.raises(ZeroDivisionError):
@@ -191,7 +192,7 @@ def test_rows_are_added_in_their_order_on_every_device(monkeypatch: pytest.Monke
         device = torch.device("meta")
 
     elsewhere = torch.zeros(3, 64).as_subclass(Elsewhere)
-    monkeypatch.setattr(cohort.torch, "tensor", lambda data, device=None: Tensor.new_tensor(owners, data))
+    monkeypatch.setattr(torch, "tensor", lambda data, device=None: Tensor.new_tensor(owners, data))
     add_in_order(elsewhere, owners, rows)
     assert torch.equal(elsewhere.as_subclass(Tensor), expected)
 

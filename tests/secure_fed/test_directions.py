@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,14 +20,13 @@ from secure_fed.learning.audit_pool.canaries import length_beyond_clipping
 from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.data.pointing import Plain, Pointing, reading
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.canary_directions import direction, length_of_steps, pointing, trains_towards
-from secure_fed.learning.training.dp_sgd import ClippedSum, train_privately
-from secure_fed.learning.training.local import Job, Objective, Placed
-from secure_fed.learning.training.per_example import by_layer
+from secure_fed.learning.training.canary_directions import direction, length_of_steps, trains_towards
+from secure_fed.learning.training.local import Job, Objective
 from secure_fed.rounds.transport import Request
 from secure_fed.tensors.tensors import Layout, Tensors
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.canary_texts import PAD, changed, text
+from tests.secure_fed.privately import Landing, Noted, train_privately
 
 CPU = torch.device("cpu")
 
@@ -114,11 +112,20 @@ def weights(target: Objective) -> Tensors:
 
 
 def summed(target: Objective, items: Sequence[Any], groups: Sequence[Sequence[int]], most: int | None) -> Tensors:
-    """The clipped sum at the model's own weights."""
-    placed = Placed.of(weights(target), list(weights(target)), CPU)
-    gradients = pointing(partial(by_layer, target, default_collate), 2 * CLIP)
-    over = ClippedSum(gradients, Gaussian(1.0), CLIP, most).over
-    return Tensors(over([[items[i] for i in group] for group in groups], placed))
+    """The clipped sum at the model's own weights: what the noise of a step would be added to."""
+    before, noted = weights(target), Noted(1.0)
+    settings = TrainingConfig(batch_size=100, microbatch=most)
+    examples = [items[i] for group in groups for i in group]
+    train_privately(
+        target,
+        Job(before, list(before), examples, default_collate, settings, LR, np.random.default_rng(0)),
+        mechanism=noted,
+        clip_norm=CLIP,
+        steps=1,
+        stream=Landing(range(len(groups))),
+        groups=[number for number, group in enumerate(groups) for _ in group],
+    )
+    return Tensors(noted.sums[0])
 
 
 @pytest.mark.parametrize("most", [None, 1, 3])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -14,51 +13,24 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 from transformers import BertConfig, BertForSequenceClassification
 
-from privacy.entropy import Stream
-from privacy.mechanisms import Gaussian
 from secure_fed.config import MethodConfig, TrainingConfig
 from secure_fed.errors import ModelError
 from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.dp_sgd import train_privately
+from secure_fed.learning.training.cohort import Ways
 from secure_fed.learning.training.kinds import Kinds, Padded
-from secure_fed.learning.training.local import Job, Objective, Placed
+from secure_fed.learning.training.local import Job, Objective
 from secure_fed.learning.training.made_up import varied
-from secure_fed.learning.training.packs import Packs
-from secure_fed.learning.training.per_example import by_layer, one_by_one
 from secure_fed.methods import build
 from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen
 from tests.secure_fed import small_models, toys
+from tests.secure_fed.privately import Landing, Noted, less, norm, train_privately
 
 CPU = torch.device("cpu")
 CLIP = 0.05
 
 Sums = Callable[[Sequence[int]], dict[str, Tensor]]
-
-
-@dataclass(frozen=True)
-class Noted(Gaussian):
-    """Adds no noise, and notes the sum that noise would be added to."""
-
-    sums: list[dict[str, Tensor]] = field(default_factory=list)
-
-    def noised(self, total: Mapping[str, Tensor], clip_norm: float, stream: Stream) -> dict[str, Tensor]:
-        self.sums.append(dict(total))
-        return {name: tensor.float() for name, tensor in total.items()}
-
-
-class Drawn(Stream):
-    """Coins that land for those named."""
-
-    def __init__(self, present: Sequence[int]) -> None:
-        super().__init__(bytes(32))
-        self.present = list(present)
-
-    def uniform(self, count: int) -> Any:
-        coins = np.full(count, 1 - 2.0**-53)
-        coins[self.present if count else []] = 0
-        return coins
 
 
 def sums(
@@ -70,6 +42,7 @@ def sums(
     microbatch: int | None = None,
 ) -> Sums:
     """Units that are drawn -> the sum of clipped gradients of one step at `before`."""
+    ways = Ways()
 
     def of(present: Sequence[int]) -> dict[str, Tensor]:
         noted = Noted(1.0)
@@ -82,20 +55,13 @@ def sums(
             mechanism=noted,
             clip_norm=CLIP,
             steps=1,
-            stream=Drawn(present),
+            stream=Landing(present),
             groups=groups,
+            ways=ways,
         )
         return noted.sums[0]
 
     return of
-
-
-def norm(tensors: Mapping[str, Tensor]) -> float:
-    return float(torch.cat([tensor.flatten() for tensor in tensors.values()]).norm())
-
-
-def less(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: left[name] - right[name] for name in left}
 
 
 def check_shares(of: Sums, units: int, companies: int) -> None:
@@ -147,7 +113,12 @@ def test_a_units_share_does_not_depend_on_who_else_is_drawn(groups: list[int] | 
     objective, before = adapted(dtype)
     of = sums(objective, before, texts(13), Collate(0), groups)
     check_shares(of, len(set(groups)) if groups else 13, 3)
-    assert {way.path for way in objective.ways.values()} == {by_layer}
+    assert {sizes for _, sizes in shapes(objective)} != {(1,)}
+
+
+def shapes(objective: Objective) -> list[tuple[Any, tuple[int, ...]]]:
+    """How passes of each kind are collated, and the sizes that they may have."""
+    return [way for key, way in objective.ways.items() if key[0] == "cohort"]  # type: ignore[index]
 
 
 # Layers that couple examples where a batch is full.
@@ -187,14 +158,14 @@ def test_a_layer_with_room_for_four_examples_is_refused() -> None:
         sums(objective, before, toys.examples(1, 12), default_collate)([0])
 
 
-@pytest.mark.parametrize(("layer", "microbatch", "path"), [(Room(), 4, by_layer), (ToyRouter(), None, one_by_one)])
+@pytest.mark.parametrize(("layer", "microbatch", "sizes"), [(Room(), 4, (1, 4)), (ToyRouter(), None, (1,))])
 def test_where_no_pass_holds_more_than_there_is_room_for_shares_are_each_examples_own(
-    layer: nn.Module, microbatch: int | None, path: Any
+    layer: nn.Module, microbatch: int | None, sizes: tuple[int, ...]
 ) -> None:
     """In passes of four at most; and one by one, which a layer gets by its name."""
     objective, before = with_room(layer)
     check_shares(sums(objective, before, toys.examples(1, 12), default_collate, microbatch=microbatch), 12, 4)
-    assert {way.path for way in objective.ways.values()} == {path}
+    assert [found for _, found in shapes(objective)] == [sizes]
 
 
 # Kinds, and what they are tried on.
@@ -237,8 +208,8 @@ def test_a_model_is_tried_out_on_nobodys_texts() -> None:
     taken = objective.loss
     objective.loss = lambda model, batch: [taken(model, batch), seen.append(batch["input_ids"])][0]  # type: ignore[func-returns-value]
     items = [{**item, "input_ids": np.full(len(item["input_ids"]), 3)} for item in texts(6)]
-    Packs.of(objective, Collate(0)).try_out(Placed.of(before, list(before), CPU), [items])
-    rows = [row[row != 0] for batch in seen for row in batch]
+    sums(objective, before, items, Collate(0))([0])
+    rows = [row[row != 0] for batch in seen[:-1] for row in batch]
     assert len(rows) > 20
     assert not any(bool((row == 3).all()) for row in rows if len(row) > 2)
 

@@ -20,13 +20,15 @@ from secure_fed.config import TrainingConfig
 from secure_fed.errors import MethodError, ModelError
 from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.dp_sgd import train_privately
+from secure_fed.learning.training.cohort_pass import tried
+from secure_fed.learning.training.kind_probe import nobodys
 from secure_fed.learning.training.local import Job, Objective, Placed
-from secure_fed.learning.training.packs import Packs
-from secure_fed.learning.training.per_example import by_layer, one_by_one
+from secure_fed.learning.training.per_example import by_layer
 from secure_fed.learning.training.supported import require_data_free_start, require_supported
+from secure_fed.learning.training.uncoupled import Uncoupled
 from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import small_models, toys
+from tests.secure_fed.privately import train_privately
 
 CPU = torch.device("cpu")
 
@@ -107,13 +109,13 @@ def test_starts_without_data_are_not(start: bool | str) -> None:
 Loss = Callable[[nn.Module, Any], Tensor]
 
 
-def tried(model: nn.Module, loss: Loss, items: Sequence[Any], collate: Any) -> Any:
+def why_alone(model: nn.Module, loss: Loss, items: Sequence[Any], collate: Any) -> str:
+    """Why examples are computed one at a time, or "": after what is refused."""
     objective = Objective(model, loss, CPU)
     before = Tensors((name, model.get_parameter(name).detach().clone()) for name in trainable(model))
-    packs = Packs.of(objective, collate, known=items)
-    packs.try_out(Placed.of(before, list(before), CPU), [items])
-    paths = {way.path for way in objective.ways.values()}
-    return paths.pop() if len(paths) == 1 else paths
+    placed = Placed.of(before, list(before), CPU)
+    Uncoupled.of(objective, collate, TrainingConfig(), items).require_all(placed, [items])
+    return tried(objective, [placed], nobodys(objective, collate, placed, items), collate).why_not
 
 
 def in_batch_negatives(model: nn.Module, batch: Any) -> Tensor:
@@ -133,8 +135,8 @@ def centred(model: nn.Module, batch: Any) -> Tensor:
 @pytest.mark.parametrize("loss", [in_batch_negatives, normalised_by_the_batch, centred])
 def test_a_loss_that_couples_examples_is_refused(loss: Loss) -> None:
     with pytest.raises(ModelError, match="the loss of an example depends on the others in its batch"):
-        tried(toys.model(), loss, toys.examples(1, 5), default_collate)
-    assert tried(toys.model(), classification.loss, toys.examples(1, 5), default_collate) is by_layer
+        why_alone(toys.model(), loss, toys.examples(1, 5), default_collate)
+    assert not why_alone(toys.model(), classification.loss, toys.examples(1, 5), default_collate)
 
 
 class OwnBatchNorm(nn.Module):
@@ -162,11 +164,11 @@ def test_a_batch_norm_of_ones_own_is_refused(keeps: bool, couples: bool) -> None
         return functional.cross_entropy(model(batch["x"]), batch["labels"], reduction="none")
 
     if not (keeps or couples):
-        assert tried(layers, loss, toys.examples(1, 5), default_collate) is by_layer
+        assert not why_alone(layers, loss, toys.examples(1, 5), default_collate)
         return
     reason = "depends on the others" if couples else r"buffer OwnBatchNorm\.mean of the model changes as it runs"
     with pytest.raises(ModelError, match=reason):
-        tried(layers, loss, toys.examples(1, 5), default_collate)
+        why_alone(layers, loss, toys.examples(1, 5), default_collate)
     assert layers.training
     assert not layers[1].mean.any()
 
@@ -187,7 +189,7 @@ class AttendsAcross(nn.Module):
 def test_attention_across_examples_is_refused() -> None:
     torch.manual_seed(0)
     with pytest.raises(ModelError, match="depends on the others"):
-        tried(AttendsAcross(), classification.loss, toys.examples(1, 5), default_collate)
+        why_alone(AttendsAcross(), classification.loss, toys.examples(1, 5), default_collate)
 
 
 def test_padding_that_counts_is_refused() -> None:
@@ -198,7 +200,7 @@ def test_padding_that_counts_is_refused() -> None:
 
     items = [{"input_ids": np.arange(2, 2 + n), "labels": n % 3} for n in (3, 5, 9)]
     with pytest.raises(ModelError, match="padding counts"):
-        tried(small_models.make("bert"), maskless, items, Collate(0))
+        why_alone(small_models.make("bert"), maskless, items, Collate(0))
 
 
 def test_random_numbers_of_a_models_own_are_no_reason_to_refuse() -> None:
@@ -207,7 +209,7 @@ def test_random_numbers_of_a_models_own_are_no_reason_to_refuse() -> None:
             return super().forward(x + torch.randn_like(x) if self.training else x)
 
     # Whether a draw is each example's own cannot be seen from outside: one by one it is.
-    assert tried(Noisy(), classification.loss, toys.examples(1, 5), default_collate) is one_by_one
+    assert "random numbers" in why_alone(Noisy(), classification.loss, toys.examples(1, 5), default_collate)
 
 
 def test_a_gradient_that_couples_where_the_loss_does_not_goes_one_by_one() -> None:
@@ -218,7 +220,7 @@ def test_a_gradient_that_couples_where_the_loss_does_not_goes_one_by_one() -> No
         scores = model.classifier(h - h.mean(0) + h.mean(0).detach())  # type: ignore[operator]
         return functional.cross_entropy(scores, batch["labels"], reduction="none")
 
-    assert tried(toys.model(), sly, toys.examples(1, 5), default_collate) is one_by_one
+    assert "not those of" in why_alone(toys.model(), sly, toys.examples(1, 5), default_collate)
 
 
 def test_training_refuses_before_it_draws() -> None:
@@ -281,11 +283,11 @@ def test_batch_mates_do_not_move_an_examples_norm_and_a_mean_over_all_tokens_is_
     coupled = [norm_of_the_first(causal(True), mates) for mates in alone]
     assert coupled[1] / coupled[0] > 1.2
     items = [long, short, longer]
-    assert tried(decoder(), causal(False), items, Collate(0)) is by_layer
+    assert not why_alone(decoder(), causal(False), items, Collate(0))
     with pytest.raises(ModelError, match="averaged over all tokens"):
-        tried(decoder(), causal(True), items, Collate(0))
+        why_alone(decoder(), causal(True), items, Collate(0))
     with pytest.raises(ModelError, match="averaged over all tokens"):
-        tried(decoder(), causal(True), [long] * 5, Collate(0))
+        why_alone(decoder(), causal(True), [long] * 5, Collate(0))
 
 
 @pytest.mark.nightly

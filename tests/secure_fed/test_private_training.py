@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -21,14 +22,18 @@ from privacy.sampling import Poisson
 from secure_fed.config import MethodConfig, TrainingConfig
 from secure_fed.errors import ModelError
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.dp_sgd import ClippedSum, batch_sampler, members_of, train_privately
+from secure_fed.learning.training import cohort_ways
+from secure_fed.learning.training.cohort import Ways
+from secure_fed.learning.training.cohort_pass import Found, Pack, Places, Trial, found_in
 from secure_fed.learning.training.local import Job, Objective, Placed, Trained
 from secure_fed.learning.training.packs import Way
 from secure_fed.learning.training.per_example import Gradients, by_layer, one_by_one
+from secure_fed.learning.training.private_steps import batch_sampler, members_of
 from secure_fed.learning.training.schedule import planned_steps
 from secure_fed.methods import build
 from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import toys
+from tests.secure_fed.privately import Landing, Noted, less, norm, train_privately
 
 CPU = torch.device("cpu")
 LR, CLIP = 0.1, 0.3
@@ -77,10 +82,6 @@ def gradient(target: Objective, tensors: Tensors, item: Any) -> dict[str, Tensor
     return dict(zip(moving, torch.autograd.grad(loss, list(moving.values())), strict=True))
 
 
-def norm(gradients: Gradients) -> float:
-    return math.sqrt(sum(float(part.double().square().sum()) for part in gradients.values()))
-
-
 def clipped_by_hand(target: Objective, tensors: Tensors, units: Sequence[Sequence[Any]], clip: float) -> Gradients:
     total = {name: torch.zeros_like(tensors.tensor(name)) for name in tensors}
     for unit in units:
@@ -92,15 +93,21 @@ def clipped_by_hand(target: Objective, tensors: Tensors, units: Sequence[Sequenc
 
 
 def clipped(target: Objective, most: int | None = None, clip: float = CLIP) -> Callable[[Sequence[Any]], Gradients]:
-    """units -> sum of clipped gradients, at the model's own weights."""
-    before = weights(target.model)
-    placed = Placed.of(before, list(before), CPU)
-    over = ClippedSum(partial(by_layer, target, default_collate), Gaussian(1.0), clip, most).over
-    return lambda units: over(units, placed)
+    """units -> sum of clipped gradients, at the model's own weights: what the noise of a step would be added to."""
+    ways = Ways()
+
+    def over(units: Sequence[Sequence[Any]]) -> Gradients:
+        noted, items = Noted(1.0), [item for unit in units for item in unit]
+        groups = [number for number, unit in enumerate(units) for _ in unit]
+        settings = full(microbatch=most)
+        trained(target, items, settings, mechanism=noted, groups=groups, clip_norm=clip, ways=ways)
+        return noted.sums[0]
+
+    return over
 
 
 def difference(left: Gradients, right: Gradients) -> float:
-    return norm({name: left[name] - right[name] for name in left})
+    return norm(less(left, right))
 
 
 def full(**settings: Any) -> TrainingConfig:
@@ -140,7 +147,7 @@ def test_the_divisor_is_the_expected_size_whoever_is_drawn() -> None:
     """Ten examples at rate .4 make 4, also for the batch in which all are and for that in which one is."""
     target, items = objective(), toys.examples(1, 10)
     for present in (range(10), [3]):
-        before, done = trained(target, items, TrainingConfig(batch_size=4, **SGD), stream=Drawn(present))
+        before, done = trained(target, items, TrainingConfig(batch_size=4, **SGD), stream=Landing(present))
         total = clipped_by_hand(target, before, [[items[i]] for i in present], CLIP)
         for name in before:
             expected = before.tensor(name) - LR * total[name] / 4
@@ -196,19 +203,6 @@ def test_adapters_really_move_in_the_first_step() -> None:
 # Who is drawn.
 
 
-class Drawn(Stream):
-    """Coins that land for those named, and no noise."""
-
-    def __init__(self, present: Sequence[int] = ()) -> None:
-        super().__init__(bytes(32))
-        self.present = list(present)
-
-    def uniform(self, count: int) -> Any:
-        coins = np.full(count, 1 - 2.0**-53)
-        coins[self.present if count else []] = 0
-        return coins
-
-
 def test_steps_and_rates() -> None:
     assert planned_steps(0, TrainingConfig(steps=5)) == 0
     assert planned_steps(9, TrainingConfig(steps=5)) == 5
@@ -226,24 +220,39 @@ def test_units() -> None:
         members_of(3, ["a", "b"])
 
 
-class Seen:
-    """A path that notes which examples come in each pass."""
+@dataclass(frozen=True)
+class Seen(Gaussian):
+    """Notes which examples come in each step, by the passes that are made before the noise is drawn."""
 
-    def __init__(self) -> None:
-        self.calls: list[list[int]] = []
+    passes: list[list[int]] = field(default_factory=list)
+    steps: list[list[int]] = field(default_factory=list)
+    largest: list[int] = field(default_factory=list)
 
-    def __call__(self, objective: Objective, collate: Any, placed: Placed, items: Sequence[Any]) -> Gradients:
-        self.calls.append([item["name"] for item in items])
-        return by_layer(objective, collate, placed, items)
+    def found_in(self, objective: Objective, places: Places, pack: Pack) -> Found:
+        self.passes.append([item["name"] for item in pack.items[: pack.count]])
+        return found_in(objective, places, pack)
+
+    def noised(self, total: Mapping[str, Tensor], clip_norm: float, stream: Stream) -> dict[str, Tensor]:
+        self.largest.append(max(map(len, self.passes), default=0))
+        self.steps.append(sorted(name for one in self.passes for name in one))
+        self.passes.clear()
+        return super().noised(total, clip_norm, stream)
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Seen]:
+    """Makes mechanisms that see what comes."""
+
+    def made(noise: float) -> Seen:
+        mechanism = Seen(noise)
+        monkeypatch.setattr(cohort_ways, "found_in", mechanism.found_in)
+        return mechanism
+
+    return made
 
 
 def unnamed(items: Sequence[Any]) -> Any:
     return default_collate([{"x": item["x"], "labels": item["labels"]} for item in items])
-
-
-def forced(target: Objective, path: Any) -> None:
-    """Every kind of examples takes this path, in passes of any size."""
-    target.ways = defaultdict(lambda: Way(path, tuple(range(1, 101))))
 
 
 def named(count: int) -> list[dict[str, Any]]:
@@ -251,31 +260,31 @@ def named(count: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_batches_are_poisson_and_come_from_the_stream_alone() -> None:
+def test_batches_are_poisson_and_come_from_the_stream_alone(seen: Callable[[float], Seen]) -> None:
     """Two hundred steps of twelve examples at rate a quarter: sizes and pairs as by independent coins, whatever the seed."""
-    counts = []
+    found = []
     for seed, steps in ((0, 200), (1, 40)):
-        target, seen = objective(), Seen()
-        forced(target, seen)
+        mechanism = seen(0.0)
         stream = SeededEntropy(7).stream("coins")
-        settings = TrainingConfig(batch_size=3, microbatch=100)
-        trained(target, named(12), settings, steps=steps, stream=stream, seed=seed, collate=unnamed, lr=1e-9)
-        counts.append(seen.calls)
-    assert 30 < len(counts[1]) <= 40, "few batches are empty"
-    assert counts[0][: len(counts[1])] == counts[1]
-    sizes = np.bincount([len(call) for call in counts[0]], minlength=13)
-    sizes[0] = 200 - sizes.sum()
+        settings = TrainingConfig(batch_size=3)
+        given = {"steps": steps, "stream": stream, "seed": seed, "collate": unnamed, "lr": 1e-9, "mechanism": mechanism}
+        trained(objective(), named(12), settings, **given)
+        found.append(mechanism.steps)
+    calls = found[0]
+    assert len(calls) == 200, "empty batches too"
+    assert calls[:40] == found[1]
+    sizes = np.bincount([len(call) for call in calls], minlength=13)
     expected = 200 * stats.binom.pmf(np.arange(13), 12, 0.25)
     few = slice(0, 7)
     assert stats.chisquare([*sizes[few], sizes[7:].sum()], [*expected[few], expected[7:].sum()]).pvalue > 1e-3
-    together = sum(0 in call and 1 in call for call in counts[0])
+    together = sum(0 in call and 1 in call for call in calls)
     assert abs(together - 12.5) < 4 * math.sqrt(12.5)
 
 
 def test_an_empty_first_batch_steps_with_noise_alone() -> None:
     target, items = objective(), toys.examples(1, 10)
 
-    class Nobody(Drawn):
+    class Nobody(Landing):
         def normal(self, shape: tuple[int, ...]) -> Any:
             return np.ones(shape)
 
@@ -424,15 +433,22 @@ def test_a_finite_gradient_whose_square_overflows_is_clipped() -> None:
 
 def test_gradients_that_are_not_one_an_example_are_refused() -> None:
     """Summed over the batch they would be clipped as if one example's."""
+
+    def summed(objective: Objective, collate: Any, placed: Placed, items: Sequence[Any]) -> Gradients:
+        return {n: p.sum(0, keepdim=True) for n, p in by_layer(objective, collate, placed, items).items()}
+
     target = objective()
-    before = weights(target.model)
-    placed = Placed.of(before, list(before), CPU)
-
-    def summed(placed: Placed, items: Sequence[Any]) -> Gradients:
-        return {n: p.sum(0, keepdim=True) for n, p in by_layer(target, default_collate, placed, items).items()}
-
     with pytest.raises(ModelError, match=r"gradients of classifier.bias have shape \(1, 3\) for 5 examples"):
-        ClippedSum(summed, Gaussian(1.0), CLIP, None).over([[item] for item in toys.examples(1, 5)], placed)
+        in_turn(target, summed)(toys.examples(1, 5), full())
+
+
+def in_turn(target: Objective, path: Any) -> Callable[..., tuple[Tensors, Trained]]:
+    """Training that shares no passes, every kind of examples by this path."""
+    made = Way(path, tuple(range(1, 101)))
+    target.ways = defaultdict(lambda: made, {})
+    kind = Job(weights(target.model), list(weights(target.model)), [], None, full(), LR, np.random.default_rng(0)).kind
+    ways = Ways({(*kind[:2], True): Trial("as the test has it")})  # type: ignore[index]
+    return partial(trained, target, ways=ways)
 
 
 # Groups and microbatches.
@@ -459,40 +475,37 @@ def test_groups_of_one_are_examples() -> None:
     assert toys.same(done[0].after, done[1].after)
 
 
-def test_of_a_group_at_most_so_many_examples_count_and_all_get_their_turn() -> None:
-    target, seen = objective(), Seen()
-    forced(target, seen)
+def test_of_a_group_at_most_so_many_examples_count_and_all_get_their_turn(seen: Callable[[float], Seen]) -> None:
+    mechanism = seen(0.0)
     groups = [0] * 6 + [1] * 3 + [2]
-    trained(
-        target, named(10), full(microbatch=100), steps=60, collate=unnamed, groups=groups, group_examples=2, lr=1e-9
-    )
-    drawn = [[sum(name in range(*span) for name in call) for span in ((0, 6), (6, 9), (9, 10))] for call in seen.calls]
+    given = {"steps": 60, "collate": unnamed, "groups": groups, "group_examples": 2, "lr": 1e-9}
+    trained(objective(), named(10), full(), mechanism=mechanism, **given)
+    drawn = [
+        [sum(name in range(*span) for name in call) for span in ((0, 6), (6, 9), (9, 10))] for call in mechanism.steps
+    ]
     assert drawn == [[2, 2, 1]] * 60
-    assert {name for call in seen.calls for name in call} == set(range(10))
+    assert {name for call in mechanism.steps for name in call} == set(range(10))
 
 
 @pytest.mark.parametrize("groups", [None, [0, 0, 0, 0, 0, 1, 2, 2, 3]])
-def test_microbatches_change_nothing_but_memory(groups: list[int] | None) -> None:
+def test_microbatches_change_nothing_but_memory(groups: list[int] | None, seen: Callable[[float], Seen]) -> None:
     done, largest = [], []
     for most in (None, 1, 2, 4):
-        target, seen = objective(), Seen()
+        mechanism = seen(1.0)
         settings = TrainingConfig(batch_size=3, microbatch=most, **SGD)
-        forced(target, seen)
-        done.append(trained(target, named(9), settings, noise=1.0, steps=3, groups=groups, collate=unnamed)[1].after)
-        largest.append(max(len(call) for call in seen.calls))
+        given = {"steps": 3, "groups": groups, "collate": unnamed, "mechanism": mechanism}
+        done.append(trained(objective(), named(9), settings, **given)[1].after)
+        largest.append(max(mechanism.largest))
     assert all((after - done[0]).norm() < 1e-5 * done[0].norm() for after in done[1:])
     assert largest[1:] == [1, 2, 4]
 
 
-def test_both_paths_train_alike() -> None:
-    done = []
-    for path in (by_layer, one_by_one):
-        target = objective()
-        forced(target, path)
-        done.append(
-            trained(target, toys.examples(1, 9), TrainingConfig(batch_size=4, **SGD), noise=1.0, steps=3)[1].after
-        )
-    assert (done[0] - done[1]).norm() < 1e-5 * done[0].norm()
+def test_all_ways_train_alike() -> None:
+    """In passes that clients can share, and by either path of a client alone."""
+    ways = [partial(trained, objective()), *(in_turn(objective(), path) for path in (by_layer, one_by_one))]
+    settings = TrainingConfig(batch_size=4, **SGD)
+    done = [way(toys.examples(1, 9), settings, noise=1.0, steps=3)[1].after for way in ways]
+    assert all((after - done[0]).norm() < 1e-5 * done[0].norm() for after in done[1:])
 
 
 # Randomness.

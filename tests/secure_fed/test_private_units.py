@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from privacy import accounting
+from privacy.entropy import SeededEntropy
 from privacy.sampling import Poisson
 from secure_fed.errors import DataError
 from secure_fed.federation import Federation
 from secure_fed.rounds.transport import Recording
 from secure_fed.runs.run import Result
+from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.private_toys import EXAMPLE, federation
@@ -187,6 +189,20 @@ def test_groups_are_the_units(small_model: Path, persons: Path) -> None:
     fewer = of_persons(small_model, persons, data__client="label")
     assert fewer.assembly.problem.units == [12, 12], "twenty-four notes, two of each patient's"
     assert fewer.run().summary["sampling_rate"] == pytest.approx(4 / 12)
+
+
+@pytest.mark.nightly
+def test_persons_of_many_sites_train_together_as_one_site_after_the_other(small_model: Path, persons: Path) -> None:
+    """To the bit: the same passes, the same coins, the same noise."""
+
+    def trained(together: int) -> Tensors:
+        config = of_persons(small_model, persons, training__together=together, training__batch_size=3).config
+        built = Federation(config, entropy=SeededEntropy(3))
+        for module in built.assembly.objective.modules():
+            module.p = module.dropout_prob = 0.0  # type: ignore[assignment]  # which passes draw in an order of their own
+        return built.run().state.tensors
+
+    assert toys.same(trained(8), trained(1))
 
 
 def test_a_column_of_persons_has_to_be_there(small_model: Path, persons: Path) -> None:

@@ -15,20 +15,15 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from privacy.entropy import Stream
 from secure_fed.config import TrainingConfig
-from secure_fed.learning.data.pointing import Pointing
-from secure_fed.learning.training.local import Job, Objective, Placed, Train, Trained
-from secure_fed.learning.training.per_example import Gradients
+from secure_fed.learning.training.local import Job, Objective, Train, Trained
 from secure_fed.tensors.tensors import Layout, Tensors
-
-GradientsOf = Callable[[Placed, Sequence[Any]], Gradients]
 
 
 def direction(unit: str, seed: int, layout: Layout) -> Tensors:
@@ -62,33 +57,3 @@ def length_of_steps(numbers: int, examples: int, settings: TrainingConfig, lr: f
     """lr sqrt(d) steps: how far AdamW gets in a client's local training if all its steps, near lr a coordinate, agree."""
     steps = settings.epochs * math.ceil(examples / settings.batch_size) if settings.steps is None else settings.steps
     return lr * math.sqrt(numbers) * max(1, steps)
-
-
-def pointing(gradients: GradientsOf, length: float) -> GradientsOf:
-    """`gradients` of all examples but those of a direction u, whose gradient is -length u: {name: (B, *shape)}."""
-
-    def found(placed: Placed, items: Sequence[Any]) -> Gradients:
-        marked = [i for i, item in enumerate(items) if isinstance(item, Pointing)]
-        if not marked:
-            return gradients(placed, items)
-        own = [i for i, item in enumerate(items) if not isinstance(item, Pointing)]
-        rest = gradients(placed, [items[i] for i in own]) if own else {}
-        moving = Tensors((name, tensor.detach()) for name, tensor in placed.moving.items())
-        layout = Layout.of(moving)
-        drawn = [direction(items[i].unit, items[i].seed, layout) for i in marked]
-        each: Gradients = {}
-        for name, tensor in placed.moving.items():
-            made = torch.stack([u.tensor(name) for u in drawn]).to(tensor) * -length
-            each[name] = _merged(len(items), [(marked, made.detach()), *([(own, rest[name])] if own else [])])
-        return each
-
-    return found
-
-
-def _merged(count: int, parts: Sequence[tuple[Sequence[int], torch.Tensor]]) -> torch.Tensor:
-    """(count, *shape) from tensors of one entry for each of the given places; one of another length is refused."""
-    some = parts[0][1]
-    merged = some.new_zeros((count, *some.shape[1:]))
-    for places, tensor in parts:
-        merged.index_copy_(0, torch.tensor(places, device=some.device), tensor.to(some))
-    return merged

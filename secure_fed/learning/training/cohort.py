@@ -3,7 +3,8 @@
 Each is by itself what `local.train` makes of it: the same batches in the same order, its own optimiser state, its own loss. In
 step t the t-th batches of all clients are put together, and their examples are divided into passes (`cohort_packs`). Every
 example's gradient is taken at its own client's tensors (`cohort_pass`). A client's gradients are added up in an order that its
-own examples decide. One vectorised optimiser step moves all clients, and a client without a batch left sits out.
+own examples decide. One vectorised optimiser step moves all clients, and a client without a batch left sits out. Private steps
+(`dp_sgd`) are taken in the same way, with noised sums of clipped gradients in the place of means.
 
 The results are those of `train` up to the rounding of sums in another order. With `public` shapes they are, to the bit, a
 function of the client's own job. With dropout losses follow the same law, and bits differ. A model that cannot be trained so
@@ -13,7 +14,7 @@ is found out beforehand, and its trainings are made one after the other.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,11 +22,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from secure_fed.learning.training.cohort_packs import Packing, Public, Room, Tight
-from secure_fed.learning.training.cohort_pass import Found, Pack, Places, Trial, found_in, tried
-from secure_fed.learning.training.crew import Alone, Crew, crew_of
-from secure_fed.learning.training.local import Job, Objective, Placed, Trained, train
-from secure_fed.learning.training.schedule import optimizer_of, planned_steps
+from secure_fed.learning.data.pointing import Plain
+from secure_fed.learning.training.cohort_packs import Packing, Passes, Public, Room, Tight
+from secure_fed.learning.training.cohort_pass import Places, Trial, tried
+from secure_fed.learning.training.cohort_ways import Common, InTurn
+from secure_fed.learning.training.dp_sgd import NoisedSums
+from secure_fed.learning.training.flat import add_in_order
+from secure_fed.learning.training.kind_probe import nobodys
+from secure_fed.learning.training.local import Job, Objective, Trained, train
+from secure_fed.learning.training.schedule import optimizer_of
+from secure_fed.learning.training.uncoupled import Uncoupled
 from secure_fed.tensors.tensors import Tensors
 
 
@@ -40,12 +46,13 @@ class Ways:
         """A reason why not all shared passes, if there is one."""
         return next((trial.why_not for trial in self.trials.values() if trial.why_not), "")
 
-    def of(self, objective: Objective, alike: Sequence[Job]) -> Trial:
-        """What a trial of this kind found: on examples of one of the jobs, the first time."""
+    def of(self, objective: Objective, alike: Sequence[Job], *, public: bool) -> Trial:
+        """What a trial of this kind found, the first time: on examples of one of the jobs, or with `public` on nobody's."""
         first = alike[0]
         if first.kind not in self.trials:
             placed = [job.placed(objective.device) for job in (first, alike[-1])]
-            examples = max((job.examples for job in alike), key=len)
+            examples: Sequence[Any] = Plain(max((job.examples for job in alike), key=len))
+            examples = nobodys(objective, first.collate, placed[0], examples) if public else examples
             self.trials[first.kind] = tried(objective, placed, examples, first.collate)
         return self.trials[first.kind]
 
@@ -53,10 +60,11 @@ class Ways:
 def train_together(
     objective: Objective, jobs: Sequence[Job], ways: Ways | None = None, *, public: bool = False
 ) -> list[Trained]:
-    """Train each job as `train` does, and return the results in the order of the jobs, which share one collate.
+    """Train each job as `train` does, or privately, and return the results in the order of the jobs, which share one collate.
 
     `ways` learns which kinds can share passes, for the next call too. public: divide examples into passes of public shapes, as
-    a guarantee for each client needs it; a job by itself takes such passes too, and a trial goes by the model alone.
+    a guarantee for each client, or for each of its units, needs it; a job by itself takes such passes too, and a trial goes by
+    the model alone. Private jobs are always so.
     """
     if any(job.collate is not jobs[0].collate for job in jobs):
         raise ValueError("jobs that are trained together must share one collate: their batches are collated together")
@@ -64,12 +72,7 @@ def train_together(
     done: dict[int, Trained] = {}
     for numbers in _alike(jobs):
         alike = [jobs[number] for number in numbers]
-        nothing_to_share = not any(len(job.examples) for job in alike) or (len(alike) == 1 and not public)
-        if nothing_to_share or (trial := ways.of(objective, alike)).why_not:
-            trained = [train(objective, job) for job in alike]
-        else:
-            trained = _together(objective, alike, trial, public=public)
-        done.update(zip(numbers, trained, strict=True))
+        done.update(zip(numbers, _trained(objective, alike, ways, public=public), strict=True))
     return [done[number] for number in range(len(jobs))]
 
 
@@ -82,79 +85,107 @@ def clients_at_once(numbers: int, device: torch.device) -> int:
 
 
 def _alike(jobs: Sequence[Job]) -> list[list[int]]:
-    """The numbers of the jobs of each kind and number of steps together, those with the most steps first."""
+    """The numbers of the jobs of each kind together, those with the most steps first; those without a step by themselves."""
     kinds: dict[Hashable, list[int]] = {}
-    steps = [planned_steps(len(job.examples), job.settings) for job in jobs]
-    for number in sorted(range(len(jobs)), key=lambda number: -steps[number]):
+    for number in sorted(range(len(jobs)), key=lambda number: -jobs[number].steps):
         job = jobs[number]
-        kinds.setdefault((job.kind, job.settings, job.lr), []).append(number)
+        kinds.setdefault((job.kind, job.settings, job.lr, job.steps > 0), []).append(number)
     return list(kinds.values())
 
 
-def _together(objective: Objective, jobs: Sequence[Job], trial: Trial, *, public: bool) -> list[Trained]:
-    """Jobs of one kind, those with the most steps first, as many at a time as memory has room for."""
+def _trained(objective: Objective, jobs: Sequence[Job], ways: Ways, *, public: bool) -> list[Trained]:
+    """Jobs of one kind, those with the most steps first."""
+    private = jobs[0].private is not None
+    if not jobs[0].steps:
+        return [job.placed(objective.device).trained(math.nan) for job in jobs]
+    if len(jobs) == 1 and not public and not private:
+        return [train(objective, jobs[0])]
+    uncoupled = _required(objective, jobs) if private else None
+    trial = ways.of(objective, jobs, public=public or private)
+    if not trial.why_not:
+        return _together(objective, jobs, trial, uncoupled, public=public or private)
+    if private:
+        return [_Cohort(objective, [job], trial, None).trained()[0] for job in jobs]
+    return [train(objective, job) for job in jobs]
+
+
+def _required(objective: Objective, jobs: Sequence[Job]) -> Uncoupled:
+    """The requirement of private jobs, tried on some of the examples of each before anything is drawn."""
+    first = jobs[0]
+    uncoupled = Uncoupled.of(objective, first.collate, first.settings, Plain(first.examples))
+    uncoupled.require_all(first.placed(objective.device), [Plain(job.examples)[:_LOOKED_AT] for job in jobs])
+    return uncoupled
+
+
+def _together(
+    objective: Objective, jobs: Sequence[Job], trial: Trial, uncoupled: Uncoupled | None, *, public: bool
+) -> list[Trained]:
+    """Jobs of one kind in common passes, as many at a time as memory has room for."""
     first, done = jobs[0], list[Trained]()
     numbers = sum(math.prod(first.before[name].shape) for name in first.trainable)
-    room, most = Room.of(objective.device, numbers), clients_at_once(numbers, objective.device)
-
-    def packing(placed: Placed) -> Packing:
-        return Public(objective, first.collate, room, placed, first.examples) if public else Tight(first.collate, room)
-
+    room, most = Room.of(objective.device, numbers), clients_at_once(_held(first, numbers), objective.device)
+    if first.private is not None and first.settings.microbatch:
+        room = replace(room, rows=first.settings.microbatch)
+    placed, examples = first.placed(objective.device), Plain(first.examples)
+    packing: Packing = Tight(first.collate, room)
+    if public:
+        packing = Public(objective, first.collate, room, placed, examples, uncoupled)
     for start in range(0, len(jobs), most):
-        done += _Cohort(objective, jobs[start : start + most], packing, trial).trained()
+        done += _Cohort(objective, jobs[start : start + most], trial, packing).trained()
     return done
 
 
-class _Cohort:
-    """Trainings under way. Row i of every matrix is the i-th job's; the first rows, which have the most steps, are active."""
+def _held(job: Job, numbers: int) -> int:
+    """The numbers that a client takes the memory of; in private steps its sum, and gradients of groups that have begun."""
+    if job.private is None:
+        return numbers
+    return numbers * (3 if job.private.groups is None else 3 + job.settings.batch_size) // 2
 
-    def __init__(
-        self, objective: Objective, jobs: Sequence[Job], packing: Callable[[Placed], Packing], trial: Trial
-    ) -> None:
-        self._objective, self._jobs = objective, jobs
+
+class _Cohort:
+    """Trainings under way. Row i of every matrix is the i-th job's; the first rows, which have the most steps, are active.
+
+    packing: of common passes; without one, of a single private job, its passes are its own.
+    """
+
+    def __init__(self, objective: Objective, jobs: Sequence[Job], trial: Trial, packing: Packing | None) -> None:
+        self._jobs = jobs
         seeds = [int(job.rng.integers(2**63)) for job in jobs]  # what `train` takes first of each rng
-        self._seeds = np.random.default_rng(seeds) if trial.dropout else None
-        self._spread = trial.copies
-        self._ahead = [(batch.inputs for batch in job.batches(list)) for job in jobs]
         placed = [job.placed(objective.device) for job in jobs]
-        self._packing = packing(placed[0])
-        self._places = Places.of(placed)
-        self._start = self._places.moving.clone() if jobs[0].settings.proximal else None
-        self._moving = torch.nn.Parameter(self._places.moving)
-        self._gradient = torch.zeros_like(self._places.moving)
+        self._places = places = Places.of(placed)
+        dropout = np.random.default_rng(seeds) if trial.dropout else None
+        self._ways: Common | InTurn = (
+            InTurn(objective, places, jobs[0], placed[0])
+            if packing is None
+            else Common(objective, places, packing, dropout, trial.copies)
+        )
+        private = jobs[0].private is not None
+        self._steps = NoisedSums(jobs, places.flat, objective.device) if private else _Means(jobs, places)
+        self._start = places.moving.clone() if jobs[0].settings.proximal else None
+        self._moving = torch.nn.Parameter(places.moving)
         self._optimizer = optimizer_of([self._moving], jobs[0].settings, jobs[0].lr)
-        self._losses: list[tuple[Tensor, Tensor]] = []
 
     def trained(self) -> list[Trained]:
         """Take all steps."""
-        steps = [planned_steps(len(job.examples), job.settings) for job in self._jobs]
-        self._objective.begin()
-        with crew_of(self._objective, spread=self._spread) as crew:
-            for step in range(steps[0]):
-                active = sum(its > step for its in steps)
+        with self._ways.begun() as passes:
+            for step in range(self._jobs[0].steps):
+                active = sum(job.steps > step for job in self._jobs)
                 self._narrow(active)
-                self._step(crew, [next(self._ahead[row]) for row in range(active)])
-        return self._results()
+                self._step(self._steps.gradients(passes, active))
+        parts = {name: part.cpu() for name, part in self._places.flat.parts(self._places.moving).items()}
+        return [
+            Trained(Tensors((name, part[row]) for name, part in parts.items()), loss)
+            for row, loss in enumerate(self._steps.losses())
+        ]
 
-    def _step(self, crew: Crew | Alone, batches: Sequence[Sequence[Any]]) -> None:
-        """One step of the clients that have a batch, one batch each."""
-        gradient = self._gradient[: len(batches)].zero_()
-        share = torch.tensor([1 / len(batch) for batch in batches], device=gradient.device)
-        entries = [(row, item) for row, batch in enumerate(batches) for item in batch]
-        for found in crew.results(self._found, map(self._seeded, self._packing.packs(entries))):
-            add_in_order(gradient, found.owners, found.gradients * share[found.owners, None])
-            self._losses.append((found.owners, found.losses))
+    def _step(self, gradient: Tensor) -> None:
+        """One step of the clients that have a gradient."""
+        gradient = gradient.to(self._moving.device)
         if self._start is not None:  # FedProx: the gradient of mu/2 ||w - w_before||^2
             mu = self._jobs[0].settings.proximal
-            gradient += mu * (self._places.moving[: len(batches)] - self._start[: len(batches)])
+            gradient += mu * (self._places.moving[: len(gradient)] - self._start[: len(gradient)])
         self._moving.grad = gradient
         self._optimizer.step()
-
-    def _seeded(self, pack: Pack) -> Pack:
-        return pack if self._seeds is None else replace(pack, seed=int(self._seeds.integers(2**63)))
-
-    def _found(self, objective: Objective, pack: Pack) -> Found:
-        return found_in(objective, self._places, pack)
 
     def _narrow(self, active: int) -> None:
         """Leave out the clients that have made all their steps: nothing of theirs moves any more."""
@@ -166,38 +197,35 @@ class _Cohort:
             if isinstance(value, Tensor) and value.ndim:
                 memory[name] = value[:active]
 
-    def _results(self) -> list[Trained]:
-        total, seen = np.zeros(len(self._jobs)), np.zeros(len(self._jobs))
-        for owners, losses in self._losses:
+
+class _Means:
+    """Steps along the mean gradient of each client's next batch."""
+
+    def __init__(self, jobs: Sequence[Job], places: Places) -> None:
+        self._ahead = [(batch.inputs for batch in job.batches(list)) for job in jobs]
+        self._gradient = torch.zeros_like(places.moving)
+        self._found: list[tuple[Tensor, Tensor]] = []
+
+    def gradients(self, passes: Passes, active: int) -> Tensor:
+        """(active, P) of the first clients."""
+        batches = [next(ahead) for ahead in self._ahead[:active]]
+        gradient = self._gradient[:active].zero_()
+        share = torch.tensor([1 / len(batch) for batch in batches], device=gradient.device)
+        entries = [(row, item) for row, batch in enumerate(batches) for item in batch]
+        for found in passes(entries, range(active)):
+            add_in_order(gradient, found.owners, found.gradients * share[found.owners, None])
+            self._found.append((found.owners, found.losses))
+        return gradient
+
+    def losses(self) -> list[float]:
+        """Of each client, over the examples seen."""
+        total, seen = np.zeros(len(self._ahead)), np.zeros(len(self._ahead))
+        for owners, losses in self._found:
             np.add.at(total, owners.cpu().numpy(), losses.cpu().numpy())
             np.add.at(seen, owners.cpu().numpy(), 1)
-        parts = {name: part.cpu() for name, part in self._places.flat.parts(self._places.moving).items()}
-        return [
-            Trained(
-                Tensors((name, part[row]) for name, part in parts.items()),
-                float(total[row] / seen[row]) if seen[row] else math.nan,
-            )
-            for row in range(len(self._jobs))
-        ]
-
-
-def add_in_order(total: Tensor, owners: Tensor, rows: Tensor) -> None:
-    """Add each row (P,) to its owner's of `total` (S, P), the rows of one owner in their order, so that bits are its own.
-
-    On an accelerator an addition of rows with one owner has no fixed order, so rows with different owners are added at a time.
-    """
-    if total.device.type == "cpu":
-        total.index_add_(0, owners, rows)
-        return
-    turns: dict[int, list[int]] = {}
-    taken: dict[int, int] = {}
-    for at, owner in enumerate(owners.tolist()):
-        taken[owner] = taken.get(owner, -1) + 1
-        turns.setdefault(taken[owner], []).append(at)
-    for turn in turns.values():
-        these = torch.tensor(turn, device=total.device)
-        total[owners[these]] += rows[these]
+        return [float(of / count) if count else math.nan for of, count in zip(total, seen, strict=True)]
 
 
 _CLIENTS = 1024
+_LOOKED_AT = 64
 _MEMORY, _ELSEWHERE = 2**28, 2**32  # bytes

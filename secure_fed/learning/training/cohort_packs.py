@@ -11,7 +11,7 @@ Both give the examples of one client to passes in an order that depends on its o
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -20,13 +20,17 @@ from torch import Tensor
 
 from secure_fed.learning.models.adapters.virtual_tokens import positions_of
 from secure_fed.learning.tasks.task import Collate
-from secure_fed.learning.training.cohort_pass import Pack, Places, found_in
+from secure_fed.learning.training.cohort_pass import Found, Pack, Places, found_in
 from secure_fed.learning.training.gradient_trial import moved_away, sizes_that_agree, still
 from secure_fed.learning.training.kind_probe import Probing
 from secure_fed.learning.training.kinds import Kinds, Padded
 from secure_fed.learning.training.local import Objective, Placed
+from secure_fed.learning.training.supported import mixes_experts
+from secure_fed.learning.training.uncoupled import Uncoupled
 
-Entry = tuple[int, Any]  # the row of a client, and one of its examples
+Entry = tuple[int, Any]  # the number of an owner, a client or a unit, and one of its examples
+Passes = Callable[[Sequence[Entry], Sequence[int]], Iterator[Found]]
+"""Passes over entries, given the row of each owner's client: the gradients of all of them, by their owners' numbers."""
 
 
 class Packing(Protocol):
@@ -79,9 +83,19 @@ class Public:
     """Passes of public shapes."""
 
     def __init__(
-        self, objective: Objective, collate: Collate, room: Room, placed: Placed, known: Sequence[Any]
+        self,
+        objective: Objective,
+        collate: Collate,
+        room: Room,
+        placed: Placed,
+        known: Sequence[Any],
+        uncoupled: Uncoupled | None = None,
     ) -> None:
-        """placed: where some client stands, to try shapes out at. known: examples to try them on, where none can be made up."""
+        """placed: where some client stands, to try shapes out at. known: examples to try them on, where none can be made up.
+
+        uncoupled: what examples of a kind have to be, if each of them is protected.
+        """
+        self._uncoupled = uncoupled
         self._objective, self._room, self._placed = objective, room, placed
         self._kinds = Kinds(collate, positions_of(objective.model))
         self._probing = Probing(objective, self._kinds, placed, known)
@@ -105,15 +119,19 @@ class Public:
     def _shapes(self, kind: Hashable, item: Any) -> tuple[Collate, tuple[int, ...]]:
         """How passes of this kind are collated, and the sizes they may have, ascending; tried out the first time."""
         most = self._room.of_width(kind.width if isinstance(kind, Padded) else 0)
-        key = ("cohort", kind, most, tuple((name, part.shape) for name, part in self._placed.moving.items()))
+        key = ("cohort", kind, most, self._placed.shapes)
         if key not in self._objective.ways:
             self._objective.ways[key] = self._tried(kind, item, most)
         found: tuple[Collate, tuple[int, ...]] = self._objective.ways[key]
         return found
 
     def _tried(self, kind: Hashable, item: Any, most: int) -> tuple[Collate, tuple[int, ...]]:
+        if self._uncoupled:
+            self._uncoupled.require(kind, self._placed, [item])
         probe, collate = self._probing.of(kind, [item], most), self._kinds.together(kind)
-        if not probe.padded:  # a width for which the model has no positions
+        if not probe.padded or mixes_experts(
+            self._objective.model
+        ):  # no positions for this width; or not to be tried out
             return self._kinds.collate, (1,)
         away = [moved_away(self._placed, number) for number in range(min(most, _PLACES))]
         places = Places.of(away)

@@ -48,4 +48,22 @@ class Flat:
         return torch.cat([*flat, flat[0].new_zeros(len(flat[0]), unused)], 1)
 
 
+def add_in_order(total: Tensor, owners: Tensor, rows: Tensor) -> None:
+    """Add each row (P,) to its owner's of `total` (S, P), the rows of one owner in their order, so that bits are its own.
+
+    On an accelerator an addition of rows with one owner has no fixed order, so rows with different owners are added at a time.
+    """
+    if total.device.type == "cpu":
+        total.index_add_(0, owners, rows)
+        return
+    turns: dict[int, list[int]] = {}
+    taken: dict[int, int] = {}
+    for at, owner in enumerate(owners.tolist()):
+        taken[owner] = taken.get(owner, -1) + 1
+        turns.setdefault(taken[owner], []).append(at)
+    for turn in turns.values():
+        these = torch.tensor(turn, device=total.device)
+        total[owners[these]] += rows[these]
+
+
 _TOGETHER = 64

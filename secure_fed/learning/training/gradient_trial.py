@@ -54,22 +54,14 @@ def path_for(
     A mixture of experts takes `one_by_one`, and so does a model that draws random numbers beyond dropout, for it may draw once
     for all examples of a pass: which of them share a draw would then go by who else is there.
 
-    ModelError if the loss of an example depends on the batch it is in, or if the model keeps statistics of what it has seen.
-    The objective is left in the mode it was in, its buffers as they were.
+    ModelError as of `require_uncoupled`. The objective is left in the mode it was in, its buffers as they were.
     """
-    together, experts = together or alone, mixes_experts(objective.model)
+    together = together or alone
+    require_uncoupled(objective, alone, together, placed, probe)
     with still(objective, lambda: losses(objective, alone, placed, probe[:1])) as draws:
-        away = moved_away(placed)
-        if not experts:
-            _require_uncoupled(objective, alone, together, away, probe)
-        losses(objective, alone, away, probe[:1])
-        if changed := objective.changed_buffers():
-            raise ModelError(
-                f"buffer {changed[0]} of the model changes as it runs, so it may keep statistics of the examples, which no "
-                "noise covers; give a model without such buffers"
-            )
-        if draws or experts or len(probe) < 2:
+        if draws or mixes_experts(objective.model) or len(probe) < 2:
             return one_by_one
+        away = moved_away(placed)
         try:
             quick = by_layer(objective, together, away, probe)
         except _CANNOT:
@@ -181,9 +173,26 @@ def moved_away(placed: Placed, seed: int = 0) -> Placed:
     return replace(placed, moving=moving)
 
 
-def _require_uncoupled(
+def require_uncoupled(
     objective: Objective, alone: Collate, together: Collate, placed: Placed, probe: Sequence[Any]
 ) -> None:
+    """ModelError if the loss of an example depends on the batch it is in, or if the model keeps statistics of what it has seen.
+
+    A mixture of experts is let through: it is given one example at a time.
+    """
+    with still(objective, lambda: losses(objective, alone, placed, probe[:1])):
+        away = moved_away(placed)
+        if not mixes_experts(objective.model):
+            _require_own(objective, alone, together, away, probe)
+        losses(objective, alone, away, probe[:1])
+        if changed := objective.changed_buffers():
+            raise ModelError(
+                f"buffer {changed[0]} of the model changes as it runs, so it may keep statistics of the examples, which no "
+                "noise covers; give a model without such buffers"
+            )
+
+
+def _require_own(objective: Objective, alone: Collate, together: Collate, placed: Placed, probe: Sequence[Any]) -> None:
     """Each example's loss is what it is alone: in whole batches and parts of them, in other orders, among copies of itself."""
     count = len(probe)
     orders: list[Sequence[int]] = [range(size) for size in _candidates(count)]

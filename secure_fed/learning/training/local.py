@@ -17,7 +17,8 @@ from secure_fed.config import TrainingConfig
 from secure_fed.errors import ConfigError, ModelError
 from secure_fed.learning.data.encode import Batch as BatchOfItems
 from secure_fed.learning.tasks.task import Batch, Collate, Loss
-from secure_fed.learning.training.schedule import local_batches, optimizer_of
+from secure_fed.learning.training.private_steps import PrivateSteps
+from secure_fed.learning.training.schedule import local_batches, optimizer_of, planned_steps
 from secure_fed.tensors.tensors import Layout, Tensors
 
 
@@ -148,6 +149,11 @@ class Placed:
         held = {name: tensor for name, tensor in start.items() if name not in moving}
         return cls({name: start[name] for name in moving}, moving, held)
 
+    @property
+    def shapes(self) -> Hashable:
+        """Of the tensors that move, by name."""
+        return tuple((name, tensor.shape) for name, tensor in self.moving.items())
+
     def trained(self, loss: float) -> Trained:
         return Trained(Tensors((name, tensor.detach().cpu()) for name, tensor in self.moving.items()), loss)
 
@@ -158,7 +164,8 @@ class Job:
 
     before: every tensor by which the objective differs from its model. trainable: the names in it that are optimised.
     settings: the optimiser, the batch size and the number of steps. lr: the learning rate of this round. rng: the order of
-    examples, and dropout.
+    examples, and dropout. private: what makes its steps private; rng, which also says which examples of a group count, is then
+    as secret as the coins, since what it draws for one unit depends on how many units came before.
     """
 
     before: Tensors
@@ -168,19 +175,23 @@ class Job:
     settings: TrainingConfig
     lr: float
     rng: np.random.Generator
+    private: PrivateSteps | None = None
 
     @property
     def kind(self) -> Hashable:
-        """Equal for jobs that can be stacked: the names and shapes of their tensors, and which of these train."""
-        return tuple(self.trainable), Layout.of(self.before).entries
+        """Equal for jobs that can be stacked: the names and shapes of their tensors, which of these train, and how."""
+        return tuple(self.trainable), Layout.of(self.before).entries, self.private is not None
+
+    @property
+    def steps(self) -> int:
+        """How many steps it makes; none without examples."""
+        if self.private is None or not len(self.examples):
+            return planned_steps(len(self.examples), self.settings)
+        return self.private.count
 
     def placed(self, device: torch.device) -> Placed:
         """The tensors on the device, ready to be optimised."""
         return Placed.of(self.before, self.trainable, device)
-
-    def optimizer(self, placed: Placed) -> torch.optim.Optimizer:
-        """A new optimiser of the moving tensors."""
-        return optimizer_of(placed.moving.values(), self.settings, self.lr)
 
     def batches(self, collate: Collate | None = None) -> Iterator[BatchOfItems]:
         """The mini-batches of all steps in their order, drawn from `rng`; collated by `collate`, or else as the job says."""
@@ -194,7 +205,7 @@ def train(objective: Objective, job: Job) -> Trained:
     order of examples and the model's dropout both come from `job.rng`.
     """
     placed = job.placed(objective.device)
-    optimizer = job.optimizer(placed)
+    optimizer = optimizer_of(placed.moving.values(), job.settings, job.lr)
     losses: list[Tensor] = []
     objective.begin()
     with seeded(objective.device, job.rng):

@@ -87,24 +87,12 @@ class Packs:
 
     def way(self, kind: Hashable, placed: Placed, items: Sequence[Any]) -> Way:
         """The way that is right for a kind and the tensors that move, tried out the first time. items: some of the kind."""
-        shapes = tuple((name, tensor.shape) for name, tensor in placed.moving.items())
-        key = (shapes, kind, self.most)
+        key = (placed.shapes, kind, self.most)
         try:
             way: Way = self.objective.ways[key]
         except KeyError:
             way = self.objective.ways[key] = self._tried(kind, placed, items)
         return way
-
-    def try_out(self, placed: Placed, clients: Sequence[Sequence[Any]]) -> None:
-        """Try the kinds of the clients' examples now, so that what is refused is refused before anything is released.
-
-        All kinds where they go by lengths; else those of some of the largest client's examples, and the others when they come.
-        """
-        if not self.kinds.by_length:
-            clients = [max(clients, key=len)[:_LOOKED_AT]]
-        for items in clients:
-            for kind, of_kind in places_of(self.kinds(items[i]) for i in range(len(items))).items():
-                self.way(kind, placed, [items[i] for i in of_kind[: self.most]])
 
     def _tried(self, kind: Hashable, placed: Placed, items: Sequence[Any]) -> Way:
         probe = Probing(self.objective, self.kinds, placed, self.known).of(kind, items, self.most)
@@ -115,4 +103,3 @@ class Packs:
 
 _MOST = {"cpu": 8}  # there more take no less time for each
 _ELSEWHERE = 32
-_LOOKED_AT = 64

@@ -1,0 +1,62 @@
+"""Refusal of models and losses under which an example's loss is not its own, or which remember what they have seen.
+
+It is tried on examples of every kind (`kinds`), made up where that is possible, in batches as large as `most`; once for each
+kind and the tensors that move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from secure_fed.config import TrainingConfig
+from secure_fed.learning.data.dealing import places_of
+from secure_fed.learning.models.adapters.virtual_tokens import positions_of
+from secure_fed.learning.tasks.task import Collate
+from secure_fed.learning.training.gradient_trial import require_uncoupled
+from secure_fed.learning.training.kind_probe import Probing
+from secure_fed.learning.training.kinds import Kinds
+from secure_fed.learning.training.local import Objective, Placed
+
+
+@dataclass(frozen=True)
+class Uncoupled:
+    """The requirement that each example's loss is its own, for examples of any kind. known: some to try a kind on."""
+
+    objective: Objective
+    kinds: Kinds
+    most: int
+    known: Sequence[Any] = ()
+
+    @classmethod
+    def of(cls, objective: Objective, collate: Collate, settings: TrainingConfig, known: Sequence[Any]) -> Uncoupled:
+        most = settings.microbatch or _MOST.get(objective.device.type, _ELSEWHERE)
+        return cls(objective, Kinds(collate, positions_of(objective.model)), most, known)
+
+    def require_all(self, placed: Placed, clients: Sequence[Sequence[Any]]) -> None:
+        """ModelError if examples of the clients are coupled, before anything of them is released.
+
+        All kinds are tried where they go by lengths; else those of some of the largest client's examples, and the others when
+        they come.
+        """
+        if not self.kinds.by_length:
+            clients = [max(clients, key=len)[:_LOOKED_AT]]
+        for items in clients:
+            for kind, of_kind in places_of(self.kinds(items[i]) for i in range(len(items))).items():
+                self.require(kind, placed, [items[i] for i in of_kind[: self.most]])
+
+    def require(self, kind: Hashable, placed: Placed, items: Sequence[Any]) -> None:
+        """The same for one kind. items: some of the kind."""
+        key = ("uncoupled", placed.shapes, kind, self.most)
+        if key in self.objective.ways:
+            return
+        probe = Probing(self.objective, self.kinds, placed, self.known).of(kind, items, self.most)
+        if probe.padded:  # else each is computed alone
+            require_uncoupled(self.objective, self.kinds.collate, self.kinds.together(kind), placed, probe.items)
+        self.objective.ways[key] = True
+
+
+_MOST = {"cpu": 8}
+_ELSEWHERE = 32
+_LOOKED_AT = 64

@@ -1,0 +1,68 @@
+"""Private local training of one client, and mechanisms and coins that a test can look into."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from privacy.entropy import Stream
+from privacy.mechanisms import Gaussian, Mechanism
+from secure_fed.learning.training.cohort import Ways, train_together
+from secure_fed.learning.training.local import Job, Objective, Trained
+from secure_fed.learning.training.private_steps import PrivateSteps
+
+
+def train_privately(
+    objective: Objective,
+    job: Job,
+    *,
+    mechanism: Mechanism,
+    clip_norm: float,
+    steps: int,
+    stream: Stream,
+    groups: Sequence[Hashable] | None = None,
+    group_examples: int | None = None,
+    phantoms: Sequence[Any] = (),
+    ways: Ways | None = None,
+) -> Trained:
+    """The job by itself, with private steps."""
+    private = PrivateSteps(mechanism, clip_norm, steps, stream, groups, group_examples, phantoms)
+    return train_together(objective, [replace(job, private=private)], ways)[0]
+
+
+@dataclass(frozen=True)
+class Noted(Gaussian):
+    """Adds no noise, and notes the sums that noise would be added to."""
+
+    sums: list[dict[str, Tensor]] = field(default_factory=list)
+
+    def noised(self, total: Mapping[str, Tensor], clip_norm: float, stream: Stream) -> dict[str, Tensor]:
+        self.sums.append({name: part.clone() for name, part in total.items()})
+        return {name: tensor.float() for name, tensor in total.items()}
+
+
+class Landing(Stream):
+    """Coins that land for those named, and no noise."""
+
+    def __init__(self, present: Sequence[int] = ()) -> None:
+        super().__init__(bytes(32))
+        self.present = list(present)
+
+    def uniform(self, count: int) -> Any:
+        coins = np.full(count, 1 - 2.0**-53)
+        coins[self.present if count else []] = 0
+        return coins
+
+
+def norm(tensors: Mapping[str, Tensor]) -> float:
+    """The L2 norm of all tensors together."""
+    return float(torch.cat([tensor.double().flatten() for tensor in tensors.values()]).norm())
+
+
+def less(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: left[name] - right[name] for name in left}

@@ -1,0 +1,291 @@
+"""DP-SGD of many clients in common passes: what one unit moves, what it leaves alone to the bit, and a naive oracle."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from privacy.entropy import SeededEntropy, Stream
+from privacy.mechanisms import Gaussian
+from secure_fed.config import TrainingConfig
+from secure_fed.learning.data.pointing import Pointing
+from secure_fed.learning.training import cohort
+from secure_fed.learning.training.canary_directions import direction, layout_of
+from secure_fed.learning.training.cohort import Ways, train_together
+from secure_fed.learning.training.cohort_packs import Tight
+from secure_fed.learning.training.cohort_pass import Trial
+from secure_fed.learning.training.local import Job, Trained
+from secure_fed.learning.training.private_steps import PrivateSteps, batch_sampler, members_of
+from secure_fed.tensors.tensors import Tensors
+from tests.secure_fed.privately import Landing, Noted, less, norm
+from tests.secure_fed.test_cohort import Setting, adapted, require_equal, toy
+from tests.secure_fed.test_cohort_public import texts, wide
+
+CLIP = 0.05
+SIZES = (9, 4, 6)
+GROUPS = ([0, 1, 1, 2, 2, 2, 3, 0, 4], [0, 0, 1, 2], [0, 1, 2, 3, 0, 0])
+SETTINGS = TrainingConfig(batch_size=2, lr=0.05, optimizer="sgd")
+
+
+@dataclass
+class Clients:
+    """Clients of a model: with texts of 2 to 40 words where it is `wide`, at whose width the order of sums shows."""
+
+    setting: Setting
+    grouped: bool = False
+    ways: Ways = field(default_factory=Ways)
+
+    def units(self, client: int) -> int:
+        return len(set(GROUPS[client])) if self.grouped else SIZES[client]
+
+    def jobs(self, settings: TrainingConfig = SETTINGS) -> list[Job]:
+        jobs = self.setting.jobs(SIZES, settings=settings)
+        if self.setting.objective.model.config.max_position_embeddings < 40:  # type: ignore[union-attr]
+            return jobs
+        return [replace(job, examples=texts(row, SIZES[row])) for row, job in enumerate(jobs)]
+
+    def sums(self, present: dict[int, Sequence[int]]) -> dict[int, dict[str, Tensor]]:
+        """What these clients release before the noise, if those units of theirs are drawn in the only step."""
+        jobs, noted = self.jobs(), [Noted(1.0) for _ in SIZES]
+        private = [
+            replace(jobs[row], private=PrivateSteps(noted[row], CLIP, 1, Landing(drawn), self.groups(row)))
+            for row, drawn in present.items()
+        ]
+        train_together(self.setting.objective, private, self.ways)
+        return {row: noted[row].sums[0] for row in present}
+
+    def groups(self, row: int) -> list[int] | None:
+        return GROUPS[row] if self.grouped else None
+
+
+@pytest.fixture(scope="module")
+def alone() -> Clients:
+    """Of examples."""
+    return Clients(wide())
+
+
+@pytest.fixture(params=[False, True], ids=["examples", "groups"])
+def clients(request: pytest.FixtureRequest, alone: Clients) -> Clients:
+    return replace(alone, grouped=request.param)
+
+
+@pytest.fixture(scope="module")
+def small() -> Clients:
+    return Clients(adapted("bert"))
+
+
+def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    return all(torch.equal(left[name], right[name]) for name in left)
+
+
+# Sensitivity, by brute force.
+
+
+def worst(clients: Clients, victim: int, others: dict[int, Sequence[int]]) -> tuple[float, bool]:
+    """The most that the victim's sum moves when one of its units leaves, and whether the others' sums stay, to the bit."""
+    everybody = range(clients.units(victim))
+    whole = clients.sums({**others, victim: everybody})
+    moved, stay = 0.0, True
+    for left in everybody:
+        fewer = clients.sums({**others, victim: [unit for unit in everybody if unit != left]})
+        moved = max(moved, norm(less(whole[victim], fewer[victim])))
+        stay = stay and all(same(whole[other], fewer[other]) for other in others)
+    return moved, stay
+
+
+def test_a_unit_moves_its_own_clients_sum_by_at_most_the_clip_norm_and_no_other(clients: Clients) -> None:
+    moved, stay = worst(clients, 1, {0: range(clients.units(0)), 2: [0, 2]})
+    assert 0.999 * CLIP < moved <= CLIP
+    assert stay
+
+
+def test_whoever_shares_the_passes_a_sum_is_the_clients_own_to_the_bit(clients: Clients) -> None:
+    drawn: dict[int, Sequence[int]] = {0: [0, 3, 4], 1: [], 2: range(clients.units(2))}
+    everybody = clients.sums(drawn)
+    for company in ([0], [1], [2], [0, 1], [2, 0]):
+        found = clients.sums({row: drawn[row] for row in company})
+        assert all(same(found[row], everybody[row]) for row in company)
+    assert norm(everybody[1]) == 0
+
+
+def others_stay(clients: Clients) -> bool:
+    """Whether the sum of a client of one short text stays, to the bit, when another client's only draw, a long one, leaves."""
+    long, nothing = clients.sums({0: [0], 2: [2]}), clients.sums({0: [], 2: [2]})
+    return same(long[2], nothing[2])
+
+
+def test_in_tight_passes_others_would_move(alone: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the tests above can fail."""
+    assert others_stay(alone)
+    monkeypatch.setattr(cohort, "Public", lambda objective, collate, room, *more: Tight(collate, room))
+    assert not others_stay(alone)
+
+
+def test_a_unit_that_is_not_clipped_would_be_seen(alone: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Noted, "scale", lambda own, norm, clip: 1.0)
+    assert worst(alone, 1, {0: [1]})[0] > 1.01 * CLIP
+
+
+# Whole trainings.
+
+
+def private(job: Job, row: int, stream: Stream | None = None, groups: Sequence[int] | None = None, **own: Any) -> Job:
+    """The job with 3 to 5 noised steps, of a stream of its own, with a phantom, and with a direction in place of a text."""
+    marked = [*job.examples[:-1], Pointing(job.examples[-1], f"canary {row}", 1)]
+    steps = PrivateSteps(
+        Gaussian(0.5), CLIP, 3 + row, stream or SeededEntropy(row).stream("private"), groups, 2, [_phantom(row)]
+    )
+    return replace(job, examples=marked, private=replace(steps, **own))
+
+
+def _phantom(row: int) -> Pointing:
+    return Pointing({"input_ids": [1], "labels": 0}, f"phantom {row}", 2)
+
+
+def after(clients: Clients, rows: Sequence[int], settings: TrainingConfig = SETTINGS, **own: Any) -> list[bytes]:
+    jobs = clients.jobs(settings)
+    asked = [private(jobs[row], row, groups=clients.groups(row), **own) for row in rows]
+    return [one.after.to_bytes() for one in train_together(clients.setting.objective, asked, clients.ways)]
+
+
+def test_what_a_client_releases_is_its_own_to_the_bit(clients: Clients) -> None:
+    """On any number of threads, whoever trains with it."""
+    everybody = after(clients, range(3))
+    assert [after(clients, [row])[0] for row in range(3)] == everybody
+    torch.set_num_threads(3)
+    try:
+        assert after(clients, [2, 0]) == [everybody[2], everybody[0]]
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_a_stream_that_clients_share_would_be_seen(alone: Clients) -> None:
+    made = alone
+    assert (
+        after(made, [2, 0], stream=SeededEntropy(5).stream())[1]
+        != after(made, [0], stream=SeededEntropy(5).stream())[0]
+    )
+
+
+def oracle(setting: Setting, job: Job) -> Tensors:
+    """The formula of `dp_sgd`, an example at a time."""
+    steps = job.private
+    assert steps is not None
+    moving = {name: job.before.tensor(name).clone().requires_grad_() for name in job.trainable}
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(moving.values(), job.lr, momentum=job.settings.momentum)
+    if job.settings.optimizer == "adamw":
+        optimizer = torch.optim.AdamW(moving.values(), job.lr, weight_decay=job.settings.weight_decay)
+    layout = layout_of(job.before, job.trainable)
+
+    def gradient(item: Any) -> dict[str, Tensor]:
+        if isinstance(item, Pointing):
+            along = direction(item.unit, item.seed, layout)
+            return {name: -2 * CLIP * along.tensor(name).double() for name in moving}
+        loss = setting.objective.losses(moving, job.collate([item])).sum()
+        return {
+            name: part.double()
+            for name, part in zip(moving, torch.autograd.grad(loss, list(moving.values())), strict=True)
+        }
+
+    units = [[job.examples[i] for i in members] for members in members_of(len(job.examples), steps.groups)]
+    sampler = batch_sampler(len(units), job.settings)
+    for _ in range(steps.count):
+        coins = steps.stream.uniform(len(units))
+        drawn = [unit for unit, coin in zip(units, coins, strict=True) if coin < sampler.rate]
+        if len(steps.phantoms) and steps.stream.uniform(1)[0] < sampler.rate:
+            drawn.append([steps.phantoms[0]])
+        total = {name: torch.zeros(tensor.shape, dtype=torch.float64) for name, tensor in moving.items()}
+        for unit in drawn:
+            each = [gradient(item) for item in unit]
+            mean = {name: sum(one[name] for one in each) / len(each) for name in moving}
+            share = min(1.0, CLIP / norm(mean))
+            total = {name: part + share * mean[name] for name, part in total.items()}
+        noise = {
+            name: 0.5 * CLIP * torch.from_numpy(steps.stream.normal(tuple(total[name].shape))) for name in sorted(total)
+        }
+        for name, tensor in moving.items():
+            pull = job.settings.proximal * (tensor.detach() - job.before.tensor(name))
+            tensor.grad = ((total[name] + noise[name]) / sampler.expected).float() + pull
+        optimizer.step()
+    return Tensors((name, tensor.detach()) for name, tensor in moving.items())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        replace(SETTINGS, proximal=0.5, momentum=0.9),
+        replace(SETTINGS, optimizer="adamw", weight_decay=0.1),
+    ],
+    ids=["fedprox", "adamw"],
+)
+def test_together_each_is_what_the_formula_says(small: Clients, settings: TrainingConfig) -> None:
+    """Of 3, 4 and 5 steps, with directions among texts, phantoms, and draws of nobody."""
+    for grouped in (False, True):
+        small = replace(small, grouped=grouped)
+        jobs = small.jobs(settings)
+        asked = [private(jobs[row], row, groups=small.groups(row), group_examples=None) for row in range(3)]
+        found = train_together(small.setting.objective, asked, small.ways)
+        again = [private(jobs[row], row, groups=small.groups(row), group_examples=None) for row in range(3)]
+        expected = [Trained(oracle(small.setting, job), math.nan) for job in again]
+        require_equal(found, expected, 2e-4 if settings.optimizer == "adamw" else 1e-5)
+        assert all(
+            (one.after - job.before.select(one.after)).norm() > 1e-2 for one, job in zip(found, jobs, strict=True)
+        )
+    assert small.ways.why_not == ""
+
+
+def test_clients_without_examples_and_without_steps_release_nothing(small: Clients) -> None:
+    class Untouched(Stream):
+        def words(self, count: int) -> Any:
+            raise AssertionError("something was drawn")
+
+    jobs = small.jobs()
+    spent = private(jobs[0], 0, Untouched(bytes(32)), count=0)
+    empty = replace(private(jobs[1], 1, Untouched(bytes(32))), examples=[])
+    found = train_together(small.setting.objective, [spent, private(jobs[2], 2), empty], small.ways)
+    assert [one.after.to_bytes() for one in found[::2]] == [
+        job.before.select(job.trainable).to_bytes() for job in (spent, empty)
+    ]
+    assert found[1].after.to_bytes() == after(small, [2])[0]
+
+
+def test_a_model_that_cannot_share_passes_trains_one_client_after_the_other(small: Clients) -> None:
+    """To the same end, by the paths of a client alone."""
+    jobs = small.jobs()
+    found = train_together(small.setting.objective, [private(jobs[row], row) for row in range(3)], small.ways)
+    again = [private(job, row) for row, job in enumerate(small.jobs())]
+    forced = Ways({again[0].kind: Trial("as the test has it")})
+    require_equal(train_together(small.setting.objective, again, forced), found)
+
+
+def test_dropout_follows_the_clients_secret_seeds() -> None:
+    """Neither the process's generator nor the threads; examples of one pass have masks of their own."""
+    setting = toy(dropout=0.5)
+    ways = Ways()
+
+    def trained(seed: int) -> list[bytes]:
+        jobs = [replace(job, rng=np.random.default_rng([seed, row])) for row, job in enumerate(setting.jobs((4, 4)))]
+        jobs = [replace(job, private=PrivateSteps(Gaussian(0.0), 1e3, 2, Landing(range(4)))) for job in jobs]
+        return [one.after.to_bytes() for one in train_together(setting.objective, jobs, ways)]
+
+    state = torch.get_rng_state()
+    assert trained(0) == trained(0) != trained(1)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_many_are_begun_a_few_at_a_time(small: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = replace(small, grouped=True)
+    whole = after(made, range(3))
+    begun: list[int] = []
+    first = cohort._Cohort.trained
+    monkeypatch.setattr(cohort._Cohort, "trained", lambda own: (begun.append(len(own._jobs)), first(own))[1])
+    monkeypatch.setattr(cohort, "_CLIENTS", 2)
+    assert after(made, range(3)) == whole
+    assert begun == [2, 1]
