@@ -169,6 +169,6 @@ def test_a_private_run(name: str, unit: str) -> None:
     built = runs.federation(runs.settings(name, unit, **{"federation.rounds": 1}))
     assert built.run().summary["unit"] == unit
     if unit == "example":
-        training = built.assembly.transport.prepare  # type: ignore[attr-defined]
-        assert training.ways.trials
-        assert not training.ways.why_not
+        ways = built.assembly.clients[0]._setup.ways
+        assert ways.trials
+        assert not ways.why_not
