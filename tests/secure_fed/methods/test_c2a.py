@@ -168,6 +168,7 @@ def test_examples_cannot_be_protected(unit: str) -> None:
             federation(unit=unit)
 
 
+@pytest.mark.nightly
 def test_a_run_learns() -> None:
     more = {"federation.rounds": 4, "training.steps": 4, "training.optimizer": "adamw", "training.lr": 0.03}
     records = federation(**more).run().records

@@ -151,6 +151,7 @@ def test_no_rank_explains_the_printed_count_of_llama_7b() -> None:
     assert not found
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", chosen(["fedtt", "fedtt_plus"], ["fedtt"]))
 def test_a_run_learns(name: str) -> None:
     more = {"federation.rounds": 4, "training.steps": 4, "training.optimizer": "adamw", "training.lr": 0.03}
