@@ -2,7 +2,7 @@
 
     HF_HUB_OFFLINE=1 python benchmarks/cohort.py [--repeats 5] [--threads 2] [--texts FILE.jsonl]
 
-Three kinds of work, each by `train` for one client after the other and by `train_together`, which take turns:
+Kinds of work, each by `train` for one client after the other and by `train_together`, which take turns:
 
     notes     builtin/tiny, FFA-LoRA and a head: 250 clients make one AdamW step on 5 notes each, as a round of the demo. Public
               are passes of public shapes, as the demo's guarantee needs them. The floor is the arithmetic alone: the matrix
@@ -11,6 +11,7 @@ Three kinds of work, each by `train` for one client after the other and by `trai
               step on 4, or 1, texts of 64 tokens, with all threads.
     lengths   builtin/tiny and the lengths of the texts in FILE (column "text" or "sentence"): 64 clients of 8 texts, against
               one client after the other with all texts padded to 64 tokens.
+    bfloat16  the notes of 100 clients with model.dtype = "bfloat16" against float32, one thread.
     memory    the resident memory of a process at its peak, for a round of 10 and of 100 clients of 300,000 numbers each.
 
 Printed are wall seconds, medians over the turns, and ratios; other work on the machine makes ratios of threads worse.
@@ -86,8 +87,9 @@ def adapted(
     return Work(Objective(model, classification.loss, CPU), read(model, names), trainable, clients, collate)
 
 
-def notes(clients: int, each: int) -> Work:
-    config = RunConfig.from_dict({"data": {"examples": clients * each}, "federation": {"clients": clients}})
+def notes(clients: int, each: int, dtype: str = "float32") -> Work:
+    data = {"data": {"examples": clients * each}, "federation": {"clients": clients}}
+    config = RunConfig.from_dict({**data, "model": {"dtype": dtype}})
     problem = configured(config)
     return adapted(problem.model, problem.train, LoraAdapter(), only_b=True, collate=problem.collate)
 
@@ -186,6 +188,14 @@ def measure_lengths(repeats: int, threads: int, file: Path) -> list[Limit]:
     return [at_least("lengths: together over a loop padded to 64", ratio(*found.values()), 2.0)]
 
 
+def measure_bfloat16(repeats: int) -> None:
+    """bfloat16 pays where the processor multiplies it faster."""
+    ways = {dtype: timed(notes(100, 5, dtype).together(Ways(), 1)) for dtype in ("float32", "bfloat16")}
+    found = turns(ways, repeats, warm=1)
+    table("bfloat16: 100 clients, one step of 5 notes each, 1 thread", found)
+    print(f"  float32 over bfloat16 {ratio(*found.values()):29.2f}")
+
+
 def measure_memory() -> list[Limit]:
     command = [sys.executable, __file__, "--peak"]
     peaks = [int(subprocess.run([*command, str(count)], capture_output=True, check=True).stdout) for count in (10, 100)]
@@ -218,6 +228,7 @@ def main() -> None:
     limits = measure_notes(given.repeats, given.threads) + measure_minilm(given.repeats, given.threads)
     if given.texts:
         limits += measure_lengths(given.repeats, given.threads, given.texts)
+    measure_bfloat16(given.repeats)
     show(limits + measure_memory())
 
 
