@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -30,6 +31,7 @@ from attacks.adversary.case import Case, Finding, Inapplicable, Settings
 from attacks.adversary.null import Floats, Null, sphere_tails
 from attacks.steps.released import Release, releases_of, unit_vector
 from secure_fed.learning.audit_pool.canaries import length_beyond_clipping
+from secure_fed.learning.data.dealing import places_of
 from secure_fed.learning.training.canary_directions import direction, length_of_steps
 from secure_fed.tensors.tensors import Layout
 
@@ -44,9 +46,13 @@ def run(case: Case, settings: Settings) -> Finding:
             "no unit pulled along a direction in this run; it takes phantoms, or evaluation.canaries = 'direction'"
         )
     of_client = releases_of(case, settings.max_rounds)
-    scores = [score(case, of_client(unit.client), unit.name, len(unit.examples)) for unit in case.units]
+    added = Added()
+    scores = [score(case, added.of(of_client(unit.client)), unit.name, len(unit.examples)) for unit in case.units]
     sample = [case.units[i * len(case.units) // _FRESH] for i in range(_FRESH)]
-    fresh = [score(case, of_client(unit.client), f"nobody {i}", len(unit.examples)) for i, unit in enumerate(sample)]
+    fresh = [
+        score(case, added.of(of_client(unit.client)), f"nobody {i}", len(unit.examples))
+        for i, unit in enumerate(sample)
+    ]
     some = of_client(case.units[0].client)
     exact = all(release.linear for release in some)
     spread = 1.0 if exact else float(np.std(fresh))
@@ -79,18 +85,43 @@ def null_p_value(scores: Floats) -> float:
     return float(kstest(scores, "norm").pvalue)
 
 
-def score(case: Case, seen: Sequence[Release], unit: str, examples: int) -> float:
+@dataclass(frozen=True)
+class Alike:
+    """Releases of one layout, which share a direction, and the sum of their unit vectors."""
+
+    releases: Sequence[Release]
+    along: Floats
+
+    @property
+    def variance(self) -> float:
+        return float(self.along @ self.along) / self.releases[0].layout.size
+
+
+@dataclass
+class Added:
+    """The sums over the releases that were asked for last: of all units in turn, if they are no client's own."""
+
+    _seen: Sequence[Release] = ()
+    _sums: Sequence[Alike] = ()
+
+    def of(self, seen: Sequence[Release]) -> Sequence[Alike]:
+        if seen is not self._seen:
+            groups = places_of(release.layout.digest for release in seen).values()
+            alike = [[seen[i] for i in places] for places in groups]
+            self._sums = [Alike(some, np.sum([release.moved for release in some], axis=0)) for some in alike]
+            self._seen = seen
+        return self._sums
+
+
+def score(case: Case, seen: Sequence[Alike], unit: str, examples: int) -> float:
     """The score of the direction that a unit of this name has, over these releases."""
-    total = variance = 0.0
-    # Releases of one layout share a direction, so their unit vectors are added up before they are squared.
-    for layout in dict.fromkeys(release.layout.digest for release in seen):
-        alike = [release for release in seen if release.layout.digest == layout]
-        along = np.sum([release.moved for release in alike], axis=0)
-        if alike[0].linear:
-            total += float(along @ sent_of(case, alike[0], unit, examples))
+    total = 0.0
+    for alike in seen:
+        if alike.releases[0].linear:
+            total += float(alike.along @ sent_of(case, alike.releases[0], unit, examples))
         else:
-            total += sum(float(release.moved @ sent_of(case, release, unit, examples)) for release in alike)
-        variance += float(along @ along) / alike[0].layout.size
+            total += sum(float(one.moved @ sent_of(case, one, unit, examples)) for one in alike.releases)
+    variance = sum(alike.variance for alike in seen)
     return total / math.sqrt(variance) if variance else 0.0
 
 
