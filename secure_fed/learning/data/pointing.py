@@ -1,6 +1,6 @@
 """Examples that stand for a random direction (`evaluation.canaries = "direction"`), and the examples they hide.
 
-Only example-level training looks at the direction of such an example (`canary_directions.pointing`); whatever else reads
+Only example-level training looks at the direction of such an example (`dp_sgd`); whatever else reads
 examples reads the example itself.
 """
 
