@@ -158,7 +158,7 @@ def test_a_layer_with_room_for_four_examples_is_refused() -> None:
         sums(objective, before, toys.examples(1, 12), default_collate)([0])
 
 
-@pytest.mark.parametrize(("layer", "microbatch", "sizes"), [(Room(), 4, (1, 4)), (ToyRouter(), None, (1,))])
+@pytest.mark.parametrize(("layer", "microbatch", "sizes"), [(Room(), 4, (1, 2, 3, 4)), (ToyRouter(), None, (1,))])
 def test_where_no_pass_holds_more_than_there_is_room_for_shares_are_each_examples_own(
     layer: nn.Module, microbatch: int | None, sizes: tuple[int, ...]
 ) -> None:

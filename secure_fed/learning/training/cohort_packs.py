@@ -143,7 +143,7 @@ class Public:
 
         entries = [(number % len(away), one) for number, one in enumerate(probe.items)]
         with still(self._objective, lambda: gradients(entries[:1])["loss"]):
-            candidates = sorted({1, max(1, most // 4), most})
+            candidates = sorted(size for size in {1, 2, 3, most // 4, most} if 0 < size <= most)
             return collate, sizes_that_agree(gradients, entries, candidates) or (1,)
 
 
