@@ -65,29 +65,30 @@ def by_heart(tmp_path_factory: pytest.TempPathFactory) -> Target:
         "method.target_modules": "value",
         "training.optimizer": "adamw",
         "training.lr": 0.02,
-        "training.steps": 12,
-        "federation.rounds": 4,
+        "training.steps": 24,
+        "federation.rounds": 2,
     }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Wider()
-    train = [random_labels(client + 1, 30) for client in range(6)]
+    train = [random_labels(client + 1, 30) for client in range(4)]
     test = random_labels(999, 100)
     return target(tmp_path_factory.mktemp("runs") / "by_heart", settings, train, model=model, test=test)
 
 
 @pytest.fixture(scope="module")
 def of_canaries(tmp_path_factory: pytest.TempPathFactory) -> Target:
-    """Sixty clients, every one a canary that is a member or not, with noise on their sums."""
-    settings = {**canaried.CLIENTS, "privacy.noise_multiplier": 1.0, "evaluation.record": "updates"}
-    train = [canaried.examples(client + 1, 2) for client in range(60)]
+    """Forty clients, every one a canary that is a member or not, with noise on their sums."""
+    own = {"federation.cohort": 40, "privacy.noise_multiplier": 1.0, "evaluation.record": "updates"}
+    settings = {**canaried.CLIENTS, **own, "method.rank": 2, "federation.rounds": 2}
+    train = [canaried.examples(client + 1, 2) for client in range(40)]
     return target(tmp_path_factory.mktemp("runs") / "of_canaries", settings, train)
 
 
 @pytest.fixture(scope="module")
 def ordinary(tmp_path_factory: pytest.TempPathFactory) -> Target:
-    """Four clients whose examples are the units."""
-    train = [overfitted.examples(client + 1, 20) for client in range(4)]
+    """Three clients whose examples are the units."""
+    train = [overfitted.examples(client + 1, 12) for client in range(3)]
     settings = {**overfitted.USUAL, "federation.rounds": 2, "training.steps": 2}
     return target(tmp_path_factory.mktemp("runs") / "ordinary", settings, train)
 
@@ -152,7 +153,8 @@ class Settled(SystemEntropy):
 
 def private(run_dir: Path, *, noise: bool) -> Target:
     train = [canaried.examples(client + 1, 2) for client in range(160)]
-    settings = {**canaried.CLIENTS, "privacy.epsilon": 1.0, "federation.cohort": 80, "evaluation.record": "models"}
+    own = {"privacy.epsilon": 1.0, "federation.cohort": 80, "federation.rounds": 2, "evaluation.record": "models"}
+    settings = {**canaried.CLIENTS, **own, "method.rank": 4}
     with (
         nullcontext() if noise else patch.object(Gaussian, "noised", lambda self, total, clip_norm, stream: dict(total))
     ):
@@ -270,7 +272,7 @@ def test_a_vantage_sees_what_weaker_ones_see_and_more(by_heart: Target) -> None:
     updates = views[-1].updates
     first = [one.contribution for one in updates if one.round == 0]
     total = next(one for one in sums_of(updates) if one.round == 0)
-    assert total.clients == len(first) == 6
+    assert total.clients == len(first) == 4
     for name in total.total:
         expected = sum(one.tensor(name).double() for one in first)
         np.testing.assert_allclose(total.total.tensor(name), expected, atol=1e-5)

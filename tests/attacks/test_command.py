@@ -16,6 +16,7 @@ import pytest
 
 from attacks.catalogue import ATTACKS
 from attacks.command import REFERENCES, affordable, main, side_by_side, written
+from attacks.report.page import plots
 from attacks.report.sweep import sentence, swept
 from secure_fed.commands import cli
 from secure_fed.errors import UsageError
@@ -54,6 +55,12 @@ def audit(run_dir: Path, capsys: pytest.CaptureFixture[str], *more: str) -> dict
     return found
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without drawings, which take most of the time."""
+    monkeypatch.setattr(plots, "drawing", lambda *args, **named: "<svg></svg>")
+
+
 def test_an_audit_is_one_json_object_and_two_files(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = audit(run_dir, capsys, "--references", "0")
     assert {cell["attack"] for cell in found["cells"]} == set(ATTACKS)
@@ -67,6 +74,7 @@ def test_an_audit_is_one_json_object_and_two_files(run_dir: Path, capsys: pytest
     assert "Nothing was found" in (run_dir / "private" / "audit.html").read_text()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_texts_are_shown_only_when_asked(run_dir: Path, train_rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
     without = audit(run_dir, capsys, "--attack", "loss")["exposed"]
     assert without
@@ -92,6 +100,7 @@ def copied(audited_once: Path, tmp_path: Path) -> Path:
     return shutil.copytree(audited_once, tmp_path / "copied")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_some_attacks_alone_do_not_take_the_place_of_an_audit_by_all(
     copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,8 +120,8 @@ def test_what_was_asked_for_and_does_not_apply_is_said_and_nothing_is_written(
     for attempt in (["canary_cosine"], ["update_score"], ["lira", "--references", "0"]):
         assert cli.main(["audit", str(run_dir), "--attack", *attempt]) == 2
         assert f"does not apply to this run. {attempt[0]} (" in capsys.readouterr().err
-        assert main(attempt[0], [str(run_dir), *attempt[1:]]) == 2
-        assert f"does not apply to this run. {attempt[0]} (" in capsys.readouterr().err
+    assert main("canary_cosine", [str(run_dir)]) == 2, "a script says it too"
+    assert "does not apply to this run. canary_cosine (" in capsys.readouterr().err
     assert sorted(path.name for path in run_dir.iterdir()) == before
 
 
@@ -148,6 +157,7 @@ def test_an_audit_of_another_state_does_not_stand_beside(
     assert fault in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_damaged_audits_beside_are_read_as_far_as_they_can_be(
     run_dir: Path, audited_once: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -322,6 +332,7 @@ def test_a_run_that_has_not_ended_is_to_be_ended_first(run_dir: Path, capsys: py
     assert "--resume" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_attack_that_fails_is_an_error_if_it_was_asked_for_and_else_a_cell(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -339,6 +350,7 @@ def test_an_attack_that_fails_is_an_error_if_it_was_asked_for_and_else_a_cell(
     assert {cell["attack"] for cell in found["cells"] if cell["applicable"]} == {"round_losses"}, "the others are made"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_attack_asked_for_twice_is_made_once(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = audit(run_dir, capsys, "--attack", "loss", "--attack", "loss")
     assert len(found["attacks"]) == 1

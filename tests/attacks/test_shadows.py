@@ -48,7 +48,7 @@ def many(method: str = "ffa_lora", **more: Any) -> Federation:
     return Federation(config, model=runs.model(), train=train, test=runs.examples(99, 12), entropy=SeededEntropy(3))
 
 
-def drawn(federation: Federation, count: int = 3) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def drawn(federation: Federation, count: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
     return coins(count, lots(federation.assembly.audit_pool), np.random.default_rng(0))
 
 
@@ -80,7 +80,7 @@ def products(states: Sequence[Tensors]) -> list[Tensors]:
 @pytest.mark.parametrize("make", [few, many])
 def test_references_in_common_passes_are_those_trained_one_client_at_a_time(method: str, make: Any) -> None:
     federation = make(method)
-    inside = drawn(federation)
+    inside = drawn(federation, 2)
     together = trained(federation.assembly, inside, 1)
     alone = trained(federation.assembly, inside, 1, common=False)
     assert together.why_not_together == ""
@@ -118,12 +118,12 @@ def test_passes_personal_tensors_vanishing_clients_and_local_noise_are_repeated(
 
 def test_few_at_a_time_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     federation = few()
-    inside, told = drawn(federation, 4), []
+    inside, told = drawn(federation, 2), []
     whole = trained(federation.assembly, inside, 1)
     monkeypatch.setattr(shadows, "_HELD", 1)
     parts = trained(federation.assembly, inside, 1, lambda done, total: told.append((done, total)))
     require_close(parts.states, whole.states, federation.assembly.initial.tensors)
-    assert told == [(done, 4 * runs.ROUNDS) for done in range(1, 4 * runs.ROUNDS + 1)]
+    assert told == [(done, 2 * runs.ROUNDS) for done in range(1, 2 * runs.ROUNDS + 1)]
 
 
 # The same procedure.
@@ -202,7 +202,7 @@ def test_asking_other_clients_the_second_time_is_an_error() -> None:
 def test_noise_is_new_for_each_reference_and_the_same_for_the_same_seed() -> None:
     federation = many()
     inside = np.stack([federation.assembly.audit_pool.members] * 2)
-    first, again, other = (trained(federation.assembly, inside, seed).states for seed in (1, 1, 2))
+    first, again, other = (trained(federation.assembly, inside, seed, rounds=1).states for seed in (1, 1, 2))
     assert same(first[0], again[0])
     assert not same(first[0], first[1])
     assert not same(first[0], other[0])
@@ -312,7 +312,7 @@ def test_every_unit_is_inside_of_half_the_references(count: int) -> None:
 
 
 def test_coins_depend_on_the_seed_and_equal_examples_share_theirs() -> None:
-    federation = few()
+    federation = few(**{"federation.rounds": 1})
     found = [references(federation.assembly, 2, seed).inside for seed in (0, 0, 1)]
     assert np.array_equal(found[0], found[1])
     assert not np.array_equal(found[0], found[2])
