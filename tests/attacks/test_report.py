@@ -50,7 +50,7 @@ def violation() -> Audit:
     return samples.violation()
 
 
-def test_the_verdict_comes_first_and_at_the_end_again_whole(unprotected: Audit) -> None:
+def test_the_verdict_comes_first_and_at_the_end_again_whole(unprotected: Audit, undrawn: None) -> None:
     text = outlined(unprotected).text
     titles = (
         "A leak was found, and no guarantee covers it",
@@ -145,7 +145,7 @@ def test_the_file_needs_nothing_but_itself(unprotected: Audit) -> None:
     assert used <= set(identifiers)
 
 
-def test_what_does_not_apply_says_so_with_its_reason_and_has_no_number(unprotected: Audit) -> None:
+def test_what_does_not_apply_says_so_with_its_reason_and_has_no_number(unprotected: Audit, undrawn: None) -> None:
     html = paged(unprotected)
     cells = re.findall(r'<td class="none">(.*?)</td>', html)
     assert len(cells) == 9
@@ -156,7 +156,7 @@ def test_what_does_not_apply_says_so_with_its_reason_and_has_no_number(unprotect
     assert '<td class="none"><b>not tried</b></td>' in paged(untried)
 
 
-def test_a_leak_is_marked_by_word_as_well_as_by_colour(unprotected: Audit, protected: Audit) -> None:
+def test_a_leak_is_marked_by_word_as_well_as_by_colour(unprotected: Audit, protected: Audit, undrawn: None) -> None:
     marked = re.findall(r'<td class="leak">(.*?)</td>', paged(unprotected))
     assert len(marked) == 18  # two of them texts out of sums
     assert all("leak</small>" in cell for cell in marked)
@@ -165,7 +165,7 @@ def test_a_leak_is_marked_by_word_as_well_as_by_colour(unprotected: Audit, prote
     assert paged(protected).count("not above chance</small>") == 19
 
 
-def test_a_contradiction_is_loud_and_stands_by_every_bound(violation: Audit) -> None:
+def test_a_contradiction_is_loud_and_stands_by_every_bound(violation: Audit, undrawn: None) -> None:
     outline = outlined(violation)
     assert "CONTRADICTION: the run claims epsilon 0.99 for one training example; a lower bound is 3.08" in outline.text
     assert outline.text.count("BROKEN") == 6

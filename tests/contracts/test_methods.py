@@ -28,8 +28,8 @@ SKETCHING = ("fedask", "fedpower")
 SUPPORTED = [cell for cell in CELLS if runs.supported(*cell[:2])]
 QUICK = [cell for cell in SUPPORTED if runs.quick(*cell)]
 ENDED = [  # and gone on with: what has more to remember than averages, and one behind masks; the others at night
-    *((name, "client", "plain") for name in ("fra_then_ffa", "fedsvd", "fedlora")),
-    *((name, "none", "plain") for name in ("adamix", "fedara", "rolora", "fedpower")),
+    *((name, "client", "plain") for name in ("fra_then_ffa", "fedsvd")),
+    *((name, "none", "plain") for name in ("adamix", "fedara", "fedpower")),
     ("fra_lora", "client", "masked"),
 ]
 # At night every method under every privacy, in the open or behind masks in turn.

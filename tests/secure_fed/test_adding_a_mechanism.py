@@ -286,13 +286,14 @@ def test_elsewhere_it_is_refused_in_one_sentence(found: str, settings: dict[str,
     assert caught.value.limit.endswith("with a mechanism of your own")
 
 
-def test_a_resumed_run_needs_the_same_mechanism(tmp_path: Path) -> None:
+def test_a_resumed_run_needs_the_same_mechanism(tmp_path: Path, small_model: Path, small_data: Path) -> None:
     config = RunConfig.from_dict(
         {
-            "data": {"examples": 60, "test_examples": 20},
+            "model": {"name": str(small_model)},
+            "data": {"train": str(small_data / "train.jsonl"), "test": str(small_data / "test.jsonl")},
             "federation": {"clients": 4, "rounds": 1},
             "method": {"name": "bitfit"},
-            "training": {"steps": 1},
+            "training": {"steps": 1, "together": 1},
             "privacy": {"unit": "client", "noise_multiplier": 3.0, "delta": 1e-2},
         }
     )
