@@ -55,12 +55,12 @@ def supported(name: str, unit: str) -> bool:
 def quick(name: str, unit: str, how: str) -> bool:
     """Whether a cell is held on every change: one method of every class, without privacy or under clients' in turn.
 
-    Those of every way to send under both, and behind masks in turn; gradients of single examples, which take longest, of one.
+    Those of every way to send behind masks too; gradients of single examples, which take longest, of one.
     """
     if unit == "example":
         return (name, how) == ("bitfit", "plain")
     mine = ("none", "client")[OF_A_CLASS.index(name) % 2] if name in OF_A_CLASS else ""
-    return name in WAYS if how == "plain" and unit != mine else unit == mine and (how == "plain" or name in WAYS)
+    return unit == mine and (how == "plain" or name in WAYS)
 
 
 def turn(name: str, unit: str) -> str:

@@ -30,6 +30,7 @@ MODES: dict[str, dict[str, Any]] = {
     "ring": {"clients": 16, "neighbours": 8, "corrupt": 0.0},
     "chosen": {"clients": 16, "neighbours": 8, "corrupt": 0.0, "active": True},
 }
+WIDER = {"clients": 24, "neighbours": 10}  # where some may drop out, who is left has to have neighbours enough
 EVERYWHERE = ("passive", "active", "ring", "chosen")
 SIGNED = ("active", "chosen")
 
@@ -146,7 +147,7 @@ def test_every_kind_is_in_the_table_here() -> None:
 )
 def test_a_lie_is_noticed_by_who_should_notice_it(kind: str, mode: str, dropout: float) -> None:
     catcher, when, words = NOTICED[kind]
-    report = tampered(kind, mode, dropout)
+    report = tampered(kind, mode, dropout, **(WIDER if dropout and "neighbours" in MODES[mode] else {}))
     told = report.tamper
     assert told is not None
     assert told.caught, (told, report.aborted)

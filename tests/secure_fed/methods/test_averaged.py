@@ -186,6 +186,7 @@ def federation(name: str, architecture: str = "bert", **settings: Any) -> Federa
         "training.steps": 3,
         "training.batch_size": 8,
         "training.lr": 0.01,
+        "training.together": 1,  # common passes are tried out for each model
         **{key.replace("__", "."): value for key, value in settings.items()},
     }
     config = RunConfig().replace({tuple(key.split(".", 1)): value for key, value in values.items()})  # type: ignore[misc]
