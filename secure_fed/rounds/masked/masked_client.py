@@ -127,12 +127,12 @@ class MaskedClient:
             return None
         if not self._trains(stage.round):
             return None
-        return self.client.job(stage.request)
+        return self.client.job(self._within(stage.request, self._encoding(stage.request)))
 
     def train_ahead(self, stage: Stage, trained: Trained) -> None:
         """As `Client.train_ahead`."""
         if stage.request is not None:
-            self.client.train_ahead(stage.request, trained)
+            self.client.train_ahead(self._within(stage.request, self._encoding(stage.request)), trained)
 
     def _begin(self, stage: Stage) -> _Begun:
         started = time.perf_counter()
@@ -181,12 +181,11 @@ class MaskedClient:
         self._require_expected(request, stage)
         self._passes.take(request, cohort)
         stream = self._entropy.stream("share", stage.round, self.client.index)
-        layout = self._rounds.expected(request).layouts[request.pass_name]
-        encoding = self._encoding(layout.size, request.clip_norm)
+        encoding = self._encoding(request)
         started = time.perf_counter()
         contribution = None
         if self._trains(stage.round):
-            contribution = self._contribution(replace(request, clip_norm=self._longest(request, encoding)))
+            contribution = self._contribution(self._within(request, encoding))
         trained = time.perf_counter() - started
         try:
             return encoding.encode(contribution, stream), trained
@@ -203,9 +202,10 @@ class MaskedClient:
             require_expected(request, stage, self._rounds)
             self._right = stage
 
-    def _encoding(self, size: int, clip_norm: float) -> Encoding:
+    def _encoding(self, request: Request) -> Encoding:
         """The run's encoding, for a phantom without noise."""
-        encoding = self._terms.encoding(size, clip_norm)
+        layout = self._rounds.expected(request).layouts[request.pass_name]
+        encoding = self._terms.encoding(layout.size, request.clip_norm)
         if isinstance(encoding, Noised) and isinstance(self.client, Phantom):
             return replace(encoding, silent=True)
         return encoding
@@ -225,10 +225,12 @@ class MaskedClient:
                 raise Tampering("this is one noised sum more than the run has reserved")
             self._left -= 1
 
-    def _longest(self, request: Request, encoding: Encoding) -> float:
-        """The clip norm, which a server cannot raise above the run's where the client adds the noise."""
+    def _within(self, request: Request, encoding: Encoding) -> Request:
+        """The request, whose clip norm a server cannot raise above the run's where the client adds the noise."""
         longest = min(request.clip_norm, encoding.admitted())
-        return longest if self._terms.protection.shares is None else min(longest, self._terms.protection.clip_norm)
+        if self._terms.protection.shares is not None:
+            longest = min(longest, self._terms.protection.clip_norm)
+        return replace(request, clip_norm=longest)
 
     def _contribution(self, request: Request) -> Contribution | None:
         """The contribution, trained if this is the round's first pass; None if it is not finite."""

@@ -9,8 +9,11 @@ import pytest
 
 from protocols.agreements import Alone
 from protocols.one_process import OneProcess
+from secure_fed.learning.training.local import Trained
+from secure_fed.rounds.client import Client
 from secure_fed.rounds.masked import wiring
-from tests.secure_fed.masked.wide_toys import MASKED, SKETCH, Losing, federation, one_round
+from secure_fed.rounds.transport import Request
+from tests.secure_fed.masked.wide_toys import MASKED, PRIVACY, SKETCH, Losing, federation, one_round
 
 EIGHT = {"sizes": [4] * 8}
 SOME = {"secure_aggregation.dropout": 0.25}
@@ -63,11 +66,12 @@ def test_nothing_is_kept_between_two_sums(lost: str, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("active", [False, True])
 def test_a_run_is_the_same_to_the_bit_with_clients_in_processes(active: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {**MASKED, "secure_aggregation.active": active, "federation.vanishing": 0.25, **SOME}
+    common = {"training.together": None, "federation.vanishing": 0.25}
+    settings = {**MASKED, "secure_aggregation.active": active, **common, **SOME}
     together = one_round(federation(settings, **EIGHT))
     monkeypatch.setattr(wiring, "_WORTH_WORKERS", 0)
     monkeypatch.setattr(wiring, "cores", lambda: 2)
-    built = federation({**settings, "training.together": None}, **EIGHT)
+    built = federation(settings, **EIGHT)
     assert built.assembly.masks is not None
     assert built.assembly.masks.workers is not None
     apart = one_round(built)
@@ -75,3 +79,19 @@ def test_a_run_is_the_same_to_the_bit_with_clients_in_processes(active: bool, mo
     assert together.means.keys() == apart.means.keys()
     for name, mean in together.means.items():
         assert np.array_equal(mean, apart.means[name])
+
+
+@pytest.mark.parametrize("unit", ["nothing", "central", "distributed", "local", "example"])
+def test_what_was_trained_ahead_is_what_is_masked(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody trains twice: what a client is asked behind masks is what it was trained for."""
+    taken: list[bool] = []
+    asked = Client._taken
+
+    def noted(self: Client, request: Request) -> Trained | None:
+        found = asked(self, request)
+        taken.append(found is not None)
+        return found
+
+    monkeypatch.setattr(Client, "_taken", noted)
+    federation({**PRIVACY[unit], **MASKED, "training.together": None}).run()
+    assert taken == [True] * len(taken) != []
