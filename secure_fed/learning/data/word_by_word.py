@@ -1,8 +1,7 @@
 """Token ids of texts, for tokenizers that read one word at a time: every different word is tokenised once.
 
 A BERT tokenizer cleans a text, divides it at spaces and punctuation, and looks each word up by itself; nothing of that reaches
-across a space. So the ids of a text are those of its parts between spaces, one after the other. Texts repeat their words, and
-looking a word up again takes a hundredth of tokenising it.
+across a space. So the ids of a text are those of its parts between spaces, one after the other, and texts repeat their words.
 """
 
 from __future__ import annotations

@@ -169,5 +169,5 @@ def in_process(
     return Vanishing(inner, config.federation.vanishing, exchanges, config.federation.seed, everybody)
 
 
-_WORTH_WORKERS = 4096  # shares dealt in a sum, which take about a second
+_WORTH_WORKERS = 4096  # shares dealt in a sum
 _SELDOM = 2.0**-40  # as the masks' own chance of failure
