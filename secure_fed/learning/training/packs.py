@@ -27,6 +27,7 @@ from secure_fed.learning.training.kind_probe import Probing
 from secure_fed.learning.training.kinds import Kinds
 from secure_fed.learning.training.local import Objective, Placed
 from secure_fed.learning.training.per_example import Gradients, Path, one_by_one
+from secure_fed.learning.training.uncoupled import most_at_once
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,7 @@ class Packs:
     def of(
         cls, objective: Objective, collate: Collate, settings: TrainingConfig | None = None, known: Sequence[Any] = ()
     ) -> Packs:
-        most = settings.microbatch if settings and settings.microbatch else _MOST.get(objective.device.type, _ELSEWHERE)
-        return cls(objective, Kinds(collate, positions_of(objective.model)), most, known)
+        return cls(objective, Kinds(collate, positions_of(objective.model)), most_at_once(objective, settings), known)
 
     def __call__(self, placed: Placed, items: Sequence[Any]) -> Gradients:
         """{name: (B, *shape)} in the order of `items`."""
@@ -99,7 +99,3 @@ class Packs:
         if not probe.padded:
             return Way(one_by_one, (1,))  # a width for which the model has no positions
         return Way(*tried(self.objective, self.kinds.collate, self.kinds.together(kind), placed, probe.items))
-
-
-_MOST = {"cpu": 8}  # there more take no less time for each
-_ELSEWHERE = 32

@@ -31,8 +31,7 @@ class Uncoupled:
 
     @classmethod
     def of(cls, objective: Objective, collate: Collate, settings: TrainingConfig, known: Sequence[Any]) -> Uncoupled:
-        most = settings.microbatch or _MOST.get(objective.device.type, _ELSEWHERE)
-        return cls(objective, Kinds(collate, positions_of(objective.model)), most, known)
+        return cls(objective, Kinds(collate, positions_of(objective.model)), most_at_once(objective, settings), known)
 
     def require_all(self, placed: Placed, clients: Sequence[Sequence[Any]]) -> None:
         """ModelError if examples of the clients are coupled, before anything of them is released.
@@ -57,6 +56,11 @@ class Uncoupled:
         self.objective.ways[key] = True
 
 
-_MOST = {"cpu": 8}
+def most_at_once(objective: Objective, settings: TrainingConfig | None = None) -> int:
+    """How many examples are worked on at a time: `training.microbatch`, or what suits the device."""
+    return (settings.microbatch if settings else None) or _MOST.get(objective.device.type, _ELSEWHERE)
+
+
+_MOST = {"cpu": 8}  # there more take no less time for each
 _ELSEWHERE = 32
 _LOOKED_AT = 64
