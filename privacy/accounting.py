@@ -2,7 +2,7 @@
 
 Noise multipliers z are in units of the clip norm C. The accountants:
 
-    everybody takes part  exact: count Gaussians of z are one of z / sqrt(count)
+    everybody takes part  exact: count Gaussians of z are one of z / sqrt(count), and so are turns in a public order
     Poisson sampling      privacy loss distributions (PLD) of dp_accounting, discretised pessimistically
     samples of one size   Renyi privacy (RDP) of dp_accounting, or the same without amplification where that is less
     discrete noise        Renyi privacy alone, with or without Poisson sampling (`concentrated`)
@@ -43,17 +43,19 @@ _MOST_NOISE = 1e9
 _FEW_ORDERS_DO = 0.3  # small epsilons take high orders, of which the quick bound has none
 
 
-def epsilon(release: Release, count: int, delta: float, *, discretization: float = FINE) -> float:
+def epsilon(release: Release, count: float, delta: float, *, discretization: float = FINE) -> float:
     """An epsilon such that `count` such releases together are (epsilon, delta)-private.
 
     `discretization` is the widest step of the privacy loss: many releases, or small losses, take finer ones, and epsilons
     far beyond use coarser ones. Where epsilon is in the thousands and PLD out of reach, the least of the closed bounds.
+
+    A count that is no whole number is of plain Gaussians or of discrete noise: one release of squared sensitivity `count`.
     """
     _checked(count, delta)
     return _epsilon(release, count, delta, discretization) if count else 0.0
 
 
-def delta(release: Release, count: int, epsilon: float) -> float:
+def delta(release: Release, count: float, epsilon: float) -> float:
     """A delta such that `count` such releases together are (epsilon, delta)-private; never below what rounding may hide."""
     if not (epsilon >= 0 and count >= 0):
         raise PlanError(f"epsilon {epsilon:g} and {count} releases must not be negative")
@@ -67,11 +69,11 @@ def delta(release: Release, count: int, epsilon: float) -> float:
         orders = bounds.orders(release)
         by_rdp = compute_delta(orders, rdp(release, count, orders), epsilon)[0]
         return min(everybody, float(by_rdp))
-    found = float(bounds.distribution(release, count, step).get_delta(epsilon))
+    found = float(bounds.distribution(release, math.ceil(count), step).get_delta(epsilon))
     return min(1.0, max(found, bounds.least_delta(count)))
 
 
-def rdp(release: Release, count: int, orders: Sequence[float]) -> tuple[float, ...]:
+def rdp(release: Release, count: float, orders: Sequence[float]) -> tuple[float, ...]:
     """The Renyi divergence of `count` such releases at each of `orders`: for composition with other runs."""
     return tuple(count * one for one in bounds.renyi(release, tuple(map(float, orders))))
 
@@ -99,7 +101,7 @@ def largest_count(release: Release, epsilon: float, delta: float) -> int:
 
 
 def calibrate(
-    release_at: Callable[[float], Release], count: int, epsilon: float, delta: float, *, coarse: bool = False
+    release_at: Callable[[float], Release], count: float, epsilon: float, delta: float, *, coarse: bool = False
 ) -> float:
     """A noise multiplier, rounded up, with which `count` releases cost at most `epsilon`, and more than 0.99 of it.
 
@@ -108,7 +110,7 @@ def calibrate(
     The 0.99 is not promised where epsilon jumps: above 1000, or where delta alone makes it zero.
     """
     _checked(count, delta)
-    if not 0 < epsilon < math.inf or count < 1:
+    if not 0 < epsilon < math.inf or not count > 0:
         raise PlanError(
             f"there is no noise for epsilon {epsilon:g} over {count} releases; both must be positive and finite"
         )
@@ -128,7 +130,7 @@ def calibrate(
     return found
 
 
-def _at(release_at: Callable[[float], Release], count: int, delta: float, step: float, z: float) -> float:
+def _at(release_at: Callable[[float], Release], count: float, delta: float, step: float, z: float) -> float:
     return _epsilon(release_at(z), count, delta, step)
 
 
@@ -166,7 +168,7 @@ def _power(one: tuple[float, float], other: tuple[float, float], otherwise: floa
 
 
 @lru_cache(maxsize=1024)
-def _epsilon(release: Release, count: int, delta: float, discretization: float) -> float:
+def _epsilon(release: Release, count: float, delta: float, discretization: float) -> float:
     everybody = bounds.without_sampling(release, count, delta)
     if release.plain:
         return everybody
@@ -179,7 +181,7 @@ def _epsilon(release: Release, count: int, delta: float, discretization: float) 
             f"delta {delta:g} is below {bounds.least_delta(count):g}, the least that rounding lets PLD resolve "
             f"over {count} releases; choose a larger delta"
         )
-    return min(everybody, float(bounds.distribution(release, count, step).get_epsilon(delta)))
+    return min(everybody, float(bounds.distribution(release, math.ceil(count), step).get_epsilon(delta)))
 
 
 def _gaussian_delta(z: float, epsilon: float) -> float:
@@ -188,8 +190,8 @@ def _gaussian_delta(z: float, epsilon: float) -> float:
     return float(-np.exp(first) * np.expm1(min(second - first, 0.0)))
 
 
-def _checked(count: int, delta: float) -> None:
-    if count < 0:
+def _checked(count: float, delta: float) -> None:
+    if not 0 <= count < math.inf:
         raise PlanError(f"{count} releases cannot be made; count from 0")
     if not 0 < delta < 1:
         raise PlanError(

@@ -92,14 +92,14 @@ def orders(release: Release) -> tuple[float, ...]:
     return concentrated.EVERY if release.rate == 1 else concentrated.WHOLE
 
 
-def without_sampling(release: Release, count: int, delta: float) -> float:
+def without_sampling(release: Release, count: float, delta: float) -> float:
     """Epsilon as if everybody took part: `count` Gaussians of z are one of z / sqrt(count), exactly (Balle and Wang, 2018)."""
     if not release.gaussian:
         return math.inf
     return float(get_epsilon_gaussian(release.multiplier / math.sqrt(count), delta))
 
 
-def by_participation(release: Release, count: int, delta: float) -> float:
+def by_participation(release: Release, count: float, delta: float) -> float:
     """Epsilon as if a member sampled k times were known to be, k the most that comes about but with probability delta / 2.
 
     Given its turns, the member's releases are k Gaussians or fewer; mixing over turns keeps (epsilon, delta / 2), and what
@@ -111,14 +111,14 @@ def by_participation(release: Release, count: int, delta: float) -> float:
     return without_sampling(release, min(most, count), delta / 2) - math.log1p(-delta / 2)
 
 
-def by_rdp(release: Release, count: int, delta: float, at: tuple[float, ...] = ()) -> float:
+def by_rdp(release: Release, count: float, delta: float, at: tuple[float, ...] = ()) -> float:
     """From Renyi divergences at some orders, by the conversion of Canonne, Kamath and Steinke (2020)."""
     at = at or orders(release)
     divergences = [count * one for one in renyi(release, at)]
     return float(compute_epsilon(at, divergences, delta)[0])
 
 
-def quick(release: Release, count: int, delta: float) -> float:
+def quick(release: Release, count: float, delta: float) -> float:
     """The least of the bounds that take milliseconds."""
     if release.concentrated:
         return by_rdp(release, count, delta)
@@ -162,7 +162,7 @@ def distribution(release: Release, count: int, step: float) -> PLDAccountant | s
     return accountant.compose(release.event, count)
 
 
-def pld_step(release: Release, count: int, widest: float) -> float | None:
+def pld_step(release: Release, count: float, widest: float) -> float | None:
     """How finely to discretise; None if PLD is not the accountant, or no distribution is worth its time and memory.
 
     The error of `count` steps of width h grows as count h^2, and steps wider than the losses themselves hide them: so h is at
@@ -184,7 +184,7 @@ def pld_step(release: Release, count: int, widest: float) -> float | None:
     return max(finest, loss / 2e5, scale / 3e5)
 
 
-def least_delta(count: int) -> float:
+def least_delta(count: float) -> float:
     """Below this, rounding in the transforms of PLD *under*states epsilon: seen with Gaussians, whose exact one is known."""
     return max(1e-10, 1e-13 * count)
 

@@ -1,8 +1,9 @@
 """Where released noise and secret coins come from: a ChaCha20 keystream, keyed by the operating system.
 
 `SystemEntropy` takes a fresh key of the operating system for every stream, so streams are independent of each other and of
-everything else, and nobody can make one a second time. `SeededEntropy` derives the key from a seed: it exists so that tests can
-inject noise, and whatever was released with it is not private.
+everything else, and nobody can make one a second time. `KeyedEntropy` derives the keys of a run's streams from one secret key
+of the operating system, so that the run itself can make a stream again. `SeededEntropy` derives them from a seed: it exists so
+that tests can inject noise, and whatever was released with it is not private.
 
 The normal law is Box and Muller's transform of 53-bit uniforms in float64. It is exact up to floating point: |x| stays below
 8.6 (a probability of 1e-17 is missing), and the last bits of a float64 are not those of a real number. `mechanisms` rounds
@@ -12,15 +13,18 @@ what it releases to a grid far coarser than that.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
+
+from privacy.errors import PlanError
 
 Floats = NDArray[np.float64]
 Words = NDArray[np.uint64]
@@ -80,6 +84,32 @@ class SystemEntropy:
 
 
 @dataclass(frozen=True)
+class KeyedEntropy:
+    """The streams of one secret key: whoever has the key can make each of them again, and nobody else can predict a number.
+
+    Keys of different labels are HMAC-SHA-256 values under the secret key: independent of each other to everybody without it.
+    """
+
+    key: bytes = field(repr=False)
+
+    @classmethod
+    def new(cls) -> KeyedEntropy:
+        """With a fresh key of the operating system."""
+        return cls(os.urandom(_KEY_BYTES))
+
+    def __post_init__(self) -> None:
+        if len(self.key) != _KEY_BYTES:
+            raise PlanError(f"a key of noise has {_KEY_BYTES} bytes, and this one {len(self.key)}")
+
+    @property
+    def private(self) -> bool:
+        return True
+
+    def stream(self, *label: str | int) -> Stream:
+        return Stream(hmac.digest(self.key, json.dumps(label).encode(), "sha256"))
+
+
+@dataclass(frozen=True)
 class SeededEntropy:
     """The same streams for the same seed: for tests alone. A run with it says that it is NOT PRIVATE."""
 
@@ -93,4 +123,5 @@ class SeededEntropy:
         return Stream(hashlib.sha256(json.dumps([self.seed, *label]).encode()).digest())
 
 
+_KEY_BYTES = 32
 _AT_ONCE = 1 << 18  # numbers made in one go: bounds the memory beside the result

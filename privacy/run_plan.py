@@ -5,6 +5,9 @@ To an observer who does not know the cohort they are a single release, of a Gaus
 several releases sampled independently. With noise that each client adds itself, to its contribution or to its gradients,
 every client releases as often as it takes part. The guarantee is that of the client with the largest epsilon; a client that
 has spent its releases sits out.
+
+In a public order a client takes part in few rounds, which are known beforehand: the whole run is one release to it, whose
+squared sensitivity after each round is its exposure (`correlation`).
 """
 
 from __future__ import annotations
@@ -15,9 +18,11 @@ from dataclasses import dataclass, field, replace
 
 from privacy import accounting
 from privacy.accounting import COARSE, Release
+from privacy.correlation import INDEPENDENT, Correlation
 from privacy.errors import BudgetExhausted, PlanError
 from privacy.ledger import Cost
 from privacy.mechanisms import Gaussian, Mechanism
+from privacy.public_order import PublicOrder
 from privacy.sampling import Sampler
 
 Sampled = Callable[[float], Release]  # one release at a noise multiplier
@@ -33,7 +38,7 @@ class Target:
     delta: float
     stop_early: bool = False
 
-    def multiplier(self, release_at: Sampled, count: int) -> float:
+    def multiplier(self, release_at: Sampled, count: float) -> float:
         if self.noise_multiplier is not None:
             return self.noise_multiplier
         return accounting.calibrate(release_at, count, self.epsilon or 0.0, self.delta)
@@ -52,6 +57,23 @@ class Target:
             f"privacy.epsilon = {self.epsilon:g}: raise either, lower federation.rounds, or set privacy.on_exhausted = 'stop'"
         )
 
+    def rounds(self, release: Release, exposures: Sequence[float]) -> int:
+        """The number of rounds, of which the first r cost exposures[r] releases, that fit the limit; as `allowed`."""
+        if self.epsilon is None or self.noise_multiplier is None:
+            return len(exposures) - 1
+        spent = accounting.epsilon(release, exposures[-1], self.delta)
+        if spent > self.epsilon and not self.stop_early:
+            raise BudgetExhausted(
+                f"{len(exposures) - 1} rounds at privacy.noise_multiplier = {self.noise_multiplier:g} cost epsilon "
+                f"{spent:.4g}, above privacy.epsilon = {self.epsilon:g}: raise either, lower federation.rounds, or set "
+                "privacy.on_exhausted = 'stop'"
+            )
+        fits = (r for r in range(len(exposures)) if self._admits(release, exposures[r]))
+        return max(fits)
+
+    def _admits(self, release: Release, exposure: float) -> bool:
+        return not exposure or accounting.epsilon(release, exposure, self.delta) <= (self.epsilon or math.inf)
+
     def some(self, count: int) -> int:
         """The count; zero is refused."""
         if count:
@@ -69,8 +91,9 @@ class Plan:
     release: one release of the client with the largest epsilon; for a federation that releases sums, all passes of one round.
     releases: the planned number, of releases or of passes. limits: the most releases of every client; empty if the federation
     as a whole is charged. participations: the most rounds that a client may take part in. passes: releases in a round of the
-    federation. others: the releases of all other kinds of clients, since the largest epsilon need not go with the largest
-    Renyi divergence at every order.
+    federation. others: the releases of all other kinds of clients, since the largest epsilon need not go with the largest Renyi
+    divergence at every order. exposures: in a public order, the squared sensitivity of the first 0, 1, ... rounds together,
+    where that of `release` is one; else empty. correlation: of the noise over rounds.
     """
 
     mechanism: Mechanism
@@ -83,6 +106,8 @@ class Plan:
     participations: int | None = None
     passes: int = 1
     others: tuple[tuple[Release, int], ...] = ()
+    exposures: tuple[float, ...] = ()
+    correlation: Correlation = INDEPENDENT
 
     @property
     def noise_multiplier(self) -> float:
@@ -103,10 +128,17 @@ class Plan:
         rdp = tuple(map(max, zip(*spent, strict=True))) if orders else None
         return Cost(self.epsilon(releases), self.delta if count else 0.0, rdp)
 
-    def _turns(self, releases: int | None) -> int:
+    def _turns(self, releases: int | None) -> float:
         """The number of `release` that the charged releases make; a round that was begun counts in full."""
         count = self.releases if releases is None else releases
-        return count if self.limits else math.ceil(count / self.passes)
+        if self.limits:
+            return count
+        rounds = math.ceil(count / self.passes)
+        if not self.exposures:
+            return rounds
+        if rounds >= len(self.exposures):
+            raise PlanError(f"round {rounds} of a public order that was planned for {len(self.exposures) - 1}")
+        return self.exposures[rounds]
 
     def limit(self, who: str) -> int:
         return self.limits[who] if self.limits else self.releases
@@ -146,6 +178,43 @@ def for_shares(target: Target, sampler: Sampler, releases: int, passes: int = 1,
 
     z, count = _planned(target, round_at, releases, passes)
     return Plan(Gaussian(z), target.delta, round_at(z), count, round_at(z), sampler.rate, passes=passes)
+
+
+def for_turns(
+    target: Target,
+    order: PublicOrder,
+    rounds: int,
+    passes: int = 1,
+    made: Made = Gaussian,
+    *,
+    shares: bool = False,
+    correlation: Correlation = INDEPENDENT,
+) -> Plan:
+    """Noise on the sums of a public order's rounds, against everybody who does not add it.
+
+    shares: the clients of a masked sum add the noise, so that nobody does; it is then discrete, and independent over rounds.
+    """
+    if shares and correlation.band > 1:
+        raise PlanError(
+            "shares of noise are independent over rounds: nobody knows the noise that a round would take back"
+        )
+    together = math.sqrt(passes)
+    exposures = correlation.exposures(rounds, order.gap, order.turns(rounds))
+    one = accounting.discrete if shares else accounting.unamplified
+    z = target.multiplier(lambda z: one(z / together), exposures[-1])
+    release = one(z / together)
+    releases = target.some(target.rounds(release, exposures) * passes)
+    return Plan(
+        made(z),
+        target.delta,
+        release,
+        releases,
+        release,
+        order.rate,
+        passes=passes,
+        exposures=exposures,
+        correlation=correlation,
+    )
 
 
 def realised(plan: Plan, multiplier: float, releases: int, *, hidden: bool) -> float:

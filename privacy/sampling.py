@@ -1,7 +1,8 @@
 """Samplers of a round's cohort or of a step's batch.
 
 A sampler both draws and describes one release over its draws to an accountant, so that the accounted sampling is the one that
-happened. Both kinds count on secret coins; the privacy statement says from whom they are secret.
+happened. Both kinds count on secret coins; the privacy statement says from whom they are secret. `public_order` has a third
+kind, without coins.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Sampler(Protocol):
     def rate(self) -> float:
         """The probability with which a member is in a draw."""
 
-    def draw(self, uniform: Uniform) -> list[int]:
-        """One draw, in ascending order."""
+    def draw(self, uniform: Uniform, round_: int = 0) -> list[int]:
+        """One draw, in ascending order. round_: its number, which matters only where draws are fixed beforehand."""
 
     def release(self, noise: float | DpEvent) -> Release:
         """One noised sum over such a draw, every member bounded by C. noise: a Gaussian's multiplier, or an event."""
@@ -68,7 +69,7 @@ class FixedSize:
     def rate(self) -> float:
         return self.size / self.population
 
-    def draw(self, uniform: Uniform) -> list[int]:
+    def draw(self, uniform: Uniform, round_: int = 0) -> list[int]:
         coins = uniform(self.population)
         if self.size == self.population:
             return list(range(self.population))
@@ -110,7 +111,7 @@ class Poisson:
                 return members
         return self.most
 
-    def draw(self, uniform: Uniform) -> list[int]:
+    def draw(self, uniform: Uniform, round_: int = 0) -> list[int]:
         return np.flatnonzero(uniform(self.population) < self.rate).tolist()
 
     def release(self, noise: float | DpEvent) -> Release:

@@ -109,6 +109,8 @@ def _privacy(config: Sections) -> None:
             _refuse(config, name, f"privacy.unit = {privacy.unit!r}", revealed)
     if privacy.noise == "distributed":
         _distributed(config)
+    if privacy.correlation != "none":
+        _correlated(config)
     method = config.method
     fra = method.name in ("fra_lora", "fra_then_ffa") or (method.name, method.rule) == ("federa", "fra_lora")
     if fra and privacy.unit == "client" and method.denoise == "shrink" and federation.server_optimizer != "mean":
@@ -137,7 +139,32 @@ def _distributed(config: Sections) -> None:
             "tosses for itself"
         )
         _refuse(config, "federation.sampling", "privacy.noise = 'distributed'", why)
-    if sampling == "fixed" and hidden:
+    if sampling in ("fixed", "schedule") and hidden:
         contradicts = "contradicts privacy.hidden_cohort = true, where each client tosses a coin of its own"
-        message = f"federation.sampling = 'fixed' {contradicts}"
+        message = f"federation.sampling = {sampling!r} {contradicts}"
         _wrong(config, "federation.sampling", "privacy.hidden_cohort = true", message)
+
+
+def _correlated(config: Sections) -> None:
+    """Refuse correlated noise where the whole run is no single Gaussian mechanism, or where nobody can take noise back."""
+    privacy = config.privacy
+    for name, refused, why in (
+        (
+            "federation.sampling",
+            config.federation.sampling != "schedule",
+            "its bound needs to know how far apart a client's rounds are; set federation.sampling = 'schedule'",
+        ),
+        (
+            "privacy.noise",
+            privacy.noise != "central",
+            "the clients of a round know no noise of the round before, which they would take back; set privacy.noise = "
+            "'central'",
+        ),
+        (
+            "privacy.clip_quantile",
+            privacy.clip_quantile is not None,
+            "noise that follows a changing clip norm does not cancel in sums, and its bound is of one norm; leave it out",
+        ),
+    ):
+        if refused:
+            _refuse(config, name, f"privacy.correlation = {privacy.correlation!r}", why)

@@ -104,6 +104,8 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
         lambda c: c.privacy.unit == "client" and c.privacy.noise == "central",
         "privacy.unit = 'client' and privacy.noise = 'central'",
     ),
+    ("privacy.correlation", _private("client"), "privacy.unit = 'client'"),
+    ("privacy.band", lambda c: c.privacy.correlation == "banded", "privacy.correlation = 'banded'"),
     (
         "privacy.hidden_cohort",
         lambda c: c.privacy.unit == "client" and c.privacy.noise == "distributed",

@@ -40,6 +40,17 @@ class PrivacyConfig:
         "who adds the noise: the server to the sum, each client its share of it inside the secure sum, or each client",
         choices=("central", "distributed", "local"),
     )
+    correlation: str = key(
+        "none",
+        "noise of a round takes back a part of the noise of rounds before (federation.sampling = schedule)",
+        choices=("none", "banded"),
+    )
+    band: int | None = key(
+        None,
+        "rounds that correlated noise reaches over; the one with the least noise over all models if not set",
+        at_least=1,
+        optional=20,
+    )
     hidden_cohort: bool = key(
         False, "every client takes part in every round and tosses for itself whether to train (distributed)"
     )

@@ -110,8 +110,9 @@ class FederationConfig:
     )
     sampling: str = key(
         "auto",
-        "a cohort of exactly that size, or each client by its own coin; auto: poisson where privacy counts on it",
-        choices=("auto", "fixed", "poisson"),
+        "a cohort of exactly that size, each client by its own coin, or clients in turn by a public order; auto: poisson where "
+        "privacy counts on it",
+        choices=("auto", "fixed", "poisson", "schedule"),
     )
     weighting: str = key(
         "uniform", "a client's weight in the mean: one, or its example count", choices=("uniform", "examples")

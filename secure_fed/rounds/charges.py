@@ -12,11 +12,17 @@ from typing import Protocol
 from privacy.errors import PrivacyError
 
 
+class TurnPassed(PrivacyError):  # noqa: N818 - how a round ended
+    """The round of a public order was begun before and interrupted: nobody in it has another turn."""
+
+
 class Budget(Protocol):
     """A run's budget: every call that returns has made its charge durable."""
 
     def charge(self, round_: int, pass_name: str) -> None:
-        """Charge one release of the whole federation. BudgetExhausted if none is left."""
+        """Charge one release of the whole federation. BudgetExhausted if none is left; TurnPassed in a round of a public order
+        that was charged by a run which was interrupted in it.
+        """
 
     def allowance(self, who: str, wanted: int, round_: int) -> int:
         """Charge up to `wanted` releases to this client, as many as it has left, and return that number."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from privacy.attendance import Attendance
 from secure_fed.config import TrainingConfig
 from secure_fed.errors import MethodError
 from secure_fed.learning.tasks.task import Collate
@@ -32,6 +33,7 @@ class ClientSetup:
     the round, charges as many as the client has left, durably, and returns their number.
     watch: receives the tensors before and after every training, and the client's weight; None where a guarantee forbids that.
     train: local training without noise in its steps, `training.train` or an equivalent. ways: what is known of common passes.
+    attendance: the rounds that clients took part in, where a public order says whose turn it is.
     """
 
     objective: Objective
@@ -48,6 +50,7 @@ class ClientSetup:
     watch: Callable[[Tensors, Tensors, float], None] | None = None
     train: Train = train
     ways: Ways = field(default_factory=Ways)
+    attendance: Attendance | None = None
 
 
 class Client:
@@ -143,9 +146,15 @@ class Client:
         if (request.plan.passes, request.plan.trainable) != (plan.passes, plan.trainable):
             raise MethodError(f"client {self.name} was asked for another plan than {self._setup.method.card.name} has")
         if request.pass_name == plan.passes[0]:
+            self._take_turn(request.round)
             self._due = [(request.round, name) for name in plan.passes]
         if not self._due or self._due.pop(0) != (request.round, request.pass_name):
             raise MethodError(f"client {self.name} was asked out of turn for pass {request.pass_name!r:.40}")
+
+    def _take_turn(self, round_: int) -> None:
+        """Refuse a round that is not this client's turn. It remembers its turn before it answers."""
+        if self._setup.attendance is not None:
+            self._setup.attendance.enter(self.index, round_)
 
     def _bounded(self, contribution: Tensors, request: Request) -> Tensors:
         """The clipped contribution with the mechanism's counters, and with noise if the client adds it.

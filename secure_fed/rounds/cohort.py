@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from privacy.public_order import PublicOrder
 from privacy.sampling import FixedSize, Poisson, Sampler
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
@@ -30,6 +31,8 @@ def cohort_sampler(config: RunConfig, clients: int, held_out: int = 0) -> Sample
     """The sampler of cohorts: Poisson where the guarantee counts on secret coins, else of fixed size, unless
     `federation.sampling` says otherwise.
 
+    Held-out clients keep their places in a public order, which stay empty.
+
     held_out: clients of the federation that do not train. Under Poisson sampling nothing depends on their number. A cohort of
     fixed size is drawn from the clients that train, and is all of them if they are fewer: its rate depends on their number,
     which follows from the clients' names and the seed, and from no private datum.
@@ -44,6 +47,8 @@ def cohort_sampler(config: RunConfig, clients: int, held_out: int = 0) -> Sample
     kind = federation.sampling if federation.sampling != "auto" else "poisson" if counted_on else "fixed"
     if kind == "poisson":
         return PoissonWithVacancies(clients, cohort / everybody, held_out)
+    if kind == "schedule":
+        return PublicOrder(clients, cohort, held_out, federation.seed)
     return FixedSize(clients, min(cohort, clients))
 
 
@@ -51,7 +56,8 @@ def phantom_sampler(cohorts: Sampler, phantoms: int) -> Sampler | None:
     """The sampler of a round's phantoms, None without phantoms. The cohort is drawn as if there were none.
 
     Beside Poisson cohorts each phantom has a coin of the same rate. Beside a cohort of fixed size there is a fixed number of
-    phantoms, so that the size of a masked sum is public.
+    phantoms, so that the size of a masked sum is public. Beside a public order phantoms have an order of their own, in which
+    turns are no closer together.
     """
     return _beside(cohorts, phantoms) if phantoms else None
 
@@ -63,6 +69,8 @@ def with_phantoms(cohorts: Sampler, phantoms: int) -> Sampler:
     population = getattr(cohorts, "population", 0) + phantoms
     if isinstance(cohorts, Poisson):
         return PoissonWithVacancies(population, cohorts.rate, getattr(cohorts, "empty", 0))
+    if isinstance(cohorts, PublicOrder):
+        population += cohorts.empty
     return FixedSize(population, round(cohorts.expected + _beside(cohorts, phantoms).expected))
 
 
@@ -74,4 +82,7 @@ def expected_phantoms(cohorts: Sampler, phantoms: int) -> int:
 def _beside(cohorts: Sampler, phantoms: int) -> Sampler:
     if isinstance(cohorts, Poisson):
         return Poisson(phantoms, cohorts.rate)
+    if isinstance(cohorts, PublicOrder):
+        together = max(1, phantoms // cohorts.gap)
+        return PublicOrder(phantoms, together, max(0, together * cohorts.gap - phantoms), cohorts.seed)
     return FixedSize(phantoms, min(phantoms, max(1, round(phantoms * cohorts.rate))))

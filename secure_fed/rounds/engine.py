@@ -6,8 +6,9 @@ anything is done with it: a killed run resumes from that very release, since com
 second release. No callback learns of a round before its state is saved.
 
 A masked round can be lost, for example because a client dealt wrong shares. Nothing of it is applied, its charges stay, and the
-next round is made without that client. The round is not repeated: two sums of one round, over different clients, would reveal
-the contribution of a client that is in one of them alone.
+next round is made without that client. A round of a public order that was interrupted before its release is lost likewise,
+since its clients' turn is over. A lost round is not repeated: two sums of one round, over different clients, would reveal the
+contribution of a client that is in one of them alone.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 
 from secure_fed.errors import ConfigError
 from secure_fed.methods.method import State
+from secure_fed.rounds.charges import TurnPassed
 from secure_fed.rounds.record import Record, Spent
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.summing import Intake, RoundLost
@@ -82,9 +84,11 @@ class _Tally:
         self.masked += [intake.spent] if intake.spent else []
         self.caught |= dict.fromkeys(intake.suspects, "opened wrong shares")
 
-    def lose(self, error: RoundLost) -> None:
+    def lose(self, error: RoundLost | TurnPassed) -> None:
         """End the round in a pass without a sum."""
         self.lost = str(error)
+        if isinstance(error, TurnPassed):
+            return
         self.bytes_up += error.spent.bytes_up
         self.bytes_down += error.spent.bytes_down
         self.rejected += error.rejected
@@ -128,7 +132,7 @@ def run_round(state: State, server: Server, transport: Transport, lr: float) -> 
             means[pass_name] = server.release(intake, state, pass_name)
             tally.add(intake)
             participants = sorted(intake.received)
-    except RoundLost as error:
+    except (RoundLost, TurnPassed) as error:
         tally.lose(error)
         return server.unmoved(state, plan), server.publishable(tally.record(state, server.names, lr), state, plan)
     record = tally.record(state, server.names, lr) | server.reported(means)

@@ -87,7 +87,7 @@ def phantom_clients(
     for number, (unit, member) in enumerate(zip(units, members, strict=bool(units))):
         allowance = setup.allowance if turns is None else partial(turns.allowance, number)
         towards = around(trains_towards(unit.name, seed, far))
-        own = replace(setup, train=towards, watch=None, allowance=allowance)
+        own = replace(setup, train=towards, watch=None, allowance=allowance, attendance=None)
         found.append(Phantom(first + number, unit.name, own, member=bool(member)))
     return found
 

@@ -3,6 +3,7 @@
     row           who adds noise, and to what                   what it protects
     NOWHERE       nobody                                        nothing
     SUM           the server, to the sum of a pass              a client          (privacy.noise = "central")
+    SUM_IN_TURN   the same, over cohorts of a public order      a client          (and federation.sampling = "schedule")
     SHARES        each client, a share inside the masked sum    a client          (privacy.noise = "distributed")
     CONTRIBUTION  each client, to its contribution              a client          (privacy.noise = "local")
     GRADIENTS     each client, to every step of its training    an example, or all examples of one person
@@ -13,10 +14,10 @@ Code asks a row's fields and never compares its name. A new place is one row, an
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from secure_fed.config import PrivacyConfig, RunConfig
+from secure_fed.config import RunConfig
 from secure_fed.rounds import plans
 from secure_fed.rounds.plans import Population
 
@@ -110,6 +111,12 @@ SUM = Placement(
         not_covered=(),
     ),
 )
+SUM_IN_TURN = replace(
+    SUM,
+    plan=plans.of_turns,
+    secret_cohort=False,
+    words=replace(SUM.words, not_covered=("whether and when a client takes part, which a public order says",)),
+)
 SHARES = Placement(
     name="shares",
     plan=plans.of_shares,
@@ -158,8 +165,12 @@ GRADIENTS = Placement(
 _OF_CLIENTS = {"central": SUM, "distributed": SHARES, "local": CONTRIBUTION}
 
 
-def placement_of(privacy: PrivacyConfig) -> Placement:
-    """The placement that the `privacy` settings ask for."""
+def placement_of(config: RunConfig) -> Placement:
+    """The placement that the settings ask for."""
+    privacy = config.privacy
     if privacy.unit == "none":
         return NOWHERE
-    return _OF_CLIENTS[privacy.noise] if privacy.unit == "client" else GRADIENTS
+    if privacy.unit != "client":
+        return GRADIENTS
+    in_turn = privacy.noise == "central" and config.federation.sampling == "schedule"
+    return SUM_IN_TURN if in_turn else _OF_CLIENTS[privacy.noise]

@@ -11,7 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from privacy.clipping import AdaptiveGaussian
+from privacy.correlation import INDEPENDENT, Correlation, best, square_root
 from privacy.mechanisms import Gaussian
+from privacy.public_order import PublicOrder
 from privacy.sampling import Sampler
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
@@ -52,10 +54,36 @@ def of_sums(config: RunConfig, population: Population) -> Plan:
     return for_sums(_target(config), cohorts, releases, population.passes, made)
 
 
+def of_turns(config: RunConfig, population: Population) -> Plan:
+    """Noise on the sums of a public order's rounds."""
+    from privacy.run_plan import for_turns
+
+    order, rounds, quantile = _order(population), config.federation.rounds, config.privacy.clip_quantile
+    shares = config.privacy.noise == "distributed"
+    correlation = correlation_of(config, order)
+    made: Made = Gaussian
+    if quantile is not None:
+        made = partial(AdaptiveGaussian.of, quantile=quantile, expected=order.expected)
+    return for_turns(_target(config), order, rounds, population.passes, made, shares=shares, correlation=correlation)
+
+
+def correlation_of(config: RunConfig, order: PublicOrder) -> Correlation:
+    """How the noise of a run is correlated over rounds: for the models that the server's optimizer makes."""
+    federation, privacy = config.federation, config.privacy
+    if privacy.correlation == "none":
+        return INDEPENDENT
+    momentum = federation.server_momentum if federation.server_optimizer == "momentum" else 0.0
+    if privacy.band is not None:
+        return square_root(min(privacy.band, federation.rounds), momentum)
+    return best(federation.rounds, order.gap, order.turns(federation.rounds), momentum)
+
+
 def of_shares(config: RunConfig, population: Population) -> Plan:
     """Shares of noise inside masked sums."""
     from privacy.run_plan import for_shares
 
+    if isinstance(population.cohorts, PublicOrder):
+        return of_turns(config, population)
     passes, hidden = population.passes, config.privacy.hidden_cohort
     if passes > 1 and hidden:
         raise ConfigError(
@@ -90,9 +118,17 @@ def _target(config: RunConfig) -> Target:
     return Target(privacy.epsilon, privacy.noise_multiplier, privacy.delta, privacy.on_exhausted == "stop")
 
 
+def _order(population: Population) -> PublicOrder:
+    if not isinstance(population.cohorts, PublicOrder):
+        raise TypeError("the cohorts of a public order are not drawn by coins")
+    return population.cohorts
+
+
 def _participations(config: RunConfig, population: Population) -> int:
     """The most rounds that one client takes part in."""
     from privacy.run_plan import usual_participations
 
     rounds = config.federation.rounds
+    if isinstance(population.cohorts, PublicOrder):
+        return min(config.privacy.participations or rounds, population.cohorts.turns(rounds))
     return min(rounds, config.privacy.participations or usual_participations(rounds, population.cohorts.rate))

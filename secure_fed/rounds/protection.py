@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from torch import Tensor
+
 from privacy.entropy import Entropy, SystemEntropy
-from privacy.mechanisms import Mechanism, NoMechanism
+from privacy.mechanisms import Mechanism, Named, NoMechanism
 from privacy.sampling import Sampler
 from secure_fed.config import RunConfig, TrainingConfig
 from secure_fed.errors import ConfigError
@@ -24,8 +26,9 @@ from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.local import Objective, Placed
 from secure_fed.learning.training.supported import require_data_free_start, require_supported
 from secure_fed.learning.training.uncoupled import Uncoupled
-from secure_fed.methods.method import Card, Method, RoundPlan, State
+from secure_fed.methods.method import Card, Method, RoundPlan, Shrinking, State
 from secure_fed.rounds.cohort import expected_phantoms
+from secure_fed.rounds.correlated_noise import CorrelatedNoise
 from secure_fed.rounds.placement import NOWHERE, Placement, placement_of
 from secure_fed.rounds.plans import Population
 from secure_fed.tensors.low_rank import in_own_factors
@@ -43,8 +46,8 @@ class Protection:
     mechanism: bounds and noises; with shares of noise it only bounds. given: it is the user's own. shares: the mechanism of the
     shares. clip_norm: of the first round. entropy: the source of noise and secret coins. hidden: each client tosses its own
     coin for whether to train, and nobody else learns how it fell. audited: units are held out for an audit, a share that
-    depends on their number. phantoms: units beside the real ones that are nobody's data. beside: the number of phantoms
-    expected in a sum.
+    depends on their number. correlated: the server's noise, where that of a round depends on earlier rounds. phantoms: units
+    beside the real ones that are nobody's data. beside: the number of phantoms expected in a sum.
     """
 
     unit: str = "none"
@@ -59,6 +62,7 @@ class Protection:
     phantoms: Count = Count()  # noqa: RUF009 - it has no state
     beside: int = 0
     given: bool = False
+    correlated: CorrelatedNoise | None = None
 
     @property
     def contribution_mechanism(self) -> Mechanism:
@@ -80,15 +84,29 @@ class Protection:
         own = in_own_factors(contribution)  # or a cancellation between its factors would hide in the norm
         return own if self.contribution_mechanism.order == 2 else own.dense()
 
-    def mean_noise_std(self, clip_norm: float, cohort: float, dim: int) -> float:
-        """The standard deviation of the noise on each of `dim` coordinates of a mean over (an expected) `cohort`, 0 for none.
+    def sum_noise_std(self, clip_norm: float, round_: int) -> float:
+        """The standard deviation of the noise that the server adds to each coordinate of a round's sum."""
+        spread = self.correlated.spread(round_) if self.correlated else 1.0
+        return self.mechanism.std(clip_norm) * spread
+
+    def noised(self, total: Named, clip_norm: float, round_: int, pass_name: str) -> dict[str, Tensor]:
+        """The sum of a pass with the server's noise."""
+        if self.correlated is not None:
+            return self.correlated.noised(total, self.mechanism.std(clip_norm), round_, pass_name)
+        return self.mechanism.noised(total, clip_norm, self.entropy.stream("sum", round_, pass_name))
+
+    def mean_noise_std(self, clip_norm: float, cohort: float, dim: int, round_: int) -> float:
+        """The standard deviation of the noise on each of `dim` coordinates of a round's mean over (an expected) `cohort`, 0 for
+        none.
 
         Shares of noise are counted as if nobody had vanished.
         """
         if self.shares is not None:
             return self.shares.std(clip_norm, dim, self.shares.contributors - self.beside) / cohort
+        if self.placement.server_noise:
+            return self.sum_noise_std(clip_norm, round_) / cohort
         std = self.contribution_mechanism.std(clip_norm)
-        return std / cohort if self.placement.server_noise else std * math.sqrt(cohort + self.beside) / cohort
+        return std * math.sqrt(cohort + self.beside) / cohort
 
 
 def protect(
@@ -108,7 +126,7 @@ def protect(
     numbers train; 0 where that is unknown, and then there are no phantoms but those that the configuration asks for.
     mechanism: of the user's own, made of a noise multiplier.
     """
-    privacy, placement = config.privacy, placement_of(config.privacy)
+    privacy, placement = config.privacy, placement_of(config)
     if mechanism is not None:
         _require_open_sums(config, passes)
     if placement.plan is None:
@@ -140,7 +158,26 @@ def protect(
         audited=config.audit_fraction > 0,
         phantoms=phantoms,
         beside=beside,
+        correlated=CorrelatedNoise(plan.correlation, config.federation.rounds) if plan.correlation.band > 1 else None,
     )
+
+
+def require_steady(protection: Protection, method: Method, initial: State, rounds: int) -> None:
+    """Refuse correlated noise over rounds whose sums have other coordinates: noise is taken back coordinate by coordinate."""
+    if protection.correlated is None:
+        return
+    first = _layouts(method, initial)
+    later = (replace(initial, round=round_) for round_ in range(1, rounds))
+    if not isinstance(method, Shrinking) and all(_layouts(method, state) == first for state in later):
+        return
+    raise ConfigError(
+        f"privacy.correlation = 'banded' is refused with {method.card.name}, whose rounds do not all sum the same tensors: set "
+        "privacy.correlation = 'none'"
+    ).about("privacy.correlation", "banded", f"'none' with method.name = {method.card.name!r}")
+
+
+def _layouts(method: Method, state: State) -> dict[str, Layout]:
+    return {name: method.layout(state, name) for name in method.plan(state).passes}
 
 
 def _require_open_sums(config: RunConfig, passes: int) -> None:
@@ -150,7 +187,7 @@ def _require_open_sums(config: RunConfig, passes: int) -> None:
         ("privacy.unit", privacy.unit, privacy.unit != "client", "'client'"),
         ("privacy.noise", privacy.noise, privacy.noise != "central", "'central'"),
         ("privacy.clip_quantile", privacy.clip_quantile, privacy.clip_quantile is not None, "not set"),
-        ("federation.sampling", sampling, sampling == "fixed", "'poisson'"),
+        ("federation.sampling", sampling, sampling in ("fixed", "schedule"), "'poisson'"),
         ("secure_aggregation.enabled", True, config.secure_aggregation.enabled, "false"),
         ("method.name", config.method.name, passes > 1, "a method of one pass a round"),
     ):

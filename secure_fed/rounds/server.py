@@ -68,10 +68,10 @@ class Server:
         """
         if self.protection.hidden:
             return list(range(len(self.names)))
-        cohort = self.sampler.draw(self._coins("cohort", round_, _COHORT_STREAM))
+        cohort = self.sampler.draw(self._coins("cohort", round_, _COHORT_STREAM), round_)
         if self.phantoms is None:
             return cohort
-        beside = self.phantoms.draw(self._coins("phantoms", round_, _PHANTOM_STREAM))
+        beside = self.phantoms.draw(self._coins("phantoms", round_, _PHANTOM_STREAM), round_)
         return [*cohort, *(self.clients + phantom for phantom in beside)]
 
     def _coins(self, name: str, round_: int, number: int) -> Uniform:
@@ -132,10 +132,10 @@ class Server:
 
     def _noised(self, total: Tensors, state: State, pass_name: str) -> Tensors:
         """The sum with the server's noise. Only the noised sum is judged, since a refusal is seen."""
-        mechanism, clip_norm = self.protection.mechanism, state.clip_norm
-        stream = self.protection.entropy.stream("sum", state.round, pass_name)
-        noised = Tensors(mechanism.noised(total.dense().parts(), clip_norm, stream))
-        self.summing.require_plausible(noised.without(mechanism.counters), clip_norm, mechanism.std(clip_norm))
+        protection, clip_norm = self.protection, state.clip_norm
+        noised = Tensors(protection.noised(total.dense().parts(), clip_norm, state.round, pass_name))
+        std = protection.sum_noise_std(clip_norm, state.round)
+        self.summing.require_plausible(noised.without(protection.mechanism.counters), clip_norm, std)
         return noised
 
     def publishable(self, record: Record, state: State, plan: RoundPlan) -> Record:
@@ -198,7 +198,9 @@ class Server:
         means = {name: mean.without(mechanism.counters) for name, mean in means.items()}
         steps, memory = self.optimizer.step(means, state.memory)
         dim = Layout.of(next(reversed(means.values()))).size
-        noise_std = self.optimizer.lr * self.protection.mean_noise_std(state.clip_norm, self.sampler.expected, dim)
+        noise_std = self.optimizer.lr * self.protection.mean_noise_std(
+            state.clip_norm, self.sampler.expected, dim, state.round
+        )
         following = replace(self.method.apply(state, steps, noise_std), memory=memory, clip_norm=clip_norm)
         if not following.tensors.is_finite():
             raise TrainingError(f"the state after round {following.round} is not finite; lower federation.server_lr")

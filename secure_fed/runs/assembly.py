@@ -12,8 +12,10 @@ from functools import partial
 
 import numpy as np
 
+from privacy.attendance import Attendance
 from privacy.entropy import Entropy
 from privacy.mechanisms import Mechanism
+from privacy.public_order import PublicOrder
 from privacy.sampling import Sampler
 from secure_fed.config import RunConfig
 from secure_fed.learning.audit_pool.phantoms import phantoms
@@ -32,7 +34,7 @@ from secure_fed.rounds.masked.wiring import Masks, behind_masks, in_process
 from secure_fed.rounds.personal import personal_names
 from secure_fed.rounds.phantom_clients import Phantom, Turns, phantom_clients, phantom_examples
 from secure_fed.rounds.phantom_scores import PhantomScores
-from secure_fed.rounds.protection import Protection, protect, require_protectable
+from secure_fed.rounds.protection import Protection, protect, require_protectable, require_steady
 from secure_fed.rounds.registered import Joined, Registered
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.server_optimizer import ServerOptimizer
@@ -63,6 +65,7 @@ class Assembly:
     sampler: Sampler
     protection: Protection
     charges: Charges
+    attendance: Attendance | None
     watch: Watch | None
     clients: Sequence[Client]
     phantoms: Sequence[Phantom]
@@ -104,17 +107,20 @@ def assemble(
     pool = phantoms(config, protection.phantoms, problem.names, problem.units)
     problem = _with_phantoms_noted(problem, pool)
     initial = State(tensors, clip_norm=protection.clip_norm)
+    require_steady(protection, method, initial, config.federation.rounds)
     require_protectable(protection, objective, problem.train, problem.collate, plan, tensors, config.training)
     watched = watch(config, method, tensors, objective, problem.collate, problem.loss, problem.test)
     charges = Charges()
-    setup = _setup(config, method, problem, objective, protection, tensors, personal, charges, watched)
+    attendance = Attendance(sampler) if isinstance(sampler, PublicOrder) else None
+    setup = _setup(config, method, problem, objective, protection, tensors, personal, charges, watched, attendance)
     clients = _clients(config, problem, data_pool, pool, setup)
     open_server = _open_server(config, problem, pool, sampler, charges, setup)
     turns = _turns(problem.names, pool, open_server, len(plan.passes))
     beside = _phantom_clients(config, pool, len(clients), setup, turns)
     everybody = Joined(clients, beside) if isinstance(clients, Registered) else [*clients, *beside]
     drawn = with_phantoms(sampler, len(beside))
-    masks = behind_masks(config, protection, drawn, everybody, method, tensors, personal, objective.device)
+    order = sampler if isinstance(sampler, PublicOrder) else None
+    masks = behind_masks(config, protection, drawn, everybody, method, tensors, personal, objective.device, order)
     summing = masks.sums if masks else open_server.summing
     server = replace(open_server, summing=summing, scoring=_scoring(config, pool, setup, turns))
     _require_precise(masks, server, initial, config.federation.rounds)
@@ -129,6 +135,7 @@ def assemble(
         sampler=sampler,
         protection=protection,
         charges=charges,
+        attendance=attendance,
         watch=watched,
         clients=clients,
         phantoms=beside,
@@ -165,6 +172,7 @@ def _setup(
     personal: tuple[str, ...],
     charges: Charges,
     watched: Watch | None,
+    attendance: Attendance | None,
 ) -> ClientSetup:
     """The setup that all clients share. watched: sees clients train, where nothing protects them from that."""
     return ClientSetup(
@@ -180,6 +188,7 @@ def _setup(
         group_examples=config.privacy.group_examples,
         allowance=charges.allowance,
         watch=watched.see if watched and watched.local else None,
+        attendance=attendance,
     )
 
 

@@ -28,6 +28,7 @@ from privacy.errors import BudgetExhausted, LedgerError
 from privacy.ledger import Cost, Head, Ledger
 from secure_fed.config import PrivacyConfig
 from secure_fed.errors import RunDirectoryError
+from secure_fed.rounds.charges import TurnPassed
 from secure_fed.runs.budget_terms import Subject, terms_of
 from secure_fed.runs.checkpoint import RELEASED
 from secure_fed.runs.directory import CHECKPOINT, PRIVATE, made_private, private_part, read_object
@@ -42,12 +43,13 @@ BUDGET, OWN_LEDGER = "budget.json", "budget.sqlite"
 
 @dataclass(frozen=True)
 class RunBudget:
-    """The account of one run, and the ledger that it is in."""
+    """The account of one run, and the ledger that it is in. begun: rounds that were charged before this process began."""
 
     run: str
     ledger: Ledger
     account: Account
     plan: Plan
+    begun: frozenset[int] = frozenset()
 
     def allowance(self, who: str, wanted: int, round_: int) -> int:
         """Charge what of `wanted` releases is left for this client, and say how many that is."""
@@ -58,6 +60,8 @@ class RunBudget:
 
     def charge(self, round_: int, pass_name: str) -> None:
         """Charge one release of the federation."""
+        if self.plan.exposures and round_ in self.begun:
+            raise TurnPassed(f"round {round_ + 1} was interrupted, and its clients' turn in the public order is over")
         self.account.charge(1, "", {"round": round_, "pass": pass_name})
 
     @property
@@ -149,8 +153,14 @@ def _reserved(privacy: PrivacyConfig, plan: Plan, folder: Path, subject: Subject
             )
         return cost
 
-    account = Account(ledger, run, plan.limit, None if plan.limits else longer, keep)
-    return RunBudget(run, ledger, account, plan)
+    account = Account(ledger, run, plan.limit, None if plan.limits or plan.exposures else longer, keep)
+    return RunBudget(run, ledger, account, plan, _begun(ledger, run))
+
+
+def _begun(ledger: Ledger, run: str) -> frozenset[int]:
+    """The rounds that the run has charged."""
+    charges = [row.body["note"] for row in ledger.rows() if row.kind == "charge" and row.run == run]
+    return frozenset(note["round"] for note in charges if "round" in note)
 
 
 def _ledger(privacy: PrivacyConfig, folder: Path, noted: Mapping[str, Any] | None) -> Ledger:

@@ -31,7 +31,7 @@ PUBLIC = (CONFIG, FACTS, METRICS, CHECKPOINT, RESULT, REPORT)
 PRIVATE = "private"
 OWN_FACTS, OWN_ROUNDS, OWN_RESULT = "facts.json", "rounds.jsonl", "figures.json"
 AUDIT, AUDIT_PAGE = "audit.json", "audit.html"
-MEMBERSHIP = "membership.json"
+MEMBERSHIP, ATTENDANCE = "membership.json", "attendance"
 TENSORBOARD = "tensorboard"
 
 

@@ -22,7 +22,9 @@ from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.budget import RunBudget, opened, require_room
 from secure_fed.runs.budget_terms import Subject
 from secure_fed.runs.checkpoint import read_personal
+from secure_fed.runs.directory import ATTENDANCE, private_part
 from secure_fed.runs.evaluation import evaluated
+from secure_fed.runs.noise_key import erase, opened_noise
 from secure_fed.runs.recording import Recorder
 from secure_fed.runs.releases import Releases, kept_by
 from secure_fed.runs.result import summary, versions
@@ -71,6 +73,11 @@ def run(assembly: Assembly, run_dir: Path | None, *, resume: bool, notify: Notif
         budget = stack.enter_context(opened(privacy, plan, run_dir, subject)) if plan else None
         assembly.charges.budget = budget
         stack.callback(assembly.charges.close)
+        left = state.round < assembly.config.federation.rounds
+        stack.enter_context(opened_noise(assembly.protection, run_dir, begun=bool(budget and budget.begun), left=left))
+        if assembly.attendance is not None:
+            assembly.attendance.begin(private_part(run_dir) / ATTENDANCE if run_dir else None)
+            stack.callback(assembly.attendance.end)
         running = _Run(assembly, recorder, store, budget, notify, state, records)
         ended_early = running.to_its_end()
         return running.finished(ended_early)
@@ -131,6 +138,7 @@ class _Run:
         result = Result(shown, self.records, self.state, run_dir, withheld)
         if self.store:
             self.store.finish(shown, withheld)
+            erase(self.store.path)
         self.notify("on_end", result)
         return result
 

@@ -103,7 +103,8 @@ class RunRecord:
     @property
     def hides_cohort(self) -> bool:
         """Whether the files say how many clients are expected in a round, and never how many there were."""
-        return self.config.privacy.unit == "client" and self.config.privacy.noise == "central"
+        in_turn = self.config.federation.sampling == "schedule"
+        return self.config.privacy.unit == "client" and self.config.privacy.noise == "central" and not in_turn
 
     @property
     def draws_by_coins(self) -> bool:

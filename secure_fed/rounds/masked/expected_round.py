@@ -54,13 +54,14 @@ class ExpectedRounds:
     terms: Terms
     personal: Sequence[str]
     _last: tuple[int, Layout, ExpectedRound] | None = field(default=None, repr=False)
-    _accepted: Parameters | None = field(default=None, repr=False)
+    _accepted: tuple[Parameters, int] | None = field(default=None, repr=False)
 
-    def require_terms(self, parameters: Parameters) -> None:
+    def require_terms(self, stage: Stage) -> None:
         """`require_terms`, judged once for the very object that all clients of this process are given."""
-        if parameters is not self._accepted:
-            require_terms(parameters, self.terms)
-            self._accepted = parameters
+        found = stage.parameters, stage.round
+        if self._accepted is None or found[0] is not self._accepted[0] or found[1] != self._accepted[1]:
+            require_terms(stage.parameters, self.terms, stage.round)
+            self._accepted = found
 
     def expected(self, request: Request) -> ExpectedRound:
         """The request's round. A method whose tensors shrink takes possible shapes from the request."""
@@ -90,12 +91,18 @@ class ExpectedRounds:
         return ExpectedRound(plan, layouts, means, Layout.of(down))
 
 
-def require_terms(parameters: Parameters, terms: Terms) -> None:
-    """Refuse a session whose parameters differ from the run's terms in anything but its number and its words' encoding."""
+def require_terms(parameters: Parameters, terms: Terms, round_: int) -> None:
+    """Refuse a session whose parameters differ from the run's terms in anything but its number and its words' encoding.
+
+    In a public order, nobody is invited whose turn it is not.
+    """
     own = terms.parameters(parameters.round, parameters.clients, parameters.layout, parameters.length, parameters.bound)
     if own != parameters:
         raise Tampering("the session's parameters are not those of the run's configuration", protected=_NOTHING)
-    phantoms = len(parameters.clients) - len(terms.of_somebody(parameters.clients))
+    somebody = terms.of_somebody(parameters.clients)
+    if terms.order is not None and not set(somebody) <= set(terms.order.of_round(round_)):
+        raise Tampering("the server invites clients whose turn it is not in the public order", protected=_NOTHING)
+    phantoms = len(parameters.clients) - len(somebody)
     if not terms.varies and phantoms > terms.protection.beside:
         raise Tampering(
             f"{phantoms} of the {len(parameters.clients)} clients that the server invites are phantoms, and the run's "
@@ -137,6 +144,7 @@ def require_expected(request: Request, stage: Stage, rounds: ExpectedRounds) -> 
         layout is not None
         and request.plan == replace(expected.plan, down=request.plan.down)
         and request.layout == layout.digest
+        and request.round == stage.round
         and _same_for_all(request, stage)
         and {name: Layout.of(mean) for name, mean in request.means.items()}
         == {name: expected.means[name] for name in passes[: passes.index(request.pass_name)]}

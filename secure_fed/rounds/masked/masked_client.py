@@ -145,7 +145,7 @@ class MaskedClient:
     def _answer(self, stage: Stage) -> tuple[Message | Waiting, float]:
         """The message, and the seconds spent on training."""
         if stage.name == "advertise":
-            self._rounds.require_terms(stage.parameters)
+            self._rounds.require_terms(stage)
             policy = self._terms.policy(len(stage.parameters.clients))
             self._masking = self._players.client(stage.parameters, self.client.index, policy, self._identity)
             return self._masking.advertise(), 0.0

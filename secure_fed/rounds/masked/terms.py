@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
+from privacy.public_order import PublicOrder
 from protocols.choice import Choice, choose, colluding, surviving
 from protocols.errors import Aborted, ParameterError
 from protocols.keys import Identity, registry_digest
@@ -47,7 +48,8 @@ class Terms:
     coins draw the cohort; it is then filled up to `invited` with clients that contribute zeros, and only a larger draw invites
     more, up to `places`. most_weight: the largest weight; a larger one counts as this. registry: the identities of all clients,
     known to everybody before the run; needed where the server may lie. real: the number of clients; participants with a higher
-    index are phantoms. None: there are no phantoms. run: an identifier that no other run has.
+    index are phantoms. None: there are no phantoms. order: the public order of clients, if cohorts follow one. run: an
+    identifier that no other run has.
     """
 
     settings: SecureAggregationConfig
@@ -58,6 +60,7 @@ class Terms:
     most_weight: float = 1.0
     registry: Registry | None = None
     real: int | None = None
+    order: PublicOrder | None = None
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def choice(self, clients: int) -> Choice:

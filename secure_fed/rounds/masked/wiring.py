@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from privacy.clipping import AdaptiveGaussian
+from privacy.public_order import PublicOrder
 from privacy.sampling import Poisson, Sampler
 from protocols.masking import cores
 from protocols.one_process import OneProcess
@@ -88,8 +89,12 @@ def behind_masks(
     initial: Tensors,
     personal: Sequence[str],
     device: torch.device,
+    order: PublicOrder | None = None,
 ) -> Masks | None:
-    """The masks that `secure_aggregation` asks for; None if it is not enabled. Refuses a federation that is too small."""
+    """The masks that `secure_aggregation` asks for; None if it is not enabled. Refuses a federation that is too small.
+
+    order: in which clients take part, if that is public.
+    """
     settings, federation = config.secure_aggregation, config.federation
     if not settings.enabled:
         return None
@@ -104,6 +109,7 @@ def behind_masks(
         float(settings.most_examples) if by_examples else 1.0,
         Registry(len(clients)) if settings.active else None,
         real,
+        order,
     )
     terms.require_feasible()
     terms.require_contributors(real, sampler.rate)

@@ -1,0 +1,141 @@
+"""Gaussian noise that is correlated over rounds, so that it partly cancels in the models that the rounds add up to.
+
+Let row t of X be the sum of round t, every contribution clipped to norm C. The server publishes X + C^-1 Z, where the rows of Z
+are independent N(0, (z C)^2) and C (the matrix) is lower triangular. Every model is a sum A X of rounds, with A lower
+triangular too, and carries the noise A C^-1 Z. With C the square root of A this is far less than A Z: round t takes back a part
+of the noise of the rounds before it.
+
+Guarantee. C (X + C^-1 Z) = C X + Z is one Gaussian mechanism for the whole run, and everything published is a function of it,
+also where later contributions depend on earlier models (Denisov et al., "Improved Differential Privacy for SGD via Optimal
+Private Linear Operators on Adaptive Streams", 2022, theorem 2.1). Let neighbours differ in one member, which takes part in the
+rounds of a set S with gaps of at least `gap` and at most `most` of them. Its contributions move C X by at most
+
+    s = max over S of | sum over t in S of column t of C |     (C non-negative),
+
+so the run is a Gaussian mechanism of noise multiplier z / s. C is Toeplitz, its entries do not grow down a column, and then the
+largest S is {0, gap, 2 gap, ...} (Kalinin and Lampert, "Banded Square Root Matrix Factorization for Differentially Private
+Model Training", 2024, theorem 2). The first r rounds alone are the mechanism of the leading r x r block of C.
+
+The square root. A is Toeplitz: 1 / ((1 - x)(1 - b x)) is its generating function under server momentum b, and that of C is its
+square root, cut off after `band` coefficients and scaled to a column of norm one. With columns that do not overlap (band at
+most gap) s is then the square root of the number of turns, as it is under independent noise (band 1).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.signal import lfilter
+from torch import Tensor
+
+from privacy.entropy import Floats, Stream
+from privacy.errors import PlanError
+from privacy.mechanisms import Named, perturbed
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """C, by its first column from the diagonal down: positive, never growing, of norm one."""
+
+    column: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        c = self.column
+        falls = all(later <= earlier for earlier, later in itertools.pairwise(c))
+        if not (c and falls and 0 < c[-1] < math.inf and abs(math.hypot(*c) - 1) < 1e-9):
+            raise PlanError("a column of the correlation must be positive, must not grow, and must have norm one")
+
+    @property
+    def band(self) -> int:
+        return len(self.column)
+
+    def weights(self, rounds: int) -> Floats:
+        """(rounds,) the first column of C^-1: round t publishes the noise sum_j weights[j] Z[t - j]."""
+        return _filtered([1.0], self.column, rounds)
+
+    def exposures(self, rounds: int, gap: int, most: int) -> tuple[float, ...]:
+        """(rounds + 1,) s^2 of the first 0, 1, ... rounds."""
+        if gap < 1 or most < 1:
+            raise PlanError(f"members with {most} turns at least {gap} rounds apart are none; both must be at least 1")
+        together = np.zeros(rounds)
+        for start in range(0, min(rounds, most * gap), gap):
+            length = min(self.band, rounds - start)
+            together[start : start + length] += self.column[:length]
+        return (0.0, *np.cumsum(np.square(together)).tolist())
+
+    def errors(self, rounds: int, momentum: float = 0.0) -> Floats:
+        """(rounds,) the standard deviation of the noise on each model, for Z of standard deviation one."""
+        model = _filtered([1.0], _denominator(momentum), rounds)
+        noise = lfilter([1.0], self.column, model)
+        found: Floats = np.sqrt(np.cumsum(np.square(noise)))
+        return found
+
+
+def square_root(band: int, momentum: float = 0.0) -> Correlation:
+    """The banded square root of the workload of a server that adds up means, with momentum."""
+    if band < 1 or not 0 <= momentum < 1:
+        raise PlanError(f"a band of {band} rounds under momentum {momentum:g} is none; choose at least 1, and below 1")
+    halves = np.cumprod([1.0, *((2 * j - 1) / (2 * j) for j in range(1, band))])  # of (1 - x)^(-1/2)
+    column = np.convolve(halves, halves * momentum ** np.arange(band))[:band]
+    return Correlation(tuple((column / np.linalg.norm(column)).tolist()))
+
+
+def best(rounds: int, gap: int, most: int, momentum: float = 0.0) -> Correlation:
+    """The banded square root, of a band up to the gap, with the least noise over all models of the run (root mean square).
+
+    The noise is compared at equal privacy: for Z times s.
+    """
+    bands = sorted({*range(1, min(9, gap, rounds) + 1), *_spread(min(gap, rounds))})
+    return min(
+        (square_root(band, momentum) for band in bands), key=lambda made: noise(made, rounds, gap, most, momentum)
+    )
+
+
+def noise(made: Correlation, rounds: int, gap: int, most: int, momentum: float = 0.0) -> float:
+    """The noise on a coordinate, root mean square over all models, where the run is a Gaussian mechanism of multiplier 1."""
+    errors = made.errors(rounds, momentum)
+    return math.sqrt(made.exposures(rounds, gap, most)[-1] * float(np.mean(np.square(errors))))
+
+
+INDEPENDENT = Correlation()
+
+
+def noised(total: Named, std: float, streams: Sequence[Stream], weights: Floats) -> dict[str, Tensor]:
+    """A round's total with its row of C^-1 Z, ready to be released. std: of Z, on each coordinate.
+
+    streams: of this round and of all before it, the latest first, each from its beginning; every round draws the same shapes in
+    the same order, so that coordinate i takes the i-th number of each stream. Past noise is made again and never kept: memory
+    is that of one row, and time grows with the round.
+    """
+
+    def row(_: Stream, shape: tuple[int, ...]) -> Floats:
+        made: Floats = np.zeros(shape)
+        for weight, stream in zip(weights, streams, strict=True):
+            drawn = stream.normal(shape)
+            drawn *= weight
+            made += drawn
+        return made
+
+    return {name: perturbed(tensor, std, streams[0], row) for name, tensor in sorted(total.items())}
+
+
+def _spread(most: int) -> list[int]:
+    """Bands up to `most`, each a quarter larger than the one before."""
+    return [*(round(1.25**power) for power in range(int(math.log(most, 1.25)) + 1)), most]
+
+
+def _denominator(momentum: float) -> list[float]:
+    """The coefficients of (1 - x)(1 - b x)."""
+    return [1.0, -1.0 - momentum, momentum]
+
+
+def _filtered(numerator: Sequence[float], denominator: Sequence[float], rounds: int) -> Floats:
+    """(rounds,) the coefficients of a quotient of two polynomials."""
+    impulse = np.zeros(rounds)
+    impulse[:1] = 1.0
+    found: Floats = lfilter(numerator, denominator, impulse)
+    return found

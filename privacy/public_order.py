@@ -1,0 +1,106 @@
+"""Scheduled participation: a public order in which members take part, instead of secret coins.
+
+The order is a permutation of all places, made of a public seed alone. Round t takes the next `size` places of it, and after the
+last place the order begins again. So no member takes part twice within `gap` = places // size rounds, and nothing about a
+cohort is secret: its members, its size and the times of its rounds may be known to everybody.
+
+Guarantee. Neighbours differ in one member's data being there or not; without them its contributions are zeros, and the order,
+the number of members and everybody's turns are the same. What bounds the privacy loss is how often and how far apart a member
+takes part (`correlation.exposures`). No amplification by sampling is counted on.
+
+A place without a member stays empty, and no other member takes it. Members that join later are given empty places: their turns
+come as seldom as everybody's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privacy.entropy import SeededEntropy
+from privacy.errors import PlanError
+from privacy.sampling import Uniform
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+    from privacy.accounting import Release
+
+
+@dataclass(frozen=True)
+class PublicOrder:
+    """A `Sampler` whose draws are turns: those of round t are the same for everybody who knows the seed.
+
+    population: the members. size: places that have their turn in a round. empty: places beside the members that nobody holds.
+    """
+
+    population: int
+    size: int
+    empty: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.empty < 0 or not 1 <= self.size <= self.places:
+            raise PlanError(
+                f"{self.size} of {self.population} members and {self.empty} empty places cannot have their turn in a round"
+            )
+
+    @property
+    def places(self) -> int:
+        return self.population + self.empty
+
+    @property
+    def expected(self) -> float:
+        return float(self.size)
+
+    @property
+    def most(self) -> int:
+        return self.size
+
+    @property
+    def rate(self) -> float:
+        return self.size / self.places
+
+    @property
+    def gap(self) -> int:
+        """A member that takes part in round t does not take part again before round t + gap."""
+        return self.places // self.size
+
+    def turns(self, rounds: int) -> int:
+        """The most rounds of the first `rounds` that one member takes part in."""
+        return -(-rounds * self.size // self.places)
+
+    def draw(self, uniform: Uniform, round_: int = 0) -> list[int]:
+        """The members whose turn is in that round, in ascending order. No coin is tossed."""
+        return self.of_round(round_)
+
+    def of_round(self, round_: int) -> list[int]:
+        """The members whose turn is in that round, in ascending order."""
+        at = (round_ * self.size + np.arange(self.size)) % self.places
+        members = self._order[at]
+        return sorted(members[members < self.population].tolist())
+
+    def has_turn(self, member: int, round_: int) -> bool:
+        """Whether it is that member's turn."""
+        return int(self._places[member] - round_ * self.size) % self.places < self.size
+
+    def release(self, noise: float | DpEvent) -> Release:
+        """One noised sum, for a member that takes part in it; neighbours have the member's data or not."""
+        from privacy.accounting import unamplified
+
+        return unamplified(noise)
+
+    @cached_property
+    def _order(self) -> NDArray[np.int64]:
+        """The members (or empty places) in the order of their turns; a keystream does not change with library versions."""
+        words = SeededEntropy(self.seed).stream("public order").words(self.places)
+        return np.argsort(words, kind="stable")
+
+    @cached_property
+    def _places(self) -> NDArray[np.int64]:
+        """The place of each member in the order."""
+        return np.argsort(self._order)
