@@ -118,6 +118,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         (
             "rounds.charges",
             "rounds.cohort",
+            "rounds.correlated_noise",
             "rounds.diagnostics",
             "rounds.personal",
             "rounds.plans",
@@ -134,7 +135,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("runs.assembly", "runs.directory", "runs.trust_statement"),
         ("runs.checkpoint", "runs.same_run"),
         ("runs.evaluation", "runs.membership", "runs.recording", "runs.store"),
-        ("runs.budget", "runs.releases"),
+        ("runs.budget", "runs.noise_key", "runs.releases"),
         ("runs.guarantee",),
         ("runs.result",),
         ("runs.run",),

@@ -154,7 +154,8 @@ def _reserved(privacy: PrivacyConfig, plan: Plan, folder: Path, subject: Subject
         return cost
 
     account = Account(ledger, run, plan.limit, None if plan.limits or plan.exposures else longer, keep)
-    return RunBudget(run, ledger, account, plan, _begun(ledger, run))
+    begun = _begun(ledger, run) if plan.exposures else frozenset[int]()
+    return RunBudget(run, ledger, account, plan, begun)
 
 
 def _begun(ledger: Ledger, run: str) -> frozenset[int]:

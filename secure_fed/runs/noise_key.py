@@ -37,13 +37,15 @@ def opened_noise(protection: Protection, run_dir: Path | None, *, begun: bool, l
 
 
 def erase(run_dir: Path) -> None:
-    """Remove the key of a run that has ended. What a disk keeps of removed files is out of reach."""
+    """Remove the key of a run that has ended, if it had one. What a disk keeps of removed files is out of reach."""
     path = private_part(run_dir) / NOISE_KEY
+    if not path.exists():
+        return
     with plainly(
         RunDirectoryError, f"{path} cannot be removed", "remove it, since whoever has it can take the noise away"
     ):
-        path.unlink(missing_ok=True)
-    crash_point("noise.key:erased")
+        path.unlink()
+    crash_point(f"{NOISE_KEY}:erased")
 
 
 def _source(entropy: Entropy, run_dir: Path | None, *, begun: bool) -> Entropy:

@@ -39,7 +39,7 @@ def federation(
 class Nobody(Poisson):
     """Coins of which none lands."""
 
-    def draw(self, uniform: Uniform) -> list[int]:
+    def draw(self, uniform: Uniform, round_: int = 0) -> list[int]:
         return []
 
 

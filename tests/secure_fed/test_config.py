@@ -70,7 +70,7 @@ def test_every_line_of_the_commented_file_that_is_commented_out_can_be_put_in(tm
     text = commented_toml()
     unset = [name for (_, name), value in zip(KEYS, values(RunConfig()), strict=True) if value is None]
     training = ["clients", "cohort", "sketch", "bottleneck", "final_rank", "steps", "microbatch", "together"]
-    privacy = ["epsilon", "noise_multiplier", "clip_quantile", "participations"]
+    privacy = ["epsilon", "noise_multiplier", "clip_quantile", "band", "participations"]
     audit = ["target_accuracy", "phantoms", "audit_fraction", "bandwidth"]
     assert unset == [*training, *privacy, "neighbours", "threshold", *audit]
     for name in unset:
@@ -80,7 +80,7 @@ def test_every_line_of_the_commented_file_that_is_commented_out_can_be_put_in(tm
     text = text.replace('unit = "none"', 'unit = "client"')
     text = text.replace('transport_form = "dense"', 'transport_form = "sketch"')
     text = text.replace("enabled = false", "enabled = true")
-    for name in ("microbatch", "participations"):
+    for name in ("microbatch", "participations", "band"):
         text = text.replace(f"\n{name} = ", f"\n# {name} = ")
     filled = loaded(tmp_path, text)
     assert (filled.federation.clients, filled.federation.cohort, filled.training.steps) == (200, 10, 10)
@@ -251,7 +251,7 @@ def test_sketches_of_several_rounds_do_not_add_up() -> None:
     [
         (["training.lr=0"], "training.lr", 0.0, "above 0.0"),
         (["federation.rounds=none"], "federation.rounds", "none", "a whole number"),
-        (["federation.sampling=twice"], "federation.sampling", "twice", "one of auto, fixed, poisson"),
+        (["federation.sampling=twice"], "federation.sampling", "twice", "one of auto, fixed, poisson, schedule"),
         (["training.momentum=0.5"], "training.momentum", 0.5, "training.optimizer = 'sgd'"),
         (["federation.clients=3", "federation.cohort=4"], "federation.cohort", 4, "at most 3"),
         (["data.train=x", "data.partition=matrix"], "data.matrix", "", "set with data.partition = 'matrix'"),
