@@ -1,0 +1,253 @@
+"""Correlated noise: its sensitivity against brute force, its errors against dense matrices and published figures, its epsilon
+against dp_accounting, and its law."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import GaussianDpEvent
+from dp_accounting.pld import PLDAccountant
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import stats
+
+from privacy import accounting, correlation
+from privacy.correlation import INDEPENDENT, Correlation, best, square_root
+from privacy.entropy import KeyedEntropy, SeededEntropy, Stream
+from privacy.errors import PlanError
+from privacy.public_order import PublicOrder
+from tests.cells import every
+
+Matrix = NDArray[np.float64]
+DELTA = 1e-5
+MADE = [
+    INDEPENDENT,
+    square_root(2),
+    square_root(3, 0.9),
+    square_root(6),
+    square_root(8, 0.999),
+    Correlation((0.6, 0.6, math.sqrt(0.28))),
+]
+
+
+def dense(made: Correlation, rounds: int) -> Matrix:
+    """(rounds, rounds) C, written down entry by entry."""
+    found = np.zeros((rounds, rounds))
+    for row in range(rounds):
+        for back in range(min(made.band, row + 1)):
+            found[row, row - back] = made.column[back]
+    return found
+
+
+def workload(rounds: int, momentum: float) -> Matrix:
+    """(rounds, rounds) A: row t is the model after round t of a server that does as `v = momentum v + x; model += v` says."""
+    found = np.zeros((rounds, rounds))
+    for unit in range(rounds):
+        velocity = model = 0.0
+        for row in range(rounds):
+            velocity = momentum * velocity + (row == unit)
+            model += velocity
+            found[row, unit] = model
+    return found
+
+
+def patterns(rounds: int, gap: int, most: int) -> list[tuple[int, ...]]:
+    """All sets of rounds that an order with these numbers allows."""
+    return [
+        chosen
+        for count in range(1, most + 1)
+        for chosen in combinations(range(rounds), count)
+        if all(later - earlier >= gap for earlier, later in pairwise(chosen))
+    ]
+
+
+# Sensitivity.
+
+
+@every("made", MADE)
+@every("gap, most", [(1, 1), (1, 9), (2, 3), (3, 2), (3, 9), (4, 2), (9, 1), (20, 3)])
+def test_the_exposure_is_the_largest_over_all_patterns_for_every_leading_block(
+    made: Correlation, gap: int, most: int
+) -> None:
+    """Bands longer than the gap among them, where columns of a pattern overlap."""
+    found = made.exposures(9, gap, most)
+    for rounds in range(1, 10):
+        c = dense(made, rounds)
+        naive = max(np.sum(c[:, list(own)].sum(axis=1) ** 2) for own in patterns(rounds, gap, most))
+        assert found[rounds] == pytest.approx(naive, rel=1e-12)
+    assert found[0] == 0.0
+
+
+def test_no_contributions_exceed_it() -> None:
+    """Unit vectors in every direction, longest where all of them point the same way."""
+    rng, made, rounds, gap, most = np.random.default_rng(0), square_root(6, 0.5), 9, 2, 4
+    bound, c = made.exposures(rounds, gap, most)[-1], dense(made, rounds)
+    largest = 0.0
+    for own in patterns(rounds, gap, most):
+        for dim in (1, 2, 5):
+            x = np.zeros((rounds, dim))
+            x[list(own)] = rng.normal(size=(len(own), dim))
+            x[list(own)] /= np.linalg.norm(x[list(own)], axis=1, keepdims=True)
+            largest = max(largest, np.sum((c @ x) ** 2))
+    assert 0.5 * bound < largest <= bound * (1 + 1e-12)
+
+
+@every("order", [PublicOrder(10, 3), PublicOrder(7, 5, seed=4), PublicOrder(6, 2), PublicOrder(4, 3, empty=6)])
+def test_no_member_of_an_order_is_exposed_more(order: PublicOrder) -> None:
+    rounds = 14
+    for made in MADE:
+        found = made.exposures(rounds, order.gap, order.turns(rounds))
+        for upto in range(1, rounds + 1):
+            c = dense(made, upto)
+            for member in range(order.population):
+                own = [r for r in range(upto) if order.has_turn(member, r)]
+                assert np.sum(c[:, own].sum(axis=1) ** 2) <= found[upto] * (1 + 1e-12)
+
+
+@given(st.floats(0, 0.999), st.integers(1, 1200))
+def test_columns_are_positive_never_grow_and_have_norm_one(momentum: float, band: int) -> None:
+    """What the largest pattern and the disjoint columns are proven from; `Correlation` refuses any other."""
+    column = np.array(square_root(band, momentum).column)
+    assert len(column) == band
+    assert (np.diff(column) <= 0).all()
+    assert column[-1] > 0
+    assert np.linalg.norm(column) == pytest.approx(1, abs=1e-12)
+
+
+@every("momentum", [0.0, 0.5, 0.9, 0.999])
+def test_it_is_the_square_root_of_the_workload(momentum: float) -> None:
+    c = dense(square_root(30, momentum), 30)
+    np.testing.assert_allclose(c @ c / c[0, 0] ** 2, workload(30, momentum), rtol=1e-9)
+
+
+@every("column", [(), (0.6,), (0.6, 0.8), (0.8, -0.6), (1.0, 0.0), (math.nan,), (math.inf,)])
+def test_another_column_is_refused(column: tuple[float, ...]) -> None:
+    with pytest.raises(PlanError, match="must be positive, must not grow, and must have norm one"):
+        Correlation(column)
+
+
+@every("band, momentum", [(0, 0.0), (3, 1.0), (3, -0.1)])
+def test_a_root_that_is_none_is_refused(band: int, momentum: float) -> None:
+    with pytest.raises(PlanError, match="is none"):
+        square_root(band, momentum)
+
+
+@every("gap, most", [(0, 1), (1, 0)])
+def test_members_without_turns_are_refused(gap: int, most: int) -> None:
+    with pytest.raises(PlanError, match="must be at least 1"):
+        INDEPENDENT.exposures(5, gap, most)
+
+
+# Errors.
+
+
+@every("made", MADE)
+@every("momentum", [0.0, 0.9])
+def test_errors_are_those_of_dense_matrices(made: Correlation, momentum: float) -> None:
+    inverse = np.linalg.inv(dense(made, 12))
+    expected = np.linalg.norm(workload(12, momentum) @ inverse, axis=1)
+    np.testing.assert_allclose(made.errors(12, momentum), expected, rtol=1e-9)
+    np.testing.assert_allclose(made.weights(12), inverse[:, 0], atol=1e-12)
+
+
+@every(
+    "rounds, gap, independent, banded",
+    [(20, 20, 3.24, 1.86), (100, 20, 15.9, 5.8), (1000, 100, 70.8, 12.1)],
+)
+def test_the_noise_over_all_models_is_that_of_published_mechanisms(
+    rounds: int, gap: int, independent: float, banded: float
+) -> None:
+    """Root mean square over prefix sums, of the banded square root with the best band."""
+    most = -(-rounds // gap)
+    found = best(rounds, gap, most)
+    assert correlation.noise(INDEPENDENT, rounds, gap, most) == pytest.approx(independent, rel=5e-3)
+    assert correlation.noise(found, rounds, gap, most) == pytest.approx(banded, rel=1e-2)
+    assert found.band <= gap
+
+
+@every("rounds, band, last", [(20, 1, 4.47), (20, 10, 2.19), (100, 1, 10.0), (100, 100, 2.53)])
+def test_the_noise_on_the_last_prefix_sum(rounds: int, band: int, last: float) -> None:
+    made = square_root(band)
+    assert made.exposures(rounds, rounds, 1)[-1] == pytest.approx(1)
+    assert made.errors(rounds)[-1] == pytest.approx(last, abs=6e-3)
+
+
+def test_the_best_band_is_the_best_of_all() -> None:
+    for momentum in (0.0, 0.7):
+        every_band = [correlation.noise(square_root(b, momentum), 40, 10, 4, momentum) for b in range(1, 11)]
+        assert correlation.noise(best(40, 10, 4, momentum), 40, 10, 4, momentum) == pytest.approx(
+            min(every_band), rel=5e-3
+        )
+
+
+# Epsilon.
+
+
+@every("epsilon, multiplier", [(1.0, 3.7306), (3.0, 1.3906), (8.0, 0.6002)])
+def test_the_multiplier_of_one_gaussian_release_is_the_published_one(epsilon: float, multiplier: float) -> None:
+    assert accounting.epsilon(accounting.unamplified(multiplier), 1.0, DELTA) == pytest.approx(epsilon, rel=2e-4)
+    assert multiplier <= accounting.calibrate(accounting.unamplified, 1.0, epsilon, DELTA) < 1.01 * multiplier
+
+
+@every("made", [square_root(3), square_root(7)])
+def test_a_run_is_one_gaussian_to_dp_accounting(made: Correlation) -> None:
+    """Multiplier z / s, with s of dense matrices and all patterns; an exposure need not be a whole number."""
+    c, z = dense(made, 9), 1.1
+    s = math.sqrt(max(np.sum(c[:, list(own)].sum(axis=1) ** 2) for own in patterns(9, 3, 3)))
+    accountant = PLDAccountant(value_discretization_interval=1e-3).compose(GaussianDpEvent(z / s))
+    found = accounting.epsilon(accounting.unamplified(z), made.exposures(9, 3, 3)[-1], DELTA)
+    assert found == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-3)
+
+
+# The noise itself.
+
+
+def released(made: Correlation, rounds: int, shape: tuple[int, ...], std: float) -> Matrix:
+    """(rounds, numbers): what is released of sums that are zero, by streams of one key."""
+    source, weights = KeyedEntropy(bytes(range(32))), made.weights(rounds)
+    rows = []
+    for round_ in range(rounds):
+        streams = [source.stream("sum", earlier) for earlier in range(round_, -1, -1)]
+        noised = correlation.noised({"b": torch.zeros(3), "a": torch.zeros(shape)}, std, streams, weights[: round_ + 1])
+        rows.append(torch.cat([noised["a"].flatten(), noised["b"]]).double().numpy())
+    return np.array(rows)
+
+
+def law(rows: Matrix, made: Correlation, std: float) -> float:
+    """The p-value of the whitened noise: C times it must be independent standard normals, by size and by pairs of rounds."""
+    white = dense(made, len(rows)) @ rows / std
+    pairs = np.corrcoef(white)[np.triu_indices(len(rows), 1)]
+    by_pair = 2 * stats.norm.sf(np.abs(pairs).max() * math.sqrt(rows.shape[1])) * len(pairs)
+    return min(float(stats.kstest(white.flatten(), "norm").pvalue), float(by_pair))
+
+
+@every("made", [square_root(4, 0.5), square_root(6)])
+def test_the_noise_has_the_law_of_theory(made: Correlation) -> None:
+    rows = released(made, 6, (40, 50), 0.3)
+    assert law(rows, made, 0.3) > 1e-4
+    assert law(rows, made, 0.2) < 1e-12
+    assert law(rows, made, 0.45) < 1e-12
+    assert law(rows, INDEPENDENT, 0.3) < 1e-12, "independent noise is not this"
+    assert law(rows, square_root(made.band - 1, 0.5), 0.3) < 1e-4, "nor that of a narrower band"
+
+
+def test_every_number_is_taken_back_from_the_stream_that_it_came_from() -> None:
+    made = square_root(3)
+    drawn = [SeededEntropy(1).stream("sum", r) for r in range(4)]
+    z = [{name: stream.normal(shape) for name, shape in (("a", (7,)), ("b", (2, 2)))} for stream in drawn]
+    streams = [SeededEntropy(1).stream("sum", r) for r in (3, 2, 1, 0)]
+    weights = made.weights(4)
+    found = correlation.noised({"b": torch.ones(2, 2), "a": torch.zeros(7)}, 2.0, streams, weights)
+    for name, start in (("a", 0.0), ("b", 1.0)):
+        expected = start + 2.0 * sum(weights[back] * z[3 - back][name] for back in range(4))
+        np.testing.assert_allclose(found[name].numpy(), expected, atol=1e-5)
+
+
+def test_a_stream_for_each_weight() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        correlation.noised({"a": torch.zeros(2)}, 1.0, [Stream(bytes(32))], square_root(2).weights(2))
