@@ -85,14 +85,21 @@ def square_root(band: int, momentum: float = 0.0) -> Correlation:
 
 
 def best(rounds: int, gap: int, most: int, momentum: float = 0.0) -> Correlation:
-    """The banded square root, of a band up to the gap, with the least noise over all models of the run (root mean square).
+    """The banded square root, of a band up to the gap, with the least noise on the final model.
 
-    The noise is compared at equal privacy: for Z times s.
+    The noise is compared at equal privacy. The widest band is hardly ever beaten; over all models its noise is within a few
+    per cent of the least (`noise`), and bands made for that were no more accurate.
     """
     bands = sorted({*range(1, min(9, gap, rounds) + 1), *_spread(min(gap, rounds))})
     return min(
-        (square_root(band, momentum) for band in bands), key=lambda made: noise(made, rounds, gap, most, momentum)
+        (square_root(band, momentum) for band in bands),
+        key=lambda made: final_noise(made, rounds, gap, most, momentum),
     )
+
+
+def final_noise(made: Correlation, rounds: int, gap: int, most: int, momentum: float = 0.0) -> float:
+    """The noise on a coordinate of the final model, where the run is a Gaussian mechanism of multiplier 1."""
+    return math.sqrt(made.exposures(rounds, gap, most)[-1]) * float(made.errors(rounds, momentum)[-1])
 
 
 def noise(made: Correlation, rounds: int, gap: int, most: int, momentum: float = 0.0) -> float:
