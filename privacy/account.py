@@ -47,15 +47,20 @@ class Account:
         """Releases that the plan still allows `who`, an extension not counted."""
         return max(0, self._limits(who) - self.releases(who))
 
-    def charge(self, releases: int = 1, who: str = "", note: Mapping[str, Any] | None = None) -> None:
-        """Charge that many releases, about to be made. BudgetExhausted if neither the plan nor the ledger has room for them."""
+    def charge(
+        self, releases: int = 1, who: str = "", note: Mapping[str, Any] | None = None, most: int | None = None
+    ) -> None:
+        """Charge that many releases, about to be made. BudgetExhausted if neither the plan nor the ledger has room for them.
+
+        most: releases that may have been charged with these, fewer than the plan holds.
+        """
         if isinstance(releases, bool) or not isinstance(releases, int) or releases < 1:
             raise PlanError(f"{releases!r} releases cannot be charged: charge a whole number from 1 on")
         with self._lock:
             wanted = self.releases(who) + releases
             if wanted > self._limits(who):
                 self._extend(wanted, who)
-            limit = max(wanted, self._limits(who))
+            limit = max(wanted, self._limits(who)) if most is None else min(most, self._limits(who))
             self._after(self._ledger.charge(self._run, who, releases, note or {}, limit=limit))
 
     def _extend(self, wanted: int, who: str) -> None:

@@ -1,8 +1,8 @@
 """A member's own memory of the rounds of a public order in which it took part.
 
 The guarantee of a public order counts on how seldom a member takes part, so the member itself sees to it: it knows the order
-and takes no other turn than its own, and it takes no turn twice. Whoever asks for one too early, or again, gets no
-contribution.
+and the number of rounds, takes no other turn than its own, and takes no turn twice. Whoever asks for one too early, again, or
+after the last round gets no contribution.
 
 The memory outlives the process: a record of every turn is in the file before `enter` returns, and reading starts at its first
 record. A kill loses none. A power cut may lose the last ones, and then the ledger's charge of the round, which was on disk
@@ -28,10 +28,11 @@ class NotYourTurn(PrivacyError):  # noqa: N818 - what the member answers
 
 
 class Attendance:
-    """The turns that members of this process have taken."""
+    """The turns that members of this process have taken, of a run of so many rounds."""
 
-    def __init__(self, order: PublicOrder) -> None:
+    def __init__(self, order: PublicOrder, rounds: int) -> None:
         self._order = order
+        self._rounds = rounds
         self._taken: dict[int, int] = {}
         self._file: int | None = None
 
@@ -46,7 +47,7 @@ class Attendance:
             kept = path.read_bytes()
             os.ftruncate(self._file, len(kept) - len(kept) % _TURN.size)  # a record that a kill tore was never acted on
         except OSError as error:
-            raise LedgerError(f"{path} keeps when clients took part, and cannot be used: {error}") from error
+            raise LedgerError(f"{path}, which notes when clients took part, cannot be used: {error}") from error
         for member, round_ in _TURN.iter_unpack(kept[: len(kept) - len(kept) % _TURN.size]):
             self._taken[member] = max(round_, self._taken.get(member, 0))
 
@@ -61,16 +62,30 @@ class Attendance:
         """The last round that this member took part in."""
         return self._taken.get(member)
 
+    def admits(self, member: int, round_: int) -> bool:
+        """Whether this round is the member's turn, and it has not taken one since the turn before."""
+        last = self._taken.get(member)
+        own = 0 <= round_ < self._rounds and self._order.has_turn(member, round_)
+        return own and (last is None or round_ - last >= self._order.gap)
+
     def enter(self, member: int, round_: int) -> None:
         """Remember that the member takes part in this round. NotYourTurn unless that is its turn, and its first time."""
-        last = self._taken.get(member)
-        if not self._order.has_turn(member, round_):
-            raise NotYourTurn(f"client {member} was asked to take part in round {round_ + 1}, which is not its turn")
-        if last is not None and round_ - last < self._order.gap:
+        if not self.admits(member, round_):
+            last = self._taken.get(member)
+            taken = "" if last is None else f"; it took part in round {last + 1}"
             raise NotYourTurn(
-                f"client {member} was asked to take part in round {round_ + 1}, and took part in round {last + 1}: at least "
-                f"{self._order.gap} rounds lie between its turns"
+                f"client {member} was asked to take part in round {round_ + 1}, which is no turn of it in the public order "
+                f"of {self._rounds} rounds, or not any more{taken}"
             )
         if self._file is not None:
-            os.write(self._file, _TURN.pack(member, round_))
+            self._note(self._file, _TURN.pack(member, round_))
         self._taken[member] = round_
+
+    def _note(self, file: int, record: bytes) -> None:
+        try:
+            if os.write(file, record) == len(record):
+                return
+            why = "the disk is full"
+        except OSError as error:
+            why = str(error)
+        raise LedgerError(f"a client's turn could not be noted, and so it does not take part: {why}")

@@ -35,23 +35,25 @@ if TYPE_CHECKING:
 class PublicOrder:
     """A `Sampler` whose draws are turns: those of round t are the same for everybody who knows the seed.
 
-    population: the members. size: places that have their turn in a round. empty: places beside the members that nobody holds.
+    population: the members. size: places that have their turn in a round. vacant: numbers of places beside the members that
+    nobody holds; members hold the other places, in their order.
     """
 
     population: int
     size: int
-    empty: int = 0
+    vacant: tuple[int, ...] = ()
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.empty < 0 or not 1 <= self.size <= self.places:
+        inside = set(self.vacant) <= set(range(self.places)) and len(set(self.vacant)) == len(self.vacant)
+        if not (inside and 1 <= self.size <= self.places):
             raise PlanError(
-                f"{self.size} of {self.population} members and {self.empty} empty places cannot have their turn in a round"
+                f"{self.size} of {self.population} members and empty places {self.vacant} cannot have their turn in a round"
             )
 
     @property
     def places(self) -> int:
-        return self.population + self.empty
+        return self.population + len(self.vacant)
 
     @property
     def expected(self) -> float:
@@ -81,12 +83,12 @@ class PublicOrder:
     def of_round(self, round_: int) -> list[int]:
         """The members whose turn is in that round, in ascending order."""
         at = (round_ * self.size + np.arange(self.size)) % self.places
-        members = self._order[at]
-        return sorted(members[members < self.population].tolist())
+        members = self._members[at]
+        return sorted(members[members >= 0].tolist())
 
     def has_turn(self, member: int, round_: int) -> bool:
         """Whether it is that member's turn."""
-        return int(self._places[member] - round_ * self.size) % self.places < self.size
+        return int(self._turns[member] - round_ * self.size) % self.places < self.size
 
     def release(self, noise: float | DpEvent) -> Release:
         """One noised sum, for a member that takes part in it; neighbours have the member's data or not."""
@@ -95,12 +97,17 @@ class PublicOrder:
         return unamplified(noise)
 
     @cached_property
-    def _order(self) -> NDArray[np.int64]:
-        """The members (or empty places) in the order of their turns; a keystream does not change with library versions."""
+    def _members(self) -> NDArray[np.int64]:
+        """(places,) the members in the order of their turns, -1 for empty places; keystreams change with no version."""
         words = SeededEntropy(self.seed).stream("public order").words(self.places)
-        return np.argsort(words, kind="stable")
+        held = np.ones(self.places, dtype=bool)
+        held[list(self.vacant)] = False
+        members = np.where(held, np.cumsum(held) - 1, -1)
+        return members[np.argsort(words, kind="stable")]
 
     @cached_property
-    def _places(self) -> NDArray[np.int64]:
-        """The place of each member in the order."""
-        return np.argsort(self._order)
+    def _turns(self) -> NDArray[np.int64]:
+        """(population,) where each member stands in the order."""
+        found = np.empty(self.population, dtype=np.int64)
+        found[self._members[self._members >= 0]] = np.flatnonzero(self._members >= 0)
+        return found

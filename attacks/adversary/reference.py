@@ -28,7 +28,7 @@ from secure_fed.methods.method import State
 from secure_fed.rounds.canary_clients import canary_setups
 from secure_fed.rounds.charges import charges_nothing
 from secure_fed.rounds.client import Client, ClientSetup
-from secure_fed.rounds.cohort import cohort_sampler
+from secure_fed.rounds.cohort import cohort_sampler, vacancies
 from secure_fed.rounds.engine import run_round
 from secure_fed.rounds.masked.wiring import in_process
 from secure_fed.rounds.phantom_clients import phantom_clients, phantom_examples
@@ -79,7 +79,7 @@ class Reference:
         server = replace(
             assembly.server,
             names=names,
-            sampler=cohort_sampler(assembly.config, len(dealt.names), len(data.names) - len(dealt.names)),
+            sampler=cohort_sampler(assembly.config, len(dealt.names), vacancies(dealt.names, data.names)),
             scoring=None,
             protection=protection,
             charge=charges_nothing,
@@ -218,6 +218,8 @@ class _Allowance:
 def _protection(real: Protection, seed: int) -> Protection:
     """The run's, from a seed, and with shares of noise put on the sum."""
     seeded = replace(real, entropy=SeededEntropy(seed))
+    if real.correlated is not None:
+        seeded = replace(seeded, correlated=replace(real.correlated, source=seeded.entropy))
     if real.shares is None:
         return seeded
     shares = _AllShares(real.shares.noise_multiplier, real.shares, real.shares.contributors - real.beside)

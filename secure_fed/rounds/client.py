@@ -103,6 +103,8 @@ class Client:
             return None
         if self._setup.train is not train and not private:
             return None
+        if self._setup.attendance is not None and not self._setup.attendance.admits(self.index, request.round):
+            return None
         job = self._job(self._start(request), request)
         return self._charged(job, request) if private else job
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from privacy.public_order import PublicOrder
@@ -27,18 +28,23 @@ class PoissonWithVacancies(Poisson):
         return self.population + self.empty
 
 
-def cohort_sampler(config: RunConfig, clients: int, held_out: int = 0) -> Sampler:
+def vacancies(present: Sequence[str], everybody: Sequence[str]) -> tuple[int, ...]:
+    """The numbers, among everybody, of those that are not present."""
+    there = set(present)
+    return tuple(number for number, name in enumerate(everybody) if name not in there)
+
+
+def cohort_sampler(config: RunConfig, clients: int, held_out: Sequence[int] = ()) -> Sampler:
     """The sampler of cohorts: Poisson where the guarantee counts on secret coins, else of fixed size, unless
     `federation.sampling` says otherwise.
 
-    Held-out clients keep their places in a public order, which stay empty.
-
-    held_out: clients of the federation that do not train. Under Poisson sampling nothing depends on their number. A cohort of
-    fixed size is drawn from the clients that train, and is all of them if they are fewer: its rate depends on their number,
-    which follows from the clients' names and the seed, and from no private datum.
+    held_out: the numbers, among all clients, of those that do not train. Under Poisson sampling nothing depends on how many
+    they are. In a public order they keep their places, which stay empty, so that nobody's turn depends on who they are. A
+    cohort of fixed size is drawn from the clients that train, and is all of them if they are fewer: its rate depends on their
+    number, which follows from the clients' names and the seed, and from no private datum.
     """
     federation, privacy = config.federation, config.privacy
-    everybody = clients + held_out
+    everybody = clients + len(held_out)
     cohort = federation.cohort or min(_DEFAULT_COHORT, everybody)
     if cohort > everybody:
         message = f"federation.cohort is {cohort}, more than the {everybody} clients there are; lower it"
@@ -46,9 +52,9 @@ def cohort_sampler(config: RunConfig, clients: int, held_out: int = 0) -> Sample
     counted_on = privacy.unit == "client" and (privacy.noise == "central" or privacy.hidden_cohort)
     kind = federation.sampling if federation.sampling != "auto" else "poisson" if counted_on else "fixed"
     if kind == "poisson":
-        return PoissonWithVacancies(clients, cohort / everybody, held_out)
+        return PoissonWithVacancies(clients, cohort / everybody, len(held_out))
     if kind == "schedule":
-        return PublicOrder(clients, cohort, held_out, federation.seed)
+        return PublicOrder(clients, cohort, tuple(held_out), federation.seed)
     return FixedSize(clients, min(cohort, clients))
 
 
@@ -57,7 +63,7 @@ def phantom_sampler(cohorts: Sampler, phantoms: int) -> Sampler | None:
 
     Beside Poisson cohorts each phantom has a coin of the same rate. Beside a cohort of fixed size there is a fixed number of
     phantoms, so that the size of a masked sum is public. Beside a public order phantoms have an order of their own, in which
-    turns are no closer together.
+    turns are no closer together and no more.
     """
     return _beside(cohorts, phantoms) if phantoms else None
 
@@ -70,7 +76,7 @@ def with_phantoms(cohorts: Sampler, phantoms: int) -> Sampler:
     if isinstance(cohorts, Poisson):
         return PoissonWithVacancies(population, cohorts.rate, getattr(cohorts, "empty", 0))
     if isinstance(cohorts, PublicOrder):
-        population += cohorts.empty
+        population += len(cohorts.vacant)
     return FixedSize(population, round(cohorts.expected + _beside(cohorts, phantoms).expected))
 
 
@@ -83,6 +89,7 @@ def _beside(cohorts: Sampler, phantoms: int) -> Sampler:
     if isinstance(cohorts, Poisson):
         return Poisson(phantoms, cohorts.rate)
     if isinstance(cohorts, PublicOrder):
-        together = max(1, phantoms // cohorts.gap)
-        return PublicOrder(phantoms, together, max(0, together * cohorts.gap - phantoms), cohorts.seed)
+        together = max(1, phantoms * cohorts.size // cohorts.places)
+        places = max(phantoms, -(-together * cohorts.places // cohorts.size))
+        return PublicOrder(phantoms, together, tuple(range(phantoms, places)), cohorts.seed)
     return FixedSize(phantoms, min(phantoms, max(1, round(phantoms * cohorts.rate))))

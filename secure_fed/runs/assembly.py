@@ -28,7 +28,7 @@ from secure_fed.methods.method import Method, State, loss_of
 from secure_fed.rounds.canary_clients import canary_setups
 from secure_fed.rounds.charges import Charges, charges_nothing
 from secure_fed.rounds.client import Client, ClientSetup
-from secure_fed.rounds.cohort import cohort_sampler, phantom_sampler, with_phantoms
+from secure_fed.rounds.cohort import cohort_sampler, phantom_sampler, vacancies, with_phantoms
 from secure_fed.rounds.diagnostics.watch import Watch, watch
 from secure_fed.rounds.masked.wiring import Masks, behind_masks, in_process
 from secure_fed.rounds.personal import personal_names
@@ -98,7 +98,7 @@ def assemble(
     tensors = method.prepare(problem.model, problem.head, config.federation.seed)
     personal = personal_names(method, tensors, config.method.personal, config.federation.rounds)
     objective = Objective(problem.model, loss_of(method, problem.loss), next(problem.model.parameters()).device)
-    sampler = cohort_sampler(config, len(problem.names), len(whole.names) - len(problem.names))
+    sampler = cohort_sampler(config, len(problem.names), vacancies(problem.names, whole.names))
     plan = method.plan(State(tensors))
     numbers = tensors.select(plan.trainable).without(personal).numel
     protection = protect(
@@ -111,7 +111,7 @@ def assemble(
     require_protectable(protection, objective, problem.train, problem.collate, plan, tensors, config.training)
     watched = watch(config, method, tensors, objective, problem.collate, problem.loss, problem.test)
     charges = Charges()
-    attendance = Attendance(sampler) if isinstance(sampler, PublicOrder) else None
+    attendance = _attendance(config, protection, sampler)
     setup = _setup(config, method, problem, objective, protection, tensors, personal, charges, watched, attendance)
     clients = _clients(config, problem, data_pool, pool, setup)
     open_server = _open_server(config, problem, pool, sampler, charges, setup)
@@ -160,6 +160,16 @@ def _with_phantoms_noted(problem: Problem, pool: AuditPool) -> Problem:
     if not pool.units:
         return problem
     return replace(problem, facts={**problem.facts, "phantoms": {"units": len(pool.units), "digest": pool.digest}})
+
+
+def _attendance(config: RunConfig, protection: Protection, sampler: Sampler) -> Attendance | None:
+    """The clients' memory of their turns, where a guarantee counts on how seldom they take part.
+
+    Clients that account for their own releases, and rounds without privacy, may be asked again after an interruption.
+    """
+    if isinstance(sampler, PublicOrder) and protection.placement.charges_federation:
+        return Attendance(sampler, config.federation.rounds)
+    return None
 
 
 def _setup(

@@ -41,15 +41,27 @@ if TYPE_CHECKING:
 BUDGET, OWN_LEDGER = "budget.json", "budget.sqlite"
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunBudget:
-    """The account of one run, and the ledger that it is in. begun: rounds that were charged before this process began."""
+    """The account of one run, and the ledger that it is in. turn: the round of a public order that this process is in, and its
+    passes so far.
+    """
 
     run: str
     ledger: Ledger
     account: Account
     plan: Plan
-    begun: frozenset[int] = frozenset()
+    turn: tuple[int, int] = (-1, 0)
+
+    @property
+    def begun(self) -> int:
+        """The rounds of a public order that have been charged, by whatever process; each is charged whole, in order."""
+        return self.account.releases() // self.plan.passes
+
+    @property
+    def left(self) -> bool:
+        """Whether a round of a public order may still be begun."""
+        return self.begun * self.plan.passes < self.plan.releases
 
     def allowance(self, who: str, wanted: int, round_: int) -> int:
         """Charge what of `wanted` releases is left for this client, and say how many that is."""
@@ -59,10 +71,31 @@ class RunBudget:
         return granted
 
     def charge(self, round_: int, pass_name: str) -> None:
-        """Charge one release of the federation."""
-        if self.plan.exposures and round_ in self.begun:
-            raise TurnPassed(f"round {round_ + 1} was interrupted, and its clients' turn in the public order is over")
-        self.account.charge(1, "", {"round": round_, "pass": pass_name})
+        """Charge one release of the federation; in a public order, all passes of a round with its first."""
+        if self.plan.exposures:
+            self._take_turn(round_, pass_name)
+        else:
+            self.account.charge(1, "", {"round": round_, "pass": pass_name})
+
+    def _take_turn(self, round_: int, pass_name: str) -> None:
+        """Charge a round whole, once in the life of the ledger; its later passes find it charged.
+
+        TurnPassed if another process has charged it. The ledger judges that where it writes, so of two processes that take
+        themselves for this run one at most makes the round: two sums of it, over different clients or with the same correlated
+        noise, would tell them apart.
+        """
+        round_of_turn, made = self.turn
+        passes = self.plan.passes
+        if round_of_turn != round_:
+            if self.begun > round_:
+                raise TurnPassed(
+                    f"round {round_ + 1} was interrupted, and its clients' turn in the public order is over"
+                )
+            self.account.charge(passes, "", {"round": round_, "pass": pass_name}, most=passes * (round_ + 1))
+            made = 0
+        elif made == passes:
+            raise TurnPassed(f"round {round_ + 1} has made its {passes} releases")
+        self.turn = round_, made + 1
 
     @property
     def charged(self) -> dict[str, int]:
@@ -154,14 +187,7 @@ def _reserved(privacy: PrivacyConfig, plan: Plan, folder: Path, subject: Subject
         return cost
 
     account = Account(ledger, run, plan.limit, None if plan.limits or plan.exposures else longer, keep)
-    begun = _begun(ledger, run) if plan.exposures else frozenset[int]()
-    return RunBudget(run, ledger, account, plan, begun)
-
-
-def _begun(ledger: Ledger, run: str) -> frozenset[int]:
-    """The rounds that the run has charged."""
-    charges = [row.body["note"] for row in ledger.rows() if row.kind == "charge" and row.run == run]
-    return frozenset(note["round"] for note in charges if "round" in note)
+    return RunBudget(run, ledger, account, plan)
 
 
 def _ledger(privacy: PrivacyConfig, folder: Path, noted: Mapping[str, Any] | None) -> Ledger:

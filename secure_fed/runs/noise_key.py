@@ -1,35 +1,78 @@
-"""The secret key of a run's correlated noise, from its first round to its last.
+"""The secret keys of a run's correlated noise, from its first round to its last.
 
-    private/noise.key    32 bytes of the operating system; on disk before the first charge, removed when the run has ended
+    private/noise.key    for each start of the run: the first round of its noise, as a little-endian integer of 4 bytes, and 32
+                         bytes of the operating system; on disk before the first charge, removed when the run has ended
 
-Noise made of a new key would not take back what earlier rounds released, and noise of one key over two sums of one round would
-give away their difference. So a run that has charged goes on with its key or not at all, and an interrupted round of a public
-order is never repeated.
+A resumed run makes past noise again of the keys that it was made of: noise of a new key would not take back what earlier rounds
+released. New rounds have a new key at every start. For noise of one key over two sums of one round would give away their
+difference, and a run directory that was put back from an older copy makes such a second sum: its ledger is then as old as its
+rounds, and cannot know. With a new key the second sum has noise of its own.
 """
 
 from __future__ import annotations
 
+import struct
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from privacy.entropy import Entropy, KeyedEntropy
+from privacy.entropy import Entropy, KeyedEntropy, Stream
 from secure_fed.errors import RunDirectoryError, plainly
 from secure_fed.rounds.protection import Protection
 from secure_fed.runs.directory import PRIVATE, made_private, private_part
 from secure_fed.runs.durable import atomic_write, crash_point
 
 NOISE_KEY = "noise.key"
+_ENTRY = struct.Struct("<I32s")
+
+
+@dataclass(frozen=True)
+class NoiseKeys:
+    """`Entropy` whose streams of a round are of the key that was the newest when the round was begun.
+
+    starts: (first round, key) of every start of the run, the first of round 0. A later start has no earlier round.
+    """
+
+    starts: tuple[tuple[int, KeyedEntropy], ...] = field(repr=False)
+
+    @property
+    def private(self) -> bool:
+        return True
+
+    def stream(self, *label: str | int) -> Stream:
+        """The stream of a label whose second part is the round, as `("sum", round, pass)`."""
+        round_ = int(label[1])
+        return self.starts[bisect_right([first for first, _ in self.starts], round_) - 1][1].stream(*label)
+
+    def begun(self, round_: int) -> NoiseKeys:
+        """With a new key for this round and those after it."""
+        return NoiseKeys((*self.starts, (round_, KeyedEntropy.new())))
+
+    def to_bytes(self) -> bytes:
+        return b"".join(_ENTRY.pack(first, one.key) for first, one in self.starts)
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> NoiseKeys:
+        """ValueError for what `to_bytes` does not make."""
+        if not content or len(content) % _ENTRY.size:
+            raise ValueError("it is damaged")
+        starts = tuple((first, KeyedEntropy(key)) for first, key in _ENTRY.iter_unpack(content))
+        rounds = [first for first, _ in starts]
+        if rounds[0] != 0 or rounds != sorted(rounds):
+            raise ValueError("it is damaged")
+        return cls(starts)
 
 
 @contextmanager
-def opened_noise(protection: Protection, run_dir: Path | None, *, begun: bool, left: bool) -> Iterator[None]:
-    """Give correlated noise its source while the run goes on. begun: it has charged a release. left: it has rounds to come."""
+def opened_noise(protection: Protection, run_dir: Path | None, *, begun: int, left: bool) -> Iterator[None]:
+    """Give correlated noise its source while the run goes on. begun: rounds that it has charged. left: it may charge more."""
     noise = protection.correlated
     if noise is None or not left:
         yield
         return
-    noise.source = _source(protection.entropy, run_dir, begun=begun)
+    noise.source = _source(protection.entropy, run_dir, begun)
     try:
         yield
     finally:
@@ -37,31 +80,32 @@ def opened_noise(protection: Protection, run_dir: Path | None, *, begun: bool, l
 
 
 def erase(run_dir: Path) -> None:
-    """Remove the key of a run that has ended, if it had one. What a disk keeps of removed files is out of reach."""
+    """Remove the keys of a run that has ended. What a disk keeps of removed files is out of reach."""
     path = private_part(run_dir) / NOISE_KEY
-    if not path.exists():
-        return
     with plainly(
         RunDirectoryError, f"{path} cannot be removed", "remove it, since whoever has it can take the noise away"
     ):
-        path.unlink()
-    crash_point(f"{NOISE_KEY}:erased")
+        path.unlink(missing_ok=True)
+    crash_point("noise.key:erased")
 
 
-def _source(entropy: Entropy, run_dir: Path | None, *, begun: bool) -> Entropy:
+def _source(entropy: Entropy, run_dir: Path | None, begun: int) -> Entropy:
     if not entropy.private:
         return entropy  # of a seed, and so the same whenever it is asked
     if run_dir is None:
-        return KeyedEntropy.new()
+        return NoiseKeys(()).begun(0)
     path = made_private(run_dir) / NOISE_KEY
-    if path.exists():
-        with plainly(RunDirectoryError, f"{path} cannot be read", "make it readable"):
-            return KeyedEntropy(path.read_bytes())
-    if begun:
+    keys = (_read(run_dir, path) if begun else NoiseKeys(())).begun(begun)
+    atomic_write(path, keys.to_bytes(), private=True)
+    return keys
+
+
+def _read(run_dir: Path, path: Path) -> NoiseKeys:
+    """The keys of a run that has released."""
+    remedy = "restore it, or start again in another --out"
+    if not path.exists():
         raise RunDirectoryError(
-            f"{run_dir} has released, but {PRIVATE}/{NOISE_KEY}, which its noise goes on with, is missing: restore it, or "
-            "start again in another --out"
+            f"{run_dir} has released, but {PRIVATE}/{NOISE_KEY}, which its noise goes on with, is missing: {remedy}"
         )
-    fresh = KeyedEntropy.new()
-    atomic_write(path, fresh.key, private=True)
-    return fresh
+    with plainly(RunDirectoryError, f"{path}, which the run's noise goes on with, cannot be used", remedy):
+        return NoiseKeys.from_bytes(path.read_bytes())

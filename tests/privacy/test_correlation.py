@@ -97,7 +97,10 @@ def test_no_contributions_exceed_it() -> None:
     assert 0.5 * bound < largest <= bound * (1 + 1e-12)
 
 
-@every("order", [PublicOrder(10, 3), PublicOrder(7, 5, seed=4), PublicOrder(6, 2), PublicOrder(4, 3, empty=6)])
+@every(
+    "order",
+    [PublicOrder(10, 3), PublicOrder(7, 5, seed=4), PublicOrder(6, 2), PublicOrder(4, 3, vacant=tuple(range(6)))],
+)
 def test_no_member_of_an_order_is_exposed_more(order: PublicOrder) -> None:
     rounds = 14
     for made in MADE:

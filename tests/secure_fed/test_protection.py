@@ -78,7 +78,7 @@ def test_nothing_that_is_planned_depends_on_how_many_the_coins_hold_out(settings
     found = []
     for held_out in (0, 1, 7, 11):
         names = [f"client-{number}" for number in range(12 - held_out)]
-        sampler = cohort_sampler(config, len(names), held_out)
+        sampler = cohort_sampler(config, len(names), range(held_out))
         card, units = Card("toy", "", "", True), [50] * len(names)
         plan = protect(config, card, names, units, sampler, passes=1).plan
         assert plan is not None
@@ -87,7 +87,7 @@ def test_nothing_that_is_planned_depends_on_how_many_the_coins_hold_out(settings
         assert {client for draw in draws for client in draw} == set(range(len(names)))
     assert set(found) == {(0.5, 6.0, 0.5, *found[0][3:])}
     fixed = toys.config({**settings, "federation.cohort": 6, "privacy.hidden_cohort": False} | FIXED)
-    assert [cohort_sampler(fixed, 12 - held_out, held_out) for held_out in (0, 5, 8)] == [
+    assert [cohort_sampler(fixed, 12 - held_out, range(held_out)) for held_out in (0, 5, 8)] == [
         FixedSize(12, 6),
         FixedSize(7, 6),
         FixedSize(4, 4),

@@ -1,0 +1,112 @@
+"""A member's own memory of its turns: what it refuses, and that neither a restart nor a torn record makes it forget."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from privacy.attendance import Attendance, NotYourTurn
+from privacy.errors import LedgerError
+from privacy.public_order import PublicOrder
+
+ORDER, ROUNDS = PublicOrder(9, 3, seed=1), 6
+FIRST, SECOND = (round_ for round_ in range(ROUNDS) if ORDER.has_turn(4, round_))  # of member 4
+
+
+def begun(path: Path | None = None) -> Attendance:
+    found = Attendance(ORDER, ROUNDS)
+    found.begin(path)
+    return found
+
+
+def refuses(attendance: Attendance, round_: int, member: int = 4) -> bool:
+    assert not attendance.admits(member, round_)
+    with pytest.raises(
+        NotYourTurn, match=rf"client {member} was asked to take part in round {round_ + 1}, which is no turn"
+    ):
+        attendance.enter(member, round_)
+    return True
+
+
+def test_a_member_takes_each_of_its_turns_once_and_no_other() -> None:
+    attendance = begun()
+    others = [round_ for round_ in range(ROUNDS) if round_ not in (FIRST, SECOND)]
+    assert all(refuses(attendance, round_) for round_ in others)
+    attendance.enter(4, FIRST)
+    assert all(refuses(attendance, round_) for round_ in [FIRST, *others])
+    attendance.enter(4, SECOND)
+    assert all(refuses(attendance, round_) for round_ in range(ROUNDS)), "nor an earlier one, when its time has come"
+    assert attendance.last(4) == SECOND
+
+
+def test_there_are_no_rounds_before_the_first_and_after_the_last() -> None:
+    attendance = begun()
+    for round_ in (FIRST - 3, FIRST - 30, SECOND + 3, SECOND + 300):
+        assert ORDER.has_turn(4, round_), "it would be its turn"
+        assert refuses(attendance, round_)
+
+
+def test_members_do_not_stand_in_for_each_other() -> None:
+    attendance = begun()
+    attendance.enter(4, FIRST)
+    for member in range(9):
+        assert member == 4 or attendance.admits(member, FIRST) == ORDER.has_turn(member, FIRST)
+
+
+def test_a_restart_forgets_nothing(tmp_path: Path) -> None:
+    first = begun(tmp_path / "turns")
+    first.enter(4, FIRST)
+    killed_here = begun(tmp_path / "turns")  # the first one has not ended
+    assert refuses(killed_here, FIRST)
+    killed_here.enter(4, SECOND)
+    killed_here.end()
+    again = begun(tmp_path / "turns")
+    assert refuses(again, FIRST)
+    assert refuses(again, SECOND)
+    assert (tmp_path / "turns").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("torn", [1, 7])
+def test_a_torn_record_is_dropped_and_the_next_is_whole(tmp_path: Path, torn: int) -> None:
+    first = begun(tmp_path / "turns")
+    first.enter(4, FIRST)
+    first.end()
+    with (tmp_path / "turns").open("ab") as file:
+        file.write(bytes(torn))
+    again = begun(tmp_path / "turns")
+    assert refuses(again, FIRST)
+    again.enter(4, SECOND)
+    assert refuses(begun(tmp_path / "turns"), SECOND)
+    assert (tmp_path / "turns").stat().st_size == 16
+
+
+def test_a_run_that_begins_anew_has_a_memory_of_its_own(tmp_path: Path) -> None:
+    attendance = begun(tmp_path / "turns")
+    attendance.enter(4, FIRST)
+    attendance.begin(None)
+    attendance.enter(4, FIRST)
+    assert (tmp_path / "turns").stat().st_size == 8
+
+
+def _full(file: int, record: bytes) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("write", [_full, lambda file, record: 3], ids=["full", "short"])
+def test_a_turn_that_cannot_be_noted_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: object
+) -> None:
+    attendance = begun(tmp_path / "turns")
+    monkeypatch.setattr("privacy.attendance.os.write", write)
+    with pytest.raises(LedgerError, match=r"turn could not be noted.*(disk is full|No space left)"):
+        attendance.enter(4, FIRST)
+    assert attendance.last(4) is None
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "turns").mkdir()
+    with pytest.raises(LedgerError, match="which notes when clients took part, cannot be used"):
+        begun(tmp_path / "turns")

@@ -1,0 +1,250 @@
+"""The noise of a whole run against theory, over interruptions, and the secret keys that it is made of."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dp_accounting import get_epsilon_gaussian
+from scipy import stats
+
+from privacy.correlation import Correlation, square_root
+from privacy.entropy import KeyedEntropy, SeededEntropy
+from secure_fed.errors import ConfigError, RunDirectoryError
+from secure_fed.federation import Federation
+from secure_fed.runs.noise_key import NOISE_KEY, NoiseKeys
+from tests.privacy.test_correlation import dense
+from tests.secure_fed import private_toys
+from tests.secure_fed.in_turn import BANDED, CLIP, IN_TURN, Killed, Matrix, federation, of_zeros, sums
+
+UNLIKELY = 1e-4
+
+
+@pytest.fixture(autouse=True)
+def repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operating system's numbers, the same in every test, so that nothing fails by chance."""
+    stream = SeededEntropy(3).stream("os")
+    monkeypatch.setattr("privacy.entropy.os.urandom", lambda count: stream.words(-(-count // 8)).tobytes()[:count])
+
+
+def white(rows: Matrix, made: Correlation, *, std: float = CLIP) -> Matrix:
+    """C times what was released: independent standard normals, in theory."""
+    return dense(made, len(rows)) @ rows / std
+
+
+def plausible(found: Matrix) -> float:
+    """The p-value of independent standard normals: their law, their size, and every pair of rounds."""
+    rounds, count = found.shape
+    squares = float(np.sum(found**2))
+    size = 2 * min(stats.chi2.cdf(squares, found.size), stats.chi2.sf(squares, found.size))
+    pairs = np.abs(np.corrcoef(found)[np.triu_indices(rounds, 1)]).max() * math.sqrt(count)
+    return min(float(stats.kstest(found.flatten(), "norm").pvalue), size, 2 * stats.norm.sf(pairs) * rounds**2 / 2)
+
+
+def noise(settings: dict[str, Any], seed: int | None = None) -> tuple[Federation, Matrix]:
+    built = federation({**BANDED, "federation.rounds": 12, **settings}, seed)
+    _, watched = of_zeros(built)
+    built.run()
+    return built, sums(built, watched)
+
+
+@pytest.mark.parametrize("seed", [None, 5], ids=["own keys", "injected"])
+def test_the_noise_over_all_rounds_has_the_covariance_of_theory(seed: int | None) -> None:
+    """(z C)^2 (C^T C)^-1, with z of the plan; and no other size, no other band, no independent rounds."""
+    built, steps = noise({"federation.server_optimizer": "momentum", "federation.server_momentum": 0.5}, seed)
+    rows = steps - 0.5 * np.concatenate([np.zeros_like(steps[:1]), steps[:-1]])
+    plan = built.assembly.protection.plan
+    assert plan is not None
+    assert plan.correlation == square_root(3, 0.5)
+    assert plausible(white(rows, plan.correlation)) > UNLIKELY
+    for wrong in (2 / 3, 3 / 2):
+        assert plausible(white(rows, plan.correlation, std=wrong * CLIP)) < 1e-12
+    for other in (Correlation(), square_root(2, 0.5), square_root(6, 0.5)):
+        assert plausible(white(rows, other)) < 1e-6
+
+
+def test_what_a_method_is_told_of_the_noise_is_what_it_is() -> None:
+    built, rows = noise({})
+    _, watched = of_zeros(again := federation({**BANDED, "federation.rounds": 12}))
+    again.run()
+    told = np.array([std for _, std in watched.seen]) * built.assembly.sampler.expected
+    expected = CLIP * np.sqrt(np.cumsum(square_root(3).weights(12) ** 2))
+    np.testing.assert_allclose(told, expected)
+    assert np.abs(rows.std(axis=1) / expected - 1).max() < 5 / math.sqrt(2 * rows.shape[1])
+
+
+def test_epsilon_is_that_of_one_gaussian_release_and_holds_against_everybody_who_sees_cohorts() -> None:
+    result = federation({**BANDED, "privacy.band": 5}).run()
+    column = np.array(square_root(5).column)
+    together = np.zeros(6)
+    together[:5] += column
+    together[3:] += column[:3]
+    expected = get_epsilon_gaussian(1 / np.linalg.norm(together), 1e-3)
+    assert result.summary["epsilon"] == result.summary["epsilon_participants"] == pytest.approx(expected)
+    assert expected > 1.05 * get_epsilon_gaussian(1 / math.sqrt(2), 1e-3), "bands longer than the gap cost more"
+
+
+def test_all_passes_of_a_round_share_the_budget_and_have_noise_of_their_own() -> None:
+    settings = {"method.name": "fra_lora", "method.transport_form": "dense"}
+    one = federation({**BANDED, **settings, "privacy.noise_multiplier": None, "privacy.epsilon": 3.0})
+    plan = one.assembly.protection.plan
+    assert plan is not None
+    assert plan.exposures[-1] == pytest.approx(2)
+    assert get_epsilon_gaussian(plan.noise_multiplier / math.sqrt(2), 1e-3) == pytest.approx(3, rel=0.01)
+
+
+# Interrupted and resumed.
+
+
+def interrupted(settings: dict[str, Any], path: Path, dies_in: int) -> Matrix:
+    """What was released before the kill."""
+    built = federation(settings)
+    _, watched = of_zeros(built, dies_in)
+    with pytest.raises(Killed):
+        built.run(path)
+    return sums(built, watched)
+
+
+def resumed(settings: dict[str, Any], path: Path) -> tuple[Matrix, list[int], Any]:
+    built = federation(settings)
+    zeros, watched = of_zeros(built)
+    result = built.run(path, resume=True)
+    return sums(built, watched), [round_ for round_, _ in zeros.asked], result
+
+
+def test_a_resumed_run_goes_on_with_the_very_same_noise(tmp_path: Path) -> None:
+    """Killed in three rounds, which are lost; all others are rows of one C^-1 Z, with Z of the keys on disk."""
+    chosen, lost, rows = {**BANDED, "federation.rounds": 12}, (3, 7, 11), []
+    for start, round_ in enumerate(lost):
+        built = federation(chosen)
+        _, watched = of_zeros(built, round_)
+        with pytest.raises(Killed):
+            built.run(tmp_path / "run", resume=start > 0)
+        rows.append(sums(built, watched))
+    keys = NoiseKeys.from_bytes((tmp_path / "run" / "private" / NOISE_KEY).read_bytes())
+    z = [keys.stream("sum", round_, "change") for round_ in range(12)]
+    shapes = [shape for _, shape in built.assembly.server.layout(built.assembly.initial, "change").entries]
+    drawn = np.array([np.concatenate([stream.normal(shape).ravel() for shape in shapes]) for stream in z])
+    there = [round_ for round_ in range(12) if round_ not in lost]
+    inverse = np.linalg.inv(dense(square_root(3), 12))[there]
+    np.testing.assert_allclose(np.concatenate(rows), CLIP * inverse @ drawn, atol=1e-6)
+    assert plausible(drawn) > UNLIKELY
+    last, asked, result = resumed(chosen, tmp_path / "run")
+    assert (len(last), asked) == (0, [])
+    assert ["lost" in record for record in result.records] == [round_ in lost for round_ in range(12)]
+    assert private_toys.charged(tmp_path / "run") == 12
+
+
+def test_no_key_makes_noise_of_two_rounds_and_each_start_has_its_own(tmp_path: Path) -> None:
+    interrupted(BANDED, tmp_path / "run", 2)
+    path = tmp_path / "run" / "private" / NOISE_KEY
+    assert path.stat().st_mode & 0o777 == 0o600
+    before = path.read_bytes()
+    copy = tmp_path / "copy"
+    copy.write_bytes(before)
+    interrupted_again = federation(BANDED)
+    of_zeros(interrupted_again, 4)
+    with pytest.raises(Killed):
+        interrupted_again.run(tmp_path / "run", resume=True)
+    after = path.read_bytes()
+    assert after.startswith(before)
+    assert [first for first, _ in NoiseKeys.from_bytes(after).starts] == [0, 3]
+    resumed(BANDED, tmp_path / "run")
+    assert not path.exists(), "erased at the end"
+    keys = NoiseKeys.from_bytes(after)
+    old, new = (one for _, one in keys.starts)
+    for round_ in range(6):
+        drawn = keys.stream("sum", round_, "change").words(4).tolist()
+        assert drawn == (old if round_ < 3 else new).stream("sum", round_, "change").words(4).tolist()
+
+
+def test_a_directory_put_back_does_not_make_the_same_noise_twice(tmp_path: Path) -> None:
+    """Its ledger has been put back too, so nothing tells that the round was made before; but its noise is another."""
+    import shutil
+
+    chosen = {**BANDED, "federation.rounds": 8}
+    interrupted(chosen, tmp_path / "run", 3)
+    shutil.copytree(tmp_path / "run", tmp_path / "older")
+    once, rounds, _ = resumed(chosen, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")
+    shutil.copytree(tmp_path / "older", tmp_path / "run")
+    twice, same, _ = resumed(chosen, tmp_path / "run")
+    assert rounds == same == [4, 5, 6, 7]
+    apart = once - twice
+    expected = CLIP * math.sqrt(2) * square_root(3).column[0] ** -1
+    assert apart[0].std() == pytest.approx(expected, rel=0.3)
+
+
+@pytest.mark.parametrize("content", [None, b"", bytes(35), bytes(37), NoiseKeys(()).begun(2).to_bytes()])
+def test_charges_without_keys_are_refused_in_one_sentence(tmp_path: Path, content: bytes | None) -> None:
+    interrupted(BANDED, tmp_path / "run", 2)
+    path = tmp_path / "run" / "private" / NOISE_KEY
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+    with pytest.raises(
+        RunDirectoryError, match=r"noise\.key.*(missing|cannot be used).*restore it, or start again"
+    ) as told:
+        federation(BANDED).run(tmp_path / "run", resume=True)
+    assert "\n" not in str(told.value)
+
+
+def test_a_run_that_has_ended_can_be_asked_again_without_its_keys(tmp_path: Path) -> None:
+    """Also one that its budget ended early, which can begin no round any more."""
+    chosen = {**BANDED, "privacy.epsilon": 3.8, "privacy.on_exhausted": "stop"}
+    said = federation(chosen).run(tmp_path / "run").summary
+    assert said["rounds"] == said["releases"] == 3
+    assert said["epsilon"] <= 3.8
+    assert not (tmp_path / "run" / "private" / NOISE_KEY).exists()
+    again = federation(chosen).run(tmp_path / "run", resume=True).summary
+    assert (again["rounds"], again["epsilon"], again["ended_early"]) == (3, said["epsilon"], said["ended_early"])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"federation.rounds": 7},
+        {"federation.rounds": 5},
+        {"federation.server_optimizer": "momentum"},
+        {"privacy.band": 2},
+        {"privacy.correlation": "none", "privacy.band": None},
+        {"federation.cohort": 3},
+    ],
+    ids=lambda changed: " ".join(changed),
+)
+def test_another_length_momentum_band_or_order_is_refused_on_resume(tmp_path: Path, changed: dict[str, Any]) -> None:
+    """The noise on disk is of the plan that the run was begun with."""
+    if not (tmp_path.parent / "begun").exists():
+        interrupted(BANDED, tmp_path.parent / "begun", 2)
+    before = (tmp_path.parent / "begun" / "private" / NOISE_KEY).read_bytes()
+    with pytest.raises((RunDirectoryError, ConfigError), match=r"federation\.|privacy\."):
+        federation({**BANDED, **changed}).run(tmp_path.parent / "begun", resume=True)
+    assert (tmp_path.parent / "begun" / "private" / NOISE_KEY).read_bytes() == before
+
+
+def test_nothing_is_released_outside_a_run() -> None:
+    from privacy.errors import PrivacyError
+
+    with pytest.raises(PrivacyError, match="outside a run"):
+        private_toys.one_round(federation(BANDED))
+
+
+def test_keys_do_not_show_themselves() -> None:
+    keys = NoiseKeys(()).begun(0)
+    assert keys.starts[0][1].key.hex() not in repr(keys) + repr(keys.starts[0][1])
+    assert (
+        KeyedEntropy(bytes(32)).stream("sum", 0).words(2).tolist()
+        != KeyedEntropy(bytes(32)).stream("sum", 1).words(2).tolist()
+    )
+
+
+def test_in_turn_without_correlation_needs_no_key(tmp_path: Path) -> None:
+    interrupted(IN_TURN, tmp_path / "run", 2)
+    assert not (tmp_path / "run" / "private" / NOISE_KEY).exists()
+    rows, asked, _ = resumed(IN_TURN, tmp_path / "run")
+    assert asked == [3, 4, 5]
+    assert plausible(rows / CLIP) > UNLIKELY
