@@ -165,6 +165,12 @@ def _correlated(config: Sections) -> None:
             privacy.clip_quantile is not None,
             "noise that follows a changing clip norm does not cancel in sums, and its bound is of one norm; leave it out",
         ),
+        (
+            "method.transport_form",
+            config.method.transport_form == "sketch",
+            "the sketches of two rounds span other columns, and noise on one is not taken back in the other; set "
+            "method.transport_form = 'dense'",
+        ),
     ):
         if refused:
             _refuse(config, name, f"privacy.correlation = {privacy.correlation!r}", why)

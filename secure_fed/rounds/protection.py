@@ -16,6 +16,7 @@ from torch import Tensor
 
 from privacy.entropy import Entropy, SystemEntropy
 from privacy.mechanisms import Mechanism, Named, NoMechanism
+from privacy.public_order import PublicOrder
 from privacy.sampling import Sampler
 from secure_fed.config import RunConfig, TrainingConfig
 from secure_fed.errors import ConfigError
@@ -163,17 +164,21 @@ def protect(
 
 
 def require_steady(protection: Protection, method: Method, initial: State, rounds: int) -> None:
-    """Refuse correlated noise over rounds whose sums have other coordinates: noise is taken back coordinate by coordinate."""
+    """Refuse correlated noise over rounds whose sums have other coordinates: noise is taken back coordinate by coordinate.
+
+    A method says itself where the means of several rounds cannot be added up. Where the tensors themselves are others, streams
+    of noise would not line up either.
+    """
     if protection.correlated is None:
         return
-    first = _layouts(method, initial)
+    why, first = method.card.memoryless, _layouts(method, initial)
     later = (replace(initial, round=round_) for round_ in range(1, rounds))
-    if not isinstance(method, Shrinking) and all(_layouts(method, state) == first for state in later):
-        return
-    raise ConfigError(
-        f"privacy.correlation = 'banded' is refused with {method.card.name}, whose rounds do not all sum the same tensors: set "
-        "privacy.correlation = 'none'"
-    ).about("privacy.correlation", "banded", f"'none' with method.name = {method.card.name!r}")
+    if not why and (isinstance(method, Shrinking) or any(_layouts(method, state) != first for state in later)):
+        why = "its rounds do not all sum the same tensors"
+    if why:
+        raise ConfigError(
+            f"privacy.correlation = 'banded' is refused with {method.card.name}: {why}; set privacy.correlation = 'none'"
+        ).about("privacy.correlation", "banded", f"'none' with method.name = {method.card.name!r}")
 
 
 def _layouts(method: Method, state: State) -> dict[str, Layout]:
@@ -242,7 +247,8 @@ def _room(config: RunConfig, placement: Placement, population: Population, numbe
     """The public numbers that say how many phantoms a run can have."""
     if placement.step_noise:
         return Room(sum(population.units), config.training.batch_size, numbers, z)
-    missing = config.secure_aggregation.corrupt + config.secure_aggregation.dropout
+    missing, order = config.secure_aggregation.corrupt + config.secure_aggregation.dropout, population.cohorts
+    in_turn = config.secure_aggregation.enabled and isinstance(order, PublicOrder)
     return Room(
         len(population.names),
         population.cohorts.expected,
@@ -250,6 +256,7 @@ def _room(config: RunConfig, placement: Placement, population: Population, numbe
         z,
         own_noise=placement.own_noise,
         lost=missing if placement.share_noise else 0.0,
+        fewest=math.ceil(1 / order.rate) if in_turn else 0,
     )
 
 

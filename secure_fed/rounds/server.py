@@ -141,11 +141,12 @@ class Server:
     def publishable(self, record: Record, state: State, plan: RoundPlan) -> Record:
         """A round's record without what reveals the cohort or its size, where the guarantee counts on their secrecy.
 
-        The bytes of a masked sum reveal which clients vanished during it. In a private run they are replaced by those of a sum
-        from which nobody vanishes.
+        The bytes of a masked sum reveal which clients vanished during it, and the bytes of a contribution whether it is zeros.
+        In a private run, unless the clients noise their contributions, they are replaced by those of a sum from which nobody
+        vanishes.
         """
-        hides = self.protection.hides_cohort
-        if not hides and (not self.protection.placement.private or "masked" not in record):
+        hides, placement = self.protection.hides_cohort, self.protection.placement
+        if not hides and (not placement.private or ("masked" not in record and not placement.server_noise)):
             return record
         cohort = self.sampler.expected if hides else record["cohort"]
         up, down = self._traffic(state, plan, cohort + (self.phantoms.expected if self.phantoms else 0.0))

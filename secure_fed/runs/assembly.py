@@ -120,7 +120,9 @@ def assemble(
     everybody = Joined(clients, beside) if isinstance(clients, Registered) else [*clients, *beside]
     drawn = with_phantoms(sampler, len(beside))
     order = sampler if isinstance(sampler, PublicOrder) else None
-    masks = behind_masks(config, protection, drawn, everybody, method, tensors, personal, objective.device, order)
+    masks = behind_masks(
+        config, protection, drawn, everybody, method, tensors, personal, objective.device, order, open_server.phantoms
+    )
     summing = masks.sums if masks else open_server.summing
     server = replace(open_server, summing=summing, scoring=_scoring(config, pool, setup, turns))
     _require_precise(masks, server, initial, config.federation.rounds)

@@ -151,10 +151,11 @@ NOISED: list[dict[str, Any]] = [
     {"privacy.noise": "central", "evaluation.canaries": "direction"},
     {"privacy.noise": "local", "privacy.participations": 1},
     {"privacy.clip_quantile": 0.5},
+    {"federation.sampling": "schedule", "privacy.correlation": "banded", "privacy.band": 2},
 ]
 
 
-@pytest.mark.parametrize("more", chosen(NOISED, NOISED[:1]))
+@pytest.mark.parametrize("more", chosen(NOISED, [NOISED[0], NOISED[-1]]))
 def test_with_the_coins_and_the_noise_of_a_private_run_it_is_the_run(
     more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,7 +40,8 @@ FEWEST, MOST, SHARE = 20, 2000, 0.1
 class Room:
     """Public numbers of a run. units: clients, or examples or groups of all of them. expected: of the units, in a release: a
     sum's cohort, or a step's batch. numbers: that train. noise_multiplier: z; 0 without privacy. own_noise: every client noises
-    its own contribution, phantoms too. lost: of a sum's shares of noise, the part that may be missing.
+    its own contribution, phantoms too. lost: of a sum's shares of noise, the part that may be missing. fewest: where every sum
+    needs a phantom, so many have one for each.
     """
 
     units: int
@@ -49,6 +50,7 @@ class Room:
     noise_multiplier: float
     own_noise: bool = False
     lost: float = 0.0
+    fewest: int = 0
 
     def cost(self, phantoms: int) -> float:
         """By what share of its variance so many phantoms make the noise seem larger; infinite without noise."""
@@ -76,8 +78,12 @@ def count(config: RunConfig, room: Room) -> Count:
         return Count(chosen, "" if chosen else "evaluation.phantoms is 0")
     share = room.cost(1)
     fit = min(MOST, math.floor(SHARE * room.units + 1e-9), math.floor(COST / share) if share else MOST)
-    if fit >= FEWEST:
+    if fit >= max(FEWEST, room.fewest):
         return Count(fit)
+    if fit >= FEWEST:
+        return Count(
+            0, f"{fit} phantoms fit, and masked sums of a public order take {room.fewest}, so that none is without"
+        )
     return Count(
         0,
         f"phantoms are at most a tenth of the {room.units:,} units and cost at most {COST:.0%} of the noise, which leaves "

@@ -90,10 +90,11 @@ def behind_masks(
     personal: Sequence[str],
     device: torch.device,
     order: PublicOrder | None = None,
+    beside: Sampler | None = None,
 ) -> Masks | None:
     """The masks that `secure_aggregation` asks for; None if it is not enabled. Refuses a federation that is too small.
 
-    order: in which clients take part, if that is public.
+    order: in which clients take part, if that is public. beside: the sampler of a round's phantoms.
     """
     settings, federation = config.secure_aggregation, config.federation
     if not settings.enabled:
@@ -112,6 +113,8 @@ def behind_masks(
         order,
     )
     terms.require_feasible()
+    if order is not None:
+        _require_full(terms, order, beside, federation.rounds)
     terms.require_contributors(real, sampler.rate)
     clock = Clock()
     coin = sampler.rate if protection.hidden else None
@@ -123,6 +126,22 @@ def behind_masks(
     behind = masked_clients(clients, rounds, clock, coin, players, fails_nonfinite=fails)
     during = workers.session if workers else together.session
     return Masks(behind, MaskedSum(terms, len(clients), clock, device, during), workers)
+
+
+def _require_full(terms: Terms, order: PublicOrder, beside: Sampler | None, rounds: int) -> None:
+    """Refuse an order with so many empty places in some round that it has no sum, and the run would end there."""
+    phantoms = beside if isinstance(beside, PublicOrder) else None
+
+    def invited(round_: int) -> int:
+        return len(order.of_round(round_)) + (len(phantoms.of_round(round_)) if phantoms else 0)
+
+    emptiest = min(range(rounds), key=invited)
+    if (found := invited(emptiest)) < (least := terms.least(found)):
+        raise ConfigError(
+            f"round {emptiest + 1} of the public order has {found} clients and phantoms, fewer than the {least} that a masked "
+            "sum needs, since held-out clients and missing phantoms leave places empty: set evaluation.phantoms to 0 or to at "
+            f"least {math.ceil(1 / order.rate)}, evaluation.audit_fraction to 0, or raise secure_aggregation.dropout"
+        ).about("evaluation.phantoms", found, f"at least {least} in every masked sum")
 
 
 def _worth_workers(config: RunConfig, terms: Terms) -> bool:

@@ -1,0 +1,405 @@
+"""Clients in turn by a public order: who takes part, what clients refuse, what is charged, and what one client can move."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from privacy.attendance import NotYourTurn
+from privacy.errors import BudgetExhausted
+from privacy.public_order import PublicOrder
+from protocols.errors import Tampering
+from secure_fed.errors import ConfigError
+from secure_fed.federation import Federation
+from secure_fed.methods.method import State
+from secure_fed.rounds.charges import TurnPassed
+from secure_fed.rounds.client import Client
+from secure_fed.rounds.cohort import cohort_sampler, phantom_sampler
+from secure_fed.rounds.transport import Request
+from secure_fed.runs.budget import RunBudget
+from tests.cells import every
+from tests.secure_fed import private_toys, toys
+from tests.secure_fed.in_turn import BANDED, CLIP, IN_TURN, SIZES, Killed, federation, of_zeros
+from tests.secure_fed.masked import lying
+
+MASKED: dict[str, Any] = {"secure_aggregation.enabled": True, "federation.cohort": 3}
+SHARES: dict[str, Any] = {**MASKED, "privacy.noise": "distributed"}
+TWELVE = [5] * 12
+
+
+def order_of(built: Federation) -> PublicOrder:
+    assert isinstance(built.assembly.sampler, PublicOrder)
+    return built.assembly.sampler
+
+
+# Who takes part.
+
+
+def test_cohorts_are_turns_and_records_may_tell_their_sizes() -> None:
+    built = federation(IN_TURN)
+    zeros, _ = of_zeros(built)
+    result = built.run()
+    assert zeros.asked == [(round_, order_of(built).of_round(round_)) for round_ in range(6)]
+    assert [record["cohort"] for record in result.records] == [2] * 6
+    assert sorted(client for _, cohort in zeros.asked for client in cohort) == sorted([*range(6)] * 2)
+
+
+def test_held_out_clients_leave_their_places_empty_and_everybody_else_s_turn_alone() -> None:
+    whole, held = (
+        federation({**IN_TURN, "evaluation.audit_fraction": fraction}, sizes=[2] * 24) for fraction in (0.0, 0.5)
+    )
+    names = {turn: [whole.assembly.problem.names[c] for c in order_of(whole).of_round(turn)] for turn in range(12)}
+    there = held.assembly.problem.names
+    assert 0 < len(there) < 24
+    for turn in names:
+        assert [there[c] for c in order_of(held).of_round(turn)] == [name for name in names[turn] if name in there]
+    assert order_of(held).expected == order_of(whole).expected == 2.0
+    plans = [built.assembly.protection.plan for built in (whole, held)]
+    assert plans[0] == plans[1]
+
+
+@given(st.integers(3, 60), st.integers(1, 60), st.integers(1, 40), st.integers(1, 60))
+def test_phantoms_come_no_oftener_and_no_closer_than_clients(
+    clients: int, size: int, phantoms: int, rounds: int
+) -> None:
+    order = PublicOrder(clients, min(size, clients))
+    beside = phantom_sampler(order, phantoms)
+    assert isinstance(beside, PublicOrder)
+    assert beside.population == phantoms
+    assert beside.gap >= order.gap
+    assert beside.turns(rounds) <= order.turns(rounds)
+
+
+def test_phantoms_are_in_the_sums_in_turn() -> None:
+    built = federation({**IN_TURN, "federation.cohort": 3, "evaluation.phantoms": 4}, sizes=TWELVE)
+    zeros, _ = of_zeros(built)
+    built.run()
+    beside = [[client for client in asked if client >= 12] for _, asked in zeros.asked]
+    assert [len(own) for own in beside] == [1] * 6
+    assert sorted(own[0] for own in beside[:4]) == [12, 13, 14, 15]
+
+
+@every(
+    "settings, cap",
+    [
+        ({"privacy.unit": "client", "privacy.noise": "local"}, 2),
+        ({"privacy.unit": "example"}, 2),
+        ({"privacy.unit": "client", "privacy.noise": "local", "privacy.participations": 1}, 1),
+        ({"privacy.unit": "client", "privacy.noise": "local", "privacy.participations": 5}, 2),
+        ({"privacy.unit": "client", "privacy.noise": "local", "federation.rounds": 7}, 3),
+    ],
+)
+def test_clients_that_account_for_themselves_have_as_many_turns_as_the_order_gives(
+    settings: dict[str, Any], cap: int
+) -> None:
+    plan = federation({**IN_TURN, **settings}).assembly.protection.plan
+    assert plan is not None
+    assert plan.participations == cap
+
+
+def test_a_lazy_federation_takes_turns_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    from secure_fed.learning import problem
+    from tests.secure_fed.test_registered import CLIENTS, OnDemand, settings
+
+    monkeypatch.setattr(problem, "MANY", CLIENTS)
+    train = OnDemand()
+    built = toys.federation(settings("client", **{"federation.sampling": "schedule"}), train=train)
+    built.run()
+    taken = [client for turn in range(3) for client in order_of(built).of_round(turn)]
+    assert set(train.asked) == set(taken)
+    assert len(set(taken)) == 12, "each at most once in ten rounds"
+
+
+# What a client refuses.
+
+
+def request(built: Federation, round_: int) -> Request:
+    return lying.request_of(built, round_)
+
+
+def test_a_client_answers_in_its_turn_and_once(tmp_path: Path) -> None:
+    built, again = federation(IN_TURN), federation(IN_TURN)
+    order, client = order_of(built), built.assembly.clients[4]
+    own = [turn for turn in range(6) if order.has_turn(4, turn)]
+    assert built.assembly.attendance is not None
+    built.assembly.attendance.begin(tmp_path / "turns")
+    for turn in range(6):
+        if turn not in own:
+            assert client.job(request(built, turn)) is None, "nor is it trained for another's turn"
+            with pytest.raises(NotYourTurn):
+                client.handle(request(built, turn))
+    client.handle(request(built, own[0]))
+    with pytest.raises(NotYourTurn):
+        client.handle(request(built, own[0]))
+    assert again.assembly.attendance is not None
+    again.assembly.attendance.begin(tmp_path / "turns")
+    restarted = again.assembly.clients[4]
+    with pytest.raises(NotYourTurn):
+        restarted.handle(request(again, own[0]))
+    restarted.handle(request(again, own[1]))
+    with pytest.raises(NotYourTurn):
+        restarted.handle(request(again, own[1] + order.gap))  # after the last round
+
+
+@pytest.mark.parametrize("settings", [MASKED, SHARES], ids=["central", "shares"])
+def test_a_masked_session_out_of_turn_is_refused_before_anything_is_sent(settings: dict[str, Any]) -> None:
+    built = federation({**IN_TURN, **settings}, sizes=TWELVE)
+    order, seen = order_of(built), lying.watch(built)
+    first, second = order.of_round(0), order.of_round(1)
+    for invited in (second, [*first[:2], second[0]]):
+        heard = lying.session(built, request(built, 0), clients=sorted(invited))
+        assert heard.alike
+        assert {(stage, error) for stage, error, _ in heard.refused.values()} == {("advertise", Tampering)}
+        assert "whose turn it is not" in heard.refused[invited[0]][2]
+    assert seen.trained == []
+    assert not lying.session(built, request(built, 0), clients=first).refused
+
+
+def test_a_request_of_another_round_than_its_session_s_is_refused() -> None:
+    built = federation({**IN_TURN, **MASKED}, sizes=TWELVE)
+    seen, invited = lying.watch(built), order_of(built).of_round(0)
+    asked = request(built, 4)  # the turn of the same clients again
+    assert order_of(built).of_round(4) == invited
+    members = built.assembly.masks.clients  # type: ignore[union-attr]
+    handles = {client: members[client].handle for client in invited}
+    for client in invited:
+        members[client].handle = lambda stage, client=client: handles[client](  # type: ignore[method-assign,misc]
+            replace(stage, round=0)
+        )
+    heard = lying.session(built, asked, clients=invited)
+    assert {(stage, error) for stage, error, _ in heard.refused.values()} == {("mask", Tampering)}
+    assert seen.trained == []
+
+
+# What is charged.
+
+
+@pytest.mark.parametrize(("method", "passes"), [("fedlora", 1), ("fedask", 2)])
+def test_a_round_is_charged_whole_and_an_interrupted_one_is_not_repeated(
+    tmp_path: Path, method: str, passes: int
+) -> None:
+    chosen = {**IN_TURN, "method.name": method, **({"method.oversampling": 1} if passes == 2 else {})}
+    built = federation(chosen)
+    of_zeros(built, 2)
+    with pytest.raises(Killed):
+        built.run(tmp_path / "run")
+    assert private_toys.charged(tmp_path / "run") == 3 * passes
+    again = federation(chosen)
+    zeros, _ = of_zeros(again)
+    result = again.run(tmp_path / "run", resume=True)
+    assert [turn for turn, _ in zeros.asked] == [turn for turn in (3, 4, 5) for _ in range(passes)]
+    assert private_toys.charged(tmp_path / "run") == result.summary["releases"] == 6 * passes
+    assert [record.get("lost", "") for record in result.records][2].startswith("round 3 was interrupted")
+    assert again.assembly.protection.plan is not None
+    assert result.summary["epsilon"] == again.assembly.protection.plan.epsilon()
+
+
+def test_a_plan_that_was_cut_is_not_gone_beyond_where_a_round_was_lost(tmp_path: Path) -> None:
+    """The passes that a lost round did not make are no room for another round."""
+    chosen = {
+        **{**IN_TURN, "method.name": "fedask", "method.oversampling": 1},
+        **{"privacy.epsilon": 5.5, "privacy.on_exhausted": "stop"},
+    }
+    built = federation(chosen)
+    assert built.assembly.protection.plan is not None
+    assert built.assembly.protection.plan.releases == 6
+    of_zeros(built, 1)
+    with pytest.raises(Killed):
+        built.run(tmp_path / "run")
+    again = federation(chosen)
+    zeros, _ = of_zeros(again)
+    result = again.run(tmp_path / "run", resume=True)
+    assert [turn for turn, _ in zeros.asked] == [2, 2]
+    assert result.summary["rounds"] == 3
+    assert "after 3 of 6 rounds" in result.summary["ended_early"]
+
+
+def test_two_processes_that_take_themselves_for_one_run_do_not_both_make_a_round(tmp_path: Path) -> None:
+    built = federation(IN_TURN)
+    of_zeros(built, 1)
+    with pytest.raises(Killed):
+        built.run(tmp_path / "run")
+    from privacy.account import Account
+
+    plan = built.assembly.protection.plan
+    assert plan is not None
+    ledgers = [private_toys.own_ledger(tmp_path / "run") for _ in range(2)]
+    (run,) = {row.run for row in ledgers[0].rows() if row.kind == "reserve"}
+    one, two = (
+        RunBudget(run, ledger, Account(ledger, run, plan.limit, None, lambda head: None), plan) for ledger in ledgers
+    )
+    assert one.begun == two.begun == 2
+    one.charge(2, "change")
+    with pytest.raises(TurnPassed, match="round 3 was interrupted"):
+        two.charge(2, "change")
+    with pytest.raises(TurnPassed, match="round 3 has made its 1 releases"):
+        one.charge(2, "change")
+    two.account.releases = lambda who="": 2  # type: ignore[method-assign] # as it was when both looked
+    with pytest.raises(BudgetExhausted, match="another process of it has charged"):
+        two.charge(2, "change")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"privacy.unit": "none"}, {"privacy.unit": "client", "privacy.noise": "local"}, {"privacy.unit": "example"}],
+    ids=["none", "local", "example"],
+)
+def test_where_no_guarantee_counts_on_turns_an_interrupted_round_is_made_again(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    public = {name: value for name, value in IN_TURN.items() if not name.startswith("privacy.")}
+    noise = {"privacy.noise_multiplier": 1.0, "privacy.clip_norm": CLIP, "privacy.delta": 1e-3}
+    chosen = {**public, **(noise if settings["privacy.unit"] != "none" else {}), **settings, "federation.rounds": 3}
+    if settings["privacy.unit"] == "example":
+        del chosen["privacy.unit"]
+        chosen |= private_toys.EXAMPLE | {"privacy.noise_multiplier": 1.0}
+    built = federation(chosen)
+    of_zeros(built, 1)
+    with pytest.raises(Killed):
+        built.run(tmp_path / "run")
+    again = federation(chosen)
+    zeros, _ = of_zeros(again)
+    again.run(tmp_path / "run", resume=True)
+    assert [turn for turn, _ in zeros.asked] == [1, 2]
+
+
+# What one client can move.
+
+
+def totals(built: Federation, state: State, absent: int | None) -> dict[str, torch.Tensor]:
+    """The sum of a round before noise, where that client contributes zeros."""
+    server = built.assembly.server
+    if built.assembly.attendance is not None:
+        built.assembly.attendance.begin(None)
+    plan = server.plan(state)
+    asked = server.request(state, plan, "change", private_toys.LR, {})
+    if absent is not None:
+        client = built.assembly.clients[absent]
+        client._clipped = lambda contribution, clip_norm: Client._clipped(  # type: ignore[method-assign]
+            client, contribution * 0.0, clip_norm
+        )
+    cohort = server.draw(state.round)
+    intake = server.gather(cohort, asked, server.layout(state, "change"), built.assembly.transport)
+    return dict(intake.total.total().dense().parts())
+
+
+@pytest.mark.parametrize("how", [{}, MASKED, SHARES], ids=["open", "masked", "shares"])
+def test_without_its_data_a_client_moves_its_own_rounds_by_the_clip_norm_and_no_other(how: Mapping[str, Any]) -> None:
+    """Through training, clipping, codec, packing and masks, at the states of one run. Shares of noise are seeded."""
+    chosen = {**IN_TURN, **how}
+    whole, less = federation(chosen, 3, sizes=TWELVE), federation(chosen, 3, sizes=TWELVE)
+    if whole.assembly.masks is not None:
+        for built in (whole, less):
+            built.assembly.masks.begin(None)  # type: ignore[union-attr]
+            for member in built.assembly.masks.clients:  # type: ignore[union-attr]
+                member._entropy = built.assembly.protection.entropy
+    state, moved = whole.assembly.initial, []
+    for turn in range(6):
+        with_it, without = totals(whole, state, None), totals(less, state, 4)
+        moved.append(math.sqrt(sum(float((with_it[name] - without[name]).square().sum()) for name in with_it)))
+        state = replace(state, round=turn + 1)
+    own = [order_of(whole).has_turn(4, turn) for turn in range(6)]
+    bound = CLIP * (1.05 if how is SHARES else 1.0)  # shares round to a grid, whose bound is in the noise's account
+    assert [0 < far <= bound for far in moved] == own
+    assert all(far == 0.0 for far, mine in zip(moved, own, strict=True) if not mine)
+
+
+def test_a_vanished_client_leaves_its_place_empty_and_the_divisor_alone() -> None:
+    built = federation(IN_TURN, 3)
+    server = built.assembly.server
+    state, plan = built.assembly.initial, server.plan(built.assembly.initial)
+    asked = server.request(state, plan, "change", private_toys.LR, {})
+    cohort, layout = server.draw(0), server.layout(state, "change")
+    assert built.assembly.attendance is not None
+    released = []
+    for some in (cohort, cohort[:1], []):
+        built.assembly.attendance.begin(None)
+        intake = server.gather(some, asked, layout, built.assembly.transport)
+        released.append(server.release(intake, state, "change"))
+    both, one, none = ({name: part.double() for name, part in mean.dense().parts().items()} for mean in released)
+    noise = private_toys.noise(none, CLIP, 3, "sum", 0, "change")
+    assert all(torch.allclose(none[name], noise[name] / 2, atol=1e-6) for name in noise)
+    apart = math.sqrt(sum(float((both[name] - one[name]).square().sum()) for name in both))
+    assert 0 < apart <= CLIP / 2
+
+
+def test_what_a_round_sends_tells_nothing_of_what_clients_trained() -> None:
+    """Of a client whose training diverged, zeros arrive: in the record they are as large as anybody's factors."""
+    chosen = {**IN_TURN, "method.name": "fra_lora", "federation.rounds": 3}
+    train = [toys.examples(client + 1, size) for client, size in enumerate(SIZES)]
+    bad = [
+        [{**one, "x": one["x"] * math.nan} for one in own] if client == 4 else own for client, own in enumerate(train)
+    ]
+    records = [toys.without_time(toys.federation(chosen, train=given_).run().records) for given_ in (train, bad)]
+    public = ("cohort", "bytes_up", "bytes_down", "rejected")
+    assert [[record[name] for name in public] for record in records[0]] == [
+        [record[name] for name in public] for record in records[1]
+    ]
+
+
+# What is refused, and plans.
+
+
+@every(
+    "settings, said",
+    [
+        ({"federation.sampling": "poisson"}, "federation.sampling = 'poisson' is refused"),
+        ({"federation.sampling": "auto"}, "federation.sampling = 'auto' is refused"),
+        ({"privacy.noise": "distributed", **MASKED}, "privacy.noise = 'distributed' is refused"),
+        ({"privacy.noise": "local"}, "privacy.noise = 'local' is refused"),
+        ({"privacy.clip_quantile": 0.5}, "privacy.clip_quantile = 0.5 is refused"),
+        ({"method.name": "rolora", "method.rank": 2}, "rolora: B and A change in turn"),
+        ({"method.name": "fra_then_ffa", "method.switch_round": 1}, "fra_then_ffa: its rounds do not all sum the same"),
+        ({"method.name": "fedpower", "method.rank": 2}, "fedpower: the basis that a change is written in"),
+        ({"method.name": "fra_lora", "method.transport_form": "sketch", "method.sketch": 1}, "sketch' is refused"),
+    ],
+)
+def test_correlated_noise_is_refused_where_it_cannot_be_taken_back(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        federation({**BANDED, **settings})
+
+
+def test_a_mechanism_of_ones_own_is_refused() -> None:
+    from privacy.mechanisms import Gaussian
+
+    with pytest.raises(ConfigError, match="mechanism of your own"):
+        federation(IN_TURN, mechanism=Gaussian)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"evaluation.phantoms": 2}, {"evaluation.audit_fraction": 0.5}], ids=["phantoms", "held out"]
+)
+def test_an_order_with_rounds_too_empty_for_masks_is_refused_at_the_start(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"round \d+ of the public order has .* fewer than the"):
+        federation({**IN_TURN, **MASKED, **settings}, sizes=[2] * 24)
+
+
+@pytest.mark.parametrize(("rounds", "fits"), [(6, 3), (4, 3), (3, 3)])
+def test_a_cut_plan_costs_what_its_rounds_expose(rounds: int, fits: int) -> None:
+    """Two turns of a client lie in six rounds, one in the first three; an exposure of one costs epsilon 3.1."""
+    chosen = {**BANDED, "privacy.epsilon": 3.2, "privacy.on_exhausted": "stop", "federation.rounds": rounds}
+    plan = federation(chosen).assembly.protection.plan
+    assert plan is not None
+    assert plan.releases == fits
+    assert plan.epsilon() <= 3.2
+    if rounds > fits:
+        with pytest.raises(BudgetExhausted, match=r"raise either, lower federation\.rounds"):
+            federation({**chosen, "privacy.on_exhausted": "refuse"})
+
+
+def test_a_setting_makes_the_order() -> None:
+    sampler = cohort_sampler(toys.config({"federation.sampling": "schedule", "federation.cohort": 3}), 9, [2, 4])
+    assert sampler == PublicOrder(9, 3, (2, 4), 0)
+    gaps = [later - earlier for earlier, later in pairwise(t for t in range(40) if sampler.has_turn(5, t))]
+    assert min(gaps) >= sampler.gap == 3
+    assert np.mean(gaps) == pytest.approx(11 / 3, rel=0.05)
