@@ -167,7 +167,7 @@ def test_the_noise_over_all_models_is_that_of_published_mechanisms(
 ) -> None:
     """Root mean square over prefix sums, of the banded square root with the band that has the least of it."""
     most = -(-rounds // gap)
-    bands = [correlation.noise(square_root(band), rounds, gap, most) for band in range(1, gap + 1, max(1, gap // 20))]
+    bands = [correlation.noise(square_root(band), rounds, gap, most) for band in (1, 4, 8, 10, 12, 16, 20, gap)]
     assert bands[0] == correlation.noise(INDEPENDENT, rounds, gap, most) == pytest.approx(independent, rel=5e-3)
     assert min(bands) == pytest.approx(banded, rel=1e-2)
 

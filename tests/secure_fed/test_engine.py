@@ -69,7 +69,7 @@ def test_a_round_does_things_in_the_order_it_says() -> None:
             return super().apply(state, means, noise_std)
 
     class Sampler(FixedSize):
-        def draw(self, uniform: Uniform) -> list[int]:
+        def draw(self, uniform: Uniform, round_: int = 0) -> list[int]:
             order.append("draw")
             return super().draw(uniform)
 
@@ -223,7 +223,7 @@ def test_an_empty_cohort_changes_nothing_and_the_run_goes_on() -> None:
 class Nobody(Poisson):
     """Coins of which none lands."""
 
-    def draw(self, uniform: Uniform) -> list[int]:
+    def draw(self, uniform: Uniform, round_: int = 0) -> list[int]:
         return []
 
 
@@ -246,7 +246,7 @@ def test_a_rejected_client_leaves_the_round_as_if_it_had_not_been_there(bad: flo
     class Without:
         expected = 3.0
 
-        def draw(self, uniform: Uniform) -> list[int]:
+        def draw(self, uniform: Uniform, round_: int = 0) -> list[int]:
             return [0, 2, 3]
 
     without_it, _ = one_round(toys.server(toys.OnePass(), Without()), toys.Scripted(reply_with(CHANGES)))

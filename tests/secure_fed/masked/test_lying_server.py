@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from privacy import distributed
+from privacy.public_order import PublicOrder
 from protocols.errors import ParameterError, Tampering
 from protocols.keys import registry_digest
 from protocols.parameters import Parameters
@@ -22,7 +23,7 @@ from secure_fed.rounds.masked import masked_client
 from secure_fed.rounds.masked.expected_round import ExpectedRounds, require_terms
 from secure_fed.rounds.masked.terms import Registry, Terms
 from secure_fed.rounds.protection import Protection
-from secure_fed.rounds.transport import Request
+from secure_fed.rounds.transport import Request, Stage
 from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen
 from tests.secure_fed.masked import wide_toys
@@ -80,14 +81,14 @@ def test_a_server_that_names_more_neighbours_to_read_a_vector_is_refused_at_the_
     policy = terms.policy(clients)
     own = terms.parameters(0, range(clients), bytes(32), 5, 0)
     assert not own.complete
-    require_terms(own, terms)
+    require_terms(own, terms, 0)
     policy.check(own)
     threshold = max((clients - 1 + policy.corrupt) // 2 + 1, policy.threshold)
     lied = replace(own, neighbours=clients - 1, threshold=threshold, partners=0)
     colluding = clients // 4
     assert 2 * threshold <= lied.holders + colluding, "the attack would succeed"
     with pytest.raises(Tampering, match="not those of the run's configuration"):
-        require_terms(lied, terms)
+        require_terms(lied, terms, 0)
     with pytest.raises(ParameterError, match=f"has 169 neighbours, and this client's policy is for {own.neighbours}"):
         policy.check(lied)
     replace(policy, neighbours=clients - 1).check(lied)  # nothing else would have stopped it
@@ -101,11 +102,21 @@ def test_terms_that_were_accepted_once_are_judged_again_in_every_other_session()
     nothing: Any = None
     rounds = ExpectedRounds(nothing, nothing, terms, ())
     own = terms.parameters(0, range(clients), bytes(32), 5, 0)
-    rounds.require_terms(own)
-    rounds.require_terms(own)
+
+    def judge(parameters: Parameters, round_: int = 0) -> None:
+        rounds.require_terms(Stage(round_, "advertise", parameters, b""))
+
+    judge(own)
+    judge(own)
     for _ in range(2):
         with pytest.raises(Tampering, match="not those of the run's configuration"):
-            rounds.require_terms(replace(own, survivors=own.survivors - 1))
+            judge(replace(own, survivors=own.survivors - 1))
+    order = PublicOrder(2 * clients, clients)
+    rounds.terms = replace(terms, registry=Registry(2 * clients), order=order)
+    own = rounds.terms.parameters(0, order.of_round(0), bytes(32), 5, 0)
+    judge(own)
+    with pytest.raises(Tampering, match="whose turn it is not"):
+        judge(own, 1)
 
 
 # Parameters.

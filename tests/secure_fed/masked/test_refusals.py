@@ -121,7 +121,7 @@ def test_no_round_fails_for_the_size_of_a_secret_cohort(size: int) -> None:
     from privacy.sampling import Poisson
 
     class Chosen(Poisson):
-        def draw(self, uniform: Any) -> list[int]:
+        def draw(self, uniform: Any, round_: int = 0) -> list[int]:
             return list(range(size))
 
     from dataclasses import replace
