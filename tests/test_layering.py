@@ -123,6 +123,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             "rounds.personal",
             "rounds.plans",
             "rounds.record",
+            "rounds.running_sum",
             "rounds.server_optimizer",
             "rounds.transport",
         ),

@@ -111,16 +111,25 @@ def _privacy(config: Sections) -> None:
         _distributed(config)
     if privacy.correlation != "none":
         _correlated(config)
-    method = config.method
+    if privacy.unit == "client":
+        _denoising(config)
+
+
+def _denoising(config: Sections) -> None:
+    """Refuse shrinkage of what carries noise of no known level, the same on every entry."""
+    method, optimizer = config.method, config.federation.server_optimizer
     fra = method.name in ("fra_lora", "fra_then_ffa") or (method.name, method.rule) == ("federa", "fra_lora")
-    if fra and privacy.unit == "client" and method.denoise == "shrink" and federation.server_optimizer != "mean":
+    if fra and method.denoise == "shrink" and optimizer == "adam":
         _wrong(
             config,
             "federation.server_optimizer",
-            "'mean' with method.denoise = 'shrink'",
-            f"method.denoise = 'shrink' needs to know the noise, which federation.server_optimizer = "
-            f"{federation.server_optimizer!r} changes: use 'mean', or method.denoise = 'truncate'",
+            "'mean' or 'momentum' with method.denoise = 'shrink'",
+            "method.denoise = 'shrink' needs to know the noise, which federation.server_optimizer = 'adam' changes from entry "
+            "to entry: use 'mean' or 'momentum', or method.denoise = 'truncate'",
         )
+    if method.denoise_over == "sum" and method.transport_form == "sketch":
+        why = "the sketches of different rounds span other columns, so their sum carries noise of no one level"
+        _refuse(config, "method.denoise_over", "method.transport_form = 'sketch'", why + "; use 'mean', or 'dense'")
 
 
 def _distributed(config: Sections) -> None:

@@ -93,6 +93,11 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
         "federation.server_optimizer = 'momentum' or 'adam'",
     ),
     ("method.sketch", lambda c: c.method.transport_form == "sketch", "method.transport_form = 'sketch'"),
+    (
+        "method.denoise_over",
+        lambda c: c.method.denoise == "shrink" and c.privacy.unit == "client",
+        "method.denoise = 'shrink' and privacy.unit = 'client'",
+    ),
     ("training.epochs", lambda c: c.training.steps is None, "training.steps not to be set"),
     *(
         (f"privacy.{name}", _private("client", "example", "group"), "privacy.unit to be set")

@@ -23,6 +23,11 @@ class MethodConfig:
     double_rank: bool = key(False, "twice the rank, since only half the factors train (FFA)")
     switch_round: int = key(5, "rounds of FRA before FFA (fra_then_ffa)", at_least=1)
     denoise: str = key("shrink", "what FRA does to the noise in a private mean", choices=("truncate", "shrink", "none"))
+    denoise_over: str = key(
+        "auto",
+        "what FRA shrinks: each private mean, or the sum of all so far; auto: the sum, but of sketches each mean",
+        choices=("auto", "mean", "sum"),
+    )
     transport_form: str = key(
         "dense", "FRA's mean of whole matrices, or of sketches in two passes", choices=("dense", "sketch")
     )

@@ -28,7 +28,7 @@ from secure_fed.methods import fedlora, ffa_lora, fra_lora, rolora
 from secure_fed.methods.averaging import AveragedLora
 from secure_fed.methods.method import Card
 
-_OF_FRA = ("denoise", "transport_form", "sketch")
+_OF_FRA = ("denoise", "denoise_over", "transport_form", "sketch")
 
 CARD = Card(
     name="federa",
@@ -56,7 +56,7 @@ def build(run: RunConfig) -> AveragedLora:
     )
     card = replace(rule, name=CARD.name, paper=CARD.paper, options=CARD.options)
     if issubclass(made, fra_lora.FraLora):
-        return made(adapter, card, method.denoise, fra_lora.sketch_of(method))
+        return made(adapter, card, method.denoise, fra_lora.sketch_of(method), fra_lora.over_sum(method))
     return made(adapter, card)
 
 

@@ -15,10 +15,22 @@ the mean is the same. Eq. (4) halves both factors, which gives a quarter: one of
 terms and leaves the split of D open: r terms, B = U sqrt(D) and A = sqrt(D) V, signs fixed. Where the mean has rank below r,
 the spare rows of A stay orthonormal beside zeros in B, so that they can learn.
 
-Under client-level privacy the mean of D_i carries noise on each of its m n entries, far more than rank r of it can hold. So
-D is denoised first, by `privacy/denoise.py`: "shrink" takes each of its singular values for what it most likely was before
-noise of that public level, and keeps at most r; "truncate" keeps the first r as they are; "none" leaves all of D to eq. (5).
-This is ours, not the paper's. D has been released by then, so it costs no privacy. Where nothing of D survives, B A stays.
+Under client-level privacy the mean D of a round carries noise on each of its m n entries, far more than rank r of it can
+hold. So it is denoised by `privacy/denoise.py`, after its release and at no cost in privacy. This is ours, not the paper's.
+"shrink" takes each singular value for what it most likely was before noise of a public level, and keeps at most r; "truncate"
+keeps the first r as they are; "none" leaves all of D to eq. (5). What is shrunk is (`denoise_over`)
+
+    "sum"     S, the sum of all steps of the server so far, at the noise of S:   s B' A' = best(s B_0 A_0 + shrunk(S))
+    "mean"    the step of this round, at its own noise:                          s B' A' = best(s B A + shrunk(D))
+
+with B_0 A_0 the start and best() of rank r. A direction too weak to be seen in any one mean adds up in S, and noise that is
+correlated over rounds cancels in S alone: shrunk one by one, means would be taken for twice their independent noise, and what
+is left would not cancel. `benchmarks/fra_over_rounds.py` measures both; "sum" is the default but for sketches.
+
+S is not an estimate of what clients would learn from the start. Every D is relative to the model that clients were sent. What
+shrinkage holds back, they miss and contribute again, so S grows until B' A' has it: S = (s B A - s B_0 A_0) + what the model
+lacks of S, which is kept (error feedback, as in compressed descent). The estimate that is meant is B' A', not S. Where nothing
+survives, B A is the start ("sum") or stays ("mean").
 
 Where a sum has to be taken coordinate by coordinate (behind masks, or of contributions with noise on them), mean(D_i) costs
 m n numbers a matrix. With `sketch` = p columns it is taken in two passes (module `sketch`) of p (m + n) numbers and a
@@ -55,7 +67,7 @@ CARD = Card(
     paper="Trautmann et al., 2025, section IV",
     travels="change of B A as factors of twice the rank, head; down A, B, head",
     mean_exact=True,
-    options=(*LORA_OPTIONS, "denoise", "transport_form", "sketch"),
+    options=(*LORA_OPTIONS, "denoise", "denoise_over", "transport_form", "sketch"),
 )
 
 SKETCH = "sketch"
@@ -64,7 +76,8 @@ Split = Callable[[Svd], tuple[Tensor, Tensor]]
 
 
 def build(run: RunConfig) -> FraLora:
-    return FraLora(LoraAdapter.of(run.method), CARD, run.method.denoise, sketch_of(run.method))
+    method = run.method
+    return FraLora(LoraAdapter.of(method), CARD, method.denoise, sketch_of(method), over_sum(method))
 
 
 def sketch_of(config: MethodConfig) -> int | None:
@@ -72,16 +85,24 @@ def sketch_of(config: MethodConfig) -> int | None:
     return (config.sketch or 4 * config.rank) if config.transport_form == "sketch" else None
 
 
+def over_sum(config: MethodConfig) -> bool:
+    """Whether the sum of all means is denoised, and not each: if not said, where it is shrunk and travels whole."""
+    auto = config.denoise == "shrink" and config.transport_form != "sketch"
+    return auto if config.denoise_over == "auto" else config.denoise_over == "sum"
+
+
 @dataclass(frozen=True)
 class FraLora(AveragedLora):
     """Averages the products B A and the head.
 
-    denoise: what happens to a noised mean. sketch: columns of the sketch that the mean is taken by, None for taking it whole.
+    denoise: what happens to noise. sketch: columns of the sketch that the mean is taken by, None for taking it whole.
+    summed: whether the sum of all means is denoised, and not each.
     """
 
     card: Card = CARD
     denoise: str = "shrink"
     sketch: int | None = None
+    summed: bool = False
 
     def prepare(self, model: nn.Module, head: Sequence[str], seed: int) -> Tensors:
         tensors = super().prepare(model, head, seed)
@@ -116,6 +137,9 @@ class FraLora(AveragedLora):
 
     def apply(self, state: State, means: Mapping[str, Tensors], noise_std: float = 0.0) -> State:
         return next_state(state, self.merged(state.tensors, means, balanced, noise_std))
+
+    def from_sums(self, state: State) -> bool:
+        return self.summed
 
     def reported(self, means: Mapping[str, Tensors]) -> dict[str, float]:
         """The part of the mean change that lay outside the sketch, as a share of its norm; nothing where there was none.

@@ -8,6 +8,8 @@ FRA reached, with an A as well conditioned as its own orthonormal one.
 A travels down in the FFA rounds too: it is not made from the seed, and a client may be drawn for the first time after the
 switch. Up go B and the head alone.
 
+Under privacy its last FRA round splits the start and the shrunk sum of all means, as `fra_lora` says. FFA goes on from there.
+
 With `sketch` its FRA rounds have the two passes that `fra_lora` has then, and its FFA rounds one as ever.
 
 Deviation: the paper proposes the combination and leaves the round of the switch and the split open.
@@ -24,7 +26,7 @@ from secure_fed.config import RunConfig
 from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, pairs
 from secure_fed.methods.averaging import AveragedLora, change, moved, next_state
 from secure_fed.methods.ffa_lora import without_a
-from secure_fed.methods.fra_lora import FraLora, sketch_of
+from secure_fed.methods.fra_lora import FraLora, over_sum, sketch_of
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
 from secure_fed.tensors.low_rank import balanced, right_orthonormal
 from secure_fed.tensors.tensors import Layout, Tensors
@@ -34,13 +36,14 @@ CARD = Card(
     paper="Trautmann et al., 2025, section VI",
     travels="as fra_lora, then up B, head and down A, B, head",
     mean_exact=True,
-    options=(*LORA_OPTIONS, "switch_round", "denoise", "transport_form", "sketch"),
+    options=(*LORA_OPTIONS, "switch_round", "denoise", "denoise_over", "transport_form", "sketch"),
 )
 
 
 def build(run: RunConfig) -> FraThenFfa:
     method = run.method
-    return FraThenFfa(LoraAdapter.of(method), CARD, method.switch_round, method.denoise, sketch_of(method))
+    adapter, sketch = LoraAdapter.of(method), sketch_of(method)
+    return FraThenFfa(adapter, CARD, method.switch_round, method.denoise, sketch, over_sum(method))
 
 
 @dataclass(frozen=True)
@@ -50,10 +53,11 @@ class FraThenFfa(AveragedLora):
     switch_round: int
     denoise: str
     sketch: int | None
+    summed: bool = False
 
     @property
     def _fra(self) -> FraLora:
-        return FraLora(self.adapter, CARD, self.denoise, self.sketch)
+        return FraLora(self.adapter, CARD, self.denoise, self.sketch, self.summed)
 
     def prepare(self, model: nn.Module, head: Sequence[str], seed: int) -> Tensors:
         return self._fra.prepare(model, head, seed)
@@ -78,6 +82,9 @@ class FraThenFfa(AveragedLora):
         last = state.round == self.switch_round - 1
         split = right_orthonormal if last else balanced
         return next_state(state, self._fra.merged(state.tensors, means, split, noise_std))
+
+    def from_sums(self, state: State) -> bool:
+        return self.summed and state.round < self.switch_round
 
     def reported(self, means: Mapping[str, Tensors]) -> dict[str, float]:
         """The share of the change that the sketch missed, as `FraLora` has it, in its rounds."""

@@ -28,8 +28,8 @@ class State:
     """The global state after `round` finished rounds.
 
     tensors: everything the method owns (adapter and head), frozen members included.
-    memory: what the server optimiser remembers; clip_norm: what the next round's contributions are clipped to (public, and
-    infinite without privacy). Neither is a method's business.
+    memory: what the server remembers of earlier rounds, such as its optimiser's moments; clip_norm: what the next round's
+    contributions are clipped to (public, and infinite without privacy). Neither is a method's business.
     """
 
     tensors: Tensors
@@ -109,6 +109,15 @@ class Reporting(Protocol):
 
     def reported(self, means: Mapping[str, Tensors]) -> dict[str, float]:
         """Numbers by name, for the round's record. Of means alone, so that under privacy nothing leaves that had not."""
+
+
+@runtime_checkable
+class FromSums(Protocol):
+    """A method that makes a state, where means are noised, from the start and the sum of all steps so far."""
+
+    def from_sums(self, state: State) -> bool:
+        """Whether the round after `state` is such a round: `apply` is then given the tensors of the start under that round's
+        number, the sums of all steps, and the standard deviation of the noise on each coordinate of the sums."""
 
 
 @runtime_checkable

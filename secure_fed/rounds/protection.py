@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
-from privacy.entropy import Entropy, SystemEntropy
+from privacy.correlation import INDEPENDENT
+from privacy.entropy import Entropy, Floats, SystemEntropy
 from privacy.mechanisms import Mechanism, Named, NoMechanism
 from privacy.public_order import PublicOrder
 from privacy.sampling import Sampler
@@ -90,22 +91,26 @@ class Protection:
         spread = self.correlated.spread(round_) if self.correlated else 1.0
         return self.mechanism.std(clip_norm) * spread
 
+    def noise_weights(self, rounds: int) -> Floats:
+        """(rounds,) the noise of round t is sum_j weights[j] Z_(t - j), Z_t the independent noise that round t adds."""
+        return (self.correlated.correlation if self.correlated else INDEPENDENT).weights(rounds)
+
     def noised(self, total: Named, clip_norm: float, round_: int, pass_name: str) -> dict[str, Tensor]:
         """The sum of a pass with the server's noise."""
         if self.correlated is not None:
             return self.correlated.noised(total, self.mechanism.std(clip_norm), round_, pass_name)
         return self.mechanism.noised(total, clip_norm, self.entropy.stream("sum", round_, pass_name))
 
-    def mean_noise_std(self, clip_norm: float, cohort: float, dim: int, round_: int) -> float:
+    def mean_noise_std(self, clip_norm: float, cohort: float, dim: int) -> float:
         """The standard deviation of the noise on each of `dim` coordinates of a round's mean over (an expected) `cohort`, 0 for
-        none.
+        none; where noise is correlated over rounds, of the independent noise that a round adds (`noise_weights`).
 
         Shares of noise are counted as if nobody had vanished.
         """
         if self.shares is not None:
             return self.shares.std(clip_norm, dim, self.shares.contributors - self.beside) / cohort
         if self.placement.server_noise:
-            return self.sum_noise_std(clip_norm, round_) / cohort
+            return self.mechanism.std(clip_norm) / cohort
         std = self.contribution_mechanism.std(clip_norm)
         return std * math.sqrt(cohort + self.beside) / cohort
 

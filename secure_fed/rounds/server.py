@@ -16,7 +16,8 @@ from torch import Tensor
 
 from privacy.sampling import Sampler, Uniform
 from secure_fed.errors import TrainingError
-from secure_fed.methods.method import Method, Reporting, RoundPlan, State
+from secure_fed.methods.method import FromSums, Method, Reporting, RoundPlan, State
+from secure_fed.rounds import running_sum
 from secure_fed.rounds.protection import Protection
 from secure_fed.rounds.record import Record
 from secure_fed.rounds.server_optimizer import ServerOptimizer
@@ -198,14 +199,25 @@ class Server:
         clip_norm = mechanism.adapted(state.clip_norm, first.select(mechanism.counters).parts())
         means = {name: mean.without(mechanism.counters) for name, mean in means.items()}
         steps, memory = self.optimizer.step(means, state.memory)
-        dim = Layout.of(next(reversed(means.values()))).size
-        noise_std = self.optimizer.lr * self.protection.mean_noise_std(
-            state.clip_norm, self.sampler.expected, dim, state.round
-        )
-        following = replace(self.method.apply(state, steps, noise_std), memory=memory, clip_norm=clip_norm)
+        noise, noted = self._noise(state, Layout.of(next(reversed(means.values()))).size)
+        memory, before, noise_std = memory | noted, state, noise.step
+        if noise.total and isinstance(self.method, FromSums) and self.method.from_sums(state):
+            start, steps, kept = running_sum.added_up(state, steps)
+            memory, before, noise_std = memory | kept, replace(state, tensors=start), noise.total
+        following = replace(self.method.apply(before, steps, noise_std), memory=memory, clip_norm=clip_norm)
         if not following.tensors.is_finite():
             raise TrainingError(f"the state after round {following.round} is not finite; lower federation.server_lr")
         return following
+
+    def _noise(self, state: State, dim: int) -> tuple[running_sum.NoiseLevels, dict[str, Tensor]]:
+        """The noise on each of `dim` coordinates of this round's step and of the sum of all steps; what to remember of it."""
+        std = self.protection.mean_noise_std(state.clip_norm, self.sampler.expected, dim)
+        if not std:
+            return running_sum.NoiseLevels(0.0, 0.0), {}
+        deviations = running_sum.deviations(state.memory, state.round, std)
+        weights = self.protection.noise_weights(state.round + 1)
+        levels = running_sum.noise_levels(deviations.numpy(), weights, self.optimizer.lr, self.optimizer.momentum)
+        return levels, running_sum.noted(deviations)
 
 
 _COHORT_STREAM = 2**32 - 1  # no client has this index, so no client draws the same numbers

@@ -27,11 +27,16 @@ _TAU = 1e-3
 
 @dataclass(frozen=True)
 class ServerOptimizer:
-    """A pure function from (means, memory) to (steps, memory); memory starts empty."""
+    """A pure function from (means, memory) to (steps, memory): of memory it reads and returns the moments, at first none."""
 
     kind: str
     lr: float
     beta: float
+
+    @property
+    def momentum(self) -> float:
+        """b where a step is a sum of the means so far with weights lr b^age; of Adam, which is no such sum, 0."""
+        return self.beta if self.kind == "momentum" else 0.0
 
     @classmethod
     def of(cls, config: FederationConfig) -> ServerOptimizer:
@@ -40,7 +45,7 @@ class ServerOptimizer:
     def step(self, means: Mapping[str, Tensors], memory: Tensors) -> tuple[dict[str, Tensors], Tensors]:
         """The steps for the means of all passes, and what to remember until the next round."""
         if self.kind == "mean":
-            return {name: mean if self.lr == 1.0 else mean * self.lr for name, mean in means.items()}, memory
+            return {name: mean if self.lr == 1.0 else mean * self.lr for name, mean in means.items()}, Tensors()
         steps: dict[str, dict[str, Tensor]] = {}
         kept: dict[str, Tensor] = {}
         for pass_name, mean in means.items():

@@ -238,7 +238,7 @@ def test_shares_of_noise_become_noise_of_the_same_size_on_the_sum() -> None:
     expected = shares.std(0.5, 12_000, shares.contributors)
     assert torch.cat([tensor.flatten() for tensor in noised.values()]).std() == pytest.approx(expected, rel=0.03)
     assert expected > 1.02 * federation.assembly.protection.mechanism.std(0.5), "more shares than are counted on"
-    assert protection.mean_noise_std(0.5, 8, 12_000, 0) == pytest.approx(expected / 8)
+    assert protection.mean_noise_std(0.5, 8, 12_000) == pytest.approx(expected / 8)
 
 
 def test_a_client_trains_on_its_units_that_are_inside_and_on_all_that_is_in_no_pool() -> None:

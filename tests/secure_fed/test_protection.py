@@ -113,7 +113,7 @@ def test_shares_of_noise_are_those_of_whoever_stays_and_does_not_collude(
     assert (found.shares.contributors, found.shares.shares) == (contributors, {5: 3, 10: 5}[contributors])
     least = found.shares.std(0.1, 7, found.shares.shares)
     assert least == pytest.approx(0.1, rel=1e-3), "the noise of those counted on is what was asked for"
-    assert found.mean_noise_std(0.1, 5.0, 7, 0) == found.shares.std(0.1, 7, contributors) / 5 > least / 5
+    assert found.mean_noise_std(0.1, 5.0, 7) == found.shares.std(0.1, 7, contributors) / 5 > least / 5
 
 
 def test_the_mechanism_on_contributions() -> None:
@@ -128,11 +128,11 @@ def test_the_mechanism_on_contributions() -> None:
 
 
 def test_the_noise_on_a_mean() -> None:
-    assert protection({}).mean_noise_std(math.inf, 4.0, 5, 0) == 0.0
-    assert protection(EXAMPLE | Z).mean_noise_std(0.1, 4.0, 5, 0) == 0.0
-    assert protection(CLIENT | Z).mean_noise_std(0.1, 4.0, 5, 0) == pytest.approx(0.1 / 4)
+    assert protection({}).mean_noise_std(math.inf, 4.0, 5) == 0.0
+    assert protection(EXAMPLE | Z).mean_noise_std(0.1, 4.0, 5) == 0.0
+    assert protection(CLIENT | Z).mean_noise_std(0.1, 4.0, 5) == pytest.approx(0.1 / 4)
     local = protection({**CLIENT, "privacy.noise_multiplier": 3.0, "privacy.noise": "local"})
-    assert local.mean_noise_std(0.1, 4.0, 5, 0) == pytest.approx(3 * 0.1 / 2), "four noises added, and divided by four"
+    assert local.mean_noise_std(0.1, 4.0, 5) == pytest.approx(3 * 0.1 / 2), "four noises added, and divided by four"
 
 
 def test_without_privacy_nothing_is_clipped() -> None:
@@ -157,10 +157,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "weights by examples, examples": (
         {**EXAMPLE, **Z, "federation.weighting": "examples"},
         r"federation\.weighting = 'examples' is refused",
-    ),
-    "shrinking under momentum": (
-        {**NOISE, "method.name": "fra_lora", "federation.server_optimizer": "momentum"},
-        r"method\.denoise = 'shrink'.*federation\.server_optimizer = 'momentum'.*'truncate'",
     ),
     "shares of noise in the clear": (
         {**CLIENT, **Z, "privacy.noise": "distributed"},

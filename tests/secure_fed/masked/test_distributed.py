@@ -53,7 +53,7 @@ def _residues(
             total = sum(heard.values(round_, name).values())
             found.append(mean - total / built.assembly.sampler.expected)
     dim = len(found[-1])
-    return np.concatenate(found), built.assembly.protection.mean_noise_std(0.1, built.assembly.sampler.expected, dim, 0)
+    return np.concatenate(found), built.assembly.protection.mean_noise_std(0.1, built.assembly.sampler.expected, dim)
 
 
 @pytest.mark.parametrize(
