@@ -87,15 +87,6 @@ def test_epsilon_is_that_of_one_gaussian_release_and_holds_against_everybody_who
     assert expected > 1.05 * get_epsilon_gaussian(1 / math.sqrt(2), 1e-3), "bands longer than the gap cost more"
 
 
-def test_all_passes_of_a_round_share_the_budget_and_have_noise_of_their_own() -> None:
-    settings = {"method.name": "fra_lora", "method.transport_form": "dense"}
-    one = federation({**BANDED, **settings, "privacy.noise_multiplier": None, "privacy.epsilon": 3.0})
-    plan = one.assembly.protection.plan
-    assert plan is not None
-    assert plan.exposures[-1] == pytest.approx(2)
-    assert get_epsilon_gaussian(plan.noise_multiplier / math.sqrt(2), 1e-3) == pytest.approx(3, rel=0.01)
-
-
 # Interrupted and resumed.
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dp_accounting import get_epsilon_gaussian
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -202,6 +203,18 @@ def test_a_round_is_charged_whole_and_an_interrupted_one_is_not_repeated(
     assert [record.get("lost", "") for record in result.records][2].startswith("round 3 was interrupted")
     assert again.assembly.protection.plan is not None
     assert result.summary["epsilon"] == again.assembly.protection.plan.epsilon()
+
+
+def test_all_passes_of_all_turns_are_one_release() -> None:
+    """Two turns of two passes: one Gaussian of z / 2."""
+    chosen = {**IN_TURN, "method.name": "fedask", "method.oversampling": 1}
+    plan = federation({**chosen, "privacy.noise_multiplier": None, "privacy.epsilon": 3.0}).assembly.protection.plan
+    assert plan is not None
+    assert plan.epsilon() == plan.epsilon_participants() <= 3.0
+    assert plan.epsilon() == pytest.approx(get_epsilon_gaussian(plan.noise_multiplier / 2, 1e-3))
+    orders = (2.0, 8.0, 64.0)
+    cost = plan.cost(orders=orders)
+    assert cost.rdp == pytest.approx([order * 4 / (2 * plan.noise_multiplier**2) for order in orders])
 
 
 def test_a_plan_that_was_cut_is_not_gone_beyond_where_a_round_was_lost(tmp_path: Path) -> None:
