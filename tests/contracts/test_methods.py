@@ -193,3 +193,39 @@ def test_a_server_that_adds_up_means_is_refused_with_the_reason() -> None:
             runs.federation(runs.settings(name, **{"federation.server_optimizer": "momentum"}))
         assert card(name).memoryless in str(said.value)
     assert refused
+
+
+IN_TURN = {"federation.sampling": "schedule", "federation.cohort": 2}
+BANDED = {**IN_TURN, "privacy.correlation": "banded", "privacy.band": 2}
+# Their rounds do not all sum numbers of the same meaning, so that nothing of one round's noise can be taken back in another.
+NOT_CORRELATED = {*(name for name in METHODS if card(name).memoryless), "fra_then_ffa"}
+
+
+def test_noise_is_correlated_where_means_add_up_and_else_refused_with_the_reason() -> None:
+    for name in NOT_CORRELATED:
+        with pytest.raises(ConfigError, match=card(name).memoryless or "do not all sum the same tensors"):
+            runs.federation(runs.settings(name, "client", **BANDED))
+
+
+@pytest.mark.parametrize("name", chosen([name for name in METHODS if name not in NOT_CORRELATED], ["fra_lora"]))
+def test_a_round_in_turn_takes_back_noise_of_the_round_before(name: str) -> None:
+    """With the same streams, the second round's noise is Z_1 - c_1 / c_0 Z_0, and all sums are of the clients' turns."""
+    built = runs.federation(runs.settings(name, "client", **BANDED))
+    events = runs.watch(built)
+    said = built.run().summary
+    asked = {round_: {client for client, at, _ in events.of("ask") if at == round_} for round_ in range(ROUNDS)}
+    assert sorted(asked[0] | asked[1]) == list(range(len(SIZES)))
+    assert said["epsilon"] == said["epsilon_participants"]
+    protection = built.assembly.protection
+    assert protection.correlated is not None
+    c = protection.correlated.correlation.column
+    layout = built.assembly.server.layout(built.assembly.initial, "change")
+    noise = []
+    for round_ in range(ROUNDS):
+        stream = built.assembly.protection.entropy.stream("sum", round_, "change")
+        noise.append(np.concatenate([stream.normal(shape).ravel() for _, shape in layout.entries]))
+    sums = [sum(flat(reply.contribution) for reply in events.replies[round_, "change"].values()) for round_ in (0, 1)]
+    std = protection.mechanism.std(protection.clip_norm)
+    expected = [sums[0] + std / c[0] * noise[0], sums[1] + std / c[0] * (noise[1] - c[1] / c[0] * noise[0])]
+    for round_ in range(ROUNDS):
+        np.testing.assert_allclose(2 * flat(events.means[round_]["change"]), expected[round_], atol=1e-5)
