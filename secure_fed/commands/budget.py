@@ -1,6 +1,6 @@
 """`secure-fed budget`: what privacy will cost, and the ledgers it is paid from.
 
-plan     noise for a target epsilon, or epsilon for a noise multiplier, and what the noise does to a mean
+plan     who is promised what by which way; noise for a target epsilon, or epsilon for a noise multiplier, and its effect
 create   a ledger for a data set
 same     a statement that two names of units in a ledger are of one unit
 show     what is spent, by whom, and what is left
@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from secure_fed.commands import ledgers as ledger_commands
+from secure_fed.commands import ways as shown_ways
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from privacy.planning import Plan, Setting
+    from privacy.promises import Way
+    from privacy.run_plan import Target
 
 _TARGETS = (1.0, 3.0, 8.0)
 _OUTLOOKS = {
@@ -76,12 +79,27 @@ def _add_plan(made: argparse.ArgumentParser) -> None:
     made.add_argument("--dim", type=int, help="how many numbers travel: see `secure-fed methods`")
     made.add_argument("--clip-norm", type=float, default=1.0, help="default: 1")
     made.add_argument("--sampling", choices=("poisson", "fixed"), default="poisson", help="default: poisson")
+    made.add_argument("--momentum", type=float, default=0.0, help="of the server; it chooses the band (default: 0)")
+    made.add_argument(
+        "--corrupt", type=_share, default=0.1, metavar="SHARE", help="as secure_aggregation.corrupt (default: 0.1)"
+    )
+    made.add_argument(
+        "--dropout", type=_share, default=0.1, metavar="SHARE", help="as secure_aggregation.dropout (default: 0.1)"
+    )
     made.add_argument("--json", action="store_true", help="print one JSON object")
 
 
+def _share(written: str) -> float:
+    """A share of clients, as the sections of a configuration admit it."""
+    if not 0 <= (share := float(written)) < 0.5:
+        raise argparse.ArgumentTypeError(f"{written} is no share of clients at least 0 and below 0.5")
+    return share
+
+
 def plan(chosen: argparse.Namespace) -> None:
-    """Print a plan, and what other targets and cohorts would take."""
+    """Print who is promised what by which way, the plan of coins, and what other targets and cohorts would take."""
     from privacy import planning
+    from privacy.run_plan import Target
 
     setting = planning.Setting(**{field.name: getattr(chosen, field.name) for field in fields(planning.Setting)})
     if chosen.epsilon is not None:
@@ -90,12 +108,16 @@ def plan(chosen: argparse.Namespace) -> None:
         made = planning.for_noise(setting, chosen.noise_multiplier)
     targets = sorted({*_TARGETS, *([chosen.epsilon] if chosen.epsilon is not None else [])})
     others = planning.alternatives(setting, targets)
+    ways = _ways(chosen, setting, Target(chosen.epsilon, chosen.noise_multiplier, setting.delta))
     if chosen.json:
-        print(json.dumps({**_plan_facts(made), "alternatives": [_plan_facts(other) for other in others]}))
+        alternatives = [_plan_facts(other) for other in others]
+        facts = [shown_ways.facts(setting, way) for way in ways]
+        print(json.dumps({**_plan_facts(made), "alternatives": alternatives, "ways": facts}))
         return
     from secure_fed.report.terminal import PlainConsole
 
     console = PlainConsole()
+    shown_ways.show(console, setting, ways, chosen)
     console.print(_plan_table(made))
     if made.outlook is not None:
         console.print(f"{_OUTLOOKS[made.outlook]}. {_RAW}")
@@ -104,6 +126,16 @@ def plan(chosen: argparse.Namespace) -> None:
     console.print(
         "Calibrated on a coarse grid: never above the target, with up to a few percent more noise than needed."
     )
+
+
+def _ways(chosen: argparse.Namespace, setting: Setting, target: Target) -> list[Way]:
+    """With masks wherever a share of noise is left to count on."""
+    from privacy.promises import Possible, compared
+
+    cohort, everybody = (
+        shown_ways.counted(clients, chosen.corrupt, chosen.dropout) for clients in (setting.cohort, setting.clients)
+    )
+    return compared(setting, target, Possible(cohort, everybody, momentum=chosen.momentum))
 
 
 def _plan_facts(made: Plan) -> dict[str, Any]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
+import tomllib
+from argparse import Namespace
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -15,9 +18,17 @@ import pytest
 from privacy import accounting
 from privacy.errors import LedgerError
 from privacy.ledger import Cost, Ledger
+from privacy.planning import Setting
+from privacy.promises import Possible, recommended
+from privacy.run_plan import Target
+from secure_fed.commands import ways as shown_ways
 from secure_fed.commands.cli import main
+from secure_fed.config import RunConfig
+from secure_fed.methods.method import Card
+from secure_fed.rounds.cohort import cohort_sampler
+from secure_fed.rounds.protection import protect
 from secure_fed.runs.ledger_heads import heads_at
-from tests.cells import chosen
+from tests.cells import chosen, every
 from tests.privacy.ledger_child import UNIT
 
 LARGE = ("--delta", "1e-6", "--rounds", "1", "--clients", "1000", "--cohort", "100")
@@ -97,6 +108,50 @@ def test_without_a_size_nothing_is_said_of_the_whole(told: Told) -> None:
     assert "0.5 a coordinate" in out
     assert "longer" not in out
     assert "shorter" not in out
+    assert "Length" not in out
+    assert out.count("->") == 1
+    assert 'sampling = "schedule"' in out
+
+
+def test_the_ways_are_compared_and_one_is_recommended(told: Told) -> None:
+    ways = json.loads(told("plan", "--noise-multiplier", "1", *SMALL, "--dim", "9", "--json")[1])["ways"]
+    names = {"sampling", "noise", "correlation", "noise_multiplier", "epsilon", "holds_against", "final_noise"}
+    assert all(names < set(way) for way in ways)
+    assert [(way["sampling"], way["noise"], way["correlation"], len(way["holds_against"])) for way in ways] == [
+        ("coins", "central", "none", 1),
+        ("schedule", "central", "none", 2),
+        ("schedule", "central", "banded", 2),
+        ("coins", "distributed", "none", 3),
+        ("schedule", "local", "none", 3),
+    ], "two clients cannot be masked, twenty can"
+    assert [way["final_noise"] * 3 / (2 * 5) for way in ways] == pytest.approx([way["noise_share"] for way in ways])
+    assert sum(way["recommended"] for way in ways) == 1
+
+
+@every(
+    "cohort, dim, noise, correlation",
+    [(6, 1, "distributed", "none"), (6, 1000, "central", "banded"), (2, 1, "central", "banded")],  # no masks over two
+)
+def test_the_recommended_settings_make_the_noise_that_was_promised(
+    cohort: int, dim: int, noise: str, correlation: str
+) -> None:
+    setting = Setting(clients=20, cohort=cohort, rounds=5, delta=1e-5, dim=dim)
+    asked = Namespace(epsilon=8.0, noise_multiplier=None, momentum=0.7, corrupt=0.2, dropout=0.1)
+    possible = Possible(shown_ways.counted(cohort, 0.2, 0.1), momentum=0.7)
+    way = recommended(setting, Target(8.0, None, 1e-5), possible)
+    assert (way.sampling, way.noise, way.correlation) == ("schedule", noise, correlation)
+
+    pasted = tomllib.loads(shown_ways.settings(setting, way, asked))
+    config = RunConfig.from_dict(pasted | {"method": {"name": "ffa_lora"}})
+    names = [*"abcdefghijklmnopqrst"]
+    built = protect(config, Card("toy", "", "", True), names, [5] * 20, cohort_sampler(config, 20), passes=1)
+    assert built.plan is not None
+    assert (built.plan.noise_multiplier, built.plan.epsilon()) == (way.noise_multiplier, way.epsilon)
+    assert built.plan.correlation.band == way.band
+    assert (built.shares is not None) == (noise == "distributed")
+    if built.shares is not None:
+        final = built.shares.std(1.0, dim, cohort) * math.sqrt(5)
+        assert final == pytest.approx(way.final_noise, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +164,8 @@ def test_without_a_size_nothing_is_said_of_the_whole(told: Told) -> None:
         (("--noise-multiplier", "nan", *SMALL), "noise multiplier is nan"),
         (("--noise-multiplier", "1", "--delta", "2", *SMALL[2:]), "delta is 2"),
         (("--noise-multiplier", "1", *SMALL, "--clip-norm", "0"), "clip_norm is 0"),
+        (("--noise-multiplier", "1", *SMALL, "--corrupt", "0.5"), "0.5 is no share of clients"),
+        (("--noise-multiplier", "1", *SMALL, "--dropout", "nan"), "nan is no share of clients"),
         (("--noise-multiplier", "1", "--epsilon", "1", *SMALL), "not allowed with"),
         (SMALL, "one of the arguments --epsilon --noise-multiplier is required"),
         (("--epsilon", "3"), "--delta"),

@@ -1,0 +1,183 @@
+"""The ways to promise each client one epsilon, side by side: who is promised it, how much noise it takes, and which to take.
+
+A run adds up the sums of its rounds. Its final noise is the standard deviation of the noise on one coordinate of the sum of all
+rounds, in clip norms, whatever the server's momentum makes of the rounds. It holds against
+
+    reader         whoever reads the models
+    participant    whoever also sees who takes part, and when
+    server         the server too, which sees whatever is sent to it
+
+    sampling   noise         correlation   holds against                  who could break it
+    coins      central       none          reader                         whoever learns the coins
+    schedule   central       none          reader, participant            the server, which adds the noise
+    schedule   central       banded        reader, participant            the server, which adds the noise
+    schedule   distributed   none          reader, participant, server    more colluders or dropouts than assumed
+    coins      distributed   none          reader, participant, server    the same; every client sends in every round
+    schedule   local         none          reader, participant, server    nobody
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from privacy.correlation import best
+from privacy.planning import Setting
+from privacy.public_order import PublicOrder
+from privacy.run_plan import Plan, Target, for_contributions, for_shares, for_sums, for_turns
+from privacy.sampling import Poisson
+
+Observer = Literal["reader", "participant", "server"]
+_READER: tuple[Observer, ...] = ("reader",)
+_CLIENTS: tuple[Observer, ...] = ("reader", "participant")
+_EVERYBODY: tuple[Observer, ...] = ("reader", "participant", "server")
+
+SMALL = 0.1  # of the way that a model can travel
+
+
+@dataclass(frozen=True)
+class Possible:
+    """What a federation can do beside plain sums.
+
+    counted: how many shares of noise are relied on in the masked sum of a cohort; 0 where sums are not masked. counted_of_all:
+    the same in a masked sum of all clients. correlated: whether noise can be taken back later, which needs the same coordinates
+    and the same clip norm in every round. momentum: of the server; it chooses the band.
+    """
+
+    counted: int = 0
+    counted_of_all: int = 0
+    correlated: bool = True
+    momentum: float = 0.0
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to keep the promise.
+
+    noise_multiplier: as `privacy.noise_multiplier` means it, the standard deviation of independent noise on a sum (with local
+    noise, on a contribution), in clip norms. final_noise: of the sum of all rounds if nobody drops out, in clip norms.
+    """
+
+    sampling: Literal["coins", "schedule"]
+    noise: Literal["central", "distributed", "local"]
+    correlation: Literal["none", "banded"]
+    band: int
+    noise_multiplier: float
+    epsilon: float
+    holds_against: tuple[Observer, ...]
+    final_noise: float
+    recommended: bool = False
+
+    def share(self, setting: Setting) -> float | None:
+        """The length of the noise on the final model, over the longest way that the model can travel; None without `dim`.
+
+        A mean of clipped contributions is at most a clip norm long, and a run adds up one in each round.
+        """
+        if setting.dim is None:
+            return None
+        return self.final_noise * math.sqrt(setting.dim) / (setting.cohort * setting.rounds)
+
+
+def compared(setting: Setting, target: Target, possible: Possible) -> list[Way]:
+    """All ways that are possible, one of them recommended: the one that `recommended` returns."""
+    chosen = recommended(setting, target, possible)
+    amplified = (make(setting, target, possible) for make in (_coins, _hidden))
+    rest = (way for way in in_turn(setting, target, possible) if way != chosen)
+    ways = [replace(chosen, recommended=True), *rest, *(way for way in amplified if way)]
+    return sorted(ways, key=_place)
+
+
+def recommended(setting: Setting, target: Target, possible: Possible) -> Way:
+    """The way to take, for plain numbers and what is possible; needs no coins and computes nothing about them."""
+    return pick(setting, in_turn(setting, target, possible))
+
+
+def pick(setting: Setting, ways: Iterable[Way]) -> Way:
+    """The strongest promise whose noise on the final model is small, or where none is small the quietest way.
+
+    Coins are never picked: nobody can keep the server's, and those that clients toss make every client send in every round.
+    Small is a tenth of the longest way that the model can travel. Without `dim` this is unknown, and the quietest is picked.
+    Equally strong promises are told apart by their noise.
+    """
+    public = [way for way in ways if way.sampling == "schedule"]
+    quiet = [way for way in public if (share := way.share(setting)) is not None and share <= SMALL]
+    return min(quiet or public, key=lambda way: (-len(way.holds_against) if quiet else 0, way.final_noise))
+
+
+def in_turn(setting: Setting, target: Target, possible: Possible) -> Iterator[Way]:
+    """The ways of a public order."""
+    for make in (_turns, _correlated, _shares, _local):
+        if (way := make(setting, target, possible)) is not None:
+            yield way
+
+
+Make = Callable[[Setting, Target, Possible], Way | None]
+
+
+def _coins(setting: Setting, target: Target, possible: Possible) -> Way:
+    plan = for_sums(target, Poisson(setting.clients, setting.rate), setting.rounds)
+    return _way(setting, plan, "coins", "central", _READER)
+
+
+def _turns(setting: Setting, target: Target, possible: Possible) -> Way:
+    plan = for_turns(target, _order(setting), setting.rounds)
+    return _way(setting, plan, "schedule", "central", _CLIENTS)
+
+
+def _correlated(setting: Setting, target: Target, possible: Possible) -> Way | None:
+    """None where a band of one is best, which is independent noise."""
+    order, rounds = _order(setting), setting.rounds
+    chosen = best(rounds, order.gap, order.turns(rounds), possible.momentum)
+    if not possible.correlated or chosen.band == 1:
+        return None
+    plan = for_turns(target, order, rounds, correlation=chosen)
+    independent = _way(setting, plan, "schedule", "central", _CLIENTS)
+    final = plan.noise_multiplier * float(chosen.errors(rounds)[-1])
+    return replace(independent, correlation="banded", band=chosen.band, final_noise=final)
+
+
+def _shares(setting: Setting, target: Target, possible: Possible) -> Way | None:
+    if possible.counted < 1:
+        return None
+    plan = for_turns(target, _order(setting), setting.rounds, shares=True)
+    surplus = math.sqrt(setting.cohort / possible.counted)
+    return _way(setting, plan, "schedule", "distributed", _EVERYBODY, surplus)
+
+
+def _hidden(setting: Setting, target: Target, possible: Possible) -> Way | None:
+    if possible.counted_of_all < 1:
+        return None
+    plan = for_shares(target, Poisson(setting.clients, setting.rate), setting.rounds, hidden=True)
+    surplus = math.sqrt(setting.clients / possible.counted_of_all)
+    return _way(setting, plan, "coins", "distributed", _EVERYBODY, surplus)
+
+
+def _local(setting: Setting, target: Target, possible: Possible) -> Way:
+    order = _order(setting)
+    plan = for_contributions(target, order.rate, ("each",), 1, order.turns(setting.rounds))
+    return _way(setting, plan, "schedule", "local", _EVERYBODY, math.sqrt(setting.cohort))
+
+
+def _way(
+    setting: Setting,
+    plan: Plan,
+    sampling: Literal["coins", "schedule"],
+    noise: Literal["central", "distributed", "local"],
+    against: tuple[Observer, ...],
+    surplus: float = 1.0,
+) -> Way:
+    """surplus: the noise of a round's sum, in noise multipliers."""
+    z = plan.noise_multiplier
+    final = z * surplus * math.sqrt(setting.rounds)
+    return Way(sampling, noise, "none", 1, z, plan.epsilon(), against, final)
+
+
+def _order(setting: Setting) -> PublicOrder:
+    return PublicOrder(setting.clients, setting.cohort)
+
+
+def _place(way: Way) -> tuple[int, bool, bool]:
+    """Where a way stands in the table: weak promises first."""
+    return len(way.holds_against), way.noise == "local", way.correlation == "banded"

@@ -1,0 +1,125 @@
+"""The ways to promise one epsilon: their noise against dense matrices and the mechanism itself, and which one is picked."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from privacy import accounting, promises
+from privacy.correlation import best
+from privacy.distributed import DistributedGaussian
+from privacy.planning import Setting
+from privacy.promises import Possible, Way, compared, pick, recommended
+from privacy.run_plan import Target
+from tests.cells import every
+from tests.privacy.test_correlation import dense, patterns
+
+SETTING = Setting(clients=200, cohort=40, rounds=9, delta=1e-5)
+MASKED = Possible(counted=32, counted_of_all=160)
+AT_TWO = Target(None, 2.0, 1e-5)
+EVERYBODY = ("reader", "participant", "server")
+
+
+def made(possible: Possible = MASKED, setting: Setting = SETTING) -> dict[tuple[str, str, str], Way]:
+    return {(way.sampling, way.noise, way.correlation): way for way in compared(setting, AT_TWO, possible)}
+
+
+def test_each_way_costs_what_the_accountant_says_of_its_own_release() -> None:
+    """In nine rounds of a fifth of the clients, each client has two turns; noise is correlated beyond the last round."""
+    ways = made()
+    coins = accounting.poisson_sampled(0.2, 2.0)
+    c = dense(best(9, 5, 2), 9)
+    most = max(float(np.sum(c[:, list(turns)].sum(1) ** 2)) for turns in patterns(9, 5, 2))
+    assert {name: way.epsilon for name, way in ways.items()} == {
+        ("coins", "central", "none"): accounting.epsilon(coins, 9, 1e-5),
+        ("schedule", "central", "none"): accounting.epsilon(accounting.unamplified(2.0), 2, 1e-5),
+        ("schedule", "central", "banded"): pytest.approx(accounting.epsilon(accounting.unamplified(2.0), most, 1e-5)),
+        ("schedule", "distributed", "none"): accounting.epsilon(accounting.discrete(2.0), 2, 1e-5),
+        ("coins", "distributed", "none"): accounting.epsilon(accounting.discrete_sampled(0.2, 2.0), 9, 1e-5),
+        ("schedule", "local", "none"): accounting.epsilon(accounting.replaced(2.0), 2, 1e-5),
+    }
+    assert [way.holds_against for way in ways.values()] == [EVERYBODY[:1], *2 * [EVERYBODY[:2]], *3 * [EVERYBODY]]
+    assert sum(way.recommended for way in ways.values()) == 1
+
+
+@every("momentum", [0.0, 0.7])
+def test_final_noise_is_that_of_the_sum_of_all_rounds(momentum: float) -> None:
+    """Of the plain sum, whatever the momentum that the band is for."""
+    ways = made(replace(MASKED, momentum=momentum))
+    independent = 2.0 * math.sqrt(9)
+    assert ways["coins", "central", "none"].final_noise == independent
+    assert ways["schedule", "central", "none"].final_noise == independent
+    assert ways["schedule", "local", "none"].final_noise == pytest.approx(independent * math.sqrt(40))
+    c = best(9, 5, 2, momentum)
+    last = np.ones(9) @ np.linalg.inv(dense(c, 9))
+    banded = ways["schedule", "central", "banded"]
+    assert (banded.final_noise, banded.band) == (pytest.approx(2.0 * np.linalg.norm(last)), c.band)
+
+
+@every("sampling, clients, counted", [("schedule", 40, 32), ("coins", 200, 160)])
+def test_shares_that_are_not_counted_are_noise_all_the_same(sampling: str, clients: int, counted: int) -> None:
+    a_round = DistributedGaussian(2.0, clients, counted).std(1.0, 100, clients)
+    assert made()[sampling, "distributed", "none"].final_noise == pytest.approx(a_round * math.sqrt(9), rel=1e-3)
+
+
+def test_what_is_not_possible_is_not_compared() -> None:
+    assert not [way for way in made(Possible(correlated=False)) if "distributed" in way or "banded" in way]
+    assert not [way for way in made(setting=replace(SETTING, cohort=200)) if "banded" in way], "no gap to reach over"
+
+
+@every(
+    "epsilon, independent, banded",
+    [(8.0, 2.68, 1.31), (3.0, 6.22, 3.05), (1.0, 16.7, 8.17)],
+)
+def test_the_noise_of_turns_against_known_figures(epsilon: float, independent: float, banded: float) -> None:
+    """The banded figures are of a band of 10; wider ones have less noise."""
+    setting = Setting(clients=5000, cohort=250, rounds=20, delta=1e-5)
+    found = list(promises.in_turn(setting, Target(epsilon, None, 1e-5), Possible()))
+    assert found[0].final_noise == pytest.approx(independent, rel=0.005)
+    assert 0.9 * banded < found[1].final_noise < banded
+
+
+# Which way is picked.
+
+
+def way(final_noise: float, noise: str = "central", sampling: str = "schedule") -> Way:
+    against = EVERYBODY if noise != "central" else EVERYBODY[:2] if sampling == "schedule" else EVERYBODY[:1]
+    return Way(sampling, noise, "none", 1, 1.0, 1.0, against, final_noise)  # type: ignore[arg-type]
+
+
+WAYS = [
+    way(1.0, sampling="coins"),
+    way(2.0, "distributed", "coins"),
+    way(3.0),
+    way(4.0, "distributed"),
+    way(5.0, "local"),
+]
+
+
+@every(
+    "dim, quietest",
+    [
+        (None, 3.0),  # nothing is known of its length
+        (100, 4.0),  # 4 sqrt(100) / 400 is a tenth
+        (101, 3.0),
+        (400, 3.0),  # none is small
+        (4, 4.0),  # of two promises to everyone, the one with less noise
+    ],
+)
+def test_the_strongest_promise_of_little_noise_is_picked_and_never_coins(dim: int | None, quietest: float) -> None:
+    setting = Setting(clients=100, cohort=40, rounds=10, delta=1e-5, dim=dim)
+    for order in (WAYS, WAYS[::-1]):
+        assert pick(setting, order).final_noise == quietest
+
+
+@pytest.mark.parametrize("possible", [MASKED, Possible(), Possible(correlated=False)])
+def test_the_recommended_way_is_found_without_counting_coins(
+    possible: Possible, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marked = next(way for way in compared(SETTING, AT_TWO, possible) if way.recommended)
+    monkeypatch.delattr(promises, "for_sums")
+    monkeypatch.delattr(promises, "for_shares")
+    assert recommended(SETTING, AT_TWO, possible) == replace(marked, recommended=False)
