@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -51,19 +52,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     """Compare, print, and return the exit status."""
-    from secure_fed.commands.comparison import compare
+    from secure_fed.commands.comparison import compare, cost_notes
 
     seeds, configs = _seeds(chosen.seeds), _configs(chosen.configs, chosen.set)
     out = Path(chosen.out or f"runs/{datetime.now():%Y%m%d-%H%M%S}-compare")
     try:
-        rows = compare(configs, seeds, out, chosen.target, _shown)
+        rows = compare(
+            configs, seeds, out, chosen.target, partial(_shown, iter(cost_notes.before(configs, len(seeds))))
+        )
     except KeyboardInterrupt:
         print(f"secure-fed: interrupted; the same command with --out {out} goes on", file=sys.stderr)
         return _INTERRUPTED
     if chosen.json:
         from secure_fed.commands.comparison.tables import numbers
+        from secure_fed.commands.comparison.totals import totals
 
-        print(json.dumps({"out": str(out), "rows": [numbers(row) for row in rows]}))
+        together = [total.to_dict() for total in totals(charge for row in rows for charge in row.charges)]
+        print(json.dumps({"out": str(out), "rows": [numbers(row) for row in rows], "together": together}))
     else:
         _show(out, rows)
     return 0
@@ -95,12 +100,14 @@ def _warn(federation: Federation) -> None:
 
 
 @contextmanager
-def _shown(job: Job) -> Iterator[SimpleNamespace]:
-    """A line for the run, and its rounds as they end."""
+def _shown(first: Iterator[str], job: Job) -> Iterator[SimpleNamespace]:
+    """A line for the run, and its rounds as they end. first: lines before those of the first run that is made."""
     from secure_fed.report.progress import ConsoleProgress
     from secure_fed.runs.checkpoint import read_checkpoint
     from secure_fed.runs.store import read_records
 
+    for line in first:
+        print(f"secure-fed: {line}", file=sys.stderr)
     place = f"run {job.number} of {job.count}: {job.name} ({job.config.method.name}), seed {job.seed}"
     print(f"secure-fed: {place}, run directory {job.run_dir}", file=sys.stderr, flush=True)
     checkpoint = read_checkpoint(job.run_dir)

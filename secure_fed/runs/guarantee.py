@@ -27,6 +27,8 @@ def guarantee(assembly: Assembly, budget: RunBudget, run_dir: Path | None, recor
     releases: what was charged, by the client that was charged most where clients are. epsilon covers the whole plan and what
     interrupted rounds made again: nothing is refunded for what was planned and not released.
     """
+    from privacy import composition
+
     protection, plan = assembly.protection, budget.plan
     spent = budget.ledger.spent()
     charged = max(budget.charged.values(), default=0)
@@ -50,6 +52,7 @@ def guarantee(assembly: Assembly, budget: RunBudget, run_dir: Path | None, recor
             "planned_releases": _most(protection, plan.releases),
             "participations": plan.participations,
             "realised": _realised(assembly, plan, covered, records),
+            "renyi": {f"{order:g}": found for order, found in composition.of_plan(plan, covered).items()},
             "ledger": str(budget.ledger.path) if run_dir else None,  # without a run directory it is gone with the run
             "data_set": budget.ledger.data_set,
             "budget_epsilon": budget.ledger.epsilon,

@@ -80,7 +80,7 @@ RESULT: Table = {
         ),
         **dict.fromkeys(("noise", "trust", "released", "not_covered", "private", "place", "hidden_cohort"), SETTINGS),
         **dict.fromkeys(("clip_norm", "planned_releases", "participations"), SETTINGS),
-        **dict.fromkeys(("ledger", "data_set", "budget_epsilon", "budget_delta"), SETTINGS),
+        **dict.fromkeys(("ledger", "data_set", "budget_epsilon", "budget_delta", "renyi"), SETTINGS),
         "realised": WITHHELD,
     },
     **dict.fromkeys(("bytes_up", "bytes_down"), SETTINGS),

@@ -9,6 +9,7 @@ from functools import partial
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
+from secure_fed.commands.comparison.totals import Charge, charge_of, totals
 from secure_fed.learning.tasks.headline import first_metrics, has_accuracy
 from secure_fed.report.page.record import RunRecord
 
@@ -35,8 +36,8 @@ class Row:
     accuracy, membership_auc: None where a run did not measure it. metrics: what the task asks for first beside accuracy.
     rounds: finished ones, on average. target: an accuracy, None where none was asked for; reached: how many runs did;
     rounds_to_target: the mean over those. epsilon_one_run: the largest of the runs, None without privacy; delta_one_run: of the
-    same. epsilon_all_seeds, delta_all_seeds: the sums over the runs (basic composition), which hold against whoever sees the
-    models of all of them, for a unit whose data are in each. early: how many runs ended before their last round.
+    same. epsilon_all_seeds, delta_all_seeds: of all its runs together (`totals`), None where they are about different units.
+    charges: what each private run cost. early: how many runs ended before their last round.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Row:
     membership_auc: Spread | None
     early: int
     curve: tuple[Point, ...]
+    charges: tuple[Charge, ...] = ()
 
 
 def row_of(name: str, runs: Mapping[int, RunRecord], target: float | None) -> Row:
@@ -73,8 +75,12 @@ def row_of(name: str, runs: Mapping[int, RunRecord], target: float | None) -> Ro
         target = None
     waited = [] if target is None else [_first_round(record, target) for record in records]
     reached = [rounds for rounds in waited if rounds is not None]
-    epsilons = [float(result["epsilon"]) for result in results if result.get("epsilon") is not None]
-    private = len(epsilons) == len(results)  # a sum over some of the runs would promise too much
+    found = [charge_of(name, record) for record in records]
+    charges = tuple(charge for charge in found if charge is not None)
+    private = len(charges) == len(records)  # a sum over some of the runs would promise too much
+    dearest = max(charges, key=lambda charge: charge.epsilon) if private else None
+    together = totals(charges) if private else []
+    all_seeds = together[0] if len(together) == 1 else None
 
     def mean(field: str) -> float:
         return fmean(float(result[field]) for result in results)
@@ -94,13 +100,14 @@ def row_of(name: str, runs: Mapping[int, RunRecord], target: float | None) -> Ro
         target=target,
         reached=len(reached),
         rounds_to_target=fmean(reached) if reached else None,
-        epsilon_one_run=max(epsilons) if private else None,
-        delta_one_run=settings.privacy.delta if private else None,
-        epsilon_all_seeds=sum(epsilons) if private else None,
-        delta_all_seeds=len(epsilons) * settings.privacy.delta if private else None,
+        epsilon_one_run=dearest.epsilon if dearest else None,
+        delta_one_run=dearest.delta if dearest else None,
+        epsilon_all_seeds=all_seeds.epsilon if all_seeds else None,
+        delta_all_seeds=all_seeds.delta if all_seeds else None,
         membership_auc=spread_of(results, _membership_auc),
         early=sum(bool(result.get("ended_early")) for result in results),
         curve=_curve(records),
+        charges=charges,
     )
 
 

@@ -8,6 +8,7 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
+from secure_fed.commands.comparison import cost_notes
 from secure_fed.commands.comparison.rows import Row, Spread
 from secure_fed.learning.tasks.headline import spoken
 from secure_fed.report.formatting import at_most, counted, duration, number, percent, size
@@ -66,18 +67,14 @@ def notes(rows: Sequence[Row]) -> list[str]:
     spoken.append("Bytes are those of all clients of a round, or of the whole run; time is that of the whole run.")
     if any(row.target is not None for row in rows):
         spoken.append("Rounds to the target: the mean over the runs that reached it, by evaluated rounds.")
-    if any(row.epsilon_one_run is not None for row in rows):
-        spoken += [
-            f"Epsilon of all seeds together holds against whoever sees the models of all its {counted(len(seeds), 'run')}, for "
-            "a unit whose data are in each of them: epsilons add up, and so do deltas.",
-            "Configurations on the same data add up too, and choosing one by its results costs the sum over all.",
-        ]
+    charges = [charge for row in rows for charge in row.charges]
+    spoken += cost_notes.after(charges, [row.name for row in rows if row.epsilon_one_run is None])
     spoken += [f"{row.name}: {row.early} of {len(row.seeds)} runs ended early." for row in rows if row.early]
     return spoken
 
 
 def numbers(row: Row) -> dict[str, Any]:
-    """The row without its curve, flat: a spread is two numbers."""
+    """The row without its curve and its charges, flat: a spread is two numbers."""
     flat: dict[str, Any] = {}
     for field in dataclasses.fields(row):
         value = getattr(row, field.name)
@@ -86,7 +83,7 @@ def numbers(row: Row) -> dict[str, Any]:
         elif field.name == "metrics":
             for name, spread in row.metrics.items():
                 flat |= _flat(name, spread)
-        elif field.name != "curve":
+        elif field.name not in ("curve", "charges"):
             flat[field.name] = list(value) if isinstance(value, tuple) else value
     return flat
 

@@ -14,6 +14,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from privacy import accounting
+from privacy.composition import ORDERS
+from privacy.composition import epsilon as epsilon_of
 from privacy.errors import BudgetExhausted
 from privacy.ledger import Ledger
 from secure_fed.commands.comparison import compare
@@ -21,6 +24,7 @@ from secure_fed.commands.comparison.plan import Job
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError, RunDirectoryError
 from secure_fed.federation import Federation
+from secure_fed.report.formatting import at_most
 from tests.cells import chosen
 
 SEEDS = (0, 4)
@@ -50,7 +54,14 @@ def base(small_model: Path, small_data: Path) -> RunConfig:
 
 
 def configs_of(base: RunConfig) -> dict[str, RunConfig]:
-    private = {("privacy", "unit"): "client", ("privacy", "noise_multiplier"): 1.0, ("privacy", "delta"): 1e-3}
+    """The private one has clients that the data name: they are the same with every seed."""
+    private = {
+        ("privacy", "unit"): "client",
+        ("privacy", "noise_multiplier"): 1.0,
+        ("privacy", "delta"): 1e-3,
+        ("data", "client"): "site",
+        ("federation", "clients"): None,
+    }
     return {
         "plain": base.override(["method.name=fedlora", "evaluation.every=2"]),
         "private $x_1$ |b|": base.override(["method.name=ffa_lora"]).replace(private),
@@ -96,7 +107,7 @@ def test_runs_are_ordinary_and_of_their_seeds(base: RunConfig, compared: tuple[P
     assert alone.summary["loss"] == held(out, "plain")[0][1]["loss"]
 
 
-def test_a_row_is_what_the_run_directories_say(compared: tuple[Path, list[Any]]) -> None:
+def test_a_row_is_what_the_run_directories_say(base: RunConfig, compared: tuple[Path, list[Any]]) -> None:
     out, rows = compared
     for row in rows:
         results, rounds = held(out, row.name)
@@ -119,7 +130,10 @@ def test_a_row_is_what_the_run_directories_say(compared: tuple[Path, list[Any]])
     assert rows[0].epsilon_one_run is None
     epsilons = [result["epsilon"] for result in held(out, rows[1].name)[0]]
     assert (rows[1].epsilon_one_run, rows[1].delta_one_run) == (max(epsilons), 1e-3)
-    assert (rows[1].epsilon_all_seeds, rows[1].delta_all_seeds) == (sum(epsilons), len(epsilons) * 1e-3)
+    plan = Federation(configs_of(base)[rows[1].name]).assembly.protection.plan
+    by_renyi = epsilon_of({order: 2 * accounting.rdp(plan.release, 3, [order])[0] for order in ORDERS}, 2e-3)
+    assert by_renyi < sum(epsilons)
+    assert (rows[1].epsilon_all_seeds, rows[1].delta_all_seeds) == (pytest.approx(by_renyi), 2e-3)
 
 
 def test_a_curve_holds_the_measured_rounds_and_the_bytes_until_them(compared: tuple[Path, list[Any]]) -> None:
@@ -154,7 +168,8 @@ def test_the_tables_say_what_the_rows_do(compared: tuple[Path, list[Any]]) -> No
     assert plain.endswith("| - | - | - |")
     assert r"private \$x\_1\$ \|b\|" in private, "names are read as they are"
     assert "(delta 0.001)" in private
-    assert "whoever sees the models of all its 2 runs" in text
+    assert f"All 2 private runs together: epsilon {at_most(rows[1].epsilon_all_seeds)} (delta 0.002" in text
+    assert "plain has no guarantee" in text
 
 
 def test_the_drawing_has_a_line_for_each_and_the_names_as_they_are(compared: tuple[Path, list[Any]]) -> None:

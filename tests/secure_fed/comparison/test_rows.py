@@ -18,8 +18,8 @@ from secure_fed.config import RunConfig
 from secure_fed.report.page.record import RunRecord
 
 
-def record(accuracies: list[float | None], **result: Any) -> RunRecord:
-    """A finished run that sent 300 bytes up and 100 down in each round."""
+def record(accuracies: list[float | None], config: RunConfig | None = None, **result: Any) -> RunRecord:
+    """A finished run that sent 300 bytes up and 100 down in each round; with an epsilon, a private one."""
     rounds = [
         {"round": number, "bytes_up": 300, "bytes_down": 100, **({} if value is None else {"accuracy": value})}
         for number, value in enumerate(accuracies, 1)
@@ -34,9 +34,19 @@ def record(accuracies: list[float | None], **result: Any) -> RunRecord:
         "ended_early": None,
         "metrics": {},
         "diagnostics": None,
+        **(_GUARANTEE if "epsilon" in result else {}),
         **result,
     }
-    return RunRecord("seed", RunConfig(), {}, tuple(rounds), said)
+    return RunRecord("seed", config or RunConfig(), {"partition": {"kind": "natural"}}, tuple(rounds), said)
+
+
+_GUARANTEE = {
+    "epsilon_participants": 9.0,
+    "delta": 1e-5,
+    "test": {"from": "test files"},
+    "privacy": {"private": True, "unit": "a client", "adjacency": "one client more or less", "renyi": {}},
+}
+NAMED = RunConfig().replace({("data", "train"): "rows.jsonl", ("data", "client"): "site"})
 
 
 def row(*runs: RunRecord, name: str = "a", target: float | None = None) -> Row:
@@ -103,14 +113,13 @@ def test_a_run_that_ended_early_is_told_of_and_cuts_the_curve() -> None:
 
 
 def test_epsilon_of_one_run_is_the_largest_and_of_all_seeds_the_sum() -> None:
-    found = row(record([0.5], epsilon=2.991), record([0.5], epsilon=2.9))
+    found = row(record([0.5], NAMED, epsilon=2.991), record([0.5], NAMED, epsilon=2.9))
     assert (found.epsilon_one_run, found.delta_one_run) == (2.991, 1e-5)
     assert (found.epsilon_all_seeds, found.delta_all_seeds) == (pytest.approx(5.891), 2e-5)
     assert cells(found, ())[-3:-1] == ["3 (delta 1e-05)", "5.9 (delta 2e-05)"]
-    assert "whoever sees the models of all its 2 runs" in " ".join(notes([found]))
-    assert row(record([0.5], epsilon=2.9), record([0.5])).epsilon_all_seeds is None
-    assert any("add up" in note for note in notes([found]))
-    assert not any("add up" in note for note in notes([row(record([0.5]))]))
+    assert row(record([0.5], NAMED, epsilon=2.9), record([0.5])).epsilon_all_seeds is None
+    assert any("private runs together: epsilon" in note for note in notes([found]))
+    assert not any("epsilon" in note for note in notes([row(record([0.5]))]))
 
 
 def test_rows_of_other_targets_share_a_column() -> None:
@@ -121,7 +130,7 @@ def test_rows_of_other_targets_share_a_column() -> None:
 
 
 def test_numbers_are_json_and_the_same_in_csv() -> None:
-    found = row(record([0.5], epsilon=1.5), record([0.7], epsilon=1.4), target=0.6)
+    found = row(record([0.5], NAMED, epsilon=1.5), record([0.7], NAMED, epsilon=1.4), target=0.6)
     flat = json.loads(json.dumps(numbers(found), allow_nan=False))
     assert flat["accuracy_mean"] == pytest.approx(0.6)
     assert flat["seeds"] == [0, 1]

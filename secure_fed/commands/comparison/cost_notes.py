@@ -1,0 +1,97 @@
+"""The cost of a comparison in words: before it starts, from settings alone, and after it, from its runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from secure_fed.commands.comparison.totals import Charge, Total, best_only, totals
+from secure_fed.config import RunConfig
+from secure_fed.report.formatting import at_most, counted
+
+
+def before(configs: Mapping[str, RunConfig], runs_each: int) -> list[str]:
+    """What all private runs together will cost at most, as far as the settings state it; nothing without privacy."""
+    private = {name: config.privacy for name, config in configs.items() if config.privacy.unit != "none"}
+    stated = [one for one in private.values() if one.epsilon is not None]
+    open_ended = [name for name, one in private.items() if one.epsilon is None]
+    lines = []
+    if stated:
+        epsilon = runs_each * math.fsum(one.epsilon or 0.0 for one in stated)
+        delta = runs_each * math.fsum(one.delta for one in stated)
+        lines.append(
+            f"{counted(runs_each * len(stated), 'private run')} will cost at most epsilon {at_most(epsilon)} (delta "
+            f"{delta:g}) together, to whoever has the same data in all of them"
+        )
+    if open_ended:
+        lines.append(
+            f"{', '.join(open_ended)}: a noise multiplier without privacy.epsilon costs what the result will say, in each of "
+            f"{counted(runs_each, 'run')}; set privacy.epsilon to limit it"
+        )
+    return lines
+
+
+def after(charges: Sequence[Charge], unprotected: Sequence[str]) -> list[str]:
+    """The remarks on what all private runs together told. unprotected: configurations without a guarantee."""
+    if not charges:
+        return []
+    found = totals(charges)
+    lines = [line for apart in ("", "notes", "clients") for line in _group([t for t in found if t.apart == apart])]
+    if len({charge.subject for charge in charges}) > 1 and len({(t.unit, t.charges[0].neighbours) for t in found}) > 1:
+        lines.append("Epsilons of different units, or of different neighbours, do not add up.")
+    lines.append(_choice(charges))
+    if unprotected:
+        lines.append(
+            f"Whoever sees the models of {', '.join(unprotected)} has no guarantee to keep them from anything."
+        )
+    return lines
+
+
+def _group(found: Sequence[Total]) -> list[str]:
+    """The remarks on totals that are apart for one reason."""
+    if not found:
+        return []
+    worst = max(found, key=lambda total: total.epsilon)
+    lines = [_sum(worst, more=len(found) > 1)] if len(worst.charges) > 1 else []
+    if len(found) > 1 and found[0].apart:
+        lines.append(_APART[found[0].apart])
+    price = best_only(worst)
+    if price is not None and price[0] < worst.epsilon:
+        lines.append(
+            f"Publishing only the best of a random number of tries, {len(worst.charges)} on average, would cost epsilon "
+            f"{at_most(price[0])} (delta {price[1]:g}). This command publishes every run, so it is not that (docs/privacy.md, "
+            '"Choosing among several runs").'
+        )
+    return lines
+
+
+def _sum(total: Total, *, more: bool) -> str:
+    runs = counted(len(total.charges), "private run")
+    which = f"The {runs} about one unit that cost most" if more else f"All {runs}"
+    added = (
+        f", where the sum of epsilons is {at_most(total.epsilon_basic)}" if total.epsilon < total.epsilon_basic else ""
+    )
+    return (
+        f"{which} together: epsilon {at_most(total.epsilon)} (delta {total.delta:g}{added}) for {total.unit}, against whoever "
+        f"sees the models of all of them; against whoever also sees who takes part, {at_most(total.epsilon_participants)}. "
+        "This holds if configurations and seeds were fixed before the first run; runs added in view of results need a ledger."
+    )
+
+
+def _choice(charges: Sequence[Charge]) -> str:
+    if all(charge.public_test for charge in charges):
+        return (
+            "Choosing a row by its accuracy costs nothing on top: it follows from these models and a public test set."
+        )
+    return (
+        "The accuracies are exact figures of rows that were held out of private ones. No epsilon covers these rows, nor a "
+        "choice by their accuracy: set data.test to public rows."
+    )
+
+
+_APART = {
+    "notes": "Another seed makes other notes, and nobody's are in runs of two seeds: only runs of one seed add up.",
+    "clients": "Clients that secure-fed draws are other clients with another seed or division. The rows of one lie with many "
+    "clients of another, so no epsilon holds against whoever sees runs of several: name clients in the data (data.client), or "
+    "compare with one seed.",
+}

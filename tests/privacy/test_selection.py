@@ -1,0 +1,152 @@
+"""The best of a random number of tries: against its law by enumeration, the published corollaries, and dp_accounting."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from dp_accounting import dp_event
+from dp_accounting.rdp import RdpAccountant
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.stats import geom, logser, poisson
+
+from privacy import selection
+from privacy.composition import ORDERS, largest, together
+from privacy.errors import PlanError
+from privacy.selection import LAWS, Law
+
+Pmf = NDArray[np.float64]
+FINE = tuple(1 + 1.05**power for power in range(-90, 160))
+MOST = 1500  # tries beyond which no law here has a probability of 1e-12
+
+
+def number_of_tries(law: Law, mean: float) -> Pmf:
+    """P(K = k) for k = 0, 1, ..., by scipy's laws: a test of their own parameters beside ours."""
+    counts = np.arange(MOST)
+    if law == "poisson":
+        return np.asarray(poisson.pmf(counts, mean))
+    if law == "geometric":
+        return np.asarray(geom.pmf(counts, 1 / mean))
+    return np.asarray(logser.pmf(counts, 1 - log_law(mean)))
+
+
+def log_law(mean: float) -> float:
+    """gamma of the logarithmic law with this mean."""
+    return float(brentq(lambda gamma: logser.mean(1 - gamma) - mean, 1e-4, 1 - 1e-6))
+
+
+def best_of(law: Pmf, tries: Pmf) -> Pmf:
+    """The law of the best of K tries over outputs in the order of their scores, and, last, that of nothing published."""
+    below = np.concatenate(([0.0], np.cumsum(law)))
+    at_most = np.array([float((tries * value ** np.arange(len(tries))).sum()) for value in below])
+    return np.append(np.diff(at_most), tries[0])
+
+
+def divergence(one: Pmf, other: Pmf, order: float) -> float:
+    """The Renyi divergence, both ways: the larger."""
+
+    def way(p: Pmf, q: Pmf) -> float:
+        there = (p > 0) & (q > 0)
+        logs = order * np.log(p[there]) - (order - 1) * np.log(q[there])
+        return float(np.logaddexp.reduce(logs)) / (order - 1)
+
+    return max(way(one, other), way(other, one))
+
+
+def neighbours(kind: str) -> tuple[Pmf, Pmf]:
+    """Laws of one try on neighbouring data, over outputs that get better."""
+    if kind == "rare best":  # the best output is rare, and e times as likely on one side
+        return np.array([0.99, 0.01]), np.array([1 - 0.01 * math.e, 0.01 * math.e])
+    if kind == "response":  # randomized response: pure epsilon 1
+        low, high = 1 / (1 + math.e), math.e / (1 + math.e)
+        return np.array([low, high]), np.array([high, low])
+    grid = np.arange(-40, 41) / 8  # a Gaussian of multiplier 1, on a grid
+    one, other = np.exp(-(grid**2) / 2), np.exp(-((grid - 1) ** 2) / 2)
+    return one / one.sum(), other / other.sum()
+
+
+@pytest.mark.parametrize("kind", ["rare best", "response", "gaussian"])
+@pytest.mark.parametrize("law", LAWS)
+def test_the_best_of_a_random_number_of_tries_is_below_the_bound(law: Law, kind: str) -> None:
+    one, other = neighbours(kind)
+    base = {order: divergence(one, other, order) for order in ORDERS}
+    for mean in (1.5, 4.0, 20.0):
+        tries = number_of_tries(law, mean)
+        assert tries @ np.arange(MOST) == pytest.approx(mean, rel=2e-3)
+        ours, theirs = best_of(one, tries), best_of(other, tries)
+        bound = selection.divergences(law, mean, base)
+        for order in ORDERS:
+            assert divergence(ours, theirs, order) <= bound[order] * (1 + 1e-9)
+
+
+def test_the_law_of_the_best_is_that_of_all_outcomes_counted_one_by_one() -> None:
+    """What the test above rests on, by enumeration of every sequence of up to four tries."""
+    one, tries = np.array([0.2, 0.5, 0.3]), np.array([0.1, 0.2, 0.3, 0.25, 0.15])
+    counted = np.zeros(4)
+    counted[3] = tries[0]
+    for count in range(1, 5):
+        for outputs in itertools.product(range(3), repeat=count):
+            counted[max(outputs)] += tries[count] * float(np.prod(one[list(outputs)]))
+    assert best_of(one, tries) == pytest.approx(counted)
+
+
+def test_a_fixed_number_of_tries_breaks_the_bound_of_every_law_with_its_mean() -> None:
+    """The known counterexample: of K fixed, the worst output's probability is p^K, so epsilon K is reached."""
+    one, other = neighbours("response")
+    base = {order: divergence(one, other, order) for order in (*ORDERS, 5000.0)}
+    fixed = np.zeros(11)
+    fixed[10] = 1.0
+    found = divergence(best_of(one, fixed), best_of(other, fixed), 5000.0)
+    assert found == pytest.approx(10.0, rel=0.01)
+    assert all(found > 2 * selection.divergences(law, 10.0, base)[5000.0] for law in ("logarithmic", "geometric"))
+
+
+@pytest.mark.parametrize(("law", "eta"), [("logarithmic", 0), ("geometric", 1)])
+def test_pure_privacy_costs_two_plus_eta_times_epsilon(law: Law, eta: int) -> None:
+    """Papernot and Steinke, corollary 3: of an epsilon-DP try, the limit of large orders."""
+    base = dict.fromkeys((*FINE, 1e9, 1e12), 0.5)
+    base |= {order: min(0.5, order * 0.125) for order in FINE}
+    assert selection.divergences(law, 10.0, base)[1e9] <= (2 + eta) * 0.5 + 1e-6
+
+
+@pytest.mark.parametrize("rho", [0.01, 0.1, 1.0])
+@pytest.mark.parametrize(("law", "eta"), [("logarithmic", 0), ("geometric", 1)])
+def test_concentrated_tries_cost_the_published_closed_form(law: Law, eta: int, rho: float) -> None:
+    """Corollary 4: rho-zCDP tries give rho (a - 1) + log(E K) / (a - 1) + 2 (1 + eta) sqrt(rho log(1/gamma)) - eta rho."""
+    mean = 10.0
+    gamma = 0.1 if law == "geometric" else log_law(mean)
+    stop = math.log(1 / gamma)
+    found = selection.divergences(law, mean, {order: rho * order for order in FINE})
+    for order in (FINE[30], FINE[90], FINE[120]):
+        closed = rho * (order - 1) + math.log(mean) / (order - 1) + 2 * (1 + eta) * math.sqrt(rho * stop) - eta * rho
+        assert found[order] == pytest.approx(closed, rel=2e-3)
+        assert found[order] >= closed * (1 - 1e-6)
+
+
+@pytest.mark.parametrize(("law", "shape"), [("logarithmic", 0), ("geometric", 1), ("poisson", math.inf)])
+def test_epsilon_is_that_of_dp_accounting_for_an_event_it_knows(law: Law, shape: float) -> None:
+    for mean, z in ((1.5, 0.6), (10.0, 1.0), (100.0, 5.0)):
+        event = dp_event.RepeatAndSelectDpEvent(dp_event.GaussianDpEvent(z), mean, shape)
+        theirs = RdpAccountant(list(ORDERS)).compose(event).get_epsilon(1e-5)
+        base = {order: order / (2 * z**2) for order in ORDERS}
+        assert selection.epsilon(law, mean, base, 1e-5) == pytest.approx(theirs, rel=1e-6)
+
+
+def test_no_more_than_common_orders_are_composed() -> None:
+    runs = [{2.0: 1.0, 3.0: 1.5}, {3.0: 2.0, 4.0: 9.0}]
+    assert together(runs) == {3.0: 3.5}
+    assert largest(runs) == {3.0: 2.0}
+    assert together([{2.0: 1.0}, {}]) == {}
+
+
+def test_of_tries_without_divergences_nothing_is_promised() -> None:
+    assert selection.epsilon("geometric", 5.0, {}, 1e-5) == math.inf
+
+
+@pytest.mark.parametrize("mean", [1.0, 0.0, -2.0, math.inf, math.nan])
+def test_a_mean_that_is_none_is_refused(mean: float) -> None:
+    with pytest.raises(PlanError, match="tries on average"):
+        selection.divergences("geometric", mean, {2.0: 1.0})
