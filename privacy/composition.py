@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
@@ -27,12 +28,16 @@ ORDERS = (
 
 
 def of_plan(plan: Plan, releases: int) -> dict[float, float]:
-    """The Renyi divergences of so many releases of a plan; none where no accountant knows any of its noise."""
+    """The Renyi divergences of so many releases of a plan; none where no accountant knows any of its noise.
+
+    They grow with the order, so a smaller one that is known at a higher order holds at lower ones.
+    """
     try:
         found = plan.cost(releases, ORDERS).rdp or ()
     except PlanError:
         return {}
-    return {order: one for order, one in zip(ORDERS, found, strict=True) if math.isfinite(one)}
+    least = [*accumulate(reversed(found), min)][::-1]
+    return {order: one for order, one in zip(ORDERS, least, strict=True) if math.isfinite(one)}
 
 
 def together(runs: Sequence[Divergences]) -> dict[float, float]:

@@ -66,7 +66,9 @@ def _add_running(command: Callable[..., argparse.ArgumentParser]) -> None:
     for running in (demo, train):
         running.add_argument("--out", metavar="DIR", help="run directory (default: a new one under runs/)")
         running.add_argument("--json", action="store_true", help="print the result as one JSON object")
-    comparing = "run configurations over several seeds, and put them side by side"
+    comparing = (
+        "run configurations over several seeds, put them side by side, and state what private ones cost together"
+    )
     compare_command.add_arguments(command("compare", compare_command.run, comparing))
     methods = command("methods", _methods, "list the methods: what travels, and how much")
     methods.add_argument("--model", default="builtin/tiny", metavar="NAME_OR_FOLDER", help="count for this model")

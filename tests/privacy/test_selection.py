@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,9 +14,11 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.stats import geom, logser, poisson
 
-from privacy import selection
-from privacy.composition import ORDERS, largest, together
+from privacy import accounting, selection
+from privacy.composition import ORDERS, largest, of_plan, together
 from privacy.errors import PlanError
+from privacy.run_plan import Target, for_sums
+from privacy.sampling import Poisson
 from privacy.selection import LAWS, Law
 
 Pmf = NDArray[np.float64]
@@ -140,6 +143,18 @@ def test_no_more_than_common_orders_are_composed() -> None:
     assert together(runs) == {3.0: 3.5}
     assert largest(runs) == {3.0: 2.0}
     assert together([{2.0: 1.0}, {}]) == {}
+
+
+def test_a_plan_states_divergences_that_grow_with_the_order_and_leaves_out_what_nobody_knows() -> None:
+    plan = for_sums(Target(None, 0.8, 1e-5), Poisson(100, 0.25), 20)
+    found = of_plan(plan, 20)
+    assert list(found) == list(ORDERS)
+    assert list(found.values()) == sorted(found.values())
+    exact = accounting.rdp(plan.release, 20, ORDERS)
+    assert all(ours <= theirs for ours, theirs in zip(found.values(), exact, strict=True))
+    assert found[8.0] == exact[ORDERS.index(8.0)]
+    unknown = accounting.Release(dp_event.DiscreteLaplaceDpEvent(2.0, 1), "add-remove")
+    assert of_plan(replace(plan, release=unknown), 20) == {}, "dp_accounting has its PLD alone"
 
 
 def test_of_tries_without_divergences_nothing_is_promised() -> None:

@@ -109,15 +109,21 @@ def test_a_comparison_that_is_interrupted_says_how_to_go_on(
     assert [row["reached"] for row in json.loads(shown)["rows"]] == [0, 0]
 
 
-def test_without_a_place_it_goes_under_runs(
+def test_without_a_place_it_goes_under_runs_and_states_the_cost_before_and_after(
     told: Told, configs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    status, shown, _ = told(configs[0], "--seeds", "0", "--json")
+    private = [f"privacy.{setting}" for setting in ("unit=client", "noise_multiplier=2", "epsilon=3", "delta=1e-3")]
+    status, shown, progressed = told(configs[0], "--seeds", "0", "--json", *(f"--set={one}" for one in private))
     assert status == 0
     (made,) = (tmp_path / "runs").iterdir()
     assert made.name.endswith("-compare")
-    assert json.loads(shown)["out"] == str(Path("runs") / made.name)
+    said = json.loads(shown)
+    assert said["out"] == str(Path("runs") / made.name)
+    (total,) = said["together"]
+    assert (total["runs"], total["seeds"], total["configurations"], total["delta"]) == (1, [0], ["ours"], 1e-3)
+    assert total["epsilon"] == total["epsilon_basic"] == said["rows"][0]["epsilon_one_run"]
+    assert "1 private run will cost at most epsilon 3 (delta 0.001)" in progressed.splitlines()[0]
 
 
 @pytest.mark.parametrize(

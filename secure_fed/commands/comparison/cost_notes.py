@@ -21,7 +21,7 @@ def before(configs: Mapping[str, RunConfig], runs_each: int) -> list[str]:
         delta = runs_each * math.fsum(one.delta for one in stated)
         lines.append(
             f"{counted(runs_each * len(stated), 'private run')} will cost at most epsilon {at_most(epsilon)} (delta "
-            f"{delta:g}) together, to whoever has the same data in all of them"
+            f"{delta:g}) together, to a unit that is in all of them"
         )
     if open_ended:
         lines.append(
