@@ -17,7 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from privacy.attendance import NotYourTurn
+from privacy.correlation import square_root
 from privacy.errors import BudgetExhausted
+from privacy.ledger import Ledger
 from privacy.public_order import PublicOrder
 from protocols.errors import Tampering
 from secure_fed.errors import ConfigError
@@ -370,6 +372,10 @@ def test_what_a_round_sends_tells_nothing_of_what_clients_trained() -> None:
         ({"federation.sampling": "auto"}, "federation.sampling = 'auto' is refused"),
         ({"privacy.noise": "distributed", **MASKED}, "privacy.noise = 'distributed' is refused"),
         ({"privacy.noise": "local"}, "privacy.noise = 'local' is refused"),
+        (
+            {**SHARES, "privacy.hidden_cohort": True},
+            "federation.sampling = 'schedule' contradicts privacy.hidden_cohort",
+        ),
         ({"privacy.clip_quantile": 0.5}, "privacy.clip_quantile = 0.5 is refused"),
         ({"method.name": "rolora", "method.rank": 2}, "rolora: B and A change in turn"),
         ({"method.name": "fra_then_ffa", "method.switch_round": 1}, "fra_then_ffa: its rounds do not all sum the same"),
@@ -408,6 +414,23 @@ def test_a_cut_plan_costs_what_its_rounds_expose(rounds: int, fits: int) -> None
     if rounds > fits:
         with pytest.raises(BudgetExhausted, match=r"raise either, lower federation\.rounds"):
             federation({**chosen, "privacy.on_exhausted": "refuse"})
+
+
+@pytest.mark.parametrize(("composition", "fits"), [("basic", 4), ("rdp", 3)])
+def test_a_shared_ledger_with_room_for_fewer_rounds_shortens_a_correlated_run(
+    tmp_path: Path, composition: Any, fits: int
+) -> None:
+    """The fourth round is the first of somebody's second turn, and exposes the first number of a second column."""
+    Ledger.create(tmp_path / "l.sqlite", data_set="d", epsilon=4.5, delta=1e-3, composition=composition)
+    chosen = {**BANDED, "privacy.ledger": str(tmp_path / "l.sqlite"), "privacy.on_exhausted": "stop"}
+    said = federation(chosen).run(tmp_path / "run").summary
+    assert said["rounds"] == said["releases"] == fits
+    exposure = square_root(3).exposures(6, 3, 2)[fits]
+    assert exposure == pytest.approx(1 + square_root(3).column[0] ** 2 * (fits == 4))
+    assert said["epsilon"] == pytest.approx(get_epsilon_gaussian(1 / math.sqrt(exposure), 1e-3))
+    assert said["epsilon"] <= said["epsilon_cumulative"] <= 4.5
+    with pytest.raises(BudgetExhausted):
+        federation(chosen).run(tmp_path / "another")
 
 
 def test_a_setting_makes_the_order() -> None:
