@@ -16,6 +16,7 @@ from privacy.entropy import KeyedEntropy, SeededEntropy
 from secure_fed.errors import ConfigError, RunDirectoryError
 from secure_fed.federation import Federation
 from secure_fed.runs.noise_key import NOISE_KEY, NoiseKeys
+from tests.cells import chosen
 from tests.privacy.test_correlation import dense
 from tests.secure_fed import private_toys
 from tests.secure_fed.in_turn import BANDED, CLIP, IN_TURN, Killed, Matrix, federation, of_zeros, sums
@@ -44,17 +45,18 @@ def plausible(found: Matrix) -> float:
     return min(float(stats.kstest(found.flatten(), "norm").pvalue), size, 2 * stats.norm.sf(pairs) * rounds**2 / 2)
 
 
-def noise(settings: dict[str, Any], seed: int | None = None) -> tuple[Federation, Matrix]:
+def noise(settings: dict[str, Any], seed: int | None = None) -> tuple[Federation, Matrix, list[float]]:
+    """A run of noise alone: what it released, and what its method was told of the noise."""
     built = federation({**BANDED, "federation.rounds": 12, **settings}, seed)
     _, watched = of_zeros(built)
     built.run()
-    return built, sums(built, watched)
+    return built, sums(built, watched), [std for _, std in watched.seen]
 
 
-@pytest.mark.parametrize("seed", [None, 5], ids=["own keys", "injected"])
+@pytest.mark.parametrize("seed", chosen([None, 5], [None]), ids=lambda seed: "injected" if seed else "own keys")
 def test_the_noise_over_all_rounds_has_the_covariance_of_theory(seed: int | None) -> None:
     """(z C)^2 (C^T C)^-1, with z of the plan; and no other size, no other band, no independent rounds."""
-    built, steps = noise({"federation.server_optimizer": "momentum", "federation.server_momentum": 0.5}, seed)
+    built, steps, _ = noise({"federation.server_optimizer": "momentum", "federation.server_momentum": 0.5}, seed)
     rows = steps - 0.5 * np.concatenate([np.zeros_like(steps[:1]), steps[:-1]])
     plan = built.assembly.protection.plan
     assert plan is not None
@@ -67,12 +69,9 @@ def test_the_noise_over_all_rounds_has_the_covariance_of_theory(seed: int | None
 
 
 def test_what_a_method_is_told_of_the_noise_is_what_it_is() -> None:
-    built, rows = noise({})
-    _, watched = of_zeros(again := federation({**BANDED, "federation.rounds": 12}))
-    again.run()
-    told = np.array([std for _, std in watched.seen]) * built.assembly.sampler.expected
-    expected = CLIP * np.sqrt(np.cumsum(square_root(3).weights(12) ** 2))
-    np.testing.assert_allclose(told, expected)
+    built, rows, told = noise({"federation.rounds": 6})
+    expected = CLIP * np.sqrt(np.cumsum(square_root(3).weights(6) ** 2))
+    np.testing.assert_allclose(np.array(told) * built.assembly.sampler.expected, expected)
     assert np.abs(rows.std(axis=1) / expected - 1).max() < 5 / math.sqrt(2 * rows.shape[1])
 
 
@@ -108,9 +107,9 @@ def resumed(settings: dict[str, Any], path: Path) -> tuple[Matrix, list[int], An
 
 def test_a_resumed_run_goes_on_with_the_very_same_noise(tmp_path: Path) -> None:
     """Killed in three rounds, which are lost; all others are rows of one C^-1 Z, with Z of the keys on disk."""
-    chosen, lost, rows = {**BANDED, "federation.rounds": 12}, (3, 7, 11), []
+    settings, lost, rows = {**BANDED, "federation.rounds": 12}, (3, 7, 11), []
     for start, round_ in enumerate(lost):
-        built = federation(chosen)
+        built = federation(settings)
         _, watched = of_zeros(built, round_)
         with pytest.raises(Killed):
             built.run(tmp_path / "run", resume=start > 0)
@@ -123,7 +122,7 @@ def test_a_resumed_run_goes_on_with_the_very_same_noise(tmp_path: Path) -> None:
     inverse = np.linalg.inv(dense(square_root(3), 12))[there]
     np.testing.assert_allclose(np.concatenate(rows), CLIP * inverse @ drawn, atol=1e-6)
     assert plausible(drawn) > UNLIKELY
-    last, asked, result = resumed(chosen, tmp_path / "run")
+    last, asked, result = resumed(settings, tmp_path / "run")
     assert (len(last), asked) == (0, [])
     assert ["lost" in record for record in result.records] == [round_ in lost for round_ in range(12)]
     assert private_toys.charged(tmp_path / "run") == 12
@@ -156,13 +155,13 @@ def test_a_directory_put_back_does_not_make_the_same_noise_twice(tmp_path: Path)
     """Its ledger has been put back too, so nothing tells that the round was made before; but its noise is another."""
     import shutil
 
-    chosen = {**BANDED, "federation.rounds": 8}
-    interrupted(chosen, tmp_path / "run", 3)
+    settings = {**BANDED, "federation.rounds": 8}
+    interrupted(settings, tmp_path / "run", 3)
     shutil.copytree(tmp_path / "run", tmp_path / "older")
-    once, rounds, _ = resumed(chosen, tmp_path / "run")
+    once, rounds, _ = resumed(settings, tmp_path / "run")
     shutil.rmtree(tmp_path / "run")
     shutil.copytree(tmp_path / "older", tmp_path / "run")
-    twice, same, _ = resumed(chosen, tmp_path / "run")
+    twice, same, _ = resumed(settings, tmp_path / "run")
     assert rounds == same == [4, 5, 6, 7]
     apart = once - twice
     expected = CLIP * math.sqrt(2) * square_root(3).column[0] ** -1
@@ -186,12 +185,12 @@ def test_charges_without_keys_are_refused_in_one_sentence(tmp_path: Path, conten
 
 def test_a_run_that_has_ended_can_be_asked_again_without_its_keys(tmp_path: Path) -> None:
     """Also one that its budget ended early, which can begin no round any more."""
-    chosen = {**BANDED, "privacy.epsilon": 3.8, "privacy.on_exhausted": "stop"}
-    said = federation(chosen).run(tmp_path / "run").summary
+    settings = {**BANDED, "privacy.epsilon": 3.8, "privacy.on_exhausted": "stop"}
+    said = federation(settings).run(tmp_path / "run").summary
     assert said["rounds"] == said["releases"] == 3
     assert said["epsilon"] <= 3.8
     assert not (tmp_path / "run" / "private" / NOISE_KEY).exists()
-    again = federation(chosen).run(tmp_path / "run", resume=True).summary
+    again = federation(settings).run(tmp_path / "run", resume=True).summary
     assert (again["rounds"], again["epsilon"], again["ended_early"]) == (3, said["epsilon"], said["ended_early"])
 
 

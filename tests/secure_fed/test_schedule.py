@@ -30,7 +30,7 @@ from secure_fed.rounds.client import Client
 from secure_fed.rounds.cohort import cohort_sampler, phantom_sampler
 from secure_fed.rounds.transport import Request
 from secure_fed.runs.budget import RunBudget
-from tests.cells import every
+from tests.cells import chosen, every
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.in_turn import BANDED, CLIP, IN_TURN, SIZES, Killed, federation, of_zeros
 from tests.secure_fed.masked import lying
@@ -191,13 +191,13 @@ def test_a_request_of_another_round_than_its_session_s_is_refused() -> None:
 def test_a_round_is_charged_whole_and_an_interrupted_one_is_not_repeated(
     tmp_path: Path, method: str, passes: int
 ) -> None:
-    chosen = {**IN_TURN, "method.name": method, **({"method.oversampling": 1} if passes == 2 else {})}
-    built = federation(chosen)
+    asked_for = {**IN_TURN, "method.name": method, **({"method.oversampling": 1} if passes == 2 else {})}
+    built = federation(asked_for)
     of_zeros(built, 2)
     with pytest.raises(Killed):
         built.run(tmp_path / "run")
     assert private_toys.charged(tmp_path / "run") == 3 * passes
-    again = federation(chosen)
+    again = federation(asked_for)
     zeros, _ = of_zeros(again)
     result = again.run(tmp_path / "run", resume=True)
     assert [turn for turn, _ in zeros.asked] == [turn for turn in (3, 4, 5) for _ in range(passes)]
@@ -209,8 +209,8 @@ def test_a_round_is_charged_whole_and_an_interrupted_one_is_not_repeated(
 
 def test_all_passes_of_all_turns_are_one_release() -> None:
     """Two turns of two passes: one Gaussian of z / 2."""
-    chosen = {**IN_TURN, "method.name": "fedask", "method.oversampling": 1}
-    plan = federation({**chosen, "privacy.noise_multiplier": None, "privacy.epsilon": 3.0}).assembly.protection.plan
+    asked_for = {**IN_TURN, "method.name": "fedask", "method.oversampling": 1}
+    plan = federation({**asked_for, "privacy.noise_multiplier": None, "privacy.epsilon": 3.0}).assembly.protection.plan
     assert plan is not None
     assert plan.epsilon() == plan.epsilon_participants() <= 3.0
     assert plan.epsilon() == pytest.approx(get_epsilon_gaussian(plan.noise_multiplier / 2, 1e-3))
@@ -221,17 +221,17 @@ def test_all_passes_of_all_turns_are_one_release() -> None:
 
 def test_a_plan_that_was_cut_is_not_gone_beyond_where_a_round_was_lost(tmp_path: Path) -> None:
     """The passes that a lost round did not make are no room for another round."""
-    chosen = {
+    asked_for = {
         **{**IN_TURN, "method.name": "fedask", "method.oversampling": 1},
         **{"privacy.epsilon": 5.5, "privacy.on_exhausted": "stop"},
     }
-    built = federation(chosen)
+    built = federation(asked_for)
     assert built.assembly.protection.plan is not None
     assert built.assembly.protection.plan.releases == 6
     of_zeros(built, 1)
     with pytest.raises(Killed):
         built.run(tmp_path / "run")
-    again = federation(chosen)
+    again = federation(asked_for)
     zeros, _ = of_zeros(again)
     result = again.run(tmp_path / "run", resume=True)
     assert [turn for turn, _ in zeros.asked] == [2, 2]
@@ -264,25 +264,28 @@ def test_two_processes_that_take_themselves_for_one_run_do_not_both_make_a_round
         two.charge(2, "change")
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"privacy.unit": "none"}, {"privacy.unit": "client", "privacy.noise": "local"}, {"privacy.unit": "example"}],
-    ids=["none", "local", "example"],
-)
+ALONE: list[dict[str, Any]] = [
+    {"privacy.unit": "none"},
+    {"privacy.unit": "client", "privacy.noise": "local"},
+    {"privacy.unit": "example"},
+]
+
+
+@pytest.mark.parametrize("settings", chosen(ALONE, ALONE[:2]), ids=lambda settings: "-".join(settings.values()))
 def test_where_no_guarantee_counts_on_turns_an_interrupted_round_is_made_again(
     tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     public = {name: value for name, value in IN_TURN.items() if not name.startswith("privacy.")}
     noise = {"privacy.noise_multiplier": 1.0, "privacy.clip_norm": CLIP, "privacy.delta": 1e-3}
-    chosen = {**public, **(noise if settings["privacy.unit"] != "none" else {}), **settings, "federation.rounds": 3}
+    asked_for = {**public, **(noise if settings["privacy.unit"] != "none" else {}), **settings, "federation.rounds": 3}
     if settings["privacy.unit"] == "example":
-        del chosen["privacy.unit"]
-        chosen |= private_toys.EXAMPLE | {"privacy.noise_multiplier": 1.0}
-    built = federation(chosen)
+        del asked_for["privacy.unit"]
+        asked_for |= private_toys.EXAMPLE | {"privacy.noise_multiplier": 1.0}
+    built = federation(asked_for)
     of_zeros(built, 1)
     with pytest.raises(Killed):
         built.run(tmp_path / "run")
-    again = federation(chosen)
+    again = federation(asked_for)
     zeros, _ = of_zeros(again)
     again.run(tmp_path / "run", resume=True)
     assert [turn for turn, _ in zeros.asked] == [1, 2]
@@ -311,8 +314,8 @@ def totals(built: Federation, state: State, absent: int | None) -> dict[str, tor
 @pytest.mark.parametrize("how", [{}, MASKED, SHARES], ids=["open", "masked", "shares"])
 def test_without_its_data_a_client_moves_its_own_rounds_by_the_clip_norm_and_no_other(how: Mapping[str, Any]) -> None:
     """Through training, clipping, codec, packing and masks, at the states of one run. Shares of noise are seeded."""
-    chosen = {**IN_TURN, **how}
-    whole, less = federation(chosen, 3, sizes=TWELVE), federation(chosen, 3, sizes=TWELVE)
+    asked_for = {**IN_TURN, **how}
+    whole, less = federation(asked_for, 3, sizes=TWELVE), federation(asked_for, 3, sizes=TWELVE)
     if whole.assembly.masks is not None:
         for built in (whole, less):
             built.assembly.masks.begin(None)  # type: ignore[union-attr]
@@ -324,7 +327,10 @@ def test_without_its_data_a_client_moves_its_own_rounds_by_the_clip_norm_and_no_
         moved.append(math.sqrt(sum(float((with_it[name] - without[name]).square().sum()) for name in with_it)))
         state = replace(state, round=turn + 1)
     own = [order_of(whole).has_turn(4, turn) for turn in range(6)]
-    bound = CLIP * (1.05 if how is SHARES else 1.0)  # shares round to a grid, whose bound is in the noise's account
+    bound, shares = CLIP, whole.assembly.protection.shares
+    if shares is not None:  # rounded to a grid, on which the noise is made for a longer norm
+        grid = shares.grid(sum(part.numel() for part in with_it.values()))
+        bound *= grid.bound / grid.unit
     assert [0 < far <= bound for far in moved] == own
     assert all(far == 0.0 for far, mine in zip(moved, own, strict=True) if not mine)
 
@@ -350,12 +356,12 @@ def test_a_vanished_client_leaves_its_place_empty_and_the_divisor_alone() -> Non
 
 def test_what_a_round_sends_tells_nothing_of_what_clients_trained() -> None:
     """Of a client whose training diverged, zeros arrive: in the record they are as large as anybody's factors."""
-    chosen = {**IN_TURN, "method.name": "fra_lora", "federation.rounds": 3}
+    asked_for = {**IN_TURN, "method.name": "fra_lora", "federation.rounds": 3}
     train = [toys.examples(client + 1, size) for client, size in enumerate(SIZES)]
     bad = [
         [{**one, "x": one["x"] * math.nan} for one in own] if client == 4 else own for client, own in enumerate(train)
     ]
-    records = [toys.without_time(toys.federation(chosen, train=given_).run().records) for given_ in (train, bad)]
+    records = [toys.without_time(toys.federation(asked_for, train=given_).run().records) for given_ in (train, bad)]
     public = ("cohort", "bytes_up", "bytes_down", "rejected")
     assert [[record[name] for name in public] for record in records[0]] == [
         [record[name] for name in public] for record in records[1]
@@ -406,14 +412,14 @@ def test_an_order_with_rounds_too_empty_for_masks_is_refused_at_the_start(settin
 @pytest.mark.parametrize(("rounds", "fits"), [(6, 3), (4, 3), (3, 3)])
 def test_a_cut_plan_costs_what_its_rounds_expose(rounds: int, fits: int) -> None:
     """Two turns of a client lie in six rounds, one in the first three; an exposure of one costs epsilon 3.1."""
-    chosen = {**BANDED, "privacy.epsilon": 3.2, "privacy.on_exhausted": "stop", "federation.rounds": rounds}
-    plan = federation(chosen).assembly.protection.plan
+    asked_for = {**BANDED, "privacy.epsilon": 3.2, "privacy.on_exhausted": "stop", "federation.rounds": rounds}
+    plan = federation(asked_for).assembly.protection.plan
     assert plan is not None
     assert plan.releases == fits
     assert plan.epsilon() <= 3.2
     if rounds > fits:
         with pytest.raises(BudgetExhausted, match=r"raise either, lower federation\.rounds"):
-            federation({**chosen, "privacy.on_exhausted": "refuse"})
+            federation({**asked_for, "privacy.on_exhausted": "refuse"})
 
 
 @pytest.mark.parametrize(("composition", "fits"), [("basic", 4), ("rdp", 3)])
@@ -422,15 +428,15 @@ def test_a_shared_ledger_with_room_for_fewer_rounds_shortens_a_correlated_run(
 ) -> None:
     """The fourth round is the first of somebody's second turn, and exposes the first number of a second column."""
     Ledger.create(tmp_path / "l.sqlite", data_set="d", epsilon=4.5, delta=1e-3, composition=composition)
-    chosen = {**BANDED, "privacy.ledger": str(tmp_path / "l.sqlite"), "privacy.on_exhausted": "stop"}
-    said = federation(chosen).run(tmp_path / "run").summary
+    asked_for = {**BANDED, "privacy.ledger": str(tmp_path / "l.sqlite"), "privacy.on_exhausted": "stop"}
+    said = federation(asked_for).run(tmp_path / "run").summary
     assert said["rounds"] == said["releases"] == fits
     exposure = square_root(3).exposures(6, 3, 2)[fits]
     assert exposure == pytest.approx(1 + square_root(3).column[0] ** 2 * (fits == 4))
     assert said["epsilon"] == pytest.approx(get_epsilon_gaussian(1 / math.sqrt(exposure), 1e-3))
     assert said["epsilon"] <= said["epsilon_cumulative"] <= 4.5
     with pytest.raises(BudgetExhausted):
-        federation(chosen).run(tmp_path / "another")
+        federation(asked_for).run(tmp_path / "another")
 
 
 def test_a_setting_makes_the_order() -> None:
