@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from secure_fed.commands.comparison.totals import Charge, Total, best_only, totals
 from secure_fed.config import RunConfig
@@ -35,10 +35,15 @@ def after(charges: Sequence[Charge], unprotected: Sequence[str]) -> list[str]:
     """The remarks on what all private runs together told. unprotected: configurations without a guarantee."""
     if not charges:
         return []
-    found = totals(charges)
-    lines = [line for apart in ("", "notes", "clients") for line in _group([t for t in found if t.apart == apart])]
-    if len({charge.subject for charge in charges}) > 1 and len({(t.unit, t.charges[0].neighbours) for t in found}) > 1:
-        lines.append("Epsilons of different units, or of different neighbours, do not add up.")
+    alike: dict[Hashable, list[Total]] = {}
+    for total in totals(charges):
+        alike.setdefault(total.charges[0].promise, []).append(total)
+    lines = [line for found in alike.values() for line in _group(found, len(charges))]
+    if len(alike) > 1:
+        lines.append(
+            "Some of the runs protect other units, or count other neighbours, than others. Their epsilons do not add up, so "
+            "none is stated against whoever sees all of the runs."
+        )
     lines.append(_choice(charges))
     if unprotected:
         lines.append(
@@ -47,14 +52,12 @@ def after(charges: Sequence[Charge], unprotected: Sequence[str]) -> list[str]:
     return lines
 
 
-def _group(found: Sequence[Total]) -> list[str]:
-    """The remarks on totals that are apart for one reason."""
-    if not found:
-        return []
+def _group(found: Sequence[Total], runs: int) -> list[str]:
+    """The remarks on totals of one promise, each about other people; the comparison has so many runs in all."""
     worst = max(found, key=lambda total: total.epsilon)
-    lines = [_sum(worst, more=len(found) > 1)] if len(worst.charges) > 1 else []
-    if len(found) > 1 and found[0].apart:
-        lines.append(_APART[found[0].apart])
+    lines = [_sum(worst, whole=len(worst.charges) == runs)] if len(worst.charges) > 1 else []
+    if len(found) > 1:
+        lines.append(_NOTES if _by_seed_alone(found) else _CLIENTS)
     price = best_only(worst)
     if price is not None and price[0] < worst.epsilon:
         lines.append(
@@ -65,15 +68,22 @@ def _group(found: Sequence[Total]) -> list[str]:
     return lines
 
 
-def _sum(total: Total, *, more: bool) -> str:
+def _by_seed_alone(found: Sequence[Total]) -> bool:
+    """Whether these are about other people because each has notes of another seed."""
+    seeds = {total.charges[0].seed for total in found}
+    return len(seeds) == len(found) and all(total.apart == "notes" for total in found)
+
+
+def _sum(total: Total, *, whole: bool) -> str:
     runs = counted(len(total.charges), "private run")
-    which = f"The {runs} about one unit that cost most" if more else f"All {runs}"
+    which = f"All {runs}" if whole else f"The {runs} about the same units that cost most"
     added = (
         f", where the sum of epsilons is {at_most(total.epsilon_basic)}" if total.epsilon < total.epsilon_basic else ""
     )
+    seen = f"; against whoever also sees who takes part, {at_most(total.epsilon_participants)}"
     return (
         f"{which} together: epsilon {at_most(total.epsilon)} (delta {total.delta:g}{added}) for {total.unit}, against whoever "
-        f"sees the models of all of them; against whoever also sees who takes part, {at_most(total.epsilon_participants)}. "
+        f"sees the models of all of them{seen if total.epsilon_participants > total.epsilon else ', or who takes part'}. "
         "This holds if configurations and seeds were fixed before the first run; runs added in view of results need a ledger."
     )
 
@@ -89,9 +99,9 @@ def _choice(charges: Sequence[Charge]) -> str:
     )
 
 
-_APART = {
-    "notes": "Another seed makes other notes, and nobody's are in runs of two seeds: only runs of one seed add up.",
-    "clients": "Clients that secure-fed draws are other clients with another seed or division. The rows of one lie with many "
-    "clients of another, so no epsilon holds against whoever sees runs of several: name clients in the data (data.client), or "
-    "compare with one seed.",
-}
+_NOTES = "Another seed makes other notes, and nobody's are in runs of two seeds: only runs of one seed add up."
+_CLIENTS = (
+    "Clients that secure-fed draws are other clients with another seed or division. The rows of one lie with many clients of "
+    "another, so no epsilon holds against whoever sees runs of several: name clients in the data (data.client), or compare "
+    "with one seed."
+)

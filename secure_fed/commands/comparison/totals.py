@@ -29,16 +29,17 @@ Apart = Literal["", "notes", "clients"]  # why another seed has other units; "" 
 class Charge:
     """The cost of one private run, and whom it is about.
 
-    unit, neighbours: in words. subject: equal for runs about the same units. epsilon_participants: against whoever also sees
-    who takes part. renyi: divergences by order, of everything released. public_test: whether its accuracy is of a public test
-    set.
+    unit, neighbours: in words. promise: kind and name of the unit, and the neighbours. people: what else tells the units of a
+    run from those of another with the same promise. epsilon_participants: against whoever also sees who takes part. renyi:
+    divergences by order, of everything released. public_test: whether its accuracy is of a public test set.
     """
 
     name: str
     seed: int
     unit: str
     neighbours: str
-    subject: Hashable
+    promise: tuple[str, str, str]
+    people: Hashable
     apart: Apart
     epsilon: float
     epsilon_participants: float
@@ -86,13 +87,14 @@ def charge_of(name: str, record: RunRecord) -> Charge | None:
     stated = result.get("privacy")
     if not isinstance(stated, Mapping) or not stated["private"]:
         return None
-    apart, division = _division(record)
+    apart, people = _people(record)
     return Charge(
         name=name,
         seed=config.federation.seed,
         unit=stated["unit"],
         neighbours=stated["adjacency"],
-        subject=(config.privacy.unit, unit_name(config), stated["adjacency"], division),
+        promise=(config.privacy.unit, unit_name(config), stated["adjacency"]),
+        people=people,
         apart=apart,
         epsilon=float(result["epsilon"]),
         epsilon_participants=float(result["epsilon_participants"]),
@@ -102,7 +104,7 @@ def charge_of(name: str, record: RunRecord) -> Charge | None:
     )
 
 
-def _division(record: RunRecord) -> tuple[Apart, Hashable]:
+def _people(record: RunRecord) -> tuple[Apart, Hashable]:
     """What tells the units of a run from those of other runs, beside their name."""
     config, made = record.config, generated(record.config.data)
     drawn = config.privacy.unit == "client" and record.facts["partition"]["kind"] != "natural"
@@ -115,7 +117,7 @@ def totals(charges: Iterable[Charge]) -> list[Total]:
     """One total for every unit that the charges are about."""
     by_unit: dict[Hashable, list[Charge]] = {}
     for charge in charges:
-        by_unit.setdefault(charge.subject, []).append(charge)
+        by_unit.setdefault((charge.promise, charge.people), []).append(charge)
     return [_total(tuple(own)) for own in by_unit.values()]
 
 

@@ -91,11 +91,27 @@ def test_what_is_said_of_clients_that_every_seed_draws() -> None:
     """The runs of one seed are added up, those of two are not, and no sum over all is printed."""
     charges = [charged(name, seed, divided="iid") for name in ("a", "b", "c") for seed in (0, 1)]
     said = after(charges, [])
-    assert said[0].startswith("The 3 private runs about one unit that cost most together: epsilon ")
+    assert said[0].startswith("The 3 private runs about the same units that cost most together: epsilon ")
     assert "no epsilon holds against whoever sees runs of several" in said[1]
     assert not any("6 private runs" in line for line in said)
     notes = after([charged(seed=seed, base=RunConfig(), divided="iid") for seed in (0, 1)], [])
     assert notes[0].startswith("Another seed makes other notes")
+    skewed = {("data", "alpha"): 7.0}
+    two_ways = after([charged(base=RunConfig(), divided="dirichlet", also=also) for also in ({}, skewed)], [])
+    assert "no epsilon holds against whoever sees runs of several" in two_ways[0]
+    named = FILES.replace({("data", "client"): "site"})
+    mixed = after([charged(base=named), charged(base=named, divided="iid")], [])
+    assert "no epsilon holds against whoever sees runs of several" in mixed[0]
+
+
+@pytest.mark.parametrize(
+    "other", [{"unit": "example"}, {"also": {("data", "client"): "ward"}}, {"adjacency": "replaced"}]
+)
+def test_of_runs_with_other_promises_no_sum_is_stated(other: dict[str, Any]) -> None:
+    said = " ".join(after([charged(), charged("b", **other)], []))
+    assert "none is stated against whoever sees all of the runs" in said
+    assert "together: epsilon" not in said
+    assert "none is stated" not in " ".join(after([charged(), charged("b")], []))
 
 
 def test_what_is_said_of_a_choice_goes_by_where_the_test_rows_are_from() -> None:
