@@ -66,9 +66,9 @@ class Account:
     def _extend(self, wanted: int, who: str) -> None:
         """Hold enough for `wanted` releases."""
         if self._cost is None:
-            whose = f"client {who!r}" if who else "the run"
+            remedy = ": raise privacy.participations in a new run, or set privacy.on_exhausted = 'stop'" if who else ""
             raise BudgetExhausted(
-                f"{whose} asks for release {wanted} of run {self._run!r}, which planned {self._limits(who)}: raise "
-                "privacy.participations in a new run, or set privacy.on_exhausted = 'stop'"
+                f"{f'client {who!r}' if who else 'the run'} asks for release {wanted} of run {self._run!r}, which planned "
+                f"{self._limits(who)}{remedy}"
             )
         self._after(self._ledger.extend(self._run, self._cost(wanted)))

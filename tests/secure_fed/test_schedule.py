@@ -24,10 +24,14 @@ from privacy.public_order import PublicOrder
 from protocols.errors import Tampering
 from secure_fed.errors import ConfigError
 from secure_fed.federation import Federation
+from secure_fed.learning.audit_pool.phantoms import Room, count
 from secure_fed.methods.method import State
 from secure_fed.rounds.charges import TurnPassed
 from secure_fed.rounds.client import Client
 from secure_fed.rounds.cohort import cohort_sampler, phantom_sampler
+from secure_fed.rounds.placement import SUM
+from secure_fed.rounds.plans import Population
+from secure_fed.rounds.protection import _room
 from secure_fed.rounds.transport import Request
 from secure_fed.runs.budget import RunBudget
 from tests.cells import chosen, every
@@ -90,6 +94,18 @@ def test_phantoms_are_in_the_sums_in_turn() -> None:
     beside = [[client for client in asked if client >= 12] for _, asked in zeros.asked]
     assert [len(own) for own in beside] == [1] * 6
     assert sorted(own[0] for own in beside[:4]) == [12, 13, 14, 15]
+
+
+def test_by_default_there_is_a_phantom_in_every_masked_sum_or_none_at_all() -> None:
+    """Of 5,000 clients in cohorts of 10, 500 phantoms fit: enough for one in each of 500 rounds, and not of 501."""
+    config, room = toys.config(), Room(5000, 10, 100_000, 1.0)
+    assert count(config, room).phantoms == count(config, replace(room, fewest=500)).phantoms == 500
+    none = count(config, replace(room, fewest=501))
+    assert none.phantoms == 0
+    assert "masked sums of a public order take 501" in none.why
+    built = federation({**IN_TURN, **MASKED}, sizes=TWELVE)
+    population = Population(built.assembly.problem.names, TWELVE, order_of(built), 1)
+    assert _room(built.assembly.config, SUM, population, 10, 1.0).fewest == 4
 
 
 @every(
