@@ -67,6 +67,7 @@ class Federation:
         own = (model, train, test, collate, loss, metrics)
         problem = configured(self.config) if all(part is None for part in own) else given(self.config, *own)
         self.assembly = assemble(self.config, method, problem, entropy, mechanism)
+        self.config = self.assembly.config
         self.callbacks = list(callbacks)
         self._statement = ""
 

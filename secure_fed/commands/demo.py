@@ -4,10 +4,10 @@ Many clients that each hold five notes, since what hides one of them is the numb
 whose length is lr sqrt(trained numbers) whatever the data: the clip norm is that length, so little is lost to clipping, and
 the server's momentum averages the noise of several rounds. `ffa_lora`, because noise on B alone reaches the model linearly.
 
-Contributions are masked. A twentieth of a cohort may collude with the server, and another twentieth may vanish in mid-round.
-The server adds the noise all the same: with noise from the clients, amplification by sampling would need everybody to send in
-every round (`privacy.hidden_cohort`): 5,500 masked vectors instead of 403. Every sum invites 403 clients, whatever number is
-drawn; those that are not drawn send zeros.
+Clients take part in turn, by a public order: 250 in each of 20 rounds, and every client once. So nothing about a cohort is
+secret, and the guarantee holds against readers of the model and whoever sees who takes part. Contributions are masked, and
+every client adds a share of the noise before its contribution is masked: the guarantee holds against the server too. A
+twentieth of a cohort may collude with the server, and another twentieth may vanish in mid-round.
 
 All clients train. Beside them stand phantoms for the audit, a tenth as many, which are nobody's data: coins decide which of
 them pull the model along a random direction each, as far as a client may. That is the most that one client can make itself
@@ -35,7 +35,7 @@ def config() -> RunConfig:
             },
             "method": {"name": "ffa_lora"},
             "training": {"lr": 0.02},
-            "privacy": {"unit": "client", "epsilon": 8.0, "clip_norm": 3.1},
+            "privacy": {"unit": "client", "epsilon": 8.0, "noise": "distributed", "clip_norm": 3.1},
             "secure_aggregation": {"enabled": True, "corrupt": 0.05, "dropout": 0.05},
             "evaluation": {"every": 4, "record": "models", "phantoms": PHANTOMS},
         }
@@ -47,6 +47,6 @@ def unprotected() -> RunConfig:
     tables = config().to_dict()
     for section in ("privacy", "secure_aggregation"):
         del tables[section]
-    tables["federation"]["sampling"] = "poisson"  # as the private run draws its cohorts
+    tables["federation"]["sampling"] = "schedule"  # as the private run
     tables["evaluation"]["audit_unit"] = "client"
     return RunConfig.from_dict(tables)

@@ -109,7 +109,7 @@ def _privacy(config: Sections) -> None:
             _refuse(config, name, f"privacy.unit = {privacy.unit!r}", revealed)
     if privacy.noise == "distributed":
         _distributed(config)
-    if privacy.correlation != "none":
+    if privacy.correlation == "banded":
         _correlated(config)
     if privacy.unit == "client":
         _denoising(config)
@@ -160,12 +160,12 @@ def _correlated(config: Sections) -> None:
     for name, refused, why in (
         (
             "federation.sampling",
-            config.federation.sampling != "schedule",
+            config.federation.sampling not in ("auto", "schedule"),
             "its bound needs to know how far apart a client's rounds are; set federation.sampling = 'schedule'",
         ),
         (
             "privacy.noise",
-            privacy.noise != "central",
+            privacy.noise not in ("auto", "central"),
             "the clients of a round know no noise of the round before, which they would take back; set privacy.noise = "
             "'central'",
         ),

@@ -106,11 +106,11 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
     ("privacy.noise", _private("client"), "privacy.unit = 'client'"),
     (
         "privacy.clip_quantile",
-        lambda c: c.privacy.unit == "client" and c.privacy.noise == "central",
+        lambda c: c.privacy.unit == "client" and c.privacy.noise in ("auto", "central"),
         "privacy.unit = 'client' and privacy.noise = 'central'",
     ),
     ("privacy.correlation", _private("client"), "privacy.unit = 'client'"),
-    ("privacy.band", lambda c: c.privacy.correlation == "banded", "privacy.correlation = 'banded'"),
+    ("privacy.band", lambda c: c.privacy.correlation != "none", "privacy.correlation = 'banded'"),
     (
         "privacy.hidden_cohort",
         lambda c: c.privacy.unit == "client" and c.privacy.noise == "distributed",

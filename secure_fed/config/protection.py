@@ -36,18 +36,20 @@ class PrivacyConfig:
         optional=0.5,
     )
     noise: str = key(
+        "auto",
+        "who adds the noise: the server to the sum, each client its share of it inside the secure sum, or each client; auto: "
         "central",
-        "who adds the noise: the server to the sum, each client its share of it inside the secure sum, or each client",
-        choices=("central", "distributed", "local"),
+        choices=("auto", "central", "distributed", "local"),
     )
     correlation: str = key(
-        "none",
-        "noise of a round takes back a part of the noise of rounds before (federation.sampling = schedule)",
-        choices=("none", "banded"),
+        "auto",
+        "banded: the noise of a round takes back a part of the noise of earlier rounds (federation.sampling = schedule, "
+        "central noise); auto: wherever it can",
+        choices=("auto", "none", "banded"),
     )
     band: int | None = key(
         None,
-        "rounds that correlated noise reaches over; the one with the least noise on the final model if not set",
+        "rounds that correlated noise reaches over; the one with the least noise over all models if not set",
         at_least=1,
         optional=20,
     )

@@ -110,8 +110,8 @@ class FederationConfig:
     )
     sampling: str = key(
         "auto",
-        "a cohort of exactly that size, each client by its own coin, or clients in turn by a public order; auto: poisson where "
-        "privacy counts on it",
+        "a cohort of exactly that size, each client by its own coin, or clients in turn by a public order; auto: schedule "
+        "where clients are protected",
         choices=("auto", "fixed", "poisson", "schedule"),
     )
     weighting: str = key(

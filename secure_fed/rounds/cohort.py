@@ -35,27 +35,31 @@ def vacancies(present: Sequence[str], everybody: Sequence[str]) -> tuple[int, ..
 
 
 def cohort_sampler(config: RunConfig, clients: int, held_out: Sequence[int] = ()) -> Sampler:
-    """The sampler of cohorts: Poisson where the guarantee counts on secret coins, else of fixed size, unless
-    `federation.sampling` says otherwise.
+    """The sampler of cohorts, as `federation.sampling` says; of a fixed size where it leaves that open.
 
     held_out: the numbers, among all clients, of those that do not train. Under Poisson sampling nothing depends on how many
     they are. In a public order they keep their places, which stay empty, so that nobody's turn depends on who they are. A
     cohort of fixed size is drawn from the clients that train, and is all of them if they are fewer: its rate depends on their
     number, which follows from the clients' names and the seed, and from no private datum.
     """
-    federation, privacy = config.federation, config.privacy
+    federation = config.federation
     everybody = clients + len(held_out)
-    cohort = federation.cohort or min(_DEFAULT_COHORT, everybody)
-    if cohort > everybody:
-        message = f"federation.cohort is {cohort}, more than the {everybody} clients there are; lower it"
-        raise ConfigError(message).about("federation.cohort", cohort, f"at most {everybody}")
-    counted_on = privacy.unit == "client" and (privacy.noise == "central" or privacy.hidden_cohort)
-    kind = federation.sampling if federation.sampling != "auto" else "poisson" if counted_on else "fixed"
+    cohort = cohort_size(config, everybody)
+    kind = federation.sampling
     if kind == "poisson":
         return PoissonWithVacancies(clients, cohort / everybody, len(held_out))
     if kind == "schedule":
         return PublicOrder(clients, cohort, tuple(held_out), federation.seed)
     return FixedSize(clients, min(cohort, clients))
+
+
+def cohort_size(config: RunConfig, everybody: int) -> int:
+    """The number of clients expected in a round, of so many."""
+    cohort = config.federation.cohort or min(_DEFAULT_COHORT, everybody)
+    if cohort > everybody:
+        message = f"federation.cohort is {cohort}, more than the {everybody} clients there are; lower it"
+        raise ConfigError(message).about("federation.cohort", cohort, f"at most {everybody}")
+    return cohort
 
 
 def phantom_sampler(cohorts: Sampler, phantoms: int) -> Sampler | None:

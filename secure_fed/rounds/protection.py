@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
@@ -28,11 +28,12 @@ from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.local import Objective, Placed
 from secure_fed.learning.training.supported import require_data_free_start, require_supported
 from secure_fed.learning.training.uncoupled import Uncoupled
-from secure_fed.methods.method import Card, Method, RoundPlan, Shrinking, State
+from secure_fed.methods.method import Card, Method, RoundPlan, State
 from secure_fed.rounds.cohort import expected_phantoms
 from secure_fed.rounds.correlated_noise import CorrelatedNoise
 from secure_fed.rounds.placement import NOWHERE, Placement, placement_of
 from secure_fed.rounds.plans import Population
+from secure_fed.rounds.way import unsteady
 from secure_fed.tensors.low_rank import in_own_factors
 from secure_fed.tensors.tensors import Layout, Tensors
 
@@ -176,18 +177,10 @@ def require_steady(protection: Protection, method: Method, initial: State, round
     """
     if protection.correlated is None:
         return
-    why, first = method.card.memoryless, _layouts(method, initial)
-    later = (replace(initial, round=round_) for round_ in range(1, rounds))
-    if not why and (isinstance(method, Shrinking) or any(_layouts(method, state) != first for state in later)):
-        why = "its rounds do not all sum the same tensors"
-    if why:
+    if why := unsteady(method, initial, rounds):
         raise ConfigError(
             f"privacy.correlation = 'banded' is refused with {method.card.name}: {why}; set privacy.correlation = 'none'"
         ).about("privacy.correlation", "banded", f"'none' with method.name = {method.card.name!r}")
-
-
-def _layouts(method: Method, state: State) -> dict[str, Layout]:
-    return {name: method.layout(state, name) for name in method.plan(state).passes}
 
 
 def _require_open_sums(config: RunConfig, passes: int) -> None:

@@ -14,7 +14,7 @@ CASES: dict[str, dict[str, Any]] = {
     "distributed": {"noise": "distributed"},
     "hidden": {"noise": "distributed", "hidden_cohort": True},
     "local": {"noise": "local"},
-    "example": {"unit": "example"},
+    "example": {"unit": "example", "noise": "auto"},
     "coins": {},
 }
 _BARE = ("nothing", "coins")  # without privacy
@@ -43,8 +43,8 @@ def masked(case: str, **facts: Any) -> Callable[[dict[str, Any]], None]:
         if case not in _BARE:
             make_private(run)
             run["config"]["privacy"] |= CASES[case]
-        if case == "central fixed":
-            run["config"]["federation"]["sampling"] = "fixed"
+            coins = case in ("central", "hidden")
+            run["config"]["federation"]["sampling"] = "poisson" if coins else "fixed"
         if case == "coins":
             run["config"]["federation"]["sampling"] = "poisson"
         run["config"]["secure_aggregation"] = {"enabled": True, "corrupt": 0.3, "active": facts.get("active", False)}

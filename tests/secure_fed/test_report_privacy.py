@@ -74,7 +74,8 @@ def test_the_server_is_trusted_where_it_adds_the_noise(
 
 def test_with_noise_in_training_the_unit_is_an_example(run_folder: RunFolder, private_edit: PrivateEdit) -> None:
     def example(run: Run) -> None:
-        run["config"]["privacy"]["unit"] = run["result"]["unit"] = "example"
+        run["config"]["privacy"] |= {"unit": "example", "noise": "auto"}
+        run["result"]["unit"] = "example"
         run["result"]["privacy"].update(unit="one example of one client", participations=5)
 
     text = told(run_folder(edit=changed(private_edit(), example)))

@@ -391,7 +391,6 @@ def test_what_a_round_sends_tells_nothing_of_what_clients_trained() -> None:
     "settings, said",
     [
         ({"federation.sampling": "poisson"}, "federation.sampling = 'poisson' is refused"),
-        ({"federation.sampling": "auto"}, "federation.sampling = 'auto' is refused"),
         ({"privacy.noise": "distributed", **MASKED}, "privacy.noise = 'distributed' is refused"),
         ({"privacy.noise": "local"}, "privacy.noise = 'local' is refused"),
         (

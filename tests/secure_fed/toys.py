@@ -29,6 +29,15 @@ NAMES = ("anna", "ben", "cleo", "dora")
 METHODS = ("fedlora", "ffa_lora", "fra_lora", "fra_then_ffa")
 
 
+def by_coins(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with secret coins and independent noise in place of what they leave open."""
+    noise = settings.get("privacy.noise", "central")
+    coins = noise == "central" or settings.get("privacy.hidden_cohort")
+    sampling = "poisson" if coins else "fixed"
+    left = {"privacy.noise": noise, "federation.sampling": sampling, "privacy.correlation": "none"}
+    return {**left, **settings}
+
+
 def config(settings: Mapping[str, Any] | None = None) -> RunConfig:
     """Three rounds of one step with everybody in them, and what `settings` ("section.key": value) says.
 
@@ -45,6 +54,8 @@ def config(settings: Mapping[str, Any] | None = None) -> RunConfig:
         "training.together": 1,
     }
     chosen = {**usual, **(settings or {})}
+    if chosen.get("privacy.unit") == "client":
+        chosen = by_coins(chosen)
     return RunConfig().replace({tuple(name.split(".", 1)): value for name, value in chosen.items()})  # type: ignore[misc]
 
 

@@ -15,6 +15,7 @@ from secure_fed.runs.durable import part_of
 
 TABLE, NUMBERS, DRAWING = "compare.md", "compare.csv", "compare.svg"
 _OURS = {TABLE, NUMBERS, DRAWING}
+_SETTLED = (("federation", "sampling"), ("privacy", "noise"), ("privacy", "correlation"))
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,12 @@ def _require_own(out: Path, configs: Mapping[str, RunConfig]) -> None:
         )
 
 
+def _left_open(config: RunConfig, held: RunConfig) -> RunConfig:
+    """The configuration, with what it leaves to the run as the run has settled it."""
+    chosen = config.to_dict()
+    return config.replace({key: held.to_dict()[key[0]][key[1]] for key in _SETTLED if chosen[key[0]][key[1]] == "auto"})
+
+
 def _require_unchanged(job: Job) -> None:
     """Refuse a run that was begun with other settings, and a folder that is none."""
     from secure_fed.runs.store import require_unused
@@ -89,7 +96,7 @@ def _require_unchanged(job: Job) -> None:
         begun = (job.run_dir / CONFIG).exists()
     if not begun:
         require_unused(job.run_dir)
-    elif differences := job.config.differences(read_config(job.run_dir)):
+    elif differences := _left_open(job.config, held := read_config(job.run_dir)).differences(held):
         raise RunDirectoryError(
             f"{job.run_dir} was run with other settings than {job.name} has now: {'; '.join(differences)}; choose another "
             "--out, or put them back"

@@ -112,7 +112,7 @@ class RunRecord:
         federation = self.config.federation
         drawn = federation.cohort or self.last("cohort") or 0
         coins = federation.sampling == "poisson" or (federation.sampling == "auto" and self.hides_cohort)
-        return coins and drawn < len(self.client_names)
+        return coins and not self.hides_training and drawn < len(self.client_names)
 
     @property
     def hides_training(self) -> bool:

@@ -27,6 +27,7 @@ from secure_fed.rounds.masked.masked_client import Clock, MaskedClient, masked_c
 from secure_fed.rounds.masked.masked_sum import MaskedSum
 from secure_fed.rounds.masked.terms import FEWEST, Registry, Terms
 from secure_fed.rounds.phantom_clients import Phantom
+from secure_fed.rounds.placement import placement_of
 from secure_fed.rounds.protection import Protection
 from secure_fed.rounds.together import Together
 from secure_fed.rounds.transport import InProcess, Participant, Transport, Vanishing
@@ -189,8 +190,7 @@ def in_process(
     if masks is not None:
         terms = masks.sums.terms
         exchanges = len(stages(terms.parameters(0, range(masks.invited), bytes(32), 1, 0)))
-    secret = config.privacy.unit == "client" and config.privacy.noise == "central"
-    everybody = len(clients) if secret else None
+    everybody = len(clients) if placement_of(config).secret_cohort else None
     return Vanishing(inner, config.federation.vanishing, exchanges, config.federation.seed, everybody)
 
 

@@ -26,6 +26,7 @@ from secure_fed.rounds.masked.plan import PublicPlan
 from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen
 from tests.contracts import runs
+from tests.secure_fed.toys import by_coins
 
 torch.set_num_threads(1)
 
@@ -64,7 +65,7 @@ class Summed:
 
 def build(case: str, path: str, **more: Any) -> Federation:
     usual = {"privacy.clip_norm": CLIP, "federation.cohort": 4, "training.steps": 1}
-    settings = {**usual, **PATHS[path], **CASES[case], **more}
+    settings = by_coins({**usual, **PATHS[path], **CASES[case], **more})
     if path == "plain":
         settings.pop("secure_aggregation.dropout", None)
     train = [runs.examples(seed + 1, 3 + seed % 3) for seed in range(CLIENTS)]

@@ -1,0 +1,107 @@
+"""The protection of clients where settings leave it open: who takes part when, who adds the noise, how it is correlated.
+
+`auto` in federation.sampling, privacy.noise and privacy.correlation becomes what `secure-fed budget plan` recommends, before
+any party is made. Secret coins are never chosen: no server keeps them from its operators and its clients. What is chosen stands
+in the run's configuration from then on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from secure_fed.config import PrivacyConfig, RunConfig
+from secure_fed.methods.method import Method, Shrinking, State
+from secure_fed.rounds.cohort import cohort_size
+from secure_fed.rounds.plans import momentum_of
+from secure_fed.tensors.tensors import Layout
+
+if TYPE_CHECKING:
+    from privacy.promises import Way
+
+
+def settled(config: RunConfig, clients: int, numbers: int, *, steady: bool, own: bool) -> RunConfig:
+    """The configuration without `auto` in what protects clients. Other units than clients leave it as it is.
+
+    clients: how many there are. numbers: how many of a contribution travel. steady: every round sums the same tensors. own: the
+    mechanism is the user's, which noises open sums over secret coins alone.
+    """
+    privacy, federation = config.privacy, config.federation
+    if privacy.unit != "client":
+        return config
+    sampling = federation.sampling
+    if sampling == "auto":
+        sampling = "poisson" if own or privacy.hidden_cohort else "schedule"
+    noise, correlation = _of_sums(privacy) if sampling != "schedule" else _in_turn(config, clients, numbers, steady)
+    return config.replace(
+        {
+            ("federation", "sampling"): sampling,
+            ("privacy", "noise"): noise,
+            ("privacy", "correlation"): correlation,
+        }
+    )
+
+
+def _of_sums(privacy: PrivacyConfig) -> tuple[str, str]:
+    """Noise and correlation of cohorts that no public order says."""
+    noise = "central" if privacy.noise == "auto" else privacy.noise
+    return noise, "none" if privacy.correlation == "auto" else privacy.correlation
+
+
+def _in_turn(config: RunConfig, clients: int, numbers: int, steady: bool) -> tuple[str, str]:
+    """Noise and correlation of a public order: of the ways that the settings leave open, the recommended one."""
+    privacy, takes_back = config.privacy, steady and config.method.transport_form != "sketch"
+    if "auto" not in (privacy.noise, privacy.correlation) or privacy.delta * clients >= 1:
+        return _of_sums(privacy)  # such a delta is refused when the noise is planned
+    if (
+        privacy.noise_multiplier is not None and privacy.noise == "auto"
+    ):  # it is a server's; shares and clients need others
+        config = config.replace({("privacy", "noise"): "central"})
+    from privacy.planning import Setting
+    from privacy.promises import Possible, in_turn, pick
+    from privacy.run_plan import Target
+
+    cohort = cohort_size(config, clients)
+    setting = Setting(clients, cohort, config.federation.rounds, privacy.delta, dim=numbers or None)
+    target = Target(privacy.epsilon, privacy.noise_multiplier, privacy.delta, stop_early=True)
+    possible = Possible(_counted(config, cohort), 0, takes_back and privacy.clip_quantile is None, momentum_of(config))
+    ways = [way for way in in_turn(setting, target, possible) if _left_open(config.privacy, way)]
+    if not ways:
+        return _of_sums(privacy)  # what was asked for is refused where it is planned, with the reason
+    chosen = pick(setting, ways)
+    return chosen.noise, chosen.correlation
+
+
+def _left_open(privacy: PrivacyConfig, way: Way) -> bool:
+    """Whether the settings allow this way."""
+    noise = "central" if privacy.clip_quantile is not None else privacy.noise
+    return noise in ("auto", way.noise) and privacy.correlation in ("auto", way.correlation)
+
+
+def _counted(config: RunConfig, cohort: int) -> int:
+    """The shares of noise that a masked sum of the cohort counts on; 0 without masks."""
+    from protocols.choice import colluding, surviving
+
+    settings = config.secure_aggregation
+    if not settings.enabled:
+        return 0
+    return max(0, surviving(cohort, settings.dropout) - colluding(cohort, settings.corrupt))
+
+
+def unsteady(method: Method, initial: State, rounds: int) -> str:
+    """Why noise of a round cannot take back that of earlier rounds with this method; empty where it can.
+
+    A method says itself where the means of several rounds cannot be added up. Where the tensors themselves are others, streams
+    of noise would not line up either.
+    """
+    if why := method.card.memoryless:
+        return why
+    first = _layouts(method, initial)
+    later = (replace(initial, round=round_) for round_ in range(1, rounds))
+    if isinstance(method, Shrinking) or any(_layouts(method, state) != first for state in later):
+        return "its rounds do not all sum the same tensors"
+    return ""
+
+
+def _layouts(method: Method, state: State) -> dict[str, Layout]:
+    return {name: method.layout(state, name) for name in method.plan(state).passes}
