@@ -30,11 +30,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.signal import lfilter
-from torch import Tensor
 
-from privacy.entropy import Floats, Stream
+from privacy.entropy import Floats
 from privacy.errors import PlanError
-from privacy.mechanisms import Named, perturbed
 
 
 @dataclass(frozen=True)
@@ -109,25 +107,6 @@ def noise(made: Correlation, rounds: int, gap: int, most: int, momentum: float =
 
 
 INDEPENDENT = Correlation()
-
-
-def noised(total: Named, std: float, streams: Sequence[Stream], weights: Floats) -> dict[str, Tensor]:
-    """A round's total with its row of C^-1 Z, ready to be released. std: of Z, on each coordinate.
-
-    streams: of this round and of all before it, the latest first, each from its beginning; every round draws the same shapes in
-    the same order, so that coordinate i takes the i-th number of each stream. Past noise is made again and never kept: memory
-    is that of one row, and time grows with the round.
-    """
-
-    def row(_: Stream, shape: tuple[int, ...]) -> Floats:
-        made: Floats = np.zeros(shape)
-        for weight, stream in zip(weights, streams, strict=True):
-            drawn = stream.normal(shape)
-            drawn *= weight
-            made += drawn
-        return made
-
-    return {name: perturbed(tensor, std, streams[0], row) for name, tensor in sorted(total.items())}
 
 
 def _spread(most: int) -> list[int]:

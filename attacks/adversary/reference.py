@@ -219,7 +219,7 @@ def _protection(real: Protection, seed: int) -> Protection:
     """The run's, from a seed, and with shares of noise put on the sum."""
     seeded = replace(real, entropy=SeededEntropy(seed))
     if real.correlated is not None:
-        seeded = replace(seeded, correlated=replace(real.correlated, source=seeded.entropy))
+        seeded = replace(seeded, correlated=replace(real.correlated).open(seeded.entropy))
     if real.shares is None:
         return seeded
     shares = _AllShares(real.shares.noise_multiplier, real.shares, real.shares.contributors - real.beside)

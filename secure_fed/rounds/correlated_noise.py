@@ -1,29 +1,39 @@
-"""The server's noise where it is correlated over rounds: of one secret key, so that a round can make earlier noise again."""
+"""The server's noise where it is correlated over rounds: of secret keys, so that earlier noise can be made again."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from torch import Tensor
 
-from privacy.correlation import Correlation, noised
-from privacy.entropy import Entropy, Floats
+from privacy.correlated_rows import CorrelatedRows
+from privacy.correlation import Correlation
+from privacy.entropy import Entropy, Floats, Stream
 from privacy.errors import PrivacyError
 from privacy.mechanisms import Named
 
 
 @dataclass
 class CorrelatedNoise:
-    """The noise of a run's sums, once the run has opened its source.
-
-    source: streams that are the same whenever they are asked for, of a key that nobody else has.
-    """
+    """The noise of a run's sums, once the run has opened its source. The passes of a round have rows of their own."""
 
     correlation: Correlation
     rounds: int
-    source: Entropy | None = field(default=None, repr=False)
+    _source: Entropy | None = field(default=None, init=False, repr=False)
+    _rows: dict[str, CorrelatedRows] = field(default_factory=dict, init=False, repr=False)
+
+    def open(self, source: Entropy) -> CorrelatedNoise:
+        """Begin or resume a run. source: streams that are the same whenever asked for, of keys that nobody else has."""
+        self.close()
+        self._source = source
+        return self
+
+    def close(self) -> None:
+        """Forget the source and all noise made of it."""
+        self._source = None
+        self._rows.clear()
 
     def spread(self, round_: int) -> float:
         """The standard deviation of a round's noise, over that of the independent noise it is made of."""
@@ -31,11 +41,16 @@ class CorrelatedNoise:
 
     def noised(self, total: Named, std: float, round_: int, pass_name: str) -> dict[str, Tensor]:
         """The total of a pass with its noise. std: of the independent noise."""
-        if self.source is None:
+        if self._source is None:
             raise PrivacyError("nothing may be released outside a run: its noise is opened by Federation.run")
-        streams = [self.source.stream("sum", earlier, pass_name) for earlier in range(round_, -1, -1)]
-        return noised(total, std, streams, self._weights[: round_ + 1])
+        if pass_name not in self._rows:
+            self._rows[pass_name] = CorrelatedRows(self.correlation, partial(_stream, self._source, pass_name))
+        return self._rows[pass_name].noised(total, std, round_)
 
     @cached_property
     def _weights(self) -> Floats:
         return self.correlation.weights(self.rounds)
+
+
+def _stream(source: Entropy, pass_name: str, round_: int) -> Stream:
+    return source.stream("sum", round_, pass_name)

@@ -72,11 +72,11 @@ def opened_noise(protection: Protection, run_dir: Path | None, *, begun: int, le
     if noise is None or not left:
         yield
         return
-    noise.source = _source(protection.entropy, run_dir, begun)
+    noise.open(_source(protection.entropy, run_dir, begun))
     try:
         yield
     finally:
-        noise.source = None
+        noise.close()
 
 
 def erase(run_dir: Path) -> None:

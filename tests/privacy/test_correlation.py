@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from privacy import accounting, correlation
+from privacy.correlated_rows import CorrelatedRows
 from privacy.correlation import INDEPENDENT, Correlation, best, square_root
-from privacy.entropy import KeyedEntropy, SeededEntropy, Stream
+from privacy.entropy import KeyedEntropy, SeededEntropy
 from privacy.errors import PlanError
 from privacy.public_order import PublicOrder
 from tests.cells import every
@@ -211,11 +212,10 @@ def test_a_run_is_one_gaussian_to_dp_accounting(made: Correlation) -> None:
 
 def released(made: Correlation, rounds: int, shape: tuple[int, ...], std: float) -> Matrix:
     """(rounds, numbers): what is released of sums that are zero, by streams of one key."""
-    source, weights = KeyedEntropy(bytes(range(32))), made.weights(rounds)
-    rows = []
+    source = KeyedEntropy(bytes(range(32)))
+    noise, rows = CorrelatedRows(made, lambda round_: source.stream("sum", round_)), []
     for round_ in range(rounds):
-        streams = [source.stream("sum", earlier) for earlier in range(round_, -1, -1)]
-        noised = correlation.noised({"b": torch.zeros(3), "a": torch.zeros(shape)}, std, streams, weights[: round_ + 1])
+        noised = noise.noised({"b": torch.zeros(3), "a": torch.zeros(shape)}, std, round_)
         rows.append(torch.cat([noised["a"].flatten(), noised["b"]]).double().numpy())
     return np.array(rows)
 
@@ -242,14 +242,9 @@ def test_every_number_is_taken_back_from_the_stream_that_it_came_from() -> None:
     made = square_root(3)
     drawn = [SeededEntropy(1).stream("sum", r) for r in range(4)]
     z = [{name: stream.normal(shape) for name, shape in (("a", (7,)), ("b", (2, 2)))} for stream in drawn]
-    streams = [SeededEntropy(1).stream("sum", r) for r in (3, 2, 1, 0)]
-    weights = made.weights(4)
-    found = correlation.noised({"b": torch.ones(2, 2), "a": torch.zeros(7)}, 2.0, streams, weights)
-    for name, start in (("a", 0.0), ("b", 1.0)):
-        expected = start + 2.0 * sum(weights[back] * z[3 - back][name] for back in range(4))
-        np.testing.assert_allclose(found[name].numpy(), expected, atol=1e-5)
-
-
-def test_a_stream_for_each_weight() -> None:
-    with pytest.raises(ValueError, match="zip"):
-        correlation.noised({"a": torch.zeros(2)}, 1.0, [Stream(bytes(32))], square_root(2).weights(2))
+    rows, weights = CorrelatedRows(made, lambda round_: SeededEntropy(1).stream("sum", round_)), made.weights(4)
+    for round_ in (1, 3, 3, 0, 2):  # rounds may be left out, and asked for again
+        found = rows.noised({"b": torch.ones(2, 2), "a": torch.zeros(7)}, 2.0, round_)
+        for name, start in (("a", 0.0), ("b", 1.0)):
+            expected = start + 2.0 * sum(weights[back] * z[round_ - back][name] for back in range(round_ + 1))
+            np.testing.assert_allclose(found[name].numpy(), expected, atol=1e-5)
