@@ -7,7 +7,7 @@
 
     coins     clients drawn by secret coins at rate 1/20, independent noise: epsilon holds against readers of the model alone
     turns     each client once in a public order, independent noise
-    banded    the same order, noise correlated by the banded square root with the least error over all models
+    banded    the same order, noise correlated by the banded square root of the band that a plan takes
 
 Planted. The mean change of round t is X_t of rank 8 with equal singular values, `signal` times the least that is visible in one
 mean under independent noise of turns (`privacy.denoise.visible`). Its subspaces: `same` in all rounds; `fading`, the same, each
@@ -32,6 +32,7 @@ Seeds 0, 1, ... draw everything; the same noise serves all estimates. One thread
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -64,12 +65,12 @@ def kinds(epsilon: float) -> dict[str, Noise]:
 
 
 def noises(kind: Noise, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """The noise of each round's mean: row t of C^-1 Z."""
+    """The noise of each round's mean, without end: row t of C^-1 Z."""
     std, c = kind
     drawn: list[Tensor] = []
-    for round_ in range(ROUNDS):
+    for round_ in itertools.count():
         drawn.append(std * torch.randn(size, size, generator=generator))
-        weights = c.weights(ROUNDS)[: round_ + 1].tolist()
+        weights = c.weights(round_ + 1).tolist()
         yield sum((weight * z for weight, z in zip(weights, reversed(drawn), strict=True) if weight), torch.zeros(()))
 
 
@@ -79,7 +80,7 @@ class Server:
     def __init__(self, name: str, kind: Noise, size: int) -> None:
         self.of, _, self.rule = name.partition(", ")
         std, c = kind
-        self.mean_std = [std * float(np.linalg.norm(c.weights(ROUNDS)[: t + 1])) for t in range(ROUNDS)]
+        self.mean_std = [std * float(np.linalg.norm(c.weights(t + 1))) for t in range(ROUNDS)]
         self.sum_std = (std * c.errors(ROUNDS)).tolist()
         self.sum, self.product = torch.zeros(size, size), torch.zeros(size, size)
         self.factors = (torch.zeros(size, RANK), torch.zeros(RANK, size))
@@ -135,7 +136,7 @@ def in_open_loop(case: Case) -> dict[str, list[float]]:
     servers = {name: Server(name, case.kind, case.size) for name in ESTIMATES}
     found: dict[str, list[float]] = {name: [] for name in ESTIMATES}
     total = torch.zeros(case.size, case.size)
-    for round_, noise in enumerate(noises(case.kind, case.size, generator)):
+    for round_, noise in zip(range(ROUNDS), noises(case.kind, case.size, generator), strict=False):
         total += changes[round_]
         for name, server in servers.items():
             server.take(changes[round_] + noise, round_)
@@ -148,7 +149,7 @@ def in_closed_loop(case: Case) -> dict[str, list[float]]:
     generator, size = torch.Generator().manual_seed(case.seed), case.size
     target = case.value(1 / size) * orthonormal(size, generator) @ orthonormal(size, generator).T
     start, kind = orthonormal(size, generator).T, (case.kind[0] / size, case.kind[1])
-    made = list(noises(kind, size, generator))
+    made = list(itertools.islice(noises(kind, size, generator), ROUNDS))
     found: dict[str, list[float]] = {name: [] for name in ESTIMATES}
     for name in ESTIMATES:
         server = Server(name, kind, size)
@@ -206,7 +207,7 @@ def main() -> None:
     once = noise["turns"][0]
     print("| noise | on the first mean | on the last mean | on the sum |\n|---|---:|---:|---:|")
     for name, (std, c) in noise.items():
-        on_mean = [std * float(np.linalg.norm(c.weights(ROUNDS)[: t + 1])) for t in (0, ROUNDS - 1)]
+        on_mean = [std * float(np.linalg.norm(c.weights(t + 1))) for t in (0, ROUNDS - 1)]
         print(f"| {name} | {on_mean[0]:.2f} | {on_mean[1]:.2f} | {std * c.errors(ROUNDS)[-1]:.2f} |")
     for size in given.sizes:
         print(f"\n{size} x {size}\n\n| changes | signal | noise | {' | '.join(ESTIMATES)} |")

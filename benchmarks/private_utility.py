@@ -64,9 +64,9 @@ METHODS = {
     "FedLoRA": Method("fedlora", 1.0, 0.3, {}),
     "FFA": Method("ffa_lora", 1.0, 0.3, {}),
     "FRA truncated": Method("fra_lora", 0.1, 0.1, {"denoise": "truncate"}),
-    "FRA shrunk": Method("fra_lora", 0.1, 0.1, {"denoise": "shrink"}),
+    "FRA shrunk": Method("fra_lora", 0.1, 0.1, {"denoise": "shrink", "denoise_over": "mean"}),
     "FRA truncated, lr 1": Method("fra_lora", 1.0, 0.1, {"denoise": "truncate"}),
-    "FRA shrunk, lr 1": Method("fra_lora", 1.0, 0.1, {"denoise": "shrink"}),
+    "FRA shrunk, lr 1": Method("fra_lora", 1.0, 0.1, {"denoise": "shrink", "denoise_over": "mean"}),
     "FRA as it is": Method("fra_lora", 0.1, 0.1, {"denoise": "none"}),
 }
 ONCE = {"FRA as it is": (3.0,), "FRA truncated, lr 1": (8.0,), "FRA shrunk, lr 1": (8.0,)}  # ablations
@@ -95,7 +95,7 @@ def noise(epsilon: float, clients: int, rounds: int) -> float:
 def settings(method: Method, epsilon: float, seed: int, scale: Scale, given: argparse.Namespace) -> dict[str, Any]:
     """The configuration of a run; the noise multiplier is that of epsilon, found once."""
     private = math.isfinite(epsilon)
-    own = {name: value for name, value in method.settings.items() if private or name != "denoise"}
+    own = {name: value for name, value in method.settings.items() if private or not name.startswith("denoise")}
     adapter = {"rank": 8, "alpha": 16.0, "target_modules": ["query", "value"]}
     config: dict[str, Any] = {
         "federation": {"cohort": COHORT, "rounds": given.rounds, "seed": seed, "sampling": "poisson"},
