@@ -24,8 +24,9 @@ keeps the first r as they are; "none" leaves all of D to eq. (5). What is shrunk
     "mean"    the step of this round, at its own noise:                          s B' A' = best(s B A + shrunk(D))
 
 with B_0 A_0 the start and best() of rank r. A direction too weak to be seen in any one mean adds up in S, and noise that is
-correlated over rounds cancels in S alone: shrunk one by one, means would be taken for twice their independent noise, and what
-is left would not cancel. `benchmarks/fra_over_rounds.py` measures both; "sum" is the default but for sketches.
+correlated over rounds cancels in S alone: a single mean carries more of it than of independent noise, and once means are
+shrunk one by one, what is left does not cancel. `benchmarks/fra_over_rounds.py` measures both; "sum" is the default but for
+sketches.
 
 S is not an estimate of what clients would learn from the start. Every D is relative to the model that clients were sent. What
 shrinkage holds back, they miss and contribute again, so S grows until B' A' has it: S = (s B A - s B_0 A_0) + what the model
