@@ -168,7 +168,11 @@ def test_a_directory_put_back_does_not_make_the_same_noise_twice(tmp_path: Path)
     assert apart[0].std() == pytest.approx(expected, rel=0.3)
 
 
-@pytest.mark.parametrize("content", [None, b"", bytes(35), bytes(37), NoiseKeys(()).begun(2).to_bytes()])
+@pytest.mark.parametrize(
+    "content",
+    [None, b"", bytes(35), bytes(37), NoiseKeys(()).begun(2).to_bytes()],
+    ids=["none", "empty", "short", "long", "begun late"],
+)
 def test_charges_without_keys_are_refused_in_one_sentence(tmp_path: Path, content: bytes | None) -> None:
     interrupted(BANDED, tmp_path / "run", 2)
     path = tmp_path / "run" / "private" / NOISE_KEY
