@@ -152,6 +152,7 @@ def _renyi_of_any(release: Release, at: tuple[float, ...]) -> tuple[float, ...]:
     raise PlanError(f"dp_accounting knows no Renyi divergence of {release.event}, which this ledger composes by")
 
 
+@lru_cache(maxsize=2)  # of a whole curve of epsilon and delta
 def distribution(release: Release, count: int, step: float) -> PLDAccountant | sampled_gaussian.Composed:
     """The accountant of record: the distribution of the privacy loss of `count` releases, in steps, rounded up."""
     if release.gaussian and 0 < release.rate < 1 and release.adjacency == "add-remove":

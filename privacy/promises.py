@@ -28,11 +28,7 @@ from privacy.planning import Setting
 from privacy.public_order import PublicOrder
 from privacy.run_plan import Plan, Target, for_contributions, for_shares, for_sums, for_turns
 from privacy.sampling import Poisson
-
-Observer = Literal["reader", "participant", "server"]
-_READER: tuple[Observer, ...] = ("reader",)
-_CLIENTS: tuple[Observer, ...] = ("reader", "participant")
-_EVERYBODY: tuple[Observer, ...] = ("reader", "participant", "server")
+from privacy.statement import CLIENTS, EVERYBODY, READER, Observer
 
 SMALL = 0.1  # of the way that a model can travel
 
@@ -118,12 +114,12 @@ Make = Callable[[Setting, Target, Possible], Way | None]
 
 def _coins(setting: Setting, target: Target, possible: Possible) -> Way:
     plan = for_sums(target, Poisson(setting.clients, setting.rate), setting.rounds)
-    return _way(setting, plan, "coins", "central", _READER)
+    return _way(setting, plan, "coins", "central", READER)
 
 
 def _turns(setting: Setting, target: Target, possible: Possible) -> Way:
     plan = for_turns(target, _order(setting), setting.rounds)
-    return _way(setting, plan, "schedule", "central", _CLIENTS)
+    return _way(setting, plan, "schedule", "central", CLIENTS)
 
 
 def _correlated(setting: Setting, target: Target, possible: Possible) -> Way | None:
@@ -133,7 +129,7 @@ def _correlated(setting: Setting, target: Target, possible: Possible) -> Way | N
     if not possible.correlated or chosen.band == 1:
         return None
     plan = for_turns(target, order, rounds, correlation=chosen)
-    independent = _way(setting, plan, "schedule", "central", _CLIENTS)
+    independent = _way(setting, plan, "schedule", "central", CLIENTS)
     final = plan.noise_multiplier * float(chosen.errors(rounds)[-1])
     return replace(independent, correlation="banded", band=chosen.band, final_noise=final)
 
@@ -143,7 +139,7 @@ def _shares(setting: Setting, target: Target, possible: Possible) -> Way | None:
         return None
     plan = for_turns(target, _order(setting), setting.rounds, shares=True)
     surplus = math.sqrt(setting.cohort / possible.counted)
-    return _way(setting, plan, "schedule", "distributed", _EVERYBODY, surplus)
+    return _way(setting, plan, "schedule", "distributed", EVERYBODY, surplus)
 
 
 def _hidden(setting: Setting, target: Target, possible: Possible) -> Way | None:
@@ -151,13 +147,13 @@ def _hidden(setting: Setting, target: Target, possible: Possible) -> Way | None:
         return None
     plan = for_shares(target, Poisson(setting.clients, setting.rate), setting.rounds, hidden=True)
     surplus = math.sqrt(setting.clients / possible.counted_of_all)
-    return _way(setting, plan, "coins", "distributed", _EVERYBODY, surplus)
+    return _way(setting, plan, "coins", "distributed", EVERYBODY, surplus)
 
 
 def _local(setting: Setting, target: Target, possible: Possible) -> Way:
     order = _order(setting)
     plan = for_contributions(target, order.rate, ("each",), 1, order.turns(setting.rounds))
-    return _way(setting, plan, "schedule", "local", _EVERYBODY, math.sqrt(setting.cohort))
+    return _way(setting, plan, "schedule", "local", EVERYBODY, math.sqrt(setting.cohort))
 
 
 def _way(

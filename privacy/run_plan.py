@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from privacy import accounting
@@ -139,6 +140,30 @@ class Plan:
         if rounds >= len(self.exposures):
             raise PlanError(f"round {rounds} of a public order that was planned for {len(self.exposures) - 1}")
         return self.exposures[rounds]
+
+    def sensitivity(self, releases: int | None = None) -> float:
+        """In a public order, how far one member moves all releases together, in clip norms."""
+        return math.sqrt(self.passes * self._turns(releases))
+
+    def curve(self, deltas: Sequence[float], releases: int | None = None) -> list[tuple[float, float]]:
+        """(delta, epsilon) as `epsilon`, of those deltas that the accountant can resolve; all hold together.
+
+        Clients of several kinds are worst at different deltas, and only the plan's own delta has been looked at for all.
+        """
+        if any(other != (self.release, self._turns(releases)) for other in self.others):
+            deltas = [self.delta]
+        found = []
+        for delta in deltas:
+            with suppress(PlanError):
+                found.append((delta, accounting.epsilon(self.release, self._turns(releases), delta)))
+        return [(delta, epsilon) for delta, epsilon in found if epsilon < math.inf]
+
+    def gaussian(self, releases: int | None = None) -> float | None:
+        """The mu of Gaussian differential privacy (Dong, Roth and Su, 2022), where the guarantee is exactly that: no observer
+        tells neighbours apart better than N(0, 1) and N(mu, 1). None elsewhere."""
+        if not self.release.plain or self.others:
+            return None
+        return math.sqrt(self._turns(releases)) / self.release.multiplier
 
     def limit(self, who: str) -> int:
         return self.limits[who] if self.limits else self.releases

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from decimal import ROUND_CEILING, Context
-from typing import Any
+from typing import Any, Literal
 
 NOT_COVERED = (
     "the choice of hyper-parameters, data and rounds by looking at private results",
@@ -15,13 +15,20 @@ NOT_COVERED = (
 )
 
 
+Observer = Literal["reader", "participant", "server"]
+READER: tuple[Observer, ...] = ("reader",)
+CLIENTS: tuple[Observer, ...] = ("reader", "participant")
+EVERYBODY: tuple[Observer, ...] = ("reader", "participant", "server")
+
+
 @dataclass(frozen=True)
 class Statement:
     """A differential-privacy guarantee.
 
-    epsilon: against somebody who sees the released models only. epsilon_participants: against somebody who also sees who
-    takes part; with noise that the server adds, neither holds against the server. private: False if noise or coins were seeded
-    or injected, which voids all of it.
+    holds_against: whom epsilon holds against: whoever reads the released models; whoever also sees who takes part, and when;
+    the server, which sees what is sent to it. epsilon_participants: against whoever sees who takes part, which is epsilon where
+    that holds against participants; with noise that the server adds, neither holds against the server. private: False if
+    noise or coins were seeded or injected, which voids all of it.
     """
 
     unit: str
@@ -35,6 +42,7 @@ class Statement:
     noise: str
     trust: str
     released: str
+    holds_against: tuple[Observer, ...] = READER
     not_covered: tuple[str, ...] = NOT_COVERED
     private: bool = True
 
@@ -47,16 +55,30 @@ class Statement:
             else "NOT PRIVATE: noise or sampling coins were seeded or injected, so none of this holds. "
         )
         return (
-            f"{verdict}({_up(self.epsilon, 4)}, {_up(self.delta, 3)})-differential privacy; the unit is {self.unit}, "
-            f"neighbours: {self.adjacency}. "
-            f"Against whoever sees who takes part, epsilon is {_up(self.epsilon_participants, 4)}. "
+            f"{verdict}({_up(self.epsilon, 4)}, {_up(self.delta, 3)})-differential privacy against "
+            f"{_AGAINST[self.holds_against]}; the unit is {self.unit}, neighbours: {self.adjacency}. "
+            f"{self._participants}"
             f"Mechanism: {self.mechanism}. Sampling: {self.sampling}. Accountant: {self.accountant}. "
             f"Noise is added {self.noise}. Trust: {self.trust}. Released: {self.released}. "
             f"Not covered: {'; '.join(self.not_covered)}."
         )
 
+    @property
+    def _participants(self) -> str:
+        """The second epsilon, where the first does not hold against those who see who takes part."""
+        if "participant" in self.holds_against:
+            return ""
+        return f"Against whoever sees who takes part, epsilon is {_up(self.epsilon_participants, 4)}. "
+
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"not_covered": list(self.not_covered)}
+        return asdict(self) | {"not_covered": list(self.not_covered), "holds_against": list(self.holds_against)}
+
+
+_AGAINST: dict[tuple[Observer, ...], str] = {
+    READER: "whoever reads the models",
+    CLIENTS: "everybody but the server: whoever reads the models, and whoever sees who takes part, and when",
+    EVERYBODY: "everybody: whoever reads the models, whoever sees who takes part, and when, and the server",
+}
 
 
 def _up(value: float, digits: int) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from privacy.statement import CLIENTS, EVERYBODY, READER, Observer
 from secure_fed.config import RunConfig
 from secure_fed.rounds import plans
 from secure_fed.rounds.plans import Population
@@ -85,6 +86,13 @@ class Placement:
     def local(self) -> bool:
         """Whether each client's own noise protects it, so that no other party has to be trusted."""
         return self.own_noise or self.step_noise
+
+    @property
+    def holds_against(self) -> tuple[Observer, ...]:
+        """Whom the guarantee holds against, if there is one."""
+        if not self.server_noise:
+            return EVERYBODY
+        return READER if self.secret_cohort else CLIENTS
 
 
 NOWHERE = Placement(

@@ -12,8 +12,10 @@ from privacy.statement import NOT_COVERED, Statement
 from secure_fed.learning.data.holdout import HELD_OUT
 from secure_fed.rounds.protection import Protection
 from secure_fed.rounds.record import Record
+from secure_fed.runs import participation
 from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.budget import RunBudget
+from secure_fed.runs.meaning import meaning
 from secure_fed.runs.membership import measured
 from secure_fed.runs.trust_statement import trusted
 
@@ -38,6 +40,7 @@ def guarantee(assembly: Assembly, budget: RunBudget, run_dir: Path | None, recor
         "unit": protection.unit,
         "epsilon": statement.epsilon,
         "epsilon_participants": statement.epsilon_participants,
+        "holds_against": list(statement.holds_against),
         "delta": plan.delta,
         "noise_multiplier": plan.noise_multiplier,
         "sampling_rate": plan.sampling_rate,
@@ -46,6 +49,7 @@ def guarantee(assembly: Assembly, budget: RunBudget, run_dir: Path | None, recor
         "delta_cumulative": spent.delta,
         "privacy": {
             **statement.to_dict(),
+            **meaning(plan, covered),
             "place": protection.placement.name,
             "hidden_cohort": protection.hidden,
             "clip_norm": protection.clip_norm,
@@ -100,34 +104,28 @@ def of(assembly: Assembly, releases: int) -> Statement:
     kept = _PERSONAL if assembly.server.personal and not protection.placement.step_noise else ()
     return Statement(
         unit=_UNITS[protection.unit],
-        adjacency=_adjacency(protection, plan),
+        adjacency=participation.neighbours(protection, plan),
         epsilon=plan.epsilon(releases),
         epsilon_participants=plan.epsilon_participants(releases),
         delta=plan.delta,
-        mechanism=_mechanism(protection, plan),
-        sampling=_sampling(protection, assembly.sampler.rate, poisson=plan.release.adjacency == "add-remove"),
+        mechanism=_mechanism(protection, plan, releases),
+        sampling=participation.sampling(assembly, plan),
         accountant=_accountant(protection, plan),
-        noise=words.noise,
+        noise=f"{words.noise}{_over_rounds(plan)}",
         trust=trusted(protection, assembly.masks),
+        holds_against=protection.placement.holds_against,
         released=f"{_most(protection, releases)} {words.released}, and every model made of them{_phantoms(protection)}",
         not_covered=(
             *NOT_COVERED,
             *measured.NOT_COVERED,
             *held_out,
-            *_uncovered(protection),
+            *_uncovered(protection, plan),
             *(_GIVEN if protection.given else ()),
             *kept,
             *_TESTED.get(tested, ()),
         ),
         private=protection.entropy.private,
     )
-
-
-def _adjacency(protection: Protection, plan: Plan) -> str:
-    if protection.placement.share_noise:
-        return "one client's data there or not; without them it sends zeros and its share of the noise"
-    poisson = plan.release.adjacency == "add-remove"
-    return f"{_NEIGHBOURS[protection.unit]} {'more or less' if poisson else 'replaced by another'}"
 
 
 def _phantoms(protection: Protection) -> str:
@@ -141,11 +139,20 @@ def _phantoms(protection: Protection) -> str:
     )
 
 
-def _uncovered(protection: Protection) -> tuple[str, ...]:
-    """The limits of the guarantee that follow from where the noise is."""
+def _uncovered(protection: Protection, plan: Plan) -> tuple[str, ...]:
+    """The limits of the guarantee that follow from where the noise is, and from a public order."""
     if protection.hidden:
         return ("when a client vanishes, and how long it takes to answer, which may tell whether it trained",)
-    return protection.placement.words.not_covered
+    return (*protection.placement.words.not_covered, *(participation.NOT_COVERED if plan.exposures else ()))
+
+
+def _over_rounds(plan: Plan) -> str:
+    """The noise of a public order's rounds together, behind the words on who adds it."""
+    if not plan.exposures:
+        return ""
+    if (band := plan.correlation.band) > 1:
+        return f", correlated over {band} rounds: that of a round takes back a part of the noise of rounds before"
+    return ", independent in every round"
 
 
 def _most(protection: Protection, releases: int) -> int:
@@ -153,7 +160,7 @@ def _most(protection: Protection, releases: int) -> int:
     return max(protection.plan.limits.values(), default=releases) if protection.plan else releases
 
 
-def _mechanism(protection: Protection, plan: Plan) -> str:
+def _mechanism(protection: Protection, plan: Plan, releases: int) -> str:
     mechanism, norm = plan.mechanism, "norm"
     law = "distributed discrete Gaussian" if protection.placement.share_noise else "Gaussian"
     if protection.given:
@@ -161,32 +168,20 @@ def _mechanism(protection: Protection, plan: Plan) -> str:
     clipped = f"every {protection.placement.words.clipped} clipped to {norm} {protection.clip_norm:g} over all tensors together"
     if isinstance(mechanism, AdaptiveGaussian):
         clipped += f" at first, and then to follow quantile {mechanism.quantile:g}, the noised count charged with it"
+    if plan.exposures:
+        moved = f"{plan.sensitivity(releases):.6g} clip norms"
+        clipped += (
+            f"; all rounds together are one such mechanism, of which one client moves the whole by at most {moved}"
+        )
     return f"{law} with noise multiplier {plan.noise_multiplier:g}, {clipped}"
 
 
 def _accountant(protection: Protection, plan: Plan) -> str:
     if protection.given:
         return f"privacy loss distributions (dp_accounting) of what the mechanism states, {plan.mechanism.event}"
+    if plan.release.plain:
+        return _EXACT
     return _ACCOUNTANTS["renyi" if protection.placement.share_noise else plan.release.accountant]
-
-
-def _sampling(protection: Protection, cohort_rate: float, *, poisson: bool) -> str:
-    plan = protection.plan
-    if protection.placement.server_noise and poisson:
-        return f"every client by a secret coin of its own in each round, rate {cohort_rate:.4g}"
-    if protection.placement.share_noise and protection.hidden:
-        return f"every client takes part in every round, and by a secret coin of its own trains or not, rate {cohort_rate:.4g}"
-    if protection.placement.share_noise:
-        return f"none is counted on: who takes part in a round is seen, rate {cohort_rate:.4g}"
-    if protection.placement.server_noise:
-        return (
-            f"a secret random cohort of fixed size in each round, rate {cohort_rate:.4g}, counted without replacement"
-        )
-    most = f"a client takes part in at most {plan.participations if plan else 0} rounds"
-    if protection.placement.own_noise:
-        return f"none is counted on; {most}"
-    rate = plan.sampling_rate if plan else 0.0
-    return f"every client draws its batches by secret coins, at rate {rate:.4g} where the guarantee is weakest; {most}"
 
 
 _TESTED = {
@@ -204,7 +199,7 @@ _UNITS = {
     "example": "one example of one client",
     "group": "all examples of one person at one client",
 }
-_NEIGHBOURS = {"client": "one client", "example": "one example", "group": "one person's examples"}
+_EXACT = "exact, that of one Gaussian for the whole run (dp_accounting)"
 _ACCOUNTANTS = {
     "pld": "privacy loss distributions (dp_accounting), exact for plain Gaussians",
     "renyi": "Renyi privacy of distributed discrete Gaussians, at whole orders where they are sampled (dp_accounting)",

@@ -69,7 +69,8 @@ RESULT: Table = {
     "test": {"from": SETTINGS, "rows": TEST},
     "membership": RELEASE,
     "membership_of_data": WITHHELD,
-    **dict.fromkeys(("epsilon", "epsilon_participants", "delta", "noise_multiplier", "sampling_rate"), SETTINGS),
+    **dict.fromkeys(("epsilon", "epsilon_participants", "holds_against", "delta"), SETTINGS),
+    **dict.fromkeys(("noise_multiplier", "sampling_rate"), SETTINGS),
     **dict.fromkeys(
         ("releases", "epsilon_cumulative", "delta_cumulative", "privacy_statement", "ended_early"), SETTINGS
     ),
@@ -81,6 +82,7 @@ RESULT: Table = {
         **dict.fromkeys(("noise", "trust", "released", "not_covered", "private", "place", "hidden_cohort"), SETTINGS),
         **dict.fromkeys(("clip_norm", "planned_releases", "participations"), SETTINGS),
         **dict.fromkeys(("ledger", "data_set", "budget_epsilon", "budget_delta", "renyi"), SETTINGS),
+        **dict.fromkeys(("holds_against", "curve", "gaussian_mu", "groups"), SETTINGS),
         "realised": WITHHELD,
     },
     **dict.fromkeys(("bytes_up", "bytes_down"), SETTINGS),

@@ -106,6 +106,7 @@ def _unprotected(assembly: Assembly, releases: int) -> dict[str, Any]:
         "delta_cumulative",
     )
     return dict.fromkeys((*guaranteed, "privacy")) | {
+        "holds_against": [],
         "unit": "none",
         "sampling_rate": assembly.server.sampler.rate,
         "releases": releases,

@@ -18,8 +18,8 @@ def trusted(protection: Protection, masks: Masks | None) -> str:
     if protection.placement.local:
         return _OWN_MACHINE if masks is None else f"{_OWN_MACHINE}, with masks or without"
     if masks is None:
-        return _PLAIN
-    return _of_sums(masks) if protection.placement.server_noise else _of_shares(protection, masks)
+        return f"{_PLAIN}{_KEEPS_COINS if protection.hides_cohort else ''}"
+    return _of_sums(protection, masks) if protection.placement.server_noise else _of_shares(protection, masks)
 
 
 def only_masks(settings: SecureAggregationConfig, *, coins: bool) -> str:
@@ -34,15 +34,16 @@ def only_masks(settings: SecureAggregationConfig, *, coins: bool) -> str:
     )
 
 
-def _of_sums(masks: Masks) -> str:
+def _of_sums(protection: Protection, masks: Masks) -> str:
     """With noise that the server adds to sums."""
     terms = masks.sums.terms
     whose = _drawn(terms.settings) if terms.varies else "a round's clients"
     active = terms.settings.active
     how = "even if it lies about keys or about who takes part" if active else "as long as it keeps to the protocol"
     return (
-        f"the server is trusted: before it adds the noise it sees sums over {whose}; it keeps the noise and its draws of "
-        f"cohorts secret; of contributions it sees only such sums, {how}, {_colluding(terms.settings)}"
+        f"the server is trusted: before it adds the noise it sees sums over {whose}; it keeps the noise"
+        f"{' and its draws of cohorts' if protection.hides_cohort else ''} secret; of contributions it sees only such sums, "
+        f"{how}, {_colluding(terms.settings)}"
     )
 
 
@@ -80,9 +81,8 @@ def _except(chance: float) -> str:
 
 
 _OWN_MACHINE = "nobody but the client's own machine"
-_PLAIN = (
-    "the server is trusted: it sees every contribution before it adds the noise, and keeps its draws of cohorts secret"
-)
+_PLAIN = "the server is trusted: it sees every contribution before it adds the noise, which it keeps secret"
+_KEEPS_COINS = ", as it does its draws of cohorts"
 _KEEPS = "a server that keeps to the protocol,"
 _PASSIVE = (
     "a server that keeps to the protocol",

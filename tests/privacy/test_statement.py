@@ -11,7 +11,7 @@ from decimal import Decimal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privacy.statement import NOT_COVERED, Statement
+from privacy.statement import CLIENTS, EVERYBODY, NOT_COVERED, Statement
 from tests.cells import every
 
 STATEMENT = Statement(
@@ -29,7 +29,7 @@ STATEMENT = Statement(
 )
 
 
-@every("name", [field.name for field in fields(Statement) if field.name != "private"])
+@every("name", [field.name for field in fields(Statement) if field.name not in ("private", "holds_against")])
 def test_every_field_is_in_the_text(name: str) -> None:
     """A change of it is a change of the words."""
     value = getattr(STATEMENT, name)
@@ -62,7 +62,17 @@ def test_what_was_injected_says_so_first() -> None:
 
 def test_a_statement_is_plain_data_that_json_keeps() -> None:
     stored = json.loads(json.dumps(STATEMENT.to_dict()))
-    assert Statement(**{**stored, "not_covered": tuple(stored["not_covered"])}) == STATEMENT
+    again = {name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()}
+    assert Statement(**again) == STATEMENT
+
+
+def test_one_epsilon_is_said_where_one_holds_and_against_whom() -> None:
+    assert "privacy against whoever reads the models; the unit" in STATEMENT.text
+    for those, words in ((CLIENTS, "against everybody but the server: "), (EVERYBODY, "against everybody: ")):
+        text = replace(STATEMENT, epsilon_participants=2.5, holds_against=those).text
+        assert f"(2.5, 1e-05)-differential privacy {words}" in text
+        assert text.count("epsilon") == 0
+        assert ("and the server;" in text) == (those == EVERYBODY)
 
 
 POSITIVE = st.floats(min_value=1e-12, max_value=1e6)

@@ -71,6 +71,7 @@ def result_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "unit": "none",
         "epsilon": None,
         "epsilon_participants": None,
+        "holds_against": [],
         "delta": None,
         "noise_multiplier": None,
         "sampling_rate": 0.5,
@@ -104,6 +105,7 @@ STATEMENT = {
     "noise": "by the server, to the sum of each pass",
     "trust": "the server sees every contribution",
     "released": "12 noised sums",
+    "holds_against": ["reader"],
     "not_covered": ["the choice of hyper-parameters", "an evaluation on private test data"],
     "private": True,
     "clip_norm": 1.0,
@@ -123,6 +125,9 @@ def make_private(run: dict[str, Any], **terms: Any) -> None:
     if run["result"] is not None:
         ledger = {
             "planned_releases": run["config"]["federation"]["rounds"],
+            "curve": [{"delta": 1e-3, "epsilon": 2.1}, {"delta": 1e-5, "epsilon": statement["epsilon"]}],
+            "gaussian_mu": None,
+            "groups": [{"units": 2, "epsilon": 9.0, "exact": False}],
             "participations": None,
             "place": "sum",
             "hidden_cohort": False,
@@ -135,6 +140,7 @@ def make_private(run: dict[str, Any], **terms: Any) -> None:
         numbers = {name: statement[name] for name in ("epsilon", "epsilon_participants", "delta")}
         run["result"] |= {
             **numbers,
+            "holds_against": statement["holds_against"],
             "unit": "client",
             "noise_multiplier": 1.1,
             "epsilon_cumulative": 2.961,

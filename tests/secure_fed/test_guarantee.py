@@ -17,6 +17,7 @@ from secure_fed.federation import Federation
 from secure_fed.runs import guarantee
 from secure_fed.runs.trust_statement import only_masks
 from tests.secure_fed import toys
+from tests.secure_fed.in_turn import BANDED, IN_TURN
 from tests.secure_fed.private_toys import EXAMPLE, NOISE, federation
 
 Z = {"privacy.noise_multiplier": 1.0}
@@ -45,6 +46,37 @@ PLACES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
             "Noise is added by each client, to its own contribution",
             "nobody but the client's own machine",
             "whether and when a client takes part",
+        ),
+    ),
+    "in turn": (
+        {**IN_TURN, "federation.cohort": 1},
+        (
+            "differential privacy against everybody but the server",
+            "neighbours: one client's data there or not; without them it sends zeros, and all else is public",
+            "all rounds together are one such mechanism, of which one client moves the whole by at most 1.41421 clip norms",
+            "clients in turn, by a public order: each at most once in 3 rounds, and at most 2 times in the run; 1 place in",
+            "exact, that of one Gaussian for the whole run",
+            "to the sum of each pass, independent in every round",
+            "adds the noise, which it keeps secret. Released",
+            "a person whose data lie with several clients, who is protected as a group of so many clients",
+        ),
+    ),
+    "banded": (
+        {**BANDED, "federation.cohort": 1},
+        ("correlated over 3 rounds: that of a round takes back a part of the noise of",),
+    ),
+    "in turn, local": (
+        {**LOCAL, "federation.sampling": "schedule", "federation.cohort": 2},
+        ("privacy against everybody: ", "a client takes part in at most 2 rounds, in turn, by a public order"),
+    ),
+    "in turn, shares": (
+        {**IN_TURN, "privacy.noise": "distributed", "secure_aggregation.enabled": True, "federation.cohort": 3},
+        (
+            "privacy against everybody: ",
+            "without them it sends zeros and its share of the noise, and all else is public",
+            "clients in turn, by a public order: each in every round; 3 places in every round",
+            "Renyi privacy of distributed discrete Gaussians",
+            "before that is masked, independent in every round",
         ),
     ),
     "example": (
@@ -241,9 +273,11 @@ def test_a_program_can_tell_where_the_noise_is(settings: dict[str, Any], place: 
 
 def told(text: str) -> tuple[float, float]:
     """Epsilon, and that of participants, as the words have them."""
-    found = re.search(r"\(([\d.]+), 0\.001\)-differential privacy.*takes part, epsilon is ([\d.]+)\.", text)
+    found = re.search(r"\(([\d.]+), 0\.001\)-differential privacy against (.*?);", text)
     assert found is not None
-    return float(found[1]), float(found[2])
+    beside = re.search(r"Against whoever sees who takes part, epsilon is ([\d.]+)\.", text)
+    assert (beside is None) == found[2].startswith("everybody")
+    return float(found[1]), float((beside or found)[1])
 
 
 _VOID = "NOT PRIVATE: noise or sampling coins were seeded or injected, so none of this holds. "
@@ -297,7 +331,10 @@ def test_without_privacy_there_is_nothing_to_state() -> None:
 
 
 def test_an_export_carries_the_statement(tmp_path: Path) -> None:
-    for settings, words in ((NOISE, "-differential privacy; the unit is a client"), ({}, "No differential privacy")):
+    for settings, words in (
+        (NOISE, "differential privacy against whoever reads the models; the unit is a client"),
+        ({}, "No differential privacy"),
+    ):
         built = toys.federation(settings)
         out = built.export(built.run().state, tmp_path / str(len(settings)))
         assert words in (out / "README.md").read_text()

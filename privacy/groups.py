@@ -1,0 +1,32 @@
+"""A guarantee for several members together, from the one for each member.
+
+With m members changed, data sets are m neighbours apart, and the guarantee for one holds m times in a row:
+
+    Gaussian, mu        the group's is m mu (Dong, Roth and Su, "Gaussian Differential Privacy", 2022, theorem 2.14)
+    (epsilon, delta)    (m epsilon, delta (e^(m epsilon) - 1) / (e^epsilon - 1)), which is loose (Vadhan, "The Complexity of
+                        Differential Privacy", 2017, lemma 2.2)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
+
+
+def of_gaussian(mu: float, members: int, delta: float) -> float:
+    """Epsilon at delta for so many members together, where one has exactly mu."""
+    return float(get_epsilon_gaussian(1 / (members * mu), delta)) if mu else 0.0
+
+
+def of_curve(curve: Sequence[tuple[float, float]], members: int, delta: float) -> float | None:
+    """The least epsilon at delta that follows for so many members together from (delta, epsilon) of one; None if none does."""
+    found = [members * epsilon for own, epsilon in curve if _log_delta(own, epsilon, members) <= math.log(delta)]
+    return min(found, default=None)
+
+
+def _log_delta(delta: float, epsilon: float, members: int) -> float:
+    """log of delta (1 + e^epsilon + ... + e^((m - 1) epsilon))"""
+    terms = [number * epsilon for number in range(members)]
+    return math.log(delta) + terms[-1] + math.log(math.fsum(math.exp(term - terms[-1]) for term in terms))

@@ -1,0 +1,33 @@
+"""What a guarantee means beyond one epsilon: at other deltas, as a test between two laws, and for several clients together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from privacy.run_plan import Plan
+
+DELTAS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9)
+GROUPS = (2, 5)
+
+
+def meaning(plan: Plan, releases: int) -> dict[str, Any]:
+    """The keys of the privacy part of `result.json` for readers of the models, after so many releases.
+
+    curve: epsilon at deltas around the run's, those that the accountant resolves. gaussian_mu: as `Plan.gaussian`. groups: for
+    groups of two and five units, epsilon at the run's delta; left out where nothing follows. exact: whether by mu.
+    """
+    from privacy.groups import of_curve, of_gaussian
+
+    curve = plan.curve(sorted({*DELTAS, plan.delta}, reverse=True), releases)
+    mu = plan.gaussian(releases)
+    found = [(m, of_gaussian(mu, m, plan.delta) if mu is not None else of_curve(curve, m, plan.delta)) for m in GROUPS]
+    return {
+        "curve": [{"delta": delta, "epsilon": epsilon} for delta, epsilon in curve],
+        "gaussian_mu": mu,
+        "groups": [
+            {"units": units, "epsilon": epsilon, "exact": mu is not None}
+            for units, epsilon in found
+            if epsilon is not None
+        ],
+    }

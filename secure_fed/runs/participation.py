@@ -1,0 +1,63 @@
+"""Who takes part in a private run and when, in the words of its guarantee: coins, turns, and the neighbours that follow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from privacy.public_order import PublicOrder
+from secure_fed.rounds.protection import Protection
+from secure_fed.runs.assembly import Assembly
+
+if TYPE_CHECKING:
+    from privacy.run_plan import Plan
+
+
+def neighbours(protection: Protection, plan: Plan) -> str:
+    """In what two data sets differ that the guarantee hardly lets be told apart."""
+    if protection.placement.share_noise or plan.exposures:
+        sent = "zeros and its share of the noise" if protection.placement.share_noise else "zeros"
+        public = ", and all else is public: the order, and who takes part" if plan.exposures else ""
+        return f"one client's data there or not; without them it sends {sent}{public}"
+    added = plan.release.adjacency == "add-remove"
+    return f"{_NEIGHBOURS[protection.unit]} {'more or less' if added else 'replaced by another'}"
+
+
+def sampling(assembly: Assembly, plan: Plan) -> str:
+    """How those who take part are chosen, and what the guarantee makes of it."""
+    protection, rate = assembly.protection, assembly.sampler.rate
+    if protection.placement.step_noise:
+        most = f"a client takes part in at most {plan.participations} rounds{_in_turn(assembly)}"
+        return (
+            f"every client draws its batches by secret coins, at rate {plan.sampling_rate:.4g} where the guarantee is weakest; "
+            f"{most}"
+        )
+    if protection.placement.own_noise:
+        return f"none is counted on; a client takes part in at most {plan.participations} rounds{_in_turn(assembly)}"
+    if isinstance(assembly.sampler, PublicOrder):
+        return _turns(assembly.sampler, assembly.config.federation.rounds)
+    if protection.placement.share_noise and protection.hidden:
+        return f"every client takes part in every round, and by a secret coin of its own trains or not, rate {rate:.4g}"
+    if protection.placement.share_noise:
+        return f"none is counted on: who takes part in a round is seen, rate {rate:.4g}"
+    if plan.release.adjacency == "add-remove":
+        return f"every client by a secret coin of its own in each round, rate {rate:.4g}"
+    return f"a secret random cohort of fixed size in each round, rate {rate:.4g}, counted without replacement"
+
+
+def _turns(order: PublicOrder, rounds: int) -> str:
+    often = "in every round" if order.gap == 1 and order.size == order.places else _often(order, rounds)
+    places = "1 place" if order.size == 1 else f"{order.size} places"
+    return f"clients in turn, by a public order: each {often}; {places} in every round, and that of a client away stays empty"
+
+
+def _often(order: PublicOrder, rounds: int) -> str:
+    turns = order.turns(rounds)
+    return f"at most once in {order.gap} rounds, and at most {'once' if turns == 1 else f'{turns} times'} in the run"
+
+
+def _in_turn(assembly: Assembly) -> str:
+    return ", in turn, by a public order" if isinstance(assembly.sampler, PublicOrder) else ""
+
+
+NOT_COVERED = ("a person whose data lie with several clients, who is protected as a group of so many clients",)
+_NEIGHBOURS = {"client": "one client", "example": "one example", "group": "one person's examples"}
