@@ -22,6 +22,7 @@ from attacks.adversary.case import Case, Finding, Inapplicable, Settings
 from attacks.adversary.null import Floats, Null, drawn_tails
 from attacks.canary_cosine import sent_of
 from attacks.steps.released import Release, releases_of
+from privacy.public_order import PublicOrder
 from secure_fed.learning.audit_pool.unit import Unit
 from secure_fed.learning.training.canary_directions import length_of_steps
 
@@ -52,7 +53,10 @@ def run(case: Case, settings: Settings) -> Finding:
     rate = assembly.sampler.rate
     measured = {"shift": float(np.median(shift)), "rate": rate, "rounds": len(found)}
     scores = likelihood(x, shift, rate)
-    return Finding(scores, measured, null=Null(_tails(scores, found, shift, rate, settings.seed), x, rate))
+    tails = _tails(scores, found, shift, rate, settings.seed)
+    if isinstance(assembly.sampler, PublicOrder):  # no law of coins to estimate an epsilon by
+        return Finding(scores, measured, null=Null(tails))
+    return Finding(scores, measured, null=Null(tails, x, rate))
 
 
 def _along(case: Case, found: Sequence[Release], unit: Unit) -> list[float]:

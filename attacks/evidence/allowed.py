@@ -1,6 +1,7 @@
 """The AUC and the true-positive rates that an exactly kept guarantee allows an attack.
 
-Where the guarantee is that of a Gaussian over Poisson samples, the mechanism's own trade-off curve says it; it is taken for
+Where the guarantee is that of one Gaussian for the whole run (no coins are counted on, as in a public order), its exact curve
+says it. Where it is that of a Gaussian over Poisson samples, the mechanism's own trade-off curve says it; it is taken for
 that only if the curve's epsilon at delta is the accounted one, to within 1 %. Else any (epsilon, delta) says it, which is far
 more.
 """
@@ -8,11 +9,12 @@ more.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from attacks.evidence import tradeoff
 from secure_fed.runs.membership.roc import FALSE_POSITIVE_RATES
 
+_Any = TypeVar("_Any", tradeoff.Curve, tradeoff.Gaussian)
 _ALIKE = 0.01
 _MOST_RELEASES = 5_000  # beyond, the grid of `tradeoff` is too coarse to be worth its time
 
@@ -28,11 +30,18 @@ def allowed(result: Mapping[str, Any], accounted: float) -> dict[str, Any]:
     return {"auc": curve.area, "tpr_at_fpr": rates, "by": "mechanism"}
 
 
-def _mechanism(result: Mapping[str, Any], accounted: float, delta: float) -> tradeoff.Curve | None:
+def _mechanism(result: Mapping[str, Any], accounted: float, delta: float) -> tradeoff.Curve | tradeoff.Gaussian | None:
+    mu = (result.get("privacy") or {}).get("gaussian_mu")
+    if mu is not None and delta:
+        return _own(tradeoff.Gaussian(float(mu)), accounted, delta)
     z, sampled, releases = (result.get(name) for name in ("noise_multiplier", "sampling_rate", "releases"))
     if "Gaussian" not in ((result.get("privacy") or {}).get("mechanism") or "Gaussian"):
         return None
     if not (z and sampled and releases and 0 < sampled <= 1 and releases <= _MOST_RELEASES and delta):
         return None
-    curve = tradeoff.sampled_gaussian(float(z), float(sampled), int(releases))
+    return _own(tradeoff.sampled_gaussian(float(z), float(sampled), int(releases)), accounted, delta)
+
+
+def _own(curve: _Any, accounted: float, delta: float) -> _Any | None:
+    """The curve if the accounted epsilon is its own."""
     return curve if abs(curve.epsilon(delta) - accounted) <= _ALIKE * accounted else None

@@ -1,10 +1,12 @@
 """The trade-off curve of a guarantee: the largest true-positive rate at every false-positive rate, and the area below.
 
-Two curves, from the weaker knowledge to the stronger:
+Three curves, from the weaker knowledge to the stronger:
 
     (epsilon, delta)     TPR <= min(e^epsilon FPR + delta, 1 - e^-epsilon (1 - delta - FPR))             (Kairouz et al. 2015)
     the mechanism's own  a Gaussian of noise multiplier z over Poisson samples of rate q, T times: the most powerful test of
                          N(0, 1)^T against ((1 - q) N(0, 1) + q N(1 / z, 1))^T (Neyman and Pearson)
+    Gaussian             the same where no coin is counted on, as in a public order: N(0, 1) against N(mu, 1), mu = s / z
+                         where a unit moves all releases together by s clip norms
 
 The second is the pair of laws by which the accountant itself bounds such a run, so no adversary that sees its releases does
 better; a canary that moves every sum by the whole clip norm, whose adversary sees all else, does as well. The first allows far
@@ -39,6 +41,32 @@ def area(epsilon: float, delta: float) -> float:
 def rate(fpr: float, epsilon: float, delta: float) -> float:
     """The largest true-positive rate that (epsilon, delta) allows there."""
     return min(1.0, math.exp(epsilon) * fpr + delta, 1 - math.exp(-epsilon) * (1 - delta - fpr))
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """The curve of N(0, 1) against N(mu, 1): of one Gaussian mechanism for a whole run, exactly."""
+
+    mu: float
+
+    @property
+    def area(self) -> float:
+        """Phi(mu / sqrt 2)"""
+        from scipy.special import ndtr
+
+        return float(ndtr(self.mu / math.sqrt(2)))
+
+    def rate(self, fpr: float) -> float:
+        """Phi(Phi^-1(fpr) + mu)"""
+        from scipy.special import ndtr, ndtri
+
+        return float(ndtr(ndtri(fpr) + self.mu))
+
+    def epsilon(self, delta: float) -> float:
+        """The least epsilon at delta (Balle and Wang, 2018)."""
+        from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
+
+        return float(get_epsilon_gaussian(1 / self.mu, delta)) if self.mu else 0.0
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ secret coins. So the score of a phantom grows in every round by
     log(1 - p + p exp(sum over passes of s x - s^2 / 2)),
 
 the most powerful there is where this holds (Neyman and Pearson). Where noise is in the steps of training (examples, groups)
-how far a phantom moves a mean is not known, and its score grows by p times the sum of its x.
+how far a phantom moves a mean is not known, and its score grows by p times the sum of its x. Where the server's noise is
+correlated over rounds, releases of several rounds together say more than each by itself: see `whitened_scores`.
 
 All of it is a function of what was released (states and means, noised), of directions, and of public numbers: post-processing
 of what the guarantee covers. It reads no coin, no realised draw of secret coins, and nothing that a client sent.
@@ -30,9 +31,11 @@ import torch
 
 from secure_fed.learning.training.canary_directions import direction, layout_of
 from secure_fed.methods.method import RoundPlan, State
+from secure_fed.rounds import whitened_scores
 from secure_fed.rounds.phantom_clients import Floats, Phantom, Turns
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.transport import Request
+from secure_fed.rounds.whitened_scores import LATEST, PAST, Past
 from secure_fed.tensors.tensors import Layout, Tensors
 
 SCORES = "phantoms"  # in a state's memory, which the scores go with from round to round, and through a kill
@@ -54,7 +57,10 @@ class PhantomScores:
     def after(
         self, server: Server, state: State, plan: RoundPlan, lr: float, means: Mapping[str, Tensors]
     ) -> dict[str, torch.Tensor]:
-        """{SCORES: (phantoms,) float64} after a round that began at `state` and released these means."""
+        """{SCORES: (phantoms,) float64} after a round that began at `state` and released these means, and what they go by."""
+        plan_ = server.protection.plan
+        if plan_ is not None and plan_.correlation.band > 1:
+            return self._whitened(server, state, plan, lr, means, np.array(plan_.correlation.column))
         evidence, earlier = np.zeros(len(self.echoes)), dict[str, Tensors]()
         for pass_name, mean in means.items():
             request = server.request(state, plan, pass_name, lr, earlier)
@@ -67,8 +73,28 @@ class PhantomScores:
                 evidence = np.logaddexp(np.log1p(-rate), np.log(rate) + evidence)
         else:
             evidence = rate * evidence
-        before = state.memory.tensor(SCORES) if SCORES in state.memory else torch.zeros(len(rate), dtype=torch.float64)
-        return {SCORES: before + torch.from_numpy(evidence)}
+        return {SCORES: _grown(state, evidence)}
+
+    def _whitened(
+        self, server: Server, state: State, plan: RoundPlan, lr: float, means: Mapping[str, Tensors], column: Floats
+    ) -> dict[str, torch.Tensor]:
+        """The same under correlated noise."""
+        products, squares = np.zeros(len(self.echoes)), np.zeros(len(self.echoes))
+        cohort, size, earlier = server.sampler.expected, 0, dict[str, Tensors]()
+        for pass_name, mean in means.items():
+            request = server.request(state, plan, pass_name, lr, earlier)
+            earlier[pass_name] = mean
+            released = mean.without(server.protection.contribution_mechanism.counters)
+            layout = Layout.of(released)
+            flat = layout.flatten(released, torch.float64)
+            cosines, reach = self._along(request, state.tensors, layout, flat)
+            products, squares, size = products + cosines * reach, squares + np.square(reach), layout.size
+        std = server.protection.mean_noise_std(state.clip_norm, cohort, size)
+        known = {name: state.memory.tensor(name) for name in (PAST, LATEST) if name in state.memory}
+        before = Past.of(known) if known else Past.before(state.round, len(column), len(products))
+        past = before.then(state.round, products, self.turns.rates(state.round))
+        grown = whitened_scores.evidence(past, column, np.sqrt(squares), cohort, std)
+        return {SCORES: _grown(state, grown), **past.kept()}
 
     def _of_pass(self, request: Request, before: Tensors, mean: Tensors, cohort: float) -> Floats:
         """(phantoms,) s x - s^2 / 2, or x where s is not known."""
@@ -123,6 +149,11 @@ class PhantomScores:
             row = self._direction(number, whole, sent)
             if row is not None:
                 yield row
+
+
+def _grown(state: State, evidence: Floats) -> torch.Tensor:
+    before = state.memory.tensor(SCORES) if SCORES in state.memory else torch.zeros(len(evidence), dtype=torch.float64)
+    return before + torch.from_numpy(evidence)
 
 
 _KEPT = 1 << 26  # numbers, 256 MB

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from attacks.evidence.allowed import allowed
-from attacks.evidence.tradeoff import area, rate, sampled_gaussian
+from attacks.evidence.tradeoff import Gaussian, area, rate, sampled_gaussian
 from privacy import accounting
 from tests.cells import chosen
 
@@ -81,3 +81,16 @@ def test_the_mechanisms_curve_is_taken_only_if_the_accounted_epsilon_is_its_own(
     for other in (allowed(DEMO, 5.0), allowed({**DEMO, "noise_multiplier": None}, 7.966)):
         assert other["by"] == "epsilon"
     assert allowed(DEMO, 65.0)["auc"] == pytest.approx(1.0)
+
+
+def test_one_gaussian_for_the_whole_run_allows_what_its_mu_says_and_not_what_coins_would() -> None:
+    """The demo in turn: its sampling rate and number of rounds would be those of coins, at an epsilon of their own."""
+    mu, said = 1 / 0.6, {**DEMO, "noise_multiplier": 0.6, "privacy": {"gaussian_mu": 1 / 0.6}}
+    epsilon = accounting.epsilon(accounting.unamplified(0.6), 1, 1e-5)
+    assert Gaussian(mu).epsilon(1e-5) == pytest.approx(epsilon)
+    own = allowed(said, epsilon)
+    assert own["by"] == "mechanism"
+    assert own["auc"] == pytest.approx(stats.norm.cdf(mu / math.sqrt(2)))
+    assert own["tpr_at_fpr"]["0.01"] == pytest.approx(stats.norm.sf(stats.norm.isf(0.01) - mu))
+    assert own["auc"] == pytest.approx(sampled_gaussian(0.6, 1.0, 1).area, abs=1e-3)
+    assert allowed(said, 5.0)["by"] == "epsilon"
