@@ -19,6 +19,7 @@ rounds, in clip norms, whatever the server's momentum makes of the rounds. It ho
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -100,6 +101,25 @@ def pick(setting: Setting, ways: Iterable[Way]) -> Way:
     public = [way for way in ways if way.sampling == "schedule"]
     quiet = [way for way in public if (share := way.share(setting)) is not None and share <= SMALL]
     return min(quiet or public, key=lambda way: (-len(way.holds_against) if quiet else 0, way.final_noise))
+
+
+def least_cohort(setting: Setting, target: Target, *, correlated: bool = True, most: float = 1.0) -> int | None:
+    """The least cohort in which some central noise of a public order is at most `most` of the way that the model can travel.
+
+    With fewer clients a round, a method of `dim` numbers is hopeless. None if all clients together are too few. Larger cohorts
+    give clients more turns, so that noise jumps where a turn is added: the least one is looked for from few turns to many.
+    """
+
+    def small(cohort: int) -> bool:
+        here = replace(setting, cohort=cohort)
+        share = pick(here, in_turn(here, target, Possible(correlated=correlated))).share(here)
+        return share is not None and share <= most
+
+    for turns in range(1, setting.rounds + 1):
+        first, end = ((count * setting.clients) // setting.rounds for count in (turns - 1, turns))
+        if first < end and small(end):
+            return bisect_left(range(first + 1, end + 1), True, key=small) + first + 1
+    return None
 
 
 def in_turn(setting: Setting, target: Target, possible: Possible) -> Iterator[Way]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from privacy.planning import Plan, Setting
-    from privacy.promises import Way
+    from privacy.promises import Possible
     from privacy.run_plan import Target
+    from secure_fed.commands.release_space import Space
 
 _TARGETS = (1.0, 3.0, 8.0)
 _OUTLOOKS = {
@@ -79,6 +80,7 @@ def _add_plan(made: argparse.ArgumentParser) -> None:
     made.add_argument("--dim", type=int, help="how many numbers travel: see `secure-fed methods`")
     made.add_argument("--clip-norm", type=float, default=1.0, help="default: 1")
     made.add_argument("--sampling", choices=("poisson", "fixed"), default="poisson", help="default: poisson")
+    made.add_argument("--model", metavar="NAME", help="a model, to compare the methods by what they release on it")
     made.add_argument("--momentum", type=float, default=0.0, help="of the server; it chooses the band (default: 0)")
     made.add_argument(
         "--corrupt", type=_share, default=0.1, metavar="SHARE", help="as secure_aggregation.corrupt (default: 0.1)"
@@ -99,6 +101,7 @@ def _share(written: str) -> float:
 def plan(chosen: argparse.Namespace) -> None:
     """Print who is promised what by which way, the plan of coins, and what other targets and cohorts would take."""
     from privacy import planning
+    from privacy.promises import compared
     from privacy.run_plan import Target
 
     setting = planning.Setting(**{field.name: getattr(chosen, field.name) for field in fields(planning.Setting)})
@@ -108,16 +111,31 @@ def plan(chosen: argparse.Namespace) -> None:
         made = planning.for_noise(setting, chosen.noise_multiplier)
     targets = sorted({*_TARGETS, *([chosen.epsilon] if chosen.epsilon is not None else [])})
     others = planning.alternatives(setting, targets)
-    ways = _ways(chosen, setting, Target(chosen.epsilon, chosen.noise_multiplier, setting.delta))
+    target, possible = Target(chosen.epsilon, chosen.noise_multiplier, setting.delta), _possible(chosen, setting)
+    ways = compared(setting, target, possible)
+    methods = _methods(chosen, setting, target, possible)
     if chosen.json:
         alternatives = [_plan_facts(other) for other in others]
         facts = [shown_ways.facts(setting, way) for way in ways]
-        print(json.dumps({**_plan_facts(made), "alternatives": alternatives, "ways": facts}))
+        print(
+            json.dumps(
+                {
+                    **_plan_facts(made),
+                    "alternatives": alternatives,
+                    "ways": facts,
+                    "methods": [asdict(row) for row in methods],
+                }
+            )
+        )
         return
     from secure_fed.report.terminal import PlainConsole
 
     console = PlainConsole()
     shown_ways.show(console, setting, ways, chosen)
+    if methods:
+        from secure_fed.commands import release_space
+
+        release_space.show(console, chosen.model, methods)
     console.print(_plan_table(made))
     if made.outlook is not None:
         console.print(f"{_OUTLOOKS[made.outlook]}. {_RAW}")
@@ -128,14 +146,23 @@ def plan(chosen: argparse.Namespace) -> None:
     )
 
 
-def _ways(chosen: argparse.Namespace, setting: Setting, target: Target) -> list[Way]:
-    """With masks wherever a share of noise is left to count on."""
-    from privacy.promises import Possible, compared
+def _possible(chosen: argparse.Namespace, setting: Setting) -> Possible:
+    """Masks wherever a share of noise is left to count on."""
+    from privacy.promises import Possible
 
     cohort, everybody = (
         shown_ways.counted(clients, chosen.corrupt, chosen.dropout) for clients in (setting.cohort, setting.clients)
     )
-    return compared(setting, target, Possible(cohort, everybody, momentum=chosen.momentum))
+    return Possible(cohort, everybody, momentum=chosen.momentum)
+
+
+def _methods(chosen: argparse.Namespace, setting: Setting, target: Target, possible: Possible) -> list[Space]:
+    """The methods on the named model, if one is named."""
+    if chosen.model is None:
+        return []
+    from secure_fed.commands import release_space
+
+    return list(release_space.spaces(chosen.model, setting, target, possible))
 
 
 def _plan_facts(made: Plan) -> dict[str, Any]:

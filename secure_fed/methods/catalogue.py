@@ -5,7 +5,7 @@ Models are counted on the device "meta", which has shapes and no numbers, so a f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,22 @@ def catalogue(model: str, overrides: Iterable[str] = ()) -> list[dict[str, Any]]
     """
     settings, skeleton = _settings(overrides), _Skeleton.of(model)
     return [_row(name, settings, skeleton) for name in METHODS]
+
+
+def on(model: str) -> Iterator[tuple[str, Method, State]]:
+    """Every method that protects clients and fits the model, with its first state, and FRA in sketches as well."""
+    skeleton = _Skeleton.of(model)
+    variants: dict[str, tuple[str, dict[tuple[str, str], Any]]] = {name: (name, {}) for name in METHODS}
+    variants["fra_lora, sketches"] = "fra_lora", {("method", "transport_form"): "sketch"}
+    for shown, (name, own) in variants.items():
+        run = RunConfig().replace({("method", "name"): name, ("model", "max_length"): 2, **own})
+        try:
+            method = build(run)
+            state = _prepared(method, skeleton, run.method.modules_to_save)
+        except (MethodError, ConfigError):
+            continue
+        if "client" in method.card.units:
+            yield shown, method, state
 
 
 def _settings(overrides: Iterable[str]) -> dict[str, Any]:
@@ -103,13 +119,17 @@ def _row(name: str, settings: Mapping[str, Any], skeleton: _Skeleton) -> dict[st
 
 
 def _counted(method: Method, skeleton: _Skeleton, saved: Sequence[str]) -> dict[str, int]:
-    model = skeleton.model()
-    state = State(method.prepare(model, head_of(model, skeleton.head, saved), seed=0))
+    state = _prepared(method, skeleton, saved)
     plan = method.plan(state)
     after = state.tensors.select(plan.trainable)
     up = _up(method, state, plan, after)
     down = state.tensors.select(plan.down).wire_size
     return {"trainable": after.numel, "bytes_per_round": up + down, "bytes_up": up, "bytes_down": down}
+
+
+def _prepared(method: Method, skeleton: _Skeleton, saved: Sequence[str]) -> State:
+    model = skeleton.model()
+    return State(method.prepare(model, head_of(model, skeleton.head, saved), seed=0))
 
 
 def _up(method: Method, state: State, plan: RoundPlan, after: Tensors) -> int:

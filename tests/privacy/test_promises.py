@@ -12,7 +12,7 @@ from privacy import accounting, promises
 from privacy.correlation import best
 from privacy.distributed import DistributedGaussian
 from privacy.planning import Setting
-from privacy.promises import Possible, Way, compared, pick, recommended
+from privacy.promises import Possible, Way, compared, in_turn, least_cohort, pick, recommended
 from privacy.run_plan import Target
 from tests.cells import every
 from tests.privacy.test_correlation import dense, patterns
@@ -123,3 +123,18 @@ def test_the_recommended_way_is_found_without_counting_coins(
     monkeypatch.delattr(promises, "for_sums")
     monkeypatch.delattr(promises, "for_shares")
     assert recommended(SETTING, AT_TWO, possible) == replace(marked, recommended=False)
+
+
+@every("correlated", [True, False])
+def test_the_least_cohort_is_the_first_of_all_whose_noise_is_no_longer_than_the_way(correlated: bool) -> None:
+    """Also where a turn more makes noise longer again, between the first cohort that is large enough and later ones."""
+    few, found = Setting(clients=30, cohort=1, rounds=5, delta=1e-5), set()
+    possible = Possible(correlated=correlated)
+    for dim in (1, 300, 700, 2000, 10**6):
+        here = [replace(few, cohort=cohort, dim=dim) for cohort in range(1, 31)]
+        shares = [pick(one, in_turn(one, AT_TWO, possible)).share(one) for one in here]
+        least = next((cohort for cohort, share in enumerate(shares, 1) if share is not None and share <= 1), None)
+        assert least_cohort(here[0], AT_TWO, correlated=correlated) == least
+        found.add(least)
+    assert len(found) > 3
+    assert None in found

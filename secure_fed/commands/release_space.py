@@ -1,0 +1,66 @@
+"""What the noise of one promise does to each method, by how many numbers the method releases; for `secure-fed budget plan`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from privacy.promises import Possible, in_turn, least_cohort, pick
+from secure_fed.methods.catalogue import on
+from secure_fed.methods.method import Method, State
+from secure_fed.report.terminal import PlainConsole
+from secure_fed.rounds.way import unsteady
+
+if TYPE_CHECKING:
+    from privacy.planning import Setting
+    from privacy.run_plan import Target
+
+_EXPLAINED = (
+    "Numbers: under noise in the first round, each counted once for every pass of it. Length: of the noise in what a method "
+    "releases, over the longest way that this can travel. Hopeless below: with smaller cohorts the noise is longer than that, "
+    "whatever central noise is chosen. What a method makes of a release (FRA's shrinkage, products of noised factors) is not "
+    "counted."
+)
+
+
+@dataclass(frozen=True)
+class Space:
+    """A method's release space on a model, the way that suits it, and the least cohort that is not hopeless."""
+
+    method: str
+    numbers: int
+    noise: str
+    correlation: str
+    length: float
+    hopeless_below: int | None
+
+
+def spaces(model: str, setting: Setting, target: Target, possible: Possible) -> Iterator[Space]:
+    """A row for each method that protects clients and fits the model, the quietest first."""
+    rows = (_space(*made, setting, target, possible) for made in on(model))
+    yield from sorted(rows, key=lambda row: (row.length, row.method))
+
+
+def show(console: PlainConsole, model: str, rows: list[Space]) -> None:
+    from rich.table import Table
+
+    table = Table("method", title=f"Methods on {model}", title_style="bold")
+    for head in ("numbers", "noise", "correlation", "length", "hopeless below"):
+        table.add_column(head, justify="left" if head in ("noise", "correlation") else "right")
+    for row in rows:
+        least = "any cohort" if row.hopeless_below is None else str(row.hopeless_below)
+        table.add_row(row.method, f"{row.numbers:,}", row.noise, row.correlation, f"{row.length:.3f}", least)
+    console.print(table)
+    console.print(_EXPLAINED)
+
+
+def _space(name: str, method: Method, state: State, setting: Setting, target: Target, possible: Possible) -> Space:
+    passes = method.plan(state).passes
+    entries = [shape for each in passes for _, shape in method.layout(state, each).entries]
+    numbers = len(passes) * sum(map(math.prod, entries))  # the noise of a round is shared out over its passes
+    own, correlated = replace(setting, dim=numbers), len(passes) == 1 and not unsteady(method, state, setting.rounds)
+    way = pick(own, in_turn(own, target, replace(possible, correlated=correlated)))
+    least = least_cohort(own, target, correlated=correlated)
+    return Space(name, numbers, way.noise, way.correlation, way.share(own) or 0.0, least)

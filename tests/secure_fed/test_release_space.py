@@ -1,0 +1,49 @@
+"""The methods by what they release: numbers counted by hand, and the way that suits each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from privacy.planning import Setting
+from privacy.promises import Possible, recommended
+from privacy.run_plan import Target
+from secure_fed.commands import release_space
+from secure_fed.commands.release_space import spaces
+from secure_fed.config import RunConfig
+from secure_fed.methods import METHODS, catalogue
+from secure_fed.report.terminal import PlainConsole
+from tests.secure_fed.methods.test_catalogue import DEBERTA, described
+
+SETTING = Setting(clients=5000, cohort=250, rounds=20, delta=1e-5)
+
+
+def test_release_spaces_are_counted_on_a_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two layers with adapters on two matrices of 64 x 64 each; a head of 64 x 2 and a pooler of 64 x 64, with biases."""
+    names = ("ffa_lora", "rolora", "fra_lora", "prefix_tuning")
+    monkeypatch.setattr(catalogue, "METHODS", {name: METHODS[name] for name in names})
+    wide = {**DEBERTA, "hidden_size": 64, "pooler_hidden_size": 64}
+    target = Target(8.0, None, 1e-5)
+    rows = list(spaces(described(tmp_path / "model", wide), SETTING, target, Possible()))
+    found = {row.method: row for row in rows}
+    assert set(found) == {"ffa_lora", "rolora", "fra_lora"}, (
+        "there are no prefixes here, and sketches are wider than 64"
+    )
+    head = 64 * 2 + 2 + 64 * 64 + 64
+    rank = RunConfig().method.rank
+    assert found["ffa_lora"].numbers == 4 * 64 * rank + head
+    assert found["fra_lora"].numbers == 4 * 64 * 64 + head
+    assert (found["ffa_lora"].correlation, found["rolora"].correlation) == ("banded", "none")
+    assert [row.length for row in rows] == sorted(row.length for row in rows)
+    for row in rows:
+        own = replace(SETTING, dim=row.numbers, cohort=row.hopeless_below or 0)
+        share = recommended(own, target, Possible(correlated=row.correlation == "banded")).share(own)
+        assert share is not None
+        assert 0.9 < share <= 1
+    release_space.show(PlainConsole(), "this", rows)
+    out = capsys.readouterr().out
+    assert all(f"{row.numbers:,}" in out for row in rows)
