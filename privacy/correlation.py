@@ -83,14 +83,16 @@ def square_root(band: int, momentum: float = 0.0) -> Correlation:
 
 
 def best(rounds: int, gap: int, most: int, momentum: float = 0.0) -> Correlation:
-    """The banded square root, of a band up to the gap, with the least noise on the final model.
+    """The banded square root with the least noise on the final model, at equal privacy.
 
-    The noise is compared at equal privacy. The widest band is hardly ever beaten, and over all models its noise is within a few
-    per cent of the least (`noise`).
+    In few rounds that is a band of the gap, or nearly. Where a member takes part dozens of times, some multiple of the gap is
+    better, although the columns of its rounds overlap: in 1,000 rounds with gaps of 20 by a tenth. Over all models its noise is
+    within a few per cent of the least (`noise`).
     """
-    bands = sorted({*range(1, min(9, gap, rounds) + 1), *_spread(min(gap, rounds))})
+    gap = min(gap, rounds)
+    bands = _spread(gap) | {gap * times for times in _spread(rounds // gap)}
     return min(
-        (square_root(band, momentum) for band in bands),
+        (square_root(band, momentum) for band in sorted(bands)),
         key=lambda made: final_noise(made, rounds, gap, most, momentum),
     )
 
@@ -109,9 +111,10 @@ def noise(made: Correlation, rounds: int, gap: int, most: int, momentum: float =
 INDEPENDENT = Correlation()
 
 
-def _spread(most: int) -> list[int]:
-    """Bands up to `most`, each a quarter larger than the one before."""
-    return [*(round(1.25**power) for power in range(int(math.log(most, 1.25)) + 1)), most]
+def _spread(most: int) -> set[int]:
+    """The numbers to nine, and from there to `most` each a quarter larger than the one before."""
+    large = (round(1.25**power) for power in range(int(math.log(most, 1.25)) + 1))
+    return {*range(1, min(9, most) + 1), *large, most}
 
 
 def _denominator(momentum: float) -> list[float]:

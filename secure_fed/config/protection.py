@@ -49,7 +49,7 @@ class PrivacyConfig:
     )
     band: int | None = key(
         None,
-        "rounds that correlated noise reaches over; the one with the least noise over all models if not set",
+        "rounds that correlated noise reaches over; the one with the least noise on the final model if not set",
         at_least=1,
         optional=20,
     )

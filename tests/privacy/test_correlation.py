@@ -180,12 +180,14 @@ def test_the_noise_on_the_last_prefix_sum(rounds: int, band: int, last: float) -
     assert made.errors(rounds)[-1] == pytest.approx(last, abs=6e-3)
 
 
-def test_the_best_band_is_the_best_of_all_for_the_final_model() -> None:
+@every("rounds, gap, most", [(40, 10, 4), (120, 3, 40)])
+def test_the_best_band_is_the_best_of_all_for_the_final_model(rounds: int, gap: int, most: int) -> None:
     for momentum in (0.0, 0.7):
-        every_band = [correlation.final_noise(square_root(b, momentum), 40, 10, 4, momentum) for b in range(1, 11)]
-        found = best(40, 10, 4, momentum)
-        assert found.band <= 10
-        assert correlation.final_noise(found, 40, 10, 4, momentum) == pytest.approx(min(every_band), rel=5e-3)
+        every_band = [
+            correlation.final_noise(square_root(b, momentum), rounds, gap, most, momentum) for b in range(1, rounds + 1)
+        ]
+        found = best(rounds, gap, most, momentum)
+        assert correlation.final_noise(found, rounds, gap, most, momentum) == pytest.approx(min(every_band), rel=5e-3)
 
 
 # Epsilon.
