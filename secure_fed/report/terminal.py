@@ -116,12 +116,20 @@ def _privacy(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         *void,
         ("privacy", f"epsilon {epsilon} at delta {summary['delta']:g}"),
         ("  protects", terms["unit"]),
-        ("  against participants", f"epsilon {seen}"),
+        *_against(terms, seen),
         ("  noise", f"{terms['noise']}; multiplier {summary['noise_multiplier']:.4g}"),
         ("  releases", f"{summary['releases']:,} of {terms['planned_releases']:,} planned"),
         ("  spent in its ledger", f"epsilon {at_most(summary['epsilon_cumulative'])}{limit}"),
         *([("  other runs", "not counted: this run has its own ledger")] if _alone(summary) else []),
     ]
+
+
+def _against(terms: Mapping[str, Any], seen: str) -> list[tuple[str, str]]:
+    """Whom the one epsilon holds against, or the second one."""
+    those = terms.get("holds_against", ())
+    if "participant" not in those:
+        return [("  against participants", f"epsilon {seen}")]
+    return [("  holds against", "everybody" if "server" in those else "everybody but the server")]
 
 
 def _masks(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -158,7 +166,8 @@ def _alone(summary: Mapping[str, Any]) -> bool:
 
 def _hides_cohort(summary: Mapping[str, Any]) -> bool:
     """Whether sizes are expected ones, because the guarantee requires the cohort to be secret."""
-    return summary["privacy"] is not None and summary["privacy"]["place"] == "sum"
+    terms = summary["privacy"]
+    return terms is not None and terms["place"] == "sum" and "participant" not in terms.get("holds_against", ())
 
 
 def _those_in(summary: Mapping[str, Any]) -> str:

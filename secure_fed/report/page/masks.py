@@ -80,7 +80,9 @@ def _traffic(record: RunRecord, found: Facts | None) -> Rows:
 def _time(record: RunRecord, found: Facts | None) -> Rows:
     """Seconds of clients and server, and survivors of the smallest sum; withheld where they would reveal the cohort."""
     if record.hides_cohort or not record.series("masked", "client_seconds"):
-        return [("time, and number of survivors", "hidden, because they would reveal the cohort size")]
+        in_turn = record.config.federation.sampling == "schedule"
+        why = "withheld: they tell of clients" if in_turn else "hidden, because they would reveal the cohort size"
+        return [("time, and number of survivors", why)]
     clients = _total(record, "client_seconds")
     invited = f" of {number(found['clients'])} invited" if found else ""
     survivors = [row["masked"].get("survivors") for row in record.rounds]

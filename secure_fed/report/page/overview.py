@@ -108,7 +108,7 @@ def _how_long(record: RunRecord) -> str:
     why = "did not follow the protocol" if masked(record) else "contained numbers that are not finite"
     updates = f" The server left out {counted(left_out, 'update')} that {why}."
     took, seconds = "It took" if record.result else "So far it took", _seconds(record)
-    time = f"{took} {duration(seconds)}." if seconds is not None else _TIME_WITHHELD
+    time = f"{took} {duration(seconds)}." if seconds is not None else _withheld(record)
     return f"{time}{updates if left_out else ''}"
 
 
@@ -173,4 +173,9 @@ def _seconds(record: RunRecord) -> float | None:
     return float((record.result or {}).get("seconds") or record.total("seconds"))
 
 
-_TIME_WITHHELD = "The duration is withheld, because it would reveal how many clients trained."
+def _withheld(record: RunRecord) -> str:
+    in_turn = record.config.federation.sampling == "schedule"
+    return f"The duration is withheld{': it tells of the clients that trained' if in_turn else _TELLS_HOW_MANY}."
+
+
+_TELLS_HOW_MANY = ", because it would reveal how many clients trained"

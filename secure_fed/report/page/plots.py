@@ -15,6 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from secure_fed.report.page.record import Points
 
 if TYPE_CHECKING:
@@ -61,6 +64,19 @@ def scale(title: str, value: float, *, low: str, high: str) -> str:
     if not math.isfinite(value):
         return ""
     return drawing(title, lambda axes: _draw_scale(axes, value, low, high), inches=(4.6, 0.9))
+
+
+def tradeoff(title: str, caught: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> str:
+    """The largest true-positive rate at every false-positive rate, beside the diagonal of guessing."""
+    alarms = np.concatenate([[0.0], np.geomspace(1e-6, 1e-2, 40), np.linspace(0.02, 1, 50)])
+
+    def draw(axes: Axes) -> None:
+        axes.plot(alarms, caught(alarms), color=FIRST)
+        axes.plot([0, 1], [0, 1], color=RULE, linestyle="--")
+        axes.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="false alarms", ylabel="caught")
+        axes.grid(axis="y")
+
+    return drawing(title, draw)
 
 
 def _draw_lines(axes: Axes, series: Sequence[Series], y_label: str, top: float | None) -> None:

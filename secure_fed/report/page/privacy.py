@@ -6,6 +6,7 @@ from secure_fed.report.formatting import at_most, listed
 from secure_fed.report.page.guarantee import Guarantee, stated
 from secure_fed.report.page.markup import bullets, folded, paragraph, section
 from secure_fed.report.page.masks import masked
+from secure_fed.report.page.meaning import in_detail
 from secure_fed.report.page.observers import share
 from secure_fed.report.page.record import RunRecord
 from secure_fed.report.page.server_view import server_view
@@ -69,6 +70,7 @@ def _guaranteed(record: RunRecord, guarantee: Guarantee) -> str:
         _weakness(guarantee),
         paragraph(_meaning(guarantee)),
         _personal(record),
+        in_detail(guarantee),
         folded(
             "What the guarantee leaves open",
             paragraph(f"{_LIMITS[guarantee.unit]} {_THIS_PAGE}"),

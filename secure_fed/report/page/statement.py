@@ -34,10 +34,7 @@ def _terms(record: RunRecord, guarantee: Guarantee) -> Rows:
         ("unit", terms["unit"]),
         ("neighbours", terms["adjacency"]),
         ("epsilon", at_most(guarantee.epsilon)),
-        (
-            "epsilon against participants",
-            f"{at_most(guarantee.epsilon_participants)}, against whoever sees who takes part in a round",
-        ),
+        *_against(guarantee),
         ("delta", f"{guarantee.delta:g} (1 in {number(round(1 / guarantee.delta))})"),
         ("mechanism", terms["mechanism"]),
         ("clip norm", f"{terms['clip_norm']:g}"),
@@ -49,6 +46,21 @@ def _terms(record: RunRecord, guarantee: Guarantee) -> Rows:
         ("released", terms["released"]),
         *_spending(record, guarantee),
     ]
+
+
+def _against(guarantee: Guarantee) -> Rows:
+    """Whom epsilon holds against, and the second one where it does not hold against those who see who takes part."""
+    those = guarantee.terms.get("holds_against", ("reader",))
+    seen = f"{at_most(guarantee.epsilon_participants)}, against whoever sees who takes part in a round"
+    held = [("epsilon holds against", ", ".join(_OBSERVERS[one] for one in those))]
+    return held if "participant" in those else [*held, ("epsilon against participants", seen)]
+
+
+_OBSERVERS = {
+    "reader": "readers of the models",
+    "participant": "whoever sees who takes part, and when",
+    "server": "the server",
+}
 
 
 def _realised(terms: Mapping[str, Any]) -> Rows:
