@@ -103,7 +103,13 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
         (f"privacy.{name}", _private("client", "example", "group"), "privacy.unit to be set")
         for name in ("epsilon", "delta", "noise_multiplier", "clip_norm", "ledger", "on_exhausted")
     ),
-    ("privacy.noise", _private("client"), "privacy.unit = 'client'"),
+    (
+        "privacy.noise",
+        lambda c: (
+            c.privacy.unit == "client" or c.privacy.noise == "central"
+        ),  # earlier versions wrote it into every file
+        "privacy.unit = 'client'",
+    ),
     (
         "privacy.clip_quantile",
         lambda c: c.privacy.unit == "client" and c.privacy.noise in ("auto", "central"),

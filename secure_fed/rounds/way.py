@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from privacy.errors import PrivacyError
 from secure_fed.config import PrivacyConfig, RunConfig
 from secure_fed.methods.method import Method, Shrinking, State
 from secure_fed.rounds.cohort import cohort_size
@@ -65,9 +66,12 @@ def _in_turn(config: RunConfig, clients: int, numbers: int, steady: bool) -> tup
     setting = Setting(clients, cohort, config.federation.rounds, privacy.delta, dim=numbers or None)
     target = Target(privacy.epsilon, privacy.noise_multiplier, privacy.delta, stop_early=True)
     possible = Possible(_counted(config, cohort), 0, takes_back and privacy.clip_quantile is None, momentum_of(config))
-    ways = [way for way in in_turn(setting, target, possible) if _left_open(config.privacy, way)]
+    try:
+        ways = [way for way in in_turn(setting, target, possible) if _left_open(config.privacy, way)]
+    except PrivacyError:
+        ways = []
     if not ways:
-        return _of_sums(privacy)  # what was asked for is refused where it is planned, with the reason
+        return _of_sums(privacy)  # what cannot be had is refused where it is planned, with the reason
     chosen = pick(setting, ways)
     return chosen.noise, chosen.correlation
 

@@ -222,6 +222,7 @@ def test_shares_of_noise_become_noise_of_the_same_size_on_the_sum() -> None:
     federation = many(
         **{
             "privacy.noise": "distributed",
+            "federation.sampling": "fixed",
             "secure_aggregation.enabled": True,
             "federation.cohort": 8,
             "secure_aggregation.dropout": 0.3,
@@ -279,7 +280,8 @@ def test_clients_that_are_outside_are_not_in_the_federation(cohort: int) -> None
 def test_no_ledger_is_made_or_touched_even_where_the_budget_is_spent(tmp_path: Path) -> None:
     ledger = tmp_path / "shared.sqlite"
     Ledger.create(ledger, data_set="wards", epsilon=2.0, delta=1e-3)
-    federation = many(**{"privacy.noise_multiplier": 1.0, "privacy.ledger": str(ledger)})
+    coins = {"federation.sampling": "poisson", "privacy.noise_multiplier": 1.0}
+    federation = many(**coins, **{"privacy.ledger": str(ledger)})
     federation.run(tmp_path / "run")
     with pytest.raises(BudgetExhausted):
         federation.run(tmp_path / "another")

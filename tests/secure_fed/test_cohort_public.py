@@ -157,7 +157,8 @@ def contributions(built: Any, clients: Sequence[int]) -> dict[int, bytes]:
 
 def test_a_contribution_under_client_privacy_is_the_clients_own_to_the_bit() -> None:
     def built() -> Federation:
-        config = contracts.settings("ffa_lora", "client", **{"training.batch_size": 16, "training.together": 64})
+        own = {"training.batch_size": 16, "training.together": 64, "federation.sampling": "poisson"}
+        config = contracts.settings("ffa_lora", "client", **own)
         train = [
             [{**one, "input_ids": one["input_ids"][:16]} for one in texts(row, SIZES[row])] for row in range(6)
         ]  # of few widths, each of which is tried out

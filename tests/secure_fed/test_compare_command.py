@@ -114,7 +114,8 @@ def test_without_a_place_it_goes_under_runs_and_states_the_cost_before_and_after
 ) -> None:
     monkeypatch.chdir(tmp_path)
     private = [f"privacy.{setting}" for setting in ("unit=client", "noise_multiplier=2", "epsilon=3", "delta=1e-3")]
-    status, shown, progressed = told(configs[0], "--seeds", "0", "--json", *(f"--set={one}" for one in private))
+    chosen = [f"--set={one}" for one in ("federation.sampling=poisson", *private)]
+    status, shown, progressed = told(configs[0], "--seeds", "0", "--json", *chosen)
     assert status == 0
     (made,) = (tmp_path / "runs").iterdir()
     assert made.name.endswith("-compare")
