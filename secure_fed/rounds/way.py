@@ -54,9 +54,8 @@ def _in_turn(config: RunConfig, clients: int, numbers: int, steady: bool) -> tup
     privacy, takes_back = config.privacy, steady and config.method.transport_form != "sketch"
     if "auto" not in (privacy.noise, privacy.correlation) or privacy.delta * clients >= 1:
         return _of_sums(privacy)  # such a delta is refused when the noise is planned
-    if (
-        privacy.noise_multiplier is not None and privacy.noise == "auto"
-    ):  # it is a server's; shares and clients need others
+    if privacy.noise_multiplier is not None and privacy.noise == "auto":
+        # A multiplier is meant for the sum: shares, and contributions by themselves, need other ones.
         config = config.replace({("privacy", "noise"): "central"})
     from privacy.planning import Setting
     from privacy.promises import Possible, in_turn, pick

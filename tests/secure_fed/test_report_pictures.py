@@ -33,9 +33,23 @@ def bars(drawn: str) -> list[float]:
 def test_against_a_server_that_adds_the_noise_nothing_holds(run_folder: RunFolder, private_edit: PrivateEdit) -> None:
     record = read(run_folder(edit=private_edit()))
     found = limits(record)
-    assert found == {"Readers of the model": 2.961, "Readers who know who took part": 7.5, "The server": math.inf}
+    assert found == {"Readers of the model": 2.961, "Whoever sees cohorts": 7.5, "The server": math.inf}
     assert [one.limit for one in stations(record, stated(record))] == ["", "trusted", "epsilon 2.97"]
     assert [one.noise for one in stations(record, stated(record))] == ["", "+ noise", ""]
+
+
+@pytest.mark.parametrize(
+    ("case", "found"),
+    [("central", {"Everybody but the server": 2.0, "The server": math.inf}), ("distributed", {"Everybody": 2.0})],
+)
+def test_one_bar_stands_for_all_that_one_epsilon_holds_against(
+    run_folder: RunFolder, case: str, found: dict[str, float]
+) -> None:
+    def edit(run: dict[str, Any]) -> None:
+        masked(case)(run)
+        run["result"]["privacy"] |= {"epsilon": 2.0, "epsilon_participants": 2.0}
+
+    assert limits(read(run_folder(edit=edit))) == found
 
 
 @pytest.mark.parametrize(

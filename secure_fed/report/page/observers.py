@@ -28,12 +28,14 @@ def path_picture(record: RunRecord) -> str:
 
 
 def observers(guarantee: Guarantee | None) -> tuple[Bar, ...]:
-    """Whoever reads the model, whoever also sees who takes part, and the server."""
+    """Whoever reads the model, whoever also sees who takes part, and the server; those with the same epsilon in one bar."""
     if guarantee is None or not guarantee.holds:
         return tuple(Bar(name, math.inf, "no limit") for name in (_READERS, _SERVER))
     seen = guarantee.epsilon_participants
     server = math.inf if guarantee.place == "server" else seen
-    found = ((_READERS, guarantee.epsilon), (_PARTICIPANTS, seen), (_SERVER, server))
+    found: tuple[tuple[str, float], ...] = ((_READERS, guarantee.epsilon), (_PARTICIPANTS, seen), (_SERVER, server))
+    if guarantee.epsilon == seen:
+        found = ((_EVERYBODY, seen),) if server == seen else ((_BUT_THE_SERVER, seen), (_SERVER, server))
     return tuple(Bar(name, epsilon, limit(epsilon, guarantee.delta)) for name, epsilon in found)
 
 
@@ -90,7 +92,8 @@ def share(epsilon: float, delta: float) -> str:
     return "100 %" if hundredths > 99.99 else f"{hundredths:.2f} %"
 
 
-_READERS, _PARTICIPANTS, _SERVER = "Readers of the model", "Readers who know who took part", "The server"
+_READERS, _PARTICIPANTS, _SERVER = "Readers of the model", "Whoever sees cohorts", "The server"
+_EVERYBODY, _BUT_THE_SERVER = "Everybody", "Everybody but the server"
 _ONE = {"client": "one client", "example": "one example", "group": "one person"}
 _BY_CLIENTS = {"shares": "+ share of the noise", "contribution": "+ noise", "gradients": "+ noise in every step"}
 _CLIENTS = {
@@ -102,7 +105,7 @@ _CLIENTS = {
 }
 _NOISED = {"contribution": "noised "}
 _IN_SUM = {"shares": ", noise included", "contribution": ", noise included"}
-_ASSUMED = " The server's bar rests on the assumptions below."
+_ASSUMED = " Against the server it rests on the assumptions below."
 _UNLIMITED = "No guarantee limits how often somebody guesses rightly whether one client was in the training."
 _EPSILON = "Right side of a box: the epsilon against this party, or that it is trusted. “+ noise” marks who adds it."
 _NO_EPSILON = "On the right of each: what limits whoever is there."
