@@ -30,6 +30,7 @@ def test_real_kills(small_model: Path, small_data: Path, tmp_path: Path) -> None
         [federation]
         rounds = 40
         cohort = 3
+        sampling = 'poisson'
         [training]
         batch_size = 4
         [privacy]
