@@ -21,11 +21,10 @@ if TYPE_CHECKING:
     from privacy.promises import Way
 
 
-def settled(config: RunConfig, clients: int, numbers: int, *, steady: bool, own: bool) -> RunConfig:
+def settled(config: RunConfig, clients: int, method: Method, initial: State, *, own: bool) -> RunConfig:
     """The configuration without `auto` in what protects clients. Other units than clients leave it as it is.
 
-    clients: how many there are. numbers: how many of a contribution travel. steady: every round sums the same tensors. own: the
-    mechanism is the user's, which noises open sums over secret coins alone.
+    clients: how many there are. own: the mechanism is the user's, which noises open sums over secret coins alone.
     """
     privacy, federation = config.privacy, config.federation
     if privacy.unit != "client":
@@ -33,7 +32,7 @@ def settled(config: RunConfig, clients: int, numbers: int, *, steady: bool, own:
     sampling = federation.sampling
     if sampling == "auto":
         sampling = "poisson" if own or privacy.hidden_cohort else "schedule"
-    noise, correlation = _of_sums(privacy) if sampling != "schedule" else _in_turn(config, clients, numbers, steady)
+    noise, correlation = _of_sums(privacy) if sampling != "schedule" else _in_turn(config, clients, method, initial)
     return config.replace(
         {
             ("federation", "sampling"): sampling,
@@ -49,9 +48,9 @@ def _of_sums(privacy: PrivacyConfig) -> tuple[str, str]:
     return noise, "none" if privacy.correlation == "auto" else privacy.correlation
 
 
-def _in_turn(config: RunConfig, clients: int, numbers: int, steady: bool) -> tuple[str, str]:
+def _in_turn(config: RunConfig, clients: int, method: Method, initial: State) -> tuple[str, str]:
     """Noise and correlation of a public order: of the ways that the settings leave open, the recommended one."""
-    privacy, takes_back = config.privacy, steady and config.method.transport_form != "sketch"
+    privacy = config.privacy
     if "auto" not in (privacy.noise, privacy.correlation) or privacy.delta * clients >= 1:
         return _of_sums(privacy)  # such a delta is refused when the noise is planned
     if privacy.noise_multiplier is not None and privacy.noise == "auto":
@@ -62,9 +61,12 @@ def _in_turn(config: RunConfig, clients: int, numbers: int, steady: bool) -> tup
     from privacy.run_plan import Target
 
     cohort = cohort_size(config, clients)
+    numbers = sum(layout.size for layout in _layouts(method, initial).values())
+    takes_back = config.method.transport_form != "sketch" and privacy.clip_quantile is None
+    takes_back = takes_back and not unsteady(method, initial, config.federation.rounds)
     setting = Setting(clients, cohort, config.federation.rounds, privacy.delta, dim=numbers or None)
     target = Target(privacy.epsilon, privacy.noise_multiplier, privacy.delta, stop_early=True)
-    possible = Possible(_counted(config, cohort), 0, takes_back and privacy.clip_quantile is None, momentum_of(config))
+    possible = Possible(_counted(config, cohort), 0, takes_back, momentum_of(config))
     try:
         ways = [way for way in in_turn(setting, target, possible) if _left_open(config.privacy, way)]
     except PrivacyError:

@@ -41,7 +41,7 @@ from secure_fed.rounds.server_optimizer import ServerOptimizer
 from secure_fed.rounds.summing import OpenSum
 from secure_fed.rounds.together import Together
 from secure_fed.rounds.transport import Transport
-from secure_fed.rounds.way import settled, unsteady
+from secure_fed.rounds.way import settled
 from secure_fed.tensors.sums import PlainSum
 from secure_fed.tensors.tensors import Tensors
 
@@ -100,9 +100,7 @@ def assemble(
     personal = personal_names(method, tensors, config.method.personal, config.federation.rounds)
     plan = method.plan(State(tensors))
     numbers = tensors.select(plan.trainable).without(personal).numel
-    steady = not unsteady(method, State(tensors), config.federation.rounds)
-    travelling = sum(method.layout(State(tensors), name).size for name in plan.passes)
-    config = settled(config, len(whole.names), travelling, steady=steady, own=mechanism is not None)
+    config = settled(config, len(whole.names), method, State(tensors), own=mechanism is not None)
     objective = Objective(problem.model, loss_of(method, problem.loss), next(problem.model.parameters()).device)
     sampler = cohort_sampler(config, len(problem.names), vacancies(problem.names, whole.names))
     protection = protect(

@@ -1,0 +1,69 @@
+"""What protects clients where the settings leave it open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from privacy.mechanisms import Gaussian
+from secure_fed.config import RunConfig
+from tests.secure_fed import toys
+
+TARGET = {"privacy.unit": "client", "privacy.epsilon": 8.0, "privacy.delta": 1e-3, "federation.cohort": 2}
+MASKED = {"secure_aggregation.enabled": True, "secure_aggregation.dropout": 0.0, "secure_aggregation.corrupt": 0.0}
+AUTO = {"federation.sampling": "auto", "privacy.noise": "auto", "privacy.correlation": "auto"}
+
+
+def way(**own: Any) -> tuple[str, str, str]:
+    """Sampling, noise and correlation of the run, with nothing chosen but what is given."""
+    config = settled({**TARGET, **AUTO, **own})
+    return config.federation.sampling, config.privacy.noise, config.privacy.correlation
+
+
+def settled(settings: dict[str, Any], **more: Any) -> RunConfig:
+    return toys.federation(settings, sizes=(4,) * 8, **more).config
+
+
+@pytest.mark.parametrize(
+    ("own", "found"),
+    [
+        ({}, ("schedule", "central", "banded")),
+        (
+            {"privacy.epsilon": None, "privacy.noise_multiplier": 1.0, "federation.cohort": 4, **MASKED},
+            ("schedule", "central", "banded"),
+        ),
+        ({"privacy.correlation": "none", "privacy.noise": "central"}, ("schedule", "central", "none")),
+        ({"privacy.clip_quantile": 0.5}, ("schedule", "central", "none")),
+        ({"method.name": "rolora"}, ("schedule", "central", "none")),
+        ({"privacy.noise": "local"}, ("schedule", "local", "none")),
+        ({"federation.sampling": "poisson"}, ("poisson", "central", "none")),
+        ({"federation.sampling": "fixed"}, ("fixed", "central", "none")),
+        (
+            {"federation.cohort": 8},
+            ("schedule", "central", "none"),
+        ),  # a turn in every round: nothing to spread noise over
+    ],
+)
+def test_what_is_left_open_is_settled(own: dict[str, Any], found: tuple[str, str, str]) -> None:
+    assert way(**own) == found
+
+
+def test_shares_are_taken_where_their_noise_is_small_behind_masks_alone() -> None:
+    quiet = {"privacy.epsilon": 500.0, "federation.cohort": 4, "federation.rounds": 2}
+    assert way(**quiet, **MASKED) == ("schedule", "distributed", "none")
+    assert way(**quiet, **MASKED, **{"privacy.noise": "central"})[1] == "central"
+    assert way(**quiet)[1] != "distributed"
+
+
+def test_what_counts_on_coins_gets_them() -> None:
+    own_coins = {"privacy.noise": "distributed", "privacy.hidden_cohort": True, "federation.cohort": 4}
+    assert way(**own_coins, **MASKED) == ("poisson", "distributed", "none")
+    assert settled({**TARGET, **AUTO}, mechanism=Gaussian).federation.sampling == "poisson"
+
+
+def test_other_units_are_left_alone() -> None:
+    example = {"privacy.unit": "example", "privacy.noise_multiplier": 1.0, "privacy.delta": 1e-3}
+    for settings in ({}, example):
+        config = toys.config(settings)
+        assert settled(settings) == config
