@@ -141,7 +141,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("runs.result",),
         ("runs.run",),
         ("export", "report"),
-        ("federation",),
+        ("federation", "deployment"),
         ("commands __main__",),
     ),
     "protocols": (
