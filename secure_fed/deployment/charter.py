@@ -1,0 +1,220 @@
+"""The charter of a federation on many machines: one signed file with everything that all parties must agree on.
+
+    {"charter": {...}, "signature": "..."}
+
+The coordinator signs it with its Ed25519 key, and a node takes part only in federations whose coordinator its owner has named
+(`policy`). So neither whoever carries the messages nor another coordinator can add a member, replace a key, lower a threshold
+or change a setting. The digest of the charter names the federation in everything that the parties sign later.
+
+The charter says nothing of anybody's files: where a member's examples are, its own folder says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from protocols.errors import ParameterError
+from protocols.keys import Identity, registry_digest, verify
+from secure_fed import __version__
+from secure_fed.config import RunConfig
+from secure_fed.errors import SecureFedError, UsageError
+
+MOST_BYTES = 16_000_000  # some 100,000 members
+SCHEMA = 1
+_FIELDS = ("schema", "name", "run", "version", "config", "labels", "label_names", "model_digest", "members", "coordinator")
+
+
+class CharterError(UsageError):
+    """A charter that cannot be read, is not signed by the coordinator it names, or is of another version."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A member of a federation. identity: its public Ed25519 key. examples: how many it has, where the guarantee counts them."""
+
+    name: str
+    identity: bytes
+    examples: int | None = None
+
+
+@dataclass(frozen=True)
+class Charter:
+    """The terms of one run of a federation.
+
+    run: an identifier that no other run has. config: its settings, without the paths of anybody's files. labels, label_names:
+    the classes as the data write them, and their names. model_digest: of the base model before a method changes it. members: in
+    the order of their numbers. coordinator: its public key.
+    """
+
+    name: str
+    run: str
+    config: RunConfig
+    labels: tuple[int | str, ...]
+    label_names: tuple[str, ...]
+    model_digest: str
+    members: tuple[Member, ...]
+    coordinator: bytes
+    version: str = __version__
+
+    def __post_init__(self) -> None:
+        names = [member.name for member in self.members]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise CharterError(f"two members of the federation are called {twice!r}: give one of them another name")
+        try:
+            registry_digest(self.identities, range(len(self.members)))
+        except ParameterError as error:
+            raise CharterError(f"the members' keys are not usable: {error.what}") from error
+
+    @property
+    def identities(self) -> dict[int, bytes]:
+        """The public key of every member, by its number."""
+        return {number: member.identity for number, member in enumerate(self.members)}
+
+    @cached_property
+    def digest(self) -> bytes:
+        """(32,) SHA-256 of the canonical text."""
+        return hashlib.sha256(self._canonical).digest()
+
+    def number(self, identity: bytes) -> int:
+        """The number of the member with this key. CharterError if there is none."""
+        for number, member in enumerate(self.members):
+            if member.identity == identity:
+                return number
+        raise CharterError(
+            f"this node's identity {fingerprint(identity)} is not among the {len(self.members)} members of the federation "
+            f"{self.name!r}: send its card.json to the coordinator, which founds the federation again"
+        )
+
+    def signed(self, coordinator: Identity) -> bytes:
+        """The file, signed. The key has to be the coordinator's."""
+        if coordinator.public != self.coordinator:
+            raise CharterError("the charter names another coordinator than the one that signs it")
+        signature = coordinator.sign(_PURPOSE, self.digest, b"")
+        return json.dumps({"charter": self._fields(), "signature": signature.hex()}, indent=1).encode() + b"\n"
+
+    @classmethod
+    def verified(cls, content: bytes) -> Charter:
+        """The charter in a file whose signature fits the coordinator that it names. CharterError for anything else."""
+        outer = _object(content)
+        if set(outer) != {"charter", "signature"}:
+            raise CharterError("the charter is damaged: it is not one object with its signature")
+        charter = cls._of_fields(outer["charter"])
+        try:
+            signature = bytes.fromhex(outer["signature"])
+        except (TypeError, ValueError):
+            signature = b""
+        if not verify(charter.coordinator, signature, _PURPOSE, charter.digest, b""):
+            raise CharterError(
+                f"the charter of {charter.name!r} is not signed by the coordinator {fingerprint(charter.coordinator)} that it "
+                "names: somebody changed it"
+            )
+        return charter
+
+    @cached_property
+    def _canonical(self) -> bytes:
+        return json.dumps(self._fields(), sort_keys=True, separators=(",", ":")).encode()
+
+    def _fields(self) -> dict[str, Any]:
+        members = [
+            {"name": one.name, "identity": one.identity.hex(), "examples": one.examples} for one in self.members
+        ]
+        return {
+            "schema": SCHEMA,
+            "name": self.name,
+            "run": self.run,
+            "version": self.version,
+            "config": self.config.to_dict(),
+            "labels": list(self.labels),
+            "label_names": list(self.label_names),
+            "model_digest": self.model_digest,
+            "members": members,
+            "coordinator": self.coordinator.hex(),
+        }
+
+    @classmethod
+    def _of_fields(cls, fields: Any) -> Charter:
+        if not isinstance(fields, Mapping):
+            raise CharterError("the charter is damaged: it is not an object")
+        if fields.get("version") != __version__ or fields.get("schema") != SCHEMA:
+            raise CharterError(
+                f"the charter is of secure-fed {str(fields.get('version')):.40}, and this is {__version__}: all parties of a "
+                "federation run one version"
+            )
+        if set(fields) != set(_FIELDS):
+            raise CharterError("the charter is damaged: its fields are not those of this version")
+        try:
+            return cls(
+                name=_text(fields["name"]),
+                run=_text(fields["run"]),
+                version=_text(fields["version"]),
+                config=RunConfig.from_dict(fields["config"]),
+                labels=tuple(_label(value) for value in _list(fields["labels"])),
+                label_names=tuple(_text(name) for name in _list(fields["label_names"])),
+                model_digest=_text(fields["model_digest"]),
+                members=tuple(map(_member, _list(fields["members"]))),
+                coordinator=_key(fields["coordinator"]),
+            )
+        except SecureFedError as error:
+            raise CharterError(f"the charter cannot be used: {error}") from error
+        except (TypeError, ValueError, AttributeError) as error:
+            raise CharterError(f"the charter is damaged: {error}") from error
+
+
+def fingerprint(public: bytes) -> str:
+    """A public key as people compare it: the first 20 bytes of its SHA-256, in groups of four hexadecimal digits."""
+    text = hashlib.sha256(b"secure-fed identity" + public).hexdigest()[:40]
+    return "-".join(text[at : at + 4] for at in range(0, 40, 4))
+
+
+def _object(content: bytes) -> dict[str, Any]:
+    if len(content) > MOST_BYTES:
+        raise CharterError(f"the charter has {len(content):,} bytes, above {MOST_BYTES:,}")
+    try:
+        found = json.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise CharterError(f"the charter is damaged: {error}") from error
+    if not isinstance(found, dict):
+        raise CharterError("the charter is damaged: it is not an object")
+    return found
+
+
+def _member(fields: Any) -> Member:
+    if not isinstance(fields, dict) or set(fields) != {"name", "identity", "examples"}:
+        raise ValueError("a member is not a name, an identity and a number of examples")
+    count = fields["examples"]
+    if count is not None and (type(count) is not int or count < 1):
+        raise ValueError(f"a member has {count!r:.40} examples")
+    return Member(_text(fields["name"]), _key(fields["identity"]), count)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip() or len(value) > 1000:
+        raise ValueError(f"{value!r:.40} is no name")
+    return value
+
+
+def _label(value: Any) -> int | str:
+    if type(value) not in (int, str):
+        raise ValueError(f"{value!r:.40} is no label")
+    return value  # type: ignore[no-any-return]
+
+
+def _list(value: Any) -> Sequence[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{value!r:.40} is no list")
+    return value
+
+
+def _key(value: Any) -> bytes:
+    key = bytes.fromhex(value)
+    if len(key) != 32:
+        raise ValueError(f"a public key has 32 bytes, and this one {len(key)}")
+    return key
+
+
+_PURPOSE = "charter"
