@@ -27,6 +27,7 @@ from protocols.errors import ParameterError
 from protocols.keys import registry_digest
 
 PROTOCOL = 2
+_TITLE = b"secure-fed/session"
 SERVER = 2**32 - 1  # the server's number; clients have smaller ones
 WORDS = (32, 64)
 _SMALL, _LARGE = 2**32 - 1, 2**64 - 1  # the largest numbers that the session's encoding has room for
@@ -81,13 +82,55 @@ class Parameters:
         run = self.run.encode()
         numbers = (self.neighbours, self.threshold, self.survivors, int(self.active), self.partners)
         parts = (
-            b"secure-fed/session",
+            _TITLE,
             struct.pack("<II", PROTOCOL, len(run)) + run,
             struct.pack("<Q", self.round) + self.layout + struct.pack("<II", self.length, self.bits),
             struct.pack(f"<I{len(self.clients)}I", len(self.clients), *self.clients),
             struct.pack("<5IQ", *numbers, self.bound) + self.registry,
         )
         return b"".join(parts)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Parameters:
+        """The inverse of `to_bytes`; ParameterError of anything that is not the bytes of usable parameters."""
+        try:
+            found = cls._read(memoryview(data))
+        except (struct.error, UnicodeDecodeError, IndexError) as error:
+            raise ParameterError(f"the session's parameters cannot be read: {error}") from error
+        if found.to_bytes() != data:
+            raise ParameterError("the session's parameters cannot be read: they are not of this version, or too long")
+        return found
+
+    @classmethod
+    def _read(cls, data: memoryview) -> Parameters:
+        at = len(_TITLE)
+        _, size = struct.unpack_from("<II", data, at)
+        run = bytes(data[at + 8 : at + 8 + size]).decode()
+        at += 8 + size
+        (round_,) = struct.unpack_from("<Q", data, at)
+        layout = bytes(data[at + 8 : at + 40])
+        length, bits, count = struct.unpack_from("<III", data, at + 40)
+        at += 52
+        if 4 * count > len(data) - at:  # before a table of that size is made
+            raise ParameterError(f"the session's parameters cannot be read: they lack {count} clients")
+        clients = struct.unpack_from(f"<{count}I", data, at)
+        neighbours, threshold, survivors, active, partners, bound = struct.unpack_from("<5IQ", data, at + 4 * count)
+        registry = bytes(data[at + 4 * count + 28 :])
+        return cls(
+            run=run,
+            round=round_,
+            layout=layout,
+            length=length,
+            bits=bits,
+            clients=clients,
+            neighbours=neighbours,
+            threshold=threshold,
+            survivors=survivors,
+            active=bool(active),
+            bound=bound,
+            registry=registry,
+            partners=partners,
+        )
 
     @property
     def complete(self) -> bool:

@@ -12,7 +12,7 @@ from protocols.client import Client
 from protocols.keys import Identity
 from protocols.masking import Words
 from protocols.parameters import Parameters, Policy
-from protocols.record import InMemory
+from protocols.record import InMemory, Sessions
 
 Message = bytes | bytearray
 
@@ -52,6 +52,16 @@ class Players(Protocol):
 
     def client(self, parameters: Parameters, me: int, policy: Policy, identity: Identity | None) -> Played:
         """`client.Client` of a session, in its first step at the latest."""
+
+
+@dataclass(frozen=True)
+class OneClient:
+    """The one client of this machine, which keeps its record of opened sessions where it says: on disk, if it may restart."""
+
+    sessions: Sessions
+
+    def client(self, parameters: Parameters, me: int, policy: Policy, identity: Identity | None) -> Client:
+        return Client(parameters, me, policy, identity=identity, sessions=self.sessions)
 
 
 @dataclass

@@ -26,7 +26,18 @@ from secure_fed.errors import SecureFedError, UsageError
 
 MOST_BYTES = 16_000_000  # some 100,000 members
 SCHEMA = 1
-_FIELDS = ("schema", "name", "run", "version", "config", "labels", "label_names", "model_digest", "members", "coordinator")
+_FIELDS = (
+    "schema",
+    "name",
+    "run",
+    "version",
+    "config",
+    "labels",
+    "label_names",
+    "model_digest",
+    "members",
+    "coordinator",
+)
 
 
 class CharterError(UsageError):
@@ -35,7 +46,7 @@ class CharterError(UsageError):
 
 @dataclass(frozen=True)
 class Member:
-    """A member of a federation. identity: its public Ed25519 key. examples: how many it has, where the guarantee counts them."""
+    """A member of a federation. identity: its public key. examples: how many it has, where the guarantee counts them."""
 
     name: str
     identity: bytes
@@ -120,9 +131,7 @@ class Charter:
         return json.dumps(self._fields(), sort_keys=True, separators=(",", ":")).encode()
 
     def _fields(self) -> dict[str, Any]:
-        members = [
-            {"name": one.name, "identity": one.identity.hex(), "examples": one.examples} for one in self.members
-        ]
+        members = [{"name": one.name, "identity": one.identity.hex(), "examples": one.examples} for one in self.members]
         return {
             "schema": SCHEMA,
             "name": self.name,
@@ -142,7 +151,7 @@ class Charter:
             raise CharterError("the charter is damaged: it is not an object")
         if fields.get("version") != __version__ or fields.get("schema") != SCHEMA:
             raise CharterError(
-                f"the charter is of secure-fed {str(fields.get('version')):.40}, and this is {__version__}: all parties of a "
+                f"the charter is of secure-fed {fields.get('version')!s:.40}, and this is {__version__}: all parties of a "
                 "federation run one version"
             )
         if set(fields) != set(_FIELDS):

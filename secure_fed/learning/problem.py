@@ -40,7 +40,8 @@ class Problem:
     groups: for every client, whose each example is, if the data say so. facts: what the run directory records about data and
     clients. data_digest, unit_digest: plain digests of the data before rows are held out, and of which rows belong to which
     unit that privacy protects, for a ledger; they confirm guesses about rows, so they stay in memory. warning: what the user
-    should hear before training starts, if anything.
+    should hear before training starts, if anything. sizes: the number of each client's units, where most clients' examples are
+    on other machines and `train` has none of theirs.
     """
 
     model: nn.Module
@@ -58,6 +59,7 @@ class Problem:
     data_digest: str = ""
     unit_digest: str = ""
     warning: str = ""
+    sizes: Sequence[int] | None = None
 
     @property
     def lazy(self) -> bool:
@@ -65,8 +67,15 @@ class Problem:
         return is_lazy(self.train)
 
     @property
+    def here(self) -> Sequence[Sequence[Any]]:
+        """The clients' examples that are on this machine; the test set where there are none."""
+        return self.train if self.sizes is None else [own for own in self.train if len(own)] or [self.test]
+
+    @property
     def units(self) -> Sequence[int]:
         """The number of each client's examples, or of its groups of them."""
+        if self.sizes is not None:
+            return self.sizes
         if self.lazy:
             return Sizes(self.train)
         return [len(own) for own in self.train] if self.groups is None else [len(set(own)) for own in self.groups]

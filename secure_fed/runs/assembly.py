@@ -30,7 +30,7 @@ from secure_fed.rounds.charges import Charges, charges_nothing
 from secure_fed.rounds.client import Client, ClientSetup
 from secure_fed.rounds.cohort import cohort_sampler, phantom_sampler, vacancies, with_phantoms
 from secure_fed.rounds.diagnostics.watch import Watch, watch
-from secure_fed.rounds.masked.wiring import Masks, behind_masks, in_process
+from secure_fed.rounds.masked.wiring import Elsewhere, Masks, behind_masks, in_process
 from secure_fed.rounds.personal import personal_names
 from secure_fed.rounds.phantom_clients import Phantom, Turns, phantom_clients, phantom_examples
 from secure_fed.rounds.phantom_scores import PhantomScores
@@ -89,10 +89,12 @@ def assemble(
     whole: Problem,
     entropy: Entropy | None = None,
     mechanism: Callable[[float], Mechanism] | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> Assembly:
     """The federation of a configuration over a problem; whole: with everybody's examples. Refuses what cannot run together.
 
-    mechanism: of the user's own, made of a noise multiplier.
+    mechanism: of the user's own, made of a noise multiplier. elsewhere: of a federation whose clients are on machines of their
+    own, with the examples of this one's.
     """
     data_pool, problem = hold_out(config, whole)
     base_digest = digest_of(problem.model, problem.head)  # before the method changes any of it
@@ -110,7 +112,7 @@ def assemble(
     problem = _with_phantoms_noted(problem, pool)
     initial = State(tensors, clip_norm=protection.clip_norm)
     require_steady(protection, method, initial, config.federation.rounds)
-    require_protectable(protection, objective, problem.train, problem.collate, plan, tensors, config.training)
+    require_protectable(protection, objective, problem.here, problem.collate, plan, tensors, config.training)
     watched = watch(config, method, tensors, objective, problem.collate, problem.loss, problem.test)
     charges = Charges()
     attendance = _attendance(config, protection, sampler)
@@ -122,8 +124,9 @@ def assemble(
     everybody = Joined(clients, beside) if isinstance(clients, Registered) else [*clients, *beside]
     drawn = with_phantoms(sampler, len(beside))
     order = sampler if isinstance(sampler, PublicOrder) else None
+    beside_sampler, device = open_server.phantoms, objective.device
     masks = behind_masks(
-        config, protection, drawn, everybody, method, tensors, personal, objective.device, order, open_server.phantoms
+        config, protection, drawn, everybody, method, tensors, personal, device, order, beside_sampler, elsewhere
     )
     summing = masks.sums if masks else open_server.summing
     server = replace(open_server, summing=summing, scoring=_scoring(config, pool, setup, turns))

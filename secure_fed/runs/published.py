@@ -43,6 +43,7 @@ FACTS: Table = {
     "test": {"from": SETTINGS, "rows": TEST},
     "privacy": SETTINGS,
     "phantoms": SETTINGS,
+    "charter": SETTINGS,
     "model_digest": SETTINGS,
     "versions": SETTINGS,
     "data_digest": WITHHELD,

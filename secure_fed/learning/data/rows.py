@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from secure_fed.config import DataConfig
 from secure_fed.learning.data.files import Table
+from secure_fed.learning.data.labels import Vocabulary
 
 Texts = tuple[list[Any], list[Any] | None]  # the first input of every row, and the second where the task has one
 
@@ -82,3 +83,10 @@ class Reads(Protocol):
 
     def read(self, train: Sequence[Table], test: Sequence[Table]) -> tuple[Rows, Rows]:
         """Inputs and labels of both, one table after the other; the classes are those of `train`."""
+
+
+class OfClasses(Reads, Protocol):
+    """The part of a task that reads rows of given classes."""
+
+    def rows(self, tables: Sequence[Table], classes: Vocabulary) -> Rows:
+        """Inputs and labels of the tables, whose classes are known."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from secure_fed.errors import DataError, plainly
 from secure_fed.learning.data import files, hub
 from secure_fed.learning.data.files import Table
 from secure_fed.learning.data.holdout import HELD_OUT, Indices, at_random, each_by_itself, whole_clients
-from secure_fed.learning.data.rows import Reads, Rows
+from secure_fed.learning.data.labels import Vocabulary
+from secure_fed.learning.data.rows import OfClasses, Reads, Rows
 from secure_fed.learning.data.texts import require_some
 
 GENERATED, SPLIT, FILES = "generated", "test split of the data", "data.test"
@@ -66,6 +68,33 @@ def load(data: DataConfig, task: Reads, *, seed: int, group: str = "", unit: str
     tables = _from_files(data, paths, test_paths, wanted) if paths else _from_name(data, wanted, task.columns.label)
     source = _source(data, task, tables, (unit, seed), group)
     return replace(source, tested=FILES) if test_paths else source
+
+
+def of_known_classes(
+    task: OfClasses, paths: Sequence[Path], classes: Vocabulary, setting: str, group: str = ""
+) -> Rows:
+    """The rows of files of one party, which does not see the other parties' labels: the classes are given."""
+    tables = of_one_party(task, paths, setting, group)
+    rows = task.rows(tables, classes)
+    return replace(rows, group=_keys(tables, group, "privacy.group_column")) if group else rows
+
+
+def of_one_party(task: Reads, paths: Sequence[Path], setting: str, group: str = "") -> list[Table]:
+    """The tables of one party's files.
+
+    A folder stands for its files called train, where the setting is data.train, and else for those of its test split.
+    """
+    split = partial(files.split_files, split="train") if setting == "data.train" else _test_files
+    found = [file for path in paths for file in (split(path) if path.is_dir() else [path])]
+    tables = [files.read(path, _wanted(task, group), setting) for path in found]
+    if not any(map(len, tables)):
+        places = ", ".join(map(str, paths)) or "nothing"
+        raise DataError(f"{places} holds no examples; set {setting} to a file or a folder that does")
+    for table in tables:
+        require_some(table, task.columns.text, "data.text")
+        if task.columns.text_b:
+            require_some(table, task.columns.text_b, "data.text_b")
+    return tables
 
 
 def generated(data: DataConfig) -> bool:

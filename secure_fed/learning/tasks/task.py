@@ -81,9 +81,10 @@ class Task(ABC):
     def read(self, train: Sequence[Table], test: Sequence[Table]) -> tuple[Rows, Rows]:
         """Inputs and labels of both, one table after the other; the classes are those of `train`."""
         classes = self.classes(train)
-        return self._rows(train, classes), self._rows(test, classes)
+        return self.rows(train, classes), self.rows(test, classes)
 
-    def _rows(self, tables: Sequence[Table], classes: Vocabulary) -> Rows:
+    def rows(self, tables: Sequence[Table], classes: Vocabulary) -> Rows:
+        """Inputs and labels of the tables, whose classes are known."""
         first, second = self.texts(tables)
         labels = tuple(self.labels(tables, classes))
         return Rows(tuple(first), labels, classes.names, None if second is None else tuple(second))

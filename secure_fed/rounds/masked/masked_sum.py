@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -53,7 +54,7 @@ class MaskedSum:
     clients: the number of participants. If coins draw the cohort, other clients fill it up to a public number (`Terms.invited`)
     and contribute zeros, so that neither the sum nor whether there is one depends on how many the coins drew. barred: clients
     that dealt wrong shares, which are not invited again in this run. during: entered for each session, by its number, and left
-    when it ends, however it ends.
+    when it ends, however it ends. loses_aborted: a session that ends without a sum costs its round, and not the run.
     """
 
     terms: Terms
@@ -62,7 +63,14 @@ class MaskedSum:
     device: torch.device
     during: Callable[[bytes], AbstractContextManager[object]] = nullcontext
     barred: set[int] = field(default_factory=set)
+    loses_aborted: bool = False
     _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    @classmethod
+    def resumable(cls, terms: Terms, clients: int, clock: Clock, device: torch.device) -> MaskedSum:
+        """The sums of clients that outlive the server's process, which has no number twice, restarted or not."""
+        numbers = itertools.count(secrets.randbits(62))
+        return cls(terms, clients, clock, device, loses_aborted=True, _numbers=numbers)
 
     def gather(self, cohort: Sequence[int], request: Request, layout: Layout, transport: Transport) -> Intake:
         """The sum over the clients that stayed. RoundLost if one dealt wrong shares, or vanished between passes."""
@@ -79,6 +87,10 @@ class MaskedSum:
                 list(rejected),
                 error.client,
             ) from error
+        except Aborted as error:
+            if not self.loses_aborted:
+                raise
+            raise RoundLost(str(error), spent, list(rejected)) from error
         finally:
             spent.client_seconds = self.clock.seconds - before
 

@@ -27,17 +27,27 @@ FEWEST = 3  # in a sum of two, each client can subtract its own contribution
 
 @dataclass(frozen=True)
 class Registry:
-    """The identity keys of a simulated federation's clients, whose public halves everybody knows."""
+    """The identity keys of a federation's clients, whose public halves everybody knows.
+
+    known: the public keys, where clients are on machines of their own, and own: the keys of those on this machine. Without them
+    all keys are made here, as for a simulation.
+    """
 
     clients: int
+    known: Mapping[int, bytes] | None = None
+    own: Mapping[int, Identity] = field(default_factory=dict)
 
     @cached_property
-    def identities(self) -> tuple[Identity, ...]:
-        return tuple(Identity.new() for _ in range(self.clients))
+    def identities(self) -> tuple[Identity | None, ...]:
+        """Each client's key, None for those of other machines."""
+        made = (Identity.new() if self.known is None else self.own.get(client) for client in range(self.clients))
+        return tuple(made)
 
     @cached_property
     def public(self) -> Mapping[int, bytes]:
-        return {client: identity.public for client, identity in enumerate(self.identities)}
+        if self.known is not None:
+            return self.known
+        return {client: identity.public for client, identity in enumerate(self.identities) if identity}
 
 
 @dataclass(frozen=True)

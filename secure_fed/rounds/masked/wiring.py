@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,6 +68,19 @@ class Masks:
 
 
 @dataclass(frozen=True)
+class Elsewhere:
+    """The masks of a federation whose clients are on machines of their own, as this machine knows them.
+
+    run: the identifier of the run, which all agree on. registry: everybody's public keys, and those of this machine. players:
+    keep the record of the sessions that this machine's client opened.
+    """
+
+    run: str
+    registry: Registry
+    players: Players
+
+
+@dataclass(frozen=True)
 class Spread:
     """Has the processes begin the answers of some masked clients, after `training` has trained them."""
 
@@ -92,10 +106,12 @@ def behind_masks(
     device: torch.device,
     order: PublicOrder | None = None,
     beside: Sampler | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> Masks | None:
     """The masks that `secure_aggregation` asks for; None if it is not enabled. Refuses a federation that is too small.
 
-    order: in which clients take part, if that is public. beside: the sampler of a round's phantoms.
+    order: in which clients take part, if that is public. beside: the sampler of a round's phantoms. elsewhere: of clients that
+    are not all on this machine.
     """
     settings, federation = config.secure_aggregation, config.federation
     if not settings.enabled:
@@ -109,9 +125,10 @@ def behind_masks(
         len(clients) if protection.hidden else sampler.most,
         isinstance(sampler, Poisson) and sampler.rate < 1 and not protection.hidden,
         float(settings.most_examples) if by_examples else 1.0,
-        Registry(len(clients)) if settings.active else None,
+        (elsewhere.registry if elsewhere else Registry(len(clients))) if settings.active else None,
         real,
         order,
+        elsewhere.run if elsewhere else uuid.uuid4().hex,
     )
     terms.require_feasible()
     if order is not None:
@@ -121,6 +138,9 @@ def behind_masks(
     coin = sampler.rate if protection.hidden else None
     fails = federation.nonfinite == "fail"
     rounds = ExpectedRounds(method, initial, terms, personal)
+    if elsewhere:
+        behind = masked_clients(clients, rounds, clock, coin, elsewhere.players, fails_nonfinite=fails)
+        return Masks(behind, MaskedSum.resumable(terms, len(clients), clock, device))
     together = OneProcess()  # both sides are made here, so all clients are of this process
     workers = Workers() if _worth_workers(config, terms) else None
     players: Players = workers or Here(together)

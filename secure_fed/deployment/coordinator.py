@@ -1,0 +1,138 @@
+"""The coordinator: a run without anybody's data, its rounds carried to the nodes.
+
+It is the run of a simulation, by the same engine, with the same directory, budget and report. What differs:
+
+- its transport is `links.Links`;
+- before a round begins it waits until enough members can be reached (`Settings.wait`);
+- a round that was begun and not finished is lost, whatever interrupted it, and never begun again: its members have trained for
+  it and refuse a second time. So a coordinator that is killed goes on with the next round.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from protocols.players import Here
+from secure_fed.deployment.home import CoordinatorHome
+from secure_fed.deployment.links import Carrier, Links
+from secure_fed.deployment.problem import of_coordinator
+from secure_fed.errors import ModelError, TrainingError
+from secure_fed.methods import build
+from secure_fed.report.page import write_report
+from secure_fed.rounds.charges import TurnPassed
+from secure_fed.rounds.masked.terms import Registry
+from secure_fed.rounds.masked.wiring import Elsewhere
+from secure_fed.rounds.record import Record
+from secure_fed.runs.assembly import Assembly, assemble
+from secure_fed.runs.directory import CONFIG
+from secure_fed.runs.durable import atomic_write
+from secure_fed.runs.run import Result, run
+
+
+@dataclass(frozen=True)
+class Settings:
+    """deadline: the seconds that a stage of a round may take. wait: for members, before a round begins. too_few: what happens
+    to a round for which too few members can be reached after that: "wait" ends the run, to be gone on with; "lose" goes on with
+    the next round.
+    """
+
+    deadline: float = 600.0
+    wait: float = 3600.0
+    too_few: str = "wait"
+
+
+def assembled(home: CoordinatorHome) -> Assembly:
+    """The federation of the coordinator's charter, with its test set and nobody's examples."""
+    charter = home.charter
+    config = home.configured(charter.config)
+    registry = Registry(len(charter.members), charter.identities)
+    problem = of_coordinator(charter, config, home.test)
+    assembly = assemble(config, build(config), problem, elsewhere=Elsewhere(charter.run, registry, Here()))
+    if assembly.base_digest != charter.model_digest:
+        raise ModelError(
+            f"the base model {config.model.name} is not the one that the federation was founded with: found it again, with "
+            "`secure-fed coordinator found`"
+        )
+    return assembly
+
+
+def conduct(folder: Path, carrier: Carrier, settings: Settings, say: Callable[[str], None]) -> Result:
+    """Run the federation whose charter is in this folder, or go on with it, to its end."""
+    home = CoordinatorHome.load(folder)
+    assembly = assembled(home)
+    place = folder / RUN
+    links = Links(carrier, home.charter, home.identity, settings.deadline, say)
+    gate = Gate(assembly, links, settings, folder / BEGUN)
+    conducted = replace(assembly, transport=links, server=replace(assembly.server, charge=gate.charge), attendance=None)
+    rounds = assembly.config.federation.rounds
+
+    def notify(event: str, *news: Any) -> None:
+        if event == "on_round_end":
+            say(line_of(news[0], rounds))
+
+    result = run(conducted, place, resume=(place / CONFIG).exists(), notify=notify)
+    links.end()
+    say(f"report: {write_report(place)}")
+    return result
+
+
+@dataclass
+class Gate:
+    """Lets a round begin once: when enough members can be reached, and if no earlier process has begun it.
+
+    file: the number of rounds begun, durable before any member is asked. Without it a coordinator that is killed in a round
+    would ask for the same round again. The members refuse that, and if some did not, two sums over different members would
+    tell their contributions.
+    """
+
+    assembly: Assembly
+    links: Links
+    settings: Settings
+    file: Path
+    _own: int = -1
+
+    def charge(self, round_: int, pass_name: str) -> None:
+        """`Server.charge`, at the gate. TurnPassed if the round cannot be begun and is lost."""
+        if round_ != self._own:
+            if round_ < self._begun():
+                raise TurnPassed(f"round {round_ + 1} was interrupted, and its members have trained for it")
+            self._wait(round_)
+        self.assembly.server.charge(round_, pass_name)
+        if round_ != self._own:
+            atomic_write(self.file, struct.pack("<I", round_ + 1), private=True)
+            self._own = round_
+
+    def _begun(self) -> int:
+        return int(struct.unpack("<I", self.file.read_bytes())[0]) if self.file.exists() else 0
+
+    def _wait(self, round_: int) -> None:
+        wanted = self.assembly.server.draw(round_)
+        least = self.assembly.masks.sums.terms.least(len(wanted)) if self.assembly.masks else 1
+        settings = self.settings
+        if self.links.await_members(wanted, least, settings.wait):
+            return
+        few = f"{least} of the {len(wanted)} members of round {round_ + 1} were not there after {settings.wait:g} s"
+        if settings.too_few == "lose":
+            raise TurnPassed(few)
+        raise TrainingError(
+            f"{few}: run again, which goes on from here, once they are; or raise wait, or set too-few to lose"
+        )
+
+
+def line_of(record: Record, rounds: int) -> str:
+    """A finished round in one line."""
+    found = [f"round {record['round']}/{rounds}"]
+    if record.get("lost"):
+        return f"{found[0]}: lost, {record['lost']}"
+    found += [f"accuracy {100 * record['accuracy']:.1f} %"] if record.get("accuracy") is not None else []
+    found += [f"loss {record['loss']:.3f}"] if record.get("loss") is not None else []
+    if "masked" in record and record["masked"].get("survivors") is not None:
+        found.append(f"{record['masked']['survivors']} of {record['cohort']} members in the sum")
+    return ", ".join([*found, f"{record['bytes_up'] / 1e6:.1f} MB up", f"{record['seconds']:.0f} s"])
+
+
+RUN, BEGUN = "run", "begun"

@@ -1,0 +1,137 @@
+"""Founding a federation: the coordinator puts a configuration and the members' cards into one charter, and signs it."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from secure_fed.config import RunConfig
+from secure_fed.deployment.charter import Charter, Member
+from secure_fed.deployment.home import CHARTER, COORDINATOR, HomeError, load_coordinator_key
+from secure_fed.errors import ConfigError
+from secure_fed.learning import tasks
+from secure_fed.learning.data import sources
+from secure_fed.learning.models.loading import digest_of, head_of, load
+from secure_fed.runs.durable import atomic_write
+
+MEMBERS = "the files of each member"  # data.train of a charter: nobody's path
+
+
+def found(folder: Path, config: RunConfig, members: Sequence[Member], name: str) -> Charter:
+    """Write and sign the charter of a new federation in the coordinator's folder. An earlier run there is refused.
+
+    config: as for a simulation. Of its data, the test set is the coordinator's; the members' training data are their own, and
+    which classes there are is read from the test set.
+    """
+    identity = load_coordinator_key(folder)
+    if (folder / "run").exists():
+        raise HomeError(
+            f"{folder} holds the run of a federation: found a new one in another folder, or move {folder / 'run'}"
+        )
+    task = tasks.build(config.data)
+    test = [config.data.test] if isinstance(config.data.test, str) else list(config.data.test)
+    if not any(test):
+        raise ConfigError("data.test is not set: the coordinator has no other data, so name its test set").about(
+            "data.test", "", "a file of the coordinator"
+        )
+    paths = [Path(one).expanduser().absolute() for one in test]
+    classes = task.classes(sources.of_one_party(task, paths, "data.test"))
+    terms = agreed(config, members)
+    loaded = load(terms.model, task, classes.names, terms.federation.seed)
+    head = head_of(loaded.model, loaded.head, terms.method.modules_to_save)
+    charter = Charter(
+        name=name,
+        run=uuid.uuid4().hex,
+        config=terms,
+        labels=classes.values,
+        label_names=classes.names,
+        model_digest=digest_of(loaded.model, head),
+        members=tuple(members),
+        coordinator=identity.public,
+    )
+    own = f"[coordinator]\ntest = {json.dumps(list(map(str, paths)))}\nledger = {json.dumps(config.privacy.ledger)}\n"
+    atomic_write(folder / COORDINATOR, own, private=True)
+    (folder / "begun").unlink(missing_ok=True)
+    atomic_write(folder / CHARTER, charter.signed(identity))
+    return charter
+
+
+def agreed(config: RunConfig, members: Sequence[Member]) -> RunConfig:
+    """The settings that all parties share, without anybody's paths. Refuses those that need all data on one machine."""
+    _require_deployable(config, members)
+    own = {
+        ("data", "train"): MEMBERS,
+        ("data", "test"): "",
+        ("federation", "clients"): None,
+        ("privacy", "ledger"): "",
+        ("privacy", "ledger_heads"): "",
+        ("evaluation", "audit_fraction"): 0.0,
+        ("evaluation", "phantoms"): None if config.privacy.unit == "none" else 0,
+        ("evaluation", "tensorboard"): False,
+        ("model", "device"): "cpu",
+    }
+    return config.replace(own)
+
+
+def _require_deployable(config: RunConfig, members: Sequence[Member]) -> None:
+    federation, evaluation, unit = config.federation, config.evaluation, config.privacy.unit
+    for setting, value, refused, why, limit in (
+        (
+            "federation.sampling",
+            federation.sampling,
+            federation.sampling == "poisson",
+            "is by secret coins, and whoever runs or watches the machines sees whom they choose",
+            "'schedule' or 'fixed'",
+        ),
+        (
+            "federation.vanishing",
+            federation.vanishing,
+            federation.vanishing > 0,
+            "makes clients of a simulation vanish",
+            "0",
+        ),
+        (
+            "evaluation.per_client",
+            evaluation.per_client,
+            evaluation.per_client,
+            "needs the members' examples in one place",
+            "false",
+        ),
+        (
+            "evaluation.canaries",
+            evaluation.canaries,
+            evaluation.canaries != "none",
+            "needs the members' examples in one place",
+            "'none'",
+        ),
+        (
+            "evaluation.diagnostics",
+            list(evaluation.diagnostics),
+            bool(set(evaluation.diagnostics) - {"variation"}),
+            "needs the members' tensors in one place",
+            "[] or ['variation']",
+        ),
+        (
+            "method.personal",
+            config.method.personal,
+            bool(config.method.personal),
+            "is not kept by nodes yet",
+            "not set",
+        ),
+        (
+            "federation.clients",
+            federation.clients,
+            federation.clients not in (None, len(members)),
+            f"is not the {len(members)} cards that are given",
+            "not set",
+        ),
+    ):
+        if refused:
+            raise ConfigError(f"{setting} = {value!r} {why}: set it to {limit}").about(setting, value, limit)
+    if unit in ("example", "group") and (silent := [one.name for one in members if one.examples is None]):
+        raise ConfigError(
+            f"privacy.unit = {unit!r} counts each member's units, and the card of {silent[0]!r} declares none: set units in "
+            "its node.toml, and write its card anew"
+        ).about("privacy.unit", unit, "cards that declare their units")

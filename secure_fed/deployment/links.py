@@ -1,0 +1,159 @@
+"""`Transport` over a carrier: which node is which member, and what is done with what comes back.
+
+Before a round's first stage, and whenever a node is new, the coordinator offers its charter. A node that accepts proves by a
+signature over a fresh number that it has a member's key. So members are found by their keys, wherever and under whatever node
+number they come, and a node that was away and comes back takes part from the next round on.
+
+What a node answers is believed only as far as its signature goes: it is an answer of that member, to this very request.
+Anything else (no answer before the deadline, a refusal, an answer that cannot be read) makes the member absent, and is said in
+one line.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from protocols.keys import Identity
+from secure_fed.deployment import messages, seal
+from secure_fed.deployment.charter import Charter
+from secure_fed.deployment.envelope import Envelope
+from secure_fed.deployment.messages import Accepted, End, Left, Offer, Refusal
+from secure_fed.errors import SecureFedError
+from secure_fed.rounds.transport import Reply, Staged
+
+
+class Carrier(Protocol):
+    """Carries envelopes to nodes, which it knows by numbers, and their answers back."""
+
+    def nodes(self) -> set[int]:
+        """The nodes that can be reached now."""
+
+    def exchange(self, envelopes: Mapping[int, Envelope], seconds: float) -> Iterator[tuple[int, Envelope]]:
+        """The answers as they come, until all are there or the time is over."""
+
+
+@dataclass
+class Links:
+    """The members that can be reached. deadline: the seconds that a stage may take. say: told in one line what goes wrong.
+
+    bytes_up, bytes_down: that envelopes had.
+    """
+
+    carrier: Carrier
+    charter: Charter
+    identity: Identity
+    deadline: float
+    say: Callable[[str], None]
+    _node: dict[int, int] = field(default_factory=dict)
+    _refused: set[int] = field(default_factory=set)
+
+    @property
+    def present(self) -> frozenset[int]:
+        """The members that can be reached, after `greet`."""
+        return frozenset(self._node)
+
+    def greet(self) -> None:
+        """Find out which members the nodes are that came since."""
+        there = self.carrier.nodes()
+        self._node = {member: node for member, node in self._node.items() if node in there}
+        new = there - set(self._node.values()) - self._refused
+        if not new:
+            return
+        text = self.charter.signed(self.identity)
+        offers = {node: Offer(text, node, secrets.token_bytes(32)) for node in new}
+        asked = {node: self._sealed(messages.encode(offer)) for node, offer in offers.items()}
+        for node, envelope in self.carrier.exchange(asked, self.deadline):
+            self._welcome(node, offers[node], envelope)
+
+    def exchange(self, requests: Mapping[int, Any]) -> Iterator[Any]:
+        """The answers of the members that give one before the deadline."""
+        member_of = {self._node[member]: member for member in requests if member in self._node}
+        asked = {node: self._sealed(messages.encode(requests[member])) for node, member in member_of.items()}
+        for node, envelope in self.carrier.exchange(asked, self.deadline):
+            if node in asked and (answer := self._answer(member_of.pop(node, None), asked[node], envelope)) is not None:
+                yield answer
+        for node, member in member_of.items():
+            self.say(f"{self._name(member)} did not answer in {self.deadline:g} s")
+            self._node.pop(member, None) if node not in self.carrier.nodes() else None
+
+    def end(self) -> None:
+        """Tell everybody that the run is over; a node that does not hear it forgets the run with its process."""
+        goodbye = {node: self._sealed(messages.encode(End())) for node in self._node.values()}
+        for _ in self.carrier.exchange(goodbye, min(self.deadline, _GOODBYE)):
+            pass
+
+    def await_members(self, members: Iterable[int], least: int, seconds: float) -> bool:
+        """Wait until so many of these members can be reached, that long at most. Returns whether they can."""
+        wanted, until = set(members), time.monotonic() + seconds
+        said = False
+        while True:
+            self.greet()
+            if len(wanted & self.present) >= least:
+                return True
+            if time.monotonic() >= until:
+                return False
+            if not said:
+                missing = ", ".join(sorted(self._name(one) for one in wanted - self.present)[:8])
+                self.say(f"waiting for {least - len(wanted & self.present)} more of {missing}")
+                said = True
+            time.sleep(_PAUSE)
+
+    def _sealed(self, envelope: Envelope) -> Envelope:
+        return seal.sealed(envelope, self.identity, seal.REQUEST, self.charter.digest)
+
+    def _welcome(self, node: int, offer: Offer, envelope: Envelope) -> None:
+        """Note which member a node is, if it proves it."""
+        try:
+            found = messages.decode(seal.unsealed(envelope))
+        except SecureFedError as error:
+            found = Refusal(type(error).__name__, str(error))
+        if isinstance(found, Accepted) and 0 <= found.member < len(self.charter.members):
+            if offer.accepted_by(self.charter.members[found.member].identity, self.charter.digest, found):
+                if found.member not in self._node:
+                    self.say(f"{self._name(found.member)} is there")
+                self._node[found.member] = node
+                return
+            found = Refusal(
+                "Forged", f"it says that it is {self._name(found.member)}, and does not have that member's key"
+            )
+        self._refused.add(node)
+        sentence = (
+            found.sentence if isinstance(found, Refusal) else "it sent something else than an answer to the charter"
+        )
+        self.say(f"node {node} does not take part: {sentence}")
+
+    def _answer(self, member: int | None, asked: Envelope, envelope: Envelope) -> Any:
+        """The member's answer, None where it has none that can be used."""
+        if member is None:
+            return None
+        public = self.charter.members[member].identity
+        try:
+            if seal.SIGNATURE in envelope.arrays:
+                envelope = seal.opened(envelope, public, seal.ANSWER, self.charter.digest, seal.digest(asked))
+                found = messages.decode(envelope, member)
+            else:  # from somebody on the way, such as the node's relay: it can say what is wrong, and nothing else
+                found = messages.decode(envelope)
+                found = found if isinstance(found, Refusal) else Refusal("Forged", "its answer is not signed")
+        except SecureFedError as error:
+            found = Refusal(type(error).__name__, str(error))
+        if isinstance(found, Staged | Reply):
+            return found
+        if isinstance(found, Left):
+            self.say(
+                f"{self._name(member)} left the round: too few others were there for its contribution to be hidden"
+            )
+        else:
+            why = found.sentence if isinstance(found, Refusal) else "it answered something else than it was asked"
+            self.say(f"{self._name(member)} refuses: {why}")
+        return None
+
+    def _name(self, member: int) -> str:
+        return self.charter.members[member].name
+
+
+_PAUSE = 1.0  # seconds between two looks at who is there
+_GOODBYE = 30.0  # seconds

@@ -1,0 +1,124 @@
+"""A node: it judges every envelope that reaches it, and answers those that its owner, its policy and the protocol admit.
+
+An offer brings a charter. The node accepts it if the coordinator that signed it is one of those whom its owner named, if the
+policy admits its terms, and if model and data are those that it says; then the node proves which member it is. Every other
+envelope has to be signed by that coordinator. What the node answers it signs, together with the request.
+
+Whatever is wrong becomes a refusal of one sentence, which is noted for the owner (`journal`) and sent back. An unexpected error
+is not described to the coordinator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from privacy.entropy import Entropy
+from privacy.errors import PrivacyError
+from protocols.errors import ProtocolError
+from secure_fed.deployment import messages, seal
+from secure_fed.deployment.charter import Charter
+from secure_fed.deployment.envelope import Envelope
+from secure_fed.deployment.home import Home
+from secure_fed.deployment.journal import Journal
+from secure_fed.deployment.messages import Accepted, End, Ended, Left, Message, Offer, Refusal
+from secure_fed.deployment.party import Own, Party
+from secure_fed.deployment.policy import PolicyError, require
+from secure_fed.errors import SecureFedError
+from secure_fed.rounds.transport import Request, Stage
+
+
+class Refused(SecureFedError):  # noqa: N818 - what the node does
+    """The node does not answer this."""
+
+
+@dataclass
+class _Joined:
+    """The federation that this node takes part in now, and what came of the last envelope."""
+
+    charter: Charter
+    party: Party
+
+
+class Node:
+    """What a node answers to whom. One envelope is answered at a time.
+
+    entropy: where noise and coins come from; the operating system, but for tests.
+    """
+
+    def __init__(self, folder: Path, entropy: Entropy | None = None) -> None:
+        self.home = Home.load(folder)
+        self._journal = Journal(folder)
+        self._entropy = entropy
+        self._joined: _Joined | None = None
+
+    def answer(self, envelope: Envelope) -> Envelope:
+        """The answer, signed; a refusal where there is no other. Never an exception of ours."""
+        asked = ""
+        try:
+            asked = messages.kind(envelope)
+            answer, told = (self._offered if asked == "offer" else self._asked)(envelope)
+        except (SecureFedError, PrivacyError, ProtocolError) as error:
+            answer, told = Refusal(type(error).__name__, str(error)), str(error)
+        charter = self._joined.charter if self._joined else None
+        self._journal.note(asked, charter.name if charter else "", told, refused=isinstance(answer, Refusal))
+        return self._sealed(answer, envelope)
+
+    def close(self) -> None:
+        if self._joined:
+            self._joined.party.close()
+            self._joined = None
+
+    def _offered(self, envelope: Envelope) -> tuple[Accepted, str]:
+        """Accept a charter, or refuse it. An offer of the same charter again is accepted without starting anew."""
+        offer = messages.decode(seal.unsealed(envelope))
+        if not isinstance(offer, Offer):
+            raise Refused("an envelope says that it is an offer and is none")
+        charter = Charter.verified(offer.charter)
+        seal.opened(envelope, charter.coordinator, seal.REQUEST, charter.digest)
+        require(self.home.policy, charter)
+        if self._joined is None or self._joined.charter.digest != charter.digest:
+            self._join(charter)
+        number = charter.number(self.home.identity.public)
+        accepted = offer.accepted(self.home.identity, charter.digest, number)
+        return accepted, f"accepted as member {number + 1} of {len(charter.members)}"
+
+    def _join(self, charter: Charter) -> None:
+        """Take part in this federation, and no longer in another."""
+        number = charter.number(self.home.identity.public)
+        if (name := charter.members[number].name) != self.home.name:
+            raise PolicyError(f"the charter calls this node {name!r}, and its own name is {self.home.name!r}")
+        own = Own(
+            self.home.identity,
+            self.home.train,
+            self.home.model,
+            self.home.device,
+            self.home.policy.most_epsilon,
+            self.home.policy.most_delta,
+        )
+        party = Party(charter, own, self.home.federation(charter.digest), self._entropy)
+        self.close()
+        self._joined = _Joined(charter, party)
+
+    def _asked(self, envelope: Envelope) -> tuple[Message, str]:
+        """Answer a request of the federation's server."""
+        if self._joined is None:
+            raise Refused("this node takes part in no federation now: it was started anew, and waits for the charter")
+        charter, party = self._joined.charter, self._joined.party
+        ask = messages.decode(seal.opened(envelope, charter.coordinator, seal.REQUEST, charter.digest))
+        if isinstance(ask, End):
+            self.close()
+            return Ended(), "ended"
+        if not isinstance(ask, Request | Stage):
+            raise Refused(f"the server asks for {messages.kind(envelope)!r:.40}, which a node does not answer")
+        stage = ask.name if isinstance(ask, Stage) else ask.pass_name
+        answer = party.answer(ask)
+        done = "left, since too few others are there" if answer is None else "answered"
+        return Left() if answer is None else answer, f"round {ask.round + 1}, {stage}: {done}"
+
+    def _sealed(self, answer: Message, envelope: Envelope) -> Envelope:
+        bare = messages.encode(answer)
+        if self._joined is None:
+            return bare
+        charter = self._joined.charter.digest
+        return seal.sealed(bare, self.home.identity, seal.ANSWER, charter, seal.digest(envelope))

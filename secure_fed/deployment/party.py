@@ -1,0 +1,126 @@
+"""One member's side of a run, on its own machine: an `Assembly` of the whole federation, of which one client is ever asked.
+
+The member computes every term itself, from the charter and from its own data, as each client of a simulation does. What has to
+outlive the process is in its folder, readable by its owner alone:
+
+    attendance    the rounds that the member took part in: none is taken twice, and none that is not its turn
+    sessions      the sums that it opened shares for: none is opened twice
+    private/      its place in the owner's ledger
+
+Session keys are in memory alone. A process that is killed in the middle of a round forgets them, and the member is missing from
+that round; it takes part in the next.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from privacy.attendance import Attendance
+from privacy.entropy import Entropy
+from privacy.ledger import Ledger
+from privacy.public_order import PublicOrder
+from protocols.keys import Identity
+from protocols.players import OneClient
+from protocols.record import OnDisk
+from secure_fed.config import RunConfig
+from secure_fed.deployment.charter import Charter
+from secure_fed.deployment.problem import of_node
+from secure_fed.errors import ModelError
+from secure_fed.methods import build
+from secure_fed.rounds.masked.terms import Registry
+from secure_fed.rounds.masked.wiring import Elsewhere
+from secure_fed.rounds.transport import Participant, Reply, Request, Stage, Staged
+from secure_fed.runs.assembly import Assembly, assemble
+from secure_fed.runs.budget import opened, require_room
+from secure_fed.runs.budget_terms import Subject
+
+
+@dataclass(frozen=True)
+class Own:
+    """What is a member's own: its key, its data, where the base model is on this machine ("" for the charter's name of it), the
+    device, and the budget of these data over all federations.
+    """
+
+    identity: Identity
+    train: tuple[Path, ...]
+    model: str = ""
+    device: str = "cpu"
+    epsilon: float | None = None
+    delta: float | None = None
+
+
+class Party:
+    """A member of a federation. It answers what the federation's server asks, as a client of a simulation does."""
+
+    def __init__(self, charter: Charter, own: Own, folder: Path, entropy: Entropy | None = None) -> None:
+        self.charter = charter
+        self.number = charter.number(own.identity.public)
+        self._own, self._folder = own, folder
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        config = _here(charter.config, own)
+        problem = of_node(charter, config, self.number, own.train)
+        registry = Registry(len(charter.members), charter.identities, {self.number: own.identity})
+        players = OneClient(OnDisk(folder / "sessions"))
+        elsewhere = Elsewhere(charter.run, registry, players)
+        self.assembly = assemble(config, build(config), problem, entropy, elsewhere=elsewhere)
+        _require_same_model(charter, self.assembly)
+        self._during = ExitStack()
+        self._attendance = self._begun()
+
+    def answer(self, ask: Request | Stage) -> Reply | Staged | None:
+        """The answer to a request, None where too few members are left for this one to stay in the round."""
+        if _trains(ask, self.assembly) and self.assembly.attendance is None:
+            self._attendance.enter(self.number, ask.round)
+        masks = self.assembly.masks
+        participant: Participant = (masks.clients if masks else self.assembly.clients)[self.number]
+        answer: Reply | Staged | None = participant.handle(ask)
+        return answer
+
+    def close(self) -> None:
+        self._during.close()
+
+    def _begun(self) -> Attendance:
+        """Open the member's budget and its memory of the rounds. It has one in every run, so that no round is trained twice."""
+        assembly, config = self.assembly, self.assembly.config
+        if plan := assembly.protection.plan:
+            privacy = replace(config.privacy, ledger=str(self._ledger()), data_set="", on_exhausted="refuse")
+            subject = Subject.of(config, assembly.problem)
+            require_room(privacy, plan, self._folder, subject)
+            assembly.charges.budget = self._during.enter_context(opened(privacy, plan, self._folder, subject))
+            self._during.callback(assembly.charges.close)
+        members = len(self.charter.members)
+        memory = assembly.attendance or Attendance(PublicOrder(members, members), config.federation.rounds)
+        memory.begin(self._folder / "attendance")
+        self._during.callback(memory.end)
+        return memory
+
+    def _ledger(self) -> Path:
+        """The owner's ledger of these data, beside the folders of federations: no server can put it back."""
+        path = self._folder.parent / "budget.sqlite"
+        if not path.exists():
+            Ledger.create(path, data_set="this node", epsilon=self._own.epsilon, delta=self._own.delta)
+            path.chmod(0o600)
+        return path
+
+
+def _here(config: RunConfig, own: Own) -> RunConfig:
+    """The charter's settings with what is this machine's to say."""
+    model = {("model", "name"): own.model} if own.model else {}
+    return config.replace({**model, ("model", "device"): own.device, ("training", "together"): 1})
+
+
+def _trains(ask: Request | Stage, assembly: Assembly) -> bool:
+    """Whether this asks the member to train: it is the first request of a round."""
+    request = ask if isinstance(ask, Request) else ask.request
+    return request is not None and request.pass_name == assembly.method.plan(assembly.initial).passes[0]
+
+
+def _require_same_model(charter: Charter, assembly: Assembly) -> None:
+    if assembly.base_digest != charter.model_digest:
+        raise ModelError(
+            f"the base model {assembly.config.model.name} on this machine has the digest {assembly.base_digest[:16]}..., and "
+            f"the federation's {charter.model_digest[:16]}...: take the same model as the coordinator, and set model in "
+            "node.toml to its folder"
+        )

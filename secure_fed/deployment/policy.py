@@ -1,0 +1,89 @@
+"""A node's policy: the federations that its owner lets it take part in. [policy] of node.toml.
+
+A node judges a charter by it before it looks at its data. No server can change it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from secure_fed.deployment.charter import Charter, fingerprint
+from secure_fed.errors import UsageError
+from secure_fed.rounds.placement import placement_of
+
+SERVER = "server"
+
+
+class PolicyError(UsageError):
+    """A charter that the node's owner does not admit."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the owner admits; an empty list admits everything, but for coordinators.
+
+    coordinators: fingerprints of their keys. privacy: whether every federation needs a guarantee. against_server: whether the
+    guarantee has to hold against the server too. most_epsilon, most_delta: of a federation, and of all of them together in the
+    node's ledger. secure_aggregation, active: what a charter has to enable.
+    """
+
+    coordinators: list[str] = field(default_factory=list)
+    federations: list[str] = field(default_factory=list)
+    methods: list[str] = field(default_factory=list)
+    models: list[str] = field(default_factory=list)
+    privacy: bool = True
+    against_server: bool = False
+    most_epsilon: float = 8.0
+    most_delta: float = 1e-5
+    most_rounds: int = 1000
+    least_cohort: int = 3
+    secure_aggregation: bool = True
+    active: bool = False
+
+
+def require(policy: Policy, charter: Charter) -> None:
+    """PolicyError, in one sentence that names the limit, unless the policy admits the charter's terms."""
+    for sentence in _objections(policy, charter):
+        raise PolicyError(f"the policy in node.toml does not admit the federation {charter.name!r:.80}: {sentence}")
+
+
+def _objections(policy: Policy, charter: Charter) -> Iterator[str]:
+    config = charter.config
+    found = fingerprint(charter.coordinator)
+    if found not in policy.coordinators:
+        yield f"its coordinator {found} is not among coordinators"
+    for name, value, admitted in (
+        ("federations", charter.name, policy.federations),
+        ("methods", config.method.name, policy.methods),
+        ("models", config.model.name, policy.models),
+    ):
+        if admitted and value not in admitted:
+            yield f"{value!r:.80} is not among {name}"
+    cohort = config.federation.cohort or len(charter.members)
+    if min(cohort, len(charter.members)) < policy.least_cohort:
+        yield f"a round has {cohort} members, fewer than least_cohort = {policy.least_cohort}"
+    if config.federation.rounds > policy.most_rounds:
+        yield f"it has {config.federation.rounds} rounds, more than most_rounds = {policy.most_rounds}"
+    masks = config.secure_aggregation
+    if policy.secure_aggregation and not masks.enabled:
+        yield "it has no secure aggregation, and secure_aggregation = true asks for it"
+    if policy.active and not masks.active:
+        yield "its secure aggregation is not active, and active = true asks for it"
+    yield from _of_privacy(policy, charter)
+
+
+def _of_privacy(policy: Policy, charter: Charter) -> Iterator[str]:
+    privacy = charter.config.privacy
+    if privacy.unit == "none":
+        if policy.privacy:
+            yield "it has no differential privacy, and privacy = true asks for it"
+        return
+    if privacy.epsilon is None:
+        yield "it states no epsilon: its configuration has to set privacy.epsilon beside privacy.noise_multiplier"
+    elif privacy.epsilon > policy.most_epsilon:
+        yield f"its epsilon is {privacy.epsilon:g}, above most_epsilon = {policy.most_epsilon:g}"
+    if privacy.delta > policy.most_delta:
+        yield f"its delta is {privacy.delta:g}, above most_delta = {policy.most_delta:g}"
+    if policy.against_server and SERVER not in placement_of(charter.config).holds_against:
+        yield "its guarantee does not hold against the server, and against_server = true asks for it"

@@ -1,0 +1,108 @@
+"""The learning problem of a federation on many machines, as one party has it: the model, and its own examples alone.
+
+A node has its member's training examples, the coordinator a test set. Everything else is the same for all parties, because it
+follows from the charter: the names of the members, how many units each has declared, the classes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from secure_fed.config import RunConfig
+from secure_fed.deployment.charter import Charter
+from secure_fed.errors import DataError
+from secure_fed.learning import tasks
+from secure_fed.learning.data import fingerprint, sources
+from secure_fed.learning.data.labels import Vocabulary
+from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.models.loading import head_of, load
+from secure_fed.learning.problem import Problem
+from secure_fed.learning.tasks.confidence import confidence
+
+_UNKNOWN = 1  # units of a member that declares none; where units are clients nothing counts them
+
+
+def of_node(charter: Charter, config: RunConfig, number: int, train: Sequence[Path]) -> Problem:
+    """The problem with the examples of one member. config: the charter's, with this machine's model folder and device."""
+    group = config.privacy.group_column
+    task = tasks.build(config.data)
+    rows = sources.of_known_classes(task, train, _classes(charter), "data.train", group)
+    _require_declared(charter, config, number, rows)
+    problem = _without_examples(charter, config)
+    own = task.encode(problem.tokenizer, rows, config.model.max_length)
+    everybody: list[Sequence[Any]] = [() for _ in charter.members]
+    everybody[number] = own
+    groups = None
+    if rows.group is not None:
+        groups = [list[str]() for _ in charter.members]
+        groups[number] = list(rows.group)
+    units = [[index] for index in range(len(rows))] if config.privacy.unit == "example" else [list(range(len(rows)))]
+    return replace(
+        problem,
+        train=everybody,
+        groups=groups,
+        data_digest=fingerprint.of_rows(rows),
+        unit_digest=fingerprint.of_units(rows, units),
+    )
+
+
+def of_coordinator(charter: Charter, config: RunConfig, test: Sequence[Path]) -> Problem:
+    """The problem with the coordinator's test set, and nobody's training examples."""
+    task = tasks.build(config.data)
+    rows = sources.of_known_classes(task, test, _classes(charter), "data.test")
+    problem = _without_examples(charter, config)
+    encoded = task.encode(problem.tokenizer, rows, config.model.max_length)
+    tested = {"from": sources.FILES, "rows": len(rows)}
+    return replace(problem, test=encoded, facts={**problem.facts, "test": tested})
+
+
+def _without_examples(charter: Charter, config: RunConfig) -> Problem:
+    task, labels = tasks.build(config.data), charter.label_names
+    loaded = load(config.model, task, labels, config.federation.seed)
+    loss = task.loss(labels)
+    whose: dict[str, Any] = {"kind": "natural", "jensen_shannon": None, "sizes": []}
+    members = hashlib.sha256(charter.digest).hexdigest()
+    return Problem(
+        model=loaded.model,
+        head=head_of(loaded.model, loaded.head, config.method.modules_to_save),
+        train=[() for _ in charter.members],
+        names=[member.name for member in charter.members],
+        test=[],
+        collate=task.collate(loaded.tokenizer),
+        loss=loss,
+        metrics=task.metrics(labels),
+        confidence=confidence(config.data.task, loss),
+        tokenizer=loaded.tokenizer,
+        facts={
+            "task": task.title,
+            "label_names": list(labels),
+            "clients": [member.name for member in charter.members],
+            "partition": whose,
+            "test": {"from": sources.FILES, "rows": None},
+            "charter": charter.digest.hex(),
+        },
+        data_digest=members,
+        unit_digest=members,
+        sizes=[member.examples or _UNKNOWN for member in charter.members],
+    )
+
+
+def _classes(charter: Charter) -> Vocabulary:
+    return Vocabulary(charter.labels, charter.label_names)
+
+
+def _require_declared(charter: Charter, config: RunConfig, number: int, rows: Rows) -> None:
+    """Refuse another number of units than the member declared, where the guarantee counts them."""
+    unit, declared = config.privacy.unit, charter.members[number].examples
+    if unit not in ("example", "group"):
+        return
+    found = len(rows) if unit == "example" else len(set(rows.group or ()))
+    if found != declared:
+        raise DataError(
+            f"this node's card declares {declared} units ({unit}s) and its data has {found}: the guarantee is computed for the "
+            "declared number, so write a new card with the right one, or correct data.train"
+        )
