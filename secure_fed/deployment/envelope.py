@@ -1,12 +1,34 @@
-"""An envelope: the content of one message between the coordinator and a node, before it means anything."""
+"""An envelope: the content of one message between the coordinator and a node, before it means anything.
+
+Its bytes, on the socket between a node's relay and its agent, little-endian:
+
+    header u32 | header | arrays u32 | for each: name u16 | name | dtype u8 | dimensions u8 | each u64 | numbers
+
+Every size is compared with its limit before anything of that size is read or made. Needs no torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import math
+import struct
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
+
+from secure_fed.errors import SecureFedError
+
+MOST_HEADER = 16_000_000  # bytes
+MOST_ARRAYS = 10_000
+MOST_BYTES = 8 * 2**30  # of all arrays together
+_NAME, _DIMENSIONS = 1000, 8
+DTYPES = tuple(map(np.dtype, ("<f4", "<f8", "<f2", "|u1", "<u4", "<u8", "<i2", "<i4", "<i8", "|i1", "|b1", "<u2")))
+
+
+class EnvelopeError(SecureFedError):
+    """Bytes that are no envelope, or one beyond its limits."""
 
 
 @dataclass(frozen=True)
@@ -15,3 +37,86 @@ class Envelope:
 
     header: bytes
     arrays: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+
+
+def refusal(error: str, sentence: str) -> Envelope:
+    """The envelope of a refusal, by whoever carries envelopes."""
+    return Envelope(json.dumps({"kind": "refused", "error": error, "sentence": sentence}).encode())
+
+
+def require_bounded(envelope: Envelope, most: int = MOST_BYTES) -> None:
+    """EnvelopeError for an envelope beyond the limits, or with arrays of another type than `DTYPES`."""
+    _within("a header", len(envelope.header), MOST_HEADER)
+    _within("the number of arrays", len(envelope.arrays), MOST_ARRAYS)
+    _within("all arrays", sum(array.nbytes for array in envelope.arrays.values()), most)
+    for name, array in envelope.arrays.items():
+        _within("the name of an array", len(name.encode()), _NAME)
+        _within("the dimensions of an array", array.ndim, _DIMENSIONS)
+        if array.dtype not in DTYPES:
+            raise EnvelopeError(f"array {name!r:.40} is of type {array.dtype}, which does not travel")
+
+
+def frames(envelope: Envelope) -> Iterator[bytes | memoryview]:
+    """The bytes of an envelope, in parts; numbers are not copied."""
+    require_bounded(envelope)
+    yield struct.pack("<I", len(envelope.header)) + envelope.header + struct.pack("<I", len(envelope.arrays))
+    for name, given in envelope.arrays.items():
+        array, text = np.asarray(given, order="C"), name.encode()
+        shape = struct.pack(f"<BB{array.ndim}Q", DTYPES.index(array.dtype), array.ndim, *array.shape)
+        yield struct.pack("<H", len(text)) + text + shape
+        yield array.reshape(-1).view(np.uint8).data
+
+
+def read(stream: BinaryIO, most: int = MOST_BYTES) -> Envelope:
+    """The next envelope of a stream. EnvelopeError for anything else."""
+    header = _exactly(stream, _within("a header", _number(stream, "<I"), MOST_HEADER))
+    count = _within("the number of arrays", _number(stream, "<I"), MOST_ARRAYS)
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    left = most
+    for _ in range(count):
+        name, array = _array(stream, left)
+        if name in arrays:
+            raise EnvelopeError(f"array {name!r:.40} is there twice")
+        arrays[name] = array
+        left -= array.nbytes
+    return Envelope(header, arrays)
+
+
+def _array(stream: BinaryIO, most: int) -> tuple[str, np.ndarray[Any, Any]]:
+    try:
+        name = _exactly(stream, _within("the name of an array", _number(stream, "<H"), _NAME)).decode()
+    except UnicodeDecodeError as error:
+        raise EnvelopeError("the name of an array is no UTF-8") from error
+    kind, dimensions = struct.unpack("<BB", _exactly(stream, 2))
+    if kind >= len(DTYPES):
+        raise EnvelopeError(f"array {name!r:.40} is of an unknown type")
+    _within("the dimensions of an array", dimensions, _DIMENSIONS)
+    shape = struct.unpack(f"<{dimensions}Q", _exactly(stream, 8 * dimensions))
+    _within("all arrays", math.prod(shape) * DTYPES[kind].itemsize, most)
+    array = np.empty(shape, DTYPES[kind])
+    _into(stream, array.reshape(-1).view(np.uint8).data)
+    return name, array
+
+
+def _within(what: str, found: int, most: int) -> int:
+    if found > most:
+        raise EnvelopeError(f"an envelope is too large: {what}: {found:,}, above {most:,}")
+    return found
+
+
+def _number(stream: BinaryIO, form: str) -> int:
+    return int(struct.unpack(form, _exactly(stream, struct.calcsize(form)))[0])
+
+
+def _exactly(stream: BinaryIO, count: int) -> bytes:
+    content = bytearray(count)
+    _into(stream, memoryview(content))
+    return bytes(content)
+
+
+def _into(stream: BinaryIO, place: memoryview) -> None:
+    while place:
+        count = stream.readinto(place)  # type: ignore[attr-defined]
+        if not count:
+            raise EnvelopeError("an envelope ends before its end")
+        place = place[count:]

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from secure_fed.deployment.charter import Charter, fingerprint
 from secure_fed.errors import UsageError
-from secure_fed.rounds.placement import placement_of
 
 SERVER = "server"
 
@@ -85,5 +84,7 @@ def _of_privacy(policy: Policy, charter: Charter) -> Iterator[str]:
         yield f"its epsilon is {privacy.epsilon:g}, above most_epsilon = {policy.most_epsilon:g}"
     if privacy.delta > policy.most_delta:
         yield f"its delta is {privacy.delta:g}, above most_delta = {policy.most_delta:g}"
+    from secure_fed.rounds.placement import placement_of  # it needs torch, which reading a policy need not wait for
+
     if policy.against_server and SERVER not in placement_of(charter.config).holds_against:
         yield "its guarantee does not hold against the server, and against_server = true asks for it"

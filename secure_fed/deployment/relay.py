@@ -1,0 +1,103 @@
+"""The way from whatever receives messages at a node to the node's agent, over a socket in the node's folder.
+
+Needs no torch and holds no key: a process that carries messages may be started for each of them, by code that others deliver.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from secure_fed.deployment.envelope import Envelope, EnvelopeError, frames, read, refusal
+
+SOCKET, LOCK, LOG = "agent.sock", "agent.lock", "agent.log"
+_STARTING = 120.0  # seconds until a new agent listens
+_LONGEST = 107  # bytes of a socket's path, by the system
+
+
+class NoAgent(EnvelopeError):  # noqa: N818 - what is missing
+    """The node's agent does not run."""
+
+
+def ask(folder: Path, envelope: Envelope, seconds: float) -> Envelope:
+    """The agent's answer; a refusal if there is none in that time. An agent that does not run is started."""
+    try:
+        return _exchanged(folder, envelope, seconds)
+    except NoAgent:
+        pass
+    except (EnvelopeError, OSError) as error:
+        return refusal("NoAnswer", f"the node's agent gave no answer: {error}")
+    try:
+        started(folder)
+        return _exchanged(folder, envelope, seconds)
+    except (EnvelopeError, OSError) as error:
+        return refusal("NoAgent", f"the node's agent does not answer: {error}")
+
+
+def running(folder: Path) -> bool:
+    """Whether an agent holds this folder."""
+    try:
+        with open(folder / LOCK, "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+
+
+def started(folder: Path) -> None:
+    """Start an agent that outlives this process, and wait until it listens. NoAgent, with a sentence, if it does not."""
+    log = folder / LOG
+    with open(log, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as output:
+        command = [sys.executable, "-m", "secure_fed.deployment.agent", str(folder)]
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+    until = time.monotonic() + _STARTING
+    while time.monotonic() < until:
+        with suppress(OSError), _connected(folder):
+            return
+        if process.poll() is not None and not running(folder):  # one that came second leaves the place to the first
+            raise NoAgent(f"it ended with status {process.returncode}, and {log.name} in its folder says why")
+        time.sleep(0.1)
+    raise NoAgent(f"it did not listen within {_STARTING:g} s, and {log.name} in its folder may say why")
+
+
+def place(folder: Path) -> str:
+    """The path of the agent's socket."""
+    path = str((folder / SOCKET).absolute())
+    if len(os.fsencode(path)) > _LONGEST:
+        raise NoAgent(
+            f"the path {path} is longer than the {_LONGEST} bytes of a socket's: move the folder to a shorter one"
+        )
+    return path
+
+
+def _connected(folder: Path) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        made.connect(place(folder))
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _exchanged(folder: Path, envelope: Envelope, seconds: float) -> Envelope:
+    try:
+        connection = _connected(folder)
+    except (FileNotFoundError, ConnectionRefusedError) as error:
+        raise NoAgent("no agent listens") from error
+    with connection:
+        connection.settimeout(seconds)
+        for part in frames(envelope):
+            connection.sendall(part)
+        with connection.makefile("rb") as stream:
+            return read(stream)
