@@ -142,6 +142,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("runs.run",),
         ("export", "report"),
         ("federation", "deployment"),
+        ("flower",),
         ("commands __main__",),
     ),
     "protocols": (

@@ -18,6 +18,8 @@ from pathlib import Path
 from secure_fed import __version__
 from secure_fed.commands import budget as budget_commands
 from secure_fed.commands import compare as compare_command
+from secure_fed.commands import coordinator as coordinator_commands
+from secure_fed.commands import node as node_commands
 from secure_fed.commands import secagg as secagg_command
 from secure_fed.config import RunConfig, commented_toml
 from secure_fed.errors import ConfigError, RunDirectoryError, StorageError, plainly, reported
@@ -47,6 +49,10 @@ def _parser() -> argparse.ArgumentParser:
     init.set_defaults(run=_config_init)
     budget = "privacy: plan what it costs, and keep its ledgers"
     budget_commands.add_parsers(commands.add_parser("budget", help=budget, description=budget))
+    node = "many machines: a node, which holds one member's data"
+    node_commands.add_parsers(commands.add_parser("node", help=node, description=node))
+    coordinator = "many machines: the coordinator, which founds a federation"
+    coordinator_commands.add_parsers(commands.add_parser("coordinator", help=coordinator, description=coordinator))
     secagg = "simulate a secure sum: what it costs, who drops out, which lies are noticed"
     simulation = commands.add_parser("secagg", help=secagg, description=secagg, add_help=False)
     simulation.set_defaults(run=secagg_command.run)

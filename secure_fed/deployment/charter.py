@@ -101,6 +101,11 @@ class Charter:
             f"{self.name!r}: send its card.json to the coordinator, which founds the federation again"
         )
 
+    @property
+    def text(self) -> str:
+        """The charter without its signature, as one JSON object."""
+        return self._canonical.decode()
+
     def signed(self, coordinator: Identity) -> bytes:
         """The file, signed. The key has to be the coordinator's."""
         if coordinator.public != self.coordinator:

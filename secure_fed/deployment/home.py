@@ -16,23 +16,28 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 import stat
+import time
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from protocols.keys import Identity, Secret
 from secure_fed.config import RunConfig
+from secure_fed.config.setting import coerced, key
 from secure_fed.deployment.charter import MOST_BYTES, Charter, Member
 from secure_fed.deployment.policy import Policy
-from secure_fed.errors import UsageError, plainly
+from secure_fed.errors import ConfigError, UsageError, plainly
 from secure_fed.runs.durable import atomic_write
 
 NODE, IDENTITY, CARD, FEDERATIONS = "node.toml", "identity.key", "card.json", "federations"
+LEDGER = f"{FEDERATIONS}/budget.sqlite"
 COORDINATOR, COORDINATOR_KEY, CHARTER = "coordinator.toml", "coordinator.key", "charter.json"
 Section = TypeVar("Section")
+_FINGERPRINT = re.compile("[0-9a-f]{4}(-[0-9a-f]{4}){9}")
 
 
 class HomeError(UsageError):
@@ -41,13 +46,15 @@ class HomeError(UsageError):
 
 @dataclass(frozen=True)
 class NodeSection:
-    """[node] of node.toml. units: the number of examples, or of persons, that the card declares; 0 for none."""
+    """[node] of node.toml."""
 
-    name: str = ""
-    train: str | list[str] = ""
-    model: str = ""
-    device: str = "cpu"
-    units: int = 0
+    name: str = key("", "this node's name in federations")
+    train: tuple[str, ...] = key((), "the files of this node's examples; they never leave this machine")
+    model: str = key(
+        "", "a folder with the base model, where it is not found under the name that a federation gives it"
+    )
+    device: str = key("cpu", "where the model computes: cpu, cuda ...")
+    units: int = key(0, "how many examples or persons the data have, for federations that protect these", at_least=0)
 
 
 @dataclass(frozen=True)
@@ -69,8 +76,7 @@ class Home:
         tables = _toml(folder / NODE, "secure-fed node init")
         _known(tables, ("node", "policy"), folder / NODE)
         node = _section(NodeSection, tables.get("node", {}), folder / NODE, "node")
-        named = [node.train] if isinstance(node.train, str) else node.train
-        train = tuple((folder / Path(one).expanduser()).absolute() for one in named if one)
+        train = tuple((folder / Path(one).expanduser()).absolute() for one in node.train)
         if not train or (missing := [path for path in train if not path.exists()]):
             what = f"{missing[0]}, which is not there" if train else "nothing"
             raise HomeError(f"train in {folder / NODE} names {what}: name the file of this node's examples")
@@ -95,12 +101,12 @@ class Home:
 
 @dataclass(frozen=True)
 class CoordinatorSection:
-    """[coordinator] of coordinator.toml. ledger: of the client unit, shared with other runs; empty: one for this run."""
+    """[coordinator] of coordinator.toml."""
 
-    test: str | list[str] = ""
-    model: str = ""
-    device: str = "cpu"
-    ledger: str = ""
+    test: tuple[str, ...] = key((), "the files of the coordinator's test set")
+    model: str = key("", "a folder with the base model, where it is not found under the name that the charter gives it")
+    device: str = key("cpu", "where the model computes: cpu, cuda ...")
+    ledger: str = key("", "a ledger that runs share, where clients are protected; empty: one for this run")
 
 
 @dataclass(frozen=True)
@@ -126,14 +132,56 @@ class CoordinatorHome:
 
     @property
     def test(self) -> tuple[Path, ...]:
-        named = [self.own.test] if isinstance(self.own.test, str) else self.own.test
-        return tuple((self.folder / Path(one).expanduser()).absolute() for one in named if one)
+        return tuple((self.folder / Path(one).expanduser()).absolute() for one in self.own.test)
 
     def configured(self, config: RunConfig) -> RunConfig:
         """The charter's settings with what is this machine's to say."""
         model = {("model", "name"): self.own.model} if self.own.model else {}
         ledger = {("privacy", "ledger"): self.own.ledger} if self.own.ledger else {}
         return config.replace({**model, **ledger, ("model", "device"): self.own.device})
+
+
+def new_node(folder: Path, *, name: str, train: Sequence[str], coordinator: str, units: int = 0) -> Home:
+    """Make a node's folder, with a new identity, a strict policy, and its card."""
+    if missing := [one for one in train if not Path(one).exists()]:
+        raise HomeError(f"{missing[0]} is not there: name the file of this node's examples with --train")
+    if not _FINGERPRINT.fullmatch(coordinator):
+        raise HomeError(f"{coordinator!r:.80} is no fingerprint: `secure-fed coordinator init` prints one")
+    if units < 0 or not name.strip():
+        raise HomeError(f"a node needs a name, and {units} units are none: give --name and --units anew")
+    made(folder, "secure-fed node init")
+    write_key(folder / IDENTITY)
+    node, policy = NodeSection(name, tuple(train), units=units), Policy(coordinators=(coordinator,))
+    atomic_write(folder / NODE, _node_toml(node, policy), private=True)
+    home = Home.load(folder)
+    write_card(home)
+    return home
+
+
+def write_card(home: Home) -> Path:
+    """Write card.json anew."""
+    atomic_write(home.folder / CARD, home.card + "\n")
+    return home.folder / CARD
+
+
+def replace_key(folder: Path) -> Home:
+    """Give a node a new identity. The old key stays, under the time at which it was put aside."""
+    old = folder / IDENTITY
+    _key(old)
+    os.replace(old, old.with_name(f"{IDENTITY}.{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"))
+    write_key(old)
+    home = Home.load(folder)
+    write_card(home)
+    return home
+
+
+def _node_toml(node: NodeSection, policy: Policy) -> str:
+    lines = ["# A node of secure-fed. Its policy is what this node lets others ask of it."]
+    for title, section in (("node", node), ("policy", policy)):
+        lines += ["", f"[{title}]"]
+        for one in fields(section):
+            lines += [f"# {one.metadata['doc']}", f"{one.name} = {json.dumps(getattr(section, one.name))}"]
+    return "\n".join(lines) + "\n"
 
 
 def read_card(path: Path) -> Member:
@@ -215,16 +263,12 @@ def _known(found: Iterable[str], known: Iterable[str], place: Path, section: str
 
 
 def _section(kind: type[Section], table: Any, place: Path, section: str) -> Section:
-    """A section's values, each of the type of its default."""
+    """A section's values, each of the type that it is declared with."""
     if not isinstance(table, Mapping):
         raise HomeError(f"{place} has {section} = {table!r:.40}: write a section [{section}]")
     known = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]
     _known(table, known, place, f"in [{section}] ")
-    usual = kind()
-    for name, value in table.items():
-        default = getattr(usual, name)
-        several = (str, list) if known[name].type == "str | list[str]" else (type(default),)
-        kinds = (int, float) if type(default) is float else several
-        if type(value) not in kinds or (isinstance(value, list) and not all(type(one) is str for one in value)):
-            raise HomeError(f"{place} has {section}.{name} = {value!r:.40}, where a value such as {default!r} belongs")
-    return kind(**table)
+    try:
+        return kind(**{name: coerced(f"{section}.{name}", known[name], value) for name, value in table.items()})
+    except ConfigError as error:
+        raise HomeError(f"{place}: {error}") from error

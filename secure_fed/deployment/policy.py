@@ -6,8 +6,9 @@ A node judges a charter by it before it looks at its data. No server can change 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from secure_fed.config.setting import key
 from secure_fed.deployment.charter import Charter, fingerprint
 from secure_fed.errors import UsageError
 
@@ -20,25 +21,24 @@ class PolicyError(UsageError):
 
 @dataclass(frozen=True)
 class Policy:
-    """What the owner admits; an empty list admits everything, but for coordinators.
+    """What the owner admits. An empty list admits everything, but for coordinators, where it admits nobody."""
 
-    coordinators: fingerprints of their keys. privacy: whether every federation needs a guarantee. against_server: whether the
-    guarantee has to hold against the server too. most_epsilon, most_delta: of a federation, and of all of them together in the
-    node's ledger. secure_aggregation, active: what a charter has to enable.
-    """
-
-    coordinators: list[str] = field(default_factory=list)
-    federations: list[str] = field(default_factory=list)
-    methods: list[str] = field(default_factory=list)
-    models: list[str] = field(default_factory=list)
-    privacy: bool = True
-    against_server: bool = False
-    most_epsilon: float = 8.0
-    most_delta: float = 1e-5
-    most_rounds: int = 1000
-    least_cohort: int = 3
-    secure_aggregation: bool = True
-    active: bool = False
+    coordinators: tuple[str, ...] = key(
+        (), "fingerprints of the coordinators' keys; with none here, no federation is admitted"
+    )
+    federations: tuple[str, ...] = key((), "names of federations; empty: any that such a coordinator founds")
+    methods: tuple[str, ...] = key((), "methods, as `secure-fed methods` lists them; empty: any")
+    models: tuple[str, ...] = key((), "base models; empty: any")
+    privacy: bool = key(True, "every federation needs a differential privacy guarantee")
+    against_server: bool = key(False, "the guarantee has to hold against the server and the coordinator too")
+    most_epsilon: float = key(8.0, "the largest epsilon, of one federation and of all of them together", above=0.0)
+    most_delta: float = key(1e-5, "the largest delta, likewise", above=0.0, below=1.0)
+    most_rounds: int = key(1000, "the most rounds of a federation", at_least=1)
+    least_cohort: int = key(3, "the fewest members in a round", at_least=1)
+    secure_aggregation: bool = key(
+        True, "every federation has to mask contributions, so that the server sees sums alone"
+    )
+    active: bool = key(False, "and against a server that lies about keys and members, too")
 
 
 def require(policy: Policy, charter: Charter) -> None:

@@ -1,0 +1,66 @@
+"""`secure-fed coordinator`: found a federation, and look at its charter."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+
+def add_parsers(parser: argparse.ArgumentParser) -> None:
+    """The actions of `secure-fed coordinator`."""
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+    init = actions.add_parser("init", help="make the coordinator's folder and key, and print the key's fingerprint")
+    init.set_defaults(run=_init)
+    found = actions.add_parser("found", help="write and sign the charter: settings, and who takes part with which key")
+    found.set_defaults(run=_found)
+    show = actions.add_parser("show", help="print the charter: members, keys and terms")
+    show.set_defaults(run=_show)
+    for action in (init, found, show):
+        action.add_argument("folder", type=Path, metavar="FOLDER", help="the coordinator's folder")
+    found.add_argument("cards", type=Path, nargs="+", metavar="CARD", help="card.json of a node")
+    found.add_argument("--name", required=True, help="the federation's name")
+    found.add_argument(
+        "--config", metavar="CONFIG.toml", help="settings, as for a simulation; without it, the defaults"
+    )
+    found.add_argument("--set", action="append", default=[], metavar="section.key=value", help="change one setting")
+    show.add_argument("--json", action="store_true", help="print the charter as one JSON object")
+
+
+def _init(chosen: argparse.Namespace) -> None:
+    from secure_fed.deployment import home
+    from secure_fed.deployment.charter import fingerprint
+
+    home.made(chosen.folder, "secure-fed coordinator init")
+    key = home.write_key(chosen.folder / home.COORDINATOR_KEY)
+    print(fingerprint(key.public))
+    print("secure-fed: give this fingerprint to the owners of nodes, by another way than this network", file=sys.stderr)
+
+
+def _found(chosen: argparse.Namespace) -> None:
+    from secure_fed.config import RunConfig
+    from secure_fed.deployment.founding import MEMBERS, found
+    from secure_fed.deployment.home import CHARTER, read_card
+
+    members = [read_card(card) for card in chosen.cards]
+    config = RunConfig.load(chosen.config, [*chosen.set, f"data.train={MEMBERS}"])
+    charter = found(chosen.folder, config, members, chosen.name)
+    print(f"{chosen.folder / CHARTER}: {len(charter.members)} members, digest {charter.digest.hex()[:16]}")
+
+
+def _show(chosen: argparse.Namespace) -> None:
+    from secure_fed.deployment.charter import fingerprint
+    from secure_fed.deployment.home import CoordinatorHome
+
+    charter = CoordinatorHome.load(chosen.folder).charter
+    config = charter.config
+    if chosen.json:
+        print(charter.text)
+        return
+    privacy = config.privacy
+    promise = "no guarantee" if privacy.unit == "none" else f"{privacy.unit}s protected, epsilon {privacy.epsilon}"
+    print(f"{charter.name}: {config.method.name} of {config.model.name}, {config.federation.rounds} rounds, {promise}")
+    print(f"coordinator  {fingerprint(charter.coordinator)}")
+    for member in charter.members:
+        units = "" if member.examples is None else f"  {member.examples} units"
+        print(f"{member.name:<12} {fingerprint(member.identity)}{units}")

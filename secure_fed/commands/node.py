@@ -1,0 +1,121 @@
+"""`secure-fed node`: a node's folder, the node itself, and what was asked of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def add_parsers(parser: argparse.ArgumentParser) -> None:
+    """The actions of `secure-fed node`."""
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+    init = actions.add_parser("init", help="make a node's folder, its key and its card, and print its fingerprint")
+    init.set_defaults(run=_init)
+    card = actions.add_parser("card", help="write the card anew, after a change of name or units in node.toml")
+    card.set_defaults(run=_card)
+    running = actions.add_parser("run", help="connect this node to a SuperLink of Flower, and take part")
+    running.set_defaults(run=_run)
+    status = actions.add_parser("status", help="what was asked of this node, what it refused, and what it has spent")
+    status.set_defaults(run=_status)
+    replace = actions.add_parser("replace-key", help="give the node a new identity; the old key is put aside")
+    replace.set_defaults(run=_replace_key)
+    for action in (init, card, running, status, replace):
+        action.add_argument("folder", type=Path, metavar="FOLDER", help="the node's folder")
+    init.add_argument("--train", required=True, nargs="+", metavar="FILE", help="this node's examples")
+    init.add_argument("--coordinator", required=True, metavar="FINGERPRINT", help="of the coordinator's key")
+    init.add_argument("--name", help="in the federation (default: the folder's)")
+    init.add_argument("--units", type=int, default=0, metavar="N", help="examples or persons, if these are protected")
+    running.add_argument("--superlink", required=True, metavar="HOST:PORT", help="Flower's server")
+    running.add_argument(
+        "--root-certificates", type=Path, metavar="FILE", help="PEM of the authority for its certificate"
+    )
+    running.add_argument("--insecure", action="store_true", help="without TLS, for trials on one machine")
+    running.add_argument(
+        "--auth-key", type=Path, metavar="FILE", help="private key by which the SuperLink knows this node"
+    )
+    running.add_argument("--port", type=int, default=0, help="local port of the SuperNode (default: one that is free)")
+    status.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _init(chosen: argparse.Namespace) -> None:
+    from secure_fed.deployment import home
+    from secure_fed.deployment.charter import fingerprint
+
+    made = home.new_node(
+        chosen.folder,
+        name=chosen.name or chosen.folder.absolute().name,
+        train=[str(Path(one).expanduser().absolute()) for one in chosen.train],
+        coordinator=chosen.coordinator,
+        units=chosen.units,
+    )
+    print(fingerprint(made.identity.public))
+    print(
+        f"secure-fed: read the policy in {chosen.folder / home.NODE}, then send {chosen.folder / home.CARD} to the "
+        "coordinator",
+        file=sys.stderr,
+    )
+
+
+def _card(chosen: argparse.Namespace) -> None:
+    from secure_fed.deployment import home
+
+    print(home.write_card(home.Home.load(chosen.folder)))
+
+
+def _replace_key(chosen: argparse.Namespace) -> None:
+    from secure_fed.deployment import home
+    from secure_fed.deployment.charter import fingerprint
+
+    replaced = home.replace_key(chosen.folder)
+    print(fingerprint(replaced.identity.public))
+    print(
+        "secure-fed: federations that know the old key no longer know this node: send the new card to the coordinator",
+        file=sys.stderr,
+    )
+
+
+def _run(chosen: argparse.Namespace) -> int:
+    from secure_fed.flower.supernode import Link, run
+
+    link = Link(chosen.superlink, chosen.root_certificates, chosen.insecure, chosen.auth_key, chosen.port)
+    return run(chosen.folder, link)
+
+
+def _status(chosen: argparse.Namespace) -> None:
+    found = _found(chosen.folder)
+    if chosen.json:
+        print(json.dumps(found))
+        return
+    print(f"{found['name']}  {found['fingerprint']}  agent {'runs' if found['running'] else 'does not run'}")
+    spent = found["spent"]
+    if spent:
+        print(f"spent: epsilon {spent['epsilon']:.4g} of {spent['most_epsilon']:g} at delta {spent['delta']:.3g}")
+    for title, lines in (("lately", found["last"]), ("refused lately", found["refused"])):
+        if lines:
+            print(f"{title}:")
+        for line in lines:
+            print(f"  {line['time']}  {line['federation'] or '-'}  {line['what']}")
+
+
+def _found(folder: Path) -> dict[str, Any]:
+    from privacy.ledger import Ledger
+    from secure_fed.deployment import relay
+    from secure_fed.deployment.charter import fingerprint
+    from secure_fed.deployment.home import LEDGER, Home
+    from secure_fed.deployment.journal import Journal
+
+    home, journal, spent = Home.load(folder), Journal(folder), None
+    if (ledger := folder / LEDGER).exists():
+        cost = Ledger.open(ledger).spent()
+        spent = {"epsilon": cost.epsilon, "delta": cost.delta, "most_epsilon": home.policy.most_epsilon}
+    return {
+        "name": home.name,
+        "fingerprint": fingerprint(home.identity.public),
+        "running": relay.running(folder),
+        "spent": spent,
+        "last": journal.last(10),
+        "refused": journal.last(10, refused=True),
+    }
