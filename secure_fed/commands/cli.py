@@ -19,6 +19,7 @@ from secure_fed import __version__
 from secure_fed.commands import budget as budget_commands
 from secure_fed.commands import compare as compare_command
 from secure_fed.commands import coordinator as coordinator_commands
+from secure_fed.commands import flower as flower_commands
 from secure_fed.commands import node as node_commands
 from secure_fed.commands import secagg as secagg_command
 from secure_fed.config import RunConfig, commented_toml
@@ -53,6 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     node_commands.add_parsers(commands.add_parser("node", help=node, description=node))
     coordinator = "many machines: the coordinator, which founds a federation"
     coordinator_commands.add_parsers(commands.add_parser("coordinator", help=coordinator, description=coordinator))
+    flower = "many machines: the Flower project of a federation"
+    flower_commands.add_parsers(commands.add_parser("flower", help=flower, description=flower))
     secagg = "simulate a secure sum: what it costs, who drops out, which lies are noticed"
     simulation = commands.add_parser("secagg", help=secagg, description=secagg, add_help=False)
     simulation.set_defaults(run=secagg_command.run)

@@ -93,8 +93,14 @@ def _array(stream: BinaryIO, most: int) -> tuple[str, np.ndarray[Any, Any]]:
     _within("the dimensions of an array", dimensions, _DIMENSIONS)
     shape = struct.unpack(f"<{dimensions}Q", _exactly(stream, 8 * dimensions))
     _within("all arrays", math.prod(shape) * DTYPES[kind].itemsize, most)
-    array = np.empty(shape, DTYPES[kind])
-    _into(stream, array.reshape(-1).view(np.uint8).data)
+    try:
+        array = np.empty(shape, DTYPES[kind])
+    except (ValueError, MemoryError) as error:  # no bytes, and yet a length beyond numpy's; more than this machine has
+        raise EnvelopeError(f"array {name!r:.40} is of a shape that cannot be had here") from error
+    numbers = array.reshape(-1).view(np.uint8)
+    _into(stream, numbers.data)
+    if array.dtype == np.bool_ and array.size and numbers.max() > 1:  # numpy would believe any byte
+        raise EnvelopeError(f"array {name!r:.40} holds truth values other than 0 and 1")
     return name, array
 
 

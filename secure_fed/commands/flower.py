@@ -1,0 +1,28 @@
+"""`secure-fed flower`: Flower projects for federations on many machines."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_parsers(parser: argparse.ArgumentParser) -> None:
+    """Add the actions of `secure-fed flower`."""
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+    does = "write a ready Flower project for a coordinator's federation"
+    init = actions.add_parser("init", help=does, description=does)
+    init.add_argument("folder", type=Path, metavar="DIR", help="new or empty")
+    init.add_argument("--coordinator", type=Path, required=True, metavar="FOLDER", help="of `coordinator init`")
+    init.add_argument("--superlink", default="127.0.0.1:8000", metavar="HOST:PORT", help="default: %(default)s")
+    authority = "PEM file with the authority of its certificate; default: the system's authorities"
+    init.add_argument("--root-certificates", type=Path, metavar="FILE", help=authority)
+    init.add_argument("--insecure", action="store_true", help="no TLS, for a try on one machine")
+    init.set_defaults(run=_init)
+
+
+def _init(chosen: argparse.Namespace) -> None:
+    from secure_fed.flower.project import Connection, run_command, write_project
+
+    connection = Connection(chosen.superlink, chosen.root_certificates, chosen.insecure)
+    folder = write_project(chosen.folder, chosen.coordinator, connection)
+    print(f"{folder}\nrun it: {run_command(folder.absolute())}")

@@ -1,0 +1,101 @@
+"""Envelopes over Flower's Grid: to nodes, and their answers back as they come.
+
+Flower's own `send_and_receive` looks for answers every three seconds and returns when the last is there; `GridCarrier` looks
+three times a second. Every message is sent and fetched by itself, so one node's message can neither swell the request that
+carries those of others nor, where Flower fails to read it, take theirs with it. An answer counts as that of the node that was
+asked, whatever the answer says of itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from secure_fed.deployment.envelope import Envelope, refusal
+from secure_fed.errors import SecureFedError
+from secure_fed.flower.content import packed, unpacked
+
+MESSAGE_TYPE = "query.secure_fed"
+PAUSE = 0.3  # seconds between two looks for answers
+_SENTENCES = {  # by Flower's codes; anything else it says came from the node, and is not repeated
+    1: "the node could not load the app: it lacks secure-fed, or has another version of it",
+    2: "the node's app raised an exception, which its own log has",
+    3: "the message expired, or its content was lost, before an answer was there",
+    4: "the answer expired before it was fetched: look whether the node's clock is right",
+    5: "the node sends no signs of life to the SuperLink",
+    7: "the node's owner admits only apps signed by its trusted entities, and this one is not",
+    8: "the node's app was killed or crashed",
+}
+
+
+class CarrierError(SecureFedError):
+    """Flower's SuperLink cannot be asked."""
+
+
+@dataclass(frozen=True)
+class GridCarrier:
+    """`deployment.links.Carrier` over Flower."""
+
+    grid: Grid
+
+    def nodes(self) -> set[int]:
+        """The nodes that the SuperLink hears of. CarrierError if it cannot be asked."""
+        try:
+            return set(self.grid.get_node_ids())
+        except Exception as error:  # of whatever library Flower asks with
+            raise CarrierError(f"the SuperLink does not say which nodes there are: {_plain(error)}") from error
+
+    def exchange(self, envelopes: Mapping[int, Envelope], seconds: float) -> Iterator[tuple[int, Envelope]]:
+        """Node and answer, as answers come, until all are there or the time is over.
+
+        A node that Flower has no answer of, or an unreadable one, answers with a refusal: `{"kind": "refused", ...}`. A message
+        expires with the deadline, so a node that comes back later is not asked for a stage that is over.
+        """
+        until = time.monotonic() + seconds
+        waiting: dict[str, int] = {}
+        for node, envelope in envelopes.items():
+            if (left := until - time.monotonic()) <= 0:
+                return
+            message = Message(packed(envelope), node, MESSAGE_TYPE, ttl=left)
+            try:
+                (identifier,) = self.grid.push_messages([message])
+            except Exception as error:  # of whatever library Flower asks with
+                yield node, refusal("NotSent", f"the SuperLink did not take the message: {_plain(error)}")
+                continue
+            if identifier:
+                waiting[identifier] = node
+            else:
+                yield node, refusal("NotSent", "the SuperLink did not take the message: it does not know the node")
+        while waiting:
+            for identifier, node in list(waiting.items()):
+                if (answer := self._answer(identifier)) is not None:
+                    del waiting[identifier]
+                    yield node, answer
+            if (left := until - time.monotonic()) <= 0:
+                return
+            time.sleep(min(PAUSE, left) if waiting else 0)
+
+    def _answer(self, identifier: str) -> Envelope | None:
+        """The answer to a message, None while there is none."""
+        try:
+            found = next(iter(self.grid.pull_messages([identifier])), None)
+            if found is None:
+                return None
+            if found.has_error():
+                code = found.error.code
+                return refusal("NoAnswer", _SENTENCES.get(code, f"Flower reports the error {code!r:.20}"))
+            return unpacked(found.content)
+        except SecureFedError as error:
+            return refusal(type(error).__name__, str(error))
+        except Exception as error:  # a node can send what Flower fails to read
+            return refusal("Unreadable", f"its answer cannot be read: {_plain(error)}")
+
+
+def _plain(error: Exception) -> str:
+    """An exception of a library in a line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text:.200}" if text else type(error).__name__

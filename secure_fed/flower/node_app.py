@@ -1,0 +1,39 @@
+"""The ClientApp: a relay. Bytes of a message go to the node's agent, and its answer back.
+
+Flower starts a process for every message. This one imports no torch, reads no data and no key, and decides nothing: that is
+for the agent (`secure_fed.deployment.agent`), which lives on between messages. What goes wrong here is printed for the node's
+owner, and leaves the node as a sentence without paths or names of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from secure_fed.deployment import relay
+from secure_fed.deployment.envelope import EnvelopeError, refusal
+from secure_fed.errors import UsageError
+from secure_fed.flower.content import packed, unpacked
+
+HOME = "secure-fed-home"  # in the SuperNode's --node-config: the owner's word, and nobody else's
+UNREACHABLE = "this node's agent gave no answer; its owner finds the reason in the SuperNode's log"
+app = ClientApp()
+
+
+@app.query("secure_fed")
+def answer(message: Message, context: Context) -> Message:
+    """The agent's answer; a refusal where there is no agent, or nothing that it could be asked."""
+    home = context.node_config.get(HOME)
+    try:
+        if not isinstance(home, str) or not home:
+            raise UsageError(f"the SuperNode was started without {HOME} in its --node-config")
+        content = packed(relay.ask(Path(home), unpacked(message.content), message.metadata.ttl))
+    except EnvelopeError as error:
+        content = packed(refusal(type(error).__name__, str(error)))
+    except Exception as error:  # whatever it is, it may name the owner's folders
+        print(f"secure-fed: {error or type(error).__name__}", file=sys.stderr, flush=True)
+        content = packed(refusal(type(error).__name__, UNREACHABLE))
+    return Message(content, reply_to=message)

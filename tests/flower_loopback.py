@@ -1,0 +1,242 @@
+"""Flower on one machine: a SuperLink and nodes as processes, for tests of what really travels.
+
+    with loopback(folder, homes, tls=True, auth=True, proxy=False) as link:
+        link.kill(2)
+        output = link.run(project)
+
+Every process has a group, a home of Flower's and a file of output of its own. All ports are free ones. When the block is left,
+whichever way, every group is killed; a failure shows the end of every file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.flower_keys import auth_keys, certificates
+from tests.flower_proxy import Recording, recording
+
+ROOT = Path(__file__).resolve().parents[1]
+CONNECTION = "loopback"
+HOST = "127.0.0.1"
+
+
+@dataclass
+class Loopback:
+    """A SuperLink with its nodes. homes: the folder of each node. recording: of what goes between nodes and SuperLink."""
+
+    folder: Path
+    homes: Sequence[Path]
+    tls: bool = False
+    auth: bool = False
+    recording: Recording | None = None
+    command: Callable[[Loopback, int], list[str]] | None = None
+    port: int = field(default_factory=lambda: free_port())
+    _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def address(self) -> str:
+        """Where nodes find the SuperLink: itself, or the proxy before it."""
+        return f"{HOST}:{self.recording.port if self.recording else self.port}"
+
+    @property
+    def certificate(self) -> Path:
+        return self.folder / "ca.pem"
+
+    def key(self, node: int) -> Path:
+        """The private key that a node authenticates itself with to the SuperLink."""
+        return self.folder / f"node-{node}.key"
+
+    def secured(self) -> list[str]:
+        """The options of whoever asks the SuperLink."""
+        return ["--root-certificates", str(self.certificate)] if self.tls else ["--insecure"]
+
+    def start_superlink(self) -> None:
+        """Start the SuperLink, again on the same port and with the same database; return when it listens."""
+        served = ["--insecure"]
+        if self.tls:
+            served = ["--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key", "--ssl-ca-certfile", "ca.pem"]
+        self._start(
+            "superlink",
+            ["flower-superlink", *served, "--host", HOST, "--port", str(self.port), "--database", "superlink.db"]
+            + ["--disable-runtime-dependency-installation"]
+            + (["--enable-supernode-auth"] if self.auth else []),
+        )
+        self._await("superlink", lambda: _listens(self.port))
+
+    def start(self, node: int) -> None:
+        """Start a node, or start it again."""
+        self._start(f"node-{node}", self.command(self, node) if self.command else supernode(self, node))
+
+    def kill(self, node: int) -> None:
+        """Kill a node with all of its processes, as a loss of power does."""
+        self.kill_process(f"node-{node}")
+
+    def kill_process(self, name: str) -> None:
+        """Kill the process group of "superlink" or "node-3"."""
+        process = self._processes.pop(name)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        for other in _marked(self.folder / name.partition("-run-")[0]):  # Flower gives its apps sessions of their own
+            with suppress(ProcessLookupError):
+                os.kill(other, signal.SIGKILL)
+        process.wait()
+
+    def run(self, project: Path, *options: str, seconds: float = 300) -> str:
+        """Run a Flower project to its end and return what it printed. AssertionError, with every output, if it failed."""
+        started = self.begin(project, *options)
+        try:
+            output = started.communicate(timeout=seconds)[0].decode()
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the run did not end in {seconds:g} s\n{self.outputs()}") from None
+        (self.folder / "run.log").write_text(output, encoding="utf-8")
+        assert started.returncode == 0, f"{output}\n{self.outputs()}"
+        assert (status := self.statuses()[0]) == "finished:completed", f"{status}\n{output}\n{self.outputs()}"
+        return output
+
+    def begin(self, project: Path, *options: str) -> subprocess.Popen[bytes]:
+        """Start a run of a Flower project; its standard output is the run's."""
+        command = ["flwr", "run", str(project), CONNECTION, "--stream", *options]
+        process = self._open("user", command, subprocess.PIPE)
+        self._processes[f"user-run-{process.pid}"] = process
+        return process
+
+    def statuses(self) -> list[str]:
+        """How all runs so far ended, the latest first, in Flower's words."""
+        process = self._open("user", ["flwr", "ls", CONNECTION, "--format", "json"], subprocess.PIPE)
+        output = process.communicate(timeout=60)[0].decode()
+        runs = json.loads(output[output.index("{") :])["runs"]
+        return [run["status"] for run in runs]
+
+    def register(self, node: int) -> None:
+        """Tell the SuperLink a node's public key: with node authentication it knows no other."""
+        command = ["flwr", "supernode", "register", str(self.key(node).with_suffix(".pub")), CONNECTION]
+        done = self._open("user", command, subprocess.PIPE)
+        output = done.communicate(timeout=60)[0].decode()
+        assert done.returncode == 0, output
+
+    def output(self, name: str) -> str:
+        """What a process has written so far."""
+        path = self.folder / f"{name}.log"
+        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+    def outputs(self, lines: int = 60) -> str:
+        """The end of what every process has written."""
+        names = sorted(path.stem for path in self.folder.glob("*.log"))
+        return "\n".join(f"== {name}\n" + "\n".join(self.output(name).splitlines()[-lines:]) for name in names)
+
+    def prepare(self) -> None:
+        """Write keys, certificates and the connection that `flwr` uses."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.tls:
+            certificates(self.folder, HOST)
+        for node in range(len(self.homes)) if self.auth else ():
+            auth_keys(self.key(node))
+        user = self.folder / "user"
+        user.mkdir(exist_ok=True)
+        secured = f'root-certificates = "{self.certificate}"' if self.tls else "insecure = true"
+        text = f'[superlink]\ndefault = "{CONNECTION}"\n[superlink.{CONNECTION}]\naddress = "{HOST}:{self.port}"\n{secured}\n'
+        (user / "config.toml").write_text(text, encoding="utf-8")
+
+    def kill_all(self) -> None:
+        for name in list(self._processes):
+            self.kill_process(name)
+
+    def _start(self, name: str, command: list[str]) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self._processes[name] = self._open(name, command, log.fileno())
+
+    def _open(self, name: str, command: list[str], output: int) -> subprocess.Popen[bytes]:
+        (self.folder / name).mkdir(exist_ok=True)
+        environment = {
+            **os.environ,
+            "FLWR_HOME": str(self.folder / name),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+            "PYTHONPATH": str(ROOT),
+        }
+        return subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def _await(self, name: str, ready: Callable[[], bool], seconds: float = 120) -> None:
+        until = time.monotonic() + seconds
+        while not ready():
+            assert self._processes[name].poll() is None, f"{name} ended\n{self.outputs()}"
+            assert time.monotonic() < until, f"{name} was not ready in {seconds:g} s\n{self.outputs()}"
+            time.sleep(0.1)
+
+
+@contextmanager
+def loopback(
+    folder: Path,
+    homes: Sequence[Path],
+    *,
+    tls: bool = False,
+    auth: bool = False,
+    proxy: bool = False,
+    command: Callable[[Loopback, int], list[str]] | None = None,
+) -> Iterator[Loopback]:
+    """A SuperLink and a node for each home, until the block is left. command: of a node, if it is not Flower's alone.
+
+    auth needs tls. proxy: keep all bytes between nodes and SuperLink, in `link.recording`.
+    """
+    link = Loopback(folder, homes, tls=tls, auth=auth, command=command)
+    link.prepare()
+    try:
+        link.start_superlink()
+        with recording(link.port) if proxy else nullcontext() as link.recording:
+            for node in range(len(homes)):
+                if auth:
+                    link.register(node)
+                link.start(node)
+            yield link
+    finally:
+        link.kill_all()
+
+
+def supernode(link: Loopback, node: int) -> list[str]:
+    """The command of a SuperNode that knows its home."""
+    return [
+        *("flower-supernode", *link.secured(), "--superlink", link.address),
+        *("--host", HOST, "--port", str(free_port())),
+        *("--node-config", f'secure-fed-home="{link.homes[node]}"'),
+        *(["--auth-supernode-private-key", str(link.key(node))] if link.auth else []),
+    ]
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind((HOST, 0))
+        return int(found.getsockname()[1])
+
+
+def _marked(home: Path) -> list[int]:
+    """The processes, however detached, that descend from one started with this home of Flower's."""
+    found = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # it ended, or is somebody else's
+            if f"FLWR_HOME={home}\0".encode() in environment.read_bytes() + b"\0":
+                found.append(int(environment.parent.name))
+    return found
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as asked:
+        return asked.connect_ex((HOST, port)) == 0

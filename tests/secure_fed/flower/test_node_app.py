@@ -1,0 +1,73 @@
+"""The ClientApp without Flower's processes: a message in, the agent's answer out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context, Message, RecordDict
+
+from secure_fed.deployment import relay
+from secure_fed.deployment.envelope import Envelope
+from secure_fed.deployment.messages import Refusal, decode
+from secure_fed.flower import node_app
+from secure_fed.flower.content import packed, unpacked
+
+ENVELOPE = Envelope(b'{"kind":"end"}')
+
+
+@pytest.fixture(autouse=True)
+def _task(flower_task: None) -> None:
+    """Messages can be made."""
+
+
+def asked(content: RecordDict, home: Any = "/srv/clinic") -> Envelope:
+    """What the app answers to a message with this content, at a node with this home."""
+    config = {} if home is None else {node_app.HOME: home}
+    context = Context(run_id=1, node_id=2, node_config=config, state=RecordDict(), run_config={})
+    message = Message(content, 2, "query.secure_fed", ttl=7.0)
+    return unpacked(node_app.app(message, context).content)
+
+
+def refused(envelope: Envelope) -> Refusal:
+    found = decode(envelope)
+    assert isinstance(found, Refusal)
+    return found
+
+
+def test_the_agent_of_the_owners_folder_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    answer = Envelope(b'{"kind":"ended"}')
+    monkeypatch.setattr(relay, "ask", lambda *given: seen.append(given) or answer)
+    assert asked(packed(ENVELOPE)) == answer
+    assert seen == [(Path("/srv/clinic"), ENVELOPE, 7.0)]
+
+
+def test_what_is_no_envelope_does_not_reach_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "ask", lambda *_: pytest.fail("the agent was asked"))
+    assert "not one of secure-fed's" in refused(asked(RecordDict())).sentence
+
+
+@pytest.mark.parametrize("home", [None, "", 3])
+def test_a_node_without_a_home_says_so_to_its_owner(home: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(asked(packed(ENVELOPE), home)).sentence == node_app.UNREACHABLE
+    assert "without secure-fed-home in its --node-config" in capsys.readouterr().err
+
+
+def test_what_goes_wrong_leaves_the_node_without_its_paths(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ask(*_: Any) -> Envelope:
+        raise PermissionError(13, "Permission denied", "/home/clinic/agent.sock")
+
+    monkeypatch.setattr(relay, "ask", ask)
+    assert refused(asked(packed(ENVELOPE))) == Refusal("PermissionError", node_app.UNREACHABLE)
+    assert "/home/clinic/agent.sock" in capsys.readouterr().err
+
+
+def test_the_process_of_a_message_loads_no_torch() -> None:
+    code = "import sys, secure_fed.flower.node_app; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

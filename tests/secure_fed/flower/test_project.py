@@ -1,0 +1,107 @@
+"""`secure-fed flower init`: what it writes, what Flower makes of it, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from flwr.cli.build import build_fab_from_disk
+from flwr.cli.config_utils import load_and_validate
+
+from secure_fed.commands.cli import main
+from secure_fed.flower.project import Connection, FlowerProjectError, write_project
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Path:
+    folder = tmp_path / 'the "coordinator"'
+    folder.mkdir()
+    return folder
+
+
+def test_flower_takes_the_project_without_a_warning(tmp_path: Path, coordinator: Path) -> None:
+    folder = write_project(tmp_path / "app", coordinator, Connection())
+    config, warnings = load_and_validate(folder / "pyproject.toml", check_module=False)
+    assert warnings == []
+    assert config["tool"]["flwr"]["app"]["config"]["coordinator"] == str(coordinator)
+
+
+def test_the_bundle_holds_two_files_whatever_lies_beside_them(tmp_path: Path, coordinator: Path) -> None:
+    folder = write_project(tmp_path / "app", coordinator, Connection())
+    for name in ("notes.jsonl", "charter.json", "identity.key", "more.py", "keys.toml", ".flwr/other.toml"):
+        (folder / name).write_text("SECRET", encoding="utf-8")
+    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(folder))) as bundle:
+        assert set(bundle.namelist()) == {"pyproject.toml", "README.md", ".info/CONTENT"}
+        assert not [name for name in bundle.namelist() if b"SECRET" in bundle.read(name)]
+
+
+@pytest.mark.parametrize("insecure", [False, True])
+def test_the_connection_is_the_one_asked_for(tmp_path: Path, coordinator: Path, insecure: bool) -> None:
+    certificate = tmp_path / "ca.pem"
+    certificate.write_text("", encoding="utf-8")
+    connection = Connection("fed.example.org:443", None if insecure else certificate, insecure)
+    folder = write_project(tmp_path / "app", coordinator, connection)
+    found = tomllib.loads((folder / ".flwr/config.toml").read_text(encoding="utf-8"))["superlink"]
+    secured = {"insecure": True} if insecure else {"root-certificates": str(certificate)}
+    assert found["default"] == "secure-fed"
+    assert found["secure-fed"] == {"address": "fed.example.org:443", **secured}
+
+
+def test_a_run_config_is_what_the_coordinator_reads(tmp_path: Path, coordinator: Path) -> None:
+    from secure_fed.deployment.coordinator import Settings
+    from secure_fed.flower.coordinator_app import of_run_config
+
+    folder = write_project(tmp_path / "app", coordinator, Connection())
+    config = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+    assert of_run_config(config["tool"]["flwr"]["app"]["config"]) == (coordinator, Settings())
+
+
+def test_a_folder_that_is_not_empty_stays_as_it_is(tmp_path: Path, coordinator: Path) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "mine").write_text("mine", encoding="utf-8")
+    with pytest.raises(FlowerProjectError, match="is not empty"):
+        write_project(tmp_path / "app", coordinator, Connection())
+    assert sorted(path.name for path in tmp_path.rglob("*")) == sorted([coordinator.name, "app", "mine"])
+
+
+def test_an_empty_folder_is_used(tmp_path: Path, coordinator: Path) -> None:
+    (tmp_path / "app").mkdir()
+    assert (write_project(tmp_path / "app", coordinator, Connection()) / "pyproject.toml").exists()
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path, coordinator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", refused)
+    with pytest.raises(FlowerProjectError, match="No space left"):
+        write_project(tmp_path / "app", coordinator, Connection())
+    assert list(tmp_path.iterdir()) == [coordinator]
+
+
+@pytest.mark.parametrize(
+    "address", ["", "host", ":80", "host:", "host:0", "host:65536", "host:8000000000", "host:\uff18\uff10"]
+)
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(FlowerProjectError, match="HOST:PORT"):
+        Connection(address)
+
+
+def test_the_command(tmp_path: Path, coordinator: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    init = ["flower", "init", str(tmp_path / "app"), "--coordinator", str(coordinator)]
+    assert main([*init, "--insecure"]) == 0
+    assert f"flwr run '{tmp_path / 'app'}' secure-fed --stream" in capsys.readouterr().out
+    for wrong, sentence in {
+        "": "is not empty",
+        "--insecure --root-certificates /ca.pem": "leave one of them out",
+        "--root-certificates /ca.pem": "is not there",
+        "--coordinator /nowhere": "is not empty",
+        "--superlink nowhere": "no HOST:PORT",
+    }.items():
+        assert main([*init, *wrong.split()]) == 2, wrong
+        assert sentence in capsys.readouterr().err
+    assert main(["flower", "init", str(tmp_path / "other"), "--coordinator", "/nowhere"]) == 2
+    assert "is no folder" in capsys.readouterr().err
