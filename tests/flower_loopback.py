@@ -221,6 +221,13 @@ def supernode(link: Loopback, node: int) -> list[str]:
     ]
 
 
+def node_run(link: Loopback, node: int) -> list[str]:
+    """The command of a node as its owner starts it: `secure-fed node run`, for `command`."""
+    known = ["--auth-key", str(link.key(node))] if link.auth else []
+    run = [sys.executable, "-m", "secure_fed", "node", "run", str(link.homes[node])]
+    return [*run, "--superlink", link.address, *link.secured(), *known]
+
+
 def free_port() -> int:
     with socket.socket() as found:
         found.bind((HOST, 0))

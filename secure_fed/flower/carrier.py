@@ -30,6 +30,7 @@ _SENTENCES = {  # by Flower's codes; anything else it says came from the node, a
     7: "the node's owner admits only apps signed by its trusted entities, and this one is not",
     8: "the node's app was killed or crashed",
 }
+_EXPIRED = (3, 4)
 
 
 class CarrierError(SecureFedError):
@@ -72,21 +73,23 @@ class GridCarrier:
                 yield node, refusal("NotSent", "the SuperLink did not take the message: it does not know the node")
         while waiting:
             for identifier, node in list(waiting.items()):
-                if (answer := self._answer(identifier)) is not None:
+                if time.monotonic() >= until:
+                    return
+                if (answer := self._answer(identifier, until)) is not None:
                     del waiting[identifier]
                     yield node, answer
-            if (left := until - time.monotonic()) <= 0:
-                return
-            time.sleep(min(PAUSE, left) if waiting else 0)
+            time.sleep(max(0.0, min(PAUSE, until - time.monotonic())) if waiting else 0)
 
-    def _answer(self, identifier: str) -> Envelope | None:
-        """The answer to a message, None while there is none."""
+    def _answer(self, identifier: str, until: float) -> Envelope | None:
+        """The answer to a message, None while there is none. until: when the message expires, which is no answer either."""
         try:
             found = next(iter(self.grid.pull_messages([identifier])), None)
             if found is None:
                 return None
             if found.has_error():
                 code = found.error.code
+                if code in _EXPIRED and time.monotonic() >= until:
+                    return None
                 return refusal("NoAnswer", _SENTENCES.get(code, f"Flower reports the error {code!r:.20}"))
             return unpacked(found.content)
         except SecureFedError as error:

@@ -133,6 +133,16 @@ def test_a_message_lives_no_longer_than_the_deadline(clock: Clock) -> None:
     assert [one.metadata.ttl for one in grid.sent] == [10, 6, 2]  # and to the last two there was no time to send
 
 
+def test_what_expires_with_the_deadline_is_silence(clock: Clock) -> None:
+    """Flower calls an unanswered message expired from that moment on, and a member that is late is not one that refuses."""
+
+    def expired(_: Message) -> Error:
+        clock.now = 1010  # while it is asked for
+        return Error(3, "expired")
+
+    assert list(exchanged(FakeGrid(clock, {1: expired, 2: echo}, after={1: 9}), [1, 2])) == [2]
+
+
 def test_nobody_waits_for_a_node_that_the_superlink_does_not_know(clock: Clock) -> None:
     found = exchanged(FakeGrid(clock, {1: echo, 2: echo}, lost=frozenset({2})), [1, 2])
     assert refusal(found[2]).error == "NotSent"

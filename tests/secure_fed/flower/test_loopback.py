@@ -1,0 +1,140 @@
+"""Envelopes through Flower's own processes on this machine: ServerApp, SuperLink, SuperNodes, ClientApps, agents, and back.
+
+One run in the open and one with TLS and node authentication, each with all bytes between the nodes and the SuperLink kept.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from secure_fed.deployment.agent import serve
+from secure_fed.deployment.envelope import Envelope
+from tests.flower_loopback import Loopback, loopback
+
+pytestmark = pytest.mark.nightly
+
+PROJECT = """
+[project]
+name = "echo"
+version = "1.0.0"
+[tool.flwr.app]
+publisher = "secure-fed"
+[tool.flwr.app.components]
+serverapp = "asking:app"
+clientapp = "secure_fed.flower.node_app:app"
+"""
+MARK = bytes(range(7, 255, 3))  # what the recording is searched for
+ASKING = f"""
+import json, time
+import numpy as np
+from flwr.serverapp import ServerApp
+from secure_fed.deployment.envelope import Envelope
+from secure_fed.flower.carrier import GridCarrier
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    carrier = GridCarrier(grid)
+    while len(carrier.nodes()) < 2:
+        time.sleep(0.2)
+    mark = np.frombuffer({MARK!r}, np.uint8)
+    kinds = {{"mark": mark, "nothing": np.zeros((0, 3), np.float32), "scalar": np.array(2.5), "sign": np.array([True])}}
+    ask(carrier, "echo", kinds | {{f"layer {{at}}": np.full((at, 2), at, np.float32) for at in range(200)}})
+    ask(carrier, "echo", {{"large": np.random.default_rng(1).integers(0, 256, 12_000_000, dtype=np.uint8)}})
+    ask(carrier, "fail", {{}})
+    ask(carrier, "sleep", {{}}, 4)
+    ask(carrier, "echo", {{"mark": mark}})
+
+
+def ask(carrier, kind, arrays, seconds=120):
+    header = json.dumps({{"kind": kind}}).encode()
+    begun = time.monotonic()
+    found = []
+    for node, answer in carrier.exchange({{node: Envelope(header, arrays) for node in carrier.nodes()}}, seconds):
+        same = all(np.array_equal(arrays[name], answer.arrays[name][::-1]) for name in arrays if arrays[name].ndim)
+        same = same and set(arrays) == set(answer.arrays)
+        found.append({{"header": json.loads(answer.header), "same": same}})
+    print("ASKED", json.dumps({{"kind": kind, "answers": found, "late": time.monotonic() - begun > seconds + 5}}), flush=True)
+"""
+
+
+def agent_answers(name: str, over: threading.Event, asked: Envelope) -> Envelope:
+    """What the agent of the test does: turns arrays round, fails, or sleeps."""
+    kind = json.loads(asked.header)["kind"]
+    if kind == "fail":
+        raise RuntimeError("an agent that fails")
+    if kind == "sleep":
+        over.wait(20)
+    turned = {key: array[::-1] if array.ndim else array for key, array in asked.arrays.items()}
+    return Envelope(json.dumps({"kind": kind, "agent": name}).encode(), turned)
+
+
+@dataclass
+class Done:
+    """A run that is over. asked: what its ServerApp asked, in order."""
+
+    link: Loopback
+    tls: bool
+    asked: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module", params=["open", "tls"])
+def done(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Done]:
+    """Two nodes, each with an agent in a thread of this process."""
+    folder, tls, over = tmp_path_factory.mktemp("flower"), request.param == "tls", threading.Event()
+    homes = [folder / "north", folder / "south"]
+    for home in homes:
+        home.mkdir(mode=0o700)
+        answers = lambda asked, name=home.name: agent_answers(name, over, asked)  # noqa: E731
+        threading.Thread(target=serve, args=(home, answers), daemon=True).start()
+    project = folder / "project"
+    project.mkdir()
+    (project / "pyproject.toml").write_text(PROJECT, encoding="utf-8")
+    (project / "asking.py").write_text(ASKING, encoding="utf-8")
+    with loopback(folder / "link", homes, tls=tls, auth=tls, proxy=True) as link:
+        output = link.run(project)
+        over.set()
+        lines = [line for line in output.splitlines() if line.startswith("ASKED ")]
+        yield Done(link, tls, [json.loads(line.removeprefix("ASKED ")) for line in lines])
+
+
+def test_every_array_comes_back_from_the_agent_of_every_node(done: Done) -> None:
+    several, large, *_, last = done.asked
+    for asked in (several, large, last):
+        assert [one["same"] for one in asked["answers"]] == [True, True]
+        assert {one["header"]["agent"] for one in asked["answers"]} == {"north", "south"}
+
+
+def test_an_agent_that_fails_refuses(done: Done) -> None:
+    assert [one["header"]["error"] for one in done.asked[2]["answers"]] == ["AgentFailed"] * 2
+
+
+def test_nobody_is_waited_for_after_the_deadline(done: Done) -> None:
+    assert [done.asked[3][key] for key in ("kind", "answers", "late")] == ["sleep", [], False]
+
+
+def test_nodes_answer_again_after_a_stage_that_they_missed(done: Done) -> None:
+    assert len(done.asked[4]["answers"]) == 2
+
+
+def test_the_recording_shows_what_travels_in_the_open_and_nothing_under_tls(done: Done) -> None:
+    kept = done.link.recording
+    assert kept is not None
+    large = np.random.default_rng(1).integers(0, 256, 12_000_000, dtype=np.uint8)
+    assert kept.total > 3 * large.nbytes  # to two nodes and back; what is equal in both answers may go once
+    assert kept.holds(MARK) is not done.tls
+    assert kept.holds(large[6_000_000:6_001_000].tobytes()) is not done.tls
+    assert kept.holds(b"secure_fed") is not done.tls
+
+
+def test_no_process_writes_a_stack_trace_but_the_agent_that_failed(done: Done) -> None:
+    assert "Traceback" not in done.link.outputs(100_000)
