@@ -1,0 +1,29 @@
+"""One process plays all machines here, so the base model is loaded once and copied, and no report is drawn."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from secure_fed.deployment import coordinator, problem
+from secure_fed.learning.models.loading import load
+
+
+@pytest.fixture(autouse=True)
+def one_model(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def loaded(config: Any, task: Any, labels: Any, seed: int) -> Any:
+        return copy.deepcopy(_loaded(config, task, tuple(labels), seed))
+
+    monkeypatch.setattr(problem, "load", loaded)
+    monkeypatch.setattr(coordinator, "write_report", lambda run_dir: Path(run_dir) / "report.html")
+    yield
+
+
+@cache
+def _loaded(config: Any, task: Any, labels: tuple[str, ...], seed: int) -> Any:
+    return load(config, task, labels, seed)

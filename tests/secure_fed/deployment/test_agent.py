@@ -1,0 +1,112 @@
+"""The agent and the relay to it: one agent a folder, a socket for its owner alone, and an answer whatever happens."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from secure_fed.deployment import agent, relay
+from secure_fed.deployment.envelope import Envelope, refusal
+
+ASKED = Envelope(b'{"kind":"x"}', {"a": np.arange(5)})
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="sf") as path:  # a socket's path is short
+        yield Path(path)
+
+
+@contextmanager
+def serving(folder: Path, answer: agent.Answer) -> Iterator[None]:
+    thread = threading.Thread(target=agent.serve, args=(folder, answer), daemon=True)
+    thread.start()
+    while not (folder / relay.SOCKET).exists():
+        assert thread.is_alive()
+    yield
+
+
+def doubled(envelope: Envelope) -> Envelope:
+    return Envelope(envelope.header, {"a": envelope.arrays["a"] * 2})
+
+
+def test_an_envelope_is_answered_over_a_private_socket(folder: Path) -> None:
+    with serving(folder, doubled):
+        answer = relay.ask(folder, ASKED, 10)
+        assert answer.arrays["a"].tolist() == [0, 2, 4, 6, 8]
+        assert stat.S_IMODE((folder / relay.SOCKET).stat().st_mode) == 0o600
+        assert relay.running(folder)
+
+
+def test_a_second_agent_is_refused(folder: Path) -> None:
+    with serving(folder, doubled), pytest.raises(agent.AgentError, match="another agent holds"):
+        agent.serve(folder, doubled)
+
+
+def test_an_agent_that_fails_says_nothing_of_why(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def fails(envelope: Envelope) -> Envelope:
+        raise ValueError("a secret")
+
+    with serving(folder, fails):
+        for _ in range(2):  # and it goes on
+            assert b"secret" not in relay.ask(folder, ASKED, 10).header
+    assert "a secret" in capfd.readouterr().err
+
+
+def test_rubbish_is_answered_and_the_next_one_is_served(folder: Path) -> None:
+    with serving(folder, doubled):
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.connect(relay.place(folder))
+            peer.sendall(b"\xff" * 8)
+            assert b"too large" in peer.recv(1000)
+        assert relay.ask(folder, ASKED, 10).arrays["a"][1] == 2
+
+
+def test_an_agent_that_does_not_answer_in_time_is_a_refusal(folder: Path) -> None:
+    held = threading.Event()
+
+    def waits(envelope: Envelope) -> Envelope:
+        held.wait(20)
+        return envelope
+
+    with serving(folder, waits):
+        assert b"NoAnswer" in relay.ask(folder, ASKED, 0.2).header
+        held.set()
+
+
+def test_an_agent_that_cannot_start_is_a_refusal(folder: Path) -> None:
+    found = relay.ask(folder, ASKED, 10)  # a folder of no node
+    assert b"NoAgent" in found.header
+    assert b"ended with status 2" in found.header
+    assert "cannot be read" in (folder / relay.LOG).read_text()
+    assert stat.S_IMODE((folder / relay.LOG).stat().st_mode) == 0o600
+
+
+def test_a_folder_too_deep_for_a_socket_is_one_sentence(folder: Path) -> None:
+    deep = folder / ("a" * 100)
+    deep.mkdir()
+    with pytest.raises(relay.NoAgent, match="longer than the 107 bytes"):
+        relay.place(deep)
+
+
+def test_the_relay_needs_no_torch() -> None:
+    code = "import sys, secure_fed.deployment.relay; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env={**os.environ}, check=False).returncode == 0
+
+
+def test_a_refusal_is_an_envelope() -> None:
+    assert (
+        refusal("NoAgent", 'with "quotes"').header
+        == b'{"kind": "refused", "error": "NoAgent", "sentence": "with \\"quotes\\""}'
+    )

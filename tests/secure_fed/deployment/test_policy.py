@@ -1,0 +1,83 @@
+"""A node's policy: every limit of it is one that a charter can break, and then the refusal names it."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from protocols.keys import Identity
+from secure_fed.config import RunConfig
+from secure_fed.deployment.charter import Charter, Member, fingerprint
+from secure_fed.deployment.policy import Policy, PolicyError, require
+
+COORDINATOR = Identity.new()
+MEMBERS = tuple(Member(f"clinic {number}", Identity.new().public) for number in range(10))
+TERMS: dict[str, dict[str, Any]] = {
+    "federation": {"rounds": 10, "cohort": 5, "sampling": "schedule"},
+    "method": {"name": "ffa_lora"},
+    "privacy": {"unit": "client", "epsilon": 8.0, "delta": 1e-5, "noise": "central"},
+    "secure_aggregation": {"enabled": True},
+}
+POLICY = Policy(coordinators=(fingerprint(COORDINATOR.public),))
+
+
+def charter(**changes: dict[str, Any]) -> Charter:
+    tables = {section: TERMS.get(section, {}) | changes.get(section, {}) for section in {*TERMS, *changes}}
+    config = RunConfig.from_dict({section: table for section, table in tables.items() if table})
+    return Charter("hospitals", "run", config, ("a", "b"), ("a", "b"), "m", MEMBERS, COORDINATOR.public)
+
+
+def test_the_usual_policy_admits_what_it_should() -> None:
+    require(POLICY, charter())
+    named = replace(
+        POLICY,
+        federations=("hospitals",),
+        methods=("ffa_lora",),
+        models=("builtin/tiny",),
+        least_cohort=5,
+        most_rounds=10,
+    )
+    require(named, charter())
+    require(replace(POLICY, against_server=True), charter(privacy={"noise": "distributed"}))
+
+
+BROKEN: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("coordinators", {"coordinators": ()}, {}),
+    ("coordinators", {"coordinators": (fingerprint(Identity.new().public),)}, {}),
+    ("federations", {"federations": ("banks",)}, {}),
+    ("methods", {"methods": ("fedlora",)}, {}),
+    ("models", {"models": ("bert",)}, {}),
+    ("least_cohort", {"least_cohort": 6}, {}),
+    ("most_rounds", {"most_rounds": 9}, {}),
+    ("most_epsilon", {}, {"privacy": {"epsilon": 8.1}}),
+    ("most_delta", {}, {"privacy": {"delta": 2e-5}}),
+    ("against_server", {"against_server": True}, {}),
+    ("active", {"active": True}, {}),
+    ("secure_aggregation", {}, {"secure_aggregation": {"enabled": False}}),
+    ("privacy", {}, {"privacy": {"unit": "none"}}),
+]
+
+
+@pytest.mark.parametrize(("name", "policy", "terms"), BROKEN)
+def test_each_limit_is_kept_and_named(name: str, policy: dict[str, Any], terms: dict[str, Any]) -> None:
+    if terms == {"privacy": {"unit": "none"}}:
+        config = RunConfig.from_dict(
+            {"secure_aggregation": {"enabled": True}, "federation": {"cohort": 5, "rounds": 5}}
+        )
+        offered = replace(charter(), config=config)
+    else:
+        offered = charter(**terms)
+    with pytest.raises(PolicyError, match=name):
+        require(replace(POLICY, **policy), offered)
+
+
+def test_a_noise_multiplier_alone_states_no_epsilon() -> None:
+    offered = charter(privacy={"epsilon": None, "noise_multiplier": 1.0})
+    with pytest.raises(PolicyError, match="states no epsilon"):
+        require(POLICY, offered)
+
+
+def test_every_limit_has_a_charter_that_breaks_it() -> None:
+    assert {name for name, _, _ in BROKEN} == {one.name for one in fields(Policy)}
