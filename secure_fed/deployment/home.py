@@ -3,7 +3,8 @@
 node           node.toml          data, model and policy, written by its owner
                identity.key       the private half of its identity
                card.json          what the coordinator needs of it: name, public key, declared number of units
-               federations/       what it remembers of each, and its ledger
+               ledger.sqlite      the budget of its data, over all federations
+               federations/       what it remembers of each
                journal.jsonl      what it was asked, and answered
 coordinator    coordinator.toml   its test data, and what else is its own
                coordinator.key    the private half of its key
@@ -34,7 +35,7 @@ from secure_fed.errors import ConfigError, UsageError, plainly
 from secure_fed.runs.durable import atomic_write
 
 NODE, IDENTITY, CARD, FEDERATIONS = "node.toml", "identity.key", "card.json", "federations"
-LEDGER = f"{FEDERATIONS}/budget.sqlite"
+LEDGER = "ledger.sqlite"
 COORDINATOR, COORDINATOR_KEY, CHARTER = "coordinator.toml", "coordinator.key", "charter.json"
 Section = TypeVar("Section")
 _FINGERPRINT = re.compile("[0-9a-f]{4}(-[0-9a-f]{4}){9}")

@@ -19,7 +19,7 @@ from protocols.errors import ProtocolError
 from secure_fed.deployment import messages, seal
 from secure_fed.deployment.charter import Charter
 from secure_fed.deployment.envelope import Envelope
-from secure_fed.deployment.home import Home
+from secure_fed.deployment.home import LEDGER, Home
 from secure_fed.deployment.journal import Journal
 from secure_fed.deployment.messages import Accepted, End, Ended, Left, Message, Offer, Refusal
 from secure_fed.deployment.party import Own, Party
@@ -91,6 +91,7 @@ class Node:
         own = Own(
             self.home.identity,
             self.home.train,
+            self.home.folder / LEDGER,
             self.home.model,
             self.home.device,
             self.home.policy.most_epsilon,

@@ -40,11 +40,12 @@ from secure_fed.runs.budget_terms import Subject
 @dataclass(frozen=True)
 class Own:
     """What is a member's own: its key, its data, where the base model is on this machine ("" for the charter's name of it), the
-    device, and the budget of these data over all federations.
+    device, and the ledger of these data over all federations, with its limits.
     """
 
     identity: Identity
     train: tuple[Path, ...]
+    ledger: Path
     model: str = ""
     device: str = "cpu"
     epsilon: float | None = None
@@ -97,8 +98,8 @@ class Party:
         return memory
 
     def _ledger(self) -> Path:
-        """The owner's ledger of these data, beside the folders of federations: no server can put it back."""
-        path = self._folder.parent / "budget.sqlite"
+        """The owner's ledger of these data, which no server can reset."""
+        path = self._own.ledger
         if not path.exists():
             Ledger.create(path, data_set="this node", epsilon=self._own.epsilon, delta=self._own.delta)
             path.chmod(0o600)

@@ -73,7 +73,7 @@ def _realised(assembly: Assembly, plan: Plan, releases: int, records: Sequence[R
         return None
     from privacy.run_plan import realised
 
-    counted = [record["masked"]["survivors"] for record in records]
+    counted = [record["masked"]["survivors"] for record in records if "masked" in record]
     survivors = min((count for count in counted if count is not None), default=None)
     if survivors is None:  # every round was lost
         return None

@@ -119,7 +119,7 @@ def masked_facts(assembly: Assembly, records: Sequence[Record]) -> dict[str, Any
     if assembly.masks is None:
         return None
     terms, clients = assembly.masks.sums.terms, assembly.masks.invited
-    choice, rounds = terms.choice(clients), [record["masked"] for record in records]
+    choice, rounds = terms.choice(clients), [record["masked"] for record in records if "masked" in record]
     counted = [one["survivors"] for one in rounds if one["survivors"] is not None]
     return {
         "clients": clients,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,12 @@ from secure_fed.learning.models.loading import load
 
 
 @pytest.fixture(autouse=True)
-def one_model(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def one_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def loaded(config: Any, task: Any, labels: Any, seed: int) -> Any:
         return copy.deepcopy(_loaded(config, task, tuple(labels), seed))
 
     monkeypatch.setattr(problem, "load", loaded)
     monkeypatch.setattr(coordinator, "write_report", lambda run_dir: Path(run_dir) / "report.html")
-    yield
 
 
 @cache

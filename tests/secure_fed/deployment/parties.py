@@ -50,7 +50,7 @@ class InMemory:
 
     def exchange(self, envelopes: Mapping[int, Envelope], seconds: float) -> Iterator[tuple[int, Envelope]]:
         for node, asked in envelopes.items():
-            if node in self.deaf:
+            if node in self.deaf or node not in self.nodes_:
                 continue
             answer = self.nodes_[node].answer(copied(asked))
             self.seen.append((node, asked, answer))

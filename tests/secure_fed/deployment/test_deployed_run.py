@@ -1,0 +1,298 @@
+"""A federation of separate parties, from envelope to envelope: the run of a simulation, whoever dies or lies on the way."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from privacy.entropy import SeededEntropy
+from protocols.keys import Identity
+from secure_fed import Federation, RunConfig
+from secure_fed.deployment import coordinator, messages, seal
+from secure_fed.deployment.envelope import Envelope
+from secure_fed.deployment.home import CHARTER, CoordinatorHome
+from secure_fed.deployment.messages import Refusal
+from secure_fed.deployment.node import Node
+from secure_fed.errors import TrainingError
+from secure_fed.methods.method import State
+from secure_fed.rounds.transport import Stage
+from tests.secure_fed.deployment.parties import Deployed, copied, founded, rows_of
+
+USUAL: dict[str, dict[str, Any]] = {
+    "data": {"train": "of each member"},
+    "federation": {"rounds": 2, "cohort": 4, "sampling": "fixed"},
+    "training": {"batch_size": 4},
+    "method": {"name": "bitfit"},
+}
+MASKED = {"secure_aggregation": {"enabled": True, "dropout": 0.25}}
+SHARES = {**MASKED, "privacy": {"unit": "client", "epsilon": 8.0, "noise": "distributed"}}
+PARTS = [rows_of(8, seed) for seed in range(4)]
+
+
+def config_of(*tables: dict[str, dict[str, Any]]) -> RunConfig:
+    whole: dict[str, dict[str, Any]] = {}
+    for table in (USUAL, *tables):
+        for section, values in table.items():
+            whole[section] = whole.get(section, {}) | values
+    return RunConfig.from_dict(whole)
+
+
+def deployed(tmp: Path, *tables: dict[str, dict[str, Any]], seed: int | None = None, **policy: Any) -> Deployed:
+    return founded(
+        tmp, config_of(*tables), PARTS, lambda number: None if seed is None else SeededEntropy(seed), **policy
+    )
+
+
+def simulated(tmp: Path, *tables: dict[str, dict[str, Any]], seed: int) -> State:
+    """The same run in one process, over the nodes' files."""
+    files = []
+    for number in range(len(PARTS)):
+        files.append(str(shutil.copy(tmp / f"node-{number}" / "train.jsonl", tmp / f"c{number}.jsonl")))
+    config = config_of(*tables)
+    own = {("data", "train"): files, ("data", "test"): str(tmp / "test.jsonl"), ("training", "together"): 1}
+    audit = {("evaluation", "audit_fraction"): 0.0}
+    if config.privacy.unit != "none":
+        audit[("evaluation", "phantoms")] = 0
+    return Federation(config.replace({**own, **audit}), entropy=SeededEntropy(seed)).run().state
+
+
+def differences(one: State, other: State) -> float:
+    left, right = one.tensors.dense().parts(), other.tensors.dense().parts()
+    assert left.keys() == right.keys()
+    return max(float((left[name] - right[name]).abs().max()) for name in left)
+
+
+EXAMPLE = {"privacy": {"unit": "example", "epsilon": 50.0, "clip_norm": 0.1}}
+SKETCHED = {"method": {"name": "fra_lora", "rank": 1, "transport_form": "sketch", "target_modules": ["query"]}}
+ACTIVE = {"secure_aggregation": {"enabled": True, "active": True, "dropout": 0.0, "corrupt": 0.0}}
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        (SHARES,),
+        pytest.param((), marks=pytest.mark.nightly),
+        pytest.param((MASKED,), marks=pytest.mark.nightly),
+        pytest.param((SHARES, {"federation": {"sampling": "schedule"}}), marks=pytest.mark.nightly),
+        pytest.param((ACTIVE, EXAMPLE, SKETCHED), marks=pytest.mark.nightly),
+        pytest.param((ACTIVE, {"federation": {"weighting": "examples"}}), marks=pytest.mark.nightly),
+        pytest.param(({"privacy": {"unit": "client", "epsilon": 8.0, "noise": "local"}},), marks=pytest.mark.nightly),
+    ],
+    ids=["shares", "open", "masked", "in turn", "example, active, sketched", "weighted, active", "local"],
+)
+def test_it_is_the_run_of_a_simulation_to_the_bit(tmp_path: Path, tables: Any) -> None:
+    party = deployed(tmp_path, *tables, seed=5)
+    result = party.conduct()
+    assert result.state.round == 2
+    assert differences(result.state, simulated(tmp_path, *tables, seed=5)) == 0.0
+    assert not [line for line in party.said if "refuses" in line or "lost" in line]
+
+
+def stage_of(asked: Envelope) -> str:
+    """The stage that an envelope of the coordinator asks for, and its round."""
+    found = messages.decode(seal.unsealed(asked))
+    return f"{found.round} {found.name}" if isinstance(found, Stage) else ""
+
+
+def damaged(envelope: Envelope) -> Envelope:
+    """One bit of its largest array, or of its header, is another."""
+    arrays = {name: np.array(array) for name, array in envelope.arrays.items() if name != seal.SIGNATURE}
+    if not arrays:
+        return Envelope(envelope.header.replace(b'"', b'" ', 1), envelope.arrays)
+    largest = max(arrays, key=lambda name: arrays[name].nbytes)
+    arrays[largest].reshape(-1).view(np.uint8)[0] ^= 1
+    return Envelope(envelope.header, {**envelope.arrays, **arrays})
+
+
+def signed_by_another(envelope: Envelope) -> Envelope:
+    return seal.sealed(seal.unsealed(envelope), Identity.new(), seal.ANSWER, bytes(32))
+
+
+@pytest.mark.parametrize(
+    "touch",
+    [damaged, signed_by_another, seal.unsealed, lambda answer: Envelope(b"{}"), lambda answer: None],
+    ids=["a bit changed", "signed by another", "signature taken off", "no message", "lost on the way"],
+)
+def test_whatever_is_done_to_an_answer_on_the_way_makes_its_member_absent_and_no_more(
+    tmp_path: Path, touch: Callable[[Envelope], Envelope | None]
+) -> None:
+    party = deployed(tmp_path, MASKED)
+
+    def on_the_way(node: int, asked: Envelope, answer: Envelope) -> Envelope | None:
+        return touch(answer) if node == 101 and stage_of(asked) == "0 mask" else answer
+
+    party.carrier.touch = on_the_way
+    result = party.conduct()
+    survivors = [record["masked"]["survivors"] for record in result.records]
+    assert survivors == [3, 4], "\n".join(party.said)
+    assert any(line.startswith("c1 ") for line in party.said if "there" not in line)
+
+
+def test_an_answer_to_another_request_is_refused(tmp_path: Path) -> None:
+    """What a member signed in round 1 is no answer in round 2, and what one member signed is no answer of another."""
+    party = deployed(tmp_path, MASKED)
+    kept: dict[str, Envelope] = {}
+
+    def on_the_way(node: int, asked: Envelope, answer: Envelope) -> Envelope:
+        kept[f"{node} {stage_of(asked)}"] = copied(answer)
+        if (node, stage_of(asked)) == (101, "1 advertise"):
+            return kept["101 0 advertise"]
+        return kept["100 1 share"] if (node, stage_of(asked)) == (102, "1 share") else answer
+
+    party.carrier.touch = on_the_way
+    result = party.conduct()
+    assert [record["masked"]["survivors"] for record in result.records[:1]] == [4]
+    assert "lost" in result.records[1], "two of four members are missing, and one may be"
+    assert sum("is not signed by the party" in line for line in party.said) == 2
+
+
+def test_requests_that_the_coordinator_did_not_sign_are_refused(tmp_path: Path) -> None:
+    party = deployed(tmp_path, MASKED)
+    node = party.carrier.nodes_[100]
+    stranger = Identity.new()
+    party.conduct()
+    asked = [asked for number, asked, _ in party.carrier.seen if number == 100]
+    offer, stages = asked[0], [one for one in asked if stage_of(one)]
+    for forged in (
+        damaged(stages[0]),
+        seal.unsealed(stages[0]),
+        seal.sealed(seal.unsealed(stages[0]), stranger, seal.REQUEST, party.charter.digest),
+        seal.sealed(seal.unsealed(stages[0]), stranger, seal.ANSWER, party.charter.digest),
+    ):
+        node.answer(copied(offer))
+        assert isinstance(messages.decode(seal.unsealed(node.answer(copied(forged)))), Refusal)
+    node.answer(copied(offer))
+    replayed = messages.decode(
+        seal.unsealed(node.answer(copied(next(one for one in stages if "mask" in stage_of(one)))))
+    )
+    assert isinstance(replayed, Refusal), "a stage without the ones before it"
+
+
+def test_a_round_is_answered_once_whatever_restarts(tmp_path: Path) -> None:
+    """A server that asks for round 1 again, after the node was started anew, gets no second contribution."""
+    party = deployed(tmp_path)
+    party.conduct()
+    node = Node(party.homes[0])
+    asked = [asked for number, asked, _ in party.carrier.seen if number == 100]
+    accepted = messages.decode(seal.unsealed(node.answer(copied(asked[0]))))
+    assert isinstance(accepted, messages.Accepted)
+    again = messages.decode(seal.unsealed(node.answer(copied(asked[1]))))
+    assert isinstance(again, Refusal)
+    assert "took part in round 2" in again.sentence
+
+
+class Killed(BaseException):
+    """What stands for a kill of the coordinator."""
+
+
+@pytest.mark.parametrize("tables", [(), (SHARES,)], ids=["open", "shares"])
+def test_a_coordinator_killed_in_a_round_goes_on_with_the_next(tmp_path: Path, tables: Any) -> None:
+    party = deployed(tmp_path, *tables, {"federation": {"rounds": 3}})
+
+    def dies(node: int, asked: Envelope, answer: Envelope) -> Envelope:
+        found = messages.decode(seal.unsealed(asked))
+        if getattr(found, "round", 0) == 1 and node == 103:
+            raise Killed
+        return answer
+
+    party.carrier.touch = dies
+    with pytest.raises(Killed):
+        party.conduct()
+    party.carrier.touch = lambda node, asked, answer: answer
+    result = party.conduct()
+    assert result.state.round == 3
+    assert [bool(record.get("lost")) for record in result.records] == [False, True, False]
+    if tables:
+        assert result.summary["epsilon"] <= 8.0
+
+
+def test_a_node_killed_between_its_shares_and_the_opening_is_missing_once(tmp_path: Path) -> None:
+    party = deployed(tmp_path, SHARES)
+
+    def dies(node: int, asked: Envelope, answer: Envelope) -> Envelope:
+        if node == 102 and stage_of(asked) == "0 share":  # its shares are out, and its process is not
+            party.carrier.nodes_[202] = Node(party.homes[2])
+            del party.carrier.nodes_[102]
+        return answer
+
+    party.carrier.touch = dies
+    result = party.conduct()
+    assert [record["masked"]["survivors"] for record in result.records] == [3, 4], "\n".join(party.said)
+    assert party.said.count("c2 is there") == 2, "under a new number, by its key"
+
+
+def test_too_few_members_wait_or_lose_the_round(tmp_path: Path) -> None:
+    party = deployed(tmp_path, MASKED)
+    party.carrier.deaf = {100, 101}
+    with pytest.raises(TrainingError, match="3 of the 4 members of round 1 were not there"):
+        party.conduct()
+    lost = party.conduct(too_few="lose")
+    assert [bool(record.get("lost")) for record in lost.records] == [True, True]
+
+
+def test_strangers_and_members_under_another_policy_do_not_take_part(tmp_path: Path) -> None:
+    party = deployed(tmp_path, MASKED)
+    stranger = deployed(tmp_path / "others", MASKED)
+    party.carrier.nodes_[900] = stranger.carrier.nodes_[100]
+    strict = party.carrier.nodes_[103]
+    strict.home = replace(strict.home, policy=replace(strict.home.policy, most_rounds=1))
+    result = party.conduct()
+    assert [record["masked"]["survivors"] for record in result.records] == [3, 3]
+    said = "\n".join(party.said)
+    assert "node 900 does not take part" in said
+    assert "coordinators" in said
+    assert "more than most_rounds = 1" in said
+
+
+def test_nobody_can_take_a_members_place(tmp_path: Path) -> None:
+    party = deployed(tmp_path, MASKED)
+
+    def claims(node: int, asked: Envelope, answer: Envelope) -> Envelope:
+        found = messages.decode(seal.unsealed(asked))
+        if node == 103 and isinstance(found, messages.Offer):
+            mine = party.carrier.nodes_[103].home.identity
+            return messages.encode(found.accepted(mine, party.charter.digest, 0))
+        return answer
+
+    party.carrier.touch = claims
+    party.conduct()
+    assert any("says that it is c0, and does not have that member's key" in line for line in party.said)
+
+
+def test_another_model_or_other_data_are_refused(tmp_path: Path) -> None:
+    party = deployed(tmp_path, MASKED, EXAMPLE)
+    home = CoordinatorHome.load(party.folder)
+    charter = replace(home.charter, model_digest="0" * 64)
+    (party.folder / CHARTER).write_bytes(charter.signed(home.identity))
+    offer = messages.Offer(charter.signed(home.identity), 100, bytes(32))
+    asked = seal.sealed(messages.encode(offer), home.identity, seal.REQUEST, charter.digest)
+    found = messages.decode(seal.unsealed(party.carrier.nodes_[100].answer(asked)))
+    assert isinstance(found, Refusal)
+    assert "take the same model as the coordinator" in found.sentence
+    with pytest.raises(Exception, match="not the one that the federation was founded with"):
+        coordinator.assembled(CoordinatorHome.load(party.folder))
+    (party.homes[1] / "train.jsonl").write_text(json.dumps(PARTS[1][0]) + "\n")
+    offer = messages.Offer(party.charter.signed(home.identity), 101, bytes(32))
+    asked = seal.sealed(messages.encode(offer), home.identity, seal.REQUEST, party.charter.digest)
+    found = messages.decode(seal.unsealed(party.carrier.nodes_[101].answer(asked)))
+    assert isinstance(found, Refusal)
+    assert "declares 8 units" in found.sentence
+
+
+def test_a_node_spends_its_own_budget_once_for_all_federations(tmp_path: Path) -> None:
+    party = deployed(tmp_path, SHARES, most_epsilon=10.0)
+    party.conduct()
+    home = CoordinatorHome.load(party.folder)
+    again = replace(home.charter, name="another", run="another run")
+    offer = messages.Offer(again.signed(home.identity), 100, bytes(32))
+    asked = seal.sealed(messages.encode(offer), home.identity, seal.REQUEST, again.digest)
+    found = messages.decode(seal.unsealed(party.carrier.nodes_[100].answer(asked)))
+    assert isinstance(found, Refusal), "8 and 8 are more than 10"
+    assert found.error == "BudgetExhausted"
