@@ -81,6 +81,10 @@ class Loopback:
         """Kill a node with all of its processes, as a loss of power does."""
         self.kill_process(f"node-{node}")
 
+    def alive(self, node: int) -> bool:
+        """Whether a node's first process runs."""
+        return self._processes[f"node-{node}"].poll() is None
+
     def kill_process(self, name: str) -> None:
         """Kill the process group of "superlink" or "node-3"."""
         process = self._processes.pop(name)

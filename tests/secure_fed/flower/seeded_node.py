@@ -1,0 +1,41 @@
+"""A node for tests: Flower's SuperNode, and an agent whose noise is of a seed, so that its run can be made again elsewhere.
+
+    python -m tests.secure_fed.flower.seeded_node HOME SEED DIES COMMAND ...
+
+DIES: a stage, such as "1 mask" (of the second round), in which all of the node's processes are killed before they answer; ""
+for a node that lives.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from privacy.entropy import SeededEntropy
+from secure_fed.deployment import messages, seal
+from secure_fed.deployment.agent import serve
+from secure_fed.deployment.envelope import Envelope
+from secure_fed.deployment.node import Node
+from secure_fed.rounds.transport import Stage
+
+
+def main() -> None:
+    home, seed, dies, *command = sys.argv[1:]
+    node = Node(Path(home), SeededEntropy(int(seed)))
+
+    def answer(asked: Envelope) -> Envelope:
+        if messages.kind(asked) == "stage":
+            stage = messages.decode(seal.unsealed(asked))
+            if isinstance(stage, Stage) and f"{stage.round} {stage.name}" == dies:
+                os.killpg(0, signal.SIGKILL)
+        return node.answer(asked)
+
+    subprocess.Popen(command)  # in this process's group
+    serve(Path(home), answer)
+
+
+if __name__ == "__main__":
+    main()
