@@ -166,10 +166,15 @@ def write_card(home: Home) -> Path:
 
 
 def replace_key(folder: Path) -> Home:
-    """Give a node a new identity. The old key stays, under the time at which it was put aside."""
+    """Give a node a new identity. The old key stays, under the time at which it was put aside.
+
+    The node has a whole key at every instant, and no key that was put aside is overwritten.
+    """
     old = folder / IDENTITY
-    _key(old)
-    os.replace(old, old.with_name(f"{IDENTITY}.{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"))
+    Home.load(folder)  # refused before anything changes
+    aside = old.with_name(f"{IDENTITY}.{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
+    with plainly(HomeError, f"{aside} cannot be made", "wait a second, or make the folder writable"):
+        os.link(old, aside)
     write_key(old)
     home = Home.load(folder)
     write_card(home)

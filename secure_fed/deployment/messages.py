@@ -33,6 +33,7 @@ Made = TypeVar("Made")
 
 STAGES = ("advertise", "share", "mask", "consistency", "unmask")
 _SENTENCE = 2000  # characters of a refusal
+_MEANS = 1000  # of earlier passes in a request
 
 
 class MessageError(SecureFedError):
@@ -208,7 +209,7 @@ class _Arrays(dict[str, Any]):
             raise ValueError(f"{name} is no array of bytes")
         return bytes(array.tobytes())
 
-    def tensors(self, owner: str, bits: tuple[str, ...]) -> Tensors:
+    def tensors(self, owner: str, bits: frozenset[str]) -> Tensors:
         """The tensors of one owner. bits: names of arrays that are the bits of a bfloat16."""
         prefix = f"{owner}/"
         names = [name for name in self if name.startswith(prefix)]
@@ -246,19 +247,19 @@ def _staged(fields: _Fields, arrays: _Arrays, client: int) -> Staged:
 
 
 def _reply(fields: _Fields, arrays: _Arrays, client: int) -> Reply:
-    bits = fields.texts("bfloat16")
+    bits = frozenset(fields.texts("bfloat16"))
     contribution = arrays.tensors("contribution", bits)
     return _whole(Reply(client, contribution, _float(fields, "weight"), _float(fields, "loss")), fields, arrays)
 
 
 def _request(fields: _Fields, arrays: _Arrays, client: int) -> Request:
-    bits = fields.texts("bfloat16")
+    bits = frozenset(fields.texts("bfloat16"))
     return _whole(_read_request(fields, arrays, bits), fields, arrays)
 
 
 def _stage(fields: _Fields, arrays: _Arrays, client: int) -> Stage:
     asked, listed = fields.take("request", dict, type(None)), fields.take("listed", dict, type(None))
-    bits = fields.texts("bfloat16") if asked is not None else ()
+    bits = frozenset(fields.texts("bfloat16") if asked is not None else ())
     parameters = Parameters.from_bytes(arrays.content("parameters"))
     name = fields.take("name", str)
     if name not in STAGES:
@@ -274,8 +275,11 @@ def _stage(fields: _Fields, arrays: _Arrays, client: int) -> Stage:
     return _whole(found, fields, arrays)
 
 
-def _read_request(fields: _Fields, arrays: _Arrays, bits: tuple[str, ...]) -> Request:
+def _read_request(fields: _Fields, arrays: _Arrays, bits: frozenset[str]) -> Request:
     plan = RoundPlan(fields.texts("trainable"), fields.texts("down"), fields.texts("passes"))
+    means = fields.texts("means")
+    if len(means) > _MEANS or len(set(means)) < len(means):  # each is looked for among all arrays
+        raise ValueError(f"it names {len(means)} means, above {_MEANS} or one of them twice")
     return Request(
         round=fields.number("round"),
         pass_name=fields.take("pass", str),
@@ -283,7 +287,7 @@ def _read_request(fields: _Fields, arrays: _Arrays, bits: tuple[str, ...]) -> Re
         lr=_float(fields, "lr"),
         layout=fields.take("layout", str),
         tensors=arrays.tensors("tensors", bits),
-        means={name: arrays.tensors(f"mean {name}", bits) for name in fields.texts("means")},
+        means={name: arrays.tensors(f"mean {name}", bits) for name in means},
         clip_norm=_float(fields, "clip_norm"),
         first=fields.take("first", str),
     )

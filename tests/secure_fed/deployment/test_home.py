@@ -105,6 +105,28 @@ def test_a_replaced_key_is_new_and_the_old_one_stays(node: Path) -> None:
     assert len(list(node.glob(f"{home.IDENTITY}.*"))) == 1
 
 
+def test_no_instant_of_a_replacement_is_without_a_key(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = Home.load(node).identity.public
+
+    def killed(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(home, "write_key", killed)
+    with pytest.raises(KeyboardInterrupt):
+        home.replace_key(node)
+    assert Home.load(node).identity.public == old
+
+
+def test_a_key_that_was_put_aside_is_not_overwritten(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(home.time, "strftime", lambda *_: "now")
+    first = (node / home.IDENTITY).read_text()
+    second = home.replace_key(node).identity.public
+    with pytest.raises(HomeError, match="wait a second"):
+        home.replace_key(node)
+    assert (node / f"{home.IDENTITY}.now").read_text() == first
+    assert Home.load(node).identity.public == second
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -155,6 +155,12 @@ def test_parameters_read_back_are_those_that_were_written(at: int, put: bytes, c
         pass
 
 
+@pytest.mark.parametrize("means", [["first", "first"], [str(i) for i in range(1001)]], ids=["twice", "many"])
+def test_means_are_few_and_each_is_named_once(means: list[str]) -> None:
+    with pytest.raises(MessageError, match="means"):
+        decode(changed(REQUEST, means=means))
+
+
 def test_an_acceptance_is_of_one_offer_and_one_member() -> None:
     identity, other = Identity.new(), Identity.new()
     charter, offer = bytes(32), Offer(b"{}", 5, bytes(32))
