@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from secure_fed.commands.cli import main
+from secure_fed.deployment.home import CoordinatorHome, Home
+from secure_fed.deployment.policy import require
 from tests import accounts
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -32,6 +35,29 @@ def test_every_example_is_run_here() -> None:
         "audit_a_run.py",
     }
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == tested
+    deployment = {"notes.py", "run.toml", "loopback.sh"}  # what they set up runs in tests/secure_fed/flower
+    told = {"secure-fed-node.service", "secure-fed-superlink.service", "compose.yaml"}
+    assert {path.name for path in (EXAMPLES / "deployment").iterdir()} == deployment | told
+
+
+def test_the_files_of_a_try_on_one_machine_found_a_federation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As loopback.sh does, up to what needs Flower's processes."""
+    folder = EXAMPLES / "deployment"
+    run(folder / "notes.py", tmp_path, "4")
+    assert main(["coordinator", "init", str(tmp_path / "coordinator")]) == 0
+    key = capsys.readouterr().out.strip()
+    for number in range(1, 5):
+        files = ["--train", str(tmp_path / f"notes-{number}.jsonl"), "--coordinator", key, "--units", "600"]
+        assert main(["node", "init", str(tmp_path / f"node-{number}"), *files]) == 0
+    cards = [str(tmp_path / f"node-{number}" / "card.json") for number in range(1, 5)]
+    test = f"data.test={tmp_path / 'test.jsonl'}"
+    terms = ["--name", "clinics", "--config", str(folder / "run.toml"), "--set", test]
+    assert main(["coordinator", "found", str(tmp_path / "coordinator"), *terms, *cards]) == 0
+    charter = CoordinatorHome.load(tmp_path / "coordinator").charter
+    for number in range(1, 5):
+        require(Home.load(tmp_path / f"node-{number}").policy, charter)
 
 
 @pytest.mark.nightly

@@ -1,9 +1,10 @@
 """A node's agent: the process that holds its identity, data, model and session keys, and answers envelopes over a socket.
 
-    python -m secure_fed.deployment.agent FOLDER
+    python -m secure_fed.deployment.agent FOLDER [--attended]
 
 The socket can be opened by the folder's owner alone. One agent at a time holds a folder. Envelopes are answered one after the
 other, whoever brings them: they are judged by their signatures (`node`). The agent loads the model once, for all rounds.
+--attended: the agent ends with the process that started it, which holds the other end of its standard input.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -110,16 +112,25 @@ def _owner(connection: socket.socket) -> int:
     return int(struct.unpack("3i", found)[1])
 
 
+def _end_with_input() -> None:
+    """End when the standard input does."""
+    while os.read(0, 1000):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def main() -> int:
     """The process. It says on standard error why it cannot begin, in one sentence."""
 
     def begin() -> None:
         from secure_fed.deployment.node import Node
 
-        if len(sys.argv) != 2:
+        if len(sys.argv) not in (2, 3) or sys.argv[2:] not in ([], ["--attended"]):
             raise AgentError("give the agent one folder: that of `secure-fed node init`")
         folder = Path(sys.argv[1])
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        if sys.argv[2:]:
+            threading.Thread(target=_end_with_input, daemon=True).start()
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s")
         node = Node(folder)
         try:

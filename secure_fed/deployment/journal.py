@@ -41,6 +41,6 @@ class Journal:
                 for text in file:
                     with suppress(ValueError):
                         line = json.loads(text)
-                        if line.get("refused") or not refused:
+                        if isinstance(line, dict) and (line.get("refused") or not refused):
                             kept.append(line)
         return list(kept)

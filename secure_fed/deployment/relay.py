@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 from secure_fed.deployment.envelope import Envelope, EnvelopeError, frames, read, refusal
@@ -52,6 +51,15 @@ def running(folder: Path) -> bool:
         return True
 
 
+def listens(folder: Path) -> bool:
+    """Whether an agent takes connections."""
+    try:
+        with _connected(folder):
+            return True
+    except OSError:
+        return False
+
+
 def started(folder: Path) -> None:
     """Start an agent that outlives this process, and wait until it listens. NoAgent, with a sentence, if it does not."""
     log = folder / LOG
@@ -62,7 +70,7 @@ def started(folder: Path) -> None:
         )
     until = time.monotonic() + _STARTING
     while time.monotonic() < until:
-        with suppress(OSError), _connected(folder):
+        if listens(folder):
             return
         if process.poll() is not None and not running(folder):  # one that came second leaves the place to the first
             raise NoAgent(f"it ended with status {process.returncode}, and {log.name} in its folder says why")

@@ -69,9 +69,9 @@ def run(folder: Path, link: Link) -> int:
     """Run the node until it is interrupted or told to end. LinkError if it never gets to its SuperLink."""
     home, folder = Home.load(folder), folder.absolute()
     if relay.running(folder):
-        raise FlowerError(f"a node runs in {folder} already: end it first")
+        raise FlowerError(f"an agent runs in {folder} already: end that node first")
     link.command(folder, 0)
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, _ended)
     print(f"secure-fed: node {home.name}, agent starts", file=sys.stderr, flush=True)
     with _agent(folder) as agent:
         while True:
@@ -85,8 +85,8 @@ def _agent(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The agent, ended with this process."""
     log = folder / relay.LOG
     with open(log, "ab", opener=_private) as output:
-        command = [sys.executable, "-m", "secure_fed.deployment.agent", str(folder)]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        command = [sys.executable, "-m", "secure_fed.deployment.agent", str(folder), "--attended"]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output)
     try:
         _await_agent(folder, process, log)
         yield process
@@ -95,7 +95,7 @@ def _agent(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _await_agent(folder: Path, process: subprocess.Popen[bytes], log: Path) -> None:
-    while not (folder / relay.SOCKET).exists():
+    while not relay.listens(folder):
         if process.poll() is not None:
             lines = log.read_text(errors="replace").strip().splitlines()
             raise FlowerError((lines[-1] if lines else "the agent ended").removeprefix("secure-fed: "))
@@ -190,8 +190,8 @@ def _private(name: str, flags: int) -> int:
     return os.open(name, flags, 0o600)
 
 
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
+def _ended(*_: object) -> None:
+    sys.exit(0)
 
 
 def _end(process: subprocess.Popen[bytes], *, group: bool = False) -> None:

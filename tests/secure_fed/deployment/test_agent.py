@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from secure_fed.deployment import agent, relay
+from secure_fed.deployment import agent, home, relay
 from secure_fed.deployment.envelope import Envelope, refusal
 
 ASKED = Envelope(b'{"kind":"x"}', {"a": np.arange(5)})
@@ -86,12 +86,28 @@ def test_an_agent_that_does_not_answer_in_time_is_a_refusal(folder: Path) -> Non
         held.set()
 
 
+@pytest.mark.nightly
 def test_an_agent_that_cannot_start_is_a_refusal(folder: Path) -> None:
     found = relay.ask(folder, ASKED, 10)  # a folder of no node
     assert b"NoAgent" in found.header
     assert b"ended with status 2" in found.header
     assert "cannot be read" in (folder / relay.LOG).read_text()
     assert stat.S_IMODE((folder / relay.LOG).stat().st_mode) == 0o600
+
+
+@pytest.mark.nightly
+def test_an_attended_agent_ends_with_whoever_started_it(folder: Path) -> None:
+    train = folder / "own.csv"
+    train.write_text("text,label\na,b\n")
+    home.new_node(folder / "n", name="n", train=[str(train)], coordinator="-".join(["abcd"] * 10))
+    command = [sys.executable, "-m", "secure_fed.deployment.agent", str(folder / "n"), "--attended"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        while not relay.listens(folder / "n"):
+            assert process.poll() is None
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(30) == 0
+    assert not (folder / "n" / relay.SOCKET).exists()
 
 
 def test_a_folder_too_deep_for_a_socket_is_one_sentence(folder: Path) -> None:

@@ -147,7 +147,7 @@ def test_it_is_the_run_of_a_simulation_to_the_bit(ran: Ran, simulated: Simulated
 
 
 def test_no_plain_update_is_on_the_wire(ran: Ran, simulated: Simulated) -> None:
-    """No vector is, nor any text of the members. The start of the model, which all members are sent, is found by such a search."""
+    """No vector is, nor any text of the members. The start of the model, which all are sent, is found by such a search."""
     vectors = simulated.plain
     assert len(vectors) == 3 * 4 - 1
     pieces = [vector[at : at + 32] for vector in vectors for at in range(0, len(vector) - 32, 4096)]
