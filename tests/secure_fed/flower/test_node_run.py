@@ -1,0 +1,109 @@
+"""What a deployer meets when a node cannot connect: one sentence and an exit status, whatever Flower says."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from secure_fed.deployment import home
+from secure_fed.flower.supernode import Link, LinkError, _judged
+from tests.flower_keys import auth_keys, certificates
+from tests.flower_loopback import HOST, ROOT, Loopback, loopback
+
+CERTIFICATE = "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate is not yet valid"
+
+
+@pytest.fixture
+def link(tmp_path: Path) -> Link:
+    for name in ("ca.pem", "node.key"):
+        (tmp_path / name).write_text("x")
+    return Link("fed.example.org:8000", tmp_path / "ca.pem", auth_key=tmp_path / "node.key")
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (CERTIFICATE, "check this machine's clock"),
+        ("[code: 2001] SuperNode authentication is enabled.", "give --auth-key"),
+        ("[code: 2004] Failed to activate SuperNode.", "have its public half registered there"),
+        ("RuntimeError: SuperNode Runtime HTTP API failed to start.", "port 1234 of this machine is taken"),
+        ("whatever else", "did not get to fed.example.org:8000"),
+    ],
+)
+def test_what_flower_says_becomes_one_sentence(link: Link, tmp_path: Path, said: str, sentence: str) -> None:
+    with pytest.raises(LinkError, match=sentence):
+        _judged(said, link, 1234, tmp_path / "flower.log")
+
+
+def test_a_connection_that_was_there_is_tried_again(link: Link, tmp_path: Path) -> None:
+    assert _judged("SuperNode ID: 12", link, 1234, tmp_path / "flower.log") == "the connection was lost"
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"superlink": "fed.example.org"}, "give HOST:PORT"),
+        ({"superlink": "fed.example.org:8000"}, "has no certificate"),
+        ({"superlink": "a:1", "insecure": True, "auth_key": Path("k")}, "leave one of them out"),
+        ({"superlink": "a:1", "root_certificates": Path("nowhere.pem")}, "nowhere.pem is not there"),
+    ],
+)
+def test_a_link_is_not_made_of_nonsense(given: dict[str, object], sentence: str) -> None:
+    with pytest.raises(LinkError, match=sentence):
+        Link(**given)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def superlink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
+    """A SuperLink with TLS and node authentication, and no node."""
+    with loopback(tmp_path_factory.mktemp("link"), [], tls=True, auth=True) as started:
+        yield started
+
+
+def node_run(folder: Path, superlink: str, *options: str) -> tuple[int, str]:
+    """The exit status and the last line of `secure-fed node run`."""
+    command = [sys.executable, "-m", "secure_fed", "node", "run", str(folder), "--superlink", superlink, *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "FLWR_HOME": str(folder / "flwr")}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, env=environment, check=False)
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stderr.strip().splitlines()[-1]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    (tmp_path / "own.csv").write_text("text,label\na,b\n")
+    own = {"train": [str(tmp_path / "own.csv")], "coordinator": "-".join(["abcd"] * 10)}
+    return home.new_node(tmp_path / "n", name="n", **own).folder  # type: ignore[arg-type]
+
+
+@pytest.mark.nightly
+def test_flowers_own_failures_end_a_node_with_one_sentence(superlink: Loopback, node: Path, tmp_path: Path) -> None:
+    here, ca = f"{HOST}:{superlink.port}", str(superlink.certificate)
+    other = tmp_path / "other"
+    other.mkdir()
+    certificates(other, HOST)
+    auth_keys(tmp_path / "new.key")
+    with socket.socket() as taken:
+        taken.bind((HOST, 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        found = {
+            "wrong authority": node_run(node, here, "--root-certificates", str(other / "ca.pem")),
+            "no key": node_run(node, here, "--root-certificates", ca),
+            "unknown key": node_run(node, here, "--root-certificates", ca, "--auth-key", str(tmp_path / "new.key")),
+            "port taken": node_run(node, here, "--root-certificates", ca, "--port", port),
+        }
+    assert {name: status for name, (status, _) in found.items()} == dict.fromkeys(found, 2)
+    for name, words in {
+        "wrong authority": "is not signed by",
+        "no key": "admits known nodes alone",
+        "unknown key": "does not know the key",
+        "port taken": f"port {port} of this machine is taken",
+    }.items():
+        assert words in found[name][1], found
