@@ -49,7 +49,7 @@ class Links:
     deadline: float
     say: Callable[[str], None]
     _node: dict[int, int] = field(default_factory=dict)
-    _refused: set[int] = field(default_factory=set)
+    _refused: dict[int, float] = field(default_factory=dict)  # until when a node is not asked again
 
     @property
     def present(self) -> frozenset[int]:
@@ -60,7 +60,8 @@ class Links:
         """Find out which members the nodes are that came since."""
         there = self.carrier.nodes()
         self._node = {member: node for member, node in self._node.items() if node in there}
-        new = there - set(self._node.values()) - self._refused
+        refused = {node for node, until in self._refused.items() if time.monotonic() < until}
+        new = there - set(self._node.values()) - refused
         if not new:
             return
         text = self.charter.signed(self.identity)
@@ -120,7 +121,7 @@ class Links:
             found = Refusal(
                 "Forged", f"it says that it is {self._name(found.member)}, and does not have that member's key"
             )
-        self._refused.add(node)
+        self._refused[node] = time.monotonic() + _AGAIN
         sentence = (
             found.sentence if isinstance(found, Refusal) else "it sent something else than an answer to the charter"
         )
@@ -155,5 +156,6 @@ class Links:
         return self.charter.members[member].name
 
 
+_AGAIN = 60.0  # seconds until a node that refused the charter is asked again: its owner may have changed the policy
 _PAUSE = 1.0  # seconds between two looks at who is there
 _GOODBYE = 30.0  # seconds
