@@ -61,6 +61,9 @@ PARTS = {
         peer="flower",
     ),
     "secure_sum": Part("secure_sum.py", "--repeats 2", "--repeats 1", threads=0),
+    "flower_overhead": Part(
+        "flower_overhead.py", "--nodes 3 --ranks 2 32 --rounds 2", "--nodes 3 --ranks 2 --rounds 2"
+    ),
     "fra_merge": Part("fra_merge.py", "--turns 2", "--turns 1"),
     "private_fra": Part("private_fra.py", "--size 2048", "--size 512"),
     "registered_clients": Part("registered_clients.py"),
