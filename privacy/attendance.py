@@ -83,9 +83,11 @@ class Attendance:
 
     def _note(self, file: int, record: bytes) -> None:
         try:
+            whole = os.fstat(file).st_size
             if os.write(file, record) == len(record):
                 return
             why = "the disk is full"
+            os.ftruncate(file, whole)  # a part left here would garble every record after it, when they are read again
         except OSError as error:
             why = str(error)
         raise LedgerError(f"a client's turn could not be noted, and so it does not take part: {why}")

@@ -110,3 +110,17 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "turns").mkdir()
     with pytest.raises(LedgerError, match="which notes when clients took part, cannot be used"):
         begun(tmp_path / "turns")
+
+
+def test_a_turn_that_a_full_disk_cut_does_not_garble_the_turns_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, write = tmp_path / "attendance", os.write
+    memory = begun(path)
+    with monkeypatch.context() as full:
+        full.setattr("privacy.attendance.os.write", lambda file, record: write(file, record[:1]))
+        with pytest.raises(LedgerError, match="the disk is full"):
+            memory.enter(4, SECOND)
+    memory.enter(4, SECOND)  # there is room again
+    memory.end()
+    refuses(begun(path), SECOND)
