@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -73,9 +74,9 @@ class Charter:
     version: str = __version__
 
     def __post_init__(self) -> None:
-        names = [member.name for member in self.members]
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise CharterError(f"two members of the federation are called {twice!r}: give one of them another name")
+        (name, count), *_ = Counter(member.name for member in self.members).most_common(1) or [("", 0)]
+        if count > 1:
+            raise CharterError(f"{count} members of the federation are called {name!r}: give each another name")
         try:
             registry_digest(self.identities, range(len(self.members)))
         except ParameterError as error:

@@ -11,6 +11,7 @@ one line.
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,7 +24,8 @@ from secure_fed.deployment.charter import Charter
 from secure_fed.deployment.envelope import Envelope
 from secure_fed.deployment.messages import Accepted, End, Left, Offer, Refusal
 from secure_fed.errors import SecureFedError
-from secure_fed.rounds.transport import Reply, Staged
+from secure_fed.rounds.transport import Reply, Request, Staged
+from secure_fed.tensors.tensors import Layout
 
 
 class Carrier(Protocol):
@@ -75,8 +77,13 @@ class Links:
         member_of = {self._node[member]: member for member in requests if member in self._node}
         asked = {node: self._sealed(messages.encode(requests[member])) for node, member in member_of.items()}
         for node, envelope in self.carrier.exchange(asked, self.deadline):
-            if node in asked and (answer := self._answer(member_of.pop(node, None), asked[node], envelope)) is not None:
-                yield answer
+            member = member_of.pop(node, None) if node in asked else None
+            if member is not None:
+                answer = self._answer(member, asked[node], envelope)
+                if fits(answer, requests[member]):
+                    yield answer
+                elif answer is not None:
+                    self.say(f"{self._name(member)} refuses: it answered something else than it was asked")
         for node, member in member_of.items():
             self.say(f"{self._name(member)} did not answer in {self.deadline:g} s")
             self._node.pop(member, None) if node not in self.carrier.nodes() else None
@@ -127,10 +134,8 @@ class Links:
         )
         self.say(f"node {node} does not take part: {sentence}")
 
-    def _answer(self, member: int | None, asked: Envelope, envelope: Envelope) -> Any:
-        """The member's answer, None where it has none that can be used."""
-        if member is None:
-            return None
+    def _answer(self, member: int, asked: Envelope, envelope: Envelope) -> Any:
+        """The member's answer, None where it has none that can be read."""
         public = self.charter.members[member].identity
         try:
             if seal.SIGNATURE in envelope.arrays:
@@ -154,6 +159,16 @@ class Links:
 
     def _name(self, member: int) -> str:
         return self.charter.members[member].name
+
+
+def fits(answer: Any, asked: Any) -> bool:
+    """Whether an answer is of the kind that was asked for; in the open, whether it can be added to the others."""
+    if not isinstance(asked, Request):
+        return isinstance(answer, Staged)
+    if not isinstance(answer, Reply) or not 0 <= answer.weight < math.inf:
+        return False
+    parts = answer.contribution.parts().values()
+    return all(part.is_floating_point() for part in parts) and Layout.of(answer.contribution).digest == asked.layout
 
 
 _AGAIN = 60.0  # seconds until a node that refused the charter is asked again: its owner may have changed the policy

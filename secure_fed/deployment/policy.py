@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from secure_fed.config.setting import key
 from secure_fed.deployment.charter import Charter, fingerprint
 from secure_fed.errors import UsageError
-
-SERVER = "server"
+from secure_fed.rounds.cohort import cohort_size
 
 
 class PolicyError(UsageError):
@@ -59,8 +58,8 @@ def _objections(policy: Policy, charter: Charter) -> Iterator[str]:
     ):
         if admitted and value not in admitted:
             yield f"{value!r:.80} is not among {name}"
-    cohort = config.federation.cohort or len(charter.members)
-    if min(cohort, len(charter.members)) < policy.least_cohort:
+    cohort = cohort_size(config, len(charter.members))
+    if cohort < policy.least_cohort:
         yield f"a round has {cohort} members, fewer than least_cohort = {policy.least_cohort}"
     if config.federation.rounds > policy.most_rounds:
         yield f"it has {config.federation.rounds} rounds, more than most_rounds = {policy.most_rounds}"
@@ -84,7 +83,6 @@ def _of_privacy(policy: Policy, charter: Charter) -> Iterator[str]:
         yield f"its epsilon is {privacy.epsilon:g}, above most_epsilon = {policy.most_epsilon:g}"
     if privacy.delta > policy.most_delta:
         yield f"its delta is {privacy.delta:g}, above most_delta = {policy.most_delta:g}"
-    from secure_fed.rounds.placement import placement_of  # it needs torch, which reading a policy need not wait for
-
-    if policy.against_server and SERVER not in placement_of(charter.config).holds_against:
+    clients = privacy.unit == "client"  # of other units the noise is in each step of a member's own training
+    if policy.against_server and clients and privacy.noise not in ("distributed", "local"):
         yield "its guarantee does not hold against the server, and against_server = true asks for it"

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from privacy.entropy import SeededEntropy
 from protocols.keys import Identity
@@ -22,7 +23,8 @@ from secure_fed.deployment.messages import Refusal
 from secure_fed.deployment.node import Node
 from secure_fed.errors import TrainingError
 from secure_fed.methods.method import State
-from secure_fed.rounds.transport import Stage
+from secure_fed.rounds.transport import Reply, Stage, Staged
+from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed.deployment.parties import Deployed, copied, founded, rows_of
 
 USUAL: dict[str, dict[str, Any]] = {
@@ -117,7 +119,13 @@ def signed_by_another(envelope: Envelope) -> Envelope:
 
 @pytest.mark.parametrize(
     "touch",
-    [damaged, signed_by_another, seal.unsealed, lambda answer: Envelope(b"{}"), lambda answer: None],
+    [
+        damaged,
+        pytest.param(signed_by_another, marks=pytest.mark.nightly),
+        seal.unsealed,
+        pytest.param(lambda answer: Envelope(b"{}"), marks=pytest.mark.nightly),
+        pytest.param(lambda answer: None, marks=pytest.mark.nightly),
+    ],
     ids=["a bit changed", "signed by another", "signature taken off", "no message", "lost on the way"],
 )
 def test_whatever_is_done_to_an_answer_on_the_way_makes_its_member_absent_and_no_more(
@@ -133,6 +141,45 @@ def test_whatever_is_done_to_an_answer_on_the_way_makes_its_member_absent_and_no
     survivors = [record["masked"]["survivors"] for record in result.records]
     assert survivors == [3, 4], "\n".join(party.said)
     assert any(line.startswith("c1 ") for line in party.said if "there" not in line)
+
+
+SOMETHING = Tensors({"bias": torch.zeros(3)})
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        Reply(0, SOMETHING, 1.0, 0.0),
+        pytest.param(Reply(0, Tensors(), 1.0, 0.0), marks=pytest.mark.nightly),
+        pytest.param("of integers", marks=pytest.mark.nightly),
+        pytest.param("of a weight below zero", marks=pytest.mark.nightly),
+        Staged(0, b"something"),
+        pytest.param(messages.Accepted(1, bytes(64)), marks=pytest.mark.nightly),
+        pytest.param(messages.Ended(), marks=pytest.mark.nightly),
+    ],
+    ids=range(7),
+)
+def test_a_member_that_answers_something_else_is_absent_and_no_more(tmp_path: Path, lie: Any) -> None:
+    """Signed by the member itself, in the open, where the server adds up what it is sent."""
+    party = deployed(tmp_path)
+
+    def lies(node: int, asked: Envelope, answer: Envelope) -> Envelope:
+        told = messages.decode(seal.unsealed(answer))
+        if node != 101 or not isinstance(told, Reply):
+            return answer
+        said = lie
+        if lie == "of integers":
+            parts = {name: part.to(torch.int64) for name, part in told.contribution.parts().items()}
+            said = replace(told, contribution=Tensors.from_parts(parts))
+        if lie == "of a weight below zero":
+            said = replace(told, weight=-1.0)
+        identity = party.carrier.nodes_[101].home.identity
+        return seal.sealed(messages.encode(said), identity, seal.ANSWER, party.charter.digest, seal.digest(asked))
+
+    party.carrier.touch = lies
+    result = party.conduct()
+    assert result.state.round == 2
+    assert sum(line.startswith("c1 refuses") for line in party.said) == 2, party.said
 
 
 def test_an_answer_to_another_request_is_refused(tmp_path: Path) -> None:
@@ -192,7 +239,7 @@ class Killed(BaseException):
     """What stands for a kill of the coordinator."""
 
 
-@pytest.mark.parametrize("tables", [(), (SHARES,)], ids=["open", "shares"])
+@pytest.mark.parametrize("tables", [pytest.param((), marks=pytest.mark.nightly), (SHARES,)], ids=["open", "shares"])
 def test_a_coordinator_killed_in_a_round_goes_on_with_the_next(tmp_path: Path, tables: Any) -> None:
     party = deployed(tmp_path, *tables, {"federation": {"rounds": 3}})
 

@@ -73,6 +73,19 @@ def test_each_limit_is_kept_and_named(name: str, policy: dict[str, Any], terms: 
         require(replace(POLICY, **policy), offered)
 
 
+def test_what_a_charter_leaves_open_is_judged_by_what_is_run() -> None:
+    """Ten members a round if nobody says how many, and noise by the server if nobody says whose."""
+    many = tuple(Member(f"clinic {number}", Identity.new().public) for number in range(40))
+    offered = replace(charter(federation={"cohort": None}), members=many)
+    require(replace(POLICY, least_cohort=10), offered)
+    with pytest.raises(PolicyError, match="a round has 10 members, fewer than least_cohort = 11"):
+        require(replace(POLICY, least_cohort=11), offered)
+    with pytest.raises(PolicyError, match="against_server"):
+        require(
+            replace(POLICY, against_server=True), charter(privacy={"noise": "auto"}, federation={"sampling": "auto"})
+        )
+
+
 def test_a_noise_multiplier_alone_states_no_epsilon() -> None:
     offered = charter(privacy={"epsilon": None, "noise_multiplier": 1.0})
     with pytest.raises(PolicyError, match="states no epsilon"):
