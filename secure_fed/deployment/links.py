@@ -86,7 +86,8 @@ class Links:
                     self.say(f"{self._name(member)} refuses: it answered something else than it was asked")
         for node, member in member_of.items():
             self.say(f"{self._name(member)} did not answer in {self.deadline:g} s")
-            self._node.pop(member, None) if node not in self.carrier.nodes() else None
+            if node not in self.carrier.nodes():
+                self._node.pop(member, None)
 
     def end(self) -> None:
         """Tell everybody that the run is over; a node that does not hear it forgets the run with its process."""

@@ -178,5 +178,5 @@ def test_an_acceptance_is_of_one_offer_and_one_member() -> None:
 
 def test_every_kind_is_known() -> None:
     assert {messages.kind(encode(message)) for message in [*MESSAGES, REQUEST, Reply(0, TENSORS, 1.0, 0.0)]} == set(
-        messages._MADE
+        messages._READ
     )
