@@ -1,6 +1,6 @@
 """Envelopes through Flower's own processes on this machine: ServerApp, SuperLink, SuperNodes, ClientApps, agents, and back.
 
-One run in the open and one with TLS and node authentication, each with all bytes between the nodes and the SuperLink kept.
+All bytes between the nodes and the SuperLink are kept. Under TLS and node authentication: test_deployed.py.
 """
 
 from __future__ import annotations
@@ -83,14 +83,13 @@ class Done:
     """A run that is over. asked: what its ServerApp asked, in order."""
 
     link: Loopback
-    tls: bool
     asked: list[dict[str, Any]]
 
 
-@pytest.fixture(scope="module", params=["open", "tls"])
-def done(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Done]:
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Done]:
     """Two nodes, each with an agent in a thread of this process."""
-    folder, tls, over = tmp_path_factory.mktemp("flower"), request.param == "tls", threading.Event()
+    folder, over = tmp_path_factory.mktemp("flower"), threading.Event()
     homes = [folder / "north", folder / "south"]
     for home in homes:
         home.mkdir(mode=0o700)
@@ -100,11 +99,11 @@ def done(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     project.mkdir()
     (project / "pyproject.toml").write_text(PROJECT, encoding="utf-8")
     (project / "asking.py").write_text(ASKING, encoding="utf-8")
-    with loopback(folder / "link", homes, tls=tls, auth=tls, proxy=True) as link:
+    with loopback(folder / "link", homes, proxy=True) as link:
         output = link.run(project)
         over.set()
         lines = [line for line in output.splitlines() if line.startswith("ASKED ")]
-        yield Done(link, tls, [json.loads(line.removeprefix("ASKED ")) for line in lines])
+        yield Done(link, [json.loads(line.removeprefix("ASKED ")) for line in lines])
 
 
 def test_every_array_comes_back_from_the_agent_of_every_node(done: Done) -> None:
@@ -126,14 +125,13 @@ def test_nodes_answer_again_after_a_stage_that_they_missed(done: Done) -> None:
     assert len(done.asked[4]["answers"]) == 2
 
 
-def test_the_recording_shows_what_travels_in_the_open_and_nothing_under_tls(done: Done) -> None:
+def test_the_recording_shows_what_travels_in_the_open(done: Done) -> None:
     kept = done.link.recording
     assert kept is not None
     large = np.random.default_rng(1).integers(0, 256, 12_000_000, dtype=np.uint8)
     assert kept.total > 3 * large.nbytes  # to two nodes and back; what is equal in both answers may go once
-    assert kept.holds(MARK) is not done.tls
-    assert kept.holds(large[6_000_000:6_001_000].tobytes()) is not done.tls
-    assert kept.holds(b"secure_fed") is not done.tls
+    assert kept.holds(MARK)
+    assert kept.holds(large[6_000_000:6_001_000].tobytes())
 
 
 def test_no_process_writes_a_stack_trace_but_the_agent_that_failed(done: Done) -> None:
