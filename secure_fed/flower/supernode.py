@@ -107,7 +107,10 @@ def _connected(folder: Path, link: Link, agent: subprocess.Popen[bytes]) -> str:
     port = link.port or _free_port()
     log = folder / LOG
     begun = log.stat().st_size if log.exists() else 0
-    environment = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    beside = os.pathsep.join(
+        [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+    )  # Flower starts more of its own
+    environment = {**os.environ, "PATH": beside, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
     with open(log, "ab", opener=_private) as output:
         process = subprocess.Popen(
             link.command(folder, port),
