@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from protocols.players import Here
-from secure_fed.deployment.home import CoordinatorHome
+from secure_fed.deployment.home import BEGUN, RUN, CoordinatorHome
 from secure_fed.deployment.links import Carrier, Links
 from secure_fed.deployment.problem import of_coordinator
 from secure_fed.errors import ModelError, TrainingError
@@ -133,6 +133,3 @@ def line_of(record: Record, rounds: int) -> str:
     if "masked" in record and record["masked"].get("survivors") is not None:
         found.append(f"{record['masked']['survivors']} of {record['cohort']} members in the sum")
     return ", ".join([*found, f"{record['bytes_up'] / 1e6:.1f} MB up", f"{record['seconds']:.0f} s"])
-
-
-RUN, BEGUN = "run", "begun"

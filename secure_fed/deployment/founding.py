@@ -9,7 +9,7 @@ from pathlib import Path
 
 from secure_fed.config import RunConfig
 from secure_fed.deployment.charter import Charter, Member
-from secure_fed.deployment.home import CHARTER, COORDINATOR, HomeError, load_coordinator_key
+from secure_fed.deployment.home import BEGUN, CHARTER, COORDINATOR, RUN, HomeError, load_coordinator_key
 from secure_fed.errors import ConfigError
 from secure_fed.learning import tasks
 from secure_fed.learning.data import sources
@@ -26,9 +26,9 @@ def found(folder: Path, config: RunConfig, members: Sequence[Member], name: str)
     which classes there are is read from the test set.
     """
     identity = load_coordinator_key(folder)
-    if (folder / "run").exists():
+    if (folder / RUN).exists():
         raise HomeError(
-            f"{folder} holds the run of a federation: found a new one in another folder, or move {folder / 'run'}"
+            f"{folder} holds the run of a federation: found a new one in another folder, or move {folder / RUN}"
         )
     task = tasks.build(config.data)
     test = [config.data.test] if isinstance(config.data.test, str) else list(config.data.test)
@@ -53,7 +53,7 @@ def found(folder: Path, config: RunConfig, members: Sequence[Member], name: str)
     )
     own = f"[coordinator]\ntest = {json.dumps(list(map(str, paths)))}\nledger = {json.dumps(config.privacy.ledger)}\n"
     atomic_write(folder / COORDINATOR, own, private=True)
-    (folder / "begun").unlink(missing_ok=True)
+    (folder / BEGUN).unlink(missing_ok=True)
     atomic_write(folder / CHARTER, charter.signed(identity))
     return charter
 
@@ -76,62 +76,31 @@ def agreed(config: RunConfig, members: Sequence[Member]) -> RunConfig:
 
 
 def _require_deployable(config: RunConfig, members: Sequence[Member]) -> None:
-    federation, evaluation, unit = config.federation, config.evaluation, config.privacy.unit
-    for setting, value, refused, why, limit in (
-        (
-            "federation.sampling",
-            federation.sampling,
-            federation.sampling == "poisson",
-            "is by secret coins, and whoever runs or watches the machines sees whom they choose",
-            "'schedule' or 'fixed'",
-        ),
-        (
-            "federation.vanishing",
-            federation.vanishing,
-            federation.vanishing > 0,
-            "makes clients of a simulation vanish",
-            "0",
-        ),
-        (
-            "evaluation.per_client",
-            evaluation.per_client,
-            evaluation.per_client,
-            "needs the members' examples in one place",
-            "false",
-        ),
-        (
-            "evaluation.canaries",
-            evaluation.canaries,
-            evaluation.canaries != "none",
-            "needs the members' examples in one place",
-            "'none'",
-        ),
-        (
-            "evaluation.diagnostics",
-            list(evaluation.diagnostics),
-            bool(set(evaluation.diagnostics) - {"variation"}),
-            "needs the members' tensors in one place",
-            "[] or ['variation']",
-        ),
-        (
-            "method.personal",
-            config.method.personal,
-            bool(config.method.personal),
-            "is not kept by nodes yet",
-            "not set",
-        ),
-        (
-            "federation.clients",
-            federation.clients,
-            federation.clients not in (None, len(members)),
-            f"is not the {len(members)} cards that are given",
-            "not set",
-        ),
-    ):
-        if refused:
+    for setting, (admitted, why) in _ADMITTED.items():
+        section, name = setting.split(".")
+        value = getattr(getattr(config, section), name)
+        if value not in admitted:
+            limit = " or ".join(map(repr, admitted))
             raise ConfigError(f"{setting} = {value!r} {why}: set it to {limit}").about(setting, value, limit)
+    unit, clients = config.privacy.unit, config.federation.clients
+    if clients not in (None, len(members)):
+        message = f"federation.clients = {clients} is not the {len(members)} cards that are given: leave it out"
+        raise ConfigError(message).about("federation.clients", clients, "not set")
     if unit in ("example", "group") and (silent := [one.name for one in members if one.examples is None]):
         raise ConfigError(
             f"privacy.unit = {unit!r} counts each member's units, and the card of {silent[0]!r} declares none: set units in "
             "its node.toml, and write its card anew"
         ).about("privacy.unit", unit, "cards that declare their units")
+
+
+_ADMITTED: dict[str, tuple[tuple[object, ...], str]] = {
+    "federation.sampling": (
+        ("schedule", "fixed", "auto"),
+        "is by secret coins, and whoever runs or watches the machines sees whom they choose",
+    ),
+    "federation.vanishing": ((0.0,), "makes clients of a simulation vanish"),
+    "evaluation.per_client": ((False,), "needs the members' examples in one place"),
+    "evaluation.canaries": (("none",), "needs the members' examples in one place"),
+    "evaluation.diagnostics": (((), ("variation",)), "needs the members' tensors in one place"),
+    "method.personal": (((),), "is not kept by nodes yet"),
+}

@@ -37,6 +37,7 @@ from secure_fed.runs.durable import atomic_write
 NODE, IDENTITY, CARD, FEDERATIONS = "node.toml", "identity.key", "card.json", "federations"
 LEDGER = "ledger.sqlite"
 COORDINATOR, COORDINATOR_KEY, CHARTER = "coordinator.toml", "coordinator.key", "charter.json"
+RUN, BEGUN = "run", "begun"  # the run directory, and the number of rounds begun
 Section = TypeVar("Section")
 _FINGERPRINT = re.compile("[0-9a-f]{4}(-[0-9a-f]{4}){9}")
 

@@ -40,10 +40,7 @@ class Carrier(Protocol):
 
 @dataclass
 class Links:
-    """The members that can be reached. deadline: the seconds that a stage may take. say: told in one line what goes wrong.
-
-    bytes_up, bytes_down: that envelopes had.
-    """
+    """The members that can be reached. deadline: the seconds that a stage may take. say: told in one line what goes wrong."""
 
     carrier: Carrier
     charter: Charter

@@ -34,7 +34,7 @@ class Refused(SecureFedError):  # noqa: N818 - what the node does
 
 @dataclass
 class _Joined:
-    """The federation that this node takes part in now, and what came of the last envelope."""
+    """The federation that this node takes part in now."""
 
     charter: Charter
     party: Party

@@ -90,11 +90,15 @@ def of_one_party(task: Reads, paths: Sequence[Path], setting: str, group: str = 
     if not any(map(len, tables)):
         places = ", ".join(map(str, paths)) or "nothing"
         raise DataError(f"{places} holds no examples; set {setting} to a file or a folder that does")
+    _require_texts(task, tables)
+    return tables
+
+
+def _require_texts(task: Reads, tables: Sequence[Table]) -> None:
     for table in tables:
         require_some(table, task.columns.text, "data.text")
         if task.columns.text_b:
             require_some(table, task.columns.text_b, "data.text_b")
-    return tables
 
 
 def generated(data: DataConfig) -> bool:
@@ -188,10 +192,7 @@ def _test_files(folder: Path) -> list[Path]:
 
 
 def _source(data: DataConfig, task: Reads, tables: _Tables, split: tuple[str, int], group: str) -> Source:
-    for table in (*tables.train, *tables.test):
-        require_some(table, task.columns.text, "data.text")
-        if task.columns.text_b:
-            require_some(table, task.columns.text_b, "data.text_b")
+    _require_texts(task, (*tables.train, *tables.test))
     train, test = task.read(tables.train, tables.test)
     train = _owned(data, train, tables.train, need_client=True, group=group)
     if train.client is None and tables.owners is not None:

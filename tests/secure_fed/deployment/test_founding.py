@@ -1,0 +1,42 @@
+"""What a federation on many machines cannot have is refused when it is founded, by the setting's name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from secure_fed.config import RunConfig
+from secure_fed.deployment.charter import Member
+from secure_fed.deployment.founding import MEMBERS, agreed
+from secure_fed.errors import ConfigError
+
+CARDS = [Member(f"clinic {number}", bytes([number] * 32)) for number in range(4)]
+USUAL: dict[str, dict[str, Any]] = {"data": {"train": "own.csv", "test": "test.csv"}}
+
+
+def test_the_paths_of_files_stay_out_of_a_charter() -> None:
+    terms = agreed(RunConfig.from_dict(USUAL), CARDS)
+    assert (terms.data.train, terms.data.test, terms.privacy.ledger) == (MEMBERS, "", "")
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"federation": {"sampling": "poisson"}},
+        {"federation": {"vanishing": 0.1}},
+        {"federation": {"clients": 5}},
+        {"evaluation": {"per_client": True}},
+        {"evaluation": {"canaries": "mislabelled"}},
+        {"evaluation": {"diagnostics": ["drift"]}},
+        {"method": {"name": "fedlora", "personal": ["lora_A"]}},
+        {"privacy": {"unit": "example", "epsilon": 8.0}},
+    ],
+    ids=str,
+)
+def test_what_needs_all_data_in_one_place_is_refused(tables: dict[str, dict[str, Any]]) -> None:
+    section, values = next(iter(tables.items()))
+    names = list(values)
+    with pytest.raises(ConfigError) as refused:
+        agreed(RunConfig.from_dict(USUAL | tables), CARDS)
+    assert refused.value.setting in {f"{section}.{name}" for name in names}
