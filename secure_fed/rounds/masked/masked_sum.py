@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 
 from protocols import costs
-from protocols.errors import Aborted, Misdealt, ProtocolError
+from protocols.errors import Aborted, Misdealt, ProtocolError, Tampering
 from protocols.parameters import Parameters
 from protocols.server import Server as Unmasking
 from secure_fed.errors import TrainingError
@@ -54,7 +54,8 @@ class MaskedSum:
     clients: the number of participants. If coins draw the cohort, other clients fill it up to a public number (`Terms.invited`)
     and contribute zeros, so that neither the sum nor whether there is one depends on how many the coins drew. barred: clients
     that dealt wrong shares, which are not invited again in this run. during: entered for each session, by its number, and left
-    when it ends, however it ends. loses_aborted: a session that ends without a sum costs its round, and not the run.
+    when it ends, however it ends. loses_aborted: a session without a sum, or with one that honest clients cannot make, costs
+    its round, and not the run.
     """
 
     terms: Terms
@@ -87,7 +88,7 @@ class MaskedSum:
                 list(rejected),
                 error.client,
             ) from error
-        except Aborted as error:
+        except (Aborted, Tampering) as error:
             if not self.loses_aborted:
                 raise
             raise RoundLost(str(error), spent, list(rejected)) from error

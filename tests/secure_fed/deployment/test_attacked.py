@@ -1,0 +1,38 @@
+"""Every row of docs/deployment_threats.md that is a lie in a round, in one run: each costs what it may, and is said."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from secure_fed import RunConfig
+from secure_fed.deployment import coordinator
+from tests.secure_fed.deployment.hostile import SCRIPTS, VICTIM, Lying, Member, OnTheWay, found
+from tests.secure_fed.deployment.parties import founded
+from tests.secure_fed.deployment.test_deployed_run import ACTIVE, PARTS, SKETCHED, config_of
+
+SIGNED = {"secure_aggregation": ACTIVE["secure_aggregation"] | {"dropout": 0.25}}
+METHODS: dict[str, Any] = {"one sum": {}, "two sums": SKETCHED}
+
+
+def config(which: str) -> RunConfig:
+    """Of a run with as many rounds as the script has attacks."""
+    return config_of(SIGNED, METHODS[which], {"federation": {"rounds": len(SCRIPTS[which])}})
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("which", SCRIPTS)
+def test_every_attack_of_a_run_is_noticed_and_costs_no_more_than_it_may(
+    tmp_path: Path, which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = SCRIPTS[which]
+    party = founded(tmp_path, config(which), PARTS, lambda number: None)
+    nodes: Any = party.carrier.nodes_
+    nodes[100 + VICTIM] = Member(nodes[100 + VICTIM], script)
+    party.carrier = OnTheWay(party.carrier, script)  # type: ignore[assignment]
+    monkeypatch.setattr(coordinator, "Links", partial(Lying, script=script))
+    result = party.conduct()
+    assert [came for came in found(result.records, party.said, script) if came] == []
