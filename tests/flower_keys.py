@@ -13,15 +13,16 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 
-def certificates(folder: Path, host: str) -> None:
-    """Write ca.pem, and server.pem with server.key for this IP address, signed by it."""
+def certificates(folder: Path, host: str, ahead: timedelta = timedelta()) -> None:
+    """Write ca.pem, and server.pem with server.key for this IP address, signed by it. ahead: of our clock."""
     authority, server = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     issuer, subject = _name("secure-fed test authority"), _name(host)
-    ca = _certificate(issuer, issuer, authority.public_key())
+    now = datetime.now(UTC) + ahead
+    ca = _certificate(issuer, issuer, authority.public_key(), now)
     ca = ca.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
     ca = ca.add_extension(usage, critical=True)
-    leaf = _certificate(subject, issuer, server.public_key())
+    leaf = _certificate(subject, issuer, server.public_key(), now)
     names = [x509.IPAddress(ipaddress.ip_address(host)), x509.DNSName("localhost")]
     leaf = leaf.add_extension(x509.SubjectAlternativeName(names), critical=False)
     leaf = leaf.add_extension(
@@ -45,8 +46,9 @@ def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
-def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime
+) -> x509.CertificateBuilder:
     made = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
     made = made.serial_number(x509.random_serial_number())
     return made.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=2))

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 
 from tests.flower_keys import auth_keys, certificates
@@ -32,12 +33,14 @@ HOST = "127.0.0.1"
 
 @dataclass
 class Loopback:
-    """A SuperLink with its nodes. homes: the folder of each node. recording: of what goes between nodes and SuperLink."""
+    """A SuperLink with its nodes. homes: the folder of each node. recording: of what goes between nodes and SuperLink.
+    ahead: by how much the clock is ahead with which the certificates were made."""
 
     folder: Path
     homes: Sequence[Path]
     tls: bool = False
     auth: bool = False
+    ahead: timedelta = timedelta()
     recording: Recording | None = None
     command: Callable[[Loopback, int], list[str]] | None = None
     port: int = field(default_factory=lambda: free_port())
@@ -142,7 +145,7 @@ class Loopback:
         """Write keys, certificates and the connection that `flwr` uses."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.tls:
-            certificates(self.folder, HOST)
+            certificates(self.folder, HOST, self.ahead)
         for node in range(len(self.homes)) if self.auth else ():
             auth_keys(self.key(node))
         user = self.folder / "user"
@@ -195,13 +198,14 @@ def loopback(
     tls: bool = False,
     auth: bool = False,
     proxy: bool = False,
+    ahead: timedelta = timedelta(),
     command: Callable[[Loopback, int], list[str]] | None = None,
 ) -> Iterator[Loopback]:
     """A SuperLink and a node for each home, until the block is left. command: of a node, if it is not Flower's alone.
 
     auth needs tls. proxy: keep all bytes between nodes and SuperLink, in `link.recording`.
     """
-    link = Loopback(folder, homes, tls=tls, auth=auth, command=command)
+    link = Loopback(folder, homes, tls=tls, auth=auth, ahead=ahead, command=command)
     link.prepare()
     try:
         link.start_superlink()

@@ -22,6 +22,7 @@ from secure_fed.deployment.home import Home
 from secure_fed.errors import SecureFedError, UsageError
 
 LOG = "flower.log"
+AGENT = (sys.executable, "-m", "secure_fed.deployment.agent")  # the command of an agent, before its folder
 _AGAIN = 5.0  # seconds before a SuperNode that lost its SuperLink is started again
 
 
@@ -85,7 +86,7 @@ def _agent(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The agent, ended with this process."""
     log = folder / relay.LOG
     with open(log, "ab", opener=_private) as output:
-        command = [sys.executable, "-m", "secure_fed.deployment.agent", str(folder), "--attended"]
+        command = [*AGENT, str(folder), "--attended"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output)
     try:
         _await_agent(folder, process, log)

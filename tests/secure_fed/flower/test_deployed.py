@@ -113,14 +113,18 @@ class Simulated:
     plain: list[bytes]
 
 
+def in_one_process(party: Deployed, config: RunConfig, tmp: Path) -> Federation:
+    """The same run as a simulation, over the nodes' files."""
+    files = [str(shutil.copy(home / "train.jsonl", tmp / f"c{at}.jsonl")) for at, home in enumerate(party.homes)]
+    own = {("data", "train"): files, ("data", "test"): str(party.folder.parent / "test.jsonl")}
+    quiet = {("evaluation", "phantoms"): 0, ("evaluation", "audit_fraction"): 0.0, ("training", "together"): 1}
+    return Federation(config.replace({**own, **quiet}), entropy=SeededEntropy(SEED))
+
+
 @pytest.fixture(scope="module")
 def simulated(ran: Ran, tmp_path_factory: pytest.TempPathFactory) -> Simulated:
-    """The same run in one process."""
-    tmp, plain = tmp_path_factory.mktemp("simulated"), list[bytes]()
-    files = [str(shutil.copy(home / "train.jsonl", tmp / f"c{at}.jsonl")) for at, home in enumerate(ran.party.homes)]
-    own = {("data", "train"): files, ("data", "test"): str(ran.party.folder.parent / "test.jsonl")}
-    quiet = {("evaluation", "phantoms"): 0, ("evaluation", "audit_fraction"): 0.0, ("training", "together"): 1}
-    federation = Federation(SHARES.replace({**own, **quiet}), entropy=SeededEntropy(SEED))
+    plain = list[bytes]()
+    federation = in_one_process(ran.party, SHARES, tmp_path_factory.mktemp("simulated"))
     federation.assembly = replace(federation.assembly, transport=Losing(federation.assembly.transport))
     mask = protocols.client.Client.mask
 
@@ -169,7 +173,7 @@ def test_every_node_knows_what_it_was_asked_and_what_it_spent(ran: Ran, capsys: 
 EXAMPLE = RunConfig.from_dict(
     {
         "data": {"train": "of each member"},
-        "federation": {"rounds": 1, "cohort": 4, "sampling": "fixed"},
+        "federation": {"rounds": 3, "cohort": 4, "sampling": "fixed"},
         "training": {"batch_size": 4},
         "method": {"name": "fra_lora", "rank": 1, "transport_form": "sketch", "target_modules": ["query"]},
         "privacy": {"unit": "example", "epsilon": 50.0, "clip_norm": 0.1},
@@ -178,17 +182,27 @@ EXAMPLE = RunConfig.from_dict(
 )
 
 
+def seeded_run(link: Loopback, node: int) -> list[str]:
+    """`secure-fed node run` with an agent of a seed."""
+    python, _, _, *rest = node_run(link, node)
+    return [python, "-m", "tests.secure_fed.flower.seeded_node_run", "run", str(SEED), *rest]
+
+
 def test_under_tls_with_node_authentication_and_the_budgets_at_the_nodes(tmp_path: Path) -> None:
-    """Nodes as their owners start them. Examples are protected, in two sums of sketches."""
+    """Nodes as their owners start them, but for a seed. Examples are protected, in two sums of sketches a round."""
     party = founded(tmp_path, EXAMPLE, PARTS, lambda number: None, most_epsilon=50.0)
     homes = party.homes
-    with loopback(tmp_path / "link", homes, tls=True, auth=True, proxy=True, command=node_run) as link:
+    with loopback(tmp_path / "link", homes, tls=True, auth=True, proxy=True, command=seeded_run) as link:
         secured = Connection(link.address, root_certificates=link.certificate)
-        output = link.run(write_project(tmp_path / "app", party.folder, secured), seconds=400)
+        output = link.run(write_project(tmp_path / "app", party.folder, secured), seconds=600)
         assert link.recording is not None
         assert not link.recording.holds(party.charter.model_digest.encode()), "TLS hides even the charter"
-    assert "4 of 4 members in the sum" in output
+    assert output.count("4 of 4 members in the sum") == 3
     result = json.loads((party.folder / "run" / "result.json").read_text())
     for home in homes:
         spent = Ledger.open(home / LEDGER).spent()
         assert 0 < spent.epsilon <= result["epsilon"] + 1e-9
+    checkpoint = read_checkpoint(party.folder / "run")
+    assert checkpoint is not None
+    alone = in_one_process(party, EXAMPLE, tmp_path).run().state
+    assert torch.equal(flat(checkpoint.state.tensors.parts()), flat(alone.tensors.parts()))

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -99,11 +100,15 @@ def test_flowers_own_failures_end_a_node_with_one_sentence(superlink: Loopback, 
             "unknown key": node_run(node, here, "--root-certificates", ca, "--auth-key", str(tmp_path / "new.key")),
             "port taken": node_run(node, here, "--root-certificates", ca, "--port", port),
         }
+    with loopback(tmp_path / "ahead", [], tls=True, ahead=timedelta(days=3)) as early:
+        given = (f"{HOST}:{early.port}", "--root-certificates", str(early.certificate))
+        found["clock wrong"] = node_run(node, *given)
     assert {name: status for name, (status, _) in found.items()} == dict.fromkeys(found, 2)
     for name, words in {
         "wrong authority": "is not signed by",
         "no key": "admits known nodes alone",
         "unknown key": "does not know the key",
         "port taken": f"port {port} of this machine is taken",
+        "clock wrong": "check this machine's clock",
     }.items():
         assert words in found[name][1], found

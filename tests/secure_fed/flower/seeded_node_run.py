@@ -1,0 +1,23 @@
+"""`secure-fed node run` for tests, with an agent whose noise is of a seed, so that its run can be made again elsewhere.
+
+python -m tests.secure_fed.flower.seeded_node_run run SEED node run HOME ...
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+from privacy.entropy import SeededEntropy
+from secure_fed.commands.cli import main
+from secure_fed.deployment import agent, node
+from secure_fed.flower import supernode
+
+if __name__ == "__main__":
+    role, seed, *given = sys.argv[1:]
+    if role == "agent":
+        node.Node = partial(node.Node, entropy=SeededEntropy(int(seed)))  # type: ignore[misc,assignment]
+        sys.argv = ["agent", *given]
+        sys.exit(agent.main())
+    supernode.AGENT = (sys.executable, "-m", "tests.secure_fed.flower.seeded_node_run", "agent", seed)
+    sys.exit(main(given))
