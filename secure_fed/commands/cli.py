@@ -152,14 +152,16 @@ def _run(config: RunConfig, chosen: argparse.Namespace, name: str, *, resume: bo
         out = stack.enter_context(claimed(out, rename=not chosen.out))
         stack.enter_context(resumable(out))
         print(f"secure-fed: {config.method.name} of {config.model.name}, run directory {out}", file=sys.stderr)
+        checkpoint = read_checkpoint(out)
+        done = read_records(out, checkpoint.state.round) if checkpoint else []
+        progress = stack.enter_context(ConsoleProgress(config.federation.rounds, done))
         federation = Federation(config)
         for warning in federation.warnings:
             print(f"secure-fed: warning: {warning}", file=sys.stderr)
-        checkpoint = read_checkpoint(out)
-        done = read_records(out, checkpoint.state.round) if checkpoint else []
         if config.evaluation.tensorboard:
             federation.callbacks.append(TensorBoard(private_part(out) / TENSORBOARD, len(done)))
-        federation.callbacks.append(stack.enter_context(ConsoleProgress(config.federation.rounds, done)))
+        federation.callbacks.append(progress)
+        progress.begin(federation.assembly.protection.plan)
         result = federation.run(out, resume=resume)
     page = write_report(out)
     if chosen.json:

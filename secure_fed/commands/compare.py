@@ -113,7 +113,12 @@ def _shown(first: Iterator[str], job: Job) -> Iterator[SimpleNamespace]:
     checkpoint = read_checkpoint(job.run_dir)
     done = read_records(job.run_dir, checkpoint.state.round) if checkpoint else []
     with ConsoleProgress(job.config.federation.rounds, done) as progress:
-        yield SimpleNamespace(on_begin=_warn, on_round_end=progress.on_round_end)
+
+        def on_begin(federation: Federation) -> None:
+            _warn(federation)
+            progress.begin(federation.assembly.protection.plan)
+
+        yield SimpleNamespace(on_begin=on_begin, on_progress=progress.on_progress, on_round_end=progress.on_round_end)
 
 
 def _show(out: Path, rows: Sequence[Row]) -> None:

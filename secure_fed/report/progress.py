@@ -2,53 +2,61 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from secure_fed.errors import ConfigError
 from secure_fed.learning.tasks.headline import spoken
 from secure_fed.methods.method import State
-from secure_fed.report.formatting import size
+from secure_fed.report.formatting import at_most, size
 from secure_fed.report.terminal import PlainConsole
+from secure_fed.rounds.progress import Progress as Within
 from secure_fed.rounds.record import Record
+
+if TYPE_CHECKING:
+    from privacy.run_plan import Plan
 
 
 class ConsoleProgress:
-    """A progress bar with rounds, accuracy, bytes so far and time left; without a terminal, a plain line per round.
+    """One line that always moves: rounds, the stage and its clients, accuracy, epsilon and bytes so far, time left.
 
-    A resumed run starts after the rounds that are `done`. A display that fails stops no run.
+    Without a terminal it is a plain line after every round, and within a round one every quarter of a minute. A resumed run
+    starts after the rounds that are `done`. A display that fails stops no run.
     """
 
     def __init__(self, rounds: int, done: Sequence[Record] = ()) -> None:
         self._console = PlainConsole(stderr=True)
-        self._progress = Progress(
+        self._bar = Progress(
             TextColumn("round"),
             MofNCompleteColumn(),
             BarColumn(bar_width=None),
             TextColumn("{task.fields[news]}", markup=False),
             TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[left]}", markup=False),
             console=self._console,
             expand=True,
         )
-        self._bytes = 0
-        self._measured: list[str] = []
+        self._rounds, self._begun, self._finished = rounds, len(done), len(done)
+        self._plan: Plan | None = None
+        self._epsilon = ""
+        self._bytes, self._measured, self._measured_in = 0, list[str](), 0
         for record in done:
             self._count(record)
-        self._task = self._progress.add_task("rounds", total=rounds, completed=len(done), news="")
-        self._rounds = rounds
+        self._started = self._said = time.monotonic()
+        self._task = self._bar.add_task("rounds", total=rounds, completed=self._finished, news="preparing", left="")
 
     def __enter__(self) -> ConsoleProgress:
         with suppress(Exception):
             if self._console.is_terminal:
-                self._progress.start()
+                self._bar.start()
         return self
 
     def __exit__(
@@ -56,7 +64,19 @@ class ConsoleProgress:
     ) -> None:
         with suppress(Exception):
             if self._console.is_terminal:
-                self._progress.stop()
+                self._bar.stop()
+
+    def begin(self, plan: Plan | None) -> None:
+        """What was prepared is ready: the time that is left is reckoned from here, and epsilon by the plan of a private run."""
+        self._started, self._plan = time.monotonic(), plan
+
+    def on_progress(self, progress: Within) -> None:
+        with suppress(Exception):
+            stage = progress.stage + (f" {int(progress.done)}/{progress.total}" if progress.total else "")
+            news, left = self._news(stage, progress.sent), self._left(progress.round + progress.share)
+            self._bar.update(self._task, news=news, left=left)
+            if not self._console.is_terminal and time.monotonic() - self._said > _SILENCE:
+                self._print(progress.round + 1, news, left)
 
     def on_round_end(self, record: Record, state: State) -> None:
         with suppress(Exception):
@@ -64,8 +84,11 @@ class ConsoleProgress:
 
     def _show(self, record: Record, finished: int) -> None:
         self._count(record)
-        news = f"{''.join(f'{shown}, ' for shown in self._measured)}{size(self._bytes)} sent"
-        self._progress.update(self._task, completed=finished, news=news)
+        self._finished = finished
+        if self._plan and not self._plan.limits:  # which count what each client has spent, and not rounds
+            self._epsilon = f"epsilon {at_most(self._plan.epsilon(finished * self._plan.passes))}, "
+        news, left = self._news(), self._left(finished)
+        self._bar.update(self._task, completed=finished, news=news, left=left)
         why = _REFUSED if "masked" in record else _NOT_FINITE
         for name in record["rejected"]:
             self._console.print(f"round {finished}: left out client {name}: {why}", soft_wrap=True)
@@ -74,17 +97,35 @@ class ConsoleProgress:
         for name, how in record.get("caught", {}).items():
             self._console.print(f"round {finished}: client {name} {how}", soft_wrap=True)
         if not self._console.is_terminal:
-            left = self._progress.tasks[0].time_remaining
-            clock = f", {left:.0f} s left" if left else ""
-            self._console.print(f"round {finished}/{self._rounds}: {news}{clock}", soft_wrap=True)
+            self._print(finished, news, left)
+
+    def _print(self, round_: int, news: str, left: str) -> None:
+        self._said = time.monotonic()
+        self._console.print(f"round {round_}/{self._rounds}: {news}{', ' if left else ''}{left}", soft_wrap=True)
+
+    def _news(self, stage: str = "", sent: int = 0) -> str:
+        """What is being done, the last metrics with the round that they are of, unless it is the last one, and the bytes."""
+        of = "" if self._measured_in == self._finished and not stage else f" after round {self._measured_in}"
+        measured = "".join(f"{shown}{of}, " for shown in self._measured)
+        return f"{stage}{', ' if stage else ''}{measured}{self._epsilon}{size(self._bytes + sent)} sent"
+
+    def _left(self, done: float) -> str:
+        """The time that is left, once a share of this process's rounds is done."""
+        here = done - self._begun
+        if here <= 0 or done >= self._rounds:
+            return ""
+        seconds = (time.monotonic() - self._started) / here * (self._rounds - done)
+        return f"{timedelta(seconds=round(seconds))} left"
 
     def _count(self, record: Record) -> None:
         self._bytes += record.get("bytes_up", 0) + record.get("bytes_down", 0)
         found = [f"accuracy {record['accuracy']:.1%}"] if isinstance(record.get("accuracy"), float) else []
         found += [f"{spoken(name)} {record[name]:.3g}" for name in _BESIDE if isinstance(record.get(name), float)]
-        self._measured = found or self._measured  # a round that was not evaluated leaves the news as they are
+        if found:
+            self._measured, self._measured_in = found, record["round"]
 
 
+_SILENCE = 15.0  # seconds
 _NOT_FINITE = "its update is not finite"
 _REFUSED = (
     "its message violates the secure aggregation protocol"  # behind masks the client itself zeroes a non-finite update

@@ -22,7 +22,7 @@ from secure_fed.learning.audit_pool.phantoms import phantoms
 from secure_fed.learning.audit_pool.pool import AuditPool, hold_out
 from secure_fed.learning.models.loading import digest_of
 from secure_fed.learning.problem import Problem
-from secure_fed.learning.training.cohort import clients_at_once
+from secure_fed.learning.training.cohort import Ways, clients_at_once
 from secure_fed.learning.training.local import Objective
 from secure_fed.methods.method import Method, State, loss_of
 from secure_fed.rounds.canary_clients import canary_setups
@@ -53,7 +53,7 @@ class Assembly:
     problem: without the examples or clients that an audit holds out. pools: of units that an audit may ask about, some of which
     train: those held out of the "data", and "phantoms", which are nobody's data. initial: the state before the first round.
     base_digest: of the model before the method changed it. phantoms: clients without data, indexed after `clients`.
-    masks: both sides of secure aggregation, if it is enabled.
+    masks: both sides of secure aggregation, if it is enabled. ways: in which clients train together.
     """
 
     config: RunConfig
@@ -73,6 +73,7 @@ class Assembly:
     masks: Masks | None
     transport: Transport
     server: Server
+    ways: Ways
 
     @property
     def audit_pool(self) -> AuditPool:
@@ -149,6 +150,7 @@ def assemble(
         masks=masks,
         transport=in_process(config, everybody, masks, *_training(config, setup, numbers)),
         server=server,
+        ways=setup.ways,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from secure_fed.learning.training.schedule import scheduled_lr
 from secure_fed.methods.method import State, fits
 from secure_fed.rounds import engine
 from secure_fed.rounds.engine import Keeper, KeepsNothing, Schedule
+from secure_fed.rounds.progress import TESTING, Progress, Told
 from secure_fed.rounds.record import Record
 from secure_fed.rounds.registered import Registered, existing
+from secure_fed.rounds.transport import Transport
 from secure_fed.runs import guarantee, published
 from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.budget import RunBudget, opened, require_room
@@ -56,7 +59,8 @@ def run(assembly: Assembly, run_dir: Path | None, *, resume: bool, notify: Notif
     """Run all rounds that are left, keeping everything in the run directory if there is one.
 
     Killed at any instant and run again with `resume`, it ends in the same tensors as if it had not been.
-    notify: given `"on_round_end", record, state` once a round is saved, and `"on_end", result` at the end.
+    notify: given `"on_progress", progress` within a round, `"on_round_end", record, state` once it is saved, and
+    `"on_end", result` at the end.
     """
     recorder = Recorder.of(assembly.config, run_dir, assembly.server.names)
     if run_dir is None and resume:
@@ -103,7 +107,7 @@ class _Run:
         if assembly.watch:
             assembly.watch.begin()
         self.recorder.begin(self.state)
-        server, transport = self.recorder.beside(assembly.server), self.recorder.around(assembly.transport)
+        server, transport = self.recorder.beside(assembly.server), self._told(self.recorder.around(assembly.transport))
         keeper: Keeper = Releases(self.store, assembly.clients) if self.store and self.budget else KeepsNothing()
         try:
             for following, record in engine.run(self.state, server, transport, schedule, self._evaluate, keeper):
@@ -151,7 +155,15 @@ class _Run:
             left = self.budget.plan.releases - self.budget.plan.passes * self.state.round
         self.assembly.masks.begin(left)
 
+    def _told(self, transport: Transport) -> Transport:
+        """The transport, whose exchanges callbacks are told of."""
+        hides = self.assembly.protection.hides_cohort
+        told = Told(transport, partial(self.notify, "on_progress"), counted=not hides)
+        self.assembly.ways.told = told.ahead
+        return told
+
     def _evaluate(self, state: State) -> Record:
+        self.notify("on_progress", Progress(state.round - 1, TESTING))
         found = evaluated(self.assembly, state)
         self.measured |= set(found)
         return found

@@ -14,8 +14,9 @@ is found out beforehand, and its trainings are made one after the other.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,12 +35,18 @@ from secure_fed.learning.training.schedule import optimizer_of
 from secure_fed.learning.training.uncoupled import Uncoupled
 from secure_fed.tensors.tensors import Tensors
 
+Told = Callable[[float], None]
+
 
 @dataclass
 class Ways:
-    """The kinds of trainings that may share passes, as far as that has been tried out."""
+    """The kinds of trainings that may share passes, as far as that has been tried out.
+
+    told: after every common step, how many of the trainings that were asked for are made; the number may lie between two.
+    """
 
     trials: dict[Hashable, Trial] = field(default_factory=dict)
+    told: Told = lambda made: None
 
     @property
     def why_not(self) -> str:
@@ -72,7 +79,8 @@ def train_together(
     done: dict[int, Trained] = {}
     for numbers in _alike(jobs):
         alike = [jobs[number] for number in numbers]
-        done.update(zip(numbers, _trained(objective, alike, ways, public=public), strict=True))
+        told = partial(_told_after, ways.told, len(done))
+        done.update(zip(numbers, _trained(objective, alike, ways, told, public=public), strict=True))
     return [done[number] for number in range(len(jobs))]
 
 
@@ -93,7 +101,11 @@ def _alike(jobs: Sequence[Job]) -> list[list[int]]:
     return list(kinds.values())
 
 
-def _trained(objective: Objective, jobs: Sequence[Job], ways: Ways, *, public: bool) -> list[Trained]:
+def _told_after(told: Told, before: float, made: float) -> None:
+    told(before + made)
+
+
+def _trained(objective: Objective, jobs: Sequence[Job], ways: Ways, told: Told, *, public: bool) -> list[Trained]:
     """Jobs of one kind, those with the most steps first."""
     private = jobs[0].private is not None
     if not jobs[0].steps:
@@ -103,7 +115,7 @@ def _trained(objective: Objective, jobs: Sequence[Job], ways: Ways, *, public: b
     uncoupled = _required(objective, jobs) if private else None
     trial = ways.of(objective, jobs, public=public or private)
     if not trial.why_not:
-        return _together(objective, jobs, trial, uncoupled, public=public or private)
+        return _together(objective, jobs, trial, uncoupled, told, public=public or private)
     if private:
         return [_Cohort(objective, [job], trial, None).trained()[0] for job in jobs]
     return [train(objective, job) for job in jobs]
@@ -118,7 +130,7 @@ def _required(objective: Objective, jobs: Sequence[Job]) -> Uncoupled:
 
 
 def _together(
-    objective: Objective, jobs: Sequence[Job], trial: Trial, uncoupled: Uncoupled | None, *, public: bool
+    objective: Objective, jobs: Sequence[Job], trial: Trial, uncoupled: Uncoupled | None, told: Told, *, public: bool
 ) -> list[Trained]:
     """Jobs of one kind in common passes, as many at a time as memory has room for."""
     first, done = jobs[0], list[Trained]()
@@ -131,7 +143,8 @@ def _together(
     if public:
         packing = Public(objective, first.collate, room, placed, examples, uncoupled)
     for start in range(0, len(jobs), most):
-        done += _Cohort(objective, jobs[start : start + most], trial, packing).trained()
+        cohort = _Cohort(objective, jobs[start : start + most], trial, packing)
+        done += cohort.trained(partial(_told_after, told, start))
     return done
 
 
@@ -165,13 +178,15 @@ class _Cohort:
         self._moving = torch.nn.Parameter(places.moving)
         self._optimizer = optimizer_of([self._moving], jobs[0].settings, jobs[0].lr)
 
-    def trained(self) -> list[Trained]:
+    def trained(self, told: Told = lambda made: None) -> list[Trained]:
         """Take all steps."""
+        steps = self._jobs[0].steps
         with self._ways.begun() as passes:
-            for step in range(self._jobs[0].steps):
+            for step in range(steps):
                 active = sum(job.steps > step for job in self._jobs)
                 self._narrow(active)
                 self._step(self._steps.gradients(passes, active))
+                told(len(self._jobs) * (step + 1) / steps)
         parts = {name: part.cpu() for name, part in self._places.flat.parts(self._places.moving).items()}
         return [
             Trained(Tensors((name, part[row]) for name, part in parts.items()), loss)

@@ -1,0 +1,85 @@
+"""What a run is doing within a round, for whoever watches: the stage, how many clients are done with it, the bytes so far.
+
+Watching changes nothing: `Told` hands on every request and every answer as it is. Where the guarantee counts on nobody's
+learning how many take part, no number is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from secure_fed.rounds.transport import Reply, Request, Stage, Transport
+
+TRAINING, TESTING = "training", "testing"
+_STAGES = {
+    "advertise": "exchanging keys",
+    "share": "sharing secrets",
+    "mask": TRAINING,
+    "consistency": "comparing lists",
+    "unmask": "taking masks off",
+}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """round: from 0. done: of `total` clients, as a number that may lie between two; total 0: it is not told. sent: bytes of
+    the round so far, in both directions.
+    """
+
+    round: int
+    stage: str
+    done: float = 0.0
+    total: int = 0
+    sent: int = 0
+
+    @property
+    def share(self) -> float:
+        """The share of the round that is done. Training takes nearly all of it."""
+        if self.stage == TRAINING:
+            return self.done / self.total if self.total else 0.0
+        return float(self.stage in (TESTING, *_AFTER))
+
+
+_AFTER = (_STAGES["consistency"], _STAGES["unmask"])
+
+
+@dataclass
+class Told:
+    """A transport whose exchanges are told of. counted: whether numbers are."""
+
+    inner: Transport
+    tell: Callable[[Progress], None]
+    counted: bool = True
+    _now: Progress = Progress(-1, "")
+    _answered: int = 0
+
+    def exchange(self, requests: Mapping[int, Any]) -> Iterator[Any]:
+        asked = next(iter(requests.values()), None)
+        if asked is not None:
+            alike = isinstance(asked, Request)
+            sent = asked.bytes_down * len(requests) if alike else sum(one.bytes_down for one in requests.values())
+            self._begin(asked, len(requests), sent)
+        for reply in self.inner.exchange(requests):
+            self._answered += 1
+            sent = reply.contribution.wire_size if isinstance(reply, Reply) else len(reply.message)
+            self._say(max(self._now.done, self._answered), sent)
+            yield reply
+
+    def ahead(self, trained: float) -> None:
+        """So many clients beyond those that have answered are trained, in passes that they have in common."""
+        if self._now.stage == TRAINING:
+            self._say(self._answered + trained)
+
+    def _begin(self, asked: Any, total: int, sent: int) -> None:
+        before = self._now.sent if asked.round == self._now.round else 0
+        name = _STAGES.get(asked.name, asked.name) if isinstance(asked, Stage) else TRAINING
+        self._answered = 0
+        self._now = Progress(asked.round, name, 0.0, total, before)
+        self._say(0.0, sent)
+
+    def _say(self, done: float, sent: int = 0) -> None:
+        now = self._now
+        self._now = Progress(now.round, now.stage, done, now.total, now.sent + sent)
+        self.tell(self._now if self.counted else Progress(now.round, now.stage))
