@@ -127,7 +127,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             "rounds.server_optimizer",
             "rounds.transport",
         ),
-        ("rounds.placement", "rounds.whitened_scores", "rounds.summing", "rounds.way"),
+        ("rounds.placement", "rounds.progress", "rounds.whitened_scores", "rounds.summing", "rounds.way"),
         ("rounds.protection",),
         ("rounds.client", "rounds.server"),
         ("rounds.canary_clients", "rounds.engine", "rounds.phantom_clients", "rounds.registered", "rounds.together"),
