@@ -103,6 +103,9 @@ def _add_reading(command: Callable[..., argparse.ArgumentParser]) -> None:
     predict.add_argument("file", nargs="?", type=Path, metavar="FILE", help=read)
     for using in (export, predict):
         using.add_argument("--client", metavar="NAME", help="whose model, for a run with method.personal")
+        using.add_argument(
+            "--best", action="store_true", help="of the best evaluation, for a run with evaluation.keep_best"
+        )
 
 
 def _demo(chosen: argparse.Namespace) -> None:
@@ -194,7 +197,9 @@ def _report(chosen: argparse.Namespace) -> None:
 def _export(chosen: argparse.Namespace) -> None:
     from secure_fed.export import trained
 
-    print(trained.load_run(chosen.run_dir, chosen.client).export(chosen.out_dir, merged=chosen.merged))
+    print(
+        trained.load_run(chosen.run_dir, chosen.client, best=chosen.best).export(chosen.out_dir, merged=chosen.merged)
+    )
 
 
 def _predict(chosen: argparse.Namespace) -> None:
@@ -202,7 +207,7 @@ def _predict(chosen: argparse.Namespace) -> None:
     from secure_fed.learning import tasks
     from secure_fed.learning.data.texts import read_lines, read_texts
 
-    run = trained.load_run(chosen.run_dir, chosen.client)
+    run = trained.load_run(chosen.run_dir, chosen.client, best=chosen.best)
     if chosen.file is not None:
         texts, pairs = read_texts(chosen.file, tasks.build(run.config.data))
     elif run.config.data.text_b:

@@ -143,6 +143,10 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
         (f"privacy.{name}", lambda c: bool(c.privacy.ledger), "privacy.ledger")
         for name in ("data_set", "unit_name", "ledger_heads")
     ),
-    ("training.microbatch", _private("example", "group"), "privacy.unit = 'example' or 'group'"),
+    (
+        "training.max_grad_norm",
+        lambda c: c.privacy.unit not in ("example", "group"),
+        "privacy.unit = 'none' or 'client': else privacy.clip_norm bounds the gradient of every unit",
+    ),
     ("training.momentum", lambda c: c.training.optimizer == "sgd", "training.optimizer = 'sgd'"),
 )

@@ -139,7 +139,11 @@ class TrainingConfig:
     steps: int | None = key(None, "local steps a round, instead of epochs", at_least=1, optional=10)
     batch_size: int = key(16, "local batch size", at_least=1)
     microbatch: int | None = key(
-        None, "per-example gradients at a time, to bound memory (example, group)", at_least=1, optional=16
+        None,
+        "examples in one pass through the model, to bound memory; their gradients are added up to the batch's (as many as "
+        "memory holds)",
+        at_least=1,
+        optional=16,
     )
     together: int | None = key(
         None,
@@ -150,7 +154,11 @@ class TrainingConfig:
     optimizer: str = key("adamw", "local optimiser", choices=("adamw", "sgd"))
     momentum: float = key(0.0, "of sgd", at_least=0.0, below=1.0)
     weight_decay: float = key(0.0, "of either optimiser", at_least=0.0)
+    max_grad_norm: float | None = key(
+        None, "longest gradient of a local step; a longer one is cut to it (none is cut)", above=0.0, optional=1.0
+    )
     lr_schedule: str = key("constant", "of lr over the rounds", choices=("constant", "linear", "cosine"))
+    warmup_rounds: int = key(0, "rounds in which lr rises to its value, before lr_schedule begins", at_least=0)
     proximal: float = key(0.0, "FedProx: mu/2 |w - w_global|^2 is added to the local loss", at_least=0.0)
 
 
@@ -158,6 +166,10 @@ class TrainingConfig:
 class EvaluationConfig:
     every: int = key(1, "evaluate after every so many rounds, and after the last", at_least=1)
     batch_size: int = key(64, "evaluation batch size", at_least=1)
+    patience: int | None = key(
+        None, "end the run after so many evaluations in a row that are no better (never)", at_least=1, optional=5
+    )
+    keep_best: bool = key(False, "also keep the model of the best evaluation, for predict and export with --best")
     per_client: bool = key(False, "also the accuracy on each client's own examples: mean and worst decile")
     tensorboard: bool = key(False, "also write TensorBoard events into the run directory")
     diagnostics: tuple[str, ...] = key(

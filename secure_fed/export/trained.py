@@ -27,7 +27,7 @@ from secure_fed.learning.training.local import Objective, to_device
 from secure_fed.methods import build
 from secure_fed.methods.method import Method, State, fits
 from secure_fed.rounds.personal import completed
-from secure_fed.runs.checkpoint import Checkpoint, read_checkpoint, read_personal
+from secure_fed.runs.checkpoint import Checkpoint, read_best, read_checkpoint, read_personal
 from secure_fed.runs.directory import METRICS, Published, withholds_test
 from secure_fed.runs.store import read_lines
 from secure_fed.tensors.tensors import Tensors
@@ -101,8 +101,8 @@ class Trained:
         return out_dir
 
 
-def load_run(run_dir: str | Path, client: str | None = None) -> Trained:
-    """The run in this directory, after its last finished round.
+def load_run(run_dir: str | Path, client: str | None = None, *, best: bool = False) -> Trained:
+    """The run in this directory, after its last finished round; with `best` after that of its best evaluation.
 
     All of it is of the public part of the directory, but for what is personal.
 
@@ -112,6 +112,7 @@ def load_run(run_dir: str | Path, client: str | None = None) -> Trained:
     published = Published(run_dir)
     facts, config = published.facts, published.config
     checkpoint = _last(published)
+    checkpoint = read_best(run_dir) if best else checkpoint
     personal, seed = config.method.personal, config.federation.seed
     kept = read_personal(run_dir, checkpoint.state.round) if personal and client is not None else {}
     tensors = completed(checkpoint.state.tensors, personal, client, facts["clients"], kept)

@@ -50,6 +50,8 @@ def show_result(summary: Mapping[str, Any]) -> None:
         table.add_row(*row)
     expected = " expected" if _hides_cohort(summary) else ""
     table.add_row("rounds", f"{summary['rounds']}, each with {_those_in(summary)}{expected}")
+    if summary.get("best_round") not in (None, summary["rounds"]):
+        table.add_row("best evaluation", f"that of round {summary['best_round']}")
     if summary["ended_early"]:
         table.add_row("ended early", str(summary["ended_early"]))
     table.add_row("trained parameters", f"{summary['trainable']:,}")

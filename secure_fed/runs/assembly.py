@@ -42,6 +42,7 @@ from secure_fed.rounds.summing import OpenSum
 from secure_fed.rounds.together import Together
 from secure_fed.rounds.transport import Transport
 from secure_fed.rounds.way import settled
+from secure_fed.runs.best import require_choosable
 from secure_fed.tensors.sums import PlainSum
 from secure_fed.tensors.tensors import Tensors
 
@@ -97,6 +98,7 @@ def assemble(
     mechanism: of the user's own, made of a noise multiplier. elsewhere: of a federation whose clients are on machines of their
     own, with the examples of this one's.
     """
+    require_choosable(config, whole.facts)
     data_pool, problem = hold_out(config, whole)
     base_digest = digest_of(problem.model, problem.head)  # before the method changes any of it
     tensors = method.prepare(problem.model, problem.head, config.federation.seed)

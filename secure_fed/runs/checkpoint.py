@@ -17,7 +17,7 @@ from secure_fed.runs.directory import CHECKPOINT, private_part
 from secure_fed.runs.durable import atomic_write
 from secure_fed.tensors.tensors import Tensors
 
-RELEASED = "released.safetensors"
+RELEASED, BEST = "released.safetensors", "best.safetensors"
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,15 @@ def write(
 def read_checkpoint(path: Path) -> Checkpoint | None:
     """The state after the last finished round, if any round finished; it holds nothing personal."""
     return _read(path / CHECKPOINT)
+
+
+def read_best(path: Path) -> Checkpoint:
+    """The state of the best evaluation; RunDirectoryError where it was not kept."""
+    if (found := _read(path / BEST)) is None:
+        raise RunDirectoryError(
+            f"{path} did not keep the model of its best evaluation: run with evaluation.keep_best = true"
+        )
+    return found
 
 
 def read_released(path: Path) -> Checkpoint | None:

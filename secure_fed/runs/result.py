@@ -15,6 +15,7 @@ from secure_fed.methods.method import State
 from secure_fed.rounds.diagnostics import targets
 from secure_fed.rounds.record import Record
 from secure_fed.runs.assembly import Assembly
+from secure_fed.runs.best import best
 from secure_fed.runs.budget import RunBudget
 from secure_fed.runs.guarantee import guarantee
 from secure_fed.runs.membership import measured
@@ -53,7 +54,7 @@ def summary(
 ) -> dict[str, Any]:
     """The run in one flat object; `metrics` holds whatever else the task's metrics gave.
 
-    ended_early: why a private run ended before its last round, if it did.
+    ended_early: why the run ended before its last round, if it did.
     """
     config, last = assembly.config, records[-1] if records else {}
     plan = assembly.method.plan(assembly.initial)
@@ -75,6 +76,7 @@ def summary(
             else guarantee(assembly, budget, run_dir, records)
         ),
         "ended_early": ended_early or None,
+        "best_round": found["round"] if (found := best(records)) else None,
         "bytes_up": sum(record["bytes_up"] for record in records),
         "bytes_down": sum(record["bytes_down"] for record in records),
         "secure_aggregation": masked_facts(assembly, records),

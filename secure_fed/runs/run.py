@@ -22,9 +22,10 @@ from secure_fed.rounds.registered import Registered, existing
 from secure_fed.rounds.transport import Transport
 from secure_fed.runs import guarantee, published
 from secure_fed.runs.assembly import Assembly
+from secure_fed.runs.best import best, require_measured, stalled
 from secure_fed.runs.budget import RunBudget, opened, require_room
 from secure_fed.runs.budget_terms import Subject
-from secure_fed.runs.checkpoint import read_personal
+from secure_fed.runs.checkpoint import read_best, read_personal
 from secure_fed.runs.directory import ATTENDANCE, private_part
 from secure_fed.runs.evaluation import evaluated
 from secure_fed.runs.noise_key import erase, opened_noise
@@ -41,6 +42,7 @@ class Result:
     """The outcome of a run: `summary` is `result.json`, `state` the global tensors.
 
     records: the rounds; withheld: what a private run keeps from `summary`. Both are for those who hold the data.
+    best: the global tensors of the best evaluation, with `evaluation.keep_best`.
     """
 
     summary: dict[str, Any]
@@ -48,6 +50,7 @@ class Result:
     state: State
     run_dir: Path | None
     withheld: dict[str, Any] = field(default_factory=dict)
+    best: State | None = None
 
     @property
     def whole(self) -> dict[str, Any]:
@@ -89,7 +92,7 @@ def run(assembly: Assembly, run_dir: Path | None, *, resume: bool, notify: Notif
 
 @dataclass
 class _Run:
-    """A run in progress. measured: names that its evaluations gave."""
+    """A run in progress. measured: names that its evaluations gave. best: the state of the best evaluation, if it is kept."""
 
     assembly: Assembly
     recorder: Recorder
@@ -99,10 +102,13 @@ class _Run:
     state: State
     records: list[Record]
     measured: set[str] = field(default_factory=set)
+    best: State | None = None
 
     def to_its_end(self) -> str:
         """Run the rounds that are left. Returns why the run ended early, empty if it did not."""
-        assembly, schedule = self.assembly, _schedule(self.assembly)
+        assembly, schedule, patience = self.assembly, _schedule(self.assembly), self.assembly.config.evaluation.patience
+        if why := stalled(self.records, patience):
+            return why
         self._begin_masks()
         if assembly.watch:
             assembly.watch.begin()
@@ -112,6 +118,8 @@ class _Run:
         try:
             for following, record in engine.run(self.state, server, transport, schedule, self._evaluate, keeper):
                 self._end_of_round(following, record)
+                if why := stalled(self.records, patience):
+                    return why
         except BudgetExhausted as error:
             if not self.records:
                 raise
@@ -126,6 +134,7 @@ class _Run:
             record |= self.assembly.watch.entries(self.state, state, record)
         self.state = state
         self.records.append(record)
+        self._keep_best()
         self.recorder.end_of_round(state, record["lr"])
         if self.store:
             self.store.save(state, kept_by(self.assembly.clients), *self._cut(record))
@@ -133,13 +142,25 @@ class _Run:
             self.assembly.clients.let_go()
         self.notify("on_round_end", record, state)
 
+    def _keep_best(self) -> None:
+        """Keep the state of the round that ended, before its checkpoint, if its evaluation is the best."""
+        require_measured(self.records, self.assembly.config)
+        found = best(self.records)
+        if self.assembly.config.evaluation.keep_best and found and found["round"] == self.state.round:
+            self.best = self.state
+            if self.store:
+                self.store.keep_best(self.state)
+
     def finished(self, ended_early: str) -> Result:
         """The result, kept and told."""
         run_dir = self.store.path if self.store else None
         whole = summary(self.assembly, self.state, self.records, run_dir, self.budget, ended_early)
         private = self.assembly.protection.plan is not None
         shown, withheld = published.of_result(whole) if private else (whole, {})
-        result = Result(shown, self.records, self.state, run_dir, withheld)
+        kept = self.best or (
+            read_best(run_dir).state if run_dir and self.assembly.config.evaluation.keep_best else None
+        )
+        result = Result(shown, self.records, self.state, run_dir, withheld, kept)
         if self.store:
             self.store.finish(shown, withheld)
             erase(self.store.path)

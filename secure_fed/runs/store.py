@@ -4,6 +4,7 @@
     run.json                 facts fixed at the start: labels, clients, versions
     metrics.jsonl            a line for every finished round
     checkpoint.safetensors   the state after the last finished round, replaced in one step
+    best.safetensors         the state of the best evaluation, if it is kept
     result.json, report.html
     private/                 readable by its owner alone:
       facts.json             digests of the data, by a key of this run, and what else of the start is withheld
@@ -36,7 +37,7 @@ from secure_fed.errors import RunDirectoryError, StorageError
 from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.methods.method import State
 from secure_fed.runs import published
-from secure_fed.runs.checkpoint import RELEASED, Checkpoint, personal_file, read_checkpoint, write
+from secure_fed.runs.checkpoint import BEST, RELEASED, Checkpoint, personal_file, read_checkpoint, write
 from secure_fed.runs.directory import (
     CHECKPOINT,
     CONFIG,
@@ -116,6 +117,9 @@ class RunStore:
             write(folder / personal_file(state.round), State(Tensors(), state.round), personal, {}, private=True)
         write(self.path / CHECKPOINT, state, {}, {}, private=False)
         self._keep_personal_of(state.round)
+
+    def keep_best(self, state: State) -> None:
+        write(self.path / BEST, state, {}, {}, private=False)
 
     def save_membership(self, pool: AuditPool) -> None:
         """Note for the owner which units of the audit pool are members, once: it follows from the seed and the units."""

@@ -90,6 +90,7 @@ def result_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "versions": VERSIONS,
         "privacy_statement": "No differential privacy: the privacy unit of this run is none.",
         "ended_early": None,
+        "best_round": len(rows) or None,
     }
 
 

@@ -127,7 +127,8 @@ def test_in_common_passes_each_is_what_it_is_by_itself(architecture: str) -> Non
     [
         {"optimizer": "adamw", "weight_decay": 0.1},
         {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.1},
-        {"optimizer": "sgd", "proximal": 0.5},
+        {"optimizer": "sgd", "proximal": 0.5, "max_grad_norm": 0.5},
+        {"optimizer": "sgd", "microbatch": 3},
         {"optimizer": "adamw", "steps": 3},
     ],
 )

@@ -69,9 +69,19 @@ def test_the_commented_file_is_the_defaults_and_explains_every_key(tmp_path: Pat
 def test_every_line_of_the_commented_file_that_is_commented_out_can_be_put_in(tmp_path: Path) -> None:
     text = commented_toml()
     unset = [name for (_, name), value in zip(KEYS, values(RunConfig()), strict=True) if value is None]
-    training = ["clients", "cohort", "sketch", "bottleneck", "final_rank", "steps", "microbatch", "together"]
+    training = [
+        "clients",
+        "cohort",
+        "sketch",
+        "bottleneck",
+        "final_rank",
+        "steps",
+        "microbatch",
+        "together",
+        "max_grad_norm",
+    ]
     privacy = ["epsilon", "noise_multiplier", "clip_quantile", "band", "participations"]
-    audit = ["target_accuracy", "phantoms", "audit_fraction", "bandwidth"]
+    audit = ["patience", "target_accuracy", "phantoms", "audit_fraction", "bandwidth"]
     assert unset == [*training, *privacy, "neighbours", "threshold", *audit]
     for name in unset:
         text = text.replace(f"# {name} = ", f"{name} = ")
@@ -80,7 +90,7 @@ def test_every_line_of_the_commented_file_that_is_commented_out_can_be_put_in(tm
     text = text.replace('unit = "none"', 'unit = "client"')
     text = text.replace('transport_form = "dense"', 'transport_form = "sketch"')
     text = text.replace("enabled = false", "enabled = true")
-    for name in ("microbatch", "participations", "band"):
+    for name in ("participations", "band"):
         text = text.replace(f"\n{name} = ", f"\n# {name} = ")
     filled = loaded(tmp_path, text)
     assert (filled.federation.clients, filled.federation.cohort, filled.training.steps) == (200, 10, 10)

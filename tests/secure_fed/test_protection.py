@@ -219,7 +219,7 @@ NO_EFFECT: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a data set without a ledger": (NOISE, {"privacy.data_set": "ours"}, r"needs privacy\.ledger"),
     "a unit's name without a ledger": (NOISE, {"privacy.unit_name": "patient"}, r"needs privacy\.ledger"),
     "heads without a ledger": (NOISE, {"privacy.ledger_heads": "heads.sqlite"}, r"needs privacy\.ledger"),
-    "microbatches of clients": (NOISE, {"training.microbatch": 4}, r"'example' or 'group'"),
+    "a cut of what is clipped": (EXAMPLE | Z, {"training.max_grad_norm": 1.0}, r"'none' or 'client'"),
 }
 
 

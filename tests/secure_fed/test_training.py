@@ -206,6 +206,39 @@ def test_proximity_is_no_part_of_the_loss_told() -> None:
     assert told[0] == told[1]
 
 
+def test_a_longer_gradient_is_cut_to_the_norm_and_a_shorter_one_is_left() -> None:
+    def moved(most: float | None) -> Tensors:
+        settings = TrainingConfig(steps=1, batch_size=7, optimizer="sgd", max_grad_norm=most)
+        before, after, _ = trained(objective(), settings)
+        return after - before
+
+    whole = moved(None)
+    length = whole.norm() / LR
+    assert_close(moved(2 * length), whole)
+    assert_close(moved(length / 4), whole * 0.25)
+
+
+def test_gradients_of_parts_add_up_to_the_batchs() -> None:
+    seen: list[int] = []
+
+    class Noting(Objective):
+        def losses(self, tensors: Any, batch: Any) -> Tensor:
+            seen.append(len(batch["labels"]))
+            return super().losses(tensors, batch)
+
+    def run(part: int | None) -> tuple[Tensors, float]:
+        made = Noting(objective().model, classification.loss, CPU)
+        _, after, loss = trained(made, TrainingConfig(steps=2, batch_size=7, optimizer="sgd", microbatch=part))
+        return after, loss
+
+    (whole, loss), most = run(None), max(seen)
+    seen.clear()
+    parts, told = run(3)
+    assert (most, max(seen)) == (7, 3)
+    assert_close(parts, whole)
+    assert told == pytest.approx(loss)
+
+
 # How much, and on what.
 
 
@@ -369,6 +402,11 @@ def test_learning_rate_schedules() -> None:
     assert over_four("linear") == [8.0, 6.0, 4.0, 2.0]
     half = math.sqrt(0.5)
     assert over_four("cosine") == pytest.approx([8.0, 4 * (1 + half), 4.0, 4 * (1 - half)])
+
+
+def test_the_learning_rate_rises_in_the_warm_up_and_then_keeps_to_its_schedule() -> None:
+    settings = TrainingConfig(lr=8.0, lr_schedule="linear", warmup_rounds=3)
+    assert [scheduled_lr(settings, round_, 7) for round_ in range(7)] == [2.0, 4.0, 6.0, 8.0, 6.0, 4.0, 2.0]
 
 
 def test_batches_of_any_nesting_reach_the_device() -> None:

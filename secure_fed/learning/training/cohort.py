@@ -136,7 +136,7 @@ def _together(
     first, done = jobs[0], list[Trained]()
     numbers = sum(math.prod(first.before[name].shape) for name in first.trainable)
     room, most = Room.of(objective.device, numbers), clients_at_once(_held(first, numbers), objective.device)
-    if first.private is not None and first.settings.microbatch:
+    if first.settings.microbatch:
         room = replace(room, rows=first.settings.microbatch)
     placed, examples = first.placed(objective.device), Plain(first.examples)
     packing: Packing = Tight(first.collate, room)
@@ -199,6 +199,8 @@ class _Cohort:
         if self._start is not None:  # FedProx: the gradient of mu/2 ||w - w_before||^2
             mu = self._jobs[0].settings.proximal
             gradient += mu * (self._places.moving[: len(gradient)] - self._start[: len(gradient)])
+        if (most := self._jobs[0].settings.max_grad_norm) is not None:
+            gradient *= most / gradient.norm(dim=1, keepdim=True).clamp_min(most)
         self._moving.grad = gradient
         self._optimizer.step()
 

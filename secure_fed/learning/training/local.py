@@ -209,13 +209,16 @@ def train(objective: Objective, job: Job) -> Trained:
     losses: list[Tensor] = []
     objective.begin()
     with seeded(objective.device, job.rng):
-        for batch in job.batches():
+        for batch in job.batches(list):
             optimizer.zero_grad()
-            inputs = to_device(batch.inputs, objective.device)
-            loss = objective.losses(placed.held | placed.moving, inputs)
-            require_one_each(loss, len(batch.indices))
-            losses.append(loss.detach())
-            (loss.mean() + proximity(placed, job.settings.proximal)).backward()
+            for items in parted(batch.inputs, job.settings.microbatch):
+                loss = objective.losses(placed.held | placed.moving, to_device(job.collate(items), objective.device))
+                require_one_each(loss, len(items))
+                losses.append(loss.detach())
+                (loss.sum() / len(batch.inputs)).backward()
+            if job.settings.proximal:
+                proximity(placed, job.settings.proximal).backward()
+            bound_gradients([tensor.grad for tensor in placed.moving.values()], job.settings.max_grad_norm)
             optimizer.step()
     mean_loss = float(torch.cat(losses).mean()) if losses else math.nan
     return placed.trained(mean_loss)
@@ -233,9 +236,23 @@ def require_one_each(losses: Tensor, examples: int) -> None:
         )
 
 
-def proximity(placed: Placed, mu: float) -> Tensor | float:
-    if mu == 0:
-        return 0.0
+def parted(items: list[Any], most: int | None) -> list[list[Any]]:
+    """The items in parts of at most so many."""
+    return [items[start : start + most] for start in range(0, len(items), most)] if most else [items]
+
+
+def bound_gradients(gradients: Sequence[Tensor | None], most: float | None) -> None:
+    """Cut the gradient of a step, all tensors together, to that norm, in place; None cuts nothing."""
+    there = [gradient for gradient in gradients if gradient is not None]
+    if most is None or not there:
+        return
+    norm = torch.stack([gradient.norm() for gradient in there]).norm()
+    for gradient in there:
+        gradient.mul_((most / norm.clamp_min(most)).to(gradient))
+
+
+def proximity(placed: Placed, mu: float) -> Tensor:
+    """FedProx's mu/2 ||w - w_before||^2."""
     moves = [(tensor - placed.start[name]).square().sum() for name, tensor in placed.moving.items()]
     return mu / 2 * torch.stack(moves).sum()
 

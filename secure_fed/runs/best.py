@@ -1,0 +1,75 @@
+"""Which evaluation of a run was the best, and whether waiting for a better one has lasted long enough.
+
+Evaluations are compared by accuracy, where the task has one, and else by loss. Choosing a model by what a test set says tells
+of that test set. So under privacy it has to be one that was declared, and no rows that were held out of the protected ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from secure_fed.config import RunConfig
+from secure_fed.errors import ConfigError
+from secure_fed.learning.data.holdout import is_declared
+from secure_fed.rounds.record import Record
+
+_SETTINGS = ("patience", "keep_best")
+
+
+def require_choosable(config: RunConfig, facts: Mapping[str, Any]) -> None:
+    """ConfigError where the best of several models may not be chosen, or cannot be kept."""
+    chosen = next((name for name in _SETTINGS if getattr(config.evaluation, name)), None)
+    if chosen is None:
+        return
+    setting, value = f"evaluation.{chosen}", getattr(config.evaluation, chosen)
+    if config.privacy.unit != "none" and not is_declared(facts["test"]["from"]):
+        raise ConfigError(
+            f"{setting} goes by the test rows, which were held out of the protected ones, so that the choice would tell of "
+            "them: set data.test to rows that need no protection"
+        ).about(setting, value, "a declared test set")
+    if config.evaluation.keep_best and config.method.personal:
+        raise ConfigError(
+            "evaluation.keep_best keeps the common model, and method.personal leaves part of it at the clients: leave one of "
+            "them out"
+        ).about("evaluation.keep_best", True, "no method.personal")
+
+
+def best(records: Sequence[Record]) -> Record | None:
+    """The record of the first of the best evaluations, None before there is one."""
+    evaluated = [record for record in records if _merit(record) is not None]
+    return max(evaluated, key=lambda record: _merit(record) or 0.0, default=None)
+
+
+def stalled(records: Sequence[Record], patience: int | None) -> str:
+    """Why the run should end: `patience` evaluations in a row were no better than the best before them; "" if it should not."""
+    found = best(records)
+    if not patience or found is None:
+        return ""
+    since = [record for record in records if record["round"] > found["round"] and _merit(record) is not None]
+    if len(since) < patience:
+        return ""
+    reached = f"accuracy {found['accuracy']:.1%}" if _number(found, "accuracy") else f"loss {found['loss']:.4g}"
+    return f"{patience} evaluations in a row were no better than that of round {found['round']}, {reached}"
+
+
+def require_measured(records: Sequence[Record], config: RunConfig) -> None:
+    """ConfigError if the last record has an evaluation by which nothing can be chosen."""
+    name = next((name for name in _SETTINGS if getattr(config.evaluation, name)), None)
+    if name and best(records) is None:
+        raise ConfigError(
+            f"evaluation.{name} goes by accuracy or loss, and the evaluation gave neither as a number: let metrics give one"
+        ).about(f"evaluation.{name}", getattr(config.evaluation, name), "metrics with 'accuracy' or 'loss'")
+
+
+def _merit(record: Record) -> float | None:
+    """More is better."""
+    if _number(record, "accuracy"):
+        return float(record["accuracy"])
+    return -float(record["loss"]) if _number(record, "loss") else None
+
+
+def _number(record: Record, name: str) -> bool:
+    value = record.get(name)
+    return isinstance(value, int | float) and math.isfinite(value)

@@ -1,0 +1,117 @@
+"""The model of the best evaluation is kept, and a run that gets no better ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from secure_fed.commands.cli import main
+from secure_fed.errors import ConfigError, RunDirectoryError
+from secure_fed.runs.best import best, stalled
+from secure_fed.runs.checkpoint import read_best
+from tests.secure_fed import toys
+
+ACCURACIES = (0.3, 0.6, 0.5, 0.6, 0.4, 0.9, 0.2)
+
+
+def rounds(*values: float | None, name: str = "accuracy") -> list[dict[str, Any]]:
+    return [{"round": at + 1} | ({} if value is None else {name: value}) for at, value in enumerate(values)]
+
+
+def test_the_best_is_the_first_of_the_highest_accuracy_or_of_the_least_loss() -> None:
+    assert best([]) is None
+    assert best(rounds(None, None)) is None
+    assert best(rounds(0.2, None, 0.5, 0.5))["round"] == 3  # type: ignore[index]
+    assert best(rounds(2.0, 0.5, float("nan"), 0.7, name="loss"))["round"] == 2  # type: ignore[index]
+
+
+def test_a_run_is_stalled_after_so_many_evaluations_that_are_no_better() -> None:
+    assert stalled(rounds(0.5, 0.4, 0.5), None) == ""
+    assert stalled(rounds(0.5, 0.4), 2) == ""
+    assert stalled(rounds(0.5, None, 0.4, None), 2) == "", "rounds without an evaluation do not count"
+    assert (
+        stalled(rounds(0.5, 0.4, 0.5), 2)
+        == "2 evaluations in a row were no better than that of round 1, accuracy 50.0%"
+    )
+    assert stalled(rounds(0.5, 0.4, 0.6, 0.5), 2) == ""
+    assert (
+        stalled(rounds(1.5, 2.5, name="loss"), 1)
+        == "1 evaluations in a row were no better than that of round 1, loss 1.5"
+    )
+
+
+def measuring(values: Sequence[float]) -> Callable[..., dict[str, float]]:
+    """Metrics that give these accuracies, one after the other."""
+    left = iter(values)
+    return lambda model, batches: {"accuracy": next(left), "loss": 1.0}
+
+
+def test_a_run_ends_when_it_stalls_and_resumed_stays_ended(tmp_path: Path) -> None:
+    settings = {"federation.rounds": 7, "evaluation.patience": 2, "evaluation.keep_best": True}
+    built = toys.federation(settings, metrics=measuring(ACCURACIES))
+    states: list[Any] = []
+    built.callbacks.append(type("Keeping", (), {"on_round_end": lambda self, record, state: states.append(state)})())
+    result = built.run(tmp_path / "run")
+    assert result.state.round == 4
+    assert result.summary["best_round"] == 2
+    assert "2 evaluations in a row were no better than that of round 2" in result.summary["ended_early"]
+    assert result.best is not None
+    for kept in (result.best, read_best(tmp_path / "run").state):
+        assert kept.round == 2
+        assert toys.same(kept.tensors, states[1].tensors)
+        assert not toys.same(kept.tensors, result.state.tensors)
+    again = toys.federation(settings, metrics=measuring(())).run(tmp_path / "run", resume=True)
+    assert again.state.round == 4
+    assert again.best is not None
+    assert toys.same(again.best.tensors, result.best.tensors)
+
+
+def test_what_is_no_choice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"keep_best keeps the common model, and method\.personal"):
+        toys.federation({"evaluation.keep_best": True, "method.personal": "head"})
+    wordless = toys.federation({"evaluation.patience": 2}, metrics=lambda model, batches: {"score": 1.0})
+    with pytest.raises(ConfigError, match="goes by accuracy or loss, and the evaluation gave neither"):
+        wordless.run()
+    toys.federation().run(tmp_path / "run")
+    with pytest.raises(RunDirectoryError, match=r"run with evaluation\.keep_best = true"):
+        read_best(tmp_path / "run")
+
+
+PRIVATE = ["--set", "privacy.unit=client", "--set", "privacy.noise_multiplier=1", "--set", "privacy.delta=1e-3"]
+
+
+def test_under_privacy_nothing_is_chosen_by_rows_that_were_held_out_of_the_protected_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"text": f"word {n}", "label": n % 2, "who": f"c{n % 8}"} for n in range(40)]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = ["--set", f"data.train={tmp_path / 'own.jsonl'}", "--set", "data.client=who", "--set", "federation.rounds=2"]
+    run = ["train", *own, *PRIVATE, "--set", "evaluation.patience=1", "--out", str(tmp_path / "run")]
+    assert main(run) == 2
+    assert (
+        "evaluation.patience goes by the test rows, which were held out of the protected ones"
+        in capsys.readouterr().err
+    )
+    assert main([*run, "--set", f"data.test={tmp_path / 'own.jsonl'}"]) == 0
+
+
+def test_the_best_is_exported_and_predicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(tmp_path / "run")
+    few = [
+        "data.examples=80",
+        "data.test_examples=20",
+        "federation.rounds=2",
+        "federation.clients=4",
+        "evaluation.keep_best=true",
+    ]
+    assert main(["train", *(part for setting in few for part in ("--set", setting)), "--out", run]) == 0
+    assert main(["export", run, str(tmp_path / "best"), "--best"]) == 0
+    assert (tmp_path / "best" / "adapter_config.json").exists()
+    (tmp_path / "texts.txt").write_text("one note\n")
+    capsys.readouterr()
+    assert main(["predict", run, str(tmp_path / "texts.txt"), "--best"]) == 0
+    assert "label" in capsys.readouterr().out
