@@ -17,12 +17,12 @@ def together(config: Sections) -> None:
         _refuse(config, "evaluation.phantoms", "federation.weighting = 'examples'", why)
     _partition(config)
     _diagnostics(config)
-    if config.training.warmup_rounds >= config.federation.rounds:
+    if config.training.lr_warmup >= config.federation.rounds:
         message = (
-            f"training.warmup_rounds is {config.training.warmup_rounds}, and there are {config.federation.rounds} rounds: "
+            f"training.lr_warmup is {config.training.lr_warmup}, and there are {config.federation.rounds} rounds: "
             "lower it, or raise federation.rounds"
         )
-        _wrong(config, "training.warmup_rounds", "below federation.rounds", message)
+        _wrong(config, "training.lr_warmup", "below federation.rounds", message)
 
 
 def value_of(config: Sections, name: str) -> Any:

@@ -53,8 +53,12 @@ class MethodConfig:
     final_rank: int | None = key(
         None, "mean rank of an adapted matrix in the end (FedARA; a quarter of rank)", at_least=1, optional=2
     )
-    warmup_rounds: int = key(2, "rounds at the full rank (FedARA's t_w)", at_least=0)
-    final_rounds: int = key(5, "rounds at the final rank (FedARA's t_f)", at_least=0)
+    warmup_rounds: int | None = key(
+        None, "rounds at the full rank (FedARA's t_w; 2, and of fewer than 8 rounds a quarter)", at_least=0, optional=2
+    )
+    final_rounds: int | None = key(
+        None, "rounds at the final rank (FedARA's t_f; 5, and of fewer than 8 rounds a third)", at_least=0, optional=5
+    )
     vote_threshold: float = key(
         0.5, "share of clients that must vote for a rank to stay (FedARA's T_h)", at_least=0.0, below=1.0
     )

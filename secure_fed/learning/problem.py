@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast, overload
 
@@ -29,6 +29,7 @@ from secure_fed.learning.tasks.task import Collate, Confidence, Loss, Metrics
 from secure_fed.learning.tokenised import tokenised
 
 GIVEN = "given in Python"
+_MANY_UNKNOWN, _MANY_CUT = 0.2, 0.02
 MANY = 10_000  # clients; the examples of fewer are looked at before training starts
 
 
@@ -115,22 +116,27 @@ def configured(config: RunConfig) -> Problem:
         | {"data_digest": data_digest},
         data_digest=fingerprint.of_rows(source.whole, *([source.test] if is_declared(source.tested) else [])),
         unit_digest=fingerprint.of_units(*division.units(config, source, divided)) if private else "",
-        warning=_unknown(config, test if private else encoded, "test" if private else "training", tokenizer),
+        warning="; and ".join(
+            _warnings(config, test if private else encoded, "test" if private else "training", tokenizer)
+        ),
     )
 
 
-def _unknown(config: RunConfig, encoded: Encoded, which: str, tokenizer: Any) -> str:
-    """A warning if many tokens are unknown to the tokenizer: examples that look alike to the model teach it nothing.
+def _warnings(config: RunConfig, encoded: Encoded, which: str, tokenizer: Any) -> Iterator[str]:
+    """Warnings if many tokens are unknown to the tokenizer, so that examples look alike, or if many texts are cut.
 
     A share of private texts would be released without noise, so with privacy the test texts, which train nothing, stand for
     them.
     """
     tokens = np.concatenate(encoded.input_ids)
     share = float((tokens == tokenizer.unk_token_id).mean()) if tokenizer.unk_token_id is not None else 0.0
-    if share < 0.2:
-        return ""
-    tokens_of = f"tokens are unknown to the tokenizer of {config.model.name}"
-    return f"{share:.0%} of the {which} {tokens_of}, and look alike to it; set model.name to another model"
+    if share >= _MANY_UNKNOWN:
+        tokens_of = f"tokens are unknown to the tokenizer of {config.model.name}"
+        yield f"{share:.0%} of the {which} {tokens_of}, and look alike to it; set model.name to another model"
+    most = config.model.max_length
+    cut = float((encoded.lengths >= most).mean()) if config.data.task != "question_answering" else 0.0  # has windows
+    if cut >= _MANY_CUT:
+        yield f"{cut:.0%} of the {which} texts are cut after model.max_length = {most} tokens; raise it if their ends matter"
 
 
 def given(

@@ -53,6 +53,7 @@ _VOTING = f"{CHANGE} and votes for "
 _VOTES = ".votes"
 # Shares of votes that lie no further apart are equal: a mean is rounded, behind masks more than in the open.
 _ROUNDING = 1e-5
+_FEW = 8  # rounds, in which 2 and 5 leave none
 
 
 def build(run: RunConfig) -> FedAra:
@@ -62,12 +63,15 @@ def build(run: RunConfig) -> FedAra:
     if last > method.rank:
         raise ConfigError(f"method.final_rank = {last} is above method.rank = {method.rank}, which ranks start at")
     rounds = run.federation.rounds
-    if method.warmup_rounds + method.final_rounds >= rounds:
+    few = rounds < _FEW
+    warmup = (rounds // 4 if few else 2) if method.warmup_rounds is None else method.warmup_rounds
+    final = (rounds // 3 if few else 5) if method.final_rounds is None else method.final_rounds
+    if warmup + final >= rounds:
         raise ConfigError(
-            f"method.warmup_rounds = {method.warmup_rounds} and method.final_rounds = {method.final_rounds} leave none of "
+            f"method.warmup_rounds = {warmup} and method.final_rounds = {final} leave none of "
             f"federation.rounds = {rounds} for giving up ranks: lower them, or raise federation.rounds"
         )
-    budget = Budget(method.rank, last, method.warmup_rounds, method.final_rounds, rounds)
+    budget = Budget(method.rank, last, warmup, final, rounds)
     return FedAra(TripletAdapter(LoraAdapter.of(method)), CARD, budget, method.vote_threshold if votes else None)
 
 

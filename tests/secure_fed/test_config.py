@@ -75,6 +75,8 @@ def test_every_line_of_the_commented_file_that_is_commented_out_can_be_put_in(tm
         "sketch",
         "bottleneck",
         "final_rank",
+        "warmup_rounds",
+        "final_rounds",
         "steps",
         "microbatch",
         "together",

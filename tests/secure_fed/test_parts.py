@@ -111,6 +111,12 @@ def test_a_text_the_tokenizer_does_not_know_is_said(small_model: Path, tmp_path:
     assert "set model.name" in warning
 
 
+def test_texts_that_are_cut_are_said(small_model: Path, small_data: Path) -> None:
+    settings = [f"model.name={small_model}", f"data.train={small_data}", "federation.clients=4", "model.max_length=3"]
+    warning = configured(RunConfig.load(None, settings)).warning
+    assert "100% of the training texts are cut after model.max_length = 3 tokens" in warning
+
+
 def test_known_text_gives_no_warning(small_model: Path, small_data: Path) -> None:
     settings = [f"model.name={small_model}", f"data.train={small_data}", "federation.clients=4"]
     assert configured(RunConfig.load(None, settings)).warning == ""

@@ -405,7 +405,7 @@ def test_learning_rate_schedules() -> None:
 
 
 def test_the_learning_rate_rises_in_the_warm_up_and_then_keeps_to_its_schedule() -> None:
-    settings = TrainingConfig(lr=8.0, lr_schedule="linear", warmup_rounds=3)
+    settings = TrainingConfig(lr=8.0, lr_schedule="linear", lr_warmup=3)
     assert [scheduled_lr(settings, round_, 7) for round_ in range(7)] == [2.0, 4.0, 6.0, 8.0, 6.0, 4.0, 2.0]
 
 

@@ -18,9 +18,9 @@ from secure_fed.learning.tasks.task import Collate
 
 def scheduled_lr(settings: TrainingConfig, round_: int, rounds: int) -> float:
     """The local learning rate of round `round_` (from 0) of `rounds`."""
-    if round_ < settings.warmup_rounds:
-        return settings.lr * (round_ + 1) / (settings.warmup_rounds + 1)
-    share = (round_ - settings.warmup_rounds) / (rounds - settings.warmup_rounds)
+    if round_ < settings.lr_warmup:
+        return settings.lr * (round_ + 1) / (settings.lr_warmup + 1)
+    share = (round_ - settings.lr_warmup) / (rounds - settings.lr_warmup)
     if settings.lr_schedule == "linear":
         return settings.lr * (1 - share)
     if settings.lr_schedule == "cosine":

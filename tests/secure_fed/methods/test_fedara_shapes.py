@@ -73,6 +73,16 @@ def test_shapes_that_are_no_state_are_not_admitted() -> None:
 # Settings.
 
 
+@pytest.mark.parametrize(
+    ("rounds", "phases"), [(1, (0, 0)), (2, (0, 0)), (4, (1, 1)), (7, (1, 2)), (8, (2, 5)), (100, (2, 5))]
+)
+def test_a_run_of_any_length_has_phases_that_fit(rounds: int, phases: tuple[int, int]) -> None:
+    unset = {"method.warmup_rounds": None, "method.final_rounds": None}
+    budget = method_of(**{"federation.rounds": rounds, **unset}).budget
+    assert (budget.warmup, budget.final) == phases
+    assert budget.ranks(rounds, 3) == 3 * budget.last
+
+
 @every(
     ("more", "said"),
     [
