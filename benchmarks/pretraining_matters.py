@@ -27,7 +27,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from secure_fed.learning.data import notes
 from secure_fed.learning.data.rows import Rows
-from secure_fed.learning.models.loading import BUILTIN
+from secure_fed.learning.models.locate import BUILTIN
 
 TINY = BUILTIN["builtin/tiny"]
 BATCH = 16

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from secure_fed.export.adapter_folder import load_adapter
     from secure_fed.export.trained import load_run
     from secure_fed.federation import Federation
-    from secure_fed.learning.models.loading import locate
+    from secure_fed.learning.models.locate import locate
     from secure_fed.runs.run import Result
 
 __all__ = ["Federation", "Result", "RunConfig", "SecureFedError", "__version__", "load_adapter", "load_run", "locate"]
@@ -31,7 +31,7 @@ _HOMES = {
     "SecureFedError": "errors",
     "load_adapter": "export.adapter_folder",
     "load_run": "export.trained",
-    "locate": "learning.models.loading",
+    "locate": "learning.models.locate",
 }
 
 

@@ -34,6 +34,7 @@ print(json.dumps(found))
 """
 
 HELP = "import runpy, sys; sys.argv = ['secure-fed', {}]; runpy.run_module('secure_fed', run_name='__main__')"
+MAIN = "from secure_fed.commands.cli import main; raise SystemExit(main({}))"
 NOTHING: dict[str, object] = {"loaded": [], "status": 0}
 
 
@@ -66,6 +67,43 @@ def test_help_loads_nothing_heavy() -> None:
     assert found == dict.fromkeys(map(HELP.format, arguments), NOTHING)
     for usage in ("usage: secure-fed [", "usage: secure-fed train", "usage: secure-fed budget"):
         assert usage in printed
+
+
+ROWS = '{"text": "a", "label": 0}\n{"text": "b", "label": 1}\n'
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["method.name=lora"], "'lora' is not a method"),
+        (["data.max_length=3"], "there is no setting data.max_length"),
+        (["data.train=nowhere.csv"], "there is no file nowhere.csv"),
+        (["data.train=rows.jsonl", "data.label=topic"], "has no column 'topic': it has 'text', 'label'"),
+        (["data.train=rows.csv", "data.client=site"], "rows.csv has no column 'site'"),
+        (["data.train=rows.jsonl", "data.test=rows.csv", "data.text=note"], "rows.jsonl has no column 'note'"),
+        (["data.client=ward"], "builtin/notes has one such column, 'site'"),
+        (["model.name=./no_model"], "there is no such folder"),
+        (["privacy.ledger=no.sqlite", "privacy.unit=client", "privacy.epsilon=8"], "there is no ledger no.sqlite"),
+    ],
+)
+def test_wrong_settings_are_reported_before_anything_heavy_is_loaded(
+    settings: list[str], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(ROWS)
+    (tmp_path / "rows.csv").write_text("text,label\na,0\nb,1\n")
+    chosen = [word for setting in settings for word in ("--set", setting)]
+    started = f"import os; os.chdir({str(tmp_path)!r}); {MAIN.format(['train', *chosen])}"
+    command = [sys.executable, "-c", PROBE, json.dumps([started]), json.dumps(HEAVY)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert said in done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == [{"loaded": [], "status": 2}]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_directory_that_is_taken_is_reported_before_anything_heavy_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("mine")
+    found, _ = probe(MAIN.format(["train", "--out", str(tmp_path)]))
+    assert list(found.values()) == [{"loaded": [], "status": 2}]
 
 
 def test_an_unknown_public_name_is_an_attribute_error() -> None:

@@ -140,17 +140,22 @@ def _train(chosen: argparse.Namespace) -> None:
 
 def _run(config: RunConfig, chosen: argparse.Namespace, name: str, *, resume: bool, quiet: bool = False) -> Path:
     """Run, write the report, and say what came of it unless it is for a comparison."""
+    from secure_fed.commands import ahead
+    from secure_fed.runs.directory import require_unused
+
+    if chosen.out and not resume:
+        require_unused(Path(chosen.out))
+    if not resume:
+        ahead.check(config)
     from secure_fed.federation import Federation
     from secure_fed.report.page import write_report
     from secure_fed.report.progress import ConsoleProgress, TensorBoard
     from secure_fed.report.terminal import show_result
     from secure_fed.runs.checkpoint import read_checkpoint
     from secure_fed.runs.directory import TENSORBOARD, claimed, private_part
-    from secure_fed.runs.store import read_records, require_unused, resumable
+    from secure_fed.runs.store import read_records, resumable
 
     out = Path(chosen.out or f"runs/{datetime.now():%Y%m%d-%H%M%S}-{name}")
-    if chosen.out and not resume:
-        require_unused(out)
     with ExitStack() as stack:
         out = stack.enter_context(claimed(out, rename=not chosen.out))
         stack.enter_context(resumable(out))

@@ -52,9 +52,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     """Compare, print, and return the exit status."""
-    from secure_fed.commands.comparison import compare, cost_notes
+    from secure_fed.commands import ahead
 
     seeds, configs = _seeds(chosen.seeds), _configs(chosen.configs, chosen.set)
+    for config in configs.values():
+        ahead.check(config)
+    from secure_fed.commands.comparison import compare, cost_notes
+
     out = Path(chosen.out or f"runs/{datetime.now():%Y%m%d-%H%M%S}-compare")
     try:
         rows = compare(

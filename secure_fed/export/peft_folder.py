@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from secure_fed.errors import ModelError
 from secure_fed.learning.models.adapters.lora import LoraAdapter, LoraForm
-from secure_fed.learning.models.loading import locate
+from secure_fed.learning.models.locate import locate
 
 _PEFT_ROOT = "base_model.model."
 # What PEFT's class for sequence classification trains in full without being told.

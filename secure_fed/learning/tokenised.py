@@ -10,10 +10,10 @@ from collections import OrderedDict
 from typing import Any
 
 from secure_fed.config import RunConfig
-from secure_fed.learning.data import sources
 from secure_fed.learning.data.encode import Encoded
+from secure_fed.learning.data.named_files import generated
 from secure_fed.learning.data.rows import Rows
-from secure_fed.learning.models.loading import BUILTIN
+from secure_fed.learning.models.locate import BUILTIN
 from secure_fed.learning.tasks.task import Task
 
 _SPLITS = 2  # that are kept: a run's training and test examples
@@ -23,7 +23,7 @@ _kept: OrderedDict[tuple[Any, ...], Encoded] = OrderedDict()
 def tokenised(config: RunConfig, task: Task, tokenizer: Any, rows: Rows) -> Encoded:
     """`task.encode` of these rows of the configuration's data; who gets them must not write to them."""
     length = config.model.max_length
-    if config.model.name not in BUILTIN or not sources.generated(config.data):
+    if config.model.name not in BUILTIN or not generated(config.data):
         return task.encode(tokenizer, rows, length)
     key = (config.model.name, repr(config.data), length, rows)
     if key not in _kept:

@@ -72,12 +72,17 @@ def _require_read(config: MethodConfig, chosen: Card) -> None:
             )
 
 
-def card(name: str) -> Card:
-    """The card of the method called `name`."""
+def require_known(name: str) -> None:
+    """Refuse a name that no method has."""
     if name not in METHODS:
         near = difflib.get_close_matches(name, METHODS, n=1, cutoff=0.4)
         offer = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(METHODS)}"
         raise ConfigError(f"method.name = {name!r} is not a method: {offer}")
+
+
+def card(name: str) -> Card:
+    """The card of the method called `name`."""
+    require_known(name)
     return cast("Card", import_module(METHODS[name]).CARD)
 
 

@@ -21,10 +21,10 @@ from secure_fed.learning.models.loading import (
     head_names,
     head_of,
     load,
-    locate,
     pooler_names,
     quiet,
 )
+from secure_fed.learning.models.locate import locate
 from secure_fed.methods import METHODS, build, card
 from secure_fed.methods.method import Method, RoundPlan, State
 from secure_fed.tensors.tensors import Tensors

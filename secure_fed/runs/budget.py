@@ -14,7 +14,6 @@ ledger which has been cut or rewritten since is seen when the run goes on. For a
 from __future__ import annotations
 
 import json
-import shlex
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from privacy.account import Account
-from privacy.errors import BudgetExhausted, LedgerError
+from privacy.errors import BudgetExhausted
 from privacy.ledger import Cost, Head, Ledger
 from secure_fed.config import PrivacyConfig
 from secure_fed.errors import RunDirectoryError
@@ -33,7 +32,7 @@ from secure_fed.runs.budget_terms import Subject, terms_of
 from secure_fed.runs.checkpoint import RELEASED
 from secure_fed.runs.directory import CHECKPOINT, PRIVATE, made_private, private_part, read_object
 from secure_fed.runs.durable import atomic_write
-from secure_fed.runs.ledger_heads import heads_at
+from secure_fed.runs.ledger_heads import heads_at, require_made
 
 if TYPE_CHECKING:
     from privacy.run_plan import Plan
@@ -203,19 +202,9 @@ def _ledger(privacy: PrivacyConfig, folder: Path, noted: Mapping[str, Any] | Non
 def _shared(privacy: PrivacyConfig, noted: Mapping[str, Any] | None) -> Ledger:
     """The ledger that the settings name; whatever is known of its end, by this run or by the user, has to be in it."""
     path = Path(privacy.ledger)
-    if noted is None and _missing(path):
-        made = shlex.join(["secure-fed", "budget", "create", str(path)])
-        raise LedgerError(
-            f"there is no ledger {path}: make it with `{made} --data-set NAME --epsilon E --delta D`, or correct privacy.ledger"
-        )
+    if noted is None:
+        require_made(privacy.ledger)
     return Ledger.open(path, head=_head(noted), heads=heads_at(privacy.ledger_heads))
-
-
-def _missing(path: Path) -> bool:
-    try:
-        return not path.exists()
-    except OSError:  # opening it says what is wrong
-        return False
 
 
 def _head(noted: Mapping[str, Any] | None) -> Head | None:

@@ -22,6 +22,7 @@ from typing import Any
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError, RunDirectoryError, plainly
 from secure_fed.learning.data.holdout import is_declared
+from secure_fed.runs.durable import part_of
 from secure_fed.runs.published import together
 
 CONFIG, FACTS, METRICS, RESULT = "config.json", "run.json", "metrics.jsonl", "result.json"
@@ -33,6 +34,7 @@ OWN_FACTS, OWN_ROUNDS, OWN_RESULT = "facts.json", "rounds.jsonl", "figures.json"
 AUDIT, AUDIT_PAGE = "audit.json", "audit.html"
 MEMBERSHIP, ATTENDANCE = "membership.json", "attendance"
 TENSORBOARD = "tensorboard"
+LOCK = ".lock"
 
 
 def private_part(run_dir: Path) -> Path:
@@ -121,6 +123,21 @@ def require_begun(path: Path) -> None:
     with plainly(RunDirectoryError, f"{path} cannot be read", "give the --out of `secure-fed train`"):
         if not path.exists():
             raise RunDirectoryError(f"{path} holds no run to go on with; start one there without --resume")
+
+
+def require_unused(path: Path) -> None:
+    """Refuse a directory that holds a run, or anything but what a start killed on its way leaves."""
+    with usable(path):
+        if (path / CONFIG).exists():
+            raise RunDirectoryError(
+                f"{path} already holds a run; add --resume to go on with it or choose another --out"
+            )
+        if path.exists() and not (path.is_dir() and all(_left_by_a_start(file.name) for file in path.iterdir())):
+            raise RunDirectoryError(f"{path} is not an empty directory; choose another --out")
+
+
+def _left_by_a_start(name: str) -> bool:
+    return name == LOCK or part_of(name) == CONFIG
 
 
 def read_config(path: Path) -> RunConfig:

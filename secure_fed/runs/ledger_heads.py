@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+from contextlib import suppress
 from pathlib import Path
 
 from privacy.errors import LedgerError
@@ -21,6 +23,17 @@ def heads_at(chosen: str | Path) -> Heads:
     state = Path(os.environ.get(STATE, ""))
     folder = state if state.is_absolute() else _expanded(Path("~/.local/state"))
     return Heads(folder / "secure-fed" / "ledgers.sqlite")
+
+
+def require_made(ledger: str) -> None:
+    """Refuse a ledger that is not there; where it cannot be looked up, opening it says why."""
+    with suppress(OSError):
+        if not Path(ledger).exists():
+            made = shlex.join(["secure-fed", "budget", "create", ledger])
+            raise LedgerError(
+                f"there is no ledger {ledger}: make it with `{made} --data-set NAME --epsilon E --delta D`, or correct "
+                "privacy.ledger"
+            )
 
 
 def _expanded(path: Path) -> Path:

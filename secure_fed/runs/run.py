@@ -26,13 +26,13 @@ from secure_fed.runs.best import best, require_measured, stalled
 from secure_fed.runs.budget import RunBudget, opened, require_room
 from secure_fed.runs.budget_terms import Subject
 from secure_fed.runs.checkpoint import read_best, read_personal
-from secure_fed.runs.directory import ATTENDANCE, private_part
+from secure_fed.runs.directory import ATTENDANCE, private_part, require_unused
 from secure_fed.runs.evaluation import evaluated
 from secure_fed.runs.noise_key import erase, opened_noise
 from secure_fed.runs.recording import Recorder
 from secure_fed.runs.releases import Releases, kept_by
 from secure_fed.runs.result import summary, versions
-from secure_fed.runs.store import RunStore, require_unused
+from secure_fed.runs.store import RunStore
 
 Notify = Callable[..., None]  # of an event's name and its news
 

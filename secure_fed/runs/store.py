@@ -42,6 +42,7 @@ from secure_fed.runs.directory import (
     CHECKPOINT,
     CONFIG,
     FACTS,
+    LOCK,
     MEMBERSHIP,
     METRICS,
     OWN_FACTS,
@@ -53,14 +54,13 @@ from secure_fed.runs.directory import (
     private_part,
     read_config,
     read_facts,
+    require_unused,
     usable,
     without_times,
 )
-from secure_fed.runs.durable import append_line, atomic_write, clear_parts, part_of
+from secure_fed.runs.durable import append_line, atomic_write, clear_parts
 from secure_fed.runs.same_run import differing, differing_digests, require_same, require_same_data, sealed
 from secure_fed.tensors.tensors import Tensors
-
-LOCK = ".lock"
 
 Record = Mapping[str, Any]
 
@@ -229,21 +229,6 @@ def read_lines(file: Path, upto: int | None = None) -> list[dict[str, Any]]:
         if number == len(records) + 1 and (upto is None or number <= upto):
             records.append(record)
     return records
-
-
-def require_unused(path: Path) -> None:
-    """Refuse a directory that holds a run, or anything but what a start killed on its way leaves."""
-    with usable(path):
-        if (path / CONFIG).exists():
-            raise RunDirectoryError(
-                f"{path} already holds a run; add --resume to go on with it or choose another --out"
-            )
-        if path.exists() and not (path.is_dir() and all(_left_by_a_start(file.name) for file in path.iterdir())):
-            raise RunDirectoryError(f"{path} is not an empty directory; choose another --out")
-
-
-def _left_by_a_start(name: str) -> bool:
-    return name == LOCK or part_of(name) == CONFIG
 
 
 def _pretty(value: Mapping[str, Any] | Sequence[Any]) -> str:

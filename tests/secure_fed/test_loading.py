@@ -17,7 +17,8 @@ from secure_fed.config import DataConfig, ModelConfig, RunConfig
 from secure_fed.errors import ConfigError, ModelError
 from secure_fed.federation import Federation
 from secure_fed.learning.models import loading
-from secure_fed.learning.models.loading import find_device, head_names, locate
+from secure_fed.learning.models.loading import find_device, head_names
+from secure_fed.learning.models.locate import locate
 from secure_fed.learning.tasks import build
 
 LABELS = ("calm", "wild", "other")

@@ -9,7 +9,7 @@ from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassificatio
 
 from secure_fed.learning.data import notes
 from secure_fed.learning.models import pretrain
-from secure_fed.learning.models.loading import BUILTIN
+from secure_fed.learning.models.locate import BUILTIN
 
 TINY = BUILTIN["builtin/tiny"]
 

@@ -20,7 +20,7 @@ from secure_fed import Federation, RunConfig, load_run
 from secure_fed.commands.cli import main
 from secure_fed.errors import ConfigError, ModelError, RunDirectoryError
 from secure_fed.export import trained
-from secure_fed.learning.models.loading import locate
+from secure_fed.learning.models.locate import locate
 from tests.secure_fed import small_models, toys
 
 SCHEMA = Path(__file__).resolve().parents[2] / "docs" / "result.schema.json"

@@ -90,7 +90,7 @@ def _left_open(config: RunConfig, held: RunConfig) -> RunConfig:
 
 def _require_unchanged(job: Job) -> None:
     """Refuse a run that was begun with other settings, and a folder that is none."""
-    from secure_fed.runs.store import require_unused
+    from secure_fed.runs.directory import require_unused
 
     with usable(job.run_dir):
         begun = (job.run_dir / CONFIG).exists()

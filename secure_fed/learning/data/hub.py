@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from secure_fed.errors import DataError
-from secure_fed.learning.data.files import Table
+from secure_fed.learning.data.table import Table
 
 
 def read(name: str, wanted: Collection[str], label: str, test_splits: Sequence[str]) -> tuple[Table, list[Table]]:

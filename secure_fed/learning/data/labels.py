@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from secure_fed.errors import DataError
-from secure_fed.learning.data.files import Table
+from secure_fed.learning.data.table import Table
 
 Label = int | str
 

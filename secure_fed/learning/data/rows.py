@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from secure_fed.config import DataConfig
-from secure_fed.learning.data.files import Table
 from secure_fed.learning.data.labels import Vocabulary
+from secure_fed.learning.data.table import Table
 
 Texts = tuple[list[Any], list[Any] | None]  # the first input of every row, and the second where the task has one
 

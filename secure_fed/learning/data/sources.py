@@ -9,18 +9,16 @@ from itertools import islice
 from pathlib import Path
 
 from secure_fed.config import DataConfig
-from secure_fed.errors import DataError, plainly
-from secure_fed.learning.data import files, hub
-from secure_fed.learning.data.files import Table
+from secure_fed.errors import DataError
+from secure_fed.learning.data import files, hub, named_files
 from secure_fed.learning.data.holdout import HELD_OUT, Indices, at_random, each_by_itself, whole_clients
 from secure_fed.learning.data.labels import Vocabulary
+from secure_fed.learning.data.named_files import TEST_SPLITS, Named, generated, spoken
 from secure_fed.learning.data.rows import OfClasses, Reads, Rows
+from secure_fed.learning.data.table import Table
 from secure_fed.learning.data.texts import require_some
 
 GENERATED, SPLIT, FILES = "generated", "test split of the data", "data.test"
-
-_BUILTIN = "builtin/notes"
-_TEST_SPLITS = ("test", "validation", "valid", "dev")  # the first there is serves as test data
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +57,13 @@ def load(data: DataConfig, task: Reads, *, seed: int, group: str = "", unit: str
     is one client, called like the file. `group` names the column that says whom a training example is about.
     unit: what privacy protects, which is held out as a whole.
     """
-    paths, test_paths = _paths(data.train, "data.train"), _paths(data.test, "data.test")
-    if test_paths and not paths:
-        raise DataError(f"data.test is {str(test_paths[0])!r} and data.train is not set; set data.train too")
+    named = named_files.find(data)
     if generated(data):
         return _notes(data, seed, group)
-    wanted = _wanted(task, data.client, group, _language(data))
-    tables = _from_files(data, paths, test_paths, wanted) if paths else _from_name(data, wanted, task.columns.label)
+    wanted = _wanted(task, data.client, group, spoken(data))
+    tables = _from_files(named, wanted) if named else _from_hub(data.name, wanted, task.columns.label)
     source = _source(data, task, tables, (unit, seed), group)
-    return replace(source, tested=FILES) if test_paths else source
+    return replace(source, tested=FILES) if data.test else source
 
 
 def of_known_classes(
@@ -84,7 +80,7 @@ def of_one_party(task: Reads, paths: Sequence[Path], setting: str, group: str = 
 
     A folder stands for its files called train, where the setting is data.train, and else for those of its test split.
     """
-    split = partial(files.split_files, split="train") if setting == "data.train" else _test_files
+    split = partial(files.split_files, split="train") if setting == "data.train" else named_files.of_test
     found = [file for path in paths for file in (split(path) if path.is_dir() else [path])]
     tables = [files.read(path, _wanted(task, group), setting) for path in found]
     if not any(map(len, tables)):
@@ -101,46 +97,18 @@ def _require_texts(task: Reads, tables: Sequence[Table]) -> None:
             require_some(table, task.columns.text_b, "data.text_b")
 
 
-def generated(data: DataConfig) -> bool:
-    """Whether the examples are the built-in notes, which follow from settings and seed alone."""
-    return not data.train and not data.test and data.name == _BUILTIN
-
-
-def _language(data: DataConfig) -> str:
-    """The column of each row's language, where the division goes by it; else ""."""
-    return data.language if data.partition == "language" else ""
-
-
-def _from_name(data: DataConfig, wanted: Collection[str], label: str) -> _Tables:
-    for folder in _paths(data.name, "data.name"):
-        if folder.is_file():
-            raise DataError(f"data.name is the file {data.name!r}; set data.train to it instead")
-        if folder.is_dir() and (tables := _from_folder(folder, wanted)):
-            return tables
-    return _from_hub(data.name, wanted, label)
+def _from_files(named: Named, wanted: Collection[str]) -> _Tables:
+    train = [files.read(path, wanted, "data.train") for path in named.train]
+    return _Tables(train, [files.read(path, wanted, "data.test") for path in named.test], named.owners)
 
 
 def _notes(data: DataConfig, seed: int, group: str) -> Source:
     from secure_fed.learning.data import notes
 
-    if data.client not in ("", "site"):
-        raise DataError(f"data.client is {data.client!r}; {_BUILTIN} has one such column, 'site'")
-    for setting, column in (("privacy.group_column", group), ("data.language", _language(data))):
-        if column:
-            raise DataError(f"{setting} is {column!r}, but {_BUILTIN} says of no note whom it is about; use files")
+    named_files.require_columns_of_notes(data, group)
     train = notes.generate(data.examples, seed=seed, split="train")
     test = notes.generate(data.test_examples, seed=seed, split="test")
     return Source(train, test, train, keyed=data.client == "site")
-
-
-def _paths(value: str | Sequence[str], setting: str) -> list[Path]:
-    """The paths of a setting, each of which the system can look up, whether there is anything or not."""
-    paths = []
-    for text in filter(None, [value] if isinstance(value, str) else value):
-        with plainly(DataError, f"{text} cannot be read", f"set {setting} to a file or a folder that can"):
-            paths.append(Path(text).expanduser())
-            paths[-1].exists()
-    return paths
 
 
 def _wanted(task: Reads, *others: str) -> Collection[str]:
@@ -149,46 +117,11 @@ def _wanted(task: Reads, *others: str) -> Collection[str]:
     return dict.fromkeys(name for name in names if name)
 
 
-def _from_files(
-    data: DataConfig, paths: Sequence[Path], test_paths: Sequence[Path], wanted: Collection[str]
-) -> _Tables:
-    owners = None
-    if len(paths) == 1 and paths[0].is_dir():
-        tables = _from_folder(paths[0], wanted)
-        if tables is None:
-            raise DataError(
-                f"{paths[0]} holds no training examples (train.jsonl, train.csv, train.parquet, ...); "
-                f"set data.train to a folder that does, or to a file"
-            )
-        train, test = tables.train, tables.test
-    else:
-        train, test = [files.read(path, wanted, "data.train") for path in paths], []
-        owners = None if isinstance(data.train, str) else _unique([files.stem(path) for path in paths])
-    if test_paths:
-        found = [file for path in test_paths for file in (_test_files(path) if path.is_dir() else [path])]
-        if not found:
-            raise DataError(f"{test_paths[0]} holds no test examples (test.jsonl, ...); set data.test to a file")
-        test = [files.read(path, wanted, "data.test") for path in found]
-    return _Tables(train, test, owners)
-
-
-def _from_folder(folder: Path, wanted: Collection[str]) -> _Tables | None:
-    """The `train` and test files of a folder, or None when it holds no `train` file of a kind we read."""
-    train = [files.read(path, wanted) for path in files.split_files(folder, "train")]
-    test = [files.read(path, wanted) for path in _test_files(folder)] if train else []
-    return _Tables(train, test) if train else None
-
-
 def _from_hub(name: str, wanted: Collection[str], label: str) -> _Tables:
-    train, tests = hub.read(name, wanted, label, _TEST_SPLITS)
+    train, tests = hub.read(name, wanted, label, TEST_SPLITS)
     # Benchmarks publish test splits whose labels are all -1.
     labelled = (t for t in tests if not label or any(value not in (-1, None) for value in t.columns.get(label, ())))
     return _Tables([train], list(islice(labelled, 1)))
-
-
-def _test_files(folder: Path) -> list[Path]:
-    """The files of the first split of `_TEST_SPLITS` that the folder holds."""
-    return next((found for split in _TEST_SPLITS if (found := files.split_files(folder, split))), [])
 
 
 def _source(data: DataConfig, task: Reads, tables: _Tables, split: tuple[str, int], group: str) -> Source:
@@ -199,13 +132,13 @@ def _source(data: DataConfig, task: Reads, tables: _Tables, split: tuple[str, in
         owned = zip(tables.owners, tables.train, strict=True)
         train = replace(train, client=tuple(owner for owner, table in owned for _ in range(len(table))))
     keyed = train.client is not None
-    language = _language(data)
+    language = spoken(data)
     languages = _keys(tables.train, language, "data.language") if language else None
     if tables.test:
         return Source(train, _owned(data, test, tables.test, need_client=False), train, keyed, SPLIT, languages)
     kept, out, tested = _held_out(data, train, *split, keyed=keyed)
-    spoken = languages and tuple(languages[int(index)] for index in kept)
-    return Source(train.take(kept), train.take(out), train, keyed, tested, spoken)
+    kept_languages = languages and tuple(languages[int(index)] for index in kept)
+    return Source(train.take(kept), train.take(out), train, keyed, tested, kept_languages)
 
 
 def _held_out(data: DataConfig, rows: Rows, unit: str, seed: int, *, keyed: bool) -> tuple[Indices, Indices, str]:
@@ -242,12 +175,3 @@ def _keys(tables: Sequence[Table], name: str, setting: str) -> tuple[str, ...]:
                 )
             keys.append(str(value).strip())
     return tuple(keys)
-
-
-def _unique(names: Sequence[str]) -> tuple[str, ...]:
-    """The names in order, a later one of the same name with "-2", "-3", ... after it."""
-    taken: list[str] = []
-    for name in names:
-        candidates = (name, *(f"{name}-{count}" for count in range(2, len(names) + 2)))
-        taken.append(next(candidate for candidate in candidates if candidate not in taken))
-    return tuple(taken)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from secure_fed.errors import DataError
 from secure_fed.learning.data import files
-from secure_fed.learning.data.files import Table
+from secure_fed.learning.data.formats import decoded, text_lines
 from secure_fed.learning.data.rows import Reads, Texts
+from secure_fed.learning.data.table import Table
 
 
 def read_texts(path: Path, task: Reads) -> Texts:
@@ -23,14 +24,14 @@ def read_texts(path: Path, task: Reads) -> Texts:
                 f"{path} has one text a line, but this run labels pairs; give columns {columns.text!r} and "
                 f"{columns.text_b!r}"
             )
-        return _stripped(files.text_lines(path)), None
+        return _stripped(text_lines(path)), None
     table = files.read(path, [name for name in (columns.text, columns.text_b) if name], "FILE")
     return task.texts([table])
 
 
 def read_lines(stream: Iterable[bytes], source: str) -> list[str]:
     """One text a line of UTF-8, blank lines included, so that answers can be matched by their number."""
-    return _stripped(files.decoded(stream, source))
+    return _stripped(decoded(stream, source))
 
 
 def plain(tables: Sequence[Table], text: str, text_b: str) -> Texts:

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,12 +13,10 @@ from safetensors import SafetensorError
 from torch import nn
 
 from secure_fed.config import ModelConfig
-from secure_fed.errors import ConfigError, MethodError, ModelError, plainly
+from secure_fed.errors import ConfigError, MethodError, ModelError
 from secure_fed.learning.models.adapters.virtual_tokens import positions_of
+from secure_fed.learning.models.locate import locate
 from secure_fed.learning.tasks.task import Task
-
-# This path does not change: exports for PEFT name it, since AutoPeftModel knows no other name of the built-in model.
-BUILTIN = {"builtin/tiny": Path(__file__).parents[2] / "models" / "tiny"}
 
 
 @dataclass(frozen=True)
@@ -33,26 +30,6 @@ class Loaded:
     model: nn.Module
     tokenizer: Any
     head: tuple[str, ...]
-
-
-def locate(name: str) -> str:
-    """The name that transformers is given for `model.name`: a folder's absolute path, or the Hub id."""
-    if name in BUILTIN:
-        return str(BUILTIN[name])
-    if name.startswith("builtin/"):
-        raise ModelError(f"model.name is {name!r}, but the built-in models are {', '.join(BUILTIN)}")
-    with plainly(ModelError, f"model.name {name!r} cannot be looked up", "give a folder, builtin/tiny or a Hub id"):
-        folder = Path(name).expanduser()
-        found = folder.is_dir()
-    if found:
-        if not (folder / "config.json").exists():
-            raise ModelError(
-                f"model.name is the folder {name!r}, but it has no config.json; give a saved transformers model"
-            )
-        return str(folder.absolute())
-    if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise ModelError(f"model.name is {name!r}, but there is no such folder")
-    return name
 
 
 def load(config: ModelConfig, task: Task, label_names: Sequence[str], seed: int) -> Loaded:

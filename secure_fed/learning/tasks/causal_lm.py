@@ -17,9 +17,10 @@ from torch import nn
 
 from secure_fed.config import DataConfig
 from secure_fed.learning.data.encode import Collate, Encoded, pad_id, per_token, require_room
-from secure_fed.learning.data.files import Table
 from secure_fed.learning.data.labels import Vocabulary
-from secure_fed.learning.data.rows import Columns, Rows
+from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.data.table import Table
+from secure_fed.learning.tasks.columns import columns
 from secure_fed.learning.tasks.continuation import continuations, loss, token_losses
 from secure_fed.learning.tasks.task import Answer, Loss, Metrics, Task, finite, logits
 
@@ -104,4 +105,4 @@ def _plain(value: float) -> float | None:
 
 
 def build(data: DataConfig) -> CausalLM:
-    return CausalLM(Columns("text").chosen(data), data.learn_prompt)
+    return CausalLM(columns(data), data.learn_prompt)

@@ -21,10 +21,11 @@ from torch.nn import functional
 from secure_fed.config import DataConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning.data.encode import Collate, Encoded, encode, pad_id
-from secure_fed.learning.data.files import Table
 from secure_fed.learning.data.labels import Vocabulary, learn
 from secure_fed.learning.data.rows import Rows
-from secure_fed.learning.tasks.task import USUAL, Answer, Loss, Metrics, Task, finite, outputs_named
+from secure_fed.learning.data.table import Table
+from secure_fed.learning.tasks.columns import columns
+from secure_fed.learning.tasks.task import Answer, Loss, Metrics, Task, finite, outputs_named
 
 _ROUNDED = 0.01  # what the sum of shares may lack for having been rounded
 
@@ -166,4 +167,4 @@ def _share(prior: str | float) -> tuple[str | None, float]:
 
 
 def build(data: DataConfig) -> Classification:
-    return Classification(USUAL.chosen(data), data.class_priors)
+    return Classification(columns(data), data.class_priors)

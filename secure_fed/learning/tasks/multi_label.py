@@ -19,12 +19,13 @@ from torch.nn import functional
 from secure_fed.config import DataConfig
 from secure_fed.errors import DataError
 from secure_fed.learning.data.encode import Collate, Encoded, encode, numbers, pad_id
-from secure_fed.learning.data.files import Table
 from secure_fed.learning.data.labels import Vocabulary, learn
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.data.strata import label_sets
+from secure_fed.learning.data.table import Table
 from secure_fed.learning.tasks.classification import f1_scores, logits
-from secure_fed.learning.tasks.task import USUAL, Answer, Loss, Metrics, Task, finite, outputs_named
+from secure_fed.learning.tasks.columns import columns
+from secure_fed.learning.tasks.task import Answer, Loss, Metrics, Task, finite, outputs_named
 
 
 def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
@@ -123,4 +124,4 @@ def _one_a_row(table: Table, column: str) -> tuple[Table, list[int]]:
 
 
 def build(data: DataConfig) -> MultiLabel:
-    return MultiLabel(USUAL.chosen(data))
+    return MultiLabel(columns(data))

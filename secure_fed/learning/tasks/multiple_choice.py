@@ -21,9 +21,10 @@ from secure_fed.config import DataConfig
 from secure_fed.errors import DataError
 from secure_fed.learning.data import texts
 from secure_fed.learning.data.encode import Collate, Encoded, pad_id, per_token, require_room
-from secure_fed.learning.data.files import Table
 from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.data.rows import Columns, Rows, Texts
+from secure_fed.learning.data.table import Table
+from secure_fed.learning.tasks.columns import columns
 from secure_fed.learning.tasks.continuation import continuations, loss, token_losses
 from secure_fed.learning.tasks.item_extras import ASIDE, PARTS, Aside
 from secure_fed.learning.tasks.task import Answer, Loss, Metrics, Task, finite, logits
@@ -141,4 +142,4 @@ def _right(table: Table, columns: Columns) -> list[int]:
 
 
 def build(data: DataConfig) -> MultipleChoice:
-    return MultipleChoice(Columns("text", "choices", "label").chosen(data), data.likelihood == "mean")
+    return MultipleChoice(columns(data), data.likelihood == "mean")

@@ -25,10 +25,11 @@ from torch.nn import functional
 from secure_fed.config import DataConfig
 from secure_fed.errors import DataError
 from secure_fed.learning.data.encode import Collate, Encoded, Item, pad_id
-from secure_fed.learning.data.files import Table
 from secure_fed.learning.data.labels import Vocabulary
-from secure_fed.learning.data.rows import Columns, Rows
+from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.data.strata import clusters, label_sets
+from secure_fed.learning.data.table import Table
+from secure_fed.learning.tasks.columns import columns
 from secure_fed.learning.tasks.item_extras import ASIDE, PARTS, Aside
 from secure_fed.learning.tasks.spans import Answers, best_f1, exact, read_answers
 from secure_fed.learning.tasks.task import Answer, Loss, Metrics, Task, finite
@@ -153,4 +154,4 @@ class QuestionAnswering(Task):
 
 
 def build(data: DataConfig) -> QuestionAnswering:
-    return QuestionAnswering(Columns("question", "context", "answers").chosen(data), data.stride)
+    return QuestionAnswering(columns(data), data.stride)

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from secure_fed.errors import DataError
 from secure_fed.learning.data import texts
-from secure_fed.learning.data.files import Table
 from secure_fed.learning.data.rows import Columns
+from secure_fed.learning.data.table import Table
 
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)

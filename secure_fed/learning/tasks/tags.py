@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from secure_fed.errors import DataError
 from secure_fed.learning.data import texts
-from secure_fed.learning.data.files import Table
 from secure_fed.learning.data.rows import Columns
+from secure_fed.learning.data.table import Table
 
 OUTSIDE = "O"
 

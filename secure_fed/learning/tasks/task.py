@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from secure_fed.errors import ModelError
 from secure_fed.learning.data import texts
 from secure_fed.learning.data.encode import Encoded
-from secure_fed.learning.data.files import Table
 from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.data.rows import Columns, Rows, Texts
+from secure_fed.learning.data.table import Table
 
 Answer = dict[str, Any]
 Batch = Any  # what a collate makes of some examples, and a model or a loss of the user's own may need
@@ -28,7 +28,6 @@ Collate = Callable[[Sequence[Any]], Batch]
 Loss = Callable[[nn.Module, Batch], Tensor]  # (B,): one number an example
 Metrics = Callable[[nn.Module, Iterable[Batch]], dict[str, float]]
 Confidence = Callable[[nn.Module, Batch], Tensor]  # (B,): higher where the model fits an example better
-USUAL = Columns("text", "", "label")
 # What models are given of a batch; the rest of it is for losses and metrics.
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 

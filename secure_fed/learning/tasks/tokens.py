@@ -23,10 +23,11 @@ from secure_fed.config import DataConfig
 from secure_fed.learning.data import texts
 from secure_fed.learning.data.alignment import Aligned, aligned
 from secure_fed.learning.data.encode import IGNORED, Collate, Encoded, pad_id, per_token, require_room
-from secure_fed.learning.data.files import Table
 from secure_fed.learning.data.labels import Vocabulary
-from secure_fed.learning.data.rows import Columns, Rows, Texts
+from secure_fed.learning.data.rows import Rows, Texts
 from secure_fed.learning.data.strata import label_sets
+from secure_fed.learning.data.table import Table
+from secure_fed.learning.tasks.columns import columns
 from secure_fed.learning.tasks.item_extras import ASIDE, Aside
 from secure_fed.learning.tasks.tags import encoded_tags, entities, entity_scores, tag_names
 from secure_fed.learning.tasks.task import Answer, Loss, Metrics, Task, finite, logits, outputs_named
@@ -182,4 +183,4 @@ def _first_tokens(words: Sequence[str], tokens: Aligned) -> tuple[list[int], lis
 
 
 def build(data: DataConfig) -> Tokens:
-    return Tokens(Columns("tokens", "", "tags").chosen(data))
+    return Tokens(columns(data))

@@ -8,7 +8,7 @@ import pytest
 from pyarrow import parquet
 
 from secure_fed.errors import DataError
-from secure_fed.learning.data.files import read, split_files, stem
+from secure_fed.learning.data.files import head, read, split_files, stem
 
 ROWS = [
     {"text": "first, with a comma", "label": "a"},
@@ -41,7 +41,7 @@ def write(path: Path) -> Path:
 def test_every_kind_of_file_gives_the_same_columns(tmp_path: Path, kind: str, packed: str) -> None:
     table = read(write(tmp_path / f"train.{kind}{packed}"), WANTED)
     assert table.columns == {name: [row[name] for row in ROWS] for name in ("text", "label")}
-    assert table.present == ("text", "label")
+    assert table.present == head(tmp_path / f"train.{kind}{packed}", WANTED, "data.train").present == ("text", "label")
     assert len(table) == 3
 
 
@@ -74,6 +74,15 @@ def test_a_json_key_that_a_row_lacks_is_none(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"text": "a"}\n{"label": 1}\n', encoding="utf-8")
     assert read(path, WANTED).columns == {"text": ["a", None], "label": [None, 1]}
+
+
+def test_the_head_of_json_lines_goes_as_far_as_the_wanted_columns(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"text": "a"}\n{"text": "b", "label": 1}\nnothing that is read for its columns\n')
+    assert head(path, ("text", "label"), "data.train").present == ("text", "label")
+    assert head(path, ("text",), "data.train").present == ("text",)
+    with pytest.raises(DataError, match="line 3 is not JSON"):
+        head(path, ("text", "topic"), "data.train")
 
 
 def test_a_csv_field_may_be_longer_than_the_csv_module_allows_and_its_limit_stays(tmp_path: Path) -> None:

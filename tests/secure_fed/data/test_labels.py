@@ -3,8 +3,8 @@ from collections.abc import Sequence
 import pytest
 
 from secure_fed.errors import DataError
-from secure_fed.learning.data.files import Table
 from secure_fed.learning.data.labels import learn
+from secure_fed.learning.data.table import Table
 
 
 def table(labels: Sequence[object], names: Sequence[object] | None = None, source: str = "x.jsonl") -> Table:

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 from secure_fed.config import DataConfig, ModelConfig
 from secure_fed.errors import DataError, ModelError
 from secure_fed.learning.data.encode import IGNORED
-from secure_fed.learning.data.files import Table
 from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.data.table import Table
 from secure_fed.learning.models.loading import load
 from secure_fed.learning.tasks import build
 from secure_fed.learning.tasks.causal_lm import perplexity

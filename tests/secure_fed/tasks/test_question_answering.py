@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from secure_fed.config import DataConfig
 from secure_fed.errors import ConfigError, DataError
-from secure_fed.learning.data.files import Table
 from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.data.table import Table
 from secure_fed.learning.tasks import build
 from secure_fed.learning.tasks.spans import Answers
 from secure_fed.learning.tasks.windows import answered, best_span, windows

@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerFast
 from secure_fed.config import DataConfig
 from secure_fed.errors import DataError, ModelError
 from secure_fed.learning.data.encode import IGNORED
-from secure_fed.learning.data.files import Table
 from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.data.table import Table
 from secure_fed.learning.tasks import build
 from secure_fed.learning.tasks.tags import entities, entity_scores
 

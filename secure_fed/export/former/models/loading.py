@@ -2,7 +2,7 @@
 
 import warnings
 
-from secure_fed.learning.models.loading import locate
+from secure_fed.learning.models.locate import locate
 
 __all__ = ["locate"]
 

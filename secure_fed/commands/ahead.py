@@ -1,0 +1,22 @@
+"""What can be wrong with a run before anything heavy is loaded: torch and transformers take seconds, these checks do not.
+
+Whatever builds the run checks the same again, and much else, such as labels and sizes.
+"""
+
+from __future__ import annotations
+
+from secure_fed import methods
+from secure_fed.config import RunConfig
+from secure_fed.learning.data import named_files
+from secure_fed.learning.models.locate import locate
+from secure_fed.learning.tasks.columns import columns
+from secure_fed.runs.ledger_heads import require_made
+
+
+def check(config: RunConfig) -> None:
+    """Refuse an unknown method, and files, columns, a model's folder or a ledger that are not there."""
+    methods.require_known(config.method.name)
+    locate(config.model.name)
+    named_files.require_columns(config.data, columns(config.data), config.privacy.group_column)
+    if config.privacy.ledger:
+        require_made(config.privacy.ledger)

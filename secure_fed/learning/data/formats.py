@@ -1,0 +1,208 @@
+"""The kinds of files that are read into columns: JSON Lines, CSV, TSV and Parquet, plain or gzipped, UTF-8 only.
+
+Each has a reader of a file's rows, and one of the names of its columns, which reads no more than it takes. Names of columns in
+CSV count without spaces around them.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import zlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, cast
+
+from secure_fed.errors import DataError
+from secure_fed.learning.data.table import Table
+
+if TYPE_CHECKING:
+    from _csv import Reader as CsvReader
+
+    from pyarrow.parquet import ParquetFile
+
+_BOM = "\ufeff"
+_LONGEST_FIELD = 2**31 - 1
+
+Reader = Callable[[Path, Collection[str]], Table]
+Head = Callable[[Path, Collection[str]], tuple[str, ...]]  # the names of a file's columns
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    try:
+        if path.name.lower().endswith(".gz"):
+            with gzip.open(path, "rb") as packed:
+                yield cast("IO[bytes]", packed)
+        else:
+            with path.open("rb") as plain:
+                yield plain
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path} is not a whole gzip file: {error}") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def text_lines(path: Path) -> Iterator[str]:
+    """The lines of a UTF-8 file, plain or gzipped, with their ends and without a byte order mark."""
+    with _opened(path) as file:
+        yield from decoded(file, str(path))
+
+
+def decoded(lines: Iterable[bytes], source: str) -> Iterator[str]:
+    """Lines of UTF-8 with their ends and without a byte order mark; `source` is what to call them in a message."""
+    for number, line in enumerate(lines, start=1):
+        try:
+            text = line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{source}, line {number}: byte 0x{line[error.start]:02x} is not UTF-8; save it as UTF-8"
+            ) from error
+        yield text.removeprefix(_BOM) if number == 1 else text
+
+
+def _json_lines(path: Path, wanted: Collection[str]) -> Table:
+    present: dict[str, None] = {}
+    found: list[tuple[int, dict[str, object]]] = []
+    for number, record in _records(path):
+        present |= dict.fromkeys(record)
+        found.append((number, {name: record[name] for name in wanted if name in record}))
+    columns = {name: [record.get(name) for _, record in found] for name in wanted if name in present}
+    return Table(str(path), columns, tuple(present), [number for number, _ in found])
+
+
+def _json_head(path: Path, wanted: Collection[str]) -> tuple[str, ...]:
+    """Objects may leave out what they lack, so a column that the first has not may still come."""
+    present: dict[str, None] = {}
+    for _, record in _records(path):
+        present |= dict.fromkeys(record)
+        if present.keys() >= set(wanted):
+            break
+    return tuple(present)
+
+
+def _records(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
+    """The objects of a file, each with the number of its line."""
+    for number, line in enumerate(text_lines(path), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line, object_pairs_hook=_object)
+        except (ValueError, RecursionError) as error:
+            why = "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "msg", error)
+            raise DataError(
+                f"{path}, line {number} is not JSON as it should be: {why}; write one object a line"
+            ) from error
+        if not isinstance(record, dict):
+            found = type(record).__name__
+            raise DataError(f"{path}, line {number} is a JSON {found}, not an object; write one object a line")
+        yield number, record
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        raise ValueError(f"{_doubled([name for name, _ in pairs])!r} stands in one object twice")
+    return record
+
+
+def _doubled(names: Sequence[str]) -> str | None:
+    """A name that occurs more than once, if any does."""
+    return next((name for name, times in Counter(names).items() if times > 1), None)
+
+
+def _delimited(delimiter: str, path: Path, wanted: Collection[str]) -> Table:
+    with _refusals(path, csv.reader(text_lines(path), delimiter=delimiter, strict=True)) as rows:
+        return _csv_table(path, rows, wanted)
+
+
+def _delimited_head(delimiter: str, path: Path, wanted: Collection[str]) -> tuple[str, ...]:
+    with _refusals(path, csv.reader(text_lines(path), delimiter=delimiter, strict=True)) as rows:
+        return _csv_names(path, rows)
+
+
+@contextmanager
+def _refusals(path: Path, rows: CsvReader) -> Iterator[CsvReader]:
+    """Fields may be longer than 128 KiB: that limit guards against bad quoting, which `strict` refuses."""
+    before = csv.field_size_limit(_LONGEST_FIELD)
+    try:
+        yield rows
+    except csv.Error as error:
+        raise DataError(f"{path}, line {rows.line_num}: {error}; check its quotes") from error
+    finally:
+        csv.field_size_limit(before)
+
+
+def _csv_names(path: Path, rows: CsvReader) -> tuple[str, ...]:
+    present = tuple(name.strip() for name in next(rows, ()))
+    if (doubled := _doubled(present)) is not None:
+        raise DataError(f"{path}, line 1 names the column {doubled!r} twice; rename one of the two")
+    return present
+
+
+def _csv_table(path: Path, rows: CsvReader, wanted: Collection[str]) -> Table:
+    present = _csv_names(path, rows)
+    columns: dict[str, list[object]] = {name: [] for name in wanted if name in present}
+    picked = [(present.index(name), cells) for name, cells in columns.items()]
+    lines = []
+    start = rows.line_num + 1  # a quoted field may span lines: a row is named by its first
+    for row in rows:
+        if row:
+            if len(row) != len(present):
+                counts = f"{len(row)} fields where line 1 names {len(present)} columns"
+                raise DataError(f"{path}, line {start} has {counts}; quote fields that hold the separator")
+            for index, cells in picked:
+                cells.append(row[index])
+            lines.append(start)
+        start = rows.line_num + 1
+    return Table(str(path), columns, present, lines)
+
+
+def _parquet_head(path: Path, wanted: Collection[str]) -> tuple[str, ...]:
+    with _whole_parquet(path) as opened:
+        return _parquet_names(path, opened)
+
+
+def _parquet_names(path: Path, opened: ParquetFile) -> tuple[str, ...]:
+    present = tuple(opened.schema_arrow.names)
+    if (doubled := _doubled(present)) is not None:
+        raise DataError(f"{path} has two columns called {doubled!r}; rename one of the two")
+    return present
+
+
+@contextmanager
+def _whole_parquet(path: Path) -> Iterator[ParquetFile]:
+    import pyarrow
+    from pyarrow import parquet
+
+    with _opened(path) as file:
+        packed = isinstance(file, gzip.GzipFile)
+        content = file.read() if packed else file.read(1)
+        if not content:
+            raise DataError(f"{path} is empty: it holds no bytes; give a Parquet file")
+        try:
+            yield parquet.ParquetFile(pyarrow.BufferReader(content) if packed else file)
+        except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # also a date that Python has not
+            why = f"{error}".strip().partition("\n")[0]
+            raise DataError(f"{path} is not a whole Parquet file: {why}") from error
+
+
+def _parquet(path: Path, wanted: Collection[str]) -> Table:
+    with _whole_parquet(path) as opened:
+        present = _parquet_names(path, opened)
+        read_columns = opened.read(columns=[name for name in wanted if name in present])
+        columns = {name: read_columns.column(name).to_pylist() for name in read_columns.column_names}
+        return Table(str(path), columns, present, range(1, opened.metadata.num_rows + 1), unit="row")
+
+
+FORMATS: dict[str, tuple[Reader, Head]] = {
+    ".jsonl": (_json_lines, _json_head),
+    ".json": (_json_lines, _json_head),
+    ".csv": (partial(_delimited, ","), partial(_delimited_head, ",")),
+    ".tsv": (partial(_delimited, "\t"), partial(_delimited_head, "\t")),
+    ".parquet": (_parquet, _parquet_head),
+}

@@ -1,0 +1,125 @@
+"""The files that settings name, and the names of their columns: what can be wrong with them before any example is read.
+
+Needs no torch, so that a wrong name is reported at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from secure_fed.config import DataConfig
+from secure_fed.errors import DataError, plainly
+from secure_fed.learning.data import files
+from secure_fed.learning.data.rows import Columns
+
+TEST_SPLITS = ("test", "validation", "valid", "dev")  # the first there is serves as test data
+
+_BUILTIN = "builtin/notes"
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The files of training and of test examples. owners: the client of each training file, where each is a client's."""
+
+    train: tuple[Path, ...]
+    test: tuple[Path, ...]
+    owners: tuple[str, ...] | None = None
+
+
+def find(data: DataConfig) -> Named | None:
+    """The files that [data] names; None for the built-in notes and for a data set of the Hub."""
+    paths, test_paths = _paths(data.train, "data.train"), _paths(data.test, "data.test")
+    if test_paths and not paths:
+        raise DataError(f"data.test is {str(test_paths[0])!r} and data.train is not set; set data.train too")
+    if paths:
+        return _of_paths(paths, test_paths, keyed=not isinstance(data.train, str))
+    return None if generated(data) else _of_name(data.name)
+
+
+def require_columns(data: DataConfig, columns: Columns, group: str = "") -> None:
+    """Refuse a file that is not there, or that lacks a column which the task `columns` or [data] needs of it."""
+    named = find(data)
+    if named is None:
+        if generated(data):
+            require_columns_of_notes(data, group)
+        return
+    read = {"data.text": columns.text, "data.text_b": columns.text_b, "data.label": columns.label}
+    owned = {"data.client": data.client, "privacy.group_column": group, "data.language": spoken(data)}
+    for setting, paths, needed in (("data.train", named.train, read | owned), ("data.test", named.test, read)):
+        for path in paths:
+            head = files.head(path, [name for name in needed.values() if name], setting)
+            for chosen_by, name in needed.items():
+                if name:
+                    head.column(name, chosen_by)
+
+
+def require_columns_of_notes(data: DataConfig, group: str) -> None:
+    """Refuse a column that the built-in notes do not have."""
+    if data.client not in ("", "site"):
+        raise DataError(f"data.client is {data.client!r}; {_BUILTIN} has one such column, 'site'")
+    for setting, column in (("privacy.group_column", group), ("data.language", spoken(data))):
+        if column:
+            raise DataError(f"{setting} is {column!r}, but {_BUILTIN} says of no note whom it is about; use files")
+
+
+def spoken(data: DataConfig) -> str:
+    """The column of each row's language, where the division goes by it; else ""."""
+    return data.language if data.partition == "language" else ""
+
+
+def generated(data: DataConfig) -> bool:
+    """Whether the examples are the built-in notes, which follow from settings and seed alone."""
+    return not data.train and not data.test and data.name == _BUILTIN
+
+
+def of_test(folder: Path) -> list[Path]:
+    """The files of the first split of `TEST_SPLITS` that the folder holds."""
+    return next((found for split in TEST_SPLITS if (found := files.split_files(folder, split))), [])
+
+
+def _of_paths(paths: Sequence[Path], test_paths: Sequence[Path], *, keyed: bool) -> Named:
+    if len(paths) == 1 and paths[0].is_dir():
+        train, test = files.split_files(paths[0], "train"), of_test(paths[0])
+        if not train:
+            raise DataError(
+                f"{paths[0]} holds no training examples (train.jsonl, train.csv, train.parquet, ...); "
+                f"set data.train to a folder that does, or to a file"
+            )
+        keyed = False
+    else:
+        train, test = list(paths), []
+    if test_paths:
+        test = [file for path in test_paths for file in (of_test(path) if path.is_dir() else [path])]
+        if not test:
+            raise DataError(f"{test_paths[0]} holds no test examples (test.jsonl, ...); set data.test to a file")
+    return Named(tuple(train), tuple(test), _unique([files.stem(path) for path in train]) if keyed else None)
+
+
+def _of_name(name: str) -> Named | None:
+    for folder in _paths(name, "data.name"):
+        if folder.is_file():
+            raise DataError(f"data.name is the file {name!r}; set data.train to it instead")
+        if folder.is_dir() and (train := files.split_files(folder, "train")):
+            return Named(tuple(train), tuple(of_test(folder)))
+    return None
+
+
+def _paths(value: str | Sequence[str], setting: str) -> list[Path]:
+    """The paths of a setting, each of which the system can look up, whether there is anything or not."""
+    paths = []
+    for text in filter(None, [value] if isinstance(value, str) else value):
+        with plainly(DataError, f"{text} cannot be read", f"set {setting} to a file or a folder that can"):
+            paths.append(Path(text).expanduser())
+            paths[-1].exists()
+    return paths
+
+
+def _unique(names: Sequence[str]) -> tuple[str, ...]:
+    """The names in order, a later one of the same name with "-2", "-3", ... after it."""
+    taken: list[str] = []
+    for name in names:
+        candidates = (name, *(f"{name}-{count}" for count in range(2, len(names) + 2)))
+        taken.append(next(candidate for candidate in candidates if candidate not in taken))
+    return tuple(taken)
