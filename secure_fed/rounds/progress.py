@@ -72,6 +72,11 @@ class Told:
         if self._now.stage == TRAINING:
             self._say(self._answered + trained)
 
+    def testing(self, round_: int) -> None:
+        """The round's sums are there, and its state is evaluated."""
+        sent = self._now.sent if self.counted and self._now.round == round_ else 0
+        self.tell(Progress(round_, TESTING, sent=sent))
+
     def _begin(self, asked: Any, total: int, sent: int) -> None:
         before = self._now.sent if asked.round == self._now.round else 0
         name = _STAGES.get(asked.name, asked.name) if isinstance(asked, Stage) else TRAINING

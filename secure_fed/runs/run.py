@@ -16,7 +16,7 @@ from secure_fed.learning.training.schedule import scheduled_lr
 from secure_fed.methods.method import State, fits
 from secure_fed.rounds import engine
 from secure_fed.rounds.engine import Keeper, KeepsNothing, Schedule
-from secure_fed.rounds.progress import TESTING, Progress, Told
+from secure_fed.rounds.progress import Told
 from secure_fed.rounds.record import Record
 from secure_fed.rounds.registered import Registered, existing
 from secure_fed.rounds.transport import Transport
@@ -103,6 +103,7 @@ class _Run:
     records: list[Record]
     measured: set[str] = field(default_factory=set)
     best: State | None = None
+    telling: Told | None = None
 
     def to_its_end(self) -> str:
         """Run the rounds that are left. Returns why the run ended early, empty if it did not."""
@@ -176,15 +177,16 @@ class _Run:
             left = self.budget.plan.releases - self.budget.plan.passes * self.state.round
         self.assembly.masks.begin(left)
 
-    def _told(self, transport: Transport) -> Transport:
+    def _told(self, transport: Transport) -> Told:
         """The transport, whose exchanges callbacks are told of."""
         hides = self.assembly.protection.hides_cohort
-        told = Told(transport, partial(self.notify, "on_progress"), counted=not hides)
-        self.assembly.ways.told = told.ahead
-        return told
+        self.telling = Told(transport, partial(self.notify, "on_progress"), counted=not hides)
+        self.assembly.ways.told = self.telling.ahead
+        return self.telling
 
     def _evaluate(self, state: State) -> Record:
-        self.notify("on_progress", Progress(state.round - 1, TESTING))
+        if self.telling:
+            self.telling.testing(state.round - 1)
         found = evaluated(self.assembly, state)
         self.measured |= set(found)
         return found
