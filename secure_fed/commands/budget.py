@@ -103,17 +103,23 @@ def plan(chosen: argparse.Namespace) -> None:
     from privacy import planning
     from privacy.promises import compared
     from privacy.run_plan import Target
+    from secure_fed.report.terminal import PlainConsole, doing
 
     setting = planning.Setting(**{field.name: getattr(chosen, field.name) for field in fields(planning.Setting)})
-    if chosen.epsilon is not None:
-        made = planning.for_epsilon(setting, chosen.epsilon)
-    else:
-        made = planning.for_noise(setting, chosen.noise_multiplier)
-    targets = sorted({*_TARGETS, *([chosen.epsilon] if chosen.epsilon is not None else [])})
-    others = planning.alternatives(setting, targets)
     target, possible = Target(chosen.epsilon, chosen.noise_multiplier, setting.delta), _possible(chosen, setting)
-    ways = compared(setting, target, possible)
-    methods = _methods(chosen, setting, target, possible)
+    with doing() as say:
+        say("comparing the ways to the guarantee")
+        ways = compared(setting, target, possible)
+        say("comparing the methods")
+        methods = _methods(chosen, setting, target, possible)
+        say("calibrating the noise of coins")
+        if chosen.epsilon is not None:
+            made = planning.for_epsilon(setting, chosen.epsilon)
+        else:
+            made = planning.for_noise(setting, chosen.noise_multiplier)
+        targets = sorted({*_TARGETS, *([chosen.epsilon] if chosen.epsilon is not None else [])})
+        say("calibrating it for other targets and cohorts")
+        others = planning.alternatives(setting, targets)
     if chosen.json:
         alternatives = [_plan_facts(other) for other in others]
         facts = [shown_ways.facts(setting, way) for way in ways]
@@ -128,8 +134,6 @@ def plan(chosen: argparse.Namespace) -> None:
             )
         )
         return
-    from secure_fed.report.terminal import PlainConsole
-
     console = PlainConsole()
     shown_ways.show(console, setting, ways, chosen)
     if methods:

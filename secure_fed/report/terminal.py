@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,13 @@ class PlainConsole(Console):
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
+
+
+@contextmanager
+def doing() -> Iterator[Callable[[str], None]]:
+    """A moving line on standard error that says what is being computed, while it is; without a terminal nothing."""
+    with PlainConsole(stderr=True).status("") as line:
+        yield lambda what: line.update(f"secure-fed: {what} ...")
 
 
 def show_result(summary: Mapping[str, Any]) -> None:
