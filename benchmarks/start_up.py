@@ -1,7 +1,7 @@
 """What a run costs before and inside its first round.   python benchmarks/start_up.py
 
-Seconds, one thread: the command line's help, the imports, every part of the default configuration, and one client's local
-training against a plain torch loop over the same batches (median of five, in turn).
+Seconds, one thread: commands that only print, and such as end with a wrong setting; the imports, every part of the default
+configuration, and one client's local training against a plain torch loop over the same batches (median of five, in turn).
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -17,6 +19,14 @@ import numpy as np
 from timing import at_most, machine, medians, ratio, show, timed, turns
 
 from secure_fed.learning.data import notes, partition
+
+COMMANDS = (
+    ("--help",),
+    ("config", "init"),
+    ("methods",),
+    ("train", "--set", "method.name=lora"),
+    ("train", "--set", "data.train=nowhere.csv"),
+)
 
 
 def line(name: str, value: float, unit: str = "s") -> None:
@@ -40,6 +50,11 @@ def plain_loop(assembly: Any, client: Any, trainable: list[str]) -> None:
         optimizer.step()
 
 
+def command(words: Sequence[str]) -> None:
+    """Run one command; those with a wrong setting end with an error, which is what is timed."""
+    subprocess.run([sys.executable, "-m", "secure_fed", *words], capture_output=True, check=False)
+
+
 def imports() -> None:
     import torch
 
@@ -51,7 +66,8 @@ def imports() -> None:
 
 def main() -> None:
     print(machine("torch", "transformers", "numpy") + "; one thread")
-    line("secure-fed --help", timed(lambda: subprocess.check_output([sys.executable, "-m", "secure_fed", "--help"]))())
+    for words in COMMANDS:
+        line(" ".join(("secure-fed", *words)), timed(partial(command, words))())
     rows: list[Any] = []
     line("20,000 notes", timed(lambda: rows.append(notes.generate(20_000, seed=0, split="train")))())
     rng = np.random.default_rng(0)

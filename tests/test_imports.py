@@ -106,6 +106,13 @@ def test_a_run_directory_that_is_taken_is_reported_before_anything_heavy_is_load
     assert list(found.values()) == [{"loaded": [], "status": 2}]
 
 
+def test_commands_that_only_print_load_nothing_heavy() -> None:
+    printing = [["methods"], ["methods", "--json"], ["config", "init"], ["--version"]]
+    found, printed = probe(*map(MAIN.format, printing))
+    assert found == dict.fromkeys(map(MAIN.format, printing), NOTHING)
+    assert "fra_then_ffa" in printed
+
+
 def test_an_unknown_public_name_is_an_attribute_error() -> None:
     import secure_fed
 

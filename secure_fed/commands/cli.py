@@ -81,6 +81,8 @@ def _add_running(command: Callable[..., argparse.ArgumentParser]) -> None:
     compare_command.add_arguments(command("compare", compare_command.run, comparing))
     methods = command("methods", _methods, "list the methods: what travels, and how much")
     methods.add_argument("--model", default="builtin/tiny", metavar="NAME_OR_FOLDER", help="count for this model")
+    head = "count with a head for so many classes (default: 2; builtin/tiny: as many as the built-in notes have)"
+    methods.add_argument("--classes", type=int, metavar="N", help=head)
     changes = "count with this setting, where a method reads it"
     methods.add_argument("--set", action="append", default=[], metavar="method.key=value", help=changes)
     methods.add_argument("--json", action="store_true", help="print one JSON object")
@@ -182,15 +184,16 @@ def _run(config: RunConfig, chosen: argparse.Namespace, name: str, *, resume: bo
 
 
 def _methods(chosen: argparse.Namespace) -> None:
-    from secure_fed.methods.catalogue import catalogue
+    from secure_fed.methods.counted import rows, usual_classes
 
-    rows = catalogue(chosen.model, chosen.set)
+    classes = usual_classes(chosen.model) if chosen.classes is None else chosen.classes
+    found = rows(chosen.model, chosen.set, classes)
     if chosen.json:
-        print(json.dumps({"model": chosen.model, "methods": rows}))
+        print(json.dumps({"model": chosen.model, "classes": classes, "methods": found}))
         return
     from secure_fed.report.terminal import show_methods
 
-    show_methods(chosen.model, rows)
+    show_methods(chosen.model, classes, found)
 
 
 def _report(chosen: argparse.Namespace) -> None:

@@ -30,19 +30,18 @@ from secure_fed.methods.method import Method, RoundPlan, State
 from secure_fed.tensors.tensors import Tensors
 from secure_fed.tensors.wire_size import wire_size
 
-_LABELS = ("no", "yes")
 _EVERYWHERE = ("modules_to_save", "personal")  # settings of [method] that are read whatever the method
 _UNCOUNTED = ("trainable", "bytes_per_round", "bytes_up", "bytes_down")
 
 
-def catalogue(model: str, overrides: Iterable[str] = ()) -> list[dict[str, Any]]:
-    """A row for every method, with a two-class head on the named model.
+def catalogue(model: str, overrides: Iterable[str] = (), classes: int = 2) -> list[dict[str, Any]]:
+    """A row for every method, with a head for so many classes on the named model.
 
     overrides: `method.key=value`; a method that does not read that setting is counted without it. bytes_up and bytes_down are
     what one client sends and receives in the method's first round, unmasked, and bytes_per_round is both. Of a method that
     cannot be put into this model, or not with these settings, these are None, and not_applicable says why.
     """
-    settings, skeleton = _settings(overrides), _Skeleton.of(model)
+    settings, skeleton = _settings(overrides), _Skeleton.of(model, classes)
     return [_row(name, settings, skeleton) for name in METHODS]
 
 
@@ -81,16 +80,17 @@ class _Skeleton:
     head: tuple[str, ...]
 
     @classmethod
-    def of(cls, name: str) -> _Skeleton:
+    def of(cls, name: str, classes: int = 2) -> _Skeleton:
         """The skeleton of a named model. Without weights, its head is what a usual checkpoint lacks."""
         folder = Path(locate(name))
         if not folder.is_dir() or any(any(folder.glob(f"*.{ending}")) for ending in ("safetensors", "bin")):
-            loaded = load(ModelConfig(name=name, max_length=2), tasks.build(DataConfig()), _LABELS, seed=0)
+            labels = [str(label) for label in range(classes)]
+            loaded = load(ModelConfig(name=name, max_length=2), tasks.build(DataConfig()), labels, seed=0)
             return cls(loaded.model.config, loaded.head)
         from transformers import AutoConfig
 
         with quiet(), explained(name):
-            found = cls(AutoConfig.from_pretrained(str(folder), num_labels=len(_LABELS)), ())
+            found = cls(AutoConfig.from_pretrained(str(folder), num_labels=classes), ())
             model = found.model()
         return cls(found.config, head_names(model) + pooler_names(model))
 

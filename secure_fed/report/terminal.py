@@ -71,13 +71,19 @@ def show_result(summary: Mapping[str, Any]) -> None:
     PlainConsole().print(table)
 
 
-def show_methods(model: str, rows: Sequence[Mapping[str, Any]]) -> None:
+def show_methods(model: str, classes: int, rows: Sequence[Mapping[str, Any]]) -> None:
     """The catalogue of methods with sizes for one model; papers are printed where there is room."""
     console = PlainConsole()
     wide = console.width >= _WIDE
     numbers = (Column("trainable", justify="right", no_wrap=True), Column("up a round", justify="right", no_wrap=True))
     names = ("travels", "exact", *numbers, "protects", *(("paper",) if wide else ()))
-    table = Table(Column("method", no_wrap=True), *names, title=f"for {model}", title_justify="left", box=SIMPLE_HEAD)
+    table = Table(
+        Column("method", no_wrap=True),
+        *names,
+        title=f"for {model}, with a head for {classes} classes",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+    )
     for row in rows:
         exact = "yes" if row["mean_exact"] else "no"
         counted = ("-", "-") if row["trainable"] is None else (f"{row['trainable']:,}", size(row["bytes_up"]))

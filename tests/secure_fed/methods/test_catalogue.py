@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from secure_fed import Federation
 from secure_fed.config import DataConfig, ModelConfig, RunConfig
 from secure_fed.errors import ConfigError, ModelError
 from secure_fed.learning import tasks
 from secure_fed.learning.models.loading import load
-from secure_fed.methods import METHODS, build, card
+from secure_fed.methods import METHODS, build, card, counted
 from secure_fed.methods.catalogue import catalogue
 from secure_fed.methods.method import State
 from secure_fed.report.terminal import show_methods
@@ -84,6 +85,28 @@ def test_a_row_says_what_the_card_says(small_model: Path) -> None:
         assert (row["units"], row["refusals"]) == (["none", *card(name).units], dict(card(name).refusals))
 
 
+def test_the_kept_rows_are_those_of_the_catalogue() -> None:
+    usual = counted.rows("builtin/tiny", [], counted.usual_classes("builtin/tiny"))
+    assert usual == json.loads(counted.KEPT.read_text(encoding="utf-8")), "names of methods are missing"
+    made = json.loads(json.dumps(catalogue("builtin/tiny", (), counted.usual_classes("builtin/tiny"))))
+    assert usual == made, "run python -m secure_fed.methods.counted"
+
+
+@pytest.mark.parametrize("name", ["fedlora", "c2a", "prompt_tuning"])
+def test_a_run_trains_as_many_numbers_as_are_listed(name: str) -> None:
+    config = RunConfig.from_dict({"method": {"name": name}, "data": {"examples": 400, "test_examples": 20}})
+    assembly = Federation(config).assembly
+    trained = assembly.initial.tensors.select(assembly.server.plan(assembly.initial).trainable).numel
+    assert trained == by_name(counted.rows("builtin/tiny", [], 8))[name]["trainable"]
+
+
+def test_the_head_is_counted_for_the_classes_asked_for(small_model: Path) -> None:
+    two, five = (by_name(counted.rows(str(small_model), [], classes)) for classes in (2, 5))
+    assert five["fedlora"]["trainable"] - two["fedlora"]["trainable"] == 3 * (16 + 1)
+    with pytest.raises(ConfigError, match="--classes is 1"):
+        counted.rows(str(small_model), [], 1)
+
+
 def test_no_weights_are_needed(small_model: Path, tmp_path: Path) -> None:
     (tmp_path / "bare").mkdir()
     shutil.copy(small_model / "config.json", tmp_path / "bare")
@@ -124,7 +147,7 @@ def test_a_method_that_has_no_place_in_the_model(
     assert reason in row["not_applicable"]
     assert all(other["not_applicable"] is None and other["trainable"] > 0 for other in rows.values())
     monkeypatch.setenv("COLUMNS", "100")
-    show_methods("this", found)
+    show_methods("this", 2, found)
     printed = capsys.readouterr().out
     assert f"{name}: {row['not_applicable']}"[:90] in printed
     assert all(len(line) <= 100 for line in printed.splitlines())
