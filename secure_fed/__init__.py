@@ -3,8 +3,7 @@
     from secure_fed import Federation, RunConfig
     result = Federation(RunConfig.load("run.toml")).run("runs/first")
 
-Importing this package imports nothing heavy; torch comes with the first use of `Federation`, `load_adapter`,
-`load_run` or `locate`.
+Importing this package imports nothing heavy; torch comes with the first use of what runs or loads something.
 """
 
 from __future__ import annotations
@@ -18,17 +17,31 @@ if TYPE_CHECKING:
     from secure_fed.export.trained import load_run
     from secure_fed.federation import Federation
     from secure_fed.learning.models.locate import locate
+    from secure_fed.report.trackers import MLflowCallback, WandbCallback
     from secure_fed.runs.run import Result
 
-__all__ = ["Federation", "Result", "RunConfig", "SecureFedError", "__version__", "load_adapter", "load_run", "locate"]
+__all__ = [
+    "Federation",
+    "MLflowCallback",
+    "Result",
+    "RunConfig",
+    "SecureFedError",
+    "WandbCallback",
+    "__version__",
+    "load_adapter",
+    "load_run",
+    "locate",
+]
 
 __path__.append(f"{__path__[0]}/export/former")  # older names of modules, for one version
 
 _HOMES = {
     "Federation": "federation",
+    "MLflowCallback": "report.trackers",
     "Result": "runs.run",
     "RunConfig": "config",
     "SecureFedError": "errors",
+    "WandbCallback": "report.trackers",
     "load_adapter": "export.adapter_folder",
     "load_run": "export.trained",
     "locate": "learning.models.locate",

@@ -37,7 +37,9 @@ class Federation:
     with `input_ids` and `labels` are padded and classified.
     What trains in full of a transformers model of yours is what lies outside its base model, and its pooler, which a checkpoint
     often lacks; of any other module, what `method.modules_to_save` names.
-    callbacks: objects with any of `on_progress(progress)`, `on_round_end(record, state)` and `on_end(result)`.
+    callbacks: objects with any of `on_run_begin(config, run_dir)`, `on_progress(progress)`, `on_round_end(record, state)`,
+    `on_published(record)` and `on_end(result)`. A published record is what `metrics.jsonl` has of a round. It comes when the
+    round ends; those of a private run come when the run ends, since times tell how many clients trained.
     entropy: where noise and secret coins come from, the operating system if not given. With any other, nothing is private, and
     the result says so.
     mechanism: a privacy mechanism of yours, as a function of its noise multiplier (docs/adding_a_mechanism.md).

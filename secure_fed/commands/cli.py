@@ -151,10 +151,11 @@ def _run(config: RunConfig, chosen: argparse.Namespace, name: str, *, resume: bo
         ahead.check(config)
     from secure_fed.federation import Federation
     from secure_fed.report.page import write_report
-    from secure_fed.report.progress import ConsoleProgress, TensorBoard
+    from secure_fed.report.progress import ConsoleProgress
     from secure_fed.report.terminal import show_result
+    from secure_fed.report.trackers import asked_for
     from secure_fed.runs.checkpoint import read_checkpoint
-    from secure_fed.runs.directory import TENSORBOARD, claimed, private_part
+    from secure_fed.runs.directory import claimed, private_part
     from secure_fed.runs.store import read_records, resumable
 
     out = Path(chosen.out or f"runs/{datetime.now():%Y%m%d-%H%M%S}-{name}")
@@ -168,9 +169,7 @@ def _run(config: RunConfig, chosen: argparse.Namespace, name: str, *, resume: bo
         federation = Federation(config)
         for warning in federation.warnings:
             print(f"secure-fed: warning: {warning}", file=sys.stderr)
-        if config.evaluation.tensorboard:
-            federation.callbacks.append(TensorBoard(private_part(out) / TENSORBOARD, len(done)))
-        federation.callbacks.append(progress)
+        federation.callbacks += [*asked_for(config, out, len(done)), progress]
         progress.begin(federation.assembly.protection.plan)
         result = federation.run(out, resume=resume)
     page = write_report(out)

@@ -172,6 +172,16 @@ class EvaluationConfig:
     keep_best: bool = key(False, "also keep the model of the best evaluation, for predict and export with --best")
     per_client: bool = key(False, "also the accuracy on each client's own examples: mean and worst decile")
     tensorboard: bool = key(False, "also write TensorBoard events into the run directory")
+    wandb: bool = key(
+        False,
+        "also give each round's public figures to Weights & Biases (WANDB_PROJECT, WANDB_MODE); with privacy all at the end, "
+        "as an offline run in private/wandb",
+    )
+    mlflow: bool = key(
+        False,
+        "also give each round's public figures to MLflow (MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME); with privacy all at "
+        "the end, in private/mlflow.db",
+    )
     diagnostics: tuple[str, ...] = key(
         (),
         "what else to measure in every round: variation of the global weights; discrepancy and drift of clients from them, and "

@@ -69,7 +69,7 @@ def agreed(config: RunConfig, members: Sequence[Member]) -> RunConfig:
         ("privacy", "ledger_heads"): "",
         ("evaluation", "audit_fraction"): 0.0,
         ("evaluation", "phantoms"): None if config.privacy.unit == "none" else 0,
-        ("evaluation", "tensorboard"): False,
+        **dict.fromkeys((("evaluation", tracker) for tracker in ("tensorboard", "wandb", "mlflow")), False),
         ("model", "device"): "cpu",
     }
     return config.replace(own)

@@ -1,19 +1,16 @@
-"""Progress of a run: a line on standard error, and TensorBoard events."""
+"""Progress of a run: a line on standard error."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
-from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from secure_fed.errors import ConfigError
 from secure_fed.learning.tasks.headline import spoken
 from secure_fed.methods.method import State
 from secure_fed.report.formatting import at_most, size
@@ -133,31 +130,3 @@ _REFUSED = (
 
 # Metrics of tasks for which accuracy is not enough.
 _BESIDE = ("f1", "perplexity", "rmse")
-
-
-class TensorBoard:
-    """Every number of a round's record as a scalar under its own name; a resumed run overwrites later rounds.
-
-    The folder appears with the first round. It lies in the private part of the run directory, since every event has its time.
-    """
-
-    def __init__(self, folder: Path, finished: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ConfigError(
-                "evaluation.tensorboard is true, but TensorBoard is not installed; pip install 'secure-fed[tensorboard]'"
-            ) from error
-        self._open: Callable[[], Any] = partial(SummaryWriter, str(folder), purge_step=finished + 1)
-        self._writer: Any = None
-
-    def on_round_end(self, record: Record, state: State) -> None:
-        self._writer = self._writer or self._open()
-        for name, value in record.items():
-            if isinstance(value, int | float):
-                self._writer.add_scalar(name, value, state.round)
-        self._writer.flush()
-
-    def on_end(self, result: object) -> None:
-        if self._writer is not None:
-            self._writer.close()

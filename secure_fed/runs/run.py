@@ -32,7 +32,7 @@ from secure_fed.runs.noise_key import erase, opened_noise
 from secure_fed.runs.recording import Recorder
 from secure_fed.runs.releases import Releases, kept_by
 from secure_fed.runs.result import summary, versions
-from secure_fed.runs.store import RunStore
+from secure_fed.runs.store import RunStore, read_records
 
 Notify = Callable[..., None]  # of an event's name and its news
 
@@ -43,6 +43,7 @@ class Result:
 
     records: the rounds; withheld: what a private run keeps from `summary`. Both are for those who hold the data.
     best: the global tensors of the best evaluation, with `evaluation.keep_best`.
+    public_records: what of the rounds may be shown, as `metrics.jsonl` has it.
     """
 
     summary: dict[str, Any]
@@ -51,6 +52,7 @@ class Result:
     run_dir: Path | None
     withheld: dict[str, Any] = field(default_factory=dict)
     best: State | None = None
+    public_records: list[Record] = field(default_factory=list)
 
     @property
     def whole(self) -> dict[str, Any]:
@@ -62,8 +64,9 @@ def run(assembly: Assembly, run_dir: Path | None, *, resume: bool, notify: Notif
     """Run all rounds that are left, keeping everything in the run directory if there is one.
 
     Killed at any instant and run again with `resume`, it ends in the same tensors as if it had not been.
-    notify: given `"on_progress", progress` within a round, `"on_round_end", record, state` once it is saved, and
-    `"on_end", result` at the end.
+    notify: given `"on_run_begin", config, run_dir` before anything is written, `"on_progress", progress` within a round,
+    `"on_round_end", record, state` once it is saved, `"on_published", record` with its public part then, or in a private run at
+    the end, and `"on_end", result` at the end.
     """
     recorder = Recorder.of(assembly.config, run_dir, assembly.server.names)
     if run_dir is None and resume:
@@ -74,6 +77,7 @@ def run(assembly: Assembly, run_dir: Path | None, *, resume: bool, notify: Notif
     plan = assembly.protection.plan
     if plan:
         plan = require_room(privacy, plan, run_dir, subject)
+    notify("on_run_begin", assembly.config, run_dir)
     with ExitStack() as stack:
         store = stack.enter_context(closing(RunStore(run_dir))) if run_dir else None
         state, records = _start(assembly, store)
@@ -85,7 +89,8 @@ def run(assembly: Assembly, run_dir: Path | None, *, resume: bool, notify: Notif
         if assembly.attendance is not None:
             assembly.attendance.begin(private_part(run_dir) / ATTENDANCE if run_dir else None)
             stack.callback(assembly.attendance.end)
-        running = _Run(assembly, recorder, store, budget, notify, state, records)
+        public = read_records(run_dir) if run_dir else []
+        running = _Run(assembly, recorder, store, budget, notify, state, records, public)
         ended_early = running.to_its_end()
         return running.finished(ended_early)
 
@@ -101,6 +106,7 @@ class _Run:
     notify: Notify
     state: State
     records: list[Record]
+    public_records: list[Record]
     measured: set[str] = field(default_factory=set)
     best: State | None = None
     telling: Told | None = None
@@ -137,11 +143,15 @@ class _Run:
         self.records.append(record)
         self._keep_best()
         self.recorder.end_of_round(state, record["lr"])
+        public, withheld = self._cut(record)
+        self.public_records.append(public)
         if self.store:
-            self.store.save(state, kept_by(self.assembly.clients), *self._cut(record))
+            self.store.save(state, kept_by(self.assembly.clients), public, withheld)
         if isinstance(self.assembly.clients, Registered):
             self.assembly.clients.let_go()
         self.notify("on_round_end", record, state)
+        if not self._private:
+            self.notify("on_published", public)
 
     def _keep_best(self) -> None:
         """Keep the state of the round that ended, before its checkpoint, if its evaluation is the best."""
@@ -156,17 +166,22 @@ class _Run:
         """The result, kept and told."""
         run_dir = self.store.path if self.store else None
         whole = summary(self.assembly, self.state, self.records, run_dir, self.budget, ended_early)
-        private = self.assembly.protection.plan is not None
-        shown, withheld = published.of_result(whole) if private else (whole, {})
+        shown, withheld = published.of_result(whole) if self._private else (whole, {})
         kept = self.best or (
             read_best(run_dir).state if run_dir and self.assembly.config.evaluation.keep_best else None
         )
-        result = Result(shown, self.records, self.state, run_dir, withheld, kept)
+        result = Result(shown, self.records, self.state, run_dir, withheld, kept, self.public_records)
         if self.store:
             self.store.finish(shown, withheld)
             erase(self.store.path)
+        for public in self.public_records if self._private else ():
+            self.notify("on_published", public)
         self.notify("on_end", result)
         return result
+
+    @property
+    def _private(self) -> bool:
+        return self.assembly.protection.plan is not None
 
     def _begin_masks(self) -> None:
         """Clients that bring the noise of sums bring it for those that are reserved and still to come."""
@@ -193,7 +208,7 @@ class _Run:
 
     def _cut(self, record: Record) -> tuple[Record, Record]:
         """The public part of a round's record, and the part that is withheld."""
-        if self.assembly.protection.plan is None:
+        if not self._private:
             return record, {}
         declared = is_declared(self.assembly.problem.facts["test"]["from"])
         return published.of_round(record, self.measured, declared=declared)

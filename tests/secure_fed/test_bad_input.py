@@ -288,6 +288,13 @@ def test_tensorboard_that_is_not_installed(training: Refused, monkeypatch: pytes
     says(training("evaluation.tensorboard=true"), ("evaluation.tensorboard", "pip install 'secure-fed[tensorboard]'"))
 
 
+@pytest.mark.parametrize("tracker", ["wandb", "mlflow"])
+def test_a_tracker_that_is_not_installed(training: Refused, tracker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, tracker, None)
+    said = training(f"evaluation.{tracker}=true")
+    says(said, (f"evaluation.{tracker}", f"pip install 'secure-fed[{tracker}]'"))
+
+
 def test_a_directory_that_is_taken(training: Refused, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("done", encoding="utf-8")

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -269,6 +270,20 @@ def test_tensorboard_events_are_written(told: Told, settings: list[str], tmp_pat
     written = events.Scalars("accuracy")
     assert [event.step for event in written] == [1, 2, 3]
     assert [event.value for event in written] == pytest.approx([record["accuracy"] for record in rounds])
+
+
+def test_weights_and_biases_get_what_metrics_have(
+    told: Told, settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, logged = tmp_path / "run", list[tuple[int, float]]()
+    run = SimpleNamespace(
+        id="one", finish=lambda: None, log=lambda values, step: logged.append((step, values["accuracy"]))
+    )
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=None, init=lambda **terms: run))
+    told("train", *settings, "--out", out, "--json", "--set", "evaluation.wandb=true")
+    rounds = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert logged == [(record["round"], record["accuracy"]) for record in rounds]
+    assert (out / "private" / "WandbCallback.id").read_text() == "one"
 
 
 def typed(content: bytes) -> io.TextIOWrapper:

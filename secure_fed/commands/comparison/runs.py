@@ -66,8 +66,7 @@ def _made(job: Job, progress: Progress) -> RunRecord:
     with progress(job) as callback:
         federation = Federation(job.config)
         federation.callbacks += [callback] if callback is not None else []
-        if job.config.evaluation.tensorboard:
-            federation.callbacks.append(_events(job))
+        federation.callbacks += _trackers(job)
         if hasattr(callback, "on_begin"):
             callback.on_begin(federation)
         federation.run(job.run_dir, resume=True)
@@ -78,13 +77,12 @@ def _made(job: Job, progress: Progress) -> RunRecord:
     return record
 
 
-def _events(job: Job) -> object:
-    from secure_fed.report.progress import TensorBoard
+def _trackers(job: Job) -> list[Any]:
+    from secure_fed.report.trackers import asked_for
     from secure_fed.runs.checkpoint import read_checkpoint
-    from secure_fed.runs.directory import TENSORBOARD, private_part
 
     checkpoint = read_checkpoint(job.run_dir)
-    return TensorBoard(private_part(job.run_dir) / TENSORBOARD, checkpoint.state.round if checkpoint else 0)
+    return asked_for(job.config, job.run_dir, checkpoint.state.round if checkpoint else 0)
 
 
 def _write(out: Path, rows: Sequence[Row]) -> None:

@@ -1,0 +1,144 @@
+"""The trackers: TensorBoard, Weights & Biases, MLflow."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from secure_fed.config import RunConfig
+from secure_fed.errors import ConfigError
+from secure_fed.methods.method import State
+from secure_fed.report.tracker import Tracker
+from secure_fed.rounds.record import Record
+from secure_fed.runs.directory import TENSORBOARD, private_part
+
+PROJECT = "secure-fed"
+
+
+def asked_for(config: RunConfig, run_dir: Path, finished: int) -> list[Any]:
+    """The callbacks of the trackers that the settings name; `finished` rounds are in the run directory already."""
+    asked = config.evaluation
+    return [
+        *([TensorBoard(private_part(run_dir) / TENSORBOARD, finished)] if asked.tensorboard else []),
+        *([WandbCallback()] if asked.wandb else []),
+        *([MLflowCallback()] if asked.mlflow else []),
+    ]
+
+
+class TensorBoard:
+    """Every number of a round's record as a scalar under its own name; a resumed run overwrites later rounds.
+
+    The folder appears with the first round. It lies in the private part of the run directory, since every event has its time.
+    """
+
+    def __init__(self, folder: Path, finished: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ConfigError(
+                "evaluation.tensorboard is true, but TensorBoard is not installed; pip install 'secure-fed[tensorboard]'"
+            ) from error
+        self._open: Callable[[], Any] = partial(SummaryWriter, str(folder), purge_step=finished + 1)
+        self._writer: Any = None
+
+    def on_round_end(self, record: Record, state: State) -> None:
+        self._writer = self._writer or self._open()
+        for name, value in record.items():
+            if isinstance(value, int | float):
+                self._writer.add_scalar(name, value, state.round)
+        self._writer.flush()
+
+    def on_end(self, result: object) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class WandbCallback(Tracker):
+    """Weights & Biases: the run that is active, or else one of its own in the project WANDB_PROJECT (or "secure-fed").
+
+    Of a private run it writes an offline run below `private/wandb`, without console, code, host and system figures.
+    `wandb sync` uploads it.
+    """
+
+    name = "Weights & Biases"
+    advice = "run `wandb login`, set WANDB_MODE=offline, or leave out evaluation.wandb"
+
+    def __init__(self) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise _missing("wandb", "Weights & Biases", "WandbCallback") from error
+        self._wandb: Any = wandb
+
+    def _open(self, title: str | None, known: str | None, folder: Path | None) -> str:
+        terms = {"project": os.environ.get("WANDB_PROJECT", PROJECT), "name": title, "config": self._config.to_dict()}
+        terms |= {"id": known, "resume": "allow"}
+        self._own = bool(folder) or self._wandb.run is None
+        if folder:
+            quiet = self._wandb.Settings(
+                **{"console": "off", "disable_git": True, "disable_code": True, "save_code": False},
+                **{"x_disable_meta": True, "x_disable_machine_info": True, "x_disable_stats": True},
+            )
+            terms |= {"mode": "offline", "dir": str(folder), "settings": quiet, "reinit": "create_new"}
+        self._run = self._wandb.init(**terms) if self._own else self._wandb.run
+        return str(self._run.id)
+
+    def _log(self, values: dict[str, float], step: int) -> None:
+        self._run.log(values, step=step)
+
+    def _close(self) -> None:
+        if self._own:
+            self._run.finish()
+
+
+class MLflowCallback(Tracker):
+    """MLflow: the run that is active, or else one of its own in the experiment MLFLOW_EXPERIMENT_NAME (or "secure-fed").
+
+    Runs are kept where MLFLOW_TRACKING_URI says. A private run is kept in `private/mlflow.db`, which
+    `mlflow ui --backend-store-uri sqlite:///...` shows.
+    """
+
+    name = "MLflow"
+    advice = "set MLFLOW_TRACKING_URI to a server that answers, or leave out evaluation.mlflow"
+
+    def __init__(self) -> None:
+        try:
+            import mlflow
+        except ImportError as error:
+            raise _missing("mlflow", "MLflow", "MLflowCallback") from error
+        self._mlflow: Any = mlflow
+
+    def _open(self, title: str | None, known: str | None, folder: Path | None) -> str:
+        uri = f"sqlite:///{folder.absolute() / 'mlflow.db'}" if folder else None
+        self._client = self._mlflow.MlflowClient(uri)
+        active = None if folder else self._mlflow.active_run()
+        self._own = active is None
+        if active is not None:
+            return str(active.info.run_id)
+        if known:
+            return str(self._client.get_run(known).info.run_id)
+        named = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        found = self._client.get_experiment_by_name(named)
+        experiment = found.experiment_id if found else self._client.create_experiment(named)
+        begun = str(self._client.create_run(experiment, run_name=title).info.run_id)
+        for section, settings in self._config.to_dict().items():
+            for setting, value in settings.items():
+                self._client.log_param(begun, f"{section}.{setting}", value)
+        return begun
+
+    def _log(self, values: dict[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._client.log_metric(self._id, re.sub(r"[^\w.\-/ ]", "_", name), value, step=step)
+
+    def _close(self) -> None:
+        if self._own:
+            self._client.set_terminated(self._id)
+
+
+def _missing(extra: str, name: str, needed_by: str) -> ConfigError:
+    message = f"{name} is not installed, and evaluation.{extra} and {needed_by} need it"
+    return ConfigError(f"{message}; pip install 'secure-fed[{extra}]'")
