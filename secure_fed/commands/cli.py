@@ -21,6 +21,7 @@ from secure_fed.commands import compare as compare_command
 from secure_fed.commands import coordinator as coordinator_commands
 from secure_fed.commands import flower as flower_commands
 from secure_fed.commands import node as node_commands
+from secure_fed.commands import predict as predict_command
 from secure_fed.commands import secagg as secagg_command
 from secure_fed.config import RunConfig, commented_toml
 from secure_fed.errors import ConfigError, RunDirectoryError, StorageError, plainly, reported
@@ -96,13 +97,13 @@ def _add_reading(command: Callable[..., argparse.ArgumentParser]) -> None:
     audits.add_arguments(audit)
     report = command("report", _report, "write the HTML report of a run again")
     export = command("export", _export, "write the trained adapter as a folder")
-    predict = command("predict", _predict, "label texts with a trained run, one JSON object a line")
+    answer = "label texts with a trained run, or continue them: one JSON object a line"
+    predict = command("predict", predict_command.run, answer)
     for using in (report, export, predict):
         using.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     export.add_argument("out_dir", type=Path, metavar="OUT_DIR")
     export.add_argument("--merged", action="store_true", help="write the whole model, the adapter merged into it")
-    read = "as for training, or .txt; default: lines of stdin"
-    predict.add_argument("file", nargs="?", type=Path, metavar="FILE", help=read)
+    predict_command.add_arguments(predict)
     for using in (export, predict):
         using.add_argument("--client", metavar="NAME", help="whose model, for a run with method.personal")
         using.add_argument(
@@ -207,22 +208,6 @@ def _export(chosen: argparse.Namespace) -> None:
     print(
         trained.load_run(chosen.run_dir, chosen.client, best=chosen.best).export(chosen.out_dir, merged=chosen.merged)
     )
-
-
-def _predict(chosen: argparse.Namespace) -> None:
-    from secure_fed.export import trained
-    from secure_fed.learning import tasks
-    from secure_fed.learning.data.texts import read_lines, read_texts
-
-    run = trained.load_run(chosen.run_dir, chosen.client, best=chosen.best)
-    if chosen.file is not None:
-        texts, pairs = read_texts(chosen.file, tasks.build(run.config.data))
-    elif run.config.data.text_b:
-        raise ConfigError("this run labels pairs of texts, which lines of standard input cannot give; name a FILE")
-    else:
-        texts, pairs = read_lines(sys.stdin.buffer if sys.stdin else (), "standard input"), None
-    for prediction in run.predict(texts, pairs):
-        print(json.dumps(prediction))
 
 
 def _config_init(chosen: argparse.Namespace) -> None:

@@ -14,6 +14,7 @@ from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError, RunDirectoryError
 from secure_fed.export.adapter_folder import base_model
 from secure_fed.export.export import Adapted, write_adapter, write_merged
+from secure_fed.export.generation import chooser, continued
 from secure_fed.export.model_card import ModelCard, run_facts
 from secure_fed.learning import tasks
 from secure_fed.learning.data.encode import batches, pad_id
@@ -87,6 +88,19 @@ class Trained:
             found.update(zip(batch.indices.tolist(), answers, strict=True))
         for index in range(len(lines)):
             yield found[index]
+
+    def generate(
+        self, prompts: Sequence[str], max_new_tokens: int = 32, *, temperature: float = 0.0, seed: int = 0
+    ) -> Iterator[str]:
+        """What a language model writes after each prompt, in order: up to so many tokens, or up to its end token.
+
+        temperature: 0 takes the most likely token, and more draws tokens, by `seed`.
+        """
+        if self.config.data.task != "causal_lm":
+            raise ConfigError(f"this run's data.task is {self.config.data.task!r}, and only 'causal_lm' writes texts")
+        choose, settings = chooser(temperature, seed), self.config.evaluation
+        length = self.config.model.max_length
+        return continued(self.model, self.tokenizer, prompts, length, max_new_tokens, choose, settings.batch_size)
 
     def export(self, out_dir: Path, *, merged: bool = False) -> Path:
         """Write the adapter, or with `merged` the whole model; refuses a folder that is not empty."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import io
 import json
 import shutil
@@ -15,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
+import pyarrow.parquet
 import pytest
 
 from secure_fed.commands.cli import main
@@ -294,20 +296,63 @@ def typed(content: bytes) -> io.TextIOWrapper:
 def test_predict_answers_in_order_from_a_file_and_from_standard_input(
     told: Told, finished: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts = ["word1 calm word2", "wild", "", "calm calm calm calm word3 word4 word5"]
-    (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
-    rows = "".join(json.dumps({"id": n, "text": text}) + "\n" for n, text in enumerate(texts))
-    (tmp_path / "texts.jsonl").write_text(rows, encoding="utf-8")
+    lines = ["word1 calm word2", "wild", " ", "calm " * 30]
+    texts = [line for line in lines if line.strip()]
+    (tmp_path / "texts.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    rows = [{"id": f"note {n}", "text": text, "ward": n} for n, text in enumerate(texts)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     (tmp_path / "texts.csv").write_text("text\n" + "".join(f'"{text}"\n' for text in texts), encoding="utf-8")
-    monkeypatch.setattr(sys, "stdin", typed(("\ufeff" + "\r\n".join(texts)).encode()))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"text": text} for text in texts]), tmp_path / "t.parquet")
+    monkeypatch.setattr(sys, "stdin", typed(("\ufeff" + "\r\n".join(lines)).encode()))
     from_stdin = told("predict", finished[0])
     answers = [json.loads(line) for line in from_stdin.splitlines()]
-    assert len(answers) == len(texts)
+    assert [answer.pop("line") for answer in answers] == [1, 2, 4]
+    assert [answer["text"] for answer in answers] == [*texts[:2], texts[2][:79] + "…"]
     for answer in answers:
         assert answer["label"] in ("calm", "wild")
         assert 0.5 <= answer["probability"] <= 1
-    for name in ("texts.txt", "texts.jsonl", "texts.csv"):
-        assert told("predict", finished[0], tmp_path / name) == from_stdin
+    assert told("predict", finished[0], tmp_path / "texts.txt") == from_stdin
+    places = {"texts.jsonl": ("id", ["note 0", "note 1", "note 2"]), "texts.csv": ("line", [2, 3, 4])}
+    for name, (column, values) in {**places, "t.parquet": ("row", [1, 2, 3])}.items():
+        again = [json.loads(line) for line in told("predict", finished[0], tmp_path / name).splitlines()]
+        assert again == [{column: value, **answer} for value, answer in zip(values, answers, strict=True)], name
+
+
+def test_predict_writes_json_lines_or_csv_by_the_name(
+    told: Told, finished: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "texts.jsonl").write_text('{"id": 7, "text": "calm, \u00fcber"}\n{"id": 8, "text": "wild"}\n')
+    ask = ["predict", str(finished[0]), str(tmp_path / "texts.jsonl")]
+    printed = [json.loads(line) for line in told(*ask).splitlines()]
+    for name in ("answers.jsonl", "answers.csv"):
+        assert told(*ask, "--out", tmp_path / name) == ""
+    assert [
+        json.loads(line) for line in (tmp_path / "answers.jsonl").read_text(encoding="utf-8").splitlines()
+    ] == printed
+    with (tmp_path / "answers.csv").open(encoding="utf-8", newline="") as file:
+        assert list(csv.DictReader(file)) == [{name: str(value) for name, value in row.items()} for row in printed]
+    for out, said in (
+        ("answers.csv", "exists already"),
+        ("a.xlsx", ".jsonl or .csv"),
+        ("no/a.csv", "there is no folder"),
+    ):
+        assert main([*ask, "--out", str(tmp_path / out)]) == 2
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--max-new-tokens", "3"], "--max-new-tokens has no effect: this run's data.task is 'classification'"),
+        (["--temperature", "1"], "--temperature has no effect"),
+        (["--seed", "1"], "--seed 1 has no effect without --temperature"),
+    ],
+)
+def test_options_of_generation_are_refused_for_labels(
+    finished: tuple[Path, str], capsys: pytest.CaptureFixture[str], options: list[str], said: str
+) -> None:
+    assert main(["predict", str(finished[0]), *options]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_predictions_on_the_test_set_have_the_accuracy_of_the_result(

@@ -1,4 +1,4 @@
-"""Columns of text, and the texts to be judged by a trained run: the columns it was trained on, without the labels."""
+"""Columns of text, and lines of text as a table of one column."""
 
 from __future__ import annotations
 
@@ -6,32 +6,19 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from secure_fed.errors import DataError
-from secure_fed.learning.data import files
 from secure_fed.learning.data.formats import decoded, text_lines
-from secure_fed.learning.data.rows import Reads, Texts
+from secure_fed.learning.data.rows import Texts
 from secure_fed.learning.data.table import Table
 
 
-def read_texts(path: Path, task: Reads) -> Texts:
-    """The texts of a file, and the second texts where the task has such, in the file's order.
-
-    A `.txt` file is one text a line; any other is read as training data are, by the columns `data.text` and `data.text_b`.
-    """
-    columns = task.columns
-    if files.kind(path) == ".txt":
-        if columns.text_b:
-            raise DataError(
-                f"{path} has one text a line, but this run labels pairs; give columns {columns.text!r} and "
-                f"{columns.text_b!r}"
-            )
-        return _stripped(text_lines(path)), None
-    table = files.read(path, [name for name in (columns.text, columns.text_b) if name], "FILE")
-    return task.texts([table])
+def of_file(path: Path, name: str) -> Table:
+    """A file of one text a line as a table, like `of_lines`."""
+    return _numbered(text_lines(path), str(path), name)
 
 
-def read_lines(stream: Iterable[bytes], source: str) -> list[str]:
-    """One text a line of UTF-8, blank lines included, so that answers can be matched by their number."""
-    return _stripped(decoded(stream, source))
+def of_lines(stream: Iterable[bytes], source: str, name: str) -> Table:
+    """One text a line of UTF-8 as the column `name`; blank lines are skipped, and lines keep their numbers."""
+    return _numbered(decoded(stream, source), source, name)
 
 
 def plain(tables: Sequence[Table], text: str, text_b: str) -> Texts:
@@ -87,5 +74,6 @@ def is_text(value: object) -> bool:
     return True
 
 
-def _stripped(lines: Iterable[str]) -> list[str]:
-    return [line.rstrip("\r\n") for line in lines]
+def _numbered(lines: Iterable[str], source: str, name: str) -> Table:
+    found = [(number, line.rstrip("\r\n")) for number, line in enumerate(lines, start=1) if line.strip()]
+    return Table(source, {name: [text for _, text in found]}, (name,), [number for number, _ in found])

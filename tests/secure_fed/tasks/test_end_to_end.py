@@ -80,7 +80,9 @@ def test_a_task_learns_and_is_reported(task: str, configured: Configured, tmp_pa
 def answers(run_dir: Path, file: Path, capsys: pytest.CaptureFixture[str]) -> list[Any]:
     capsys.readouterr()
     assert main(["predict", str(run_dir), str(file)]) == 0
-    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert all(list(one)[:2] == ["line", "text"] for one in found)
+    return [{name: value for name, value in one.items() if name not in ("line", "text")} for one in found]
 
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -88,7 +90,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "regression": {"value": float},
     "tokens": {"entities": list},
     "question_answering": {"answer": str, "start": int, "score": float},
-    "causal_lm": {"log_likelihood": float, "tokens": int, "perplexity": float},
+    "causal_lm": {"log_likelihood": float, "tokens": int, "perplexity": float, "continuation": str},
     "multiple_choice": {"label": int, "choice": str, "likelihoods": list},
 }
 
@@ -195,5 +197,10 @@ def test_prompts_and_their_targets_are_learned_and_judged(
     assert result.records[-1]["loss"] < 0.97 * before["loss"]
     found = answers(tmp_path / "run", file, capsys)
     assert [one["tokens"] for one in found] == [2] * 24
+    prompts = [one["continuation"] for one in found]
+    assert prompts == list(trained.load_run(tmp_path / "run").generate([row["text"] for row in rows]))
+    (tmp_path / "prompts.txt").write_text("word1 word9\n", encoding="utf-8")
+    (alone,) = answers(tmp_path / "run", tmp_path / "prompts.txt", capsys)
+    assert alone == {"continuation": prompts[1]}
     total = sum(one["log_likelihood"] for one in found)
     assert result.summary["metrics"]["perplexity"] == pytest.approx(math.exp(-total / 48), rel=1e-3)

@@ -1,0 +1,163 @@
+"""`secure-fed predict`: texts in, and for each the answer of a trained run out, with what tells the text from the others."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from secure_fed.config import RunConfig
+from secure_fed.errors import ConfigError, StorageError, UsageError, plainly
+
+if TYPE_CHECKING:
+    from secure_fed.export.trained import Trained
+    from secure_fed.learning.data.rows import Columns
+    from secure_fed.learning.data.table import Table
+
+_IDS = ("id", "idx", "guid", "uid")
+_SHOWN = 80  # characters of a text
+_NEW_TOKENS = 32
+_WRITTEN = (".jsonl", ".csv")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `secure-fed predict` besides the run."""
+    read = "as for training, or .txt, one text a line; default: lines of stdin"
+    parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help=read)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write .jsonl or .csv, instead of printing JSON lines")
+    new = f"tokens to write after a text (causal_lm; default: {_NEW_TOKENS}; 0: none)"
+    parser.add_argument("--max-new-tokens", type=int, metavar="N", help=new)
+    temperature = "draw them at this temperature (default: the most likely token)"
+    parser.add_argument("--temperature", type=float, metavar="T", help=temperature)
+    parser.add_argument("--seed", type=int, metavar="SEED", help="of the draws (default: 0)")
+
+
+def run(chosen: argparse.Namespace) -> None:
+    """A file is read before the run is loaded, so that an error in it is reported before torch is; standard input after."""
+    from secure_fed.learning.data.texts import of_lines
+    from secure_fed.learning.tasks.columns import columns
+    from secure_fed.runs.directory import read_config, read_facts
+
+    read_facts(chosen.run_dir)
+    config = read_config(chosen.run_dir)
+    _require_writable(chosen.out)
+    new_tokens = _new_tokens(chosen, config)
+    read = columns(config.data)
+    table = None if chosen.file is None else _of_file(chosen.file, read, prompts=new_tokens > 0)
+    if table is None and read.text_b and not new_tokens:
+        raise ConfigError("this run labels pairs of texts, which lines of standard input cannot give; name a FILE")
+    from secure_fed.export import trained
+
+    loaded = trained.load_run(chosen.run_dir, chosen.client, best=chosen.best)
+    if table is None:
+        table = of_lines(sys.stdin.buffer if sys.stdin else (), "standard input", read.text)
+    answers = _answers(loaded, table, read, new_tokens, chosen.temperature or 0.0, chosen.seed or 0)
+    rows = [_named(table, row, read.text) | answer for row, answer in enumerate(answers)]
+    if chosen.out is None:
+        for row in rows:
+            print(json.dumps(row, default=str))
+    else:
+        _write(chosen.out, rows)
+
+
+def _new_tokens(chosen: argparse.Namespace, config: RunConfig) -> int:
+    """How many tokens to write after each text; what says how is refused where none are written."""
+    generates = config.data.task == "causal_lm"
+    count = _NEW_TOKENS if chosen.max_new_tokens is None else int(chosen.max_new_tokens)
+    for option, value in (("--max-new-tokens", chosen.max_new_tokens), ("--temperature", chosen.temperature)):
+        if value is not None and not generates:
+            raise ConfigError(f"{option} has no effect: this run's data.task is {config.data.task!r}, not 'causal_lm'")
+    if count < 0:
+        raise ConfigError(f"--max-new-tokens is {count}, but it must be at least 0")
+    if chosen.temperature is not None and not 0 < chosen.temperature < math.inf:
+        raise ConfigError(
+            f"--temperature is {chosen.temperature}, but it must be above 0; leave it out for the likeliest"
+        )
+    if chosen.seed is not None and chosen.temperature is None:
+        raise ConfigError(f"--seed {chosen.seed} has no effect without --temperature: nothing is drawn")
+    return count if generates else 0
+
+
+def _of_file(file: Path, columns: Columns, *, prompts: bool) -> Table:
+    """The columns of the task, and those that name a row. prompts: whether a first text without its second will do."""
+    from secure_fed.learning.data import files, texts
+
+    pairs = columns.text_b and not prompts
+    if files.kind(file) == ".txt":
+        if pairs:
+            names = f"{columns.text!r} and {columns.text_b!r}"
+            raise UsageError(f"{file} has one text a line, but this run labels pairs; give columns {names}")
+        return texts.of_file(file, columns.text)
+    wanted = dict.fromkeys(name for name in (columns.text, columns.text_b, *_IDS) if name)
+    table = files.read(file, wanted, "FILE")
+    table.column(columns.text, "data.text")
+    if pairs:
+        table.column(columns.text_b, "data.text_b")
+    return table
+
+
+def _answers(
+    run: Trained, table: Table, columns: Columns, new_tokens: int, temperature: float, seed: int
+) -> Iterator[dict[str, Any]]:
+    """The answers of the task, and of a language model what it writes after each text."""
+    from secure_fed.learning import tasks
+    from secure_fed.learning.data.texts import column
+
+    judged: Iterator[dict[str, Any]] = iter([{}] * len(table))
+    if not columns.text_b or columns.text_b in table.columns:
+        judged = run.predict(*tasks.build(run.config.data).texts([table]))
+    if not new_tokens:
+        yield from judged
+        return
+    prompts = column(table, columns.text, "data.text")
+    written = run.generate(prompts, new_tokens, temperature=temperature, seed=seed)
+    yield from (answer | {"continuation": text} for answer, text in zip(judged, written, strict=True))
+
+
+def _named(table: Table, row: int, text: str) -> dict[str, Any]:
+    """The row's id, or where it stands in its file, and the beginning of its text."""
+    named = {name: table.columns[name][row] for name in _IDS if name in table.columns}
+    value = table.columns[text][row]
+    words = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    shown = words if len(words) <= _SHOWN else words[: _SHOWN - 1] + "…"
+    return {**(named or {table.unit: table.lines[row]}), "text": shown}
+
+
+def _require_writable(out: Path | None) -> None:
+    if out is None:
+        return
+    if out.suffix.lower() not in _WRITTEN:
+        raise UsageError(f"--out is {out}, but answers are written as {' or '.join(_WRITTEN)}; give such a name")
+    with plainly(UsageError, f"{out} cannot be written", "name another file"):
+        if out.exists():
+            raise UsageError(f"{out} exists already; name a file that does not")
+        if not out.parent.is_dir():
+            raise UsageError(f"{out} cannot be written: there is no folder {out.parent}; make it, or name another file")
+
+
+def _write(out: Path, rows: list[dict[str, Any]]) -> None:
+    """All rows in one step, in the format that the name ends with; lists in CSV are JSON."""
+    from secure_fed.runs.durable import atomic_write
+
+    if out.suffix.lower() == ".csv":
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+        content = text.getvalue()
+    else:
+        content = "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+    try:
+        atomic_write(out, content)
+    except StorageError as error:
+        raise UsageError(f"{str(error).rpartition(';')[0]}; name another file") from error
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | tuple | dict) else value
