@@ -8,6 +8,7 @@
         ├── DataError             a file, a column, a label, a split
         ├── ModelError            a model or tokenizer that cannot be loaded or adapted
         ├── MethodError           a method that cannot do what was asked of it
+        ├── OwnLoopError          a training loop of the user's own that breaks a condition of its guarantee
         └── RunDirectoryError     a run directory that is missing, taken, foreign, damaged or unwritable from the start
 
 Errors of `privacy` (privacy/errors.py) end with 1 or 2 likewise, and with 3 where a budget is exhausted.
@@ -75,6 +76,10 @@ class ModelError(UsageError):
 
 class MethodError(UsageError):
     """The method cannot do what was asked of it."""
+
+
+class OwnLoopError(UsageError):
+    """A training loop of the user's own breaks a condition of its guarantee; nothing is released."""
 
 
 class RunDirectoryError(UsageError):

@@ -28,6 +28,7 @@ def test_every_example_is_run_here() -> None:
     tested = {
         "hospitals.toml",
         "own_model.py",
+        "own_loop.py",
         "own_files.py",
         "compare_methods.py",
         "private_notes.toml",
@@ -89,6 +90,24 @@ def test_two_runs_of_few_clients_use_up_one_budget(tmp_path: Path, capsys: pytes
     out = capsys.readouterr().out
     assert out.count("spent so far") == 2
     assert "third run refused" in out
+
+
+def test_an_own_loop_over_few_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    main_ = runpy.run_path(str(EXAMPLES / "own_loop.py"))["main"]
+    main_.__globals__.update(EXAMPLES=100, EPOCHS=2)
+    with accounts.coarse():
+        main_()
+    out = capsys.readouterr().out
+    assert out.startswith("2 steps, epsilon 7.9")
+    assert "the unit is one example" in out
+
+
+@pytest.mark.nightly
+def test_own_loop() -> None:
+    first = run(EXAMPLES / "own_loop.py").splitlines()[0].split()
+    assert first[:2] == ["60", "steps,"]
+    assert 7.92 < float(first[3].rstrip(",")) <= 8
+    assert float(first[5].rstrip("%")) > 40
 
 
 @pytest.mark.nightly

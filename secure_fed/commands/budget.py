@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from secure_fed.commands import ledgers as ledger_commands
+from secure_fed.commands import loop_plan
 from secure_fed.commands import ways as shown_ways
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def add_parsers(parser: argparse.ArgumentParser) -> None:
         made.set_defaults(run=run)
         return made
 
-    _add_plan(action("plan", plan, "what noise a target takes, or what a noise costs, with clients as the unit"))
+    _add_plan(action("plan", plan, "what noise a target takes, or what a noise costs"))
     made = action("create", ledger_commands.create, "a new ledger for a data set")
     _add_ledger(made)
     made.add_argument("--data-set", required=True, metavar="NAME", help="whose privacy it keeps")
@@ -73,10 +74,11 @@ def _add_plan(made: argparse.ArgumentParser) -> None:
     given = made.add_mutually_exclusive_group(required=True)
     given.add_argument("--epsilon", type=float, help="the target, against who sees the models only")
     given.add_argument("--noise-multiplier", type=float, metavar="Z", help="standard deviation over clip norm")
-    made.add_argument("--delta", required=True, type=float, help="well below one over the number of clients")
-    made.add_argument("--rounds", required=True, type=int)
-    made.add_argument("--clients", required=True, type=int)
-    made.add_argument("--cohort", required=True, type=int, help="clients a round, expected (poisson) or exact (fixed)")
+    made.add_argument("--delta", required=True, type=float, help="well below one over the number of units")
+    loop_plan.add_to(made)
+    made.add_argument("--rounds", type=int)
+    made.add_argument("--clients", type=int)
+    made.add_argument("--cohort", type=int, help="clients a round, expected (poisson) or exact (fixed)")
     made.add_argument("--dim", type=int, help="how many numbers travel: see `secure-fed methods`")
     made.add_argument("--clip-norm", type=float, default=1.0, help="default: 1")
     made.add_argument("--sampling", choices=("poisson", "fixed"), default="poisson", help="default: poisson")
@@ -100,6 +102,9 @@ def _share(written: str) -> float:
 
 def plan(chosen: argparse.Namespace) -> None:
     """Print who is promised what by which way, the plan of coins, and what other targets and cohorts would take."""
+    loop_plan.require_options(chosen)
+    if chosen.unit == "example":
+        return loop_plan.plan(chosen)
     from privacy import planning
     from privacy.promises import compared
     from privacy.run_plan import Target

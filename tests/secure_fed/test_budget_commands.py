@@ -333,3 +333,36 @@ def test_a_ledger_by_renyi_privacy_is_made_and_shown(tmp_path: Path, told: Told)
     assert facts["composition"] == "rdp"
     assert 0 < facts["spent"]["epsilon"] < 8
     assert facts["left"]["epsilon"] == pytest.approx(8 - facts["spent"]["epsilon"])
+
+
+LOOP = ("--unit", "example", "--examples", "2000", "--batch-size", "100", "--delta", "1e-5")
+
+
+def test_a_plan_of_an_own_loop_is_that_of_dp_sgd(told: Told) -> None:
+    status, out, _ = told("plan", *LOOP, "--epochs", "3", "--epsilon", "8", "--json")
+    facts = json.loads(out)
+    assert status == 0
+    assert (facts["steps"], facts["steps_an_epoch"], facts["sampling_rate"]) == (60, 20, 0.05)
+    release = accounting.poisson_sampled(0.05, facts["noise_multiplier"])
+    assert accounting.epsilon(release, 60, 1e-5) == pytest.approx(facts["epsilon"])
+    assert 7.9 < facts["epsilon"] <= 8
+    assert facts["noise_std"] == pytest.approx(facts["noise_multiplier"] / 100)
+    status, out, _ = told("plan", *LOOP, "--steps", "60", "--noise-multiplier", facts["noise_multiplier"])
+    assert status == 0
+    assert f"{facts['epsilon']:.4g} against who sees the models only" in out
+
+
+def test_a_plan_says_which_options_its_unit_takes(told: Told) -> None:
+    for given, says in (
+        (
+            (*LOOP, "--epochs", "3", "--rounds", "5"),
+            "--rounds is 5, and has no effect with --unit example; leave it out",
+        ),
+        ((*LOOP[:4], *LOOP[6:], "--epochs", "3"), "--batch-size is not given, and a plan with --unit example needs it"),
+        ((*SMALL, "--epochs", "3"), "--epochs is 3, and has no effect with --unit client"),
+        (SMALL[:2], "--rounds is not given, and a plan with --unit client needs it"),
+        ((*LOOP, "--epochs", "3", "--steps", "5"), "epochs and steps are (3, 5); give one of them"),
+    ):
+        status, out, err = told("plan", "--epsilon", "8", *given)
+        assert (status, out) == (2, "")
+        assert says in err

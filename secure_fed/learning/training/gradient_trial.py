@@ -219,7 +219,7 @@ def still(objective: Objective, once: Callable[[], Tensor]) -> Iterator[bool]:
     trained = objective.model.training
     objective.begin()
     try:
-        with seeded(objective.device, np.random.default_rng(0)), _WithoutDropout():
+        with seeded(objective.device, np.random.default_rng(0)), WithoutDropout():
             drawn = torch.get_rng_state()
             first, second = (once().detach() for _ in range(2))  # with gradients: a model may draw for training alone
             draws = not torch.equal(first, second) or not torch.equal(torch.get_rng_state(), drawn)
@@ -232,7 +232,7 @@ def still(objective: Objective, once: Callable[[], Tensor]) -> Iterator[bool]:
             objective.eval()
 
 
-class _WithoutDropout(TorchFunctionMode):
+class WithoutDropout(TorchFunctionMode):
     """Dropout passes on what it is given."""
 
     def __torch_function__(

@@ -31,7 +31,7 @@ class Objective(nn.Module):
 
     def __init__(self, model: nn.Module, loss: Loss, device: torch.device) -> None:
         super().__init__()
-        _refuse_running_statistics(model)
+        refuse_running_statistics(model)
         if isinstance(loss, nn.modules.loss._Loss):
             raise ConfigError(
                 f"loss is {type(loss).__name__}, which takes predictions and targets; "
@@ -98,7 +98,7 @@ class Objective(nn.Module):
         return self.model
 
 
-def _refuse_running_statistics(model: nn.Module) -> None:
+def refuse_running_statistics(model: nn.Module) -> None:
     """An example's loss is its own affair, and training moves parameters alone; a layer with running statistics breaks both."""
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._NormBase) and (

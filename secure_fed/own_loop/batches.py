@@ -1,0 +1,90 @@
+"""The loader of a private loop: each batch is a Poisson sample of the examples, by secret coins.
+
+Every epoch has the same number of batches whatever the coins say, so that a schedule of learning rates tells nothing. An empty
+draw is a step like any other: the loop is given one example in its stead, which does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from privacy.entropy import Stream
+from secure_fed.errors import DataError
+from secure_fed.own_loop import rehearsal
+from secure_fed.own_loop.terms import Terms
+from secure_fed.own_loop.turn import Turn
+
+
+def require_samplable(loader: DataLoader[Any]) -> None:
+    """DataError for a loader whose examples cannot be drawn each by a coin of its own."""
+    if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
+        raise DataError(
+            "the loader's data set has no numbered examples to toss coins for; give one with len() and indices"
+        )
+    if loader.batch_size is None or type(loader.sampler) not in (RandomSampler, SequentialSampler):
+        raise DataError(
+            f"the loader draws by {type(loader.sampler).__name__} with batch_size = {loader.batch_size}, and a private loop "
+            "draws every example with the same probability; give a loader with a batch_size and no sampler of its own"
+        )
+
+
+class PoissonLoader:
+    """Iterates over one epoch's batches; before the first epoch come those of the rehearsal.
+
+    begin: told of each batch before the loop has it. left: the steps that may still be made.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        terms: Terms,
+        coins: Stream,
+        begin: Callable[[Turn], None],
+        left: Callable[[], int],
+        rehearsed: Callable[[], bool],
+    ) -> None:
+        self._loader, self._terms, self._coins = loader, terms, coins
+        self._begin, self._left, self._rehearsed = begin, left, rehearsed
+
+    @property
+    def dataset(self) -> Any:
+        return self._loader.dataset
+
+    @property
+    def batch_size(self) -> int:
+        """The expected size of a batch, rounded."""
+        return self._terms.batch_size
+
+    def __len__(self) -> int:
+        """The steps of a whole epoch; the rehearsal is not counted."""
+        return self._terms.epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self._rehearsed():
+            probe = rehearsal.chosen(self.dataset)
+            for indices in (probe, *([index] for index in probe)):
+                self._begin(Turn(len(indices), rehearsal=True))
+                yield self._loader.collate_fn([self.dataset[index] for index in indices])
+        draws = [self._terms.sampler.draw(self._coins.uniform) for _ in range(min(len(self), max(1, self._left())))]
+        for drawn, batch in zip(draws, self._fetched([drawn or [0] for drawn in draws]), strict=True):
+            self._begin(Turn(max(1, len(drawn)), counted=bool(drawn)))
+            yield batch
+
+    def _fetched(self, batches: list[list[int]]) -> DataLoader[Any]:
+        """The batches of these indices, fetched as the user's loader does."""
+        own = self._loader
+        return DataLoader(
+            own.dataset,
+            batch_sampler=batches,
+            num_workers=own.num_workers,
+            collate_fn=own.collate_fn,
+            pin_memory=own.pin_memory,
+            timeout=own.timeout,
+            worker_init_fn=own.worker_init_fn,
+            multiprocessing_context=own.multiprocessing_context,
+            generator=own.generator,
+            prefetch_factor=own.prefetch_factor,
+        )

@@ -1,0 +1,53 @@
+"""Refusal of models and optimizers whose steps cannot be made private."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
+
+from secure_fed.errors import ModelError
+from secure_fed.learning.training.local import refuse_running_statistics
+from secure_fed.learning.training.supported import mixes_experts, require_supported
+
+
+def require_trainable(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
+    """The parameters that train, by name: those that require gradients, all of which the optimizer has, and no others."""
+    trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    if not trained:
+        raise ModelError(
+            "no parameter of the model requires a gradient, so nothing trains; unfreeze some before wrap()"
+        )
+    _require_same(trained, optimizer)
+    refuse_running_statistics(model)
+    require_supported(model, trained)
+    if mixes_experts(model):
+        raise ModelError(
+            "the model mixes experts, which work on the tokens of all examples together; give a dense model"
+        )
+    if isinstance(model, DataParallel | DistributedDataParallel):
+        raise ModelError(f"the model is a {type(model).__name__}; give the module inside it, on one device")
+    for name, one in model.named_parameters():
+        if one.dtype not in (torch.float32, torch.float64):
+            raise ModelError(
+                f"parameter {name} is {str(one.dtype).removeprefix('torch.')}, where the rounding of an example's gradient by "
+                "its batch is more than the noise covers; load the model in float32"
+            )
+    return trained
+
+
+def _require_same(trained: dict[str, nn.Parameter], optimizer: Optimizer) -> None:
+    stepped = {id(one) for group in optimizer.param_groups for one in group["params"] if one.requires_grad}
+    own = {id(one) for one in trained.values()}
+    for name, one in trained.items():
+        if id(one) not in stepped:
+            raise ModelError(
+                f"parameter {name} requires a gradient, and the optimizer does not have it: another one would step it "
+                "without noise; freeze it, or give it to the optimizer"
+            )
+    if stepped - own:
+        raise ModelError(
+            f"the optimizer has {len(stepped - own)} parameters that are not the model's: give one module that has all "
+            "of them"
+        )

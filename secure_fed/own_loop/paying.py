@@ -1,0 +1,106 @@
+"""What a loop of the user's own pays from, and the statement of what it gets for that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from privacy import accounting
+from privacy.run_plan import Plan
+from privacy.statement import NOT_COVERED, READER, Statement
+from secure_fed.config import PrivacyConfig
+from secure_fed.errors import DataError
+from secure_fed.learning.data import fingerprint
+from secure_fed.own_loop.terms import Budget, Terms
+from secure_fed.runs.budget import RunBudget, opened
+from secure_fed.runs.budget_terms import Subject
+
+
+class Purse:
+    """The account of one loop. Its whole plan is reserved when it is made."""
+
+    def __init__(self, budget: RunBudget, folder: TemporaryDirectory[str]) -> None:
+        self._budget, self._folder = budget, folder  # the folder, with its notes, is removed with this object
+
+    @classmethod
+    def of(cls, budget: Budget, terms: Terms, examples: Any, ledger: str, data_set: str, unit_name: str) -> Purse:
+        """PlanError, LedgerError or BudgetExhausted where there is no such plan, or the ledger does not hold it."""
+        privacy = PrivacyConfig(
+            unit="example",
+            epsilon=budget.epsilon,
+            delta=budget.delta,
+            clip_norm=budget.clip_norm,
+            ledger=ledger,
+            data_set=data_set,
+            unit_name=unit_name,
+        )
+        members = _members(examples, told=bool(unit_name)) if ledger else fingerprint.of_sizes([terms.examples])
+        subject = Subject(members, members, unit_name or "example", "example")
+        folder = TemporaryDirectory(prefix="secure-fed-")
+        run = Path(folder.name) / "own-loop"
+        run.mkdir()
+        with opened(privacy, terms.plan(budget.epsilon), run, subject) as account:
+            return cls(account, folder)
+
+    @property
+    def plan(self) -> Plan:
+        return self._budget.plan
+
+    @property
+    def charged(self) -> int:
+        return self._budget.account.releases()
+
+    @property
+    def left(self) -> int:
+        return self._budget.account.left()
+
+    def charge(self, step: int) -> None:
+        """On disk when this returns; BudgetExhausted if the plan has no room."""
+        self._budget.account.charge(1, "", {"step": step})
+
+
+def _members(examples: Any, *, told: bool) -> str:
+    """A digest of the examples, by which a ledger knows whose privacy it counts."""
+    try:
+        return fingerprint.of_objects([examples], each=True)
+    except TypeError as error:
+        if told:
+            return fingerprint.of_sizes([len(examples)])
+        raise DataError(
+            f"the ledger has to know its unit, and the examples cannot be told apart by their content ({error}): give "
+            "unit_name, a name that all loops and runs on these examples give"
+        ) from error
+
+
+def stated(clip_norm: float, terms: Terms, plan: Plan, *, private: bool) -> Statement:
+    """The guarantee of all planned steps."""
+    rate = f"{terms.sampler.rate:.4g}"
+    unsampled = accounting.unamplified(plan.noise_multiplier)  # the batches of whoever sees them amplify nothing
+    accountant = "exact, that of one Gaussian for all steps" if plan.release.plain else "privacy loss distributions"
+    return Statement(
+        unit="one example",
+        adjacency="one example more or less",
+        epsilon=plan.epsilon(),
+        epsilon_participants=accounting.epsilon(unsampled, plan.releases, plan.delta),
+        delta=plan.delta,
+        mechanism=f"Gaussian with noise multiplier {plan.noise_multiplier:g}, every example's gradient clipped to norm "
+        f"{clip_norm:g} over all trained parameters together",
+        sampling=f"in each of {plan.releases} steps every one of {terms.examples} examples by a secret coin of rate {rate}",
+        accountant=f"{accountant} (dp_accounting)",
+        noise="to the sum of every step, by this process",
+        trust="this process, and the training loop in it",
+        released=f"{plan.releases} noised gradients, and every model made of them",
+        holds_against=READER,
+        not_covered=(*NOT_COVERED[:3], *_OF_LOOPS),
+        private=private,
+    )
+
+
+_OF_LOOPS = (
+    "what the loop itself reads of the examples, prints or decides by: losses, batches, when to stop",
+    "the set of labels, and the number of examples, which are public",
+    "facts about several examples together, such as all of one person",
+    "random numbers that the data set or the loss draws from a known seed",
+    "the rounding in float32 of an example's gradient, which may follow the batch that it is in",
+)

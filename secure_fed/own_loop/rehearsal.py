@@ -1,0 +1,59 @@
+"""A trial of the user's own loop before its first step: some examples together, then each of them alone.
+
+The loop computes its loss out of our sight. So whether it is a mean or a sum, and whether an example's gradient is its own,
+is seen by what it does: the loop is given a few examples in one batch, and then one by one, and its optimizer changes nothing.
+Alone, an example's gradient is plain autograd's. Together it must be the same (the loss is a sum) or that over the number of
+examples (a mean). A loss averaged over all tokens of a batch, layers that couple examples, and wrong rules are neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from secure_fed.errors import DataError, ModelError
+from secure_fed.learning.training.gradient_trial import agree, length
+
+Reduction = Literal["mean", "sum"]
+_LOOKED_AT = 256
+_TOLERANCE = 1e-3
+
+
+def chosen(examples: Sequence[Any]) -> list[int]:
+    """The indices of three examples, or of both, of lengths as different as there are: equal ones hide a mean over tokens."""
+    if len(examples) < 2:
+        raise DataError(
+            f"the loader has {len(examples)} examples; whether each has a gradient of its own shows from 2 on"
+        )
+    by_length = sorted(range(min(len(examples), _LOOKED_AT)), key=lambda i: (_counted(examples[i]), i))
+    return sorted({by_length[0], by_length[len(by_length) // 2], by_length[-1]})
+
+
+def _counted(item: Any) -> int:
+    """How many of an example's tokens have a label, or count."""
+    if isinstance(item, Mapping) and np.ndim(item.get("labels", 0)) == 1:
+        return int((np.asarray(item["labels"]) >= 0).sum())
+    return length(item)
+
+
+def reduction(together: Mapping[str, Tensor], alone: Sequence[Mapping[str, Tensor]]) -> Reduction:
+    """ "sum" or "mean", as the gradients say. together: {name: (B, *shape)}; alone: of each example, {name: shape}."""
+    own = {name: torch.stack([one[name] for one in alone]) for name in together}
+    if not any(float(each.abs().sum()) for each in (*own.values(), *together.values())):
+        raise ModelError(
+            "no example that was tried has a gradient: call loss.backward() before optimizer.step(), and train parameters "
+            "that the loss depends on"
+        )
+    if agree(dict(together), own, _TOLERANCE):
+        return "sum"
+    if agree({name: each * len(alone) for name, each in together.items()}, own, _TOLERANCE):
+        return "mean"
+    raise ModelError(
+        "the gradient of an example depends on the others in its batch (the loss is averaged over all tokens of the batch, or "
+        "compares examples, or the model draws random numbers beyond dropout), so no example can be protected; average the "
+        "loss of each example by itself, and then over examples"
+    )

@@ -1,0 +1,192 @@
+"""The private step of a loop of the user's own: DP-SGD under the loop's own optimizer.
+
+    g = (1 / d) (sum_{i in S} clip_C(g_i) + N(0, (z C)^2)),    d = q n where the loop's loss is a mean, 1 where it is a sum
+
+S is the Poisson sample that the loader drew, clip_C scales to an L2 norm of at most C over all trained parameters together, and
+a gradient that is not finite counts as zero. g is charged and then made when the loop calls `optimizer.step()`; the optimizer
+then steps by g, and whatever it makes of it is post-processing.
+
+Guarantee: a sum moves by at most C if an example is added or removed, up to rounding in float32, so a step is a Poisson-sampled
+Gaussian mechanism of noise multiplier z. Dropout is drawn in secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from privacy.entropy import Stream
+from privacy.errors import BudgetExhausted
+from privacy.mechanisms import Mechanism
+from secure_fed.errors import ModelError, OwnLoopError
+from secure_fed.learning.training.gradient_trial import WithoutDropout
+from secure_fed.learning.training.local import seeded
+from secure_fed.own_loop.gradients import BackwardGradients
+from secure_fed.own_loop.rehearsal import Reduction, reduction
+from secure_fed.own_loop.turn import Turn
+
+
+class PrivateSteps:
+    """Model and optimizer of a loop, whose steps are private from now on.
+
+    trained: all parameters that require gradients, by name. charge: makes the charge for the step of that number durable, or
+    refuses it. left: the steps that may still be made. expected: the expected size of a batch.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        trained: Mapping[str, nn.Parameter],
+        mechanism: Mechanism,
+        clip_norm: float,
+        expected: float,
+        stream: Stream,
+        charge: Callable[[int], None],
+        left: Callable[[], int],
+    ) -> None:
+        self._model, self._optimizer, self._trained = model, optimizer, dict(trained)
+        self._mechanism, self._clip_norm, self._expected = mechanism, clip_norm, expected
+        self._stream, self._charge, self._left = stream, charge, left
+        self._rng = np.random.default_rng(stream.words(4).tolist())  # of dropout
+        self._turn: Turn | None = None
+        self._tried: list[dict[str, Tensor]] = []
+        self._buffers: dict[str, Tensor] = {}
+        self._during = ExitStack()
+        self.reduction: Reduction | None = None
+        self.made = 0
+        self._gradients = BackwardGradients(model, trained)
+        self._handles = [
+            model.register_forward_pre_hook(self._enter),
+            model.register_forward_hook(self._leave, always_call=True),
+            optimizer.register_step_pre_hook(self._before),
+        ]
+
+    def begin(self, turn: Turn) -> None:
+        """The loop is about to be given a batch."""
+        if self._turn is not None and self._turn.forward:
+            raise OwnLoopError(
+                "the loop went on to another batch without optimizer.step(): whether a step is made must not depend on data, "
+                "and gradients are not accumulated over batches; call optimizer.step() once for every batch"
+            )
+        if not turn.rehearsal and self._left() < 1:
+            raise BudgetExhausted(
+                f"the loop asks for step {self.made + 1}, and its budget is for {self.made}: give wrap() more epochs or steps, "
+                "which takes more noise or epsilon, and train anew"
+            )
+        if turn.rehearsal and turn.rows > 1:
+            self._tried = []
+            self._buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
+        self._gradients.clear()
+        self._turn = turn
+
+    def _enter(self, model: nn.Module, args: Any) -> None:
+        """A forward pass that may train: dropout is drawn in secret, and in a rehearsal there is none."""
+        if self._turn is None or not (model.training and torch.is_grad_enabled()):
+            return
+        device = next(iter(self._trained.values())).device
+        if torch.is_autocast_enabled(device.type):
+            raise ModelError(
+                "the loop computes under autocast, where the rounding of an example's gradient by its batch is more than the "
+                "noise covers; compute in float32"
+            )
+        self._turn.forward = True
+        self._during.enter_context(seeded(device, self._rng))
+        if self._turn.rehearsal:
+            self._during.enter_context(WithoutDropout())
+
+    def _leave(self, model: nn.Module, args: Any, output: Any) -> None:
+        self._during.close()
+
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Put the noised gradient in the place of the plain one, or raise."""
+        if any(one is not None for one in (*args[1:], *kwargs.values())):
+            raise OwnLoopError(
+                "optimizer.step() was given a closure, which makes several passes a step; call it without one"
+            )
+        turn = self._turn
+        if turn is None or not turn.forward:
+            raise OwnLoopError(
+                "optimizer.step() came without a batch of the wrapped loader that the model saw: make one step for each batch "
+                "of that loader, after model.train() and model(...)"
+            )
+        self._require_same_parameters()
+        found = self._gradients.of_examples(turn.rows)
+        released = {} if turn.rehearsal else self._released(found, turn)
+        if turn.rehearsal:
+            self._rehearse(found)
+        self._gradients.clear()
+        self._turn = None
+        for name, gradient in released.items():
+            self._trained[name].grad = gradient
+
+    def _released(self, found: Mapping[str, Tensor], turn: Turn) -> dict[str, Tensor]:
+        """The noised mean or sum, charged first."""
+        rows = turn.rows if self.reduction == "mean" else 1
+        total = clipped_sum(found, float(rows), self._mechanism, self._clip_norm)
+        if not turn.counted:
+            total = {name: torch.zeros_like(part) for name, part in total.items()}
+        self._charge(self.made)
+        self.made += 1
+        divisor = self._expected if self.reduction == "mean" else 1.0
+        noised = self._mechanism.noised(total, self._clip_norm, self._stream)
+        return {name: (part / divisor).to(self._trained[name]) for name, part in noised.items()}
+
+    def _rehearse(self, found: Mapping[str, Tensor]) -> None:
+        """Note what the batch gave; after the last one, what the loop's loss is, or that no example can be protected."""
+        alone = len(self._tried) > 0
+        self._tried.append(
+            {name: part.clone() for name, part in (self._gradients.summed() if alone else found).items()}
+        )
+        together = self._tried[0]
+        if len(self._tried) <= len(next(iter(together.values()))):
+            return
+        self.reduction = reduction(together, self._tried[1:])
+        self._tried = []
+        for name, buffer in self._model.named_buffers():
+            if name not in self._buffers or not torch.equal(buffer, self._buffers[name]):
+                raise ModelError(
+                    f"buffer {name} of the model changes as it trains, so it may keep statistics of the examples, which no "
+                    "noise covers; give a model without such buffers"
+                )
+        self._buffers = {}
+
+    def _require_same_parameters(self) -> None:
+        known = {id(parameter) for parameter in self._trained.values()}
+        stepped = {id(one) for group in self._optimizer.param_groups for one in group["params"] if one.requires_grad}
+        if known != {id(one) for one in self._model.parameters() if one.requires_grad} or known != stepped:
+            raise OwnLoopError(
+                "the trained parameters are not those that were wrapped; freeze or unfreeze before wrap(), and give the "
+                "optimizer all of them and no others"
+            )
+
+    def close(self) -> None:
+        """Take everything off the model and the optimizer: from then on nothing is private."""
+        for handle in self._handles:
+            handle.remove()
+        self._gradients.close()
+
+
+def clipped_sum(
+    found: Mapping[str, Tensor], factor: float, mechanism: Mechanism, clip_norm: float
+) -> dict[str, Tensor]:
+    """{name: shape} sum_i clip_C(factor g_i), in float64, from {name: (B, *shape)}."""
+    rows = {name: each.detach().flatten(1).to(_place(each), torch.float64) * factor for name, each in found.items()}
+    norms = torch.stack([each.square().sum(1) for each in rows.values()]).sum(0).sqrt().tolist()
+    scales = torch.tensor([mechanism.scale(partial(float, norm), clip_norm) for norm in norms], dtype=torch.float64)
+    total = {}
+    for name, each in rows.items():
+        used = scales.to(each.device) > 0  # an infinity times zero is no zero
+        total[name] = (scales.to(each.device)[used] @ each[used]).view(found[name].shape[1:])
+    return total
+
+
+def _place(tensor: Tensor) -> torch.device:
+    return torch.device("cpu") if tensor.device.type == "mps" else tensor.device  # which knows no float64

@@ -1,0 +1,154 @@
+"""Training loops of the user's own, under the guarantee of this package.
+
+    from secure_fed.private import Budget, wrap
+
+    private = wrap(model, optimizer, loader, Budget(epsilon=8, delta=1e-5, epochs=3))
+    for epoch in range(3):
+        for inputs, labels in private.loader:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+    print(private.statement())
+
+Model and optimizer stay the same objects, and from `wrap` on each step of the optimizer is one of DP-SGD
+(`own_loop.steps`) or an error. The loader is another: it draws every example by a secret coin of its own. docs/own_loops.md
+says what a loop may do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from privacy.entropy import Entropy, SystemEntropy
+from privacy.statement import Statement
+from secure_fed.errors import ModelError, OwnLoopError
+from secure_fed.own_loop.batches import PoissonLoader, require_samplable
+from secure_fed.own_loop.model import require_trainable
+from secure_fed.own_loop.paying import Purse, stated
+from secure_fed.own_loop.steps import PrivateSteps
+from secure_fed.own_loop.terms import Budget, Terms
+
+if TYPE_CHECKING:
+    from privacy.run_plan import Plan
+
+__all__ = ["Budget", "Private", "Spent", "wrap"]
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What was charged: `steps` of `planned`. epsilon and delta are of these steps, had their number been fixed beforehand."""
+
+    steps: int
+    planned: int
+    epsilon: float
+    delta: float
+
+
+class Private:
+    """A loop's model, optimizer and loader; `model, optimizer, loader = private` too."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        loader: DataLoader[Any],
+        budget: Budget,
+        purse: Purse,
+        entropy: Entropy,
+    ) -> None:
+        self._terms = terms = _terms(budget, loader)
+        self._clip_norm, self._purse, self._entropy = budget.clip_norm, purse, entropy
+        self.model, self.optimizer = model, optimizer
+        trained = require_trainable(model, optimizer)
+        self._steps = PrivateSteps(
+            model,
+            optimizer,
+            trained,
+            self.plan.mechanism,
+            budget.clip_norm,
+            terms.sampler.expected,
+            entropy.stream("steps"),
+            charge=purse.charge,
+            left=lambda: purse.left,
+        )
+        self.loader = PoissonLoader(
+            loader,
+            terms,
+            entropy.stream("batches"),
+            self._steps.begin,
+            lambda: purse.left,
+            lambda: self._steps.reduction is not None,
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.model, self.optimizer, self.loader))
+
+    @property
+    def plan(self) -> Plan:
+        """The noise, the steps and their cost."""
+        return self._purse.plan
+
+    def spent(self) -> Spent:
+        """What was charged so far. The ledger holds the whole plan: nothing is given back for steps that are not made."""
+        steps, planned = self._purse.charged, self.plan.releases
+        return Spent(steps, planned, self.plan.epsilon(steps) if steps else 0.0, self.plan.delta if steps else 0.0)
+
+    def statement(self) -> Statement:
+        """The guarantee, of the whole plan: the time to stop early may have been chosen by results. Its text is for people."""
+        return stated(self._clip_norm, self._terms, self.plan, private=self._entropy.private)
+
+    def close(self) -> None:
+        """Take the hooks off model and optimizer. Whatever is trained from then on is not private."""
+        self._steps.close()
+
+
+def wrap(
+    model: nn.Module,
+    optimizer: Optimizer,
+    loader: DataLoader[Any],
+    budget: Budget,
+    *,
+    ledger: str | PathLike[str] = "",
+    data_set: str = "",
+    unit_name: str = "",
+) -> Private:
+    """Make a loop over `loader` private at the example unit: (epsilon, delta) of the budget for all its steps together.
+
+    Neighbours differ in one example more or less. The noise is of the operating system's entropy, and computed before anything
+    trains. ledger: a file of `secure-fed budget create`, from which the whole budget is reserved; it refuses what it does not
+    hold. data_set: the ledger's name of the data set. unit_name: as privacy.unit_name, the unit's name in it.
+
+    ModelError, DataError, ConfigError or an error of the ledger if no guarantee can be made; then nothing was changed.
+    """
+    return _wrapped(model, optimizer, loader, budget, SystemEntropy(), (fspath(ledger), data_set, unit_name))
+
+
+def _wrapped(
+    model: nn.Module,
+    optimizer: Optimizer,
+    loader: DataLoader[Any],
+    budget: Budget,
+    entropy: Entropy,
+    account: tuple[str, str, str] = ("", "", ""),
+) -> Private:
+    """With noise of any source; tests inject it."""
+    if not isinstance(optimizer, Optimizer) or not isinstance(model, nn.Module) or not isinstance(loader, DataLoader):
+        kinds = ", ".join(type(one).__name__ for one in (model, optimizer, loader))
+        raise OwnLoopError(f"wrap() was given {kinds}; give a torch module, a torch optimizer and a torch DataLoader")
+    require_samplable(loader)
+    if hasattr(model, "autograd_grad_sample_hooks"):
+        raise ModelError("the model is wrapped already; call close() on what wrapped it first")
+    require_trainable(model, optimizer)
+    purse = Purse.of(budget, _terms(budget, loader), loader.dataset, *account)
+    return Private(model, optimizer, loader, budget, purse, entropy)
+
+
+def _terms(budget: Budget, loader: DataLoader[Any]) -> Terms:
+    return Terms.of(budget, len(loader.dataset), loader.batch_size or 0)  # type: ignore[arg-type]

@@ -1,0 +1,111 @@
+"""A small loop of a user's own, and what its private steps must come to, computed one example at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+from privacy.entropy import SeededEntropy, Stream
+from secure_fed.private import Budget, Private, _wrapped, wrap
+
+EXAMPLES, CLASSES = 24, 3
+BUDGET = Budget(epsilon=4.0, delta=1e-2, steps=6, clip_norm=0.5)
+Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+
+def network(*layers: nn.Module) -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), *layers, nn.Linear(8, CLASSES))
+
+
+class Tied(nn.Module):
+    """An embedding that is its own output layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.words, self.out = nn.Embedding(CLASSES, 5), nn.Linear(5, CLASSES, bias=False)
+        self.out.weight = self.words.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.out(torch.tanh(self.words(x.argmax(1) % CLASSES)))
+        return found
+
+
+def data(examples: int = EXAMPLES) -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    x = 3 * torch.randn(examples, 5, generator=generator)
+    return TensorDataset(x, torch.arange(examples) % CLASSES)
+
+
+def mean(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return cross_entropy(model(x), y)
+
+
+def summed(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return cross_entropy(model(x), y, reduction="sum")
+
+
+def loader(batch_size: int = 8, examples: int = EXAMPLES) -> DataLoader[tuple[Tensor, ...]]:
+    return DataLoader(data(examples), batch_size=batch_size, shuffle=True)
+
+
+def wrapped(model: nn.Module, seed: int | None = 0, *, batch_size: int = 8, budget: Budget = BUDGET) -> Private:
+    """By plain SGD with a learning rate of 1; with noise and coins of a seed, or of the operating system."""
+    optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=1.0)
+    if seed is None:
+        return wrap(model, optimizer, loader(batch_size), budget)
+    return _wrapped(model, optimizer, loader(batch_size), budget, SeededEntropy(seed))
+
+
+def batches(private: Private) -> Iterator[tuple[Tensor, Tensor]]:
+    """Of as many epochs as the budget has."""
+    while private.spent().steps < private.spent().planned:
+        yield from private.loader
+
+
+def train(private: Private, loss: Loss = mean) -> list[list[Tensor]]:
+    """All of a loop; what the parameters were before each step, the rehearsal among them, and at the end."""
+    noted = [[one.detach().clone() for one in private.model.parameters()]]
+    for x, y in batches(private):
+        private.optimizer.zero_grad()
+        loss(private.model, x, y).backward()
+        private.optimizer.step()
+        noted.append([one.detach().clone() for one in private.model.parameters()])
+    return noted
+
+
+def oracle(
+    model: nn.Module, loss: Loss, budget: Budget, seed: int, batch_size: int, multiplier: float
+) -> list[list[Tensor]]:
+    """The parameters after each step of SGD with a learning rate of 1, by plain autograd, an example at a time."""
+    coins, noise = SeededEntropy(seed).stream("batches"), SeededEntropy(seed).stream("steps")
+    noise.words(4)
+    x, y = data().tensors
+    noted = []
+    assert budget.steps is not None
+    for _ in range(budget.steps):
+        drawn = (torch.from_numpy(coins.uniform(len(x))) < batch_size / len(x)).nonzero().flatten().tolist()
+        total = {name: torch.zeros(one.shape, dtype=torch.float64) for name, one in model.named_parameters()}
+        for i in drawn:
+            model.zero_grad()
+            loss(model, x[i : i + 1], y[i : i + 1]).backward()
+            found = {name: one.grad.double() for name, one in model.named_parameters() if one.grad is not None}
+            norm = float(sum(part.square().sum() for part in found.values())) ** 0.5
+            for name, part in found.items():
+                total[name] += part * min(1.0, budget.clip_norm / norm)
+        _step(model, total, noise, multiplier * budget.clip_norm, batch_size if loss is mean else 1)
+        noted.append([one.detach().clone() for one in model.parameters()])
+    return noted
+
+
+def _step(model: nn.Module, total: dict[str, Tensor], noise: Stream, std: float, divisor: float) -> None:
+    named = dict(model.named_parameters())
+    with torch.no_grad():
+        for name in sorted(name for name, one in named.items() if one.requires_grad):
+            noised = total[name] + std * torch.from_numpy(noise.normal(tuple(named[name].shape)))
+            named[name] -= (noised / divisor).float()

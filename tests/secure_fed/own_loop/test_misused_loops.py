@@ -1,0 +1,296 @@
+"""Mistakes in a loop that would void its guarantee: each is refused in a sentence, or changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+from secure_fed.errors import ModelError, OwnLoopError, UsageError
+from secure_fed.private import Private, wrap
+from tests.secure_fed.own_loop.loops import BUDGET, Loss, data, loader, mean, network, train, wrapped
+
+
+def state(model: nn.Module) -> list[Tensor]:
+    return [one.detach().clone() for one in model.parameters()]
+
+
+def same(before: list[Tensor], model: nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def rehearse(private: Private) -> Any:
+    """The batches after the rehearsal."""
+    left = iter(private.loader)
+    for _ in range(4):
+        x, y = next(left)
+        mean(private.model, x, y).backward()
+        private.optimizer.step()
+    return left
+
+
+def accumulates(private: Private) -> None:
+    left = rehearse(private)
+    for _ in range(2):
+        mean(private.model, *next(left)).backward()
+
+
+def twice(private: Private) -> None:
+    x, y = next(rehearse(private))
+    for _ in range(2):
+        mean(private.model, x, y).backward()
+    private.optimizer.step()
+
+
+def again(private: Private) -> None:
+    x, y = next(rehearse(private))
+    for _ in range(2):
+        mean(private.model, x, y).backward()
+        private.optimizer.step()
+
+
+def other_loader(private: Private) -> None:
+    rehearse(private)
+    for x, y in loader():
+        mean(private.model, x, y).backward()
+        private.optimizer.step()
+
+
+def other_batch(private: Private) -> None:
+    next(rehearse(private))
+    mean(private.model, *data()[:]).backward()
+    private.optimizer.step()
+
+
+def all_at_once(private: Private) -> None:
+    for x, y in list(rehearse(private)):
+        mean(private.model, x, y).backward()
+        private.optimizer.step()
+
+
+def skips(private: Private) -> None:
+    for x, y in rehearse(private):
+        if float(mean(private.model, x, y).detach()) > 100:
+            private.optimizer.step()
+
+
+def closure(private: Private) -> None:
+    x, y = next(rehearse(private))
+    private.optimizer.step(lambda: float(mean(private.model, x, y).detach()))
+
+
+def evaluates_as_it_trains(private: Private) -> None:
+    x, y = next(rehearse(private))
+    mean(private.model, x + 1, y)
+    mean(private.model, x, y).backward()
+    private.optimizer.step()
+
+
+def only_evaluates(private: Private) -> None:
+    x, y = next(rehearse(private))
+    private.model.eval()
+    mean(private.model, x, y).backward()
+    private.optimizer.step()
+
+
+def unfreezes(private: Private) -> None:
+    left = rehearse(private)
+    next(private.model.parameters()).requires_grad_(False)
+    mean(private.model, *next(left)).backward()
+    private.optimizer.step()
+
+
+def another_group(private: Private) -> None:
+    left = rehearse(private)
+    private.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+    mean(private.model, *next(left)).backward()
+    private.optimizer.step()
+
+
+def autocasts(private: Private) -> None:
+    x, y = next(rehearse(private))
+    with torch.autocast("cpu", torch.bfloat16):
+        mean(private.model, x, y).backward()
+    private.optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("misused", "says"),
+    [
+        (accumulates, r"without optimizer.step\(\): .* gradients are not accumulated"),
+        (twice, "2 backward passes came before a step"),
+        (again, "without a batch of the wrapped loader"),
+        (other_loader, "without a batch of the wrapped loader"),
+        (other_batch, "was given 24 examples, and the batch that the wrapped loader drew has"),
+        (all_at_once, "the batch that the wrapped loader drew has|without a batch of the wrapped loader"),
+        (skips, r"without optimizer.step\(\)"),
+        (closure, "closure"),
+        (evaluates_as_it_trains, "a forward pass without a backward pass came between"),
+        (only_evaluates, r"call model.train\(\) before"),
+        (unfreezes, "the trained parameters are not those that were wrapped"),
+        (another_group, "the trained parameters are not those that were wrapped"),
+        (autocasts, "autocast"),
+    ],
+)
+def test_a_loop_that_breaks_a_condition_is_refused(misused: Callable[[Private], None], says: str) -> None:
+    private = wrapped(network())
+    with pytest.raises(UsageError, match=says):
+        misused(private)
+    made = [one for one in private.model.parameters() if one.grad is not None]
+    assert made == []
+
+
+def ratio_of_tokens(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Averaged over all tokens of a batch, as a language model's loss is: examples have different numbers of them."""
+    tokens = y + 1.0
+    return (cross_entropy(model(x), y, reduction="none") * tokens).sum() / tokens.sum()
+
+
+def contrastive(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    found = model(x)
+    return cross_entropy(found @ found.T, torch.arange(len(found)))
+
+
+def with_a_term_on_parameters(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return mean(model, x, y) + 0.1 * sum(one.square().sum() for one in model.parameters())
+
+
+def without_gradient(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return mean(model, x, y) * 0.0
+
+
+@pytest.mark.parametrize(
+    ("loss", "says"),
+    [
+        (ratio_of_tokens, "averaged over all tokens of the batch"),
+        (contrastive, "depends on the others in its batch"),
+        (with_a_term_on_parameters, "the loss has a term of its own on the parameters"),
+        (without_gradient, "no example that was tried has a gradient"),
+    ],
+)
+def test_a_loss_that_is_not_each_examples_own_is_refused_before_anything_is_trained(loss: Loss, says: str) -> None:
+    private = wrapped(network())
+    before = state(private.model)
+    with pytest.raises(ModelError, match=says):
+        train(private, loss)
+    assert same(before, private.model)
+    assert private.spent().steps == 0
+
+
+class Counting(nn.Module):
+    """Keeps the mean of what it has seen."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen += x.detach().mean()
+        return x
+
+
+class Centred(nn.Module):
+    """Takes the mean of the batch off."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0) / 2
+
+
+@pytest.mark.parametrize(
+    ("layer", "says"),
+    [
+        (nn.BatchNorm1d(8), "BatchNorm1d, which couples the examples"),
+        (nn.Linear(8, 8).bfloat16(), "parameter 2.weight is bfloat16"),
+        (Counting(), "buffer 2.seen of the model changes"),
+        (Centred(), "depends on the others in its batch|do not add up"),
+    ],
+)
+def test_a_model_that_couples_examples_or_remembers_them_is_refused(layer: nn.Module, says: str) -> None:
+    model = network(layer)
+    before = state(model)
+    with pytest.raises(ModelError, match=says):
+        train(wrapped(model))
+    assert same(before, model)
+
+
+def test_another_optimizer_finds_no_gradient() -> None:
+    private = wrapped(network())
+    other = torch.optim.AdamW(private.model.parameters(), 0.1)
+    before = state(private.model)
+    left = rehearse(private)
+    mean(private.model, *next(left)).backward()
+    other.step()
+    assert same(before, private.model)
+    with pytest.raises(OwnLoopError):
+        next(left)
+
+
+def test_an_optimizer_of_other_parameters_is_refused() -> None:
+    model, head = network(), nn.Linear(3, 2)
+    with pytest.raises(ModelError, match=r"parameter 2.weight requires a gradient, and the optimizer does not have it"):
+        wrap(model, torch.optim.SGD(model[:2].parameters(), 0.1), loader(), BUDGET)  # type: ignore[index]
+    both = torch.optim.SGD([*model.parameters(), *head.parameters()], 0.1)
+    with pytest.raises(ModelError, match="2 parameters that are not the model's"):
+        wrap(model, both, loader(), BUDGET)
+
+
+def test_wrapping_twice_is_refused_until_the_first_is_closed() -> None:
+    model = network()
+    first = wrapped(model)
+    with pytest.raises(ModelError, match=r"wrapped already; call close\(\)"):
+        wrapped(model)
+    first.close()
+    train(wrapped(model))
+
+
+def test_evaluation_and_a_look_at_a_batch_change_nothing() -> None:
+    """As without them, to the bit."""
+    plain, looked = wrapped(network(), 3), wrapped(network(), 3)
+    expected = train(plain)[-1]
+    next(iter(looked.loader))  # of the rehearsal
+    left = rehearse(looked)
+    schedule = torch.optim.lr_scheduler.ConstantLR(looked.optimizer, 1.0)
+    while True:
+        for x, y in left:
+            looked.model.eval()
+            mean(looked.model, *data()[:])
+            looked.model.train()
+            with torch.no_grad():
+                mean(looked.model, *data()[:])
+            mean(looked.model, x, y).backward()
+            looked.optimizer.step()
+            looked.optimizer.zero_grad()
+            schedule.step()
+        if looked.spent().steps == 6:
+            break
+        left = iter(looked.loader)
+    assert all(torch.equal(a, b) for a, b in zip(expected, state(looked.model), strict=True))
+
+
+def test_dropout_is_drawn_in_secret_and_leaves_the_global_generator() -> None:
+    private = wrapped(network(nn.Dropout(0.5)), None)
+    x, y = next(rehearse(private))
+    torch.manual_seed(0)
+    first = mean(private.model, x, y).detach()
+    torch.manual_seed(0)
+    second = mean(private.model, x, y).detach()
+    after = torch.get_rng_state()
+    torch.manual_seed(0)
+    assert torch.equal(after, torch.get_rng_state())
+    assert len(x) < 2 or float(first) != float(second)
+
+
+def test_batches_may_be_fetched_by_workers() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    private = wrap(model, optimizer, DataLoader(data(), batch_size=8, num_workers=1), BUDGET)
+    train(private)
+    assert private.spent().steps == 6

@@ -1,0 +1,228 @@
+"""A loop of the user's own after `wrap`: its steps are those of DP-SGD, and each is paid for before it is made."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from privacy import mechanisms
+from privacy.accounting import epsilon
+from privacy.errors import BudgetExhausted, LedgerError
+from privacy.ledger import Ledger
+from privacy.sampling import Poisson
+from secure_fed.errors import ConfigError, DataError
+from secure_fed.private import Budget, wrap
+from tests.secure_fed.own_loop import loops
+from tests.secure_fed.own_loop.loops import BUDGET, Loss, Tied, batches, loader, mean, network, summed, train, wrapped
+
+
+def frozen() -> nn.Module:
+    model = network(nn.Linear(8, 8))
+    model[2].requires_grad_(False)  # type: ignore[index]
+    return model
+
+
+@pytest.mark.parametrize("loss", [mean, summed])
+@pytest.mark.parametrize("make", [network, frozen, Tied])
+@pytest.mark.parametrize("batch_size", [1, 8, 24])  # of one, every third draw is empty; of 24, everybody is in
+def test_its_steps_are_those_of_one_example_at_a_time(make: type[nn.Module], loss: Loss, batch_size: int) -> None:
+    model = make()
+    private = wrapped(copy.deepcopy(model), batch_size=batch_size)
+    found = train(private, loss)
+    expected = loops.oracle(model, loss, BUDGET, 0, batch_size, private.plan.noise_multiplier)
+    rehearsed, made = found[:5], found[5:]  # of five states, four batches
+    assert all(torch.equal(a, b) for state in rehearsed for a, b in zip(state, found[0], strict=True))
+    assert len(made) == len(expected) == 6
+    for one, other in zip(made, expected, strict=True):
+        assert all(torch.allclose(a, b, atol=2e-4) for a, b in zip(one, other, strict=True))
+
+
+def test_the_noise_is_of_the_stated_deviation_and_never_the_same() -> None:
+    moved = []
+    for _ in range(2):
+        model = nn.Linear(5, 3000)
+        before = [one.detach().clone() for one in model.parameters()]
+        private = wrapped(model, None, budget=Budget(4.0, 1e-2, steps=1, clip_norm=1e-3))
+        train(private)
+        moved.append(torch.cat([(b - a).flatten() for a, b in zip(before, model.parameters(), strict=True)]).detach())
+        std = private.plan.noise_multiplier * 1e-3 / 8
+        assert float(moved[-1].std()) == pytest.approx(std, rel=0.05)  # of 18,000 numbers: nine deviations
+        assert private.statement().private
+    assert not torch.equal(*moved)
+
+
+def test_the_noise_multiplier_is_what_the_budget_takes() -> None:
+    plan = wrapped(network()).plan
+    assert plan.releases == 6
+    spent = epsilon(Poisson(24, 8 / 24).release(plan.noise_multiplier), 6, 1e-2)
+    assert 0.99 * 4.0 < spent <= 4.0
+    assert wrapped(network(), budget=Budget(4.0, 1e-2, epochs=2)).plan.releases == 6
+
+
+def test_every_example_is_drawn_by_a_coin_of_its_own() -> None:
+    private = wrapped(network(), None, budget=Budget(4.0, 1e-2, steps=6))
+    terms, coins = private._terms, private._entropy.stream("more")
+    drawn = np.zeros((4000, loops.EXAMPLES))
+    for row in drawn:
+        row[terms.sampler.draw(coins.uniform)] = 1
+    rate, count = 1 / 3, len(drawn)
+    assert np.abs(drawn.mean(0) - rate).max() < 5 * math.sqrt(rate * (1 - rate) / count)
+    assert drawn.sum(1).var() == pytest.approx(loops.EXAMPLES * rate * (1 - rate), rel=0.15)  # a fixed size has none
+    joint = (drawn[:, 0] * drawn[:, 1]).mean()
+    assert abs(joint - rate**2) < 5 * math.sqrt(rate**2 * (1 - rate**2) / count)
+
+
+def test_its_batches_are_those_samples() -> None:
+    private = wrapped(network(), None, batch_size=2, budget=Budget(50.0, 1e-2, steps=24))
+    sizes = [len(x) for x, _ in _stepped(private)][4:]
+    assert len(sizes) == 24
+    assert len(set(sizes)) > 2
+    assert min(sizes) == 1  # an empty draw has one example, which does not count
+    assert sum(sizes) < 24 * 4
+
+
+def _stepped(private: loops.Private) -> list[tuple[Tensor, Tensor]]:
+    seen = []
+    for x, y in batches(private):
+        mean(private.model, x, y).backward()
+        private.optimizer.step()
+        seen.append((x, y))
+    return seen
+
+
+def test_a_loop_that_goes_on_is_refused() -> None:
+    private = wrapped(network())
+    train(private)
+    before = [one.detach().clone() for one in private.model.parameters()]
+    with pytest.raises(BudgetExhausted, match=r"step 7, and its budget is for 6: give wrap\(\) more epochs or steps"):
+        next(iter(private.loader))
+    assert all(torch.equal(a, b) for a, b in zip(before, private.model.parameters(), strict=True))
+    assert private.spent().steps == 6
+
+
+def test_a_step_is_charged_before_its_noise_is_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    private, charged = wrapped(network()), []
+    perturbed = mechanisms.perturbed
+
+    def noted(*given: object) -> Tensor:
+        charged.append(private.spent().steps)
+        return perturbed(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(mechanisms, "perturbed", noted)
+    train(private)
+    assert charged == [step for step in range(1, 7) for _ in private.model.parameters()]
+
+
+def test_a_step_that_cannot_be_charged_is_not_made() -> None:
+    private = wrapped(network())
+    x, y = _rehearsed(private)
+    private._steps._charge = _refuse
+    before = [one.detach().clone() for one in private.model.parameters()]
+    mean(private.model, x, y).backward()
+    with pytest.raises(BudgetExhausted):
+        private.optimizer.step()
+    assert all(one.grad is None for one in private.model.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(before, private.model.parameters(), strict=True))
+
+
+def _rehearsed(private: loops.Private) -> tuple[Tensor, Tensor]:
+    """The first batch that counts."""
+    for number, (x, y) in enumerate(private.loader):
+        if number == 4:
+            return x, y
+        mean(private.model, x, y).backward()
+        private.optimizer.step()
+    raise AssertionError
+
+
+def _refuse(step: int) -> None:
+    raise BudgetExhausted("no room")
+
+
+def test_two_loops_on_one_ledger_add_up(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    Ledger.create(path, data_set="patients", epsilon=8.5, delta=3e-2)
+    for spent in (4.0, 8.0):
+        model = network()
+        private = wrap(model, torch.optim.SGD(model.parameters(), 0.1), loader(), BUDGET, ledger=path)
+        train(private)
+        ledger = Ledger.open(path)
+        assert ledger.spent().epsilon == pytest.approx(spent, rel=0.01)
+        assert sum(row.kind == "charge" for row in ledger.rows()) == 6 * round(spent / 4)
+    model = network()
+    with pytest.raises(BudgetExhausted, match="patients"):
+        wrap(model, torch.optim.SGD(model.parameters(), 0.1), loader(), BUDGET, ledger=path)
+    assert not hasattr(model, "autograd_grad_sample_hooks")
+    with pytest.raises(LedgerError, match="foreign"):
+        wrap(model, torch.optim.SGD(model.parameters(), 0.1), loader(examples=30), BUDGET, ledger=path)
+
+
+def test_it_says_what_it_guarantees() -> None:
+    private = wrapped(network())
+    train(private)
+    assert private.statement().text.startswith("NOT PRIVATE: noise or sampling coins were seeded")
+    said = wrapped(network(), None).statement()
+    assert (said.unit, said.delta) == ("one example", 1e-2)
+    assert said.epsilon <= 4.0 < said.epsilon_participants
+    assert "losses" in said.text
+    assert "neighbours: one example more or less" in said.text
+    spent = private.spent()
+    assert (spent.steps, spent.planned, spent.epsilon) == (6, 6, said.epsilon)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"epsilon": 0.0}, "epsilon is 0.0; it must be a finite number above 0"),
+        ({"clip_norm": -1.0}, "clip_norm is -1.0"),
+        ({"epochs": 1}, r"epochs and steps are \(1, 6\); give one of them"),
+        ({"steps": 0}, "steps is 0; it must be a whole number from 1 on"),
+        ({"delta": 0.05}, "delta is 0.05; choose it above 0 and well below 1/examples = 0.0416"),
+    ],
+)
+def test_a_budget_that_is_none_is_refused(given: dict[str, float], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        wrapped(network(), budget=Budget(**({"epsilon": 4.0, "delta": 1e-2, "steps": 6} | given)))  # type: ignore[arg-type]
+
+
+def test_a_loader_that_draws_its_own_way_is_refused() -> None:
+    weights = torch.utils.data.WeightedRandomSampler([1.0] * loops.EXAMPLES, 5)
+    model = network()
+    with pytest.raises(DataError, match="WeightedRandomSampler"):
+        wrap(
+            model,
+            torch.optim.SGD(model.parameters(), 0.1),
+            torch.utils.data.DataLoader(loops.data(), batch_size=4, sampler=weights),
+            BUDGET,
+        )
+
+
+def test_afterwards_the_model_is_as_it_was() -> None:
+    model = network()
+    private = wrapped(model)
+    train(private)
+    private.close()
+    copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    before = [one.detach().clone() for one in model.parameters()]
+    mean(model, *next(iter(loader()))).backward()
+    optimizer.step()
+    assert not any(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_an_example_without_a_finite_gradient_counts_as_zero() -> None:
+    broken = loops.data()
+    broken.tensors[0][3] = float("nan")
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    whole = torch.utils.data.DataLoader(broken, batch_size=loops.EXAMPLES)  # everybody is in every batch
+    private = wrap(model, optimizer, whole, BUDGET)
+    train(private)
+    assert private.spent().steps == 6
+    assert all(bool(one.isfinite().all()) for one in model.parameters())
