@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +15,7 @@ from secure_fed.config import checks
 from secure_fed.config.effects import EFFECTS
 from secure_fed.config.sections import Sections, sections
 from secure_fed.config.setting import Setting, Typed, coerced
+from secure_fed.config.suggestions import homes, meant, nearest
 from secure_fed.errors import ConfigError, plainly
 
 
@@ -74,24 +74,25 @@ def find(section: str, name: str) -> Setting:
     """The setting `section.name`; of an unknown one, the nearest there is is offered."""
     known = sections()
     if section not in known:
-        raise ConfigError(f"there is no section [{section}]; {_nearest(section, known)}", setting=section)
+        raise ConfigError(
+            f"there is no section [{section}]; {nearest(section, known)}{_also(homes(name))}", setting=section
+        )
     settings = {setting.name: setting for setting in dataclasses.fields(known[section])}
     if name not in settings:
-        message = f"there is no setting {section}.{name}; {_nearest(name, settings)}"
+        message = f"there is no setting {section}.{name}; {meant(section, name)}"
         raise ConfigError(message, setting=f"{section}.{name}")
     return settings[name]
 
 
-def _nearest(word: str, known: Iterable[str]) -> str:
-    words = list(known)
-    near = difflib.get_close_matches(word, words, n=1, cutoff=0.4)
-    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(words)}"
+def _also(settings: Sequence[str]) -> str:
+    return f"; did you mean {' or '.join(settings)}?" if settings else ""
 
 
 def _flat(tables: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
     for section, table in tables.items():
         if not isinstance(table, Mapping):
-            raise ConfigError(f"{section} = {table!r} stands outside a section; write [section] and then key = value")
+            remedy = f"write [section] and then key = value{_also(homes(section))}"
+            raise ConfigError(f"{section} = {table!r} stands outside a section; {remedy}")
     return {(section, key): value for section, table in tables.items() for key, value in table.items()}
 
 
@@ -108,7 +109,7 @@ def _parse_override(text: str) -> tuple[tuple[str, str], Typed]:
     name, equals, value = text.partition("=")
     section, dot, setting = name.strip().partition(".")
     if not (equals and dot):
-        raise ConfigError(f"--set {text!r} is not of the form section.key=value")
+        raise ConfigError(f"--set {text!r} is not of the form section.key=value{_also(homes(name.strip()))}")
     return (section, setting), Typed(value.strip())
 
 

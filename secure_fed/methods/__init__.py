@@ -42,6 +42,17 @@ METHODS: dict[str, str] = {
     "fedpower": "secure_fed.methods.fedpower",
 }
 
+# What others call a method; suggested where no method has the name.
+_ELSEWHERE = {
+    **dict.fromkeys(("lora", "fedit"), "fedlora"),
+    **dict.fromkeys(("full", "fedavg", "fine_tuning"), "fedft"),
+    "adapter": "adapter_houlsby",
+    "prompt": "prompt_tuning",
+    "prefix": "prefix_tuning",
+    "ffa": "ffa_lora",
+    "fra": "fra_lora",
+}
+
 
 def build(config: RunConfig | MethodConfig) -> Method:
     """The method of a run; a name that does not exist or a setting that it does not read is refused.
@@ -75,7 +86,8 @@ def _require_read(config: MethodConfig, chosen: Card) -> None:
 def require_known(name: str) -> None:
     """Refuse a name that no method has."""
     if name not in METHODS:
-        near = difflib.get_close_matches(name, METHODS, n=1, cutoff=0.4)
+        plain = name.lower().replace("-", "_")
+        near = [_ELSEWHERE[plain]] if plain in _ELSEWHERE else difflib.get_close_matches(name, METHODS, n=1, cutoff=0.4)
         offer = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(METHODS)}"
         raise ConfigError(f"method.name = {name!r} is not a method: {offer}")
 

@@ -68,6 +68,18 @@ SETTINGS: dict[str, tuple[tuple[str, ...], FACTS]] = {
     "unknown method": (("method.name=ffalora",), ("method.name", "'ffalora'", "did you mean 'ffa_lora'?")),
     "method like no other": (("method.name=xyzzy",), ("'xyzzy'", ", ".join(METHODS))),
     "unknown key": (("federation.round=3",), ("federation.round;", "did you mean 'rounds'?")),
+    "key of another section": (("data.max_length=3",), ("data.max_length;", "did you mean model.max_length?")),
+    "key of two other sections": (
+        ("training.alpha=3",),
+        ("training.alpha;", "did you mean data.alpha or method.alpha?"),
+    ),
+    "key as elsewhere": (("method.lora_r=8",), ("method.lora_r;", "did you mean method.rank?")),
+    "key without a section": (
+        ("max_length=3",),
+        ("not of the form section.key=value", "did you mean model.max_length?"),
+    ),
+    "key of no section": (("xyz.learning_rate=1",), ("[xyz]", "known are model", "did you mean training.lr?")),
+    "method as elsewhere": (("method.name=lora",), ("'lora'", "did you mean 'fedlora'?")),
     "unknown section": (("traning.lr=1",), ("[traning]", "did you mean 'training'?")),
     "section like no other": (("xyz.lr=1",), ("[xyz]", "known are model, data, federation")),
     "zero rounds": (("federation.rounds=0",), ("federation.rounds", "is 0,", "at least 1")),

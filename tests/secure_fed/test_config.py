@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from secure_fed.config import DataConfig, FederationConfig, MethodConfig, RunConfig, TrainingConfig, commented_toml
+from secure_fed.config.suggestions import ELSEWHERE
 from secure_fed.errors import ConfigError
 from tests.cells import every
 
@@ -215,8 +216,16 @@ def test_true_is_not_a_whole_number() -> None:
 
 
 def test_what_is_not_a_table_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"rounds = 3 stands outside a section"):
+    with pytest.raises(ConfigError, match=r"rounds = 3 stands outside a section; .*did you mean federation\.rounds\?"):
         loaded(tmp_path, "rounds = 3")
+
+
+def test_names_of_elsewhere_stand_for_settings_that_there_are() -> None:
+    known = RunConfig().to_dict()
+    for name, meant in ELSEWHERE.items():
+        section, _, setting = meant.partition(".")
+        assert setting in known[section]
+        assert not any(name in table for table in known.values()), name
 
 
 def test_the_commented_file_is_valid_toml_by_itself() -> None:
