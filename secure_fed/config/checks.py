@@ -45,6 +45,8 @@ def _federation(config: Sections) -> None:
     if federation.clients and federation.cohort and federation.cohort > federation.clients:
         message = f"federation.cohort is {federation.cohort}, more than the {federation.clients} clients of federation.clients"
         _wrong(config, "federation.cohort", f"at most {federation.clients}", message)
+    if federation.aggregate != "mean":
+        _robust(config)
     if config.method.transport_form == "sketch" and federation.server_optimizer != "mean":
         _wrong(
             config,
@@ -53,6 +55,41 @@ def _federation(config: Sections) -> None:
             f"federation.server_optimizer = {federation.server_optimizer!r} adds up means of several rounds, whose sketches "
             "span other columns: use 'mean', or method.transport_form = 'dense'",
         )
+
+
+def _robust(config: Sections) -> None:
+    """Refuse medians and trimmed means where the server has no plain changes of single clients, or more than these."""
+    for beside, refused, why in (
+        (
+            "secure_aggregation.enabled = true",
+            config.secure_aggregation.enabled,
+            "the server sees sums alone, which it can only bound as a whole (docs/bounding_inputs.md); use 'mean'",
+        ),
+        (
+            "privacy.unit = 'client'",
+            config.privacy.unit == "client",
+            "one client may move a median by more than the clip norm, so the noise would not cover it; there clipping bounds "
+            "each client; use 'mean'",
+        ),
+        (
+            "federation.weighting = 'examples'",
+            config.federation.weighting == "examples",
+            "a client says itself how many examples it has; set federation.weighting = 'uniform'",
+        ),
+        (
+            "method.transport_form = 'sketch'",
+            config.method.transport_form == "sketch",
+            "a median of sketches is no sketch of a median; set method.transport_form = 'dense'",
+        ),
+        ("evaluation.phantoms", bool(config.evaluation.phantoms), "phantoms are scored by sums; use 'mean'"),
+        (
+            "a cohort of fewer than 3 clients",
+            min(config.federation.cohort or 3, config.federation.clients or 3) < 3,
+            "of two changes none is known to be the odd one; raise federation.cohort",
+        ),
+    ):
+        if refused:
+            _refuse(config, "federation.aggregate", beside, why)
 
 
 def _partition(config: Sections) -> None:

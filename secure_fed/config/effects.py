@@ -87,6 +87,7 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
     ("data.language", _divided("language"), "data.partition = 'language'"),
     ("data.labels_per_client", _divided("pathological"), "data.partition = 'pathological'"),
     ("data.matrix", _divided("matrix"), "data.partition = 'matrix'"),
+    ("federation.trim", lambda c: c.federation.aggregate == "trimmed_mean", "federation.aggregate = 'trimmed_mean'"),
     (
         "federation.server_momentum",
         lambda c: c.federation.server_optimizer != "mean",

@@ -120,6 +120,13 @@ class FederationConfig:
     nonfinite: str = key(
         "skip", "a client sends NaN or infinity: leave it out, or fail the run", choices=("skip", "fail")
     )
+    aggregate: str = key(
+        "mean",
+        "what the server makes of a round's changes; trimmed_mean and median, coordinate by coordinate, withstand some clients "
+        "that send anything",
+        choices=("mean", "trimmed_mean", "median"),
+    )
+    trim: float = key(0.2, "share of the changes that trimmed_mean leaves out at either end", above=0.0, below=0.5)
     server_optimizer: str = key("mean", "how the mean change is applied (FedOpt)", choices=("mean", "momentum", "adam"))
     server_lr: float = key(1.0, "server learning rate", above=0.0)
     server_momentum: float = key(0.9, "server momentum, Adam's beta 1", at_least=0.0, below=1.0)

@@ -67,6 +67,11 @@ def build(config: RunConfig | MethodConfig) -> Method:
             f"federation.server_optimizer = {run.federation.server_optimizer!r} cannot be used with method.name = "
             f"{chosen.name!r}: {chosen.memoryless}; use 'mean'"
         )
+    if chosen.needs_means and run.federation.aggregate != "mean":
+        raise ConfigError(
+            f"federation.aggregate = {run.federation.aggregate!r} cannot be used with method.name = {chosen.name!r}: "
+            f"{chosen.needs_means}; use 'mean'"
+        )
     return cast("Method", import_module(METHODS[chosen.name]).build(run))
 
 

@@ -46,6 +46,7 @@ CARD = Card(
     mean_exact=False,
     options=(*LORA_OPTIONS, "final_rank", "warmup_rounds", "final_rounds", "vote_threshold", "masks"),
     memoryless="its tensors shrink, so the means of two rounds are of other ranks",
+    needs_means="it counts the clients' votes",
 )
 
 # A client is told a pass, not a round, and must know for how many ranks to vote: the name of a pass with votes ends in it.

@@ -38,6 +38,7 @@ CARD = Card(
     mean_exact=False,
     options=(*LORA_OPTIONS, "oversampling"),
     memoryless="the basis that a change is written in is another in every round",
+    needs_means="its passes are linear in the changes, and a median is not",
 )
 
 SKETCH = "sketch"

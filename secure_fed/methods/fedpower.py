@@ -43,6 +43,7 @@ CARD = Card(
     mean_exact=False,
     options=(*LORA_OPTIONS, "oversampling", "power_iterations"),
     memoryless="the basis that a change is written in is another in every round",
+    needs_means="its passes are linear in the changes, and a median is not",
 )
 
 

@@ -58,7 +58,8 @@ class Card:
     mean_exact: whether the mean of the contributions is the mean of what the clients' models became, so that nothing
     is lost or made up by averaging. options: the keys of [method] that this method reads and others may not. units: whom
     differential privacy can protect; refusals: for every other unit, why it cannot. memoryless: why a server optimiser that
-    adds up the means of several rounds cannot be used; empty where it can.
+    adds up the means of several rounds cannot be used; empty where it can. needs_means: likewise, why a median of
+    contributions, or a mean of some of them, cannot stand in for their mean.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Card:
     units: tuple[str, ...] = ("client", "example", "group")
     refusals: Mapping[str, str] = field(default_factory=dict)
     memoryless: str = ""
+    needs_means: str = ""
 
 
 class Method(Protocol):

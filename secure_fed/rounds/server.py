@@ -1,6 +1,6 @@
 """The server: it draws the cohort, requests the sums of a round, and turns their means into the next state.
 
-It keeps no contribution, and of a masked sum it never receives one.
+It keeps no contribution beyond its round, and of a masked sum it never receives one.
 """
 
 from __future__ import annotations

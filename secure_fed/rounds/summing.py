@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
+from secure_fed.config import FederationConfig
 from secure_fed.errors import TrainingError
 from secure_fed.rounds.record import Spent
 from secure_fed.rounds.transport import Reply, Request, Transport
 from secure_fed.tensors.sums import NotFiniteError, PlainSum, Summation
 from secure_fed.tensors.tensors import Layout, Tensors
+from secure_fed.tensors.trimmed import MEDIAN, TrimmedSum
 
 
 @dataclass
@@ -62,9 +65,16 @@ class Summing(Protocol):
         """
 
 
+def empty_sum(settings: FederationConfig, *, precise: bool) -> Callable[[Layout], Summation]:
+    """What a pass's contributions are added to in the open: `federation.aggregate`."""
+    if settings.aggregate != "mean":
+        return partial(TrimmedSum, share=MEDIAN if settings.aggregate == "median" else settings.trim)
+    return partial(PlainSum, precise=precise)
+
+
 @dataclass(frozen=True)
 class OpenSum:
-    """`Summing` of contributions that the server receives one by one and never keeps.
+    """`Summing` of contributions that the server receives one by one, and keeps for a median or trimmed mean alone.
 
     names: of all participants. real: how many of them are clients; the others are phantoms, whose loss means nothing.
     skip_nonfinite: whether a contribution that is not finite is left out; else it ends the run. empty: the sum of a pass before

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
@@ -38,12 +37,11 @@ from secure_fed.rounds.protection import Protection, protect, require_protectabl
 from secure_fed.rounds.registered import Joined, Registered
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.server_optimizer import ServerOptimizer
-from secure_fed.rounds.summing import OpenSum
+from secure_fed.rounds.summing import OpenSum, empty_sum
 from secure_fed.rounds.together import Together
 from secure_fed.rounds.transport import Transport
 from secure_fed.rounds.way import settled
 from secure_fed.runs.best import require_choosable
-from secure_fed.tensors.sums import PlainSum
 from secure_fed.tensors.tensors import Tensors
 
 
@@ -241,7 +239,7 @@ def _open_server(
     """The server as it is without secure aggregation. It is given no example."""
     settings, protection = config.federation, setup.protection
     beside = [unit.name for unit in pool.units] if pool.kind == "client" else []
-    names, empty = [*problem.names, *beside], partial(PlainSum, precise=protection.placement.server_noise)
+    names, empty = [*problem.names, *beside], empty_sum(settings, precise=protection.placement.server_noise)
     return Server(
         method=setup.method,
         protection=protection,

@@ -59,8 +59,7 @@ class PlainSum:
         self.weight = 0.0
 
     def add(self, contribution: Tensors, weight: float = 1.0) -> None:
-        if not self._layout.fits(contribution):
-            raise LayoutError(_difference(self._layout, Layout.of(contribution)))
+        require_fits(self._layout, contribution)
         if not (math.isfinite(weight) and weight >= 0):
             raise ValueError(f"a weight must be finite and at least 0, got {weight}")
         vector = self._vector = self._vector or _VectorSum(contribution, self._precise)
@@ -178,6 +177,12 @@ def _is_small(member: Member) -> bool:
 
 _MOST_STACKED = 128
 _SMALL = 1 << 16  # numbers; of a larger tensor one addition takes far longer than its call
+
+
+def require_fits(layout: Layout, contribution: Tensors) -> None:
+    """LayoutError unless the contribution has the names and shapes of the sum."""
+    if not layout.fits(contribution):
+        raise LayoutError(_difference(layout, Layout.of(contribution)))
 
 
 def _difference(expected: Layout, given: Layout) -> str:
