@@ -19,6 +19,7 @@ from secure_fed import __version__
 from secure_fed.commands import budget as budget_commands
 from secure_fed.commands import compare as compare_command
 from secure_fed.commands import coordinator as coordinator_commands
+from secure_fed.commands import export as export_command
 from secure_fed.commands import flower as flower_commands
 from secure_fed.commands import node as node_commands
 from secure_fed.commands import predict as predict_command
@@ -96,13 +97,12 @@ def _add_reading(command: Callable[..., argparse.ArgumentParser]) -> None:
     audit = command("audit", audits.run, "attack a run, and report what it gives away")
     audits.add_arguments(audit)
     report = command("report", _report, "write the HTML report of a run again")
-    export = command("export", _export, "write the trained adapter as a folder")
+    export = command("export", export_command.run, "write the trained adapter as a folder")
     answer = "label texts with a trained run, or continue them: one JSON object a line"
     predict = command("predict", predict_command.run, answer)
     for using in (report, export, predict):
         using.add_argument("run_dir", type=Path, metavar="RUN_DIR")
-    export.add_argument("out_dir", type=Path, metavar="OUT_DIR")
-    export.add_argument("--merged", action="store_true", help="write the whole model, the adapter merged into it")
+    export_command.add_arguments(export)
     predict_command.add_arguments(predict)
     for using in (export, predict):
         using.add_argument("--client", metavar="NAME", help="whose model, for a run with method.personal")
@@ -200,14 +200,6 @@ def _report(chosen: argparse.Namespace) -> None:
     from secure_fed.report.page import write_report
 
     print(write_report(chosen.run_dir))
-
-
-def _export(chosen: argparse.Namespace) -> None:
-    from secure_fed.export import trained
-
-    print(
-        trained.load_run(chosen.run_dir, chosen.client, best=chosen.best).export(chosen.out_dir, merged=chosen.merged)
-    )
 
 
 def _config_init(chosen: argparse.Namespace) -> None:

@@ -8,6 +8,7 @@ again.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import uuid
@@ -24,7 +25,7 @@ from transformers.pytorch_utils import Conv1D
 from secure_fed.config import RunConfig
 from secure_fed.errors import MethodError, ModelError, UsageError
 from secure_fed.export import adapter_folder, peft_folder
-from secure_fed.export.model_card import Kind, ModelCard
+from secure_fed.export.model_card import LABELS, Kind, ModelCard
 from secure_fed.learning.models.adapters.lora import LoraForm
 from secure_fed.learning.models.loading import quiet
 from secure_fed.methods.method import LoraShaped, Method, State
@@ -66,6 +67,9 @@ def write_adapter(out_dir: Path, adapted: Adapted) -> None:
             form, start = (method.as_lora(adapted.initial, own) for own in (adapted.state.tensors, adapted.initial))
             peft_folder.fill(folder, model, head, form, start, card.base_model)
             kind: Kind = "peft"
+            if card.labels:  # in no config.json: with one, transformers looks for the base model's weights beside it
+                names = [card.labels["id2label"][index] for index in sorted(card.labels["id2label"])]
+                (folder / LABELS).write_text(json.dumps(names, indent=2) + "\n", encoding="utf-8")
         else:
             given = adapted.tokenizer is None
             adapter_folder.fill(folder, adapted.config, model, head, adapted.state, card, given=given)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from secure_fed.config import RunConfig
 from secure_fed.learning.tasks.headline import first_metrics, has_accuracy, spoken
 from secure_fed.methods.method import Card
 from secure_fed.runs.result import unprotected
+
+LABELS = "labels.json"
+_NAMES = ("id2label", "label2id")
 
 # What the folder is: an adapter for PEFT, one for `secure_fed.load_adapter`, or a whole model.
 Kind = Literal["peft", "own", "merged"]
@@ -33,6 +37,14 @@ class ModelCard:
     auto: str = "AutoModelForSequenceClassification"
     settings: Mapping[str, Any] | None = None
 
+    @property
+    def labels(self) -> dict[str, dict[Any, Any]]:
+        """The names of a model's outputs, as its configuration has them; nothing where they have none."""
+        if self.settings is not None:
+            return {name: self.settings[name] for name in _NAMES if name in self.settings}
+        names = dict(enumerate(self.label_names))
+        return dict(zip(_NAMES, (names, {name: index for index, name in names.items()}), strict=True)) if names else {}
+
     def text(self, kind: Kind) -> str:
         """Markdown that ends with a newline."""
         use = self._use_peft() if kind == "peft" else self._use_own() if kind == "own" else self._use_merged()
@@ -44,7 +56,7 @@ class ModelCard:
             "",
             "| | |",
             "|---|---|",
-            *(f"| {_cell(name)} | {_cell(value)} |" for name, value in self._rows().items()),
+            *(f"| {_cell(name)} | {_cell(value)} |" for name, value in self._rows(kind).items()),
             "",
             *self._privacy(),
             "## Use",
@@ -60,12 +72,18 @@ class ModelCard:
         task = [f"pipeline_tag: {_PIPELINES[self.auto]}"] if known and self.auto in _PIPELINES else []
         library = {"peft": "peft", "own": "secure-fed", "merged": "transformers"}[kind]
         tags = (*_TAGS, "lora") if kind == "peft" else _TAGS
-        base = [f"base_model: {_quoted(self.base_model)}"] if self.base_model else []
+        named = self.base_model and (kind != "merged" or self._on_hub())  # model hubs refuse what is none of theirs
+        base = [f"base_model: {_quoted(self.base_model)}"] if named else []
         return ["---", *base, f"library_name: {library}", *task, "tags:", *(f"- {tag}" for tag in tags), "---", ""]
 
-    def _rows(self) -> dict[str, str]:
+    def _on_hub(self) -> bool:
+        return not (self.base_model.startswith("builtin/") or Path(self.base_model).is_absolute())
+
+    def _rows(self, kind: Kind) -> dict[str, str]:
         labels = {"labels": ", ".join(self.label_names)} if self.label_names else {}
-        rows = {"base model": self.base_model or "a module of one's own", **self.facts, **labels}
+        nowhere_else = kind == "merged" and Path(self.base_model).is_absolute()  # a path says nothing to others
+        base = Path(self.base_model).name if nowhere_else else self.base_model
+        rows = {"base model": base or "a module of one's own", **self.facts, **labels}
         return {name: value for name, value in rows.items() if name != _PRIVACY}
 
     def _privacy(self) -> list[str]:
@@ -89,9 +107,7 @@ class ModelCard:
         load = 'model = PeftModel.from_pretrained(base, "path/to/this/folder").eval()'
         if not self.base_model:
             return ["from peft import PeftModel", "", f"{load}  # base: the module as it was before"]
-        known = {"id2label": dict(enumerate(self.label_names))} if self.label_names else {}
-        if self.settings is not None:
-            known = {name: value for name, value in self.settings.items() if name != "label2id"}
+        known = self.labels if self.settings is None else self.settings
         settings = [f"{name}={value!r}" for name, value in known.items()]
         settings += [f"pad_token_id={self.pad_token_id}"] if self.pad_token_id is not None else []
         built_in = self.base_model.startswith("builtin/")
@@ -105,6 +121,19 @@ class ModelCard:
             f"    {', '.join([place, *settings])}",
             ")",
             load,
+            *self._labels_beside(),
+        ]
+
+    def _labels_beside(self) -> list[str]:
+        """How to load without naming labels in code, which neither PEFT nor transformers reads from a folder of an adapter."""
+        if not self.labels or self.auto != "AutoModelForSequenceClassification":
+            return []
+        return [
+            "",
+            f"# or with the names in {LABELS}:",
+            f'# names = json.load(open("path/to/this/folder/{LABELS}"))',
+            "# labels = {'id2label': dict(enumerate(names)), 'label2id': {name: i for i, name in enumerate(names)}}",
+            '# model = AutoPeftModelForSequenceClassification.from_pretrained("path/to/this/folder", **labels)',
         ]
 
 

@@ -244,7 +244,7 @@ def test_the_folder_is_a_standard_one(tmp_path: Path) -> None:
         adapted(config_of("ffa_lora"), model, small_models.head_of(model), base_folder, **said),
     )
     written = {path.name for path in (tmp_path / "out").iterdir()}
-    assert written == {"adapter_config.json", "adapter_model.safetensors", "README.md"}
+    assert written == {"adapter_config.json", "adapter_model.safetensors", "labels.json", "README.md"}
     config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
     assert (config["peft_type"], config["task_type"], config["r"], config["lora_alpha"]) == ("LORA", "SEQ_CLS", 2, 8.0)
     assert config["target_modules"] == ["query", "value"]
@@ -254,8 +254,21 @@ def test_the_folder_is_a_standard_one(tmp_path: Path) -> None:
     readme = (tmp_path / "out" / "README.md").read_text()
     for fact in ("# test", f"base_model: '{base_folder}'", "| rounds | 3 |", r"a, b \| c, d", "pad_token_id=0"):
         assert fact in readme
-    loaded = AutoPeftModelForSequenceClassification.from_pretrained(str(tmp_path / "out"), num_labels=3)
+    names = json.loads((tmp_path / "out" / "labels.json").read_text())
+    assert names == ["a", "b | c", "d"]
+    shown = [line[2:] for line in readme.splitlines() if line.startswith(("# names", "# labels"))]
+    scope: dict[str, Any] = {"json": json}
+    exec("\n".join(shown).replace("path/to/this/folder", str(tmp_path / "out")), scope)
+    labels = scope["labels"]
+    loaded = AutoPeftModelForSequenceClassification.from_pretrained(str(tmp_path / "out"), **labels)
     assert equal(small_models.logits(loaded), small_models.logits(model))
+    assert loaded.config.id2label == {0: "a", 1: "b | c", 2: "d"}
+    assert loaded.config.label2id == {"a": 0, "b | c": 1, "d": 2}
+    inside = AutoModelForSequenceClassification.from_pretrained(
+        str(tmp_path / "out"), **labels
+    )  # PEFT inside transformers
+    assert equal(small_models.logits(inside), small_models.logits(model))
+    assert inside.config.id2label == loaded.config.id2label
 
 
 def test_the_use_shown_in_the_readme_works(tmp_path: Path) -> None:
@@ -270,6 +283,7 @@ def test_the_use_shown_in_the_readme_works(tmp_path: Path) -> None:
     exec(code.replace("path/to/this/folder", str(tmp_path / "out")), scope)
     assert equal(small_models.logits(scope["model"]), small_models.logits(model))
     assert scope["model"].config.id2label[1] == "maybe"  # type: ignore[union-attr, index]
+    assert scope["model"].config.label2id == {"no": 0, "maybe": 1, "yes": 2}  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("name", ["fra_lora", "prompt_tuning"])

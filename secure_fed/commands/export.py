@@ -1,0 +1,31 @@
+"""`secure-fed export`: the trained model of a run as a folder, and on the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from secure_fed.errors import UsageError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `secure-fed export` besides the run."""
+    parser.add_argument("out_dir", type=Path, metavar="OUT_DIR")
+    parser.add_argument("--merged", action="store_true", help="write the whole model, the adapter merged into it")
+    push = "upload the folder to this repository of the Hugging Face Hub too; a new one is private"
+    parser.add_argument("--push-to-hub", metavar="USER/NAME", help=push)
+    parser.add_argument("--public", action="store_true", help="let everybody see the repository (--push-to-hub)")
+
+
+def run(chosen: argparse.Namespace) -> None:
+    """Export, and push where that was asked for."""
+    from secure_fed.export import hub, trained
+
+    if chosen.public and not chosen.push_to_hub:
+        raise UsageError("--public has no effect without --push-to-hub USER/NAME")
+    loaded = trained.load_run(chosen.run_dir, chosen.client, best=chosen.best)
+    if chosen.push_to_hub:
+        hub.require_possible(chosen.push_to_hub, loaded.config.model.name, merged=chosen.merged)
+    print(loaded.export(chosen.out_dir, merged=chosen.merged))
+    if chosen.push_to_hub:
+        print(hub.push(chosen.out_dir, chosen.push_to_hub, public=chosen.public))
