@@ -21,6 +21,7 @@ from attacks.evidence.allowed import allowed
 from attacks.evidence.baseline import baseline
 from attacks.evidence.exposure import accusations, clients, exposed
 from attacks.evidence.main_attack import levels, main_of
+from attacks.report.notebook import Audited
 from attacks.report.verdict import verdict
 from attacks.run_attacks import Made, Progress, Where, findings, in_plain_sight, plain_sight
 from secure_fed.errors import ConfigError
@@ -55,8 +56,8 @@ def audited(
     *,
     show_texts: bool = False,
     progress: Progress = lambda message: None,
-) -> dict[str, Any]:
-    """The audit as `audit.json` holds it, without a sweep. names: of attacks or files, all if none."""
+) -> Audited:
+    """The audit as `audit.json` holds it, without a sweep, as a table in notebooks. names: of attacks or files, all if none."""
     settings, held = settings or Settings(), target.assembly.audit_pool
     attacks = chosen(names)
     why = held.why or ("" if 0 < held.members.sum() < len(held.members) else "all of the audit pool are on one side")
@@ -73,7 +74,7 @@ def audited(
         **_standing_out(target.assembly, judged[main] if main else None, show_texts=show_texts),
         "sweep": [],
     }
-    return audit | {"verdict": verdict(audit)}
+    return Audited(audit | {"verdict": verdict(audit)})
 
 
 def _judged(target: Target, made: Mapping[Where, Made | str], settings: Settings) -> dict[Where, judge.Judged]:

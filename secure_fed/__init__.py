@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from secure_fed.export.trained import load_run
     from secure_fed.federation import Federation
     from secure_fed.learning.models.locate import locate
+    from secure_fed.report.result import Result
     from secure_fed.report.trackers import MLflowCallback, WandbCallback
-    from secure_fed.runs.run import Result
 
 __all__ = [
     "Federation",
@@ -38,7 +38,7 @@ __path__.append(f"{__path__[0]}/export/former")  # older names of modules, for o
 _HOMES = {
     "Federation": "federation",
     "MLflowCallback": "report.trackers",
-    "Result": "runs.run",
+    "Result": "report.result",
     "RunConfig": "config",
     "SecureFedError": "errors",
     "WandbCallback": "report.trackers",

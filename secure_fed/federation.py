@@ -22,9 +22,10 @@ from secure_fed.learning.problem import configured, given
 from secure_fed.learning.tasks.task import Collate, Loss, Metrics
 from secure_fed.methods import build
 from secure_fed.methods.method import State
+from secure_fed.report.result import Result
 from secure_fed.runs import guarantee, recording
 from secure_fed.runs.assembly import assemble
-from secure_fed.runs.run import Result, run
+from secure_fed.runs.run import run
 
 
 class Federation:
@@ -71,7 +72,7 @@ class Federation:
         self.assembly = assemble(self.config, method, problem, entropy, mechanism)
         self.config = self.assembly.config
         self.callbacks = list(callbacks)
-        self._statement = ""
+        self._result: Result | None = None
 
     @property
     def warnings(self) -> list[str]:
@@ -79,12 +80,18 @@ class Federation:
         found = (self.assembly.problem.warning, recording.warning(self.config))
         return [warning for warning in found if warning]
 
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on what the run does that a user may not expect: training data that it holds out."""
+        return [held] if (held := self.assembly.pools["data"].held_out) else []
+
     def run(self, out: str | Path | None = None, *, resume: bool = False) -> Result:
         """Run all rounds that are left, keeping everything in the directory `out` if one is given.
 
         Killed at any instant and run again with `resume`, it ends in the same tensors as if it had not been.
         """
-        return run(self.assembly, Path(out) if out is not None else None, resume=resume, notify=self._notify)
+        outcome = run(self.assembly, Path(out) if out is not None else None, resume=resume, notify=self._notify)
+        return self._result or Result(**vars(outcome))
 
     def load(self, state: State) -> nn.Module:
         """The adapted model with the tensors of this state in it."""
@@ -104,15 +111,16 @@ class Federation:
 
     def _stated(self) -> str:
         """The guarantee of this federation's states: as its last run states it, or before there is one, its plan."""
-        if self._statement:
-            return self._statement
+        if self._result:
+            return str(self._result.summary["privacy_statement"])
         planned = guarantee.planned(self.assembly)
         return str(planned["privacy"]["text"]) if planned else ""
 
     def _notify(self, event: str, *news: Any) -> None:
         """Notify every callback of an event; a callback at the end may export what the run states."""
         if event == "on_end":
-            self._statement = news[0].summary["privacy_statement"]
+            self._result = Result(**vars(news[0]))
+            news = (self._result,)
         for callback in self.callbacks:
             if hasattr(callback, event):
                 getattr(callback, event)(*news)

@@ -9,6 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
 from attacks.report import significance
+from attacks.report.headline import reading, tried, untried
 from attacks.report.measured import measured
 from attacks.report.reading import Audit, Cell, read
 from attacks.report.sentences_estimates import NAMES, estimates
@@ -44,10 +45,12 @@ def show(audit: Mapping[str, Any]) -> None:
     parsed = read(audit)
     level, text, _ = recorded(audit)
     console = PlainConsole()
-    console.print(f"verdict: {_LEVELS[in_short(parsed, level)].format(uncovered(parsed))}", style="bold")
+    made = f"{tried(parsed)}: " if tried(parsed) else ""
+    console.print(f"verdict: {made}{_LEVELS[in_short(parsed, level)].format(uncovered(parsed))}", style="bold")
     console.print(text)
     console.print(_matrix(parsed))
-    console.print("AUC with its 95 % interval; .5 is a coin. n/a: not applicable; the report gives the reason.")
+    console.print("AUC with its 95 % interval. n/a: not applicable; the report gives the reason.")
+    console.print(" ".join(filter(None, (reading(parsed), untried(parsed)))))
     console.print(_numbers(parsed))
 
 

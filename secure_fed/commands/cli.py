@@ -168,6 +168,8 @@ def _run(config: RunConfig, chosen: argparse.Namespace, name: str, *, resume: bo
         done = read_records(out, checkpoint.state.round) if checkpoint else []
         progress = stack.enter_context(ConsoleProgress(config.federation.rounds, done))
         federation = Federation(config)
+        for note in federation.notes:
+            print(f"secure-fed: {note}", file=sys.stderr)
         for warning in federation.warnings:
             print(f"secure-fed: warning: {warning}", file=sys.stderr)
         federation.callbacks += [*asked_for(config, out, len(done)), progress]

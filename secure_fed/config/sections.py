@@ -207,8 +207,9 @@ class EvaluationConfig:
     )
     audit_fraction: float | None = key(
         None,
-        "share of the units of the data (examples; groups or clients where privacy protects these) of which a coin decides "
-        "whether they train, to measure membership on them (0.1; 0 with privacy or phantoms, unless canaries ask for it)",
+        "share of the units of the data (examples; groups or clients where privacy protects these) that the membership figure "
+        "is measured on; a coin holds each of them out of training or not, so about half of them do not train. 0: all train "
+        "(0.1; 0 with privacy or phantoms, unless canaries ask for it)",
         at_least=0.0,
         at_most=1.0,
         optional=0.1,

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from secure_fed.report.formatting import at_most, size, time
-from secure_fed.report.page.membership import auc, rates
+from secure_fed.report.membership import auc, meaning, rates
 
 _WIDE = 120
 _UNITS = 3  # client, example, group of examples
@@ -45,30 +45,36 @@ def doing() -> Iterator[Callable[[str], None]]:
 
 def show_result(summary: Mapping[str, Any]) -> None:
     """The result of a run as a table."""
-    title = f"{summary['method']}: {summary['model']} on {summary['data']}"
-    table = Table(show_header=False, title=title, title_style="bold")
-    if summary["accuracy"] is not None or not summary["metrics"]:
-        table.add_row("accuracy", _percent(summary["accuracy"]))
-    if summary["macro_f1"] is not None:
-        table.add_row("macro-F1", _percent(summary["macro_f1"]))
-    for name, value in summary["metrics"].items():
-        if isinstance(value, float):
-            table.add_row(name.replace("_", " "), f"{value:.4g}")
-    for row in _membership(summary):
+    table = Table(show_header=False, title=title(summary), title_style="bold")
+    for row in rows(summary):
         table.add_row(*row)
-    expected = " expected" if _hides_cohort(summary) else ""
-    table.add_row("rounds", f"{summary['rounds']}, each with {_those_in(summary)}{expected}")
-    if summary.get("best_round") not in (None, summary["rounds"]):
-        table.add_row("best evaluation", f"that of round {summary['best_round']}")
-    if summary["ended_early"]:
-        table.add_row("ended early", str(summary["ended_early"]))
-    table.add_row("trained parameters", f"{summary['trainable']:,}")
-    table.add_row("sent", f"{size(summary['bytes_up'])} up, {size(summary['bytes_down'])} down{expected}")
-    for row in (*_privacy(summary), *_masks(summary)):
-        table.add_row(*row)
-    if summary["seconds"] is not None:
-        table.add_row("time", f"{summary['seconds']:.1f} s")
     PlainConsole().print(table)
+
+
+def title(summary: Mapping[str, Any]) -> str:
+    """The method, the model and the data of a run."""
+    return f"{summary['method']}: {summary['model']} on {summary['data']}"
+
+
+def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The names and values of a run's result, in the order in which they are read."""
+    measured = summary["accuracy"] is not None or not summary["metrics"]
+    own = [(name, value) for name, value in summary["metrics"].items() if isinstance(value, float)]
+    expected, best = " expected" if _hides_cohort(summary) else "", summary.get("best_round")
+    return [
+        *([("accuracy", _percent(summary["accuracy"]))] if measured else []),
+        *([("macro-F1", _percent(summary["macro_f1"]))] if summary["macro_f1"] is not None else []),
+        *((name.replace("_", " "), f"{value:.4g}") for name, value in own),
+        *_membership(summary),
+        ("rounds", f"{summary['rounds']}, each with {_those_in(summary)}{expected}"),
+        *([("best evaluation", f"that of round {best}")] if best not in (None, summary["rounds"]) else []),
+        *([("ended early", str(summary["ended_early"]))] if summary["ended_early"] else []),
+        ("trained parameters", f"{summary['trainable']:,}"),
+        ("sent", f"{size(summary['bytes_up'])} up, {size(summary['bytes_down'])} down{expected}"),
+        *_privacy(summary),
+        *_masks(summary),
+        *([("time", f"{summary['seconds']:.1f} s")] if summary["seconds"] is not None else []),
+    ]
 
 
 def show_methods(model: str, classes: int, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -113,7 +119,7 @@ def _attack(name: str, found: Mapping[str, Any] | None) -> list[tuple[str, str]]
     if found.get("of") == "phantoms":
         sizes = f"{found['members']:,} phantoms that pulled, {found['non_members']:,} that did not"
     caught = [(f"  caught at {100 * target:g} %", rate) for target, rate in rates(found)]
-    return [(f"{name} AUC", f"{auc(found)}, a coin: .5; {sizes}"), *caught]
+    return [(f"{name} AUC", f"{auc(found)}, a coin: .5; {sizes}"), ("  meaning", meaning(found)), *caught]
 
 
 def _privacy(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from privacy.errors import BudgetExhausted
 from secure_fed.errors import RunDirectoryError
@@ -34,6 +34,9 @@ from secure_fed.runs.releases import Releases, kept_by
 from secure_fed.runs.result import summary, versions
 from secure_fed.runs.store import RunStore, read_records
 
+if TYPE_CHECKING:
+    from privacy.run_plan import Plan
+
 Notify = Callable[..., None]  # of an event's name and its news
 
 
@@ -43,7 +46,7 @@ class Result:
 
     records: the rounds; withheld: what a private run keeps from `summary`. Both are for those who hold the data.
     best: the global tensors of the best evaluation, with `evaluation.keep_best`.
-    public_records: what of the rounds may be shown, as `metrics.jsonl` has it.
+    public_records: what of the rounds may be shown, as `metrics.jsonl` has it. plan: what a private run releases and costs.
     """
 
     summary: dict[str, Any]
@@ -53,6 +56,7 @@ class Result:
     withheld: dict[str, Any] = field(default_factory=dict)
     best: State | None = None
     public_records: list[Record] = field(default_factory=list)
+    plan: Plan | None = None
 
     @property
     def whole(self) -> dict[str, Any]:
@@ -170,7 +174,8 @@ class _Run:
         kept = self.best or (
             read_best(run_dir).state if run_dir and self.assembly.config.evaluation.keep_best else None
         )
-        result = Result(shown, self.records, self.state, run_dir, withheld, kept, self.public_records)
+        plan = self.assembly.protection.plan
+        result = Result(shown, self.records, self.state, run_dir, withheld, kept, self.public_records, plan)
         if self.store:
             self.store.finish(shown, withheld)
             erase(self.store.path)

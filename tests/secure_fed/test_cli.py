@@ -274,6 +274,22 @@ def test_tensorboard_events_are_written(told: Told, settings: list[str], tmp_pat
     assert [event.value for event in written] == pytest.approx([record["accuracy"] for record in rounds])
 
 
+def test_what_is_held_out_of_training_is_said_before_it_begins(
+    settings: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, few = tmp_path / "run", ["--set", "federation.rounds=1", "--json"]
+    assert main(["train", *settings, *few, "--out", str(out), "--set", "evaluation.audit_fraction=0.5"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    units = json.loads((out / "private" / "membership.json").read_text(encoding="utf-8"))["units"]
+    gone = sum(not unit["member"] for unit in units)
+    (said,) = (place for place, line in enumerate(lines) if "held out of training" in line)
+    assert lines[said].startswith(f"secure-fed: {gone} of ")
+    assert "evaluation.audit_fraction; 0 trains on all" in lines[said]
+    assert said < min(place for place, line in enumerate(lines) if line.startswith("round 1"))
+    assert main(["train", *settings, *few, "--out", str(tmp_path / "all"), "--set", "evaluation.audit_fraction=0"]) == 0
+    assert "held out of training" not in capsys.readouterr().err
+
+
 def test_weights_and_biases_get_what_metrics_have(
     told: Told, settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,7 +72,12 @@ def test_membership_stands_beside_accuracy(run_folder: RunFolder) -> None:
 
 @pytest.mark.parametrize(
     ("interval", "said"),
-    [([0.49, 0.55], "this attack found nothing."), ([0.41, 0.47], "below a coin. That is not privacy")],
+    [
+        ([0.49, 0.55], "this attack found nothing."),
+        ([0.46, 0.52], "this attack found nothing. A figure below 50 is luck here, and no sign of privacy."),
+        ([0.42, 0.56], "900 and 903 are too few to tell a leak from none. A figure below 50 is luck here"),
+        ([0.41, 0.47], "below a coin. That is not privacy"),
+    ],
 )
 def test_nothing_found_is_never_called_privacy(run_folder: RunFolder, interval: list[float], said: str) -> None:
     text = told(run_folder(edit=measured(auc=sum(interval) / 2, auc_interval=interval)))
@@ -178,6 +183,10 @@ def test_the_terminal_shows_it_below_the_accuracy(run_folder: RunFolder, shown: 
     words = " ".join(printed.replace("│", " ").split())
     assert "membership AUC 0.531 (0.505 to 0.558)" in words
     assert "900 in training, 903 held out" in words
+    assert (
+        "the attack names the one that trained in 53 of 100 pairs; a coin does in 50. The 95 % interval is 50.5"
+        in words
+    )
     assert "caught at 1 % 3.4 % (2.3 % to 4.8 %), with 1.0 % (0.5 % to 1.9 %) falsely accused" in words
     assert "caught at 0.1 % not stated" in words
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 from attacks.report import significance
+from attacks.report.headline import finding, headline, reading, tried, untried
 from attacks.report.page.curves import first_curve
 from attacks.report.reading import NO_UNIT, Audit
 from attacks.report.sentences_estimates import NAMES, estimates
 from attacks.report.sentences_guarantee import blunt
-from attacks.report.sentences_membership import uncovered
 from attacks.report.verdict import in_short
 from attacks.report.wording import apart, at_least, confidence, promised, sides, unit_one, units, who
 from secure_fed.report.formatting import at_most, number, percent
@@ -18,15 +18,6 @@ from secure_fed.report.page.markup import facts, figure, figures, paragraph, sec
 from secure_fed.report.page.observers import limit
 from secure_fed.report.page.pictures import Bar
 
-_HEADLINES = {
-    "none_found": "Nothing was found",
-    "within": "What was found is within the guarantee",
-    "leak": "A leak was found, and {uncovered}",
-    "violation": "The privacy guarantee is contradicted",
-    "unsupported": "This audit cannot tell",
-    "texts": "A leak was found: texts were read back",
-    "part": "Nothing of membership was found, and part of the texts was read back",
-}
 _ALLOWED = "Allowed by the guarantee"
 
 
@@ -37,17 +28,17 @@ def name(audit: Audit) -> str:
 
 def first_screen(audit: Audit, level: str, summary: str) -> str:
     """The verdict in one sentence, the pictures of epsilon and of the attack, then the finding in words and the key figures."""
-    finding = in_short(audit, level)
-    headline = _HEADLINES[finding].format(uncovered=uncovered(audit))
-    css = "privacy" if finding in ("none_found", "within") else "privacy warning"
+    css = "privacy" if in_short(audit, level) in ("none_found", "within") else "privacy warning"
+    rest = paragraph(untried(audit)) if untried(audit) else ""
     return (
         f'<header>\n<p class="kind">Privacy audit</p>\n<h1>{text(name(audit))}</h1>\n</header>\n'
-        + section(headline, paragraph(_ends(audit)), css_class=css)
+        + section(headline(audit, level), paragraph(_ends(audit)), rest, css_class=css)
         + section(
             "The evidence",
             figures(_epsilons(audit), first_curve(audit)),
-            paragraph(summary.removeprefix(f"{headline}.").strip(), "lead"),
+            paragraph(summary.removeprefix(f"{finding(audit, level)}.").strip(), "lead"),
             facts(_key(audit), "key"),
+            paragraph(reading(audit)) if reading(audit) else "",
         )
     )
 
@@ -142,6 +133,7 @@ def _untested(audit: Audit) -> str:
 
 def _ends(audit: Audit) -> str:
     """The promise of the run and the finding of the audit, in two sentences."""
+    made = "No attack that was tried" if tried(audit) else "No attack"
     lower, (allowed, shown) = _lower(audit), _apart(audit)
     promise = (
         f"The run promises at most epsilon {allowed} for {unit_one(audit.unit)}"
@@ -155,7 +147,7 @@ def _ends(audit: Audit) -> str:
         f"The audit shows that epsilon is at least {shown} for {unit_one(audit.audited)}, with a confidence of"
         f" {confidence(audit)}."
         if lower
-        else f"No attack showed a leak: the lower bound on epsilon is 0.{blunt(audit)}"
+        else f"{made} showed a leak: the lower bound on epsilon is 0.{blunt(audit)}"
         if lower is not None
         else "The audit gave no lower bound on it."
     )

@@ -107,6 +107,19 @@ class AuditPool:
         coins = zip((unit.name for unit in self.units), self.members.tolist(), strict=True)
         return hashlib.sha256(json.dumps(list(coins)).encode()).hexdigest()
 
+    @property
+    def held_out(self) -> str:
+        """What the membership figure costs in training data, in a sentence; empty where it costs none."""
+        out, total = int((~self.members).sum()), sum(map(len, self.train))
+        if not out or self.of == "phantoms":
+            return ""
+        all_ = {"client": len(self.train), "example": total}.get(self.kind)
+        of = "" if all_ is None else f" of {all_:,}"
+        return (
+            f"{out:,}{of} {self.kind}s are held out of training, by coins, to measure membership with"
+            " (evaluation.audit_fraction; 0 trains on all)"
+        )
+
     def record(self) -> dict[str, Any]:
         """The pool as it is kept for the owner of a run: every unit, its client, and whether it is a member."""
         coins = zip(self.units, self.members.tolist(), strict=True)

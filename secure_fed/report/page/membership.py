@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from secure_fed.report.formatting import MISSING, number, percent
+from secure_fed.report.formatting import number, percent
+from secure_fed.report.membership import auc, meaning, of_phantoms, rates, unit
 from secure_fed.report.page.markup import facts, link, paragraph, section, subsection
 from secure_fed.report.page.record import RunRecord
-
-_CHANCE = 0.5
 
 
 def membership(record: RunRecord) -> str:
@@ -32,20 +31,6 @@ def measured(record: RunRecord) -> Mapping[str, Any]:
     return (record.result or {}).get("membership") or {}
 
 
-def auc(found: Mapping[str, Any]) -> str:
-    """The AUC with its interval: "0.531 (0.501 to 0.560)"."""
-    if found.get("auc") is None:
-        return MISSING
-    between = found.get("auc_interval")
-    return number(float(found["auc"])) + (f" ({_between(between)})" if between else "")
-
-
-def rates(found: Mapping[str, Any]) -> list[tuple[float, str]]:
-    """`(false-positive rate, share of members caught there with its interval)`, the largest rate first."""
-    found_at = [(float(target), rate) for target, rate in (found.get("tpr_at_fpr") or {}).items()]
-    return [(target, _rate(found, target, rate)) for target, rate in sorted(found_at, key=lambda one: -one[0])]
-
-
 def _reported(record: RunRecord, found: Mapping[str, Any]) -> str:
     if found.get("auc") is None:
         why = str(found.get("why") or "it was not measured")
@@ -56,79 +41,32 @@ def _reported(record: RunRecord, found: Mapping[str, Any]) -> str:
         (_sides(found), f"{number(found.get('members'))}, {number(found.get('non_members'))}"),
     )
     caught = [(f"members caught at {100 * target:g} % false accusations", rate) for target, rate in rates(found)]
-    silent = _SILENT_PHANTOMS if _phantoms(found) else _SILENT
+    silent = _SILENT_PHANTOMS if of_phantoms(found) else _SILENT
     return (
         paragraph(_meaning(found)) + facts(key, "key") + (facts(caught, "terms") if caught else "") + paragraph(silent)
     )
 
 
-def _phantoms(found: Mapping[str, Any]) -> bool:
-    return found.get("of") == "phantoms"
-
-
-def _sides(found: Mapping[str, Any]) -> str:
-    return "phantoms that pulled, and that did not" if _phantoms(found) else "in the training, and held out"
-
-
 def _meaning(found: Mapping[str, Any]) -> str:
-    if _phantoms(found):
+    """How it was measured, then what the figure means."""
+    if of_phantoms(found):
         count = number(int(found.get("members") or 0) + int(found.get("non_members") or 0))
-        right = f"{100 * float(found['auc']):.0f}"
-        beside = _PAIRS.get(str(found.get("unit")), _PAIRS["example"])[0]
         return (
-            f"{count} phantoms took part beside the {beside}. They are nobody's data. A coin decided for each whether it pulls"
-            " the model along a random direction of its own whenever it is drawn, by the clip norm, the most that anybody may."
-            " The attack sees everything that was released. Of a phantom that pulled and one that did not, it names the one"
-            f" along whose direction the model moved further. It is right in {right} of 100 pairs, a coin in 50."
-            f" {_judgement(found, 'a phantom')}"
+            f"{count} phantoms took part beside the {unit(found)[0]}. They are nobody's data. A coin decided for each whether"
+            " it pulls the model along a random direction of its own whenever it is drawn, by the clip norm, the most that"
+            " anybody may. The attack sees everything that was released, and goes by how far the model moved along each"
+            f" direction. {meaning(found)}"
         )
-    whose = _PAIRS.get(str(found.get("unit")), _PAIRS["example"])
-    right = f"{100 * float(found['auc']):.0f}"
     return (
-        f"Of one that trained and one that was left out, the attack names the one that trained in {right} of 100 pairs; a coin"
-        f" does in 50. {_judgement(found, whose[1])} Before training, coins decided which of some {whose[0]} were left out. The"
-        " attack has the final model, and names the one that the model fits better."
+        f"{meaning(found)} Before training, coins decided which of some {unit(found)[0]} were left out. The attack has the"
+        " final model, and names the one that the model fits better."
     )
 
 
-def _judgement(found: Mapping[str, Any], one: str) -> str:
-    between = found.get("auc_interval")
-    if not between:
-        return ""
-    low, high = map(float, between)
-    interval = f"The 95 % interval is {100 * low:.1f} to {100 * high:.1f}"
-    if low > _CHANCE:
-        return f"{interval}: the model reveals something about whether {one} was in its training."
-    if high < _CHANCE:
-        return f"{interval}, below a coin. That is not privacy: the opposite guess is right more often than a coin."
-    return f"{interval}: this attack found nothing."
+def _sides(found: Mapping[str, Any]) -> str:
+    return "phantoms that pulled, and that did not" if of_phantoms(found) else "in the training, and held out"
 
 
-def _rate(found: Mapping[str, Any], target: float, rate: Mapping[str, Any] | None) -> str:
-    if rate is None:
-        others = "phantoms that did not pull" if _phantoms(found) else "held out"
-        return f"not stated: {number(found.get('non_members'))} {others} are too few for a rate of {100 * target:g} %"
-    accused = f"{percent(rate.get('fpr'))}{_share(rate.get('fpr_interval'))} falsely accused"
-    return f"{percent(rate['tpr'])}{_share(rate.get('tpr_interval'))}, with {accused}"
-
-
-def _between(interval: Any) -> str:
-    low, high = map(float, interval)
-    return f"{number(low)} to {number(high)}"
-
-
-def _share(interval: Any) -> str:
-    if not interval:
-        return ""
-    low, high = map(float, interval)
-    return f" ({percent(low)} to {percent(high)})"
-
-
-_PAIRS = {
-    "example": ("examples", "an example"),
-    "group": ("groups of examples", "a group"),
-    "client": ("clients", "a client"),
-}
 _SILENT = (
     "This is the cheapest attack, and it uses the final model only. Finding nothing is no sign of privacy: whoever sees more"
     " than the model may learn more. secure-fed audit tries stronger attacks."

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from secure_fed.report.formatting import MISSING, counted, duration, number, percent, rate, size
+from secure_fed.report.membership import auc
 from secure_fed.report.page import privacy
 from secure_fed.report.page.markup import facts, figures, folded, paragraph, section, text
 from secure_fed.report.page.masks import masked
 from secure_fed.report.page.measured import how_good, key_numbers, keys
-from secure_fed.report.page.membership import auc, measured
+from secure_fed.report.page.membership import measured
 from secure_fed.report.page.observers import guarantee_picture, path_picture
 from secure_fed.report.page.record import RunRecord
 

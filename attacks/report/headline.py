@@ -1,0 +1,78 @@
+"""The head of an audit's page: what was found, by how many of the attacks; and how its AUCs are read."""
+
+from __future__ import annotations
+
+from attacks.catalogue import ATTACKS
+from attacks.report import significance
+from attacks.report.reading import Audit
+from attacks.report.sentences_membership import uncovered
+from attacks.report.verdict import in_short
+from attacks.report.wording import COIN, sides, units
+from secure_fed.report.formatting import counted, listed, number
+from secure_fed.report.membership import WIDE
+
+_HEADLINES = {
+    "none_found": "Nothing was found",
+    "within": "What was found is within the guarantee",
+    "leak": "A leak was found, and {uncovered}",
+    "violation": "The privacy guarantee is contradicted",
+    "unsupported": "This audit cannot tell",
+    "texts": "A leak was found: texts were read back",
+    "part": "Nothing of membership was found, and part of the texts was read back",
+}
+
+
+def finding(audit: Audit, level: str) -> str:
+    """What was found, in a sentence without its full stop."""
+    return _HEADLINES[in_short(audit, level)].format(uncovered=uncovered(audit))
+
+
+def headline(audit: Audit, level: str) -> str:
+    """The finding with the number of attacks that it rests on, where these are not all."""
+    found, made = finding(audit, level), tried(audit)
+    if audit.asked_for:
+        return f"{made}: {found[:1].lower()}{found[1:]}" if made else found
+    applied = len(_made(audit))
+    if in_short(audit, level) == "none_found" and applied < len(audit.attacks):
+        return f"{found} by the {applied} of {counted(len(audit.attacks), 'attack')} that can be made on this run"
+    return found
+
+
+def tried(audit: Audit) -> str:
+    """The number of attacks made, where only some were asked for: "1 of 13 attacks tried"."""
+    made = _made(audit)
+    own = sum(name not in ATTACKS for name in made)
+    if not audit.asked_for or len(made) - own == len(ATTACKS):
+        return ""
+    beside = f" and {own} of your own" if own else ""
+    return f"{len(made) - own} of {len(ATTACKS)} attacks{beside} tried"
+
+
+def untried(audit: Audit) -> str:
+    """The attacks that were not asked for, in a sentence; empty where all were."""
+    left = [one.title for name, one in ATTACKS.items() if name not in audit.asked_for]
+    return f"Not tried: {listed(left)}." if audit.asked_for and left else ""
+
+
+def reading(audit: Audit) -> str:
+    """What an AUC means, and where the main one is below a coin or too uncertain to tell anything."""
+    cell = audit.main_cell or significance.strongest(audit.results)
+    if cell is None:
+        return ""
+    member, non_member = sides(audit)
+    meaning = (
+        f"An AUC says how often an attack picks the right one of two {units(audit)}, one {member} and one {non_member}: 1 is"
+        " always, 0.5 is a coin. An AUC below 0.5 is no sign of privacy: it is luck, or the answers are the wrong way round."
+    )
+    if cell.interval is None or not cell.interval[0] <= COIN <= cell.interval[1]:
+        return meaning
+    low, high = cell.interval
+    sizes = f"{number(cell.members)} and {number(cell.non_members)}"
+    wide = (
+        f" Here the interval, {number(low)} to {number(high)}, is wide: {sizes} are too few to tell a leak from none."
+    )
+    return meaning + (wide if high - low > WIDE else "")
+
+
+def _made(audit: Audit) -> set[str]:
+    return {cell.attack for cell in audit.cells if cell.applicable}

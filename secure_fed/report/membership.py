@@ -1,0 +1,93 @@
+"""The membership figure in words: what it means, what a figure below a coin means, and when there are too few units to tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from secure_fed.report.formatting import MISSING, number, percent
+
+_CHANCE = 0.5
+WIDE = 0.1  # an interval around a coin that is wider excludes neither no leak nor one that matters
+
+
+def auc(found: Mapping[str, Any]) -> str:
+    """The AUC with its interval: "0.531 (0.501 to 0.560)"."""
+    if found.get("auc") is None:
+        return MISSING
+    between = found.get("auc_interval")
+    return number(float(found["auc"])) + (f" ({_between(between)})" if between else "")
+
+
+def rates(found: Mapping[str, Any]) -> list[tuple[float, str]]:
+    """`(false-positive rate, share of members caught there with its interval)`, the largest rate first."""
+    found_at = [(float(target), rate) for target, rate in (found.get("tpr_at_fpr") or {}).items()]
+    return [(target, _rate(found, target, rate)) for target, rate in sorted(found_at, key=lambda one: -one[0])]
+
+
+def of_phantoms(found: Mapping[str, Any]) -> bool:
+    return found.get("of") == "phantoms"
+
+
+def unit(found: Mapping[str, Any]) -> tuple[str, str]:
+    """The units, and one of them, in words."""
+    return _UNITS.get(str(found.get("unit")), _UNITS["example"])
+
+
+def meaning(found: Mapping[str, Any]) -> str:
+    """What the AUC says, in a sentence, and the judgement on it; empty where nothing was measured."""
+    if found.get("auc") is None:
+        return ""
+    right = f"{100 * float(found['auc']):.0f}"
+    pair = (
+        "Of a phantom that pulled and one that did not, the attack names the one that pulled"
+        if of_phantoms(found)
+        else f"Of {unit(found)[1]} that trained and one that was held out, the attack names the one that trained"
+    )
+    return f"{pair} in {right} of 100 pairs; a coin does in 50. {judgement(found)}".strip()
+
+
+def judgement(found: Mapping[str, Any]) -> str:
+    """What the interval allows to conclude; empty without one."""
+    between = found.get("auc_interval")
+    if not between:
+        return ""
+    low, high = map(float, between)
+    one = "a phantom" if of_phantoms(found) else unit(found)[1]
+    interval = f"The 95 % interval is {100 * low:.1f} to {100 * high:.1f}"
+    if low > _CHANCE:
+        return f"{interval}: the model reveals something about whether {one} was in its training."
+    if high < _CHANCE:
+        return f"{interval}, below a coin. That is not privacy: the opposite guess is right more often than a coin."
+    below = " A figure below 50 is luck here, and no sign of privacy." if float(found["auc"]) < _CHANCE else ""
+    if high - low > WIDE:
+        sizes = f"{number(found.get('members'))} and {number(found.get('non_members'))}"
+        return f"{interval}: {sizes} are too few to tell a leak from none.{below}"
+    return f"{interval}: this attack found nothing.{below}"
+
+
+def _rate(found: Mapping[str, Any], target: float, rate: Mapping[str, Any] | None) -> str:
+    if rate is None:
+        others = "phantoms that did not pull" if of_phantoms(found) else "held out"
+        return f"not stated: {number(found.get('non_members'))} {others} are too few for a rate of {100 * target:g} %"
+    accused = f"{percent(rate.get('fpr'))}{_share(rate.get('fpr_interval'))} falsely accused"
+    return f"{percent(rate['tpr'])}{_share(rate.get('tpr_interval'))}, with {accused}"
+
+
+def _between(interval: Any) -> str:
+    low, high = map(float, interval)
+    return f"{number(low)} to {number(high)}"
+
+
+def _share(interval: Any) -> str:
+    if not interval:
+        return ""
+    low, high = map(float, interval)
+    return f" ({percent(low)} to {percent(high)})"
+
+
+_UNITS = {
+    "example": ("examples", "an example"),
+    "group": ("groups of examples", "a group"),
+    "client": ("clients", "a client"),
+}

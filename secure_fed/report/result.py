@@ -1,0 +1,59 @@
+"""A result that shows itself in a notebook, and draws its rounds.
+
+A notebook is often passed on with its outputs. So what is shown of a private run is its public part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from secure_fed.learning.data.holdout import is_declared
+from secure_fed.runs import run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_WITHHELD = (
+    "The accuracy is withheld here: it was measured on rows held out of the clients' own data, and no noise covers it."
+)
+Points = list[tuple[int, float]]
+_LABELS = {"macro_f1": "macro-F1", "train_loss": "train loss", "loss": "test loss"}
+
+
+class Result(run.Result):
+    """The outcome of a run: `summary` is `result.json`, `state` the global tensors.
+
+    At the end of a notebook's cell, `result` shows its public part as a table, and `result.plot()` draws it by round.
+    """
+
+    def _repr_html_(self) -> str:
+        from secure_fed.report.notebook import table
+        from secure_fed.report.terminal import rows, title
+
+        found = self.summary
+        if found["unit"] == "none" or is_declared(found["test"]["from"]):
+            return table(title(found), rows(found))
+        shown = [row for row in rows({**found, "macro_f1": None, "metrics": {}}) if row[0] != "accuracy"]
+        return table(title(found), shown, _WITHHELD)
+
+    def plot(self) -> Figure:
+        """Accuracy and loss by round and, of a private run whose rounds are charged for everybody, the epsilon spent."""
+        from secure_fed.report.drawing import drawn
+
+        accuracy, loss = self._curves("accuracy", "macro_f1"), self._curves("train_loss", "loss")
+        return drawn({"accuracy": accuracy, "loss": loss, "epsilon": {"epsilon": self._epsilon()}})
+
+    def _curves(self, *names: str) -> dict[str, Points]:
+        return {_LABELS.get(name, name): self._points(name) for name in names}
+
+    def _points(self, name: str) -> Points:
+        found = ((record["round"], record.get(name)) for record in self.public_records)
+        return [(number, value) for number, value in found if isinstance(value, float) and math.isfinite(value)]
+
+    def _epsilon(self) -> Points:
+        if self.plan is None or self.plan.limits:  # which count what each client has spent, and not rounds
+            return []
+        numbers: Sequence[int] = [record["round"] for record in self.public_records]
+        return [(number, self.plan.epsilon(number * self.plan.passes)) for number in numbers]
