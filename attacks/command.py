@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+from attacks.any_model import command as any_model
 from attacks.catalogue import ATTACKS
 
 REFERENCES = 16
@@ -20,8 +21,9 @@ _PATIENCE = 300.0  # seconds of training references that are begun without being
 
 def add_arguments(parser: argparse.ArgumentParser, *, whole: bool = True) -> None:
     """Add the arguments of the command; without `whole`, those of an attack's script, which writes no report."""
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", nargs="?" if whole else None)
     if whole:
+        any_model.add_arguments(parser)
         names = ", ".join(ATTACKS)
         parser.add_argument(
             "--attack",
@@ -47,7 +49,16 @@ def add_arguments(parser: argparse.ArgumentParser, *, whole: bool = True) -> Non
     parser.add_argument("--json", action="store_true", help="print the audit as one JSON object")
 
 
-def run(chosen: argparse.Namespace) -> None:
+def run(chosen: argparse.Namespace) -> int:
+    """Audit the run, or the model, that is named."""
+    if chosen.model is not None:
+        return any_model.run(chosen)
+    any_model.require_run(chosen)
+    _of_run(chosen)
+    return 0
+
+
+def _of_run(chosen: argparse.Namespace) -> None:
     """Make an audit, write it beside the run, and show what was found.
 
     What could stop it at its end is tried at its beginning: the runs to stand beside it, the lock, and writing.

@@ -172,7 +172,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("run_attacks",),
         ("report",),
         ("report.page",),
-        ("audit",),
+        ("audit", "any_model"),
         ("command",),
     ),
 }

@@ -1,0 +1,99 @@
+"""The audit of a model by its texts, from the question to the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from attacks.any_model import signals
+from attacks.any_model.signals import Floats
+from attacks.any_model.subject import Subject
+from attacks.any_model.verdict import Found, Verdict, judged
+from attacks.evidence.baseline import Baseline, baseline
+from secure_fed.errors import UsageError
+from secure_fed.runs.membership.roc import rank, to_dict
+
+FEWEST = 10
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Audit:
+    """scores: (texts,) of each signal, members first."""
+
+    subject: Subject
+    scores: dict[str, Floats]
+    found: dict[str, Found]
+    baseline: Baseline | str
+    verdict: Verdict
+
+    @property
+    def largest_auc(self) -> float:
+        return max(one.ranking.auc for one in self.found.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        asked, without = self.subject.asked, self.baseline
+        return {
+            "schema": 1,
+            "model": asked.model,
+            "adapter": None if asked.adapter is None else str(asked.adapter),
+            "references": [*(["base model"] if self.subject.base else []), *asked.references],
+            "task": self.subject.task.title,
+            "members": self.subject.texts.members,
+            "non_members": len(self.subject.texts.rows) - self.subject.texts.members,
+            "verdict": self.verdict.level,
+            "sentences": list(self.verdict.sentences),
+            "baseline": {"why": without}
+            if isinstance(without, str)
+            else {"auc": without.ranking.auc, "at_chance": without.at_chance},
+            "signals": [
+                {"signal": name, **to_dict(one.ranking), "p_value": one.p_value} for name, one in self.found.items()
+            ],
+        }
+
+
+@dataclass(frozen=True)
+class _One:
+    """A text, as the baseline takes a unit."""
+
+    examples: tuple[Any, ...]
+
+
+def audited(subject: Subject, say: Say) -> Audit:
+    """Every signal that the model allows. UsageError for fewer than ten texts on a side."""
+    members, count = subject.texts.members, len(subject.texts.rows)
+    if min(members, count - members) < FEWEST:
+        raise UsageError(
+            f"there are {members} members and {count - members} others: give at least {FEWEST} of each, and a hundred to see a "
+            "small leak"
+        )
+    say("reading the texts with the model")
+    scores = _signals(subject, say)
+    truth = np.arange(count) < members
+    say("trying to tell them apart without any model")
+    without = baseline([_One((subject.texts.examples[index],)) for index in range(count)], truth, seed=0)
+    found = {name: _found(own[truth], own[~truth]) for name, own in scores.items()}
+    return Audit(subject, scores, found, without, judged(found, without))
+
+
+def _signals(subject: Subject, say: Say) -> dict[str, Floats]:
+    losses = subject.losses()
+    scores = {"loss": signals.loss(losses)}
+    if subject.base or subject.asked.references:
+        say("reading the texts with its references")
+        scores["loss beside references"] = signals.calibrated(losses, subject.reference_losses())
+    if subject.language_model:
+        tokens = subject.tokens()
+        scores["loss by zlib"] = signals.per_zlib(tokens, subject.texts.plain)
+        scores["Min-K %"] = signals.min_k(tokens)
+        scores["Min-K %++"] = signals.min_k_plus(tokens)
+    return scores
+
+
+def _found(members: Floats, others: Floats) -> Found:
+    from scipy.stats import mannwhitneyu
+
+    return Found(rank(members, others), float(mannwhitneyu(members, others, alternative="greater").pvalue))

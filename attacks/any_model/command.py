@@ -1,0 +1,122 @@
+"""`secure-fed audit --model BASE --members FILE --non-members FILE`: the audit of a model that others have trained."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from secure_fed.errors import ConfigError, UsageError, plainly
+
+if TYPE_CHECKING:
+    from attacks.any_model.audit import Audit
+
+ABOVE_LIMIT = 4  # exit status
+_TASKS = ("classification", "multi_label", "regression", "tokens", "causal_lm")
+_NEEDED = {"members": "--members", "non_members": "--non-members"}
+_OTHERS = ("adapter", "members", "non_members", "labels", "text", "text_b", "label", "fail_above", "scores")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    own = parser.add_argument_group("a model that others have trained")
+    own.add_argument("--model", metavar="NAME", help="a folder or a Hub id, in the place of RUN_DIR")
+    own.add_argument("--adapter", type=Path, metavar="DIR", help="PEFT's folder of an adapter on it")
+    own.add_argument("--members", type=Path, metavar="FILE", help="texts that were in the training, a row each")
+    own.add_argument("--non-members", type=Path, metavar="FILE", help="texts of the same kind that were not")
+    reference = "a model of the same kind that never saw the members; may be repeated"
+    own.add_argument("--reference", action="append", default=[], metavar="NAME", help=reference)
+    own.add_argument("--task", choices=_TASKS, help="what the model was trained for (default: classification)")
+    own.add_argument("--text", metavar="COLUMN", help="as data.text")
+    own.add_argument("--text-b", metavar="COLUMN", help="as data.text_b")
+    own.add_argument("--label", metavar="COLUMN", help="as data.label")
+    own.add_argument("--labels", metavar="A,B,...", help="the classes in the order of the model's outputs")
+    own.add_argument(
+        "--max-length", type=int, default=128, metavar="TOKENS", help="longer texts are cut (default: 128)"
+    )
+    own.add_argument("--device", default="cpu", help="as model.device (default: cpu)")
+    own.add_argument("--scores", type=Path, metavar="FILE.csv", help="write every text's scores too")
+    limit = f"exit with status {ABOVE_LIMIT} if a signal's AUC is above this"
+    own.add_argument("--fail-above", metavar="auc=X", help=limit)
+
+
+def require_run(chosen: argparse.Namespace) -> None:
+    """UsageError for an audit of a run with options that are for a model."""
+    if chosen.run_dir is None:
+        raise UsageError("name the RUN_DIR to audit, or a --model with --members and --non-members")
+    for name in _OTHERS:
+        if getattr(chosen, name) is not None:
+            raise UsageError(
+                f"--{name.replace('_', '-')} is for an audit of a --model, and RUN_DIR names a run: leave it out"
+            )
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Make the audit, print it, and say by the exit status whether it is above the limit."""
+    if chosen.run_dir is not None:
+        raise UsageError(f"name either RUN_DIR, which is {chosen.run_dir}, or --model")
+    for name, option in _NEEDED.items():
+        if getattr(chosen, name) is None:
+            raise UsageError(f"{option} is missing: name the texts that were in the training, and texts that were not")
+    limit = _limit(chosen.fail_above)
+    from attacks.any_model.audit import audited
+    from attacks.any_model.subject import Asked, opened
+    from secure_fed.config import DataConfig
+
+    columns = {name: getattr(chosen, name) for name in ("text", "text_b", "label") if getattr(chosen, name)}
+    data = DataConfig(train="of the user", task=chosen.task or "classification", **columns)
+    labels = tuple(chosen.labels.split(",")) if chosen.labels else ()
+    files = (chosen.model, chosen.members, chosen.non_members)
+    asked = Asked(*files, data, chosen.adapter, tuple(chosen.reference), labels, chosen.max_length, chosen.device)
+    audit = audited(opened(asked), lambda what: print(f"secure-fed: {what}", file=sys.stderr))
+    if chosen.scores:
+        _write(audit, chosen.scores)
+    print(json.dumps(audit.to_dict())) if chosen.json else _show(audit)
+    return ABOVE_LIMIT if audit.largest_auc > limit else 0
+
+
+def _limit(written: str | None) -> float:
+    name, _, value = (written or "auc=1").partition("=")
+    try:
+        limit = float(value)
+    except ValueError:
+        limit = -1.0
+    if name != "auc" or not 0 <= limit <= 1:
+        raise ConfigError(f"--fail-above is {written!r:.40}: give auc= and a number from 0 to 1, such as auc=0.6")
+    return limit
+
+
+def _write(audit: Audit, place: Path) -> None:
+    """A line for each text: whether it is a member, and its scores."""
+    with (
+        plainly(UsageError, f"{place} cannot be written", "name another file with --scores"),
+        open(place, "w", newline="", encoding="utf-8") as file,
+    ):
+        writer = csv.writer(file)
+        writer.writerow(["row", "member", *audit.scores])
+        for row, values in enumerate(zip(*audit.scores.values(), strict=True)):
+            member = row < audit.subject.texts.members
+            writer.writerow([row if member else row - audit.subject.texts.members, int(member), *map(float, values)])
+
+
+def _show(audit: Audit) -> None:
+    from rich.table import Column, Table
+
+    from secure_fed.report.terminal import PlainConsole
+
+    console, facts = PlainConsole(), audit.to_dict()
+    heads = {"void": "CANNOT TELL", "leak": "LEAK", "nothing": "nothing found"}
+    adapter = f" with {facts['adapter']}" if facts["adapter"] else ""
+    console.print(f"verdict on {facts['model']}{adapter}: {heads[facts['verdict']]}", style="bold")
+    for sentence in facts["sentences"]:
+        console.print(sentence)
+    table = Table("signal", "AUC, 95 % interval", Column("caught at 1 % false alarms", justify="right"))
+    for one in facts["signals"]:
+        low, high = one["auc_interval"]
+        caught = one["tpr_at_fpr"]["0.01"]
+        rate = "too few others" if caught is None else f"{caught['tpr']:.1%}"
+        table.add_row(one["signal"], f"{one['auc']:.3f} ({low:.3f} to {high:.3f})", rate)
+    console.print(table)
+    console.print(f"{facts['members']} members and {facts['non_members']} others; an AUC of .5 is a coin's")

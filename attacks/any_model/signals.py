@@ -1,0 +1,67 @@
+"""Signals of membership: of a text's loss, or of its tokens' log-likelihoods. Higher speaks for membership.
+
+Each is a function on numbers, so it can be used on those of any model.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+SHARE = 0.2  # of a text's tokens, the least likely ones: the middle of what the papers of Min-K % try
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A text's tokens, as a language model tells each from those before it.
+
+    said: (T,) the log-likelihood of each. mean, deviation: (T,) of the log-likelihood of a token that is drawn from what the
+    model expects at that place.
+    """
+
+    said: Floats
+    mean: Floats
+    deviation: Floats
+
+
+def loss(losses: Floats) -> Floats:
+    """-loss(x) (Yeom et al. 2018, section 3.2)."""
+    return -losses
+
+
+def calibrated(losses: Floats, references: Sequence[Floats]) -> Floats:
+    """The mean loss of references, less the model's: how hard a text is by itself is taken off (Watson et al. 2022, section 3).
+
+    With the base model of an adapter for the reference, it is the log of the likelihood ratio of Mireshghallah et al. 2022.
+    """
+    difficulty: Floats = np.mean(np.stack(references), axis=0)
+    return difficulty - losses
+
+
+def per_zlib(tokens: Sequence[Tokens], texts: Sequence[str]) -> Floats:
+    """The log-likelihood over the bytes that zlib makes of the text (Carlini et al. 2021, section 5.2)."""
+    sizes = [len(zlib.compress(text.encode())) for text in texts]
+    return np.array([one.said.sum() / size for one, size in zip(tokens, sizes, strict=True)])
+
+
+def min_k(tokens: Sequence[Tokens], share: float = SHARE) -> Floats:
+    """The mean log-likelihood of the least likely tokens, Min-K % (Shi et al. 2024, section 4)."""
+    return np.array([_least(one.said, share) for one in tokens])
+
+
+def min_k_plus(tokens: Sequence[Tokens], share: float = SHARE) -> Floats:
+    """The same of log-likelihoods in standard deviations from their mean, Min-K %++ (Zhang et al. 2025, section 4)."""
+    return np.array([_least((one.said - one.mean) / np.maximum(one.deviation, 1e-6), share) for one in tokens])
+
+
+def _least(values: Floats, share: float) -> float:
+    """The mean of the smallest `share` of the values, of one at least; of none, 0."""
+    if not len(values):
+        return 0.0
+    count = max(1, int(len(values) * share))
+    return float(np.sort(values)[:count].mean())

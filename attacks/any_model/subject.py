@@ -1,0 +1,211 @@
+"""The model that is audited, what it is compared with, and the texts, read as for training.
+
+A model is a folder or a Hub id; an adapter is a folder of PEFT's, put on a base model. What an adapter's base says of a text,
+with the adapter switched off, is a reference that costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from attacks.any_model.signals import Floats, Tokens
+from secure_fed.config import DataConfig, ModelConfig
+from secure_fed.errors import ModelError
+from secure_fed.learning import tasks
+from secure_fed.learning.data import sources
+from secure_fed.learning.data.encode import Encoded, batches
+from secure_fed.learning.data.labels import Vocabulary
+from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.models import loading
+from secure_fed.learning.models.loading import explained, quiet
+from secure_fed.learning.models.locate import locate
+from secure_fed.learning.tasks.task import Task, logits
+from secure_fed.learning.training.local import to_device
+
+_BATCH = 16
+Switch = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a user names: `adapter` may be None, `labels` are the classes in the order of the model's outputs, if given."""
+
+    model: str
+    members: Path
+    others: Path
+    data: DataConfig
+    adapter: Path | None = None
+    references: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    max_length: int = 128
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Members first, then the others; `members` says how many. examples: as the model's tokenizer reads them."""
+
+    rows: Rows
+    members: int
+    examples: Encoded
+
+    @property
+    def plain(self) -> list[str]:
+        """The text of each row, the second one after the first."""
+        seconds = self.rows.text_b or ("",) * len(self.rows)
+        return [f"{one} {two}".strip() for one, two in zip(self.rows.text, seconds, strict=True)]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A loaded model and the texts. base: switches the adapter off, None where there is no base to compare with."""
+
+    asked: Asked
+    task: Task
+    tokenizer: Any
+    model: Any
+    texts: Texts
+    base: Switch | None
+
+    @property
+    def language_model(self) -> bool:
+        return self.task.auto == "AutoModelForCausalLM"
+
+    def losses(self, switch: Switch = nullcontext) -> Floats:
+        """(texts,) the task's own loss of each."""
+        return _losses(self.model, self.task, self.tokenizer, self.texts, switch)
+
+    def reference_losses(self) -> list[Floats]:
+        """(texts,) of each reference that was named, as its own tokenizer reads them; and of the base, if there is one."""
+        found = [self.losses(self.base)] if self.base else []
+        for name in self.asked.references:
+            names = self.texts.rows.label_names
+            loaded = loading.load(
+                ModelConfig(name, self.asked.device, max_length=self.asked.max_length), self.task, names, 0
+            )
+            _require_head(name, self.task, names)
+            encoded = self.task.encode(loaded.tokenizer, self.texts.rows, self.asked.max_length)
+            texts = Texts(self.texts.rows, self.texts.members, encoded)
+            found.append(_losses(loaded.model.eval(), self.task, loaded.tokenizer, texts, nullcontext))
+        return found
+
+    @torch.no_grad()
+    def tokens(self) -> list[Tokens]:
+        """What a language model says of every token that it has to tell."""
+        found: dict[int, Tokens] = {}
+        device = next(self.model.parameters()).device
+        for batch in batches(self.texts.examples, _BATCH, self.task.collate(self.tokenizer), None):
+            inputs = to_device(batch.inputs, device)
+            log = logits(self.model, inputs)[:, :-1].log_softmax(2)
+            labels = inputs["labels"][:, 1:]
+            said = log.gather(2, labels.clamp_min(0)[..., None])[..., 0]
+            mean = (log.exp() * log).sum(2)
+            deviation = ((log.exp() * log.square()).sum(2) - mean.square()).clamp_min(0).sqrt()
+            for row, index in enumerate(batch.indices.tolist()):
+                there = labels[row] >= 0
+                found[index] = Tokens(*(part[row][there].double().cpu().numpy() for part in (said, mean, deviation)))
+        return [found[index] for index in range(len(self.texts.rows))]
+
+
+def opened(asked: Asked) -> Subject:
+    """Read the texts and load the model. One sentence says what does not fit."""
+    task = tasks.build(asked.data)
+    tables = [sources.of_one_party(task, [path], name) for path, name in _files(asked)]
+    classes = _classes(asked, task, task.classes([table for some in tables for table in some]))
+    parts = [task.rows(some, classes) for some in tables]
+    rows = _joined(*parts)
+    loaded = loading.load(
+        ModelConfig(asked.model, asked.device, max_length=asked.max_length), task, rows.label_names, 0
+    )
+    model, base = loaded.model, None
+    if asked.adapter is None:
+        _require_head(asked.model, task, rows.label_names)
+    else:
+        model = _adapted(model, asked.adapter)
+        base = model.disable_adapter if task.keeps_head else None  # a new head knows nothing
+    texts = Texts(rows, len(parts[0]), task.encode(loaded.tokenizer, rows, asked.max_length))
+    return Subject(asked, task, loaded.tokenizer, model.eval(), texts, base)
+
+
+def _files(asked: Asked) -> list[tuple[Path, str]]:
+    return [(asked.members, "--members"), (asked.others, "--non-members")]
+
+
+def _joined(members: Rows, others: Rows) -> Rows:
+    second = members.text_b + (others.text_b or ()) if members.text_b is not None else None
+    return Rows(members.text + others.text, members.label + others.label, members.label_names, second)
+
+
+def _classes(asked: Asked, task: Task, learned: Vocabulary) -> Vocabulary:
+    """The classes in the order of the model's outputs: as given, or as its configuration names them, or else sorted."""
+    if not learned.values:
+        return learned
+    order = asked.labels or (_named(asked.model) if asked.adapter is None else ())
+    written = {str(value): value for value in learned.values}
+    if not set(written) <= set(order):
+        if asked.labels:
+            missing = sorted(set(written) - set(order))[0]
+            raise ModelError(
+                f"--labels leaves out {missing!r}, which the texts have: name every class in the model's order"
+            )
+        return learned
+    return Vocabulary(tuple(written.get(name, name) for name in order), tuple(order))
+
+
+def _named(name: str) -> tuple[str, ...]:
+    import transformers
+
+    with quiet(), explained(name):
+        names: dict[int, str] = transformers.AutoConfig.from_pretrained(locate(name)).id2label or {}
+    return tuple(names[number] for number in sorted(names))
+
+
+def _require_head(name: str, task: Task, label_names: Sequence[str]) -> None:
+    """ModelError for a model whose head would be made up, or has other classes than the texts."""
+    import transformers
+
+    if task.keeps_head:
+        return
+    with quiet(), explained(name):
+        config = transformers.AutoConfig.from_pretrained(locate(name))
+    kind = task.auto.removeprefix("AutoModel")
+    made = list(config.architectures or [])
+    if not any(one.endswith(kind) for one in made):
+        raise ModelError(
+            f"{name} is a {', '.join(made) or 'model'} without a head {kind}: name the --adapter that brings one"
+        )
+    if label_names and config.num_labels != len(label_names):
+        raise ModelError(
+            f"{name} has {config.num_labels} classes, and the texts have {len(label_names)}: name all of the model's, in its "
+            "order, with --labels"
+        )
+
+
+def _adapted(model: Any, adapter: Path) -> Any:
+    from peft import PeftModel
+
+    try:
+        with quiet():
+            return PeftModel.from_pretrained(model, adapter)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        first = " ".join(str(error).split())
+        raise ModelError(
+            f"--adapter {adapter} does not fit the model ({first:.160}): name its base with --model"
+        ) from error
+
+
+@torch.no_grad()
+def _losses(model: Any, task: Task, tokenizer: Any, texts: Texts, switch: Switch) -> Floats:
+    loss, device = task.loss(texts.rows.label_names), next(model.parameters()).device
+    found = np.zeros(len(texts.rows))
+    with switch():
+        for batch in batches(texts.examples, _BATCH, task.collate(tokenizer), None):
+            found[batch.indices] = loss(model, to_device(batch.inputs, device)).double().cpu().numpy()
+    return found

@@ -1,0 +1,68 @@
+"""What the signals show. First what would void them, then what was found, then what was not.
+
+One sided: a signal counts if members have more of it than the others, by the exact law of Mann and Whitney, or its normal limit
+for many. Of k signals the smallest p-value is multiplied by k (Bonferroni), so a model that never saw the members is called a
+leak with a probability of at most ALPHA, whatever the signals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from attacks.evidence.baseline import Baseline
+from secure_fed.runs.membership.roc import Ranking
+
+ALPHA = 0.05
+
+
+@dataclass(frozen=True)
+class Found:
+    """A signal's ranking, and the chance that members who are none would be told as well."""
+
+    ranking: Ranking
+    p_value: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """level: "void", "leak" or "nothing". best: the signal that tells most, where anything is to be said of it."""
+
+    level: str
+    best: str
+    sentences: tuple[str, ...]
+
+
+def judged(found: Mapping[str, Found], baseline: Baseline | str) -> Verdict:
+    best = min(found, key=lambda name: (found[name].p_value, -found[name].ranking.auc))
+    corrected = min(1.0, found[best].p_value * len(found))
+    ranking = found[best].ranking
+    area = f"an AUC of {ranking.auc:.2f} ({ranking.auc_interval[0]:.2f} to {ranking.auc_interval[1]:.2f})"
+    tried = f"{len(found)} signal{'s were' if len(found) > 1 else ' was'} tried"
+    if not isinstance(baseline, str) and not baseline.at_chance:
+        level = "void"
+        first = (
+            f"Members and others differ by their words alone: without any model they are told apart with an AUC of "
+            f"{baseline.ranking.auc:.2f}. So the figures here say how the texts were chosen, and not what the model remembers."
+        )
+    elif corrected < ALPHA:
+        level = "leak"
+        first = (
+            f"The model gives away who was in its training: by its {best}, a member looks more like one than somebody else "
+            f"with {area}; a coin has .50. Chance does as well with a probability of {corrected:.2g}, for all {len(found)} "
+            "together."
+        )
+    else:
+        level = "nothing"
+        first = f"{tried}, and none tells members from others better than chance would; the best, {best}, has {area}."
+    sentences = [first]
+    if isinstance(baseline, str):
+        sentences.append(f"Whether they differ by their words alone was not checked: {baseline}.")
+    if level == "nothing":
+        sentences.append(
+            "Other attacks, with reference models or with what was seen during the training, may show more."
+        )
+    sentences.append(
+        "No epsilon follows: nobody tossed coins for who is a member, so other differences cannot be ruled out."
+    )
+    return Verdict(level, best, tuple(sentences))

@@ -1,0 +1,232 @@
+"""An audit of models that secure-fed did not train: plain Transformers and PEFT train them here."""
+
+from __future__ import annotations
+
+import csv
+import json
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from attacks.any_model import signals
+from attacks.any_model.audit import _found
+from attacks.any_model.signals import Tokens
+from attacks.any_model.verdict import ALPHA, judged
+from attacks.evidence.baseline import Baseline
+from secure_fed.commands.cli import main
+from secure_fed.learning.data import notes
+from secure_fed.learning.models.locate import locate
+
+TEXTS, LENGTH = 40, 24
+
+
+def rows(count: int, seed: int) -> list[dict[str, Any]]:
+    """Notes with labels that nothing in them tells, so that a model can only learn them by heart."""
+    made, rng = notes.generate(count, seed=seed, split="train"), np.random.default_rng(seed)
+    return [{"text": text, "label": f"kind {rng.integers(3)}"} for text in made.text]
+
+
+def written(path: Path, some: Sequence[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in some), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Members, others, and two adapters that plain PEFT trained: on the members, and on somebody else."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    tmp = tmp_path_factory.mktemp("others")
+    groups = {name: rows(TEXTS, seed) for seed, name in enumerate(("members", "others", "elsewhere"))}
+    for name, some in groups.items():
+        written(tmp / f"{name}.jsonl", some)
+    tokenizer = AutoTokenizer.from_pretrained(locate("builtin/tiny"))
+    for name in ("members", "elsewhere"):
+        torch.manual_seed(0)
+        model: Any = AutoModelForSequenceClassification.from_pretrained(locate("builtin/tiny"), num_labels=3)
+        config = LoraConfig(task_type="SEQ_CLS", r=16, lora_alpha=32, target_modules=["query", "value"])
+        model = get_peft_model(model, config)
+        batch = tokenizer(
+            [row["text"] for row in groups[name]], padding=True, truncation=True, max_length=LENGTH, return_tensors="pt"
+        )
+        labels = torch.tensor([int(row["label"][-1]) for row in groups[name]])
+        optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-2)
+        for _ in range(40):
+            optimizer.zero_grad()
+            model(**batch, labels=labels).loss.backward()
+            optimizer.step()
+        model.save_pretrained(tmp / f"adapter-{name}")
+    return tmp
+
+
+def audit(folder: Path, adapter: str, *more: str) -> list[str]:
+    texts = ["--members", str(folder / "members.jsonl"), "--non-members", str(folder / "others.jsonl")]
+    return [
+        "audit",
+        "--model",
+        "builtin/tiny",
+        "--adapter",
+        str(folder / f"adapter-{adapter}"),
+        *texts,
+        "--max-length",
+        str(LENGTH),
+        *more,
+    ]
+
+
+def test_an_overfitted_adapter_is_found_and_one_that_never_saw_the_members_is_not(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(audit(folder, "members", "--json")) == 0
+    leak = json.loads(capsys.readouterr().out)
+    assert leak["verdict"] == "leak", leak["sentences"]
+    assert leak["signals"][0]["auc"] > 0.8
+    assert leak["baseline"]["at_chance"] is True
+    assert "No epsilon follows" in leak["sentences"][-1]
+    assert main(audit(folder, "elsewhere", "--json")) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "nothing"
+
+
+def test_a_pipeline_learns_of_a_leak_by_the_exit_status(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scores = tmp_path / "scores.csv"
+    assert main(audit(folder, "members", "--fail-above", "auc=0.6", "--scores", str(scores))) == 4
+    told = capsys.readouterr().out
+    assert "LEAK" in told
+    assert f"{TEXTS} members and {TEXTS} others" in told
+    lines = list(csv.DictReader(scores.read_text().splitlines()))
+    assert [line["member"] for line in lines] == ["1"] * TEXTS + ["0"] * TEXTS
+    members, others = (np.array([float(line["loss"]) for line in lines if line["member"] == one]) for one in "10")
+    assert members.mean() > others.mean()
+    assert main(audit(folder, "members", "--fail-above", "auc=0.999")) == 0
+
+
+def test_texts_that_differ_by_their_words_alone_void_the_audit(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dated = written(
+        tmp_path / "dated.jsonl", [{**row, "text": "seen in march. " + row["text"]} for row in rows(TEXTS, 1)]
+    )
+    arguments = audit(folder, "members", "--json")
+    arguments[arguments.index("--non-members") + 1] = str(dated)
+    assert main(arguments) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["verdict"] == "void"
+    assert found["sentences"][0].startswith("Members and others differ by their words alone")
+
+
+def test_what_does_not_fit_is_one_sentence(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = written(tmp_path / "few.jsonl", rows(9, 4))
+    for arguments, said in (
+        (["audit"], "name the RUN_DIR to audit, or a --model"),
+        (["audit", "run", "--members", "x"], "--members is for an audit of a --model"),
+        (["audit", "run", *audit(folder, "members")[1:]], "name either RUN_DIR"),
+        (audit(folder, "members")[:5], "--members is missing"),
+        (audit(folder, "members", "--fail-above", "tpr=1"), "--fail-above is 'tpr=1'"),
+        (audit(folder, "members", "--labels", "a,b,c"), "--labels leaves out 'kind 0'"),
+        ([*audit(folder, "nowhere")], "does not fit the model"),
+        ([one for one in audit(folder, "x") if "adapter" not in one], "without a head ForSequenceClassification"),
+        ([*audit(folder, "members")[:6], str(few), "--non-members", str(few)], "there are 9 members and 9 others"),
+    ):
+        assert main([str(one) for one in arguments]) == 2, arguments
+        told = capsys.readouterr().err
+        assert said in told, told
+        assert "Traceback" not in told
+
+
+# Signals, against their formulas.
+
+
+def test_signals_are_their_papers_formulas() -> None:
+    said = np.log(np.array([0.5, 0.01, 0.9, 0.2, 0.001]))
+    text = Tokens(said, np.full(5, -2.0), np.full(5, 0.5))
+    assert signals.min_k([text], 0.4)[0] == pytest.approx((np.log(0.01) + np.log(0.001)) / 2)
+    assert signals.min_k_plus([text], 0.2)[0] == pytest.approx((np.log(0.001) + 2) / 0.5)
+    assert signals.min_k([Tokens(*[np.zeros(0)] * 3)])[0] == 0.0
+    assert signals.per_zlib([text], ["some words"])[0] == pytest.approx(said.sum() / len(zlib.compress(b"some words")))
+    one, two, own = np.array([3.0, 1.0]), np.array([1.0, 3.0]), np.array([1.0, 2.5])
+    assert signals.calibrated(own, [one, two]).tolist() == [1.0, -0.5]
+    assert signals.loss(own).tolist() == [-1.0, -2.5]
+
+
+def test_the_distribution_of_a_token_is_the_models_own(tmp_path: Path) -> None:
+    """mean and deviation of log-likelihoods, by drawing tokens from a model of five words."""
+    scores = torch.tensor([[0.1, 2.0, -1.0, 0.5, 0.0]]).log_softmax(1).double()
+    drawn = scores[0, torch.multinomial(scores.exp()[0], 200_000, replacement=True)]
+    mean = float((scores.exp() * scores).sum())
+    deviation = float(((scores.exp() * scores.square()).sum() - mean**2).sqrt())
+    assert (mean, deviation) == pytest.approx((float(drawn.mean()), float(drawn.std())), rel=0.02)
+
+
+def learn(model: Any, texts: Sequence[Any], epochs: int) -> None:
+    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=3e-3)
+    for _ in range(epochs):
+        for ids in texts:
+            optimizer.zero_grad()
+            model(input_ids=ids, labels=ids).loss.backward()
+            optimizer.step()
+
+
+@pytest.mark.nightly
+def test_a_language_model_that_learned_texts_by_heart_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its base has read other texts of the same kind, and its adapter the members, again and again."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+    tokenizer = AutoTokenizer.from_pretrained(locate("builtin/tiny"))
+    groups = {name: rows(TEXTS, seed) for seed, name in enumerate(("members", "others", "elsewhere"))}
+    files = [written(tmp_path / f"{name}.jsonl", groups[name]) for name in ("members", "others")]
+    cut = {"return_tensors": "pt", "truncation": True, "max_length": LENGTH}
+    read = {name: [tokenizer(row["text"], **cut)["input_ids"] for row in some] for name, some in groups.items()}
+    torch.manual_seed(0)
+    model: Any = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_positions=64, n_embd=64, n_layer=2, n_head=2))
+    learn(model, read["elsewhere"], 8)
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "base")
+    places = ["c_attn", "c_fc", "c_proj"]
+    model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules=places))
+    learn(model, read["members"], 30)
+    model.save_pretrained(tmp_path / "adapter")
+    texts = ["--members", str(files[0]), "--non-members", str(files[1]), "--task", "causal_lm"]
+    run = ["audit", "--model", str(tmp_path / "base"), *texts, "--max-length", str(LENGTH), "--json"]
+    assert main([*run, "--adapter", str(tmp_path / "adapter")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["verdict"] == "leak", found
+    assert found["references"] == ["base model"]
+    areas = {one["signal"]: one["auc"] for one in found["signals"]}
+    assert set(areas) == {"loss", "loss beside references", "loss by zlib", "Min-K %", "Min-K %++"}
+    assert areas["loss beside references"] > 0.7
+    assert main(run) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "nothing"
+
+
+def test_false_alarms_of_the_verdict_are_as_rare_as_it_says() -> None:
+    """1,000 null audits of five signals that go together: 5 % at most, beyond three standard deviations of counting."""
+    rng, alarms, at_chance = np.random.default_rng(0), 0, Baseline(ranking=None, at_chance=True)  # type: ignore[arg-type]
+    trials = 1000
+    for _ in range(trials):
+        common = rng.normal(size=80)
+        scores = [common + rng.normal(size=80) for _ in range(5)]
+        found = {str(number): _found_quickly(own[:40], own[40:]) for number, own in enumerate(scores)}
+        alarms += judged(found, at_chance).level == "leak"
+    assert 0 < alarms <= trials * ALPHA + 3 * (trials * ALPHA) ** 0.5
+
+
+def _found_quickly(members: Any, others: Any) -> Any:
+    """As `_found`, without intervals, which no verdict rests on."""
+    from unittest.mock import patch
+
+    from secure_fed.runs.membership import roc
+
+    ranking = roc.Ranking(0.5, (0.4, 0.6), len(members), len(others), {})
+    with patch("attacks.any_model.audit.rank", lambda *given: ranking):
+        return _found(members, others)
