@@ -121,9 +121,10 @@ def wrap(
 ) -> Private:
     """Make a loop over `loader` private at the example unit: (epsilon, delta) of the budget for all its steps together.
 
-    Neighbours differ in one example more or less. The noise is of the operating system's entropy, and computed before anything
-    trains. ledger: a file of `secure-fed budget create`, from which the whole budget is reserved; it refuses what it does not
-    hold. data_set: the ledger's name of the data set. unit_name: as privacy.unit_name, the unit's name in it.
+    Neighbours differ in one example more or less. The noise is of the operating system's entropy, and its size is computed
+    before anything trains. ledger: a file of `secure-fed budget create`, in which the first step reserves the whole budget; a
+    budget that it does not hold is refused here. data_set: the ledger's name of the data set. unit_name: as privacy.unit_name,
+    the unit's name in it.
 
     ModelError, DataError, ConfigError or an error of the ledger if no guarantee can be made; then nothing was changed.
     """
@@ -146,7 +147,7 @@ def _wrapped(
     if hasattr(model, "autograd_grad_sample_hooks"):
         raise ModelError("the model is wrapped already; call close() on what wrapped it first")
     require_trainable(model, optimizer)
-    purse = Purse.of(budget, _terms(budget, loader), loader.dataset, *account)
+    purse = Purse(budget, _terms(budget, loader), loader.dataset, *account)
     return Private(model, optimizer, loader, budget, purse, entropy)
 
 

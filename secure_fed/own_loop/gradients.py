@@ -74,8 +74,9 @@ class BackwardGradients:
                 )
             if gradient is not None and len(gradient) != rows:
                 raise OwnLoopError(
-                    f"the model was given {len(gradient)} examples, and the batch that the wrapped loader drew has {rows}: "
-                    "train on each of its batches as a whole, and on no other loader's"
+                    f"{name} was given {len(gradient)} examples, and the batch that the wrapped loader drew has {rows}: "
+                    "train on each of its batches as a whole, and on no other loader's, or freeze that parameter if the "
+                    "examples of a batch share its input, as they do positions"
                 )
             found[name] = torch.zeros((rows, *parameter.shape)).to(parameter) if gradient is None else gradient.detach()
         self._require_whole(found)

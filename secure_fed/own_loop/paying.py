@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
+from weakref import finalize
 
 from privacy import accounting
 from privacy.run_plan import Plan
@@ -13,20 +15,18 @@ from secure_fed.config import PrivacyConfig
 from secure_fed.errors import DataError
 from secure_fed.learning.data import fingerprint
 from secure_fed.own_loop.terms import Budget, Terms
-from secure_fed.runs.budget import RunBudget, opened
+from secure_fed.runs.budget import RunBudget, opened, require_room
 from secure_fed.runs.budget_terms import Subject
 
 
 class Purse:
-    """The account of one loop. Its whole plan is reserved when it is made."""
+    """The account of one loop, which reserves its whole plan with its first step: a loop that fails its rehearsal pays nothing.
 
-    def __init__(self, budget: RunBudget, folder: TemporaryDirectory[str]) -> None:
-        self._budget, self._folder = budget, folder  # the folder, with its notes, is removed with this object
+    BudgetExhausted, here already, if the ledger has no room for the plan; another loop may be quicker to take it.
+    """
 
-    @classmethod
-    def of(cls, budget: Budget, terms: Terms, examples: Any, ledger: str, data_set: str, unit_name: str) -> Purse:
-        """PlanError, LedgerError or BudgetExhausted where there is no such plan, or the ledger does not hold it."""
-        privacy = PrivacyConfig(
+    def __init__(self, budget: Budget, terms: Terms, examples: Any, ledger: str, data_set: str, unit_name: str) -> None:
+        self._privacy = PrivacyConfig(
             unit="example",
             epsilon=budget.epsilon,
             delta=budget.delta,
@@ -36,28 +36,30 @@ class Purse:
             unit_name=unit_name,
         )
         members = _members(examples, told=bool(unit_name)) if ledger else fingerprint.of_sizes([terms.examples])
-        subject = Subject(members, members, unit_name or "example", "example")
-        folder = TemporaryDirectory(prefix="secure-fed-")
-        run = Path(folder.name) / "own-loop"
-        run.mkdir()
-        with opened(privacy, terms.plan(budget.epsilon), run, subject) as account:
-            return cls(account, folder)
-
-    @property
-    def plan(self) -> Plan:
-        return self._budget.plan
+        self._subject = Subject(members, members, unit_name or "example", "example")
+        self._account: RunBudget | None = None
+        self.plan: Plan = require_room(self._privacy, terms.plan(budget.epsilon), None, self._subject)
 
     @property
     def charged(self) -> int:
-        return self._budget.account.releases()
+        return self._account.account.releases() if self._account else 0
 
     @property
     def left(self) -> int:
-        return self._budget.account.left()
+        return self.plan.releases - self.charged
 
     def charge(self, step: int) -> None:
-        """On disk when this returns; BudgetExhausted if the plan has no room."""
-        self._budget.account.charge(1, "", {"step": step})
+        """On disk when this returns; BudgetExhausted if the plan, or at first the ledger, has no room."""
+        self._account = self._account or self._reserved()
+        self._account.account.charge(1, "", {"step": step})
+
+    def _reserved(self) -> RunBudget:
+        """With its notes, and its ledger if none was named, in a folder that is removed with this object."""
+        folder = Path(mkdtemp(prefix="secure-fed-"))
+        finalize(self, rmtree, folder, ignore_errors=True)
+        (run := folder / "own-loop").mkdir()
+        with opened(self._privacy, self.plan, run, self._subject) as account:
+            return account
 
 
 def _members(examples: Any, *, told: bool) -> str:

@@ -178,14 +178,19 @@ def clipped_sum(
     found: Mapping[str, Tensor], factor: float, mechanism: Mechanism, clip_norm: float
 ) -> dict[str, Tensor]:
     """{name: shape} sum_i clip_C(factor g_i), in float64, from {name: (B, *shape)}."""
-    rows = {name: each.detach().flatten(1).to(_place(each), torch.float64) * factor for name, each in found.items()}
-    norms = torch.stack([each.square().sum(1) for each in rows.values()]).sum(0).sqrt().tolist()
+    squares = [_rows(each, factor).square().sum(1) for each in found.values()]
+    norms = torch.stack(squares).sum(0).sqrt().tolist()
     scales = torch.tensor([mechanism.scale(partial(float, norm), clip_norm) for norm in norms], dtype=torch.float64)
     total = {}
-    for name, each in rows.items():
-        used = scales.to(each.device) > 0  # an infinity times zero is no zero
-        total[name] = (scales.to(each.device)[used] @ each[used]).view(found[name].shape[1:])
+    for name, each in found.items():  # one at a time, since float64 takes twice the memory
+        rows, factors = _rows(each, factor), scales.to(_place(each))
+        used = factors > 0  # an infinity times zero is no zero
+        total[name] = (factors[used] @ rows[used]).view(each.shape[1:])
     return total
+
+
+def _rows(each: Tensor, factor: float) -> Tensor:
+    return each.detach().flatten(1).to(_place(each), torch.float64) * factor
 
 
 def _place(tensor: Tensor) -> torch.device:

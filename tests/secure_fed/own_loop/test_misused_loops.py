@@ -204,9 +204,22 @@ class Centred(nn.Module):
         return x - x.mean(0) / 2
 
 
+class Placed(nn.Module):
+    """Adds the same learned vector to all examples, which Opacus's rule takes for one example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Embedding(1, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = x + self.places(torch.zeros(1, dtype=torch.long))
+        return found
+
+
 @pytest.mark.parametrize(
     ("layer", "says"),
     [
+        (Placed(), "2.places.weight was given 1 examples, .* or freeze that parameter"),
         (nn.BatchNorm1d(8), "BatchNorm1d, which couples the examples"),
         (nn.Linear(8, 8).bfloat16(), "parameter 2.weight is bfloat16"),
         (Counting(), "buffer 2.seen of the model changes"),
@@ -216,7 +229,7 @@ class Centred(nn.Module):
 def test_a_model_that_couples_examples_or_remembers_them_is_refused(layer: nn.Module, says: str) -> None:
     model = network(layer)
     before = state(model)
-    with pytest.raises(ModelError, match=says):
+    with pytest.raises(UsageError, match=says):
         train(wrapped(model))
     assert same(before, model)
 

@@ -16,7 +16,7 @@ from privacy.accounting import epsilon
 from privacy.errors import BudgetExhausted, LedgerError
 from privacy.ledger import Ledger
 from privacy.sampling import Poisson
-from secure_fed.errors import ConfigError, DataError
+from secure_fed.errors import ConfigError, DataError, ModelError
 from secure_fed.private import Budget, wrap
 from tests.secure_fed.own_loop import loops
 from tests.secure_fed.own_loop.loops import BUDGET, Loss, Tied, batches, loader, mean, network, summed, train, wrapped
@@ -161,6 +161,18 @@ def test_two_loops_on_one_ledger_add_up(tmp_path: Path) -> None:
     assert not hasattr(model, "autograd_grad_sample_hooks")
     with pytest.raises(LedgerError, match="foreign"):
         wrap(model, torch.optim.SGD(model.parameters(), 0.1), loader(examples=30), BUDGET, ledger=path)
+
+
+def test_a_loop_that_fails_its_rehearsal_pays_nothing(tmp_path: Path) -> None:
+    path, model = tmp_path / "ledger.sqlite", network()
+    Ledger.create(path, data_set="patients", epsilon=4.5, delta=3e-2)
+    private = wrap(model, torch.optim.SGD(model.parameters(), 0.1), loader(), BUDGET, ledger=path)
+    with pytest.raises(ModelError):
+        train(private, lambda model, x, y: mean(model, x, y) + model[0].weight.square().sum())  # type: ignore[index]
+    assert Ledger.open(path).spent().epsilon == 0
+    private.close()
+    train(wrap(model, torch.optim.SGD(model.parameters(), 0.1), loader(), BUDGET, ledger=path))
+    assert Ledger.open(path).spent().epsilon == pytest.approx(4.0, rel=0.01)
 
 
 def test_it_says_what_it_guarantees() -> None:
