@@ -23,7 +23,7 @@ from secure_fed.learning.tasks.task import Collate, Loss, Metrics
 from secure_fed.methods import build
 from secure_fed.methods.method import State
 from secure_fed.report.result import Result
-from secure_fed.runs import guarantee, recording
+from secure_fed.runs import guarantee, recording, traffic
 from secure_fed.runs.assembly import assemble
 from secure_fed.runs.run import run
 
@@ -82,8 +82,9 @@ class Federation:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on what the run does that a user may not expect: training data that it holds out."""
-        return [held] if (held := self.assembly.pools["data"].held_out) else []
+        """Sentences on what the run does that a user may not expect: training data that it holds out, clients that all send."""
+        found = (self.assembly.pools["data"].held_out, traffic.of_hidden_cohort(self.assembly))
+        return [note for note in found if note]
 
     def run(self, out: str | Path | None = None, *, resume: bool = False) -> Result:
         """Run all rounds that are left, keeping everything in the directory `out` if one is given.

@@ -134,7 +134,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("rounds.masked", "rounds.phantom_scores"),
         ("runs.best", "runs.budget_terms", "runs.durable", "runs.ledger_heads", "runs.published"),
         ("runs.assembly", "runs.directory", "runs.meaning", "runs.trust_statement"),
-        ("runs.checkpoint", "runs.participation", "runs.same_run"),
+        ("runs.checkpoint", "runs.participation", "runs.same_run", "runs.traffic"),
         ("runs.evaluation", "runs.membership", "runs.recording", "runs.store"),
         ("runs.budget", "runs.noise_key", "runs.releases"),
         ("runs.guarantee",),

@@ -127,7 +127,7 @@ def plan(chosen: argparse.Namespace) -> None:
         others = planning.alternatives(setting, targets)
     if chosen.json:
         alternatives = [_plan_facts(other) for other in others]
-        facts = [shown_ways.facts(setting, way) for way in ways]
+        facts = [shown_ways.facts(setting, way, chosen) for way in ways]
         print(
             json.dumps(
                 {

@@ -7,8 +7,10 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from protocols import costs
 from protocols.choice import choose, colluding
 from protocols.errors import ParameterError
+from protocols.parameters import Parameters
 from secure_fed.report.terminal import PlainConsole
 
 if TYPE_CHECKING:
@@ -40,14 +42,45 @@ def counted(clients: int, corrupt: float, dropout: float) -> int:
     return max(0, survivors - colluding(clients, corrupt))
 
 
-def facts(setting: Setting, way: Way) -> dict[str, Any]:
-    return {**asdict(way), "noise_share": way.share(setting)}
+def facts(setting: Setting, way: Way, chosen: argparse.Namespace) -> dict[str, Any]:
+    sent = sent_by_all(setting, way, chosen)
+    return {**asdict(way), "noise_share": way.share(setting), "bytes_up_a_round": sent}
+
+
+def sent_by_all(setting: Setting, way: Way, chosen: argparse.Namespace) -> int | None:
+    """The bytes that each client sends in every round, where all clients send: `dim` masked words, and keys and shares.
+
+    None for ways in which only the cohort sends, and without `dim`.
+    """
+    if (way.sampling, way.noise) != ("coins", "distributed") or setting.dim is None:
+        return None
+    everybody = choose(setting.clients, corrupt=chosen.corrupt, dropout=chosen.dropout, active=False)
+    parameters = Parameters(
+        run="plan",
+        round=0,
+        layout=bytes(32),
+        length=setting.dim,
+        bits=32,
+        clients=tuple(range(setting.clients)),
+        neighbours=everybody.neighbours,
+        threshold=everybody.threshold,
+        survivors=everybody.survivors,
+        active=False,
+        partners=everybody.partners,
+    )
+    return sum(stage.up for stage in costs.traffic(parameters).values())
 
 
 def show(console: PlainConsole, setting: Setting, ways: list[Way], chosen: argparse.Namespace) -> None:
     """The table, and the settings of the recommended way."""
     console.print(_table(setting, ways))
     console.print(_EXPLAINED if setting.dim is None else f"{_EXPLAINED} {_LENGTH}")
+    for sent in filter(None, (sent_by_all(setting, way, chosen) for way in ways)):
+        whole = setting.clients * setting.rounds * sent / 1e6
+        console.print(
+            f"With coins and distributed noise each of the {setting.clients:,} clients sends about {sent / 1e6:.3g} MB in "
+            f"every round: {whole:,.3g} MB in {setting.rounds} rounds of all together."
+        )
     console.print("\nRecommended settings:\n")
     console.print(settings(setting, next(way for way in ways if way.recommended), chosen))
 

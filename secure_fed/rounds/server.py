@@ -150,7 +150,7 @@ class Server:
         if not hides and (not placement.private or ("masked" not in record and not placement.server_noise)):
             return record
         cohort = self.sampler.expected if hides else record["cohort"]
-        up, down = self._traffic(state, plan, cohort + (self.phantoms.expected if self.phantoms else 0.0))
+        up, down = self.traffic(state, plan, cohort)
         if hides:
             record = {name: value for name, value in record.items() if name != "caught"}
         sizes = {"bytes_up": round(up), "bytes_down": round(down)}
@@ -159,8 +159,12 @@ class Server:
             record = record | {"masked": record["masked"] | sizes | survivors}
         return record | sizes | ({"cohort": round(cohort), "rejected": []} if hides else {})
 
-    def _traffic(self, state: State, plan: RoundPlan, cohort: float) -> tuple[float, float]:
-        """The bytes that a cohort of this size sends and receives in this round, whatever it trained."""
+    def traffic(self, state: State, plan: RoundPlan, cohort: float) -> tuple[float, float]:
+        """The bytes that a cohort of this size sends and receives in this round with its phantoms, whatever it trained.
+
+        Behind masks all who are invited send, and of a hidden cohort that is everybody.
+        """
+        cohort += self.phantoms.expected if self.phantoms else 0.0
         up = down = 0.0
         after = state.tensors.select(plan.trainable).without(self.personal)
         means: dict[str, Tensors] = {}

@@ -21,6 +21,7 @@ from privacy.ledger import Cost, Ledger
 from privacy.planning import Setting
 from privacy.promises import Possible, recommended
 from privacy.run_plan import Target
+from protocols.rig.simulate import Simulation, simulate
 from secure_fed.commands import ways as shown_ways
 from secure_fed.commands.cli import main
 from secure_fed.config import RunConfig
@@ -126,6 +127,17 @@ def test_the_ways_are_compared_and_one_is_recommended(told: Told) -> None:
     ], "two clients cannot be masked, twenty can"
     assert [way["final_noise"] * 3 / (2 * 5) for way in ways] == pytest.approx([way["noise_share"] for way in ways])
     assert sum(way["recommended"] for way in ways) == 1
+    assert [way["bytes_up_a_round"] is not None for way in ways] == [False, False, False, True, False]
+
+
+def test_the_plan_says_what_everybody_sends_by_coins_of_their_own(told: Told) -> None:
+    plan = ["plan", "--noise-multiplier", "1", *SMALL, "--dim", "24000"]
+    (sent,) = (
+        way["bytes_up_a_round"] for way in json.loads(told(*plan, "--json")[1])["ways"] if way["bytes_up_a_round"]
+    )
+    measured = sum(stage.bytes_up for stage in simulate(Simulation(clients=20, dim=24_000)).stages)
+    assert sent == pytest.approx(measured, rel=0.02)
+    assert f"each of the 20 clients sends about {sent / 1e6:.3g} MB" in " ".join(told(*plan)[1].split())
 
 
 @every(

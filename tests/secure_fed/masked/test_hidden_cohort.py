@@ -153,3 +153,16 @@ def test_who_vanishes_is_not_who_did_not_train() -> None:
             member._coin = coin
         lost = wide_toys.Losing(built.assembly.transport, {0: "mask", 5: "share"})
         assert one_round(built, transport=lost).record["masked"]["survivors"] == 6
+
+
+def test_what_everybody_sends_is_told_before_the_start_and_holds() -> None:
+    settings = {**HIDDEN, "federation.rounds": 2, "evaluation.phantoms": 0}
+    built = federation(settings, sizes=EIGHT)
+    (told,) = built.notes
+    (record, other) = built.run().records
+    each, back = (record[name] / 8 / 1e6 for name in ("bytes_up", "bytes_down"))
+    whole = 2 * (record["bytes_up"] + record["bytes_down"]) / 1e6
+    assert other["bytes_up"] == record["bytes_up"]
+    assert f"each of the 8 clients sends {each:.3g} MB and receives {back:.3g} MB in every round" in told
+    assert f"which makes {whole:.3g} MB for all clients over the whole run" in told
+    assert federation({**settings, "privacy.hidden_cohort": False}, sizes=EIGHT).notes == []
