@@ -34,6 +34,9 @@ def test_every_example_is_run_here() -> None:
         "private_notes.toml",
         "one_budget.py",
         "audit_a_run.py",
+        "tickets.py",
+        "first_hour.py",
+        "load_tickets.py",
     }
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == tested
     deployment = {"notes.py", "run.toml", "loopback.sh"}  # what they set up runs in tests/secure_fed/flower
@@ -151,3 +154,9 @@ def test_compare_methods() -> None:
     assert list(trained) == ["fedlora", "ffa_lora", "fra_lora", "federa"]
     assert trained["ffa_lora"] < trained["fedlora"]
     assert all(float(row[1]) > 0.6 for row in rows)
+
+
+@pytest.mark.nightly
+def test_every_command_of_the_first_hour_works() -> None:
+    """`first_hour.py` runs tickets.py and load_tickets.py too."""
+    run(EXAMPLES / "first_hour.py", EXAMPLES.parent / "docs" / "first_hour.md", "--check")

@@ -6,6 +6,7 @@ with the adapter switched off, is a reference that costs nothing.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import torch
 from attacks.any_model.signals import Floats, Tokens
 from secure_fed.config import DataConfig, ModelConfig
 from secure_fed.errors import ModelError
+from secure_fed.export.model_card import LABELS
 from secure_fed.learning import tasks
 from secure_fed.learning.data import sources
 from secure_fed.learning.data.encode import Encoded, batches
@@ -147,7 +149,7 @@ def _classes(asked: Asked, task: Task, learned: Vocabulary) -> Vocabulary:
     """The classes in the order of the model's outputs: as given, or as its configuration names them, or else sorted."""
     if not learned.values:
         return learned
-    order = asked.labels or (_named(asked.model) if asked.adapter is None else ())
+    order = asked.labels or (_named(asked.model) if asked.adapter is None else _noted(asked.adapter))
     written = {str(value): value for value in learned.values}
     if not set(written) <= set(order):
         if asked.labels:
@@ -165,6 +167,14 @@ def _named(name: str) -> tuple[str, ...]:
     with quiet(), explained(name):
         names: dict[int, str] = transformers.AutoConfig.from_pretrained(locate(name)).id2label or {}
     return tuple(names[number] for number in sorted(names))
+
+
+def _noted(adapter: Path) -> tuple[str, ...]:
+    """The classes that a run of ours noted beside its adapter; none beside others'."""
+    try:
+        return tuple(map(str, json.loads((adapter / LABELS).read_text(encoding="utf-8"))))
+    except (OSError, ValueError, TypeError):
+        return ()
 
 
 def _require_head(name: str, task: Task, label_names: Sequence[str]) -> None:
