@@ -97,7 +97,9 @@ class Trained:
         temperature: 0 takes the most likely token, and more draws tokens, by `seed`.
         """
         if self.config.data.task != "causal_lm":
-            raise ConfigError(f"this run's data.task is {self.config.data.task!r}, and only 'causal_lm' writes texts")
+            task = self.config.data.task
+            message = f"this run's data.task is {task!r}, and only 'causal_lm' writes texts"
+            raise ConfigError(message).about("data.task", task, "'causal_lm'")
         choose, settings = chooser(temperature, seed), self.config.evaluation
         length = self.config.model.max_length
         return continued(self.model, self.tokenizer, prompts, length, max_new_tokens, choose, settings.batch_size)
