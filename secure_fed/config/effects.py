@@ -57,6 +57,7 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
             ("label_centre", "regression"),
             ("label_scale", "regression"),
             ("stride", "question_answering"),
+            ("unanswerable", "question_answering"),
             ("likelihood", "multiple_choice"),
         )
     ),

@@ -68,6 +68,9 @@ class DataConfig:
     stride: int = key(
         32, "tokens that neighbouring windows of a long context have in common (question_answering)", at_least=0
     )
+    unanswerable: bool = key(
+        False, "some questions have no answer in their context, as in SQuAD 2 (question_answering)"
+    )
     learn_prompt: bool = key(False, "learn the prompt too, not only what follows it (causal_lm with text_b)")
     likelihood: str = key("mean", "of a choice: mean or sum over its tokens (multiple_choice)", choices=("mean", "sum"))
     client: str = key("", "column that says whose row it is (patient, author, site)")

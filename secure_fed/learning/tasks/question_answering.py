@@ -5,8 +5,9 @@ Columns: question, context, and answers, in any of SQuAD's ways to write them: {
 
 An item is one question with all windows of its context. It trains on one of them, that with most of its first answer, so a
 question is one example to privacy, however long its context is; it is judged on all of them, by the best span anywhere. The
-loss is the mean cross-entropy of the first and the last token over the window's tokens. Private are questions, contexts and
-answers.
+loss is the mean cross-entropy of the first and the last token over the window's tokens. With `data.unanswerable` a question may
+have no answer (SQuAD 2; Rajpurkar et al., 2018, arXiv 1806.03822): it trains on its first window, whose first token ([CLS]) is
+start and end. Private are questions, contexts and answers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,9 +35,10 @@ from secure_fed.learning.tasks.columns import columns
 from secure_fed.learning.tasks.item_extras import ASIDE, PARTS, Aside
 from secure_fed.learning.tasks.spans import Answers, best_f1, exact, read_answers
 from secure_fed.learning.tasks.task import Answer, Loss, Metrics, Task, finite
-from secure_fed.learning.tasks.windows import answered, best_span, windows
+from secure_fed.learning.tasks.windows import answered, best_span, null_margin, windows
 
 _LONGEST = 30  # tokens of an answer
+_EVEN = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,34 +65,68 @@ def loss(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
     return functional.cross_entropy(*both, reduction="none").view(-1, 2).mean(1)
 
 
-def metrics(model: nn.Module, batches: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """exact_match, also as accuracy, f1, and the mean loss of the windows that are trained on."""
-    losses, found, questions = [], list[str](), list[Question]()
+def metrics(model: nn.Module, batches: Iterable[Mapping[str, Any]], *, unanswerable: bool = False) -> dict[str, float]:
+    """exact_match, also as accuracy, f1, and the mean loss of the windows that are trained on.
+
+    unanswerable: the first two also of questions with an answer and of those without; not-a-number where there are none.
+    """
+    losses, matches, f1s, answerable = [], list[float](), list[float](), list[bool]()
     for batch in batches:
         losses.append(loss(model, batch))
-        found += [question.context[start:end] for question, (_, start, end) in _best(model, batch)]
-        questions += batch[ASIDE]
-    right = float(np.mean([exact(guess, one.answers) for guess, one in zip(found, questions, strict=True)]))
+        for question, found in _best(model, batch, unanswerable=unanswerable):
+            right = question.answers or ("",)
+            matches.append(exact(found.text(question), right))
+            f1s.append(best_f1(found.text(question), right))
+            answerable.append(bool(question.answers))
+    of_kinds = {}
+    if unanswerable:
+        for kind, chosen in (("has_answer", np.array(answerable)), ("no_answer", ~np.array(answerable))):
+            of_kinds[f"{kind}_exact_match"], of_kinds[f"{kind}_f1"] = _mean(matches, chosen), _mean(f1s, chosen)
+    accuracy = float(np.mean(matches))
     return {
-        "accuracy": right,
-        "exact_match": right,
-        "f1": float(np.mean([best_f1(guess, one.answers) for guess, one in zip(found, questions, strict=True)])),
+        "accuracy": accuracy,
+        "exact_match": accuracy,
+        "f1": float(np.mean(f1s)),
+        **of_kinds,
         "loss": float(torch.cat(losses).mean()),
     }
 
 
+def _mean(values: Sequence[float], chosen: NDArray[np.bool_]) -> float:
+    return float(np.array(values)[chosen].mean()) if chosen.any() else math.nan
+
+
+class Found(NamedTuple):
+    """The best answer: its probability among all answers, its place, and the probability that there is none."""
+
+    score: float
+    start: int
+    end: int
+    none: float = 0.0
+
+    def text(self, question: Question) -> str:
+        """The answer, or nothing where that is likelier than this one."""
+        return "" if self.none > _EVEN else question.context[self.start : self.end]
+
+
 def _best(
-    model: nn.Module, batch: Mapping[str, Any], *, checked: bool = False
-) -> list[tuple[Question, tuple[float, int, int]]]:
-    """Every question with the log-probability and the place of its best answer."""
+    model: nn.Module, batch: Mapping[str, Any], *, unanswerable: bool, checked: bool = False
+) -> list[tuple[Question, Found]]:
+    """Every question with its best answer."""
     of_parts = scores(model, batch[PARTS])
     if checked:
         finite(of_parts)
     found = []
     for question, own in zip(batch[ASIDE], of_parts.cpu().split(batch["counts"].tolist()), strict=True):
         windowed = [one[:, : len(span)] for one, span in zip(own.double().numpy(), question.spans, strict=True)]
-        found.append((question, best_span(windowed, question.spans, _LONGEST)))
+        score, start, end = best_span(windowed, question.spans, _LONGEST)
+        none = _sigmoid(null_margin(windowed, question.spans, _LONGEST)) if unanswerable else 0.0
+        found.append((question, Found(math.exp(score), start, end, none)))
     return found
+
+
+def _sigmoid(margin: float) -> float:
+    return float(np.exp(-np.logaddexp(0.0, -margin)))
 
 
 def places(items: Sequence[Item], name: str, width: int) -> Tensor:
@@ -102,9 +139,10 @@ def places(items: Sequence[Item], name: str, width: int) -> Tensor:
 
 @dataclass(frozen=True)
 class QuestionAnswering(Task):
-    """`Rows.text` is the question, `Rows.text_b` the context, `Rows.label` its `Answers`."""
+    """`Rows.text` is the question, `Rows.text_b` the context, `Rows.label` its `Answers`, none of them if `unanswerable`."""
 
     stride: int = 32
+    unanswerable: bool = False
 
     title = "extractive question answering"
     auto = "AutoModelForQuestionAnswering"
@@ -115,7 +153,7 @@ class QuestionAnswering(Task):
         return (f"{self.columns.label}_start",)
 
     def labels(self, tables: Sequence[Table], classes: Vocabulary) -> Sequence[Any]:
-        return [one for table in tables for one in read_answers(table, self.columns)]
+        return [one for table in tables for one in read_answers(table, self.columns, unanswerable=self.unanswerable)]
 
     def strata(self, rows: Rows, seed: int) -> Sequence[int]:
         """By source where the data name one, else by the k-means cluster of question and context."""
@@ -143,15 +181,25 @@ class QuestionAnswering(Task):
         return loss
 
     def metrics(self, label_names: Sequence[str]) -> Metrics:
-        return metrics
+        return partial(metrics, unanswerable=self.unanswerable)
 
     def answers(self, model: nn.Module, batch: Mapping[str, Any], label_names: Sequence[str]) -> list[Answer]:
-        """The answer, its first character in the context, and its probability as the product of its start's and its end's."""
+        """The answer, its first character in the context, and its probability as the product of its start's and its end's.
+
+        With unanswerable questions also the probability that there is no answer: the answer is "", at no place, where no answer
+        scores higher than the best one, and its probability is that; the probability of any other is times that there is one.
+        """
         return [
-            {"answer": question.context[start:end], "start": start, "score": round(math.exp(score), 6)}
-            for question, (score, start, end) in _best(model, batch, checked=True)
+            self._answer(question, found)
+            for question, found in _best(model, batch, unanswerable=self.unanswerable, checked=True)
         ]
+
+    def _answer(self, question: Question, found: Found) -> Answer:
+        none = found.none > _EVEN
+        score = found.none if none else found.score * (1 - found.none)
+        answer = {"answer": found.text(question), "start": None if none else found.start, "score": round(score, 6)}
+        return answer | ({"no_answer": round(found.none, 6)} if self.unanswerable else {})
 
 
 def build(data: DataConfig) -> QuestionAnswering:
-    return QuestionAnswering(columns(data), data.stride)
+    return QuestionAnswering(columns(data), data.stride, data.unanswerable)

@@ -24,14 +24,25 @@ class Answers(NamedTuple):
     first: tuple[int, int] = (0, 0)
 
 
-def read_answers(table: Table, columns: Columns) -> list[Answers]:
-    """The answers of every row; each must stand where it says, because the first of them is what is learned."""
+def read_answers(table: Table, columns: Columns, *, unanswerable: bool = False) -> list[Answers]:
+    """The answers of every row; each must stand where it says, because the first of them is what is learned.
+
+    unanswerable: whether a row may have none, in SQuAD's lists or as an empty text without a place.
+    """
     cells = table.column(columns.label, "data.label")
     beside = table.columns.get(f"{columns.label}_start", [None] * len(cells))
     contexts = texts.column(table, columns.text_b, "data.text_b")
     found = []
     for row, (cell, start, context) in enumerate(zip(cells, beside, contexts, strict=True)):
         pairs = _pairs(cell, start)
+        if pairs == [] and unanswerable:
+            found.append(Answers())
+            continue
+        if pairs == []:
+            raise DataError(
+                f"{table.place(row)}: {columns.label!r} holds no answer; set data.unanswerable = true where questions may "
+                "have none, or remove the row"
+            )
         if not pairs:
             raise DataError(
                 f"{table.place(row)}: {columns.label!r} is {cell!r:.60}, which is not an answer with its place; give a text "
@@ -49,7 +60,9 @@ def read_answers(table: Table, columns: Columns) -> list[Answers]:
 
 
 def _pairs(cell: Any, start: Any) -> list[tuple[str, int]] | None:
-    """The answers of a cell with their places, in whatever way they are written; None for what is none."""
+    """The answers of a cell with their places, in whatever way they are written; None for what is none, [] for no answer."""
+    if isinstance(cell, str) and not cell.strip() and start in (None, "", -1, "-1"):
+        return []
     if isinstance(cell, Mapping):
         several, places = cell.get("text"), cell.get("answer_start")
     elif isinstance(cell, list | tuple):

@@ -89,19 +89,35 @@ def best_span(
     no earlier than it starts, and has at most `longest` tokens. Starts and ends are each a distribution over the context's
     tokens; one that several windows hold counts once, with its highest score.
     """
-    best = (-np.inf, 0, 0)
-    for (start, end), spans in zip(scores, found, strict=True):
-        places = np.flatnonzero(spans[:, 1] > spans[:, 0])
-        if not len(places):
-            continue
-        distance = np.arange(len(places)) - np.arange(len(places))[:, None]
-        joint = np.where((distance >= 0) & (distance < longest), start[places, None] + end[places], -np.inf)
-        first, last = divmod(int(joint.argmax()), len(places))
-        if joint[first, last] > best[0]:
-            best = (float(joint[first, last]), int(spans[places[first], 0]), int(spans[places[last], 1]))
+    each = (_in_window(one, spans, longest) for one, spans in zip(scores, found, strict=True))
+    best = max(each, key=lambda one: one[0])  # the first of several
     if best[0] == -np.inf:
         return best
     return best[0] - _normal([one[0] for one in scores], found) - _normal([one[1] for one in scores], found), *best[1:]
+
+
+def null_margin(
+    scores: Sequence[NDArray[np.float64]], found: Sequence[NDArray[np.integer[Any]]], longest: int
+) -> float:
+    """How much higher no answer scores than the best one, over all windows of an example.
+
+    No answer is the first token, as start and as end; of several windows that which says it least counts, since an answer in
+    one of them is an answer (Rajpurkar et al., 2018, arXiv 1806.03822; transformers' run_qa has the same rule).
+    """
+    best = max(_in_window(one, spans, longest)[0] for one, spans in zip(scores, found, strict=True))
+    return min(float(start[0] + end[0]) for start, end in scores) - best
+
+
+def _in_window(scores: NDArray[np.float64], spans: NDArray[np.integer[Any]], longest: int) -> tuple[float, int, int]:
+    """(score, first character, the one behind the last) of a window's best answer; minus infinity without a token."""
+    start, end = scores
+    places = np.flatnonzero(spans[:, 1] > spans[:, 0])
+    if not len(places):
+        return -np.inf, 0, 0
+    distance = np.arange(len(places)) - np.arange(len(places))[:, None]
+    joint = np.where((distance >= 0) & (distance < longest), start[places, None] + end[places], -np.inf)
+    first, last = divmod(int(joint.argmax()), len(places))
+    return float(joint[first, last]), int(spans[places[first], 0]), int(spans[places[last], 1])
 
 
 def _normal(scores: Sequence[NDArray[np.float64]], found: Sequence[NDArray[np.integer[Any]]]) -> float:

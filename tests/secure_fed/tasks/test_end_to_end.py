@@ -13,7 +13,7 @@ import pytest
 
 from secure_fed import Federation, RunConfig
 from secure_fed.commands.cli import main
-from secure_fed.errors import ConfigError
+from secure_fed.errors import ConfigError, DataError
 from secure_fed.export import trained
 from secure_fed.learning import tasks
 from secure_fed.report.page import write_report
@@ -182,6 +182,29 @@ def test_a_question_without_its_context_is_refused(
     assert "give columns 'question' and 'context'" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="judges 'question' and 'context' together"):
         list(trained.load_run(tmp_path / "run").predict(["what"]))
+
+
+def test_questions_without_an_answer_are_learned_and_left_unanswered(
+    configured: Configured, write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = TOYS["question_answering"].rows(40)
+    for row in rows[::2]:
+        row |= {"context": row["context"].replace("calm", "word9").replace("wild", "word9")}
+        row["answers"] = {"text": [], "answer_start": []}
+    file = write("rows", rows)
+    files = {"data__train": str(file), "data__test": str(file)}
+    maybe = configured("question_answering", federation__rounds=20, training__lr=0.05, data__unanswerable=True, **files)
+    result = Federation(maybe).run(tmp_path / "run")
+    jsonschema.validate(json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8")), SCHEMA)
+    measured = result.summary["metrics"]
+    assert measured["no_answer_exact_match"] > 0.9
+    assert measured["has_answer_exact_match"] > 0.4
+    found = answers(tmp_path / "run", file, capsys)
+    empty = [one["answer"] == "" for one in found]
+    assert sum(empty[::2]) / 20 == pytest.approx(measured["no_answer_exact_match"])
+    assert [one["no_answer"] > 0.5 for one in found] == empty == [one["start"] is None for one in found]
+    with pytest.raises(DataError, match=r"holds no answer; set data\.unanswerable = true"):
+        Federation(configured("question_answering", **files))
 
 
 def test_prompts_and_their_targets_are_learned_and_judged(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +17,9 @@ from secure_fed.errors import ConfigError, DataError
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.data.table import Table
 from secure_fed.learning.tasks import build
+from secure_fed.learning.tasks import spans as spans_module
 from secure_fed.learning.tasks.spans import Answers
-from secure_fed.learning.tasks.windows import answered, best_span, windows
+from secure_fed.learning.tasks.windows import answered, best_span, null_margin, windows
 from tests.cells import every
 
 TASK = build(DataConfig(task="question_answering", stride=2))
@@ -194,7 +196,9 @@ def test_answers_are_read_in_all_ways_of_writing_them() -> None:
     [
         ({"text": ["one"], "answer_start": [1]}, "the answer 'one' does not stand at character 1 of 'context'"),
         ({"text": ["one"], "answer_start": [-3]}, "does not stand at character -3"),
-        ({"text": [], "answer_start": []}, "which is not an answer with its place"),
+        ({"text": [], "answer_start": []}, "'answers' holds no answer; set data.unanswerable = true"),
+        ([], "'answers' holds no answer"),
+        ("", "'answers' holds no answer"),
         ({"text": ["one"], "answer_start": []}, "which is not an answer with its place"),
         ({"text": ["one"], "answer_start": [True]}, "which is not an answer with its place"),
         ("one", "give a text with its first character in 'answers_start'"),
@@ -209,3 +213,101 @@ def test_answers_that_are_none_are_refused(answer: object, fact: str) -> None:
         TASK.read([table([good, answer])], [])
     assert fact in str(refused.value)
     assert "x.jsonl, line 2" in str(refused.value)
+
+
+# Questions without an answer
+
+MAYBE = build(DataConfig(task="question_answering", stride=2, unanswerable=True))
+CLS = 2
+
+
+def test_no_answer_is_read_in_all_ways_of_writing_it() -> None:
+    found, _ = MAYBE.read(
+        [
+            table([{"text": [], "answer_start": []}, [], {"text": ["one"], "answer_start": [0]}]),
+            table(["", " ", "two"], answers_start=["", None, 4]),
+        ],
+        [],
+    )
+    assert [one.texts for one in found.label] == [(), (), ("one",), (), (), ("two",)]
+    with pytest.raises(DataError, match="not an answer with its place"):
+        MAYBE.read([table([{"text": [], "answer_start": [1]}])], [])
+
+
+def test_a_question_without_an_answer_trains_on_the_first_token_of_its_first_window(small_tokenizer: Any) -> None:
+    item = MAYBE.encode(small_tokenizer, Rows(("calm wild",), (Answers(),), (), (CONTEXT,)), 12)[0]
+    assert item["labels"] == (0, 0)
+    assert item["input_ids"][0] == CLS
+    assert item["input_ids"].tolist() == item["parts"][0]["input_ids"].tolist()
+
+
+def test_nothing_is_answered_where_that_scores_higher_than_the_best_answer(small_tokenizer: Any) -> None:
+    item = MAYBE.encode(small_tokenizer, rows(), 12)[0]
+    batch = MAYBE.collate(small_tokenizer)([item])
+    for height, none in ((9.0, 1 / (1 + math.exp(-1))), (7.0, 1 / (1 + math.exp(1)))):  # the answer has 17 together
+        model = Pointing({CLS: height, 6 + 10: 9.0}, {CLS: 9.0, 6 + 11: 8.0})
+        (found,) = MAYBE.answers(model, batch, ())
+        assert found["no_answer"] == pytest.approx(none, abs=1e-6)
+        (sure,) = TASK.answers(model, batch, ())
+        if none > 0.5:
+            assert (found["answer"], found["start"], found["score"]) == ("", None, found["no_answer"])
+        else:
+            assert (found["answer"], found["start"]) == ("word10 word11", sure["start"])
+            assert found["score"] == pytest.approx(sure["score"] * (1 - none), abs=1e-5)
+        assert "no_answer" not in sure
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_window_that_says_no_answer_least_counts(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    spans = [np.array([(0, 0), *((2 * i, 2 * i + 2) for i in range(6))]) for _ in range(3)]
+    scores = [generator.normal(size=(2, 7)) for _ in spans]
+    best = max(
+        one[0, first] + one[1, last]
+        for one in scores
+        for first in range(1, 7)
+        for last in range(first, min(7, first + 3))
+    )
+    assert null_margin(scores, spans, 3) == pytest.approx(min(one[0, 0] + one[1, 0] for one in scores) - best)
+    assert null_margin([np.zeros((2, 3))], [np.zeros((3, 2), dtype=np.int64)], 5) == math.inf
+
+
+def official(guesses: list[str], golds: list[list[str]]) -> dict[str, float]:
+    """As in SQuAD's evaluate-v2.0.py, which scores an empty text against an empty one."""
+    exacts, f1s = [], []
+    for guess, gold in zip(guesses, golds, strict=True):
+        answers = [one for one in gold if spans_module.normalised(one)] or [""]
+        exacts.append(max(int(spans_module.normalised(one) == spans_module.normalised(guess)) for one in answers))
+        f1s.append(max(compute_f1(one, guess) for one in answers))
+    found = {"exact_match": float(np.mean(exacts)), "f1": float(np.mean(f1s))}
+    for name, wanted in (("has_answer", True), ("no_answer", False)):
+        chosen = [index for index, gold in enumerate(golds) if bool(gold) is wanted]
+        found[f"{name}_exact_match"] = float(np.mean([exacts[index] for index in chosen]))
+        found[f"{name}_f1"] = float(np.mean([f1s[index] for index in chosen]))
+    return found
+
+
+def compute_f1(gold: str, guess: str) -> float:
+    ours, theirs = (spans_module.normalised(one).split() for one in (guess, gold))
+    if not ours or not theirs:
+        return float(ours == theirs)
+    same = sum((Counter(ours) & Counter(theirs)).values())
+    precision, recall = same / len(ours), same / len(theirs)
+    return 2 * precision * recall / (precision + recall) if same else 0.0
+
+
+def test_scores_are_those_of_the_official_script(small_tokenizer: Any) -> None:
+    contexts = [CONTEXT, "word7 word8", "calm word3", "word1 word2 word3", "word8 word9"]
+    answers = ["word7 word8", "", "", "word2", "word8 word9"]
+    placed = [(answer, context.index(answer)) for answer, context in zip(answers, contexts, strict=True)]
+    labels = tuple(Answers((answer,), (at, at + len(answer))) if answer else Answers() for answer, at in placed)
+    encoded = MAYBE.encode(small_tokenizer, Rows(("wild",) * 5, labels, (), tuple(contexts)), 12)
+    batch = MAYBE.collate(small_tokenizer)(list(encoded))
+    model = Pointing({CLS: 1.0, 6 + 7: 9.0, 6 + 8: 0.5}, {CLS: 2.0, 6 + 8: 8.0})
+    guesses = [answer["answer"] for answer in MAYBE.answers(model, batch, ())]
+    assert guesses == ["word7 word8", "word7 word8", "", "", "word8"]
+    scores = MAYBE.metrics(())(model, [batch])
+    wanted = official(guesses, [[one] if one else [] for one in answers])
+    assert {name: scores[name] for name in wanted} == pytest.approx(wanted)
+    assert len(set(wanted.values())) > 3
+    assert not {"has_answer_f1", "no_answer_f1"} & set(TASK.metrics(())(model, [batch]))
