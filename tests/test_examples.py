@@ -7,6 +7,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,7 @@ def run(*command: str | Path) -> str:
 def test_every_example_is_run_here() -> None:
     tested = {
         "hospitals.toml",
+        "first_run.ipynb",
         "own_model.py",
         "own_loop.py",
         "own_files.py",
@@ -160,3 +162,52 @@ def test_compare_methods() -> None:
 def test_every_command_of_the_first_hour_works() -> None:
     """`first_hour.py` runs tickets.py and load_tickets.py too."""
     run(EXAMPLES / "first_hour.py", EXAMPLES.parent / "docs" / "first_hour.md", "--check")
+
+
+SMALL = {
+    "SETTINGS": ["data.examples=200", "data.test_examples=20", "federation.clients=4", "federation.rounds=2"],
+    "PRIVATE": [
+        *("data.examples=60", "data.test_examples=20", "federation.clients=20", "federation.cohort=10"),
+        *("federation.rounds=2", "method.name=ffa_lora", "privacy.unit=client", "privacy.epsilon=8"),
+    ],
+}
+
+
+def notebook() -> tuple[dict[str, Any], ...]:
+    """The code cells of the notebook."""
+    read = json.loads((EXAMPLES / "first_run.ipynb").read_text(encoding="utf-8"))
+    assert (read["nbformat"], read["nbformat_minor"] >= 5) == (4, True)
+    return tuple(cell for cell in read["cells"] if cell["cell_type"] == "code")
+
+
+def test_the_cells_of_the_notebook_run_as_a_script() -> None:
+    """With small settings in place of its own, which are named as there."""
+    names: dict[str, Any] = {"__name__": "notebook"}
+    with accounts.coarse():
+        for cell in notebook():
+            exec("".join(cell["source"]), names)
+            for name in SMALL.keys() & names.keys():
+                names[name] = [*SMALL[name], "training.together=1", "training.steps=1"]
+    assert {"SETTINGS", "PRIVATE"} <= names.keys()
+    assert names["result"].summary["rounds"] == names["private"].summary["rounds"] == 2
+    assert names["private"].summary["epsilon"] <= 8
+    assert names["audit"]["verdict"]["text"]
+
+
+def test_the_notebook_holds_its_outputs_and_nothing_of_a_machine() -> None:
+    path = EXAMPLES / "first_run.ipynb"
+    assert path.stat().st_size < 200_000
+    text = path.read_text(encoding="utf-8")
+    assert "/tmp/" not in text
+    assert "/home/" not in text
+    assert " at 0x" not in text
+    assert "jupyter execute --inplace examples/first_run.ipynb" in text
+    cells = notebook()
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert all(output["output_type"] in ("execute_result", "stream", "display_data") for output in outputs)
+    assert not [output for output in outputs if output.get("name") == "stderr"]
+    shown = ["".join(output["data"].get("text/html", "")) for output in outputs if "data" in output]
+    assert sum("membership AUC" in html for html in shown) == 2  # of both results
+    assert sum("0.5 is a coin" in html for html in shown) == 1  # of the audit
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 2

@@ -8,7 +8,7 @@ from attacks.report.reading import Audit
 from attacks.report.sentences_membership import uncovered
 from attacks.report.verdict import in_short
 from attacks.report.wording import COIN, sides, units
-from secure_fed.report.formatting import counted, listed, number
+from secure_fed.report.formatting import number
 from secure_fed.report.membership import WIDE
 
 _HEADLINES = {
@@ -32,10 +32,16 @@ def headline(audit: Audit, level: str) -> str:
     found, made = finding(audit, level), tried(audit)
     if audit.asked_for:
         return f"{made}: {found[:1].lower()}{found[1:]}" if made else found
-    applied = len(_made(audit))
-    if in_short(audit, level) == "none_found" and applied < len(audit.attacks):
-        return f"{found} by the {applied} of {counted(len(audit.attacks), 'attack')} that can be made on this run"
-    return found
+    return found + (able(audit) if in_short(audit, level) == "none_found" else "")
+
+
+def able(audit: Audit) -> str:
+    """By how many attacks nothing was found, where not all were made: " by the 4 of 13 attacks ..."."""
+    applied, total = len(_made(audit)), len(audit.attacks)
+    if audit.asked_for or applied == total:
+        return ""
+    these = f"one attack of {total}" if applied == 1 else f"{applied} of {total} attacks"
+    return f" by the {these} that {'was' if applied == 1 else 'were'} made"
 
 
 def tried(audit: Audit) -> str:
@@ -51,7 +57,7 @@ def tried(audit: Audit) -> str:
 def untried(audit: Audit) -> str:
     """The attacks that were not asked for, in a sentence; empty where all were."""
     left = [one.title for name, one in ATTACKS.items() if name not in audit.asked_for]
-    return f"Not tried: {listed(left)}." if audit.asked_for and left else ""
+    return f"Not tried: {'; '.join(left)}." if audit.asked_for and left else ""
 
 
 def reading(audit: Audit) -> str:

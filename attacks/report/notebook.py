@@ -16,6 +16,10 @@ from secure_fed.report.notebook import table
 class Audited(dict[str, Any]):
     """An audit as `audit.json` holds it."""
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """A notebook keeps a text beside the table: the headline."""
+        printer.text(headline(read(self), recorded(self)[0]))
+
     def _repr_html_(self) -> str:
         audit = read(self)
         lead = " ".join(filter(None, (reading(audit), untried(audit))))

@@ -9,13 +9,13 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
 from attacks.report import significance
-from attacks.report.headline import reading, tried, untried
+from attacks.report.headline import able, reading, tried, untried
 from attacks.report.measured import measured
 from attacks.report.reading import Audit, Cell, read
 from attacks.report.sentences_estimates import NAMES, estimates
 from attacks.report.sentences_membership import uncovered
 from attacks.report.verdict import in_short, recorded
-from attacks.report.wording import at_least, promised
+from attacks.report.wording import at_least, promised, sides, units
 from secure_fed.report.formatting import number, percent
 from secure_fed.report.terminal import PlainConsole
 
@@ -46,7 +46,9 @@ def show(audit: Mapping[str, Any]) -> None:
     level, text, _ = recorded(audit)
     console = PlainConsole()
     made = f"{tried(parsed)}: " if tried(parsed) else ""
-    console.print(f"verdict: {made}{_LEVELS[in_short(parsed, level)].format(uncovered(parsed))}", style="bold")
+    found = in_short(parsed, level)
+    by = able(parsed) if found == "none_found" else ""
+    console.print(f"verdict: {made}{_LEVELS[found].format(uncovered(parsed))}{by}", style="bold")
     console.print(text)
     console.print(_matrix(parsed))
     console.print("AUC with its 95 % interval. n/a: not applicable; the report gives the reason.")
@@ -78,13 +80,15 @@ def _cell(audit: Audit, cell: Cell | None) -> str:
 def _numbers(audit: Audit) -> Table:
     table = Table(show_header=False)
     table.add_row("accuracy", percent(audit.accuracy))
-    table.add_row("in training, held out", f"{number(audit.members)}, {number(audit.non_members)}")
+    table.add_row(f"{units(audit)} {', '.join(sides(audit))}", f"{number(audit.members)}, {number(audit.non_members)}")
     table.add_row("epsilon accounted", promised(audit))
     for one in estimates(audit):
         table.add_row(f"estimated, {NAMES.get(one.name, one.name)}", at_least(one.epsilon))
     table.add_row("epsilon, lower bound", at_least(next((cell.lower for cell in audit.bounded), None)))
     without = {True: "at chance", False: "NOT AT CHANCE: AUCs are void", None: "not checked"}
-    table.add_row("without any model", without[audit.baseline.at_chance])
+    table.add_row(
+        "without any model", "phantoms have no texts" if audit.phantoms else without[audit.baseline.at_chance]
+    )
     return table
 
 

@@ -36,7 +36,7 @@ def drawn(panels: Mapping[str, Curves]) -> Figure:
 def _draw(axes: Axes, name: str, curves: Curves) -> None:
     for label, points in curves.items():
         axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label)
-    axes.set(xlabel="round", ylabel=name)
+    axes.set(xlabel="round", ylabel=name if len(curves) > 1 else next(iter(curves)))
     axes.set_ylim(0, 1 if name == "accuracy" else None)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y", alpha=0.3)

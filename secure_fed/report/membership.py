@@ -19,6 +19,11 @@ def auc(found: Mapping[str, Any]) -> str:
     return number(float(found["auc"])) + (f" ({_between(between)})" if between else "")
 
 
+def name(found: Mapping[str, Any]) -> str:
+    """The name of the figure, which is one of phantoms in a private run."""
+    return "membership AUC of phantoms" if of_phantoms(found) else "membership AUC"
+
+
 def rates(found: Mapping[str, Any]) -> list[tuple[float, str]]:
     """`(false-positive rate, share of members caught there with its interval)`, the largest rate first."""
     found_at = [(float(target), rate) for target, rate in (found.get("tpr_at_fpr") or {}).items()]
@@ -53,10 +58,11 @@ def judgement(found: Mapping[str, Any]) -> str:
     if not between:
         return ""
     low, high = map(float, between)
-    one = "a phantom" if of_phantoms(found) else unit(found)[1]
     interval = f"The 95 % interval is {100 * low:.1f} to {100 * high:.1f}"
+    if low > _CHANCE and of_phantoms(found):
+        return f"{interval}: phantoms that pulled can be told from others. {_ALLOWED}"
     if low > _CHANCE:
-        return f"{interval}: the model reveals something about whether {one} was in its training."
+        return f"{interval}: the model reveals something about whether {unit(found)[1]} was in its training."
     if high < _CHANCE:
         return f"{interval}, below a coin. That is not privacy: the opposite guess is right more often than a coin."
     below = " A figure below 50 is luck here, and no sign of privacy." if float(found["auc"]) < _CHANCE else ""
@@ -86,6 +92,7 @@ def _share(interval: Any) -> str:
     return f" ({percent(low)} to {percent(high)})"
 
 
+_ALLOWED = "That is no leak by itself, since an epsilon allows some of it: secure-fed audit says how much."
 _UNITS = {
     "example": ("examples", "an example"),
     "group": ("groups of examples", "a group"),

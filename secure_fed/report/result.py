@@ -28,6 +28,12 @@ class Result(run.Result):
     At the end of a notebook's cell, `result` shows its public part as a table, and `result.plot()` draws it by round.
     """
 
+    def __repr__(self) -> str:
+        """The method, the model and the data: a notebook keeps this text beside the table, so nothing private may be in it."""
+        from secure_fed.report.terminal import title
+
+        return f"<Result of {title(self.summary)}, {self.summary['rounds']} rounds>"
+
     def _repr_html_(self) -> str:
         from secure_fed.report.notebook import table
         from secure_fed.report.terminal import rows, title

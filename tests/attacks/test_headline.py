@@ -77,7 +77,7 @@ def test_an_audit_of_all_attacks_says_how_many_could_be_made(protected: dict[str
     cells = [cell | ({"applicable": False} if cell["attack"] == "lira" else {}) for cell in protected["cells"]]
     fewer = samples.copied(protected, cells=cells)
     of = len(samples.ATTACKS)
-    said = f"Nothing was found by the {of - 1} of {of} attacks that can be made on this run"
+    said = f"Nothing was found by the {of - 1} of {of} attacks that were made"
     assert headline(read(fewer), "none_found") == said
 
 

@@ -336,7 +336,8 @@ def test_a_terminal_of_80_columns_shows_the_verdict_and_every_attack(
     assert "n/a" in printed
     assert "word recall" in printed
     assert "83.0 %" in printed
-    assert "│ epsilon accounted     │ no guarantee │" in printed
+    assert "│ epsilon accounted │ no guarantee │" in " ".join(printed.split())
+    assert "│ examples in training, held out │" in " ".join(printed.split())
 
 
 def test_runs_that_differ_in_more_than_privacy_are_not_said_to_be_alike(unprotected: Audit, undrawn: None) -> None:

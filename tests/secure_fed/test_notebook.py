@@ -80,6 +80,10 @@ def test_a_private_result_shows_its_public_part(private: Result) -> None:
     assert not re.search(r"\btime\b", said)
 
 
+def test_the_text_that_a_notebook_keeps_beside_the_table_has_nothing_private(private: Result) -> None:
+    assert repr(private) == "<Result of fedlora: Toy on given in Python, 3 rounds>"
+
+
 def test_accuracy_on_rows_held_out_of_private_ones_is_withheld(private: Result) -> None:
     own = replace(private, summary={**private.summary, "test": {"from": HELD_OUT["example"], "rows": 9}})
     said = words(own._repr_html_())
@@ -97,7 +101,7 @@ def test_the_figure_has_accuracy_and_loss_by_round(result: Result) -> None:
 def test_the_figure_of_a_private_result_has_epsilon_and_nothing_that_is_withheld(private: Result) -> None:
     known = replace(private, records=[{**record, "train_loss": 1.0} for record in private.records])
     drawn = curves(known.plot())
-    assert "train loss" not in drawn["loss"]
+    assert set(drawn) == {"accuracy", "test loss", "epsilon"}
     (spent,) = drawn["epsilon"].values()
     assert spent == sorted(spent)
     assert spent[-1] == pytest.approx(private.summary["epsilon"])

@@ -66,8 +66,8 @@ def test_membership_stands_beside_accuracy(run_folder: RunFolder) -> None:
         "members caught at 0.1 % false accusations not stated: 903 held out are too few for a rate of 0.1 %" in section
     )
     assert "no sign of privacy" in section
-    assert text.count("membership AUC 0.531 ") == 2  # in short, and with its interval in the result
-    assert text.count("membership AUC 0.531 (0.505 to 0.558)") == 1
+    assert text.count("membership AUC (a coin: 0.5) 0.531 (0.505 to 0.558)") == 2  # in short, and in its section
+    assert text.count("membership AUC 0.531 (0.505 to 0.558)") == 1  # in the result
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def _left_out(audit: Audit) -> str:
         if _nowhere(audit, attack):
             titles.setdefault(_reasons(audit, attack), []).append(attack.title)
     lines = [f"{'; '.join(named)}. {_given(reasons)}" for reasons, named in titles.items()]
-    return folded("Attacks that no adversary can make on this run", bullets(lines))
+    return folded("Attacks that were not made on this run, and why", bullets(lines))
 
 
 def _reasons(audit: Audit, attack: Named) -> tuple[tuple[str, str], ...]:

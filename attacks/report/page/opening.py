@@ -38,7 +38,7 @@ def first_screen(audit: Audit, level: str, summary: str) -> str:
             figures(_epsilons(audit), first_curve(audit)),
             paragraph(summary.removeprefix(f"{finding(audit, level)}.").strip(), "lead"),
             facts(_key(audit), "key"),
-            paragraph(reading(audit)) if reading(audit) else "",
+            paragraph(reading(audit), "after") if reading(audit) else "",
         )
     )
 
@@ -78,7 +78,7 @@ def _epsilons(audit: Audit) -> str:
         )
         for one in estimates(audit)
     ]
-    shown = Bar("Shown by the audit", lower, "nothing" if lower is None else f"ε ≥ {_apart(audit)[1]}", "--second")
+    shown = Bar("Shown by the audit", lower, f"ε ≥ {_apart(audit)[1]}" if lower else "nothing", "--second")
     drawn = pictures.limits("epsilon allowed and epsilon shown", (_guarantee(audit), shown, *unproven))
     return figure("Epsilon, allowed and shown", drawn, f"{by}{_AXIS}{_OUTLINES if unproven else ''}")
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from secure_fed.report.formatting import number, percent
-from secure_fed.report.membership import auc, meaning, of_phantoms, rates, unit
+from secure_fed.report.membership import auc, meaning, name, of_phantoms, rates, unit
 from secure_fed.report.page.markup import facts, link, paragraph, section, subsection
 from secure_fed.report.page.record import RunRecord
 
@@ -37,7 +37,7 @@ def _reported(record: RunRecord, found: Mapping[str, Any]) -> str:
         return paragraph(f"Not measured: {why}.", "notice") + paragraph(_SILENT)
     key = (
         ("accuracy", percent(record.last("accuracy"))),
-        ("membership AUC (a coin: 0.5)", auc(found)),
+        (f"{name(found)} (a coin: 0.5)", auc(found)),
         (_sides(found), f"{number(found.get('members'))}, {number(found.get('non_members'))}"),
     )
     caught = [(f"members caught at {100 * target:g} % false accusations", rate) for target, rate in rates(found)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from secure_fed.report.formatting import MISSING, counted, duration, number, percent, rate, size
-from secure_fed.report.membership import auc
+from secure_fed.report.membership import auc, name
 from secure_fed.report.page import privacy
 from secure_fed.report.page.markup import facts, figures, folded, paragraph, section, text
 from secure_fed.report.page.masks import masked
@@ -30,7 +30,7 @@ def summary(record: RunRecord) -> str:
     key = (
         *key_numbers(record),
         ("epsilon", privacy.short(record)),
-        *(("membership AUC", number(found["auc"])) for found in [measured(record)] if found.get("auc") is not None),
+        *((f"{name(found)} (a coin: 0.5)", auc(found)) for found in [measured(record)] if found.get("auc") is not None),
         ("rounds", f"{number(len(record.rounds))} of {number(record.planned)}"),
         ("method", record.config.method.name),
     )
