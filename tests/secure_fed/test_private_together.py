@@ -285,7 +285,7 @@ def test_many_are_begun_a_few_at_a_time(small: Clients, monkeypatch: pytest.Monk
     whole = after(made, range(3))
     begun: list[int] = []
     first = cohort._Cohort.trained
-    monkeypatch.setattr(cohort._Cohort, "trained", lambda own: (begun.append(len(own._jobs)), first(own))[1])
+    monkeypatch.setattr(cohort._Cohort, "trained", lambda own, told: (begun.append(len(own._jobs)), first(own))[1])
     monkeypatch.setattr(cohort, "_CLIENTS", 2)
     assert after(made, range(3)) == whole
     assert begun == [2, 1]

@@ -111,7 +111,7 @@ def test_methods_say_whom_they_can_protect(capsys: pytest.CaptureFixture[str], m
     monkeypatch.setenv("COLUMNS", "100")
     row = {"travels": "B", "mean_exact": True, "trainable": 1, "bytes_up": 1, "paper": "p"}
     rows = [{"name": "one", "units": ["none", "client", "group"], **row}, {"name": "two", "units": ["none"], **row}]
-    show_methods("builtin/tiny", rows)
+    show_methods("builtin/tiny", 8, rows)
     lines = capsys.readouterr().out.splitlines()
     assert "client, group" in next(line for line in lines if " one " in line)
     assert " none " in next(line for line in lines if " two " in line)
