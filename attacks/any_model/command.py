@@ -74,7 +74,10 @@ def run(chosen: argparse.Namespace) -> int:
     if chosen.scores:
         _write(audit, chosen.scores)
     print(json.dumps(audit.to_dict())) if chosen.json else _show(audit)
-    return ABOVE_LIMIT if audit.largest_auc > limit else 0
+    if audit.largest_auc <= limit:
+        return 0
+    print(f"secure-fed: an AUC of {audit.largest_auc:.3f} is above --fail-above auc={limit:g}", file=sys.stderr)
+    return ABOVE_LIMIT
 
 
 def _limit(written: str | None) -> float:

@@ -98,7 +98,8 @@ def test_a_pipeline_learns_of_a_leak_by_the_exit_status(
 ) -> None:
     scores = tmp_path / "scores.csv"
     assert main(audit(folder, "members", "--fail-above", "auc=0.6", "--scores", str(scores))) == 4
-    told = capsys.readouterr().out
+    told, said = capsys.readouterr()
+    assert "is above --fail-above auc=0.6" in said
     assert "LEAK" in told
     assert f"{TEXTS} members and {TEXTS} others" in told
     lines = list(csv.DictReader(scores.read_text().splitlines()))
