@@ -147,7 +147,7 @@ def _ends(audit: Audit) -> str:
         f"The audit shows that epsilon is at least {shown} for {unit_one(audit.audited)}, with a confidence of"
         f" {confidence(audit)}."
         if lower
-        else f"{made} showed a leak: the lower bound on epsilon is 0.{blunt(audit)}"
+        else f"{made} proves an epsilon above 0: the lower bound on it is 0.{blunt(audit)}"
         if lower is not None
         else "The audit gave no lower bound on it."
     )
