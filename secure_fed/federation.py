@@ -83,7 +83,8 @@ class Federation:
     @property
     def notes(self) -> list[str]:
         """Sentences on what the run does that a user may not expect: training data that it holds out, clients that all send."""
-        found = (self.assembly.pools["data"].held_out, traffic.of_hidden_cohort(self.assembly))
+        counted = self.assembly.protection.plan is None
+        found = (self.assembly.pools["data"].held_out(counted=counted), traffic.of_hidden_cohort(self.assembly))
         return [note for note in found if note]
 
     def run(self, out: str | Path | None = None, *, resume: bool = False) -> Result:

@@ -114,6 +114,15 @@ def test_a_notebook_shows_the_figure_by_itself(result: Result) -> None:
     assert 3_000 < len(picture) < 60_000
 
 
+def test_how_many_are_held_out_is_said_of_runs_without_privacy_alone() -> None:
+    half = {"evaluation.audit_fraction": 0.5}
+    counted = " ".join(toys.federation(half, sizes=(30, 30, 30)).notes)
+    assert re.search(r"\d+ of 90 examples are held out of training", counted)
+    settings = {**private_toys.EXAMPLE, "privacy.noise_multiplier": 1.0, **half}
+    uncounted = " ".join(private_toys.federation(settings, sizes=(30, 30, 30)).notes)
+    assert "some examples are held out of training" in uncounted
+
+
 def test_a_callback_is_given_a_result_that_shows_itself(tmp_path: Path) -> None:
     given: list[object] = []
     toys.federation({"federation.rounds": 1}, callbacks=[SimpleNamespace(on_end=given.append)]).run()

@@ -107,16 +107,18 @@ class AuditPool:
         coins = zip((unit.name for unit in self.units), self.members.tolist(), strict=True)
         return hashlib.sha256(json.dumps(list(coins)).encode()).hexdigest()
 
-    @property
-    def held_out(self) -> str:
-        """What the membership figure costs in training data, in a sentence; empty where it costs none."""
-        out, total = int((~self.members).sum()), sum(map(len, self.train))
+    def held_out(self, *, counted: bool) -> str:
+        """What the membership figure costs in training data, in a sentence; empty where it costs none.
+
+        counted: with the number of units, which follows from the data.
+        """
+        out = int((~self.members).sum())
         if not out or self.of == "phantoms":
             return ""
-        all_ = {"client": len(self.train), "example": total}.get(self.kind)
-        of = "" if all_ is None else f" of {all_:,}"
+        every = {"client": len(self.train), "example": sum(map(len, self.train))}.get(self.kind)
+        some = f"{out:,}" + ("" if every is None else f" of {every:,}") if counted else "some"
         return (
-            f"{out:,}{of} {self.kind}s are held out of training, by coins, to measure membership with"
+            f"{some} {self.kind}s are held out of training, by coins, to measure membership with"
             " (evaluation.audit_fraction; 0 trains on all)"
         )
 
