@@ -21,8 +21,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
+from secure_fed.flower.supernode import LOG
 from tests.flower_keys import auth_keys, certificates
 from tests.flower_proxy import Recording, recording
 
@@ -79,6 +81,12 @@ class Loopback:
     def start(self, node: int) -> None:
         """Start a node, or start it again."""
         self._start(f"node-{node}", self.command(self, node) if self.command else supernode(self, node))
+
+    def await_nodes(self) -> None:
+        """Return when the SuperLink has numbered every node, so that a run that begins finds all of them."""
+        for node, home in enumerate(self.homes):
+            logs = (self.folder / f"node-{node}.log", home / LOG)  # of Flower's SuperNode, or of `secure-fed node run`
+            self._await(f"node-{node}", partial(_say, logs, "SuperNode ID:"))
 
     def kill(self, node: int) -> None:
         """Kill a node with all of its processes, as a loss of power does."""
@@ -240,6 +248,10 @@ def free_port() -> int:
     with socket.socket() as found:
         found.bind((HOST, 0))
         return int(found.getsockname()[1])
+
+
+def _say(logs: Sequence[Path], words: str) -> bool:
+    return any(log.exists() and words in log.read_text(encoding="utf-8", errors="replace") for log in logs)
 
 
 def _marked(home: Path) -> list[int]:

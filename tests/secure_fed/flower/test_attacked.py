@@ -31,6 +31,7 @@ def test_every_attack_is_noticed_through_the_real_transport(tmp_path: Path, whic
         settings = project / "pyproject.toml"
         own = settings.read_text().replace("secure_fed.flower.coordinator_app", "tests.secure_fed.flower.hostile_app")
         settings.write_text(own + f'script = "{which}"\n')
+        link.await_nodes()
         output = link.run(project, seconds=200 + 90 * len(script))
     lines = (party.folder / "run" / "metrics.jsonl").read_text().splitlines()
     print(output)

@@ -69,6 +69,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     party = founded(tmp, SHARES, PARTS, lambda number: None)
     with loopback(tmp / "link", party.homes, proxy=True, command=seeded) as link:
         project = write_project(tmp / "app", party.folder, Connection(link.address, insecure=True))
+        link.await_nodes()
         begun = link.begin(project, "--run-config", "deadline=60 wait=180")
         until = time.monotonic() + 400
         while begun.poll() is None and time.monotonic() < until:
@@ -194,6 +195,7 @@ def test_under_tls_with_node_authentication_and_the_budgets_at_the_nodes(tmp_pat
     homes = party.homes
     with loopback(tmp_path / "link", homes, tls=True, auth=True, proxy=True, command=seeded_run) as link:
         secured = Connection(link.address, root_certificates=link.certificate)
+        link.await_nodes()
         output = link.run(write_project(tmp_path / "app", party.folder, secured), seconds=600)
         assert link.recording is not None
         assert not link.recording.holds(party.charter.model_digest.encode()), "TLS hides even the charter"
