@@ -18,10 +18,10 @@ from protocols.keys import Identity
 from secure_fed import Federation, RunConfig
 from secure_fed.deployment import coordinator, messages, seal
 from secure_fed.deployment.envelope import Envelope
-from secure_fed.deployment.home import CHARTER, CoordinatorHome
+from secure_fed.deployment.home import BEGUN, CHARTER, CoordinatorHome
 from secure_fed.deployment.messages import Refusal
 from secure_fed.deployment.node import Node
-from secure_fed.errors import TrainingError
+from secure_fed.errors import RunDirectoryError, TrainingError
 from secure_fed.methods.method import State
 from secure_fed.rounds.transport import Reply, Stage, Staged
 from secure_fed.tensors.tensors import Tensors
@@ -343,3 +343,47 @@ def test_a_node_spends_its_own_budget_once_for_all_federations(tmp_path: Path) -
     found = messages.decode(seal.unsealed(party.carrier.nodes_[100].answer(asked)))
     assert isinstance(found, Refusal), "8 and 8 are more than 10"
     assert found.error == "BudgetExhausted"
+
+
+@pytest.mark.parametrize("tables", [pytest.param((), marks=pytest.mark.nightly), (SHARES,)], ids=["open", "shares"])
+def test_a_coordinator_killed_between_its_charge_and_its_note_asks_nobody_twice(
+    tmp_path: Path, tables: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The charge of round 2 is made, and that the round has begun is not noted: no member was asked, so it may begin."""
+    party, noted = deployed(tmp_path, *tables, {"federation": {"rounds": 3}}), coordinator.atomic_write
+
+    def dies(path: Path, content: Any, **how: Any) -> None:
+        if path.name == BEGUN and content[:1] == b"\x02":
+            raise Killed
+        noted(path, content, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(coordinator, "atomic_write", dies)
+        with pytest.raises(Killed):
+            party.conduct()
+    asked = [stage_of(one) for node, one, _ in party.carrier.seen if node == 100]
+    assert not any(one.startswith("1 ") for one in asked), "nobody was asked for round 2"
+    again = party.conduct()
+    if tables:  # what was charged counts, and so the last round has no budget left
+        assert again.summary["epsilon"] <= 8.0
+        assert again.state.round in (2, 3)
+    else:
+        assert [bool(record.get("lost")) for record in again.records] == [False, False, False]
+    assert not [line for line in party.said if "refuses" in line], party.said
+
+
+def test_two_coordinators_of_one_folder_are_one_too_many(tmp_path: Path) -> None:
+    party = deployed(tmp_path, MASKED)
+    found: list[str] = []
+
+    def second(node: int, asked: Envelope, answer: Envelope) -> Envelope:
+        if not found and stage_of(asked) == "0 mask":
+            with pytest.raises(RunDirectoryError) as refused:
+                party.conduct()
+            found.append(str(refused.value))
+        return answer
+
+    party.carrier.touch = second
+    result = party.conduct()
+    assert "is in use by another process" in found[0]
+    assert [record["masked"]["survivors"] for record in result.records] == [4, 4]
