@@ -118,13 +118,7 @@ def plan(chosen: argparse.Namespace) -> None:
         say("comparing the methods")
         methods = _methods(chosen, setting, target, possible)
         say("calibrating the noise of coins")
-        if chosen.epsilon is not None:
-            made = planning.for_epsilon(setting, chosen.epsilon)
-        else:
-            made = planning.for_noise(setting, chosen.noise_multiplier)
-        targets = sorted({*_TARGETS, *([chosen.epsilon] if chosen.epsilon is not None else [])})
-        say("calibrating it for other targets and cohorts")
-        others = planning.alternatives(setting, targets)
+        made, others = _of_coins(chosen, setting, say)
     if chosen.json:
         alternatives = [_plan_facts(other) for other in others]
         facts = [shown_ways.facts(setting, way, chosen) for way in ways]
@@ -153,6 +147,19 @@ def plan(chosen: argparse.Namespace) -> None:
     console.print(
         "Calibrated on a coarse grid: never above the target, with up to a few percent more noise than needed."
     )
+
+
+def _of_coins(chosen: argparse.Namespace, setting: Setting, say: Callable[[str], None]) -> tuple[Plan, list[Plan]]:
+    """The plan asked for, and those of other targets and cohorts."""
+    from privacy import planning
+
+    if chosen.epsilon is not None:
+        made = planning.for_epsilon(setting, chosen.epsilon)
+    else:
+        made = planning.for_noise(setting, chosen.noise_multiplier)
+    targets = sorted({*_TARGETS, *([chosen.epsilon] if chosen.epsilon is not None else [])})
+    say("calibrating it for other targets and cohorts")
+    return made, list(planning.alternatives(setting, targets))
 
 
 def _possible(chosen: argparse.Namespace, setting: Setting) -> Possible:

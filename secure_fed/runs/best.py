@@ -38,8 +38,8 @@ def require_choosable(config: RunConfig, facts: Mapping[str, Any]) -> None:
 
 def best(records: Sequence[Record]) -> Record | None:
     """The record of the first of the best evaluations, None before there is one."""
-    evaluated = [record for record in records if _merit(record) is not None]
-    return max(evaluated, key=lambda record: _merit(record) or 0.0, default=None)
+    merits = [(merit, record) for record in records if (merit := _merit(record)) is not None]
+    return max(merits, key=lambda pair: pair[0], default=(0.0, None))[1]
 
 
 def stalled(records: Sequence[Record], patience: int | None) -> str:
@@ -54,12 +54,14 @@ def stalled(records: Sequence[Record], patience: int | None) -> str:
     return f"{patience} evaluations in a row were no better than that of round {found['round']}, {reached}"
 
 
-def require_measured(records: Sequence[Record], config: RunConfig) -> None:
-    """ConfigError if the last record has an evaluation by which nothing can be chosen."""
+def require_measured(measured: Record, config: RunConfig) -> None:
+    """ConfigError for an evaluation by which nothing can be chosen, where something is to be."""
     name = next((name for name in _SETTINGS if getattr(config.evaluation, name)), None)
-    if name and best(records) is None:
+    if name and not {"accuracy", "loss"} & set(
+        measured
+    ):  # a number that is none, after a run diverged, is no better than any
         raise ConfigError(
-            f"evaluation.{name} goes by accuracy or loss, and the evaluation gave neither as a number: let metrics give one"
+            f"evaluation.{name} goes by accuracy or loss, and the evaluation gave neither: let metrics give one"
         ).about(f"evaluation.{name}", getattr(config.evaluation, name), "metrics with 'accuracy' or 'loss'")
 
 

@@ -159,9 +159,10 @@ class _Run:
 
     def _keep_best(self) -> None:
         """Keep the state of the round that ended, before its checkpoint, if its evaluation is the best."""
-        require_measured(self.records, self.assembly.config)
+        if not self.assembly.config.evaluation.keep_best:
+            return
         found = best(self.records)
-        if self.assembly.config.evaluation.keep_best and found and found["round"] == self.state.round:
+        if found and found["round"] == self.state.round:
             self.best = self.state
             if self.store:
                 self.store.keep_best(self.state)
@@ -208,6 +209,7 @@ class _Run:
         if self.telling:
             self.telling.testing(state.round - 1)
         found = evaluated(self.assembly, state)
+        require_measured(found, self.assembly.config)
         self.measured |= set(found)
         return found
 

@@ -70,6 +70,12 @@ def test_a_run_ends_when_it_stalls_and_resumed_stays_ended(tmp_path: Path) -> No
     assert toys.same(again.best.tensors, result.best.tensors)
 
 
+def test_rounds_without_an_evaluation_are_waited_for() -> None:
+    settings = {"federation.rounds": 7, "evaluation.patience": 2, "evaluation.keep_best": True, "evaluation.every": 2}
+    result = toys.federation(settings, metrics=measuring((0.3, 0.6, 0.5, 0.4))).run()
+    assert (result.state.round, result.summary["best_round"]) == (7, 4)
+
+
 def test_what_is_no_choice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"keep_best keeps the common model, and method\.personal"):
         toys.federation({"evaluation.keep_best": True, "method.personal": "head"})
