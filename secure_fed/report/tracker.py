@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from secure_fed.runs.durable import atomic_write
 _log = logging.getLogger(__name__)
 
 
-class Tracker:
+class Tracker(ABC):
     """Gives a service the settings of a run and its public records, round by round.
 
     Without privacy the service has a round when it ends. Of a private run it has all rounds when the run ends, in files in
@@ -76,15 +77,17 @@ class Tracker:
                 self._failed = True
                 _log.warning("%s failed, and the run goes on without it: %s", self.name, _short(error))
 
+    @abstractmethod
     def _open(self, title: str | None, known: str | None, folder: Path | None) -> str:
         """Begin a run of the service, or go on with the `known` one: its id. In a `folder` nothing leaves the machine."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _log(self, values: dict[str, float], step: int) -> None:
-        raise NotImplementedError
+        """Numbers after a round."""
 
+    @abstractmethod
     def _close(self) -> None:
-        raise NotImplementedError
+        """End the run of the service."""
 
 
 def numbers(record: Mapping[str, Any], of: str = "") -> Iterator[tuple[str, float]]:
