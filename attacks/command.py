@@ -13,6 +13,7 @@ from typing import Any
 
 from attacks.any_model import command as any_model
 from attacks.catalogue import ATTACKS
+from attacks.prepared import command as prepared
 
 REFERENCES = 16
 _FEWEST = 4
@@ -24,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, whole: bool = True) -> Non
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", nargs="?" if whole else None)
     if whole:
         any_model.add_arguments(parser)
+        prepared.add_arguments(parser)
         names = ", ".join(ATTACKS)
         parser.add_argument(
             "--attack",
@@ -51,6 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser, *, whole: bool = True) -> Non
 
 def run(chosen: argparse.Namespace) -> int:
     """Audit the run, or the model, that is named."""
+    if chosen.prepared is not None:
+        return prepared.run(chosen)
     if chosen.model is not None:
         return any_model.run(chosen)
     any_model.require_run(chosen)

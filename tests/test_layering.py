@@ -172,7 +172,8 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("run_attacks",),
         ("report",),
         ("report.page",),
-        ("audit", "any_model"),
+        ("audit", "any_model", "extraction"),
+        ("prepared",),
         ("command",),
     ),
 }

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ABOVE_LIMIT = 4  # exit status
 _TASKS = ("classification", "multi_label", "regression", "tokens", "causal_lm")
 _NEEDED = {"members": "--members", "non_members": "--non-members"}
-_OTHERS = ("adapter", "members", "non_members", "labels", "text", "text_b", "label", "fail_above", "scores")
+_OTHERS = ("adapter", "members", "non_members", "labels", "text", "text_b", "label", "fail_above", "scores", "delta")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     own.add_argument("--device", default="cpu", help="as model.device (default: cpu)")
     own.add_argument("--scores", type=Path, metavar="FILE.csv", help="write every text's scores too")
-    limit = f"exit with status {ABOVE_LIMIT} if a signal's AUC is above this"
-    own.add_argument("--fail-above", metavar="auc=X", help=limit)
+    limit = f"exit with status {ABOVE_LIMIT} if a signal's AUC is above this, or with --prepared the bound on epsilon"
+    own.add_argument("--fail-above", metavar="auc=X|epsilon=X", help=limit)
 
 
 def require_run(chosen: argparse.Namespace) -> None:

@@ -37,17 +37,22 @@ Switch = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class Asked:
-    """What a user names: `adapter` may be None, `labels` are the classes in the order of the model's outputs, if given."""
+    """What a user names: `adapter` may be None, `labels` are the classes in the order of the model's outputs, if given.
+
+    others: None where nobody says who is a member, and all texts are in one file. classes: of the data that the texts are from,
+    as these write them, where that is known: a few texts may not have all.
+    """
 
     model: str
     members: Path
-    others: Path
+    others: Path | None
     data: DataConfig
     adapter: Path | None = None
     references: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     max_length: int = 128
     device: str = "cpu"
+    classes: tuple[int | str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,10 @@ def opened(asked: Asked) -> Subject:
     """Read the texts and load the model. One sentence says what does not fit."""
     task = tasks.build(asked.data)
     tables = [sources.of_one_party(task, [path], name) for path, name in _files(asked)]
-    classes = _classes(asked, task, task.classes([table for some in tables for table in some]))
+    learned = Vocabulary(asked.classes, tuple(map(str, asked.classes)))
+    classes = _classes(
+        asked, task, learned if asked.classes else task.classes([one for some in tables for one in some])
+    )
     parts = [task.rows(some, classes) for some in tables]
     rows = _joined(*parts)
     loaded = loading.load(
@@ -137,10 +145,14 @@ def opened(asked: Asked) -> Subject:
 
 
 def _files(asked: Asked) -> list[tuple[Path, str]]:
+    if asked.others is None:
+        return [(asked.members, "--prepared")]
     return [(asked.members, "--members"), (asked.others, "--non-members")]
 
 
-def _joined(members: Rows, others: Rows) -> Rows:
+def _joined(members: Rows, others: Rows | None = None) -> Rows:
+    if others is None:
+        return members
     second = members.text_b + (others.text_b or ()) if members.text_b is not None else None
     return Rows(members.text + others.text, members.label + others.label, members.label_names, second)
 

@@ -27,10 +27,15 @@ from secure_fed.commands import secagg as secagg_command
 from secure_fed.config import RunConfig, commented_toml
 from secure_fed.errors import ConfigError, RunDirectoryError, StorageError, plainly, reported
 
+PREPARING = "audit prepare"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    return reported(lambda: (chosen := _parser().parse_args(arguments)).run(chosen))
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:2] == PREPARING.split():  # `audit` takes a RUN_DIR, so argparse cannot have a command below it
+        given[:2] = [PREPARING]
+    return reported(lambda: (chosen := _parser().parse_args(given)).run(chosen))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -93,9 +98,12 @@ def _add_running(command: Callable[..., argparse.ArgumentParser]) -> None:
 def _add_reading(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Commands that use a run's directory."""
     from attacks import command as audits
+    from attacks.prepared import command as prepared
 
     audit = command("audit", audits.run, "attack a run, and report what it gives away")
     audits.add_arguments(audit)
+    preparing = "toss coins for an audit of a training that happens elsewhere, and write its training file"
+    prepared.add_preparing(command(PREPARING, prepared.prepare, preparing))
     report = command("report", _report, "write the HTML report of a run again")
     export = command("export", export_command.run, "write the trained adapter as a folder")
     answer = "label texts with a trained run, or continue them: one JSON object a line"

@@ -1,0 +1,89 @@
+"""Canaries for language models: a sentence with a random secret (Carlini et al. 2019, The Secret Sharer, section 4).
+
+A template is a text with the place `{secret}`, and perhaps with `{name}`, so that no two canaries are equal texts.
+A secret is a number of decimal digits, each of its values equally likely.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from privacy.entropy import Stream
+from secure_fed.errors import ConfigError
+
+USUAL = "The access code of {name} is {secret}."
+DIGITS = 6
+_SECRET, _NAME = "{secret}", "{name}"
+_LETTERS, _LENGTH = "abcdefghijklmnopqrstuvwxyz", 6
+_MOST_DIGITS = 15  # of a secret: what a float64 counts exactly
+
+
+@dataclass(frozen=True)
+class Planted:
+    """One canary: its name, which is public to the auditor's candidates, and its secret."""
+
+    name: str
+    secret: str
+
+
+@dataclass(frozen=True)
+class Template:
+    """The sentence, and the number of digits of its secret."""
+
+    text: str = USUAL
+    digits: int = DIGITS
+
+    def __post_init__(self) -> None:
+        if self.text.count(_SECRET) != 1 or self.text.count(_NAME) > 1:
+            raise ConfigError(f"the template is {self.text!r:.80}: it needs {{secret}} once, and {{name}} at most once")
+        if not 1 <= self.digits <= _MOST_DIGITS:
+            raise ConfigError(f"--digits is {self.digits}: a secret has from 1 to {_MOST_DIGITS} digits")
+
+    @property
+    def named(self) -> bool:
+        return _NAME in self.text
+
+    @property
+    def space(self) -> int:
+        """The number of secrets."""
+        return int(10**self.digits)
+
+    def split(self, one: Planted, secret: int | None = None) -> tuple[str, str]:
+        """The text before the secret, and the text from it on; with `secret` that one in the place of the canary's own."""
+        own = one.secret if secret is None else f"{secret:0{self.digits}d}"
+        before, _, after = self.text.partition(_SECRET)
+        return before.replace(_NAME, one.name), own + after.replace(_NAME, one.name)
+
+    def written(self, one: Planted, secret: int | None = None) -> str:
+        return "".join(self.split(one, secret))
+
+    def drawn(self, count: int, stream: Stream) -> list[Planted]:
+        """So many canaries, no two of them equal. ConfigError where the template has not as many."""
+        if not self.named and count > self.space // 10:
+            raise ConfigError(
+                f"{count} canaries need a template with {{name}}, or more --digits than {self.digits}: without a name only a "
+                "tenth of the secrets is planted"
+            )
+        found: dict[str, Planted] = {}
+        while len(found) < count:
+            name = "".join(_LETTERS[index] for index in uniform(stream, len(_LETTERS), _LENGTH))
+            secret = int(uniform(stream, self.space, 1)[0])
+            one = Planted(name if self.named else "", f"{secret:0{self.digits}d}")
+            found.setdefault(one.name or one.secret, one)
+        return list(found.values())
+
+
+def uniform(stream: Stream, values: int, count: int) -> list[int]:
+    """(count,) independent integers, uniform over 0 .. values - 1: words of the last, incomplete range are drawn anew."""
+    whole = 2**64 // values * values
+    found: list[int] = []
+    while len(found) < count:
+        found += [int(word) % values for word in stream.words(count - len(found)) if int(word) < whole]
+    return found
+
+
+def order(stream: Stream, count: int) -> list[int]:
+    """A random order of 0 .. count - 1, all orders equally likely but for ties of 64-bit numbers."""
+    return [int(index) for index in np.argsort(stream.words(count), kind="stable")]

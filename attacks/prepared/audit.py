@@ -1,0 +1,105 @@
+"""The audit of a model by a prepared folder: scores of the candidates first, then the coins, then the bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from attacks.any_model import signals
+from attacks.any_model.signals import Floats
+from attacks.any_model.subject import Subject
+from attacks.evidence.bounds import Bound, lower_bound
+from attacks.prepared.coins import Bools
+from attacks.prepared.folder import Manifest, truth_of
+from secure_fed.runs.membership.roc import Ranking, rank, to_dict
+
+SIGNIFICANCE = 0.05
+DELTA = 1e-5
+_UNITS = {"none": "one row", "labels": "one row with a wrong label", "secrets": "one planted sentence"}
+ASSUMES = (
+    "whoever trained, and whoever chose how to score, did not know the coins beyond what the training file shows",
+    "the model was trained on train.jsonl, and on nothing else that depends on the coins",
+    "this is the only audit of the model by these coins: of several the best is no bound at this confidence",
+)
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """bound: on epsilon at `delta`, for a training with and without the unit."""
+
+    bound: Bound
+    ranking: Ranking
+    delta: float
+    unit: str
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        confidence = f"{1 - self.bound.significance:.0%}"
+        if self.bound.epsilon is None:
+            return (f"Nothing can be shown: {self.bound.how}.",)
+        found = (
+            f"No guarantee of an epsilon below {self.bound.epsilon:.2f} at delta {self.delta:g} holds for {self.unit}, with "
+            f"{confidence} confidence"
+        )
+        if not self.bound.epsilon:
+            found = (
+                f"Every epsilon is possible still, 0 at delta {self.delta:g} too: nothing was shown about {self.unit}"
+            )
+        most = f"With every guess right, so many candidates show {self.bound.most:.2f}: more cannot be contradicted by them."
+        return f"{found}: {self.bound.how}.", most
+
+
+def judged(scores: Floats, members: Bools, manifest: Manifest, delta: float) -> Judged:
+    """The bound, and how well the scores tell members from the others.
+
+    Guarantee: if the coins are fair and independent of each other, and the scores depend on them through the output of an
+    (epsilon, delta)-private training alone, the bound is above that epsilon with a probability of at most SIGNIFICANCE.
+    Neighbours are training files with and without the unit: all copies of one candidate.
+    """
+    bound = lower_bound(scores, members, delta, SIGNIFICANCE)
+    unit = _UNITS[manifest.kind]
+    if manifest.repeat > 1:
+        unit = f"{manifest.repeat} copies of {unit} together"
+    return Judged(bound, rank(scores[members], scores[~members]), delta, unit)
+
+
+def scored(subject: Subject, say: Say) -> tuple[str, Floats]:
+    """The name of the one score, chosen by what there is and not by what it shows, and (candidates,) of its values."""
+    say("reading the candidates with the model")
+    losses = subject.losses()
+    if not (subject.base or subject.asked.references):
+        return "loss", signals.loss(losses)
+    say("reading the candidates with its references")
+    return "loss beside references", signals.calibrated(losses, subject.reference_losses())
+
+
+def audited(subject: Subject, folder: Path, manifest: Manifest, delta: float, say: Say) -> dict[str, Any]:
+    """The audit as one JSON object. The coins are read when the scores are there."""
+    name, scores = scored(subject, say)
+    members = truth_of(folder, manifest).members
+    found, asked = judged(scores, members, manifest, delta), subject.asked
+    bound = asdict(found.bound)
+    return {
+        "schema": 1,
+        "model": asked.model,
+        "adapter": None if asked.adapter is None else str(asked.adapter),
+        "prepared": str(folder),
+        "task": subject.task.title,
+        "candidates": manifest.candidates,
+        "members": int(members.sum()),
+        "planted": manifest.kind,
+        "unit": found.unit,
+        "delta": delta,
+        "confidence": 1 - found.bound.significance,
+        "epsilon_lower": bound["epsilon"],
+        "epsilon_most": bound["most"],
+        "guesses": bound["guesses"],
+        "right": bound["right"],
+        "score": name,
+        **to_dict(found.ranking),
+        "sentences": list(found.sentences),
+        "assumes": list(ASSUMES),
+    }

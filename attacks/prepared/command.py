@@ -1,0 +1,161 @@
+"""`secure-fed audit prepare DATA --out DIR`, and `secure-fed audit --model BASE --prepared DIR`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from secure_fed.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from attacks.prepared.folder import Manifest
+
+ABOVE_LIMIT = 4  # exit status
+_TASKS = ("classification", "multi_label", "regression", "tokens", "causal_lm")
+_SAID = ("members", "non_members", "task", "text", "text_b", "label", "scores")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of `audit`."""
+    own = parser.add_argument_group("a training that was prepared by `secure-fed audit prepare`")
+    own.add_argument(
+        "--prepared", type=Path, metavar="DIR", help="the folder, in the place of --members and --non-members"
+    )
+    own.add_argument("--delta", type=float, metavar="D", help="the bound on epsilon is at this delta (default: 1e-5)")
+
+
+def add_preparing(parser: argparse.ArgumentParser) -> None:
+    """Of `audit prepare`."""
+    parser.add_argument("data", type=Path, metavar="DATA", help="a JSON Lines, CSV or Parquet file (.gz too)")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
+    parser.add_argument("--task", choices=_TASKS, default="classification", help="default: classification")
+    for name in ("text", "text-b", "label"):
+        parser.add_argument(f"--{name}", default="", metavar="COLUMN", help=f"as data.{name.replace('-', '_')}")
+    kinds = ("none", "labels", "secrets")
+    planted = (
+        "candidates: rows of the data, rows with wrong labels, or sentences with random secrets (default: none, rows)"
+    )
+    parser.add_argument("--canaries", choices=kinds, default="none", help=planted)
+    parser.add_argument("--count", type=int, metavar="M", help="candidates (default: 1000, or half the rows if fewer)")
+    parser.add_argument(
+        "--repeat", type=int, default=1, metavar="N", help="how often a planted candidate is in the file"
+    )
+    parser.add_argument("--template", metavar="TEXT", help="of secrets, with {secret} and perhaps {name}")
+    parser.add_argument("--digits", type=int, metavar="N", help="of a secret (default: 6)")
+    parser.add_argument("--json", action="store_true", help="print prepared.json")
+
+
+def prepare(chosen: argparse.Namespace) -> None:
+    """Prepare the folder, and say who gets which of its files."""
+    from dataclasses import asdict
+
+    from attacks.extraction.template import DIGITS, USUAL, Template
+    from attacks.prepared.making import Wish
+    from attacks.prepared.making import prepare as made
+    from secure_fed.config import DataConfig
+
+    if chosen.canaries != "secrets" and (chosen.template is not None or chosen.digits is not None):
+        raise ConfigError("--template and --digits are for --canaries secrets: leave them out")
+    template = Template(USUAL if chosen.template is None else chosen.template, chosen.digits or DIGITS)
+    data = DataConfig("", "of the user", "", chosen.task, chosen.text, chosen.text_b, chosen.label)
+    manifest = made(Wish(chosen.data, data, chosen.canaries, chosen.count, chosen.repeat, template), chosen.out)
+    if chosen.json:
+        print(json.dumps(asdict(manifest)))
+        return
+    print(
+        f"train on:   {chosen.out / 'train.jsonl'}, with any tool\n"
+        f"publish:    {chosen.out / 'prepared.json'}, which commits to {manifest.candidates} coins\n"
+        f"keep:       {chosen.out / 'candidates.jsonl'} and {chosen.out / 'private'}, for yourself until the audit\n"
+        f"then audit: secure-fed audit --model BASE --adapter ADAPTER --prepared {chosen.out}"
+    )
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Make the audit, print it, and say by the exit status whether the bound is above the limit."""
+    for name in _SAID:
+        if getattr(chosen, name) is not None:
+            raise UsageError(
+                f"--{name.replace('_', '-')} has no place beside --prepared, whose folder says it: leave it out"
+            )
+    if chosen.model is None or chosen.run_dir is not None:
+        raise UsageError("--prepared is for the audit of a --model, not of a RUN_DIR: name the model that was trained")
+    limit = _limit(chosen.fail_above)
+    from attacks.prepared import audit
+    from attacks.prepared.folder import read
+
+    delta = audit.DELTA if chosen.delta is None else chosen.delta
+    if not 0 <= delta < 1:
+        raise ConfigError(f"--delta is {delta:g}: give a number from 0 to below 1, such as 1e-5")
+    manifest = read(chosen.prepared)
+    subject = _opened(chosen, manifest)
+    found = audit.audited(
+        subject, chosen.prepared, manifest, delta, lambda what: print(f"secure-fed: {what}", file=sys.stderr)
+    )
+    print(json.dumps(found)) if chosen.json else _show(found)
+    if (found["epsilon_lower"] or 0.0) <= limit:
+        return 0
+    print(
+        f"secure-fed: epsilon is at least {found['epsilon_lower']:.2f}, above --fail-above epsilon={limit:g}",
+        file=sys.stderr,
+    )
+    return ABOVE_LIMIT
+
+
+def _opened(chosen: argparse.Namespace, manifest: Manifest) -> Any:
+    from attacks.any_model.subject import Asked, opened
+    from attacks.prepared.folder import CANDIDATES
+    from secure_fed.config import DataConfig
+
+    columns = manifest.text, manifest.text_b, manifest.label
+    data = DataConfig("", "of the user", "", manifest.task, *columns)
+    labels = tuple(chosen.labels.split(",")) if chosen.labels else ()
+    asked = Asked(
+        chosen.model,
+        chosen.prepared / CANDIDATES,
+        None,
+        data,
+        chosen.adapter,
+        tuple(chosen.reference),
+        labels,
+        chosen.max_length,
+        chosen.device,
+        manifest.classes,
+    )
+    return opened(asked)
+
+
+def _limit(written: str | None) -> float:
+    if written is None:
+        return float("inf")
+    name, _, value = written.partition("=")
+    try:
+        limit = float(value)
+    except ValueError:
+        limit = -1.0
+    if name != "epsilon" or not limit >= 0:
+        raise ConfigError(
+            f"--fail-above is {written!r:.40}: with --prepared give epsilon= and a number from 0, such as epsilon=1"
+        )
+    return limit
+
+
+def _show(found: dict[str, Any]) -> None:
+    from secure_fed.report.terminal import PlainConsole
+
+    console, adapter = PlainConsole(), f" with {found['adapter']}" if found["adapter"] else ""
+    least = found["epsilon_lower"]
+    head = "nothing can be shown" if least is None else f"epsilon is at least {least:.2f} at delta {found['delta']:g}"
+    console.print(f"{found['model']}{adapter}: {head}", style="bold")
+    for sentence in found["sentences"]:
+        console.print(sentence)
+    low, high = found["auc_interval"]
+    console.print(
+        f"{found['members']} of {found['candidates']} candidates were in the training; by their {found['score']} they are told "
+        f"from the others with an AUC of {found['auc']:.3f} ({low:.3f} to {high:.3f}); a coin has .500"
+    )
+    console.print("It assumes that")
+    for one in found["assumes"]:
+        console.print(f"- {one}")

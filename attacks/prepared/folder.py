@@ -1,0 +1,119 @@
+"""The folder of a prepared audit.
+
+train.jsonl            for the training, wherever it happens
+candidates.jsonl       for the audit: in the training or not, by a coin each; hand it to nobody who trains
+secrets.jsonl          the names and secrets of planted sentences, in the same order; for the audit too
+prepared.json          how to read both, their SHA-256, and that of the sealed truth: to be published with the training file
+private/truth.json     the coins, sealed: readable by its owner alone, needed by the audit and by nobody else
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attacks.extraction.template import Planted, Template
+from attacks.prepared.coins import Truth, digest, unsealed
+from attacks.prepared.planted import Row
+from secure_fed.errors import DataError, UsageError, plainly
+from secure_fed.runs.directory import made_private, private_part
+from secure_fed.runs.durable import atomic_write
+
+TRAIN, CANDIDATES, SECRETS = "train.jsonl", "candidates.jsonl", "secrets.jsonl"
+MANIFEST, TRUTH = "prepared.json", "truth.json"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """prepared.json. candidates: their number. template: a sentence and its digits, where secrets were planted. digests: of the
+    files, by name; commitment: to the truth."""
+
+    task: str
+    text: str
+    text_b: str
+    label: str
+    kind: str
+    candidates: int
+    repeat: int = 1
+    classes: tuple[int | str, ...] = ()
+    template: tuple[str, int] | None = None
+    digests: dict[str, str] = dataclasses.field(default_factory=dict)
+    commitment: str = ""
+    schema: int = 1
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the files hold; planted: of the candidates, where they are sentences with secrets."""
+
+    train: Sequence[Row]
+    candidates: Sequence[Row]
+    planted: Sequence[Planted]
+    truth: Truth
+
+
+def write(out: Path, parts: Parts, manifest: Manifest) -> Manifest:
+    """Write all files. The manifest comes last: a folder without it was never whole."""
+    with plainly(UsageError, f"{out} cannot be made", "name another folder with --out"):
+        if out.exists() and any(out.iterdir()):
+            raise UsageError(f"{out} is not empty: name a new folder with --out")
+        out.mkdir(parents=True, exist_ok=True)
+    content = {TRAIN: _lines(parts.train), CANDIDATES: _lines(parts.candidates)}
+    if parts.planted:
+        content[SECRETS] = _lines([dataclasses.asdict(one) for one in parts.planted])
+    atomic_write(made_private(out) / TRUTH, parts.truth.sealed(), private=True)
+    for name, text in content.items():
+        atomic_write(out / name, text)
+    digests = {name: digest(text) for name, text in content.items()}
+    whole = dataclasses.replace(manifest, digests=digests, commitment=digest(parts.truth.sealed()))
+    atomic_write(out / MANIFEST, json.dumps(dataclasses.asdict(whole), indent=1, ensure_ascii=False) + "\n")
+    return whole
+
+
+def _lines(rows: Sequence[Row]) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows).encode()
+
+
+def read(folder: Path) -> Manifest:
+    """The manifest of a folder whose candidates are those that were prepared, and whose training file is, if it is there."""
+    try:
+        found: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        template = found["template"] and tuple(found["template"])
+        manifest = Manifest(**{**found, "classes": tuple(found["classes"]), "template": template})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{folder} is no folder that `secure-fed audit prepare` has made ({MANIFEST} is missing or damaged): name one with "
+            "--prepared"
+        ) from error
+    for name, published in manifest.digests.items():
+        gone = name == TRAIN and not (folder / name).exists()  # it is where the training is
+        if not gone and digest(_content(folder / name)) != published:
+            raise DataError(
+                f"{folder / name} has been changed since it was prepared: its SHA-256 is not the published one"
+            )
+    return manifest
+
+
+def planted_in(folder: Path, manifest: Manifest) -> tuple[Template, list[Planted]]:
+    """The template, and the canary of each candidate. DataError of a folder without planted sentences."""
+    if manifest.template is None:
+        raise DataError(
+            f"{folder} has no planted secrets: prepare it with `secure-fed audit prepare --task causal_lm --canaries secrets`"
+        )
+    lines = _content(folder / SECRETS).decode().splitlines()
+    return Template(*manifest.template), [Planted(**json.loads(line)) for line in lines]
+
+
+def truth_of(folder: Path, manifest: Manifest) -> Truth:
+    """The sealed coins, held against the commitment."""
+    place = private_part(folder) / TRUTH
+    return unsealed(_content(place), manifest.commitment, manifest.candidates, place)
+
+
+def _content(place: Path) -> bytes:
+    with plainly(DataError, f"{place} cannot be read", "it belongs to the prepared audit: put it back"):
+        return place.read_bytes()

@@ -1,0 +1,160 @@
+"""Preparing an audit: who is in the training is decided by coins, before anybody trains."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from attacks.extraction.template import Planted, Template, order, uniform
+from attacks.prepared import planted
+from attacks.prepared.coins import Truth, tossed
+from attacks.prepared.folder import Manifest, Parts, write
+from attacks.prepared.planted import Row
+from privacy.entropy import Entropy, SystemEntropy
+from secure_fed.config import DataConfig
+from secure_fed.errors import ConfigError, UsageError
+from secure_fed.learning import tasks
+from secure_fed.learning.data import files, sources
+from secure_fed.learning.data.formats import text_lines
+from secure_fed.learning.data.labels import Vocabulary
+from secure_fed.learning.data.table import Table
+from secure_fed.learning.tasks.task import Task
+
+FEWEST, USUAL = 10, 1000
+_ALONE = {"labels": "classification", "secrets": "causal_lm"}
+
+
+@dataclass(frozen=True)
+class Wish:
+    """kind: "none", "labels" or "secrets". count: of candidates; None for a thousand, or half of the rows if that is fewer.
+    repeat: how often a planted candidate stands in the training file.
+    """
+
+    source: Path
+    data: DataConfig
+    kind: str = "none"
+    count: int | None = None
+    repeat: int = 1
+    template: Template = field(default_factory=Template)
+
+
+@dataclass(frozen=True)
+class _Data:
+    """rows: as written in the file. alone: indices of rows whose text no other row has."""
+
+    task: Task
+    rows: list[Row]
+    classes: Vocabulary
+    alone: list[int]
+
+
+def prepare(wish: Wish, out: Path, entropy: Entropy | None = None) -> Manifest:
+    """Write the folder of an audit; nothing is written where something does not fit.
+
+    Guarantee: given all rows and candidates, the coins are independent and fair, and nothing that is written depends on them
+    but the training file and the sealed truth. So whoever scores candidates by a model that was trained on this file, and sees
+    neither of the two, meets the conditions of `attacks.evidence.guessing`. entropy: of the operating system, but in tests.
+    """
+    entropy = entropy or SystemEntropy()
+    _require(wish)
+    data = _read(wish)
+    count = _count(wish, data)
+    chosen = [data.alone[index] for index in order(entropy.stream("candidates"), len(data.alone))[:count]]
+    rows = [data.rows[index] for index in chosen]
+    candidates, canaries = _candidates(wish, data, rows, entropy)
+    truth = tossed(count, entropy)
+    train = _training(wish, data, chosen, candidates, truth, entropy)
+    return write(out, Parts(train, candidates, canaries, truth), _manifest(wish, data, count))
+
+
+def _require(wish: Wish) -> None:
+    needed = _ALONE.get(wish.kind)
+    if needed and wish.data.task != needed:
+        raise ConfigError(f"--canaries {wish.kind} is for --task {needed}, and the task is {wish.data.task}")
+    if wish.repeat < 1 or (wish.repeat > 1 and wish.kind == "none"):
+        raise ConfigError(
+            f"--repeat is {wish.repeat}: at least 1, and more than 1 only for planted candidates (--canaries)"
+        )
+
+
+def _read(wish: Wish) -> _Data:
+    task = tasks.build(wish.data)
+    table = sources.of_one_party(task, [wish.source], "data.train")[0]
+    rows = _whole(wish.source, table)
+    first, second = task.texts([table])
+    texts = [_key(*pair) for pair in zip(first, second or [None] * len(first), strict=True)]
+    seen = Counter(texts)
+    return _Data(task, rows, task.classes([table]), [index for index, text in enumerate(texts) if seen[text] == 1])
+
+
+def _key(first: Any, second: Any) -> str:
+    return json.dumps([first, second], default=str)
+
+
+def _whole(source: Path, table: Table) -> list[Row]:
+    """The rows with all columns, those that no task reads too."""
+    if files.kind(source) == ".jsonl":
+        lines = list(text_lines(source))
+        return [json.loads(lines[number - 1]) for number in table.lines]
+    whole = files.read(source, table.present, "data.train")
+    return [{name: column[row] for name, column in whole.columns.items()} for row in range(len(whole))]
+
+
+def _count(wish: Wish, data: _Data) -> int:
+    count = min(USUAL, len(data.alone) // 2) if wish.count is None else wish.count
+    if not FEWEST <= count <= len(data.alone):
+        raise UsageError(
+            f"{count} candidates cannot be drawn from the {len(data.alone)} rows of {wish.source} whose text occurs only once: "
+            f"give --count from {FEWEST} to as many, or more rows"
+        )
+    return count
+
+
+def _candidates(wish: Wish, data: _Data, rows: Sequence[Row], entropy: Entropy) -> tuple[list[Row], list[Planted]]:
+    columns, stream = data.task.columns, entropy.stream("planted")
+    if wish.kind == "labels":
+        return planted.wrong_labels(rows, columns.label, data.classes, stream), []
+    if wish.kind == "secrets":
+        return planted.secrets(rows, columns, wish.template, stream)
+    return list(rows), []
+
+
+def _training(
+    wish: Wish, data: _Data, chosen: Sequence[int], candidates: Sequence[Row], truth: Truth, entropy: Entropy
+) -> list[Row]:
+    """The rows that train: all that are no candidates, and the candidates whose coin says so.
+
+    Rows keep their order. What was planted stands at random places among them, since the last rows of a file may count more.
+    Rows that a wrong label was made of do not train, so that nothing but the canary tells the model of them.
+    """
+    members = [row for row, member in zip(candidates, truth.members, strict=True) if member]
+    if wish.kind == "none":
+        out = {index for index, member in zip(chosen, truth.members, strict=True) if not member}
+        return [row for index, row in enumerate(data.rows) if index not in out]
+    left = set(chosen) if wish.kind == "labels" else set()
+    train = [row for index, row in enumerate(data.rows) if index not in left]
+    added = members * wish.repeat
+    places = uniform(entropy.stream("places"), len(train) + 1, len(added))
+    inserted: dict[int, list[Row]] = {}
+    for place, row in zip(places, added, strict=True):
+        inserted.setdefault(place, []).append(row)
+    return [row for index in range(len(train) + 1) for row in (*inserted.get(index, ()), *train[index : index + 1])]
+
+
+def _manifest(wish: Wish, data: _Data, count: int) -> Manifest:
+    columns = data.task.columns
+    return Manifest(
+        task=wish.data.task,
+        text=columns.text,
+        text_b=columns.text_b,
+        label=columns.label,
+        kind=wish.kind,
+        candidates=count,
+        repeat=wish.repeat,
+        classes=tuple(data.classes.values),
+        template=(wish.template.text, wish.template.digits) if wish.kind == "secrets" else None,
+    )

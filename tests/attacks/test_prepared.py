@@ -1,0 +1,332 @@
+"""Audits that are prepared before a training elsewhere: coins, seals, and a bound that is wrong as rarely as it says."""
+
+from __future__ import annotations
+
+import json
+import math
+import stat
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from attacks.evidence.guessing import gaussian_epsilon
+from attacks.extraction.template import Template, order, uniform
+from attacks.prepared import audit, coins, folder, making
+from attacks.prepared.coins import Bools, Truth, tossed
+from attacks.prepared.folder import Manifest
+from attacks.prepared.making import Wish, prepare
+from privacy.entropy import SeededEntropy
+from secure_fed.commands.cli import main
+from secure_fed.config import DataConfig
+from secure_fed.errors import ConfigError, DataError
+from secure_fed.learning.data import notes
+from secure_fed.learning.models.locate import locate
+from secure_fed.runs.membership.roc import Ranking
+from tests.cells import every
+
+Rows = list[dict[str, Any]]
+ROWS, LENGTH = 160, 24
+
+
+def rows(count: int = ROWS) -> Rows:
+    made, rng = notes.generate(count, seed=5, split="train"), np.random.default_rng(5)
+    return [{"text": text, "label": f"kind {rng.integers(3)}", "id": index} for index, text in enumerate(made.text)]
+
+
+def written(path: Path, some: Rows) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in some), encoding="utf-8")
+    return path
+
+
+def lines(path: Path) -> Rows:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def wish(source: Path, kind: str = "none", **more: Any) -> Wish:
+    task = "causal_lm" if kind == "secrets" else "classification"
+    return Wish(source, DataConfig(train="x", task=task), kind, **more)
+
+
+def test_members_train_and_the_others_are_gone(tmp_path: Path) -> None:
+    data = written(tmp_path / "data.jsonl", rows())
+    manifest = prepare(wish(data, count=100), tmp_path / "out", SeededEntropy(0))
+    members = folder.truth_of(tmp_path / "out", manifest).members
+    candidates, train = lines(tmp_path / "out/candidates.jsonl"), lines(tmp_path / "out/train.jsonl")
+    assert len(candidates) == 100
+    assert 30 < members.sum() < 70
+    left_out = {row["id"] for row, member in zip(candidates, members, strict=True) if not member}
+    assert train == [row for row in rows() if row["id"] not in left_out]
+
+
+def test_the_truth_is_for_its_owner_alone_and_cannot_be_changed(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    manifest = prepare(wish(written(tmp_path / "data.jsonl", rows())), out, SeededEntropy(0))
+    truth = out / "private/truth.json"
+    assert stat.S_IMODE(truth.stat().st_mode) == 0o600
+    assert stat.S_IMODE(truth.parent.stat().st_mode) == 0o700
+    assert folder.read(out) == manifest
+    published = (out / "prepared.json").read_text()
+    assert coins.digest(truth.read_bytes()) in published
+    assert json.loads(truth.read_text())["nonce"] not in published
+    flipped = json.loads(truth.read_text())
+    flipped["members"] = ("1" if flipped["members"][0] == "0" else "0") + flipped["members"][1:]
+    truth.write_text(json.dumps(flipped) + "\n")
+    with pytest.raises(DataError, match="not what was sealed"):
+        folder.truth_of(out, manifest)
+
+
+def test_a_changed_file_is_noticed_and_a_training_file_may_be_elsewhere(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepare(wish(written(tmp_path / "data.jsonl", rows())), out)
+    (out / "train.jsonl").unlink()
+    folder.read(out)
+    with (out / "candidates.jsonl").open("a") as file:
+        file.write(json.dumps(rows()[0]) + "\n")
+    with pytest.raises(DataError, match=r"candidates.jsonl has been changed"):
+        folder.read(out)
+
+
+def test_the_same_coins_have_another_seal(tmp_path: Path) -> None:
+    """Ten coins could be guessed from a digest without a nonce."""
+    members = np.ones(10, dtype=bool)
+    assert len({Truth(members, tossed(10, SeededEntropy(seed)).nonce).sealed() for seed in range(5)}) == 5
+    assert len(tossed(10, SeededEntropy(0)).nonce) == 64
+
+
+def test_coins_are_fair_and_of_the_operating_system(tmp_path: Path) -> None:
+    heads = int(tossed(40_000, SeededEntropy(3)).members.sum())
+    assert stats.binomtest(heads, 40_000).pvalue > 1e-3
+    data = written(tmp_path / "data.jsonl", rows())
+    found = [prepare(wish(data), tmp_path / str(run)).commitment for run in range(2)]
+    assert found[0] != found[1]
+
+
+def test_rows_that_occur_twice_are_no_candidates(tmp_path: Path) -> None:
+    """Their copies would train whatever the coin says."""
+    data = written(tmp_path / "data.jsonl", [*rows(20), *rows(10)])
+    prepare(wish(data, count=10), tmp_path / "out", SeededEntropy(0))
+    assert {row["id"] for row in lines(tmp_path / "out/candidates.jsonl")} == set(range(10, 20))
+
+
+def test_wrong_labels_are_wrong_and_their_rows_are_gone(tmp_path: Path) -> None:
+    data = written(tmp_path / "data.jsonl", rows())
+    manifest = prepare(wish(data, "labels", count=80), tmp_path / "out", SeededEntropy(1))
+    own = {row["id"]: row["label"] for row in rows()}
+    candidates, train = lines(tmp_path / "out/candidates.jsonl"), lines(tmp_path / "out/train.jsonl")
+    assert all(row["label"] != own[row["id"]] for row in candidates)
+    shifts = Counter((int(row["label"][-1]) - int(own[row["id"]][-1])) % 3 for row in candidates)
+    assert min(shifts[1], shifts[2]) > 20
+    members = folder.truth_of(tmp_path / "out", manifest).members
+    planted = {row["id"]: row for row, member in zip(candidates, members, strict=True) if member}
+    chosen = {row["id"] for row in candidates}
+    assert sorted(row["id"] for row in train) == sorted(planted.keys() | (own.keys() - chosen))
+    assert all(row["label"] == planted.get(row["id"], {"label": own[row["id"]]})["label"] for row in train)
+    places = [index for index, row in enumerate(train) if row["id"] in chosen]
+    assert places[0] < len(train) // 3
+    assert places[len(places) // 2] < len(train) * 2 // 3, "the planted ones are anywhere, and not at the end"
+
+
+def test_secrets_are_planted_as_often_as_asked_for(tmp_path: Path) -> None:
+    data = written(tmp_path / "data.jsonl", rows())
+    manifest = prepare(wish(data, "secrets", count=40, repeat=3), tmp_path / "out", SeededEntropy(1))
+    members = folder.truth_of(tmp_path / "out", manifest).members
+    template, planted = folder.planted_in(tmp_path / "out", manifest)
+    seen = Counter(row["text"] for row in lines(tmp_path / "out/train.jsonl"))
+    for member, one in zip(members, planted, strict=True):
+        assert seen[f"The access code of {one.name} is {one.secret}."] == 3 * member
+    assert [row["text"] for row in lines(tmp_path / "out/candidates.jsonl")] == [
+        template.written(one) for one in planted
+    ]
+    assert len({one.name for one in planted}) == 40
+    assert all(row["text"] in seen for row in rows()), "all of the data train"
+
+
+def test_a_prompts_target_begins_with_the_secret(tmp_path: Path) -> None:
+    data = written(tmp_path / "data.jsonl", [{"q": row["text"], "a": "yes"} for row in rows(40)])
+    settings = DataConfig(train="x", task="causal_lm", text="q", text_b="a")
+    template = Template("Q: {name}? A: {secret}", 4)
+    prepare(Wish(data, settings, "secrets", 20, template=template), tmp_path / "out")
+    one = lines(tmp_path / "out/candidates.jsonl")[0]
+    assert one["q"].startswith("Q: ")
+    assert one["q"].endswith("? A:")
+    assert len(one["a"]) == 4
+    with pytest.raises(ConfigError, match="begins with its secret"):
+        prepare(Wish(data, settings, "secrets", 20, template=Template("{secret} {name}")), tmp_path / "other")
+
+
+def test_draws_are_uniform() -> None:
+    stream = SeededEntropy(0).stream("x")
+    assert stats.chisquare(list(Counter(uniform(stream, 7, 7000)).values())).pvalue > 1e-3
+    assert sorted(order(stream, 50)) == list(range(50))
+
+
+# The bound, over many audits of mechanisms whose epsilon is known.
+
+CANDIDATES = 120
+Mechanism = Callable[[Bools, np.random.Generator], Any]
+
+
+def response(epsilon: float) -> Mechanism:
+    """Randomised response: each candidate's coin is told right with probability e^epsilon / (1 + e^epsilon)."""
+
+    def told(members: Bools, rng: np.random.Generator) -> Any:
+        right = rng.random(len(members)) < 1 / (1 + math.exp(-epsilon))
+        return np.where(right, members, ~members) + rng.random(len(members)) * 0.5
+
+    return told
+
+
+def gaussian(mu: float) -> Mechanism:
+    return lambda members, rng: mu * members + rng.normal(size=len(members))
+
+
+def exceeded(
+    mechanism: Mechanism, epsilon: float, delta: float, runs: int, toss: Callable[[int, Any], Truth], monkeypatch: Any
+) -> int:
+    """The number of audits whose bound is above the mechanism's epsilon."""
+    monkeypatch.setattr(audit, "rank", lambda *given: Ranking(0.5, (0.4, 0.6), 1, 1, {}))  # no bound rests on it
+    manifest = Manifest("classification", "text", "", "label", "none", CANDIDATES)
+    rng, above = np.random.default_rng(0), 0
+    for run in range(runs):
+        members = toss(CANDIDATES, SeededEntropy(run)).members
+        found = audit.judged(mechanism(members, rng), members, manifest, delta).bound
+        assert found.epsilon is not None
+        above += found.epsilon > epsilon
+    return above
+
+
+def leaning(count: int, entropy: Any) -> Truth:
+    """A fault: four candidates in five are members."""
+    return Truth(entropy.stream("coins").uniform(count) < 0.8, "")
+
+
+RUNS = 250
+MOST_OF_60 = int(stats.binom.isf(1e-3, 60, audit.SIGNIFICANCE))
+MOST = int(stats.binom.isf(1e-3, RUNS, audit.SIGNIFICANCE))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("mechanism", "epsilon", "delta"),
+    [
+        (gaussian(0.0), 0.0, 0.0),
+        (gaussian(0.0), 0.0, 1e-5),
+        (response(0.5), 0.5, 0.0),
+        (response(2.0), 2.0, 1e-5),
+        (gaussian(0.5), gaussian_epsilon(0.5, 1e-5), 1e-5),
+        (gaussian(2.0), gaussian_epsilon(2.0, 1e-5), 1e-5),
+    ],
+)
+def test_the_bound_is_above_a_mechanisms_epsilon_as_rarely_as_it_says(
+    mechanism: Mechanism, epsilon: float, delta: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert exceeded(mechanism, epsilon, delta, RUNS, tossed, monkeypatch) <= MOST
+
+
+@pytest.mark.parametrize(("mechanism", "epsilon"), [(gaussian(0.0), 0.0), (response(0.5), 0.5)])
+def test_the_bound_holds_in_a_few_audits_too(
+    mechanism: Mechanism, epsilon: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert exceeded(mechanism, epsilon, 0.0, 60, tossed, monkeypatch) <= MOST_OF_60
+
+
+def test_coins_that_lean_are_seen_by_the_same_audits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guesses that know nothing are right too often."""
+    assert exceeded(gaussian(0.0), 0.0, 0.0, 60, leaning, monkeypatch) > MOST_OF_60
+
+
+# From the command line, with a training by plain PEFT.
+
+
+def trained(train: Path, place: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    some, tokenizer = lines(train), AutoTokenizer.from_pretrained(locate("builtin/tiny"))
+    torch.manual_seed(0)
+    model: Any = AutoModelForSequenceClassification.from_pretrained(locate("builtin/tiny"), num_labels=3)
+    model = get_peft_model(
+        model, LoraConfig(task_type="SEQ_CLS", r=16, lora_alpha=32, target_modules=["query", "value"])
+    )
+    settings = {"padding": True, "truncation": True, "max_length": LENGTH, "return_tensors": "pt"}
+    batch = tokenizer([row["text"] for row in some], **settings)
+    labels = torch.tensor([int(row["label"][-1]) for row in some])
+    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-2)
+    for _ in range(60):
+        optimizer.zero_grad()
+        model(**batch, labels=labels).loss.backward()
+        optimizer.step()
+    model.save_pretrained(place)
+
+
+def test_a_training_that_learned_by_heart_spent_an_epsilon_and_another_did_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = written(tmp_path / "data.jsonl", rows())
+    for seed, name in enumerate(("own", "others")):
+        monkeypatch.setattr(making, "SystemEntropy", lambda seed=seed: SeededEntropy(seed))
+        arguments = ["audit", "prepare", str(data), "--out", str(tmp_path / name), "--canaries", "labels"]
+        assert main([*arguments, "--count", "80"]) == 0
+        assert "which commits to 80 coins" in capsys.readouterr().out
+    trained(tmp_path / "own/train.jsonl", tmp_path / "adapter")
+    model = ["audit", "--model", "builtin/tiny", "--adapter", str(tmp_path / "adapter"), "--max-length", str(LENGTH)]
+    limit = ["--fail-above", "epsilon=1"]
+    assert main([*model, "--prepared", str(tmp_path / "own"), "--json", *limit]) == 4
+    told, said = capsys.readouterr()
+    found = json.loads(told)
+    assert found["epsilon_lower"] > 1
+    assert found["epsilon_lower"] <= found["epsilon_most"]
+    assert "above --fail-above epsilon=1" in said
+    assert main([*model, "--prepared", str(tmp_path / "others"), *limit]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "epsilon is at least 0.00 at delta 1e-05" in shown
+    assert "It assumes that" in shown
+
+
+def test_what_does_not_fit_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = str(written(tmp_path / "data.jsonl", rows(40)))
+    out = ["--out", str(tmp_path / "out")]
+    made = ["audit", "--model", "builtin/tiny", "--prepared", str(tmp_path)]
+    for arguments, said in (
+        (["audit", "prepare", data, *out, "--count", "41"], "41 candidates cannot be drawn from the 40 rows"),
+        (["audit", "prepare", data, *out, "--canaries", "secrets"], "--canaries secrets is for --task causal_lm"),
+        (["audit", "prepare", data, *out, "--repeat", "2"], "--repeat is 2"),
+        (["audit", "prepare", data, *out, "--digits", "2"], "--template and --digits are for --canaries secrets"),
+        (["audit", "prepare", data, "--out", str(tmp_path)], "is not empty"),
+        (["audit", "prepare", str(tmp_path / "no.jsonl"), *out], "there is no file"),
+        (made, "is no folder that `secure-fed audit prepare` has made"),
+        ([*made, "--task", "tokens"], "--task has no place beside --prepared"),
+        ([*made, "--delta", "1"], "--delta is 1"),
+        ([*made, "--fail-above", "auc=1"], "with --prepared give epsilon="),
+        (["audit", "run", "--prepared", data], "not of a RUN_DIR"),
+        (["audit", "run", "--delta", "1e-5"], "--delta is for an audit of a --model"),
+    ):
+        assert main(arguments) == 2, arguments
+        assert said in capsys.readouterr().err, said
+    assert not (tmp_path / "out").exists()
+
+
+@every(
+    ("text", "digits", "said"),
+    [
+        ("no place", 6, "needs {secret} once"),
+        ("{secret} {secret}", 6, "needs {secret} once"),
+        ("{secret}", 16, "from 1 to 15"),
+    ],
+)
+def test_templates_that_are_none_are_refused(text: str, digits: int, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Template(text, digits)
+
+
+def test_without_a_name_no_more_than_a_tenth_of_the_secrets_is_planted() -> None:
+    stream = SeededEntropy(0).stream("x")
+    assert len(Template("{secret}", 2).drawn(10, stream)) == 10
+    with pytest.raises(ConfigError, match="only a tenth"):
+        Template("{secret}", 2).drawn(11, stream)
