@@ -2,6 +2,7 @@
 
     SecureFedError            1   the run failed
     ├── TrainingError         1   a run could not go on (non-finite updates, no finite client left)
+    ├── RequestError          1   a client refuses a request that no honest server sends
     ├── StorageError          1   what a run had to write was refused (a full disk, a limit on file sizes)
     └── UsageError            2   something given to us is wrong, and nothing was written
         ├── ConfigError           a key, a value, or a combination of settings
@@ -50,6 +51,10 @@ class SecureFedError(Exception):
 
 class TrainingError(SecureFedError):
     """Training cannot go on."""
+
+
+class RequestError(SecureFedError):
+    """A client refuses a request that no honest server sends."""
 
 
 class StorageError(SecureFedError):

@@ -133,6 +133,11 @@ class FederationConfig:
     server_optimizer: str = key("mean", "how the mean change is applied (FedOpt)", choices=("mean", "momentum", "adam"))
     server_lr: float = key(1.0, "server learning rate", above=0.0)
     server_momentum: float = key(0.9, "server momentum, Adam's beta 1", at_least=0.0, below=1.0)
+    largest_value: float = key(
+        1000.0,
+        "a client refuses to start from tensors with a larger magnitude: of a model that diverged, or a server that lies",
+        above=0.0,
+    )
     vanishing: float = key(
         0.0,
         "share of a cohort (of all clients where privacy hides cohorts) that vanishes in the midst of every round, to see what "

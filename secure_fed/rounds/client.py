@@ -19,6 +19,7 @@ from secure_fed.learning.training.local import Job, Objective, Train, Trained, t
 from secure_fed.learning.training.private_steps import PrivateSteps
 from secure_fed.learning.training.schedule import planned_steps
 from secure_fed.methods.method import Contextual, Method, RoundPlan, State
+from secure_fed.rounds.acceptable import Acceptable
 from secure_fed.rounds.protection import Protection
 from secure_fed.rounds.transport import Reply, Request
 from secure_fed.tensors.tensors import Layout, LayoutError, Tensors
@@ -34,6 +35,7 @@ class ClientSetup:
     watch: receives the tensors before and after every training, and the client's weight; None where a guarantee forbids that.
     train: local training without noise in its steps, `training.train` or an equivalent. ways: what is known of common passes.
     attendance: the rounds that clients took part in, where a public order says whose turn it is.
+    acceptable: the bounds on requests.
     """
 
     objective: Objective
@@ -51,6 +53,7 @@ class ClientSetup:
     train: Train = train
     ways: Ways = field(default_factory=Ways)
     attendance: Attendance | None = None
+    acceptable: Acceptable | None = None
 
 
 class Client:
@@ -103,6 +106,8 @@ class Client:
             return None
         if self._setup.train is not train and not private:
             return None
+        if self._setup.acceptable is not None and self._setup.acceptable.fault(request):
+            return None
         if self._setup.attendance is not None and not self._setup.attendance.admits(self.index, request.round):
             return None
         job = self._job(self._start(request), request)
@@ -147,6 +152,8 @@ class Client:
         plan = self._plan(request.round)
         if (request.plan.passes, request.plan.trainable) != (plan.passes, plan.trainable):
             raise MethodError(f"client {self.name} was asked for another plan than {self._setup.method.card.name} has")
+        if self._setup.acceptable is not None:
+            self._setup.acceptable.require(request, self.name)
         if request.pass_name == plan.passes[0]:
             self._take_turn(request.round)
             self._due = [(request.round, name) for name in plan.passes]

@@ -24,6 +24,7 @@ from secure_fed.learning.problem import Problem
 from secure_fed.learning.training.cohort import Ways, clients_at_once
 from secure_fed.learning.training.local import Objective
 from secure_fed.methods.method import Method, State, loss_of
+from secure_fed.rounds.acceptable import Acceptable
 from secure_fed.rounds.canary_clients import canary_setups
 from secure_fed.rounds.charges import Charges, charges_nothing
 from secure_fed.rounds.client import Client, ClientSetup
@@ -208,6 +209,7 @@ def _setup(
         allowance=charges.allowance,
         watch=watched.see if watched and watched.local else None,
         attendance=attendance,
+        acceptable=Acceptable.of(config, method, tensors, personal),
     )
 
 

@@ -22,7 +22,7 @@ from secure_fed.learning.training.flat import add_in_order
 from secure_fed.learning.training.local import Trained
 from secure_fed.rounds.transport import InProcess
 from tests.contracts import runs as contracts
-from tests.secure_fed import private_toys, small_models, toys
+from tests.secure_fed import small_models, toys
 from tests.secure_fed.test_cohort import USUAL, Setting, adapted, require_equal, toy
 
 SIZES = (9, 4, 1, 6, 7, 5)
@@ -146,7 +146,7 @@ def contributions(built: Any, clients: Sequence[int]) -> dict[int, bytes]:
     """What these clients contribute to the first pass, asked together."""
     server, initial = built.assembly.server, built.assembly.initial
     plan = server.plan(initial)
-    request = server.request(initial, plan, plan.passes[0], private_toys.LR, {})
+    request = server.request(initial, plan, plan.passes[0], built.assembly.config.training.lr, {})
     transport = built.assembly.transport
     assert isinstance(transport, InProcess)
     assert transport.at_once > 1

@@ -30,6 +30,7 @@ from tests.cells import every
 from tests.secure_fed import toys
 
 LR = 0.5
+TOYS_LR = 0.05  # of the configuration of `toys.federation`
 CHANGES = {0: 1.0, 1: 2.0, 2: 4.0, 3: 9.0}
 
 
@@ -232,9 +233,11 @@ def test_an_empty_cohort_leaves_the_model_what_it_was(method: str) -> None:
     """FRA may split the same product anew; the product, and so the model, is the same."""
     federation = toys.federation({"method.name": method})
     x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
-    start, _ = run_round(federation.assembly.initial, federation.assembly.server, federation.assembly.transport, LR)
+    start, _ = run_round(
+        federation.assembly.initial, federation.assembly.server, federation.assembly.transport, TOYS_LR
+    )
     nobody = replace(federation.assembly.server, sampler=Nobody(3, 0.5))
-    after, _ = run_round(start, nobody, federation.assembly.transport, LR)
+    after, _ = run_round(start, nobody, federation.assembly.transport, TOYS_LR)
     outputs = [federation.load(state).eval()(x).detach() for state in (start, after)]
     torch.testing.assert_close(*outputs, rtol=1e-5, atol=1e-6)
 
@@ -374,7 +377,7 @@ def test_a_recording_keeps_everything_in_order() -> None:
     federation = toys.federation({"federation.cohort": 2})
     recording = Recording(federation.assembly.transport)
     federation.assembly = replace(federation.assembly, transport=recording)
-    state, record = run_round(federation.assembly.initial, federation.assembly.server, recording, LR)
+    state, record = run_round(federation.assembly.initial, federation.assembly.server, recording, TOYS_LR)
     assert [reply.client for _, reply in recording.exchanges] == federation.assembly.server.draw(0)
     assert all(toys.same(request.tensors, federation.assembly.initial.tensors) for request, _ in recording.exchanges)
     mean = recording.exchanges[0][1].contribution + recording.exchanges[1][1].contribution
@@ -397,7 +400,7 @@ def test_a_client_does_not_take_a_diverged_head_into_the_next_round(monkeypatch:
     client = federation.assembly.clients[0]
     start = client.personal.to_bytes()
     request = federation.assembly.server.request(
-        federation.assembly.initial, federation.assembly.server.plan(federation.assembly.initial), "change", LR, {}
+        federation.assembly.initial, federation.assembly.server.plan(federation.assembly.initial), "change", TOYS_LR, {}
     )
 
     def diverged(*arguments: Any) -> Trained:
@@ -418,7 +421,7 @@ def test_a_mechanism_scales_what_leaves_the_client() -> None:
     client = Client(0, "clipped", toys.examples(1, 8), setup)
     server = federation.assembly.server
     start = replace(federation.assembly.initial, clip_norm=1e-3)
-    request = server.request(start, server.plan(start), "change", LR, {})
+    request = server.request(start, server.plan(start), "change", TOYS_LR, {})
     assert client.handle(request).contribution.norm() == pytest.approx(1e-3, rel=1e-5)
     assert client.handle(replace(request, clip_norm=2e-3)).contribution.norm() == pytest.approx(2e-3, rel=1e-5)
 

@@ -272,7 +272,7 @@ def test_nothing_is_released_outside_a_run(settings: dict[str, Any]) -> None:
     """A round asked for by hand has no budget to charge."""
     built = federation(settings)
     with pytest.raises(PrivacyError, match=r"its budget is opened by Federation\.run"):
-        run_round(built.assembly.initial, built.assembly.server, built.assembly.transport, 0.1)
+        run_round(built.assembly.initial, built.assembly.server, built.assembly.transport, 0.05)
 
 
 def test_groups_need_data_from_files() -> None:

@@ -30,6 +30,7 @@ import torch
 from protocols.errors import Aborted, Tampering
 from protocols.parameters import Parameters
 from secure_fed.methods.method import Method, RoundPlan, Shrinking, State
+from secure_fed.rounds.acceptable import Acceptable
 from secure_fed.rounds.masked.terms import Terms
 from secure_fed.rounds.transport import Request, Stage
 from secure_fed.tensors.tensors import Layout, Tensors
@@ -53,6 +54,7 @@ class ExpectedRounds:
     initial: Tensors
     terms: Terms
     personal: Sequence[str]
+    acceptable: Acceptable | None = None
     _last: tuple[int, Layout, ExpectedRound] | None = field(default=None, repr=False)
     _accepted: tuple[Parameters, int] | None = field(default=None, repr=False)
 
@@ -150,6 +152,7 @@ def require_expected(request: Request, stage: Stage, rounds: ExpectedRounds) -> 
         == {name: expected.means[name] for name in passes[: passes.index(request.pass_name)]}
         and Layout.of(request.tensors) == (expected.down if first else Layout(()))
         and all(part.dtype == torch.float32 for part in request.tensors.parts().values())
+        and (rounds.acceptable is None or not rounds.acceptable.fault(request))
         and 0 <= request.lr < math.inf
         and request.clip_norm > 0
     )

@@ -22,6 +22,7 @@ from protocols.workers import Workers
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.methods.method import Method
+from secure_fed.rounds.acceptable import Acceptable
 from secure_fed.rounds.client import Client
 from secure_fed.rounds.masked.expected_round import ExpectedRounds
 from secure_fed.rounds.masked.masked_client import Clock, MaskedClient, masked_clients
@@ -137,7 +138,8 @@ def behind_masks(
     clock = Clock()
     coin = sampler.rate if protection.hidden else None
     fails = federation.nonfinite == "fail"
-    rounds = ExpectedRounds(method, initial, terms, personal)
+    acceptable = Acceptable.of(config, method, initial, tuple(personal))
+    rounds = ExpectedRounds(method, initial, terms, personal, acceptable)
     if elsewhere:
         behind = masked_clients(clients, rounds, clock, coin, elsewhere.players, fails_nonfinite=fails)
         return Masks(behind, MaskedSum.resumable(terms, len(clients), clock, device))

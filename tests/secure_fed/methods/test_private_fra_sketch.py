@@ -76,7 +76,7 @@ def test_noise_in_the_gradients_is_none_in_the_sums() -> None:
 
 def test_means_are_noised_sums_in_the_space_of_the_sketch() -> None:
     """Each pass with noise of its own on each of its coordinates, and clipped by itself."""
-    built, c = federation({**NOISE, **SKETCHED}, 4), NOISE["privacy.clip_norm"]
+    built, c = federation({**NOISE, **SKETCHED, "training.lr": 10.0}, 4), NOISE["privacy.clip_norm"]
     watched, recording, charged = private_toys.Watched(built.assembly.method), Recording(built.assembly.transport), []
     server = replace(
         built.assembly.server, method=watched, charge=lambda round_, pass_name: charged.append((round_, pass_name))

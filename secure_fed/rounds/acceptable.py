@@ -1,0 +1,99 @@
+"""The bounds that a client puts on a request before it trains, whoever sent it and whatever protects the answer.
+
+A server that lies chooses the tensors that a client starts from: `attacks/lying` shows what it reads out of the answer then. A
+client cannot compute the state of a later round, so it cannot refuse every lie. It refuses what no honest server sends:
+
+- a learning rate other than the schedule's, which follows from the configuration;
+- tensors that are not those of the round's plan, that are not finite, or whose largest magnitude is above
+  `federation.largest_value`;
+- in the first round, a state other than the initial one, which every party computes.
+
+So a server that wants to send crafted tensors has to wait for the second round. Where a cohort's members have different states,
+`masked.expected_round` refuses further.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from secure_fed.config import RunConfig, TrainingConfig
+from secure_fed.errors import RequestError
+from secure_fed.learning.training.schedule import scheduled_lr
+from secure_fed.methods.method import Method, Shrinking, State
+from secure_fed.rounds.transport import Request
+from secure_fed.tensors.tensors import Tensors
+
+_ROUNDING = 1e-4  # of the initial state, relative to a tensor's largest value, where machines differ in their rounding
+_SAME = 1e-9  # of a learning rate
+
+
+@dataclass(frozen=True)
+class Acceptable:
+    """The bounds of one run. largest: `federation.largest_value`. personal: names of tensors that are not sent."""
+
+    method: Method
+    initial: Tensors
+    personal: tuple[str, ...]
+    training: TrainingConfig
+    rounds: int
+    largest: float
+
+    @classmethod
+    def of(cls, config: RunConfig, method: Method, initial: Tensors, personal: tuple[str, ...]) -> Acceptable:
+        federation = config.federation
+        return cls(method, initial, personal, config.training, federation.rounds, federation.largest_value)
+
+    def require(self, request: Request, client: str) -> None:
+        """RequestError, with the client's name, if an honest server would not send this request."""
+        if fault := self.fault(request):
+            raise RequestError(
+                f"client {client} refuses round {request.round + 1}: {fault}; nothing was trained or sent"
+            )
+
+    def fault(self, request: Request) -> str:
+        """The reason why this request is refused; empty if it is acceptable."""
+        due = scheduled_lr(self.training, request.round, self.rounds)
+        if not math.isclose(request.lr, due, rel_tol=_SAME, abs_tol=0.0):
+            return f"the learning rate is {request.lr:g}, and training.lr and its schedule say {due:g}"
+        if not request.clip_norm > 0:
+            return f"the clip norm is {request.clip_norm:g}, and it has to be above 0"
+        return self._of_names(request) or self._of_values(request) or self._of_start(request)
+
+    def _of_names(self, request: Request) -> str:
+        """An unknown pass is refused elsewhere, as one out of turn."""
+        plan = self.method.plan(State(self.initial, round=request.round))
+        if request.pass_name not in plan.passes:
+            return ""
+        first = request.pass_name == plan.passes[0]
+        due = {name for name in plan.down if first and name not in self.personal}
+        if set(request.tensors) != due and not isinstance(self.method, Shrinking):
+            odd = sorted(due.symmetric_difference(request.tensors))[0]
+            return f"tensor {odd!r:.80} is {'missing' if odd in due else 'none of the round'}"
+        return ""
+
+    def _of_values(self, request: Request) -> str:
+        for tensors in (request.tensors, *request.means.values()):
+            if not tensors.is_finite():
+                return "the tensors sent have values that are not finite"
+        for name, part in request.tensors.parts().items():
+            most = float(part.abs().max()) if part.numel() else 0.0
+            if most > self.largest:
+                return f"{name} has a value of {most:.4g}, above federation.largest_value = {self.largest:g}"
+        return ""
+
+    def _of_start(self, request: Request) -> str:
+        """In the first round the state is known."""
+        if request.round or isinstance(self.method, Shrinking):
+            return ""
+        for name in request.tensors:
+            own, sent = self.initial.tensor(name), request.tensors.tensor(name)
+            if own.shape != sent.shape or not torch.allclose(sent.to(own), own, rtol=0.0, atol=_slack(own)):
+                return f"{name} is not what the run starts from"
+        return ""
+
+
+def _slack(tensor: torch.Tensor) -> float:
+    return _ROUNDING * (float(tensor.abs().max()) if tensor.numel() else 0.0)

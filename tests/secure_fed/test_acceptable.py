@@ -1,0 +1,97 @@
+"""A client trains on no request that an honest server of its run would not send, in the open and behind masks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from protocols.errors import Tampering
+from secure_fed.errors import RequestError
+from secure_fed.rounds.acceptable import Acceptable
+from secure_fed.rounds.transport import Request
+from tests.secure_fed import toys
+from tests.secure_fed.masked import wide_toys
+from tests.secure_fed.masked.lying import request_of, session, watch
+
+LR = 0.05
+
+
+def with_first(value: float) -> Callable[[Request], Request]:
+    """The first number of the first tensor sent."""
+
+    def changed(request: Request) -> Request:
+        name = next(iter(request.tensors))
+        tensor = request.tensors.tensor(name).clone()
+        tensor.view(-1)[0] = value
+        return replace(request, tensors=request.tensors | {name: tensor})
+
+    return changed
+
+
+LIES: dict[str, tuple[Callable[[Request], Request], str]] = {
+    "a higher rate": (lambda r: replace(r, lr=1000.0), "the learning rate is 1000, and training.lr and its schedule say 0.05"),
+    "no rate": (lambda r: replace(r, lr=math.nan), "the learning rate is nan"),
+    "no step": (lambda r: replace(r, lr=0.0), "the learning rate is 0"),
+    "no clip norm": (lambda r: replace(r, clip_norm=math.nan), "the clip norm is nan"),
+    "not a number": (with_first(math.nan), "values that are not finite"),
+    "infinite": (with_first(-math.inf), "values that are not finite"),
+    "large": (with_first(-1001.0), r"has a value of 1001, above federation.largest_value = 1000"),
+    "a tensor of no round": (
+        lambda r: replace(r, tensors=r.tensors | {"embedding": torch.zeros(2)}),
+        "tensor 'embedding' is none of the round",
+    ),
+    "a tensor less": (lambda r: replace(r, tensors=r.tensors.without(list(r.tensors)[:1])), "is missing"),
+    "another start": (with_first(0.3), "is not what the run starts from"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", LIES)
+def test_a_client_in_the_open_refuses_in_one_sentence_and_trains_nothing(what: str) -> None:
+    federation, (lie, sentence) = toys.federation({"method.name": "fedlora"}), LIES[what]
+    client, request = federation.assembly.clients[0], request_of(federation, lr=LR)
+    trained: list[Request] = []
+    client._train = trained.append  # type: ignore[method-assign, assignment]
+    assert client.job(lie(request)) is None
+    with pytest.raises(RequestError, match=sentence) as refused:
+        client.handle(lie(request))
+    assert str(refused.value).startswith("client client-0 refuses round 1: ")
+    assert not trained
+
+
+@pytest.mark.parametrize("what", ["a higher rate", "not a number", "large", "another start"])
+def test_all_clients_behind_masks_refuse_alike_before_anybody_trains(what: str) -> None:
+    built = wide_toys.federation({**wide_toys.MASKED})
+    seen = watch(built)
+    heard = session(built, LIES[what][0](request_of(built)))
+    assert heard.alike
+    assert {error for _, error, _ in heard.refused.values()} == {Tampering}
+    assert len(heard.refused) == len(wide_toys.SIZES)
+    assert not seen.trained
+
+
+def test_a_later_round_may_start_from_any_bounded_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No client can compute it: `docs/lying_servers.md` says what a server makes of that."""
+    federation = toys.federation()
+    request = with_first(0.3)(request_of(federation, round_=1, lr=LR))
+    assert federation.assembly.clients[0].handle(request).contribution.is_finite()
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_the_rate_follows_the_schedule(schedule: str) -> None:
+    settings = {"training.lr_schedule": schedule, "training.lr_warmup": 1, "federation.rounds": 4}
+    federation = toys.federation(settings)
+    federation.run()  # an honest server is not refused
+    acceptable: Any = federation.assembly.clients[0]._setup.acceptable
+    assert isinstance(acceptable, Acceptable)
+    assert acceptable.fault(request_of(federation, round_=3, lr=LR)).startswith("the learning rate is 0.05, and")
+
+
+def test_the_largest_value_can_be_set() -> None:
+    federation = toys.federation({"federation.largest_value": 0.25})
+    with pytest.raises(RequestError, match=r"above federation.largest_value = 0.25"):
+        federation.assembly.clients[0].handle(with_first(0.3)(request_of(federation, round_=1, lr=LR)))
