@@ -13,6 +13,7 @@ from typing import Any
 
 from attacks.any_model import command as any_model
 from attacks.catalogue import ATTACKS
+from attacks.extraction import command as extraction
 from attacks.prepared import command as prepared
 
 REFERENCES = 16
@@ -26,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, whole: bool = True) -> Non
     if whole:
         any_model.add_arguments(parser)
         prepared.add_arguments(parser)
+        extraction.add_arguments(parser)
         names = ", ".join(ATTACKS)
         parser.add_argument(
             "--attack",
@@ -53,7 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser, *, whole: bool = True) -> Non
 
 def run(chosen: argparse.Namespace) -> int:
     """Audit the run, or the model, that is named."""
-    if chosen.prepared is not None:
+    if chosen.extract is not None:
+        return extraction.run(chosen)
+    if chosen.prepared is not None or chosen.exposure:
         return prepared.run(chosen)
     if chosen.model is not None:
         return any_model.run(chosen)

@@ -38,6 +38,7 @@ def test_every_example_is_run_here() -> None:
         "audit_a_run.py",
         "tickets.py",
         "first_hour.py",
+        "planted_secrets.py",
         "load_tickets.py",
     }
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == tested
@@ -113,6 +114,14 @@ def test_own_loop() -> None:
     assert first[:2] == ["60", "steps,"]
     assert 7.92 < float(first[3].rstrip(",")) <= 8
     assert float(first[5].rstrip("%")) > 40
+
+
+@pytest.mark.nightly
+def test_planted_secrets() -> None:
+    lines = run(EXAMPLES / "planted_secrets.py").splitlines()[-3:]
+    assert "secrets that were in the training have a mean exposure of" in lines[0]
+    assert "The training gave them away" in lines[0]
+    assert lines[2].startswith("The ")
 
 
 @pytest.mark.nightly

@@ -24,6 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own.add_argument(
         "--prepared", type=Path, metavar="DIR", help="the folder, in the place of --members and --non-members"
     )
+    exposure = "rank the planted secrets among all that they could have been, instead of bounding epsilon"
+    own.add_argument("--exposure", action="store_true", help=exposure)
+    tried = "secrets that each is ranked among, where it could have been more (default: 1000)"
+    own.add_argument("--secrets-tried", type=int, metavar="N", help=tried)
     own.add_argument("--delta", type=float, metavar="D", help="the bound on epsilon is at this delta (default: 1e-5)")
 
 
@@ -75,6 +79,10 @@ def prepare(chosen: argparse.Namespace) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     """Make the audit, print it, and say by the exit status whether the bound is above the limit."""
+    if chosen.prepared is None:
+        raise UsageError(
+            "--exposure is of the secrets that `secure-fed audit prepare` planted: name its folder with --prepared"
+        )
     for name in _SAID:
         if getattr(chosen, name) is not None:
             raise UsageError(
@@ -82,6 +90,8 @@ def run(chosen: argparse.Namespace) -> int:
             )
     if chosen.model is None or chosen.run_dir is not None:
         raise UsageError("--prepared is for the audit of a --model, not of a RUN_DIR: name the model that was trained")
+    if chosen.exposure:
+        return _exposure(chosen)
     limit = _limit(chosen.fail_above)
     from attacks.prepared import audit
     from attacks.prepared.folder import read
@@ -101,6 +111,29 @@ def run(chosen: argparse.Namespace) -> int:
         f"secure-fed: epsilon is at least {found['epsilon_lower']:.2f}, above --fail-above epsilon={limit:g}",
         file=sys.stderr,
     )
+    return ABOVE_LIMIT
+
+
+def _exposure(chosen: argparse.Namespace) -> int:
+    """Print the exposure of the planted secrets; the status says whether the members' mean is above the limit."""
+    limit = _limit(chosen.fail_above, "exposure")
+    tried = chosen.secrets_tried
+    if tried is not None and tried < 1:
+        raise ConfigError(f"--secrets-tried is {tried}: at least 1, and a thousand to see ten bits")
+    from attacks.prepared.exposure import exposed, sentences
+    from attacks.prepared.folder import planted_in, read
+
+    manifest = read(chosen.prepared)
+    planted_in(chosen.prepared, manifest)
+    subject = _opened(chosen, manifest)
+    facts = exposed(
+        subject, chosen.prepared, manifest, tried, lambda what: print(f"secure-fed: {what}", file=sys.stderr)
+    )
+    print(json.dumps(facts) if chosen.json else "\n".join(sentences(facts)))
+    mean = facts["members"]["mean"] or 0.0
+    if mean <= limit:
+        return 0
+    print(f"secure-fed: a mean exposure of {mean:.2f} is above --fail-above exposure={limit:g}", file=sys.stderr)
     return ABOVE_LIMIT
 
 
@@ -127,7 +160,7 @@ def _opened(chosen: argparse.Namespace, manifest: Manifest) -> Any:
     return opened(asked)
 
 
-def _limit(written: str | None) -> float:
+def _limit(written: str | None, wanted: str = "epsilon") -> float:
     if written is None:
         return float("inf")
     name, _, value = written.partition("=")
@@ -135,9 +168,9 @@ def _limit(written: str | None) -> float:
         limit = float(value)
     except ValueError:
         limit = -1.0
-    if name != "epsilon" or not limit >= 0:
+    if name != wanted or not limit >= 0:
         raise ConfigError(
-            f"--fail-above is {written!r:.40}: with --prepared give epsilon= and a number from 0, such as epsilon=1"
+            f"--fail-above is {written!r:.40}: with --prepared give {wanted}= and a number from 0, such as {wanted}=1"
         )
     return limit
 

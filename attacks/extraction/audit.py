@@ -1,0 +1,118 @@
+"""Texts that come back from a model by their beginnings, beside those that come back from a model that never saw them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from attacks.any_model.subject import Subject
+from attacks.extraction.personal import Item, found
+from attacks.extraction.prefix import Continued, continued, windows
+from attacks.extraction.similarity import NEAR
+from secure_fed.config import ModelConfig
+from secure_fed.errors import ModelError, UsageError
+from secure_fed.learning.models import loading
+
+DRAWS = 100  # continuations that are drawn of each text, in thought
+_SHOWN = 20
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A model's continuations, and the personal data that they give back. never_saw: whether it is a control."""
+
+    name: str
+    never_saw: bool
+    continued: Continued
+    given_back: list[set[Item]]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.name,
+            "never_saw": self.never_saw,
+            "verbatim": self.continued.verbatim,
+            "near": self.continued.near,
+            "expected_in_draws": self.continued.expected(DRAWS),
+            "mean_similarity": float(self.continued.similarity.mean()),
+            "personal": dict(Counter(item.kind for items in self.given_back for item in items)),
+        }
+
+
+def extracted(subject: Subject, prefix: int, suffix: int, say: Say, *, show_texts: bool) -> dict[str, Any]:
+    """Continue the first `prefix` tokens of every text by `suffix` tokens, with the model and with each of its references.
+
+    What a reference gives back as well says little of the training: it is common, or follows from the beginning. So the counts
+    stand beside each other, and the texts that only the model gives back are counted by themselves.
+    """
+    numbers, ids = windows(subject.tokenizer, subject.texts.plain, prefix, suffix)
+    if not numbers:
+        raise UsageError(
+            f"none of the {len(subject.texts.rows)} texts has {prefix} + {suffix} tokens: give longer ones, or a smaller "
+            "--prefix or --suffix"
+        )
+    there = list(_personal(subject.tokenizer, ids[:, prefix:].tolist(), ids, prefix))
+    readers = []
+    for name, control, model in _models(subject):
+        say(f"continuing {len(ids)} texts with {name}")
+        made = continued(model, ids, prefix)
+        back = list(_personal(subject.tokenizer, made.written, ids, prefix))
+        readers.append(Reader(name, control, made, [own & items for own, items in zip(there, back, strict=True)]))
+    own, controls = readers[0], readers[1:]
+    only = [
+        index
+        for index in range(len(ids))
+        if own.continued.similarity[index] >= NEAR and all(one.continued.similarity[index] < NEAR for one in controls)
+    ]
+    only.sort(key=lambda index: -own.continued.similarity[index])
+    return {
+        "schema": 1,
+        "model": subject.asked.model,
+        "adapter": None if subject.asked.adapter is None else str(subject.asked.adapter),
+        "texts": len(subject.texts.rows),
+        "tried": len(numbers),
+        "prefix": prefix,
+        "suffix": suffix,
+        "near_from": NEAR,
+        "draws": DRAWS,
+        "readers": [one.to_dict() for one in readers],
+        "only_by_the_model": len(only),
+        "personal_in_texts": dict(Counter(item.kind for items in there for item in items)),
+        "returned": [_shown(subject, own, numbers, ids, index, prefix, show_texts) for index in only[:_SHOWN]],
+    }
+
+
+def _models(subject: Subject) -> Iterator[tuple[str, bool, Any]]:
+    """The model, then those that never saw the texts: its base, with the adapter off, and the named ones."""
+    yield "the model", False, subject.model
+    if subject.base:
+        with subject.base():
+            yield "its base", True, subject.model
+    for name in subject.asked.references:
+        wanted = ModelConfig(name, subject.asked.device, max_length=subject.asked.max_length)
+        loaded = loading.load(wanted, subject.task, (), 0)
+        if loaded.tokenizer.get_vocab() != subject.tokenizer.get_vocab():
+            raise ModelError(
+                f"--reference {name} reads texts as other tokens than {subject.asked.model}: name one with the same tokenizer"
+            )
+        yield name, True, loaded.model.eval()
+
+
+def _personal(tokenizer: Any, rests: list[list[int]], ids: Tensor, prefix: int) -> Iterator[set[Item]]:
+    """The items that are in each beginning with this rest, and not in the beginning alone."""
+    for row, rest in zip(ids[:, :prefix].tolist(), rests, strict=True):
+        yield found(tokenizer.decode([*row, *rest])) - found(tokenizer.decode(row))
+
+
+def _shown(
+    subject: Subject, own: Reader, numbers: list[int], ids: Tensor, index: int, prefix: int, show_texts: bool
+) -> dict[str, Any]:
+    decode = subject.tokenizer.decode
+    line = {"text": numbers[index], "similarity": float(own.continued.similarity[index])}
+    if not show_texts:
+        return line
+    return {**line, "beginning": decode(ids[index, :prefix].tolist()), "written": decode(own.continued.written[index])}

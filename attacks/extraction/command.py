@@ -1,0 +1,119 @@
+"""`secure-fed audit --model BASE --extract FILE`: texts that a language model gives back."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from secure_fed.errors import ConfigError, UsageError
+
+ABOVE_LIMIT = 4  # exit status
+PREFIX = SUFFIX = 32
+_TASK = "causal_lm"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of `audit`."""
+    own = parser.add_argument_group("texts that a language model gives back")
+    own.add_argument(
+        "--extract", type=Path, metavar="FILE", help="texts that were in the training; their beginnings are given"
+    )
+    own.add_argument("--prefix", type=int, metavar="TOKENS", help=f"of a text that are given (default: {PREFIX})")
+    own.add_argument("--suffix", type=int, metavar="TOKENS", help=f"after them that are looked for (default: {SUFFIX})")
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Make the extraction, print it, and say by the exit status whether more came back than the limit."""
+    for name in ("members", "non_members", "labels", "label", "scores", "prepared", "delta"):
+        if getattr(chosen, name) is not None:
+            raise UsageError(f"--{name.replace('_', '-')} has no place beside --extract: leave it out")
+    if chosen.model is None or chosen.run_dir is not None:
+        raise UsageError("--extract is for the audit of a --model, not of a RUN_DIR: name the model that was trained")
+    if chosen.task not in (None, _TASK):
+        raise UsageError(f"--extract is for language models, and --task is {chosen.task}: leave it out")
+    limit, prefix, suffix = (
+        _limit(chosen.fail_above),
+        _length(chosen, "prefix", PREFIX),
+        _length(chosen, "suffix", SUFFIX),
+    )
+    from attacks.any_model.subject import Asked, opened
+    from attacks.extraction.audit import extracted
+    from secure_fed.config import DataConfig
+
+    data = DataConfig("", "of the user", "", _TASK, chosen.text or "", chosen.text_b or "")
+    of_model = chosen.adapter, tuple(chosen.reference), (), prefix + suffix, chosen.device
+    subject = opened(Asked(chosen.model, chosen.extract, None, data, *of_model))
+    facts = extracted(
+        subject,
+        prefix,
+        suffix,
+        lambda what: print(f"secure-fed: {what}", file=sys.stderr),
+        show_texts=chosen.show_texts,
+    )
+    print(json.dumps(facts)) if chosen.json else _show(facts)
+    share = facts["only_by_the_model"] / facts["tried"]
+    if share <= limit:
+        return 0
+    print(f"secure-fed: {share:.3f} of the texts came back, above --fail-above extracted={limit:g}", file=sys.stderr)
+    return ABOVE_LIMIT
+
+
+def _length(chosen: argparse.Namespace, name: str, usual: int) -> int:
+    length = getattr(chosen, name)
+    if length is not None and length < 1:
+        raise ConfigError(f"--{name} is {length}: at least 1")
+    return usual if length is None else int(length)
+
+
+def _limit(written: str | None) -> float:
+    name, _, value = (written or "extracted=1").partition("=")
+    try:
+        limit = float(value)
+    except ValueError:
+        limit = -1.0
+    if name != "extracted" or not 0 <= limit <= 1:
+        raise ConfigError(
+            f"--fail-above is {written!r:.40}: with --extract give extracted= and a share of the texts, such as extracted=0.01"
+        )
+    return limit
+
+
+def _show(facts: dict[str, Any]) -> None:
+    from rich.table import Column, Table
+
+    from secure_fed.report.terminal import PlainConsole
+
+    console, adapter = PlainConsole(), f" with {facts['adapter']}" if facts["adapter"] else ""
+    console.print(
+        f"{facts['model']}{adapter}: {facts['only_by_the_model']} of {facts['tried']} texts came back", style="bold"
+    )
+    controls = any(one["never_saw"] for one in facts["readers"])
+    console.print(
+        f"Given its first {facts['prefix']} tokens, each of these was continued by its own next {facts['suffix']}, verbatim or "
+        f"nearly (at most {1 - facts['near_from']:.0%} of the tokens edited)"
+        + (
+            ", and by no model that never saw it."
+            if controls
+            else ". No model that never saw them was named: add --reference."
+        )
+    )
+    if facts["tried"] < facts["texts"]:
+        console.print(f"{facts['texts'] - facts['tried']} of {facts['texts']} texts are too short to be tried.")
+    heads = ("verbatim", "nearly", f"expected in {facts['draws']} draws", "personal data")
+    table = Table("continued by", *(Column(head, justify="right") for head in heads))
+    for one in facts["readers"]:
+        counts = one["verbatim"], one["near"], f"{one['expected_in_draws']:.1f}", sum(one["personal"].values())
+        table.add_row(one["model"], *map(str, counts))
+    console.print(table)
+    if facts["personal_in_texts"]:
+        kinds = ", ".join(
+            f"{facts['readers'][0]['personal'].get(kind, 0)} of {count} ({kind})"
+            for kind, count in sorted(facts["personal_in_texts"].items())
+        )
+        console.print(f"Personal data that the model gives back: {kinds}.")
+    for one in facts["returned"]:
+        if "written" in one:
+            console.print(f"text {one['text']}: {one['beginning']!r} ... {one['written']!r}", markup=False)

@@ -1,0 +1,116 @@
+"""Exposure: how far a canary's own secret stands out from all that it could have had (Carlini et al. 2019, section 4.2).
+
+    exposure(s) = log2 |R| - log2 rank(s)
+
+R is the space of secrets, and the rank of s is its place among them by log-perplexity, the least perplexing first. An exposure
+of log2 |R| says that the model ranks the canary's secret above every other; of 0 that it ranks it last.
+
+A canary that was not in the training has a secret that is uniform given the model, and so has its rank. Its exposure is then at
+least t with a probability of at most 2^-t, and 1.44 on average. So a few canaries whose exposures are together larger than that
+law allows prove that the training gave them away (`chance`). Equal perplexities count as smaller ones, which can only lower the
+exposure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from attacks.any_model.signals import Floats
+from attacks.extraction.likelihood import of_texts
+from attacks.extraction.template import Planted, Template
+from secure_fed.runs.membership.roc_interval import exact_limits
+
+SAMPLES = 1000
+BY_CHANCE = 1 / math.log(2)  # the mean exposure of a canary that was not in the training, of a large space
+_TAIL = 0.025  # of an interval, on either side
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """exposure: in bits. interval: 95 %, of the sampling alone; both ends are equal where the rank is exact. modelled: by the
+    law fitted to the sample, None where the rank is exact. tried: the number of other secrets, of which `ahead` are no more
+    perplexing than the canary's own.
+    """
+
+    exposure: float
+    interval: tuple[float, float]
+    ahead: int
+    tried: int
+    modelled: float | None = None
+
+
+def exact(own: float, others: Floats) -> Exposure:
+    """By the log-perplexities of all other secrets (Carlini et al. 2019, section 4.2)."""
+    ahead = int((others <= own).sum())
+    found = math.log2(len(others) + 1) - math.log2(ahead + 1)
+    return Exposure(found, (found, found), ahead, len(others))
+
+
+def sampled(own: float, others: Floats, space: int) -> Exposure:
+    """By those of some secrets, drawn at random (Carlini et al. 2019, section 4.3).
+
+    The estimate counts the canary's own secret among the sample. So it is at most log2(n + 1), and keeps the law above for
+    canaries that were not in the training. The interval is exact (Clopper and Pearson) and for the exposure in the whole space.
+    """
+    ahead, tried = int((others <= own).sum()), len(others)
+    low, high = (float(end[0]) for end in exact_limits(np.array([ahead]), tried, _TAIL))
+    most = math.log2(space)
+    interval = tuple(most - math.log2(1 + share * (space - 1)) for share in (high, low))
+    found = math.log2(tried + 1) - math.log2(ahead + 1)
+    return Exposure(found, (interval[0], interval[1]), ahead, tried, min(most, modelled(own, others)))
+
+
+def modelled(own: float, others: Floats) -> float:
+    """-log2 P(X <= own), X of a skew-normal law with the sample's mean, variance and skewness.
+
+    Carlini et al. 2019 (section 4.3) take this law too. It reaches beyond the sample, and is no bound: nothing says that it
+    fits there.
+    """
+    from scipy import stats
+
+    centre, spread = float(others.mean()), float(others.std())
+    if not spread:
+        return 0.0 if own >= centre else math.inf
+    skew = float(np.clip(stats.skew(others), -0.99, 0.99))  # no skew-normal law has more
+    shape = abs(skew) ** (2 / 3)
+    delta = math.copysign(math.sqrt(math.pi / 2 * shape / (shape + ((4 - math.pi) / 2) ** (2 / 3))), skew)
+    scale = spread / math.sqrt(1 - 2 * delta**2 / math.pi)
+    place = centre - scale * delta * math.sqrt(2 / math.pi)
+    log = stats.skewnorm.logcdf(own, delta / math.sqrt(1 - delta**2), place, scale)
+    return float(-log / math.log(2)) if math.isfinite(log) else math.inf
+
+
+def chance(exposures: Sequence[float]) -> float:
+    """The probability that canaries that were not in the training have exposures of at least this sum.
+
+    Each is at most an exponential variable of rate ln 2, independently, given the model; their sum a gamma variable.
+    """
+    from scipy import stats
+
+    return float(stats.gamma.sf(sum(exposures), len(exposures), scale=BY_CHANCE)) if exposures else 1.0
+
+
+def exposures(
+    model: Any, tokenizer: Any, template: Template, planted: Sequence[Planted], samples: int = SAMPLES, seed: int = 0
+) -> list[Exposure]:
+    """The exposure of each canary: exact where the template has no more than `samples` secrets, else by as many of them.
+
+    seed: of the secrets that are tried, which are no secret.
+    """
+    rng = np.random.default_rng(seed)
+    return [_of_one(model, tokenizer, template, one, samples, rng) for one in planted]
+
+
+def _of_one(
+    model: Any, tokenizer: Any, template: Template, one: Planted, samples: int, rng: np.random.Generator
+) -> Exposure:
+    whole, own = template.space <= samples, int(one.secret)
+    drawn = range(template.space - 1) if whole else rng.choice(template.space - 1, samples, replace=False).tolist()
+    tried = [secret + (secret >= own) for secret in drawn]  # of all but its own
+    found = -of_texts(model, tokenizer, [template.written(one), *(template.written(one, secret) for secret in tried)])
+    return exact(found[0], found[1:]) if whole else sampled(found[0], found[1:], template.space)

@@ -1,0 +1,81 @@
+"""Extraction by prefix: a model is given the beginning of a text, and what it writes is held against the rest.
+
+A text counts as extracted if the most likely continuation of k of its tokens is the next l, verbatim (Carlini et al. 2023,
+Quantifying Memorization, section 3), or nearly so (`similarity`). One who draws continuations at temperature 1 gets the rest
+verbatim with the probability p that the model gives it, so in n draws with probability 1 - (1 - p)^n (Hayes et al. 2024,
+section 3): exact numbers, for which nothing has to be drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attacks.any_model.signals import Floats
+from attacks.extraction.likelihood import log_likelihoods
+from attacks.extraction.similarity import NEAR, similarity
+from secure_fed.learning.data.encode import IGNORED
+
+_TOGETHER = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Continued:
+    """written: (texts, l) tokens of the most likely continuations. similarity, log_probability: (texts,) of the texts' own."""
+
+    written: list[list[int]]
+    similarity: Floats
+    log_probability: Floats
+
+    @property
+    def verbatim(self) -> int:
+        return int((self.similarity == 1).sum())
+
+    @property
+    def near(self) -> int:
+        """Texts that come back verbatim or nearly so."""
+        return int((self.similarity >= NEAR).sum())
+
+    def expected(self, draws: int) -> float:
+        """The expected number of texts that come back verbatim in so many draws each."""
+        missed = draws * np.log1p(-np.minimum(np.exp(self.log_probability), 1 - 1e-16))
+        return float((-np.expm1(missed)).sum())
+
+
+def windows(tokenizer: Any, texts: Sequence[str], prefix: int, suffix: int) -> tuple[list[int], Tensor]:
+    """The texts that are long enough, by number, and (texts, prefix + suffix) their first tokens."""
+    read = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    long = [index for index, ids in enumerate(read) if len(ids) >= prefix + suffix]
+    return long, torch.tensor([read[index][: prefix + suffix] for index in long], dtype=torch.long)
+
+
+def continued(model: Any, ids: Tensor, prefix: int) -> Continued:
+    """What the model makes of the first `prefix` tokens of each row of ids (texts, prefix + suffix)."""
+    written: list[list[int]] = []
+    found: list[Floats] = []
+    device = next(model.parameters()).device
+    for start in range(0, len(ids), _TOGETHER):
+        some = ids[start : start + _TOGETHER].to(device)
+        written += _greedy(model, some[:, :prefix], some.shape[1] - prefix)
+        labels = some.clone()
+        labels[:, :prefix] = IGNORED
+        found.append(log_likelihoods(model, some, labels))
+    own = ids[:, prefix:].tolist()
+    near = np.array([similarity(*pair) for pair in zip(written, own, strict=True)])
+    return Continued(written, near, np.concatenate(found) if found else np.zeros(0))
+
+
+@torch.no_grad()
+def _greedy(model: Any, ids: Tensor, count: int) -> list[list[int]]:
+    """The `count` most likely tokens after each row, one after the other; an end token is a token like any other."""
+    begun = ids.shape[1]
+    for _ in range(count):
+        best = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[:, -1].argmax(1)
+        ids = torch.cat([ids, best[:, None]], 1)
+    rows: list[list[int]] = ids[:, begun:].tolist()
+    return rows

@@ -1,0 +1,30 @@
+"""How near a continuation comes to the text that it should be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+NEAR = 0.75  # from this on a continuation is nearly verbatim
+
+
+def similarity(one: Sequence[int], other: Sequence[int]) -> float:
+    """1 - d / n: d tokens have to be inserted, deleted or replaced to make one of the other, and the longer has n.
+
+    Ippolito et al. 2023 call a continuation approximately memorised by a BLEU above .75. Edits are counted here instead: they
+    need no choice of n-grams, and 1 is verbatim.
+    """
+    longer = max(len(one), len(other))
+    return 1 - _edits(np.asarray(one), np.asarray(other)) / longer if longer else 1.0
+
+
+def _edits(one: np.ndarray, other: np.ndarray) -> int:
+    """The distance of Levenshtein, a row of its table at a time."""
+    places = np.arange(len(other) + 1)
+    row = places.copy()
+    for count, token in enumerate(one, start=1):
+        changed = np.minimum(row[1:] + 1, row[:-1] + (other != token))
+        best = np.r_[count, changed]
+        row = np.minimum.accumulate(best - places) + places  # insertions, from left to right
+    return int(row[-1])

@@ -1,0 +1,83 @@
+"""How exposed the planted secrets of a prepared audit are, members beside those that never trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attacks.any_model.subject import Subject
+from attacks.extraction.exposure import BY_CHANCE, SAMPLES, Exposure, chance, exposures
+from attacks.prepared.folder import Manifest, planted_in, truth_of
+
+ALPHA = 0.05
+Say = Callable[[str], None]
+
+
+def exposed(subject: Subject, folder: Path, manifest: Manifest, samples: int | None, say: Say) -> dict[str, Any]:
+    """The exposure of every planted secret, and what the members' together have by chance."""
+    template, planted = planted_in(folder, manifest)
+    say(f"ranking {len(planted)} secrets of {template.space:,}")
+    found = exposures(subject.model, subject.tokenizer, template, planted, samples or SAMPLES)
+    members = truth_of(folder, manifest).members.tolist()
+    groups = {"members": True, "others": False}
+    by_group = {
+        name: [one for one, member in zip(found, members, strict=True) if member == side]
+        for name, side in groups.items()
+    }
+    return {
+        "schema": 1,
+        "model": subject.asked.model,
+        "adapter": None if subject.asked.adapter is None else str(subject.asked.adapter),
+        "prepared": str(folder),
+        "space": template.space,
+        "repeat": manifest.repeat,
+        **{name: _of(some) for name, some in by_group.items()},
+        "secrets": [
+            {
+                "name": one.name,
+                "member": bool(member),
+                "exposure": each.exposure,
+                "interval": list(each.interval),
+                "modelled": each.modelled,
+                "ahead": each.ahead,
+                "tried": each.tried,
+            }
+            for one, each, member in zip(planted, found, members, strict=True)
+        ],
+    }
+
+
+def _of(some: Sequence[Exposure]) -> dict[str, Any]:
+    values = [one.exposure for one in some]
+    return {
+        "count": len(values),
+        "mean": float(np.mean(values)) if values else None,
+        "median": float(np.median(values)) if values else None,
+        "largest": max(values, default=None),
+        "first": sum(one.ahead == 0 for one in some),
+        "p_value": chance(values),
+    }
+
+
+def sentences(facts: dict[str, Any]) -> list[str]:
+    """What the figures say; an audit without members or others says so."""
+    ins, outs = facts["members"], facts["others"]
+    if not ins["count"]:
+        return ["No planted secret was in the training, so there is nothing to be exposed."]
+    tried = facts["secrets"][0]["tried"]
+    how = (
+        "all other secrets" if tried == facts["space"] - 1 else f"{tried} others of {facts['space']:,}, drawn at random"
+    )
+    leak = "gave them away" if ins["p_value"] < ALPHA else "did not, as far as can be told"
+    said = [
+        f"The {ins['count']} secrets that were in the training have a mean exposure of {ins['mean']:.2f} bits. The training "
+        f"{leak}: of secrets that were not in it, the mean is {BY_CHANCE:.2f}, and as large with a probability of at most "
+        f"{ins['p_value']:.2g}.",
+        f"{ins['first']} of them the model puts before every secret that was tried ({how}).",
+    ]
+    if outs["count"]:
+        said.append(f"The {outs['count']} that were not in the training have a mean of {outs['mean']:.2f}.")
+    return said

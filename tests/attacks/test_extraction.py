@@ -1,0 +1,314 @@
+"""Texts that a language model gives back: exposure, continuations of beginnings, and personal data in them."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from attacks.extraction.exposure import BY_CHANCE, chance, exact, exposures, modelled, sampled
+from attacks.extraction.likelihood import of_texts
+from attacks.extraction.personal import Item, found
+from attacks.extraction.prefix import Continued, continued, windows
+from attacks.extraction.similarity import similarity
+from attacks.extraction.template import Planted, Template
+from attacks.prepared import making
+from privacy.entropy import SeededEntropy
+from secure_fed.commands.cli import main
+from secure_fed.learning.data import notes
+from tests.attacks.small_lm import learned, saved, tokenizer_of, untrained
+from tests.cells import every
+
+TEMPLATE = Template("The code of {name} is {secret}.", 2)
+MAIL = "Ask Ann for it at ann.b@post.org or at +44 20 7946 0958."
+
+
+@cache
+def texts() -> list[str]:
+    return [MAIL, *notes.generate(9, seed=0, split="train").text]
+
+
+@cache
+def canaries() -> list[Planted]:
+    return TEMPLATE.drawn(8, SeededEntropy(0).stream("canaries"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return tokenizer_of(texts())
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer: Any) -> Any:
+    """It has learned six texts and four canaries by heart, and never saw the other four of each."""
+    planted = [TEMPLATE.written(one) for one in canaries()[:4]]
+    return learned(untrained(tokenizer), tokenizer, [*texts()[:6], *planted], 120)
+
+
+# Exposure.
+
+
+def test_exposure_is_the_papers() -> None:
+    others = np.arange(1.0, 64.0)  # with its own, a space of 64
+    for own, bits in ((0.5, 6.0), (1.5, 5.0), (3.5, 4.0), (100.0, 0.0)):
+        assert exact(own, others).exposure == pytest.approx(bits)
+    assert exact(0.0, np.zeros(63)).exposure == 0.0, "a model that cannot tell secrets apart exposes none"
+    assert exact(0.5, others).interval == (6.0, 6.0)
+
+
+def test_a_sample_says_how_far_it_reaches() -> None:
+    rng = np.random.default_rng(0)
+    space = np.sort(rng.normal(size=100_000))
+    covered = 0
+    for place in (10, 100, 1000, 20_000):
+        true = math.log2(len(space) / (place + 1))
+        for _ in range(25):
+            one = sampled(float(space[place]), rng.choice(np.delete(space, place), 500, replace=False), len(space))
+            covered += one.interval[0] <= true <= one.interval[1]
+    assert covered >= 92  # of 100, at 95 % or more each: fewer once in a thousand times
+    first = sampled(-9.0, space[::200], len(space))
+    assert (first.ahead, first.interval[1]) == (0, math.log2(100_000))
+    assert first.exposure == pytest.approx(math.log2(501))
+    assert first.interval[0] < first.exposure
+
+
+def test_the_fitted_law_reaches_beyond_the_sample() -> None:
+    from scipy import stats
+
+    law = stats.skewnorm(3.0, 10.0, 2.0)
+    sample = law.rvs(20_000, random_state=np.random.default_rng(0))
+    for own in (9.5, 9.0, 14.0):
+        assert modelled(own, sample) == pytest.approx(-law.logcdf(own) / math.log(2), rel=0.25)
+    assert modelled(1.0, np.ones(9)) == 0.0
+    assert modelled(0.5, np.ones(9)) == math.inf
+
+
+@every("space", [100, 10**6])
+def test_secrets_that_never_trained_are_exposed_as_rarely_as_said(space: int) -> None:
+    """Scores of secrets that are nothing but noise, 400 times 6 canaries."""
+    rng, alarms, mean = np.random.default_rng(0), 0, []
+    for _ in range(400):
+        values = []
+        for _ in range(6):
+            scores = rng.normal(size=100)
+            one = exact(scores[0], scores[1:]) if space == 100 else sampled(scores[0], scores[1:], space)
+            values.append(one.exposure)
+        alarms += chance(values) < 0.05
+        mean.append(np.mean(values))
+    assert alarms <= 400 * 0.05 + 3 * (400 * 0.05) ** 0.5
+    assert alarms > 5, "and the law is no empty promise"
+    assert BY_CHANCE * 0.85 < np.mean(mean) <= BY_CHANCE * 1.05
+
+
+def test_chance_is_the_law_of_a_sum() -> None:
+    assert chance([3.0]) == pytest.approx(2**-3)
+    assert chance([]) == 1.0
+    draws = np.random.default_rng(0).exponential(BY_CHANCE, (100_000, 3)).sum(1)
+    assert chance([2.0, 1.0, 4.0]) == pytest.approx((draws >= 7).mean(), rel=0.05)
+
+
+def test_planted_secrets_are_exposed_and_others_are_not(model: Any, tokenizer: Any) -> None:
+    found = [one.exposure for one in exposures(model, tokenizer, TEMPLATE, canaries())]
+    assert chance(found[:4]) < 1e-4, found
+    assert chance(found[4:]) > 0.05, found
+    assert chance([one.exposure for one in exposures(untrained(tokenizer), tokenizer, TEMPLATE, canaries())]) > 0.05
+
+
+def test_exposure_is_of_the_secrets_alone(model: Any, tokenizer: Any) -> None:
+    """All hundred secrets, ranked by hand."""
+    one = canaries()[5]
+    perplexity = -of_texts(model, tokenizer, [TEMPLATE.written(one, secret) for secret in range(100)])
+    rank = 1 + int((np.delete(perplexity, int(one.secret)) <= perplexity[int(one.secret)]).sum())
+    (whole,) = exposures(model, tokenizer, TEMPLATE, [one])
+    assert whole.exposure == pytest.approx(math.log2(100 / rank))
+    assert (whole.tried, whole.modelled) == (99, None)
+    (part,) = exposures(model, tokenizer, TEMPLATE, [one], samples=40)
+    assert part.tried == 40
+    assert part.interval[0] <= whole.exposure <= part.interval[1]
+
+
+def test_a_text_is_as_likely_alone_as_among_longer_ones(model: Any, tokenizer: Any) -> None:
+    some = ["The code.", "The code of anna is 17.", texts()[3][:60]]
+    together = of_texts(model, tokenizer, some)
+    for text, own in zip(some, together, strict=True):
+        ids = torch.tensor([tokenizer(text)["input_ids"]])
+        with torch.no_grad():
+            loss = float(model(input_ids=ids, labels=ids).loss)
+        assert own == pytest.approx(-loss * (ids.shape[1] - 1), rel=1e-4)
+
+
+# Continuations.
+
+
+def naive(one: list[int], other: list[int]) -> int:
+    if not one or not other:
+        return len(one) + len(other)
+    if one[0] == other[0]:
+        return naive(one[1:], other[1:])
+    return 1 + min(naive(one[1:], other), naive(one, other[1:]), naive(one[1:], other[1:]))
+
+
+def test_similarity_counts_edits() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        one, other = (rng.integers(3, size=rng.integers(0, 6)).tolist() for _ in range(2))
+        longer = max(len(one), len(other), 1)
+        assert similarity(one, other) == pytest.approx(1 - naive(one, other) / longer), (one, other)
+    assert similarity([1, 2, 3, 4], [2, 3, 4, 5]) == 0.5
+
+
+def test_texts_learned_by_heart_come_back_and_others_do_not(model: Any, tokenizer: Any) -> None:
+    long, ids = windows(tokenizer, [*texts(), "short"], 8, 8)
+    assert long == list(range(10))
+    made = continued(model, ids, 8)
+    assert made.verbatim >= 5
+    assert (made.similarity[6:] < 0.75).all()
+    assert made.near == (made.similarity >= 0.75).sum()
+    assert continued(untrained(tokenizer), ids, 8).near == 0
+
+
+def test_a_continuation_is_the_most_likely_one(model: Any, tokenizer: Any) -> None:
+    _, ids = windows(tokenizer, texts(), 8, 8)
+    theirs = model.generate(
+        input_ids=ids[:, :8], attention_mask=torch.ones(10, 8), max_new_tokens=8, do_sample=False, eos_token_id=None
+    )
+    assert continued(model, ids, 8).written == theirs[:, 8:].tolist()
+
+
+def test_the_chance_of_a_text_in_draws_is_that_of_drawing(model: Any, tokenizer: Any) -> None:
+    _, ids = windows(tokenizer, texts()[6:], 8, 1)
+    made = continued(model, ids, 8)
+    with torch.no_grad():
+        law = model(input_ids=ids[:, :8]).logits[:, -1].softmax(1)
+    own = law.gather(1, ids[:, 8:])[:, 0].double().numpy()
+    assert np.exp(made.log_probability) == pytest.approx(own, rel=1e-4)
+    assert made.expected(7) == pytest.approx(float((1 - (1 - own) ** 7).sum()), rel=1e-4)
+    sure = Continued([], np.ones(1), np.zeros(1))
+    assert sure.expected(1) == pytest.approx(1.0)
+
+
+# Personal data.
+
+
+@every(
+    ("text", "items"),
+    [
+        (MAIL, {("e-mail", "ann.b@post.org"), ("phone", "+442079460958")}),
+        ("call 555-123-4567 or (0221) 123 4567", {("phone", "5551234567"), ("phone", "02211234567")}),
+        ("card 4111 1111 1111 1111, not 4111 1111 1111 1112", {("payment card", "4111111111111111")}),
+        ("IBAN DE89 3704 0044 0532 0130 00.", {("IBAN", "de89370400440532013000")}),
+        ("IBAN DE88 3704 0044 0532 0130 00.", set()),
+        ("SSN 078-05-1120, no SSN: 666-05-1120", {("US social security", "078-05-1120".replace("-", ""))}),
+        ("from 1998 to 2003, 2004, pages 100-120, 3.14159265", set()),
+        ("a@b and @name", set()),
+    ],
+)
+def test_personal_data_are_found_by_patterns(text: str, items: set[tuple[str, str]]) -> None:
+    assert found(text) == {Item(*one) for one in items}
+
+
+# From the command line.
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, model: Any, tokenizer: Any) -> Path:
+    tmp = tmp_path_factory.mktemp("extraction")
+    saved(model, tokenizer, tmp / "tuned")
+    saved(untrained(tokenizer, 1), tokenizer, tmp / "fresh")
+    (tmp / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts()))
+    return tmp
+
+
+def extract(place: Path, name: str, *more: str) -> list[str]:
+    lengths = ["--prefix", "8", "--suffix", "20"]
+    return ["audit", "--model", str(place / name), "--extract", str(place / "texts.jsonl"), *lengths, *more]
+
+
+def test_what_came_back_stands_beside_what_comes_back_anyway(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reference = ["--reference", str(place / "fresh")]
+    assert main(extract(place, "tuned", *reference, "--json", "--fail-above", "extracted=0.2")) == 4
+    told, said = capsys.readouterr()
+    facts = json.loads(told)
+    own, control = facts["readers"]
+    assert own["verbatim"] >= 5
+    assert (control["near"], control["never_saw"]) == (0, True)
+    assert facts["only_by_the_model"] == own["near"]
+    assert facts["personal_in_texts"]["e-mail"] == own["personal"]["e-mail"] == 1
+    assert control["personal"] == {}
+    assert "above --fail-above extracted=0.2" in said
+    assert "written" not in facts["returned"][0], "texts are shown on request alone"
+    assert main(extract(place, "tuned", "--reference", str(place / "tuned"), "--json")) == 0
+    assert json.loads(capsys.readouterr().out)["only_by_the_model"] == 0, (
+        "what another model gives back too is no finding"
+    )
+    assert main(extract(place, "tuned", "--show-texts")) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "ann.b@post.org" in shown
+    assert "No model that never saw them was named" in shown
+    assert "1 of 1 (e-mail)" in shown
+    assert main(extract(place, "fresh", "--fail-above", "extracted=0")) == 0
+
+
+def test_exposure_of_a_prepared_training(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(making, "SystemEntropy", lambda: SeededEntropy(0))
+    data = ["audit", "prepare", str(place / "texts.jsonl"), "--task", "causal_lm", "--canaries", "secrets"]
+    more = ["--digits", "2", "--template", TEMPLATE.text, "--count", "10", "--repeat", "2"]
+    assert main([*data, *more, "--out", str(tmp_path / "out")]) == 0
+    rows = [json.loads(line)["text"] for line in (tmp_path / "out/train.jsonl").read_text().splitlines()]
+    members = len([row for row in rows if row.startswith("The code of")]) // 2
+    assert len(rows) == 10 + 2 * members
+    saved(learned(untrained(tokenizer), tokenizer, rows, 120), tokenizer, tmp_path / "tuned")
+    capsys.readouterr()
+    exposure = ["--prepared", str(tmp_path / "out"), "--exposure"]
+    assert main(["audit", "--model", str(tmp_path / "tuned"), *exposure, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["members"]["count"], facts["others"]["count"]) == (members, 10 - members)
+    assert sum(one["member"] for one in facts["secrets"]) == members
+    assert facts["members"]["p_value"] < 1e-3 < facts["others"]["p_value"], facts
+    assert main(["audit", "--model", str(tmp_path / "tuned"), *exposure, "--fail-above", "exposure=3"]) == 4
+    assert "The training gave them away" in capsys.readouterr().out
+    assert main(["audit", "--model", str(place / "fresh"), *exposure]) == 0
+    assert "The training did not, as far as can be told" in capsys.readouterr().out
+
+
+def test_the_base_of_an_adapter_is_a_control(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], tokenizer: Any
+) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    adapter = get_peft_model(
+        untrained(tokenizer, 1), LoraConfig(task_type="CAUSAL_LM", target_modules=["c_attn"], init_lora_weights=False)
+    )
+    adapter.save_pretrained(tmp_path / "adapter")
+    assert main(extract(place, "fresh", "--adapter", str(tmp_path / "adapter"), "--json")) == 0
+    own, base = json.loads(capsys.readouterr().out)["readers"]
+    assert main(extract(place, "fresh", "--json")) == 0
+    (alone,) = json.loads(capsys.readouterr().out)["readers"]
+    assert (own["model"], base["model"]) == ("the model", "its base")
+    assert base["expected_in_draws"] == pytest.approx(alone["expected_in_draws"], rel=1e-4, abs=0)
+    assert own["expected_in_draws"] != pytest.approx(alone["expected_in_draws"], rel=0.01, abs=0)
+
+
+def test_what_does_not_fit_is_one_sentence(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved(untrained(tokenizer_of(["other words entirely"])), tokenizer_of(["other words entirely"]), tmp_path / "other")
+    for arguments, said in (
+        (extract(place, "tuned", "--prefix", "0"), "--prefix is 0"),
+        (extract(place, "tuned", "--suffix", "120"), "none of the 10 texts has 8 + 120 tokens"),
+        (extract(place, "tuned", "--fail-above", "auc=1"), "give extracted= and a share"),
+        (extract(place, "tuned", "--task", "tokens"), "--extract is for language models"),
+        (extract(place, "tuned", "--members", "x"), "--members has no place beside --extract"),
+        (extract(place, "tuned", "--reference", str(tmp_path / "other")), "reads texts as other tokens"),
+        (["audit", "run", "--extract", "x"], "not of a RUN_DIR"),
+        (["audit", "--model", str(place / "tuned"), "--exposure"], "name its folder with --prepared"),
+    ):
+        assert main(arguments) == 2, arguments
+        told = capsys.readouterr().err
+        assert said in told, told
