@@ -19,7 +19,11 @@ _NOTES = 10_000_000  # as many as have a record number of their own
 @dataclass(frozen=True)
 class ModelConfig:
     name: str = key("builtin/tiny", "builtin/tiny, a folder, or a Hugging Face Hub id")
-    device: str = key("cpu", "torch device: cpu, cuda, cuda:1, mps ...; auto takes the GPU where there is one")
+    device: str = key(
+        "cpu",
+        "torch device: cpu, cuda, mps ...; auto takes the GPU where there is one; of several, as 'cuda:0, cuda:1', each "
+        "trains a share of a round's clients",
+    )
     dtype: str = key("float32", "what the model computes in; adapters stay float32", choices=("float32", "bfloat16"))
     max_length: int = key(128, "texts are cut after this many tokens", at_least=2)
 

@@ -22,7 +22,8 @@ from secure_fed.learning.data import division, fingerprint, partition, sources
 from secure_fed.learning.data.encode import Collate as PadCollate
 from secure_fed.learning.data.encode import Encoded
 from secure_fed.learning.data.holdout import is_declared
-from secure_fed.learning.models.loading import find_device, head_names, head_of, load, pooler_names
+from secure_fed.learning.models.devices import find_devices
+from secure_fed.learning.models.loading import head_names, head_of, load, pooler_names
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.tasks.confidence import confidence
 from secure_fed.learning.tasks.task import Collate, Confidence, Loss, Metrics
@@ -163,7 +164,7 @@ def given(
     collate = collate or _default_collate(model, test[0])
     _check_task(collate([test[0]]), loss, metrics)
     names = list(partition.client_names(len(train)))
-    model.to(find_device(config.model.device))
+    model.to(find_devices(config.model.device)[0])
     natural = {"kind": "natural", "jensen_shannon": None}
     parts = [] if is_lazy(train) else list(map(len, train))
     return Problem(

@@ -19,8 +19,10 @@ from privacy.sampling import Sampler
 from secure_fed.config import RunConfig
 from secure_fed.learning.audit_pool.phantoms import phantoms
 from secure_fed.learning.audit_pool.pool import AuditPool, hold_out
+from secure_fed.learning.models.devices import find_devices
 from secure_fed.learning.models.loading import digest_of
 from secure_fed.learning.problem import Problem
+from secure_fed.learning.training.beside import copies_on
 from secure_fed.learning.training.cohort import Ways, clients_at_once
 from secure_fed.learning.training.local import Objective
 from secure_fed.methods.method import Method, State, loss_of
@@ -105,7 +107,7 @@ def assemble(
     plan = method.plan(State(tensors))
     numbers = tensors.select(plan.trainable).without(personal).numel
     config = settled(config, len(whole.names), method, State(tensors), own=mechanism is not None)
-    objective = Objective(problem.model, loss_of(method, problem.loss), next(problem.model.parameters()).device)
+    objective = _objective(config, problem, method)
     sampler = cohort_sampler(config, len(problem.names), vacancies(problem.names, whole.names))
     protection = protect(
         config, method.card, problem.names, problem.units, sampler, len(plan.passes), entropy, numbers, mechanism
@@ -211,6 +213,13 @@ def _setup(
         attendance=attendance,
         acceptable=Acceptable.of(config, method, tensors, personal),
     )
+
+
+def _objective(config: RunConfig, problem: Problem, method: Method) -> Objective:
+    """The loss of the method's model, where the model is, with copies on the other devices of the configuration."""
+    objective = Objective(problem.model, loss_of(method, problem.loss), next(problem.model.parameters()).device)
+    objective.beside = copies_on(objective, find_devices(config.model.device)[1:])
+    return objective
 
 
 def _clients(

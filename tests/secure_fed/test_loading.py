@@ -17,7 +17,8 @@ from secure_fed.config import DataConfig, ModelConfig, RunConfig
 from secure_fed.errors import ConfigError, ModelError
 from secure_fed.federation import Federation
 from secure_fed.learning.models import loading
-from secure_fed.learning.models.loading import find_device, head_names
+from secure_fed.learning.models.devices import find_devices
+from secure_fed.learning.models.loading import head_names
 from secure_fed.learning.models.locate import locate
 from secure_fed.learning.tasks import build
 
@@ -215,10 +216,22 @@ def test_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_devices() -> None:
-    assert find_device("cpu") == torch.device("cpu")
-    assert find_device("auto").type in ("cpu", "cuda", "mps")
-    with pytest.raises(ConfigError, match=r"model\.device is 'cuda:99'"):
-        find_device("cuda:99")
+    assert find_devices("cpu") == [torch.device("cpu")]
+    assert find_devices("auto")[0].type in ("cpu", "cuda", "mps")
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        ("cuda:99", "cannot be used here"),
+        ("cpu,", "cannot be used here"),
+        ("cpu, cpu:0", "names a device twice"),
+        ("cpu, meta", r"of different kinds \(cpu, meta\)"),
+    ],
+)
+def test_devices_that_cannot_be(names: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=rf"model\.device is '{names}'.*{why}"):
+        find_devices(names)
 
 
 @pytest.mark.gpu

@@ -15,6 +15,7 @@ from torch import nn
 from secure_fed.config import ModelConfig
 from secure_fed.errors import ConfigError, MethodError, ModelError
 from secure_fed.learning.models.adapters.virtual_tokens import positions_of
+from secure_fed.learning.models.devices import find_devices
 from secure_fed.learning.models.locate import locate
 from secure_fed.learning.tasks.task import Task
 
@@ -39,7 +40,7 @@ def load(config: ModelConfig, task: Task, label_names: Sequence[str], seed: int)
     """
     import transformers
 
-    device = find_device(config.device)
+    device = find_devices(config.device)[0]
     place = locate(config.name)
     with quiet(), explained(config.name), torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)  # the weights are made on the CPU, and no other generator is touched
@@ -139,19 +140,6 @@ def digest_of(model: nn.Module, but: Container[str]) -> str:
         digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
         digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def find_device(name: str) -> torch.device:
-    """The torch device of that name; `auto` is the GPU where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "mps" if torch.mps.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"model.device is {name!r}, which cannot be used here ({reason}); try cpu or auto") from error
-    return device
 
 
 def _check_positions(config: ModelConfig, model: nn.Module) -> None:

@@ -30,7 +30,9 @@ def direction(unit: str, seed: int, layout: Layout) -> Tensors:
     """The direction of a unit: float32, of unit norm over all tensors of the layout together. Each layout has its own."""
     key = hashlib.sha256(json.dumps(["direction of a canary", seed, unit, layout.digest]).encode()).digest()
     normal = Stream(key).normal((layout.size,))
-    return layout.unflatten(torch.from_numpy(normal / np.linalg.norm(normal)).to(torch.float32))
+    # Not numpy.linalg.norm: its dot product wakes threads of BLAS, which wait for the cores that train.
+    length = math.sqrt(np.square(normal).sum())
+    return layout.unflatten(torch.from_numpy(normal / length).to(torch.float32))
 
 
 def layout_of(tensors: Tensors, trained: Sequence[str]) -> Layout:

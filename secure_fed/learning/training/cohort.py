@@ -14,7 +14,7 @@ is found out beforehand, and its trainings are made one after the other.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -24,18 +24,17 @@ import torch
 from torch import Tensor
 
 from secure_fed.learning.data.pointing import Plain
-from secure_fed.learning.training.cohort_packs import Packing, Passes, Public, Room, Tight
+from secure_fed.learning.training.beside import Told, divided
+from secure_fed.learning.training.cohort_means import Means
+from secure_fed.learning.training.cohort_packs import Packing, Public, Room, Tight
 from secure_fed.learning.training.cohort_pass import Places, Trial, tried
 from secure_fed.learning.training.cohort_ways import Common, InTurn
 from secure_fed.learning.training.dp_sgd import NoisedSums
-from secure_fed.learning.training.flat import add_in_order
 from secure_fed.learning.training.kind_probe import nobodys
 from secure_fed.learning.training.local import Job, Objective, Trained, train
 from secure_fed.learning.training.schedule import optimizer_of
 from secure_fed.learning.training.uncoupled import Uncoupled
 from secure_fed.tensors.tensors import Tensors
-
-Told = Callable[[float], None]
 
 
 @dataclass
@@ -132,7 +131,19 @@ def _required(objective: Objective, jobs: Sequence[Job]) -> Uncoupled:
 def _together(
     objective: Objective, jobs: Sequence[Job], trial: Trial, uncoupled: Uncoupled | None, told: Told, *, public: bool
 ) -> list[Trained]:
-    """Jobs of one kind in common passes, as many at a time as memory has room for."""
+    """Jobs of one kind in common passes, divided among the devices that there are."""
+
+    def on_one(own: Objective, jobs: Sequence[Job], told: Told) -> list[Trained]:
+        required = replace(uncoupled, objective=own) if uncoupled else None
+        return _on_one(own, jobs, trial, required, told, public=public)
+
+    return divided([objective, *(objective.beside if trial.copies else ())], jobs, on_one, told)
+
+
+def _on_one(
+    objective: Objective, jobs: Sequence[Job], trial: Trial, uncoupled: Uncoupled | None, told: Told, *, public: bool
+) -> list[Trained]:
+    """Jobs of one kind on one device, as many at a time as its memory has room for."""
     first, done = jobs[0], list[Trained]()
     numbers = sum(math.prod(first.before[name].shape) for name in first.trainable)
     room, most = Room.of(objective.device, numbers), clients_at_once(_held(first, numbers), objective.device)
@@ -173,7 +184,7 @@ class _Cohort:
             else Common(objective, places, packing, dropout, trial.copies)
         )
         private = jobs[0].private is not None
-        self._steps = NoisedSums(jobs, places.flat, objective.device) if private else _Means(jobs, places)
+        self._steps = NoisedSums(jobs, places.flat, objective.device) if private else Means(jobs, places)
         self._start = places.moving.clone() if jobs[0].settings.proximal else None
         self._moving = torch.nn.Parameter(places.moving)
         self._optimizer = optimizer_of([self._moving], jobs[0].settings, jobs[0].lr)
@@ -213,34 +224,6 @@ class _Cohort:
         for name, value in memory.items():
             if isinstance(value, Tensor) and value.ndim:
                 memory[name] = value[:active]
-
-
-class _Means:
-    """Steps along the mean gradient of each client's next batch."""
-
-    def __init__(self, jobs: Sequence[Job], places: Places) -> None:
-        self._ahead = [(batch.inputs for batch in job.batches(list)) for job in jobs]
-        self._gradient = torch.zeros_like(places.moving)
-        self._found: list[tuple[Tensor, Tensor]] = []
-
-    def gradients(self, passes: Passes, active: int) -> Tensor:
-        """(active, P) of the first clients."""
-        batches = [next(ahead) for ahead in self._ahead[:active]]
-        gradient = self._gradient[:active].zero_()
-        share = torch.tensor([1 / len(batch) for batch in batches], device=gradient.device)
-        entries = [(row, item) for row, batch in enumerate(batches) for item in batch]
-        for found in passes(entries, range(active)):
-            add_in_order(gradient, found.owners, found.gradients * share[found.owners, None])
-            self._found.append((found.owners, found.losses))
-        return gradient
-
-    def losses(self) -> list[float]:
-        """Of each client, over the examples seen."""
-        total, seen = np.zeros(len(self._ahead)), np.zeros(len(self._ahead))
-        for owners, losses in self._found:
-            np.add.at(total, owners.cpu().numpy(), losses.cpu().numpy())
-            np.add.at(seen, owners.cpu().numpy(), 1)
-        return [float(of / count) if count else math.nan for of, count in zip(total, seen, strict=True)]
 
 
 _CLIENTS = 1024

@@ -43,6 +43,7 @@ class Objective(nn.Module):
         # Which ways of taking per-example gradients have proven right (`packs`).
         self.ways: dict[Hashable, Any] = {}
         self.copies: list[Objective] = []  # with the same parameters, for passes that are computed at the same time
+        self.beside: list[Objective] = []  # on other devices, for clients that are trained at the same time
         self._named = dict(model.named_parameters())
         # Looked up once: walking a model of many modules costs more than a client's share of a round.
         self._buffers_at_start = [
