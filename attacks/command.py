@@ -14,6 +14,7 @@ from typing import Any
 from attacks.any_model import command as any_model
 from attacks.catalogue import ATTACKS
 from attacks.extraction import command as extraction
+from attacks.inference import command as inference
 from attacks.prepared import command as prepared
 
 REFERENCES = 16
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, whole: bool = True) -> Non
         any_model.add_arguments(parser)
         prepared.add_arguments(parser)
         extraction.add_arguments(parser)
+        inference.add_arguments(parser)
         names = ", ".join(ATTACKS)
         parser.add_argument(
             "--attack",
@@ -55,6 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser, *, whole: bool = True) -> Non
 
 def run(chosen: argparse.Namespace) -> int:
     """Audit the run, or the model, that is named."""
+    if chosen.attribute is not None:
+        return inference.run(chosen)
     if chosen.extract is not None:
         return extraction.run(chosen)
     if chosen.prepared is not None or chosen.exposure:

@@ -180,7 +180,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("report",),
         ("report.page",),
         ("audit", "any_model"),
-        ("extraction",),
+        ("extraction", "inference"),
         ("prepared",),
         ("command",),
     ),

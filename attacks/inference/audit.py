@@ -1,0 +1,134 @@
+"""The audit of an attribute: guessed by the model and without it, for records of the training and for others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from attacks.any_model.signals import Floats
+from attacks.any_model.subject import Subject, Texts
+from attacks.inference.attribute import Advantage, Bools, Indices, advantage, guesses, prior, without_model
+from secure_fed.errors import DataError, UsageError
+from secure_fed.learning.data import files
+
+ALPHA, FEWEST, MOST_VALUES = 0.05, 10, 50
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """values: all that occur. of: (records,) the index of each record's own."""
+
+    name: str
+    values: tuple[str, ...]
+    of: Indices
+
+
+def attribute(subject: Subject, name: str) -> Attribute:
+    """The column's values of members and others. Refuses a text that does not say its value, and a column without a choice."""
+    asked = subject.asked
+    written: list[str] = []
+    for place, option in ((asked.members, "--members"), (asked.others, "--non-members")):
+        if place is None:
+            raise UsageError("--attribute compares records of the training with others: name both files")
+        written += [str(value) for value in files.read(place, [name], option).column(name, "--attribute")]
+    values = tuple(sorted(set(written)))
+    if not 2 <= len(values) <= MOST_VALUES:
+        raise UsageError(f"{name!r} has {len(values)} values: an attribute to guess has from 2 to {MOST_VALUES}")
+    for row, (text, value) in enumerate(zip(subject.texts.plain, written, strict=True)):
+        if not _place(value).search(text):
+            raise DataError(
+                f"row {row} does not contain its {name}, {value!r}: the text has to say it, so that it can be replaced"
+            )
+    return Attribute(name, values, np.array([values.index(value) for value in written]))
+
+
+def audited(subject: Subject, found: Attribute, say: Say) -> dict[str, Any]:
+    """Guesses by the model, by its references with it, and by words alone, for members and others."""
+    members: Bools = np.arange(len(subject.texts.rows)) < subject.texts.members
+    if min(members.sum(), (~members).sum()) < FEWEST:
+        raise UsageError(
+            f"there are {members.sum()} members and {(~members).sum()} others: give at least {FEWEST} of each"
+        )
+    losses = np.stack(
+        [_losses(subject, found, index, say) for index in range(len(found.values))], axis=1
+    )  # (records, values)
+    shares = prior(found.of[~members], len(found.values))
+    stripped = [_put(text, found.values[own], " ") for text, own in zip(subject.texts.plain, found.of, strict=True)]
+    guessed = {
+        "the model": guesses(losses, shares),
+        "words alone": without_model(stripped, found.of, members),
+        "the most frequent value": np.full(len(members), int(shares.argmax())),
+    }
+    rows = {name: advantage(own == found.of, members) for name, own in guessed.items()}
+    return {
+        "schema": 1,
+        "model": subject.asked.model,
+        "adapter": None if subject.asked.adapter is None else str(subject.asked.adapter),
+        "attribute": found.name,
+        "values": len(found.values),
+        "members": int(members.sum()),
+        "non_members": int((~members).sum()),
+        "guesses": [_to_dict(name, one) for name, one in rows.items()],
+        "verdict": _verdict(rows),
+        "sentences": _sentences(found.name, rows),
+    }
+
+
+def _place(value: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<!\w){re.escape(value)}(?!\w)")
+
+
+def _put(text: str, value: str, other: str) -> str:
+    return _place(value).sub(lambda match: other, text)
+
+
+def _losses(subject: Subject, found: Attribute, index: int, say: Say) -> Floats:
+    """(records,) -log P of each record under the model, or of its label, with this value in the place of its own."""
+    say(f"reading the records with {found.name} = {found.values[index]}")
+    rows, own = subject.texts.rows, found.of
+
+    def changed(texts: Sequence[Any]) -> tuple[str, ...]:
+        return tuple(_put(text, found.values[old], found.values[index]) for text, old in zip(texts, own, strict=True))
+
+    rows = replace(rows, text=changed(rows.text), text_b=rows.text_b and changed(rows.text_b))
+    encoded = subject.task.encode(subject.tokenizer, rows, subject.asked.max_length)
+    changed_subject = replace(subject, texts=Texts(rows, subject.texts.members, encoded))
+    if subject.language_model:  # whose loss is a mean over tokens
+        return np.array([-one.said.sum() for one in changed_subject.tokens()])
+    return changed_subject.losses()
+
+
+def _to_dict(name: str, one: Advantage) -> dict[str, Any]:
+    return {
+        "by": name,
+        "members": one.members,
+        "others": one.others,
+        "advantage": one.advantage,
+        "p_value": one.p_value,
+    }
+
+
+def _verdict(rows: dict[str, Advantage]) -> str:
+    if rows["words alone"].p_value < ALPHA:
+        return "void"
+    return "leak" if rows["the model"].p_value < ALPHA else "nothing"
+
+
+def _sentences(name: str, rows: dict[str, Advantage]) -> list[str]:
+    model, words = rows["the model"], rows["words alone"]
+    shares = f"{model.members:.1%} of the members and {model.others:.1%} of the others"
+    first = {
+        "void": f"Members and others differ by their words: without the model {name} is guessed for {words.members:.1%} of the "
+        f"members and {words.others:.1%} of the others. So the model's guesses say nothing of its training.",
+        "leak": f"The model gives away {name} of records of its training: it guesses it right for {shares}. Chance makes as "
+        f"large a difference with a probability of {model.p_value:.2g}.",
+        "nothing": f"The model guesses {name} right for {shares}: no more than chance would make of it "
+        f"(probability {model.p_value:.2g}).",
+    }[_verdict(rows)]
+    second = f"Without any model, by words alone, it is {words.members:.1%} and {words.others:.1%}."
+    return [first, second]

@@ -1,0 +1,80 @@
+"""`secure-fed audit --model BASE --attribute COLUMN --members FILE --non-members FILE`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from secure_fed.errors import ConfigError, UsageError
+
+ABOVE_LIMIT = 4  # exit status
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of `audit`."""
+    own = parser.add_argument_group("an attribute of known records")
+    what = "guess this column of --members from the rest of their texts, which contain it, beside --non-members"
+    own.add_argument("--attribute", metavar="COLUMN", help=what)
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Make the audit, print it, and say by the exit status whether the advantage is above the limit."""
+    for name in ("scores", "prepared", "delta", "extract"):
+        if getattr(chosen, name) is not None:
+            raise UsageError(f"--{name} has no place beside --attribute: leave it out")
+    for name in ("model", "members", "non_members"):
+        if getattr(chosen, name) is None:
+            raise UsageError(
+                f"--{name.replace('_', '-')} is missing: --attribute is of a model, its members and others"
+            )
+    if chosen.run_dir is not None:
+        raise UsageError(f"name either RUN_DIR, which is {chosen.run_dir}, or --model")
+    limit = _limit(chosen.fail_above)
+    from attacks.any_model.subject import Asked, opened
+    from attacks.inference.audit import attribute, audited
+    from secure_fed.config import DataConfig
+
+    columns = chosen.text or "", chosen.text_b or "", chosen.label or ""
+    data = DataConfig("", "of the user", "", chosen.task or "classification", *columns)
+    labels = tuple(chosen.labels.split(",")) if chosen.labels else ()
+    of_model = chosen.adapter, (), labels, chosen.max_length, chosen.device
+    subject = opened(Asked(chosen.model, chosen.members, chosen.non_members, data, *of_model))
+    found = attribute(subject, chosen.attribute)
+    facts = audited(subject, found, lambda what: print(f"secure-fed: {what}", file=sys.stderr))
+    print(json.dumps(facts)) if chosen.json else _show(facts)
+    advantage = facts["guesses"][0]["advantage"]
+    if advantage <= limit:
+        return 0
+    print(f"secure-fed: an advantage of {advantage:.3f} is above --fail-above advantage={limit:g}", file=sys.stderr)
+    return ABOVE_LIMIT
+
+
+def _limit(written: str | None) -> float:
+    name, _, value = (written or "advantage=1").partition("=")
+    try:
+        limit = float(value)
+    except ValueError:
+        limit = -1.0
+    if name != "advantage" or not 0 <= limit <= 1:
+        raise ConfigError(f"--fail-above is {written!r:.40}: with --attribute give advantage= and a number from 0 to 1")
+    return limit
+
+
+def _show(facts: dict[str, Any]) -> None:
+    from rich.table import Column, Table
+
+    from secure_fed.report.terminal import PlainConsole
+
+    console = PlainConsole()
+    heads = {"void": "CANNOT TELL", "leak": "LEAK", "nothing": "nothing found"}
+    console.print(f"verdict on {facts['attribute']} in {facts['model']}: {heads[facts['verdict']]}", style="bold")
+    for sentence in facts["sentences"]:
+        console.print(sentence)
+    table = Table("guessed by", *(Column(head, justify="right") for head in ("members", "others", "advantage")))
+    for one in facts["guesses"]:
+        table.add_row(one["by"], f"{one['members']:.1%}", f"{one['others']:.1%}", f"{one['advantage']:+.1%}")
+    console.print(table)
+    counts = f"{facts['members']} members and {facts['non_members']} others, {facts['values']} values"
+    console.print(f"{counts}; all of a record is known but its {facts['attribute']}")

@@ -1,0 +1,114 @@
+"""Attribute inference: against guesses that need no model, and records that were not in the training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attacks.inference.attribute import advantage, guesses, prior, without_model
+from secure_fed.commands.cli import main
+from secure_fed.learning.data import notes
+from tests.attacks.small_lm import learned, saved, tokenizer_of, untrained
+from tests.cells import every
+
+TOWNS = ("Aachen", "Bergen", "Cork")
+
+
+def records(count: int, seed: int) -> list[dict[str, Any]]:
+    """Sentences in which nothing but memory tells the town."""
+    rng, made = np.random.default_rng(seed), []
+    for text in notes.generate(count, seed=seed, split="train").text:
+        town = TOWNS[rng.integers(3)]
+        made.append({"text": f"{' '.join(text.split()[:6])} lives in {town}.", "town": town})
+    return made
+
+
+def test_a_guess_weighs_likelihood_and_prior() -> None:
+    shares = prior(np.array([2, 2, 2, 2, 2, 2, 1]), 3)
+    assert shares == pytest.approx(np.array([1, 2, 7]) / 10)
+    losses = np.array([[1.0, 1.0, 1.0], [1.0, 1.0, 3.0], [1.0, 5.0, 9.0]])
+    assert guesses(losses, shares).tolist() == [2, 1, 0]
+
+
+def test_an_advantage_is_of_members_over_others() -> None:
+    right = np.r_[np.ones(30, bool), np.zeros(10, bool), np.ones(10, bool), np.zeros(30, bool)]
+    members = np.arange(80) < 40
+    found = advantage(right, members)
+    assert (found.members, found.others, found.advantage) == (0.75, 0.25, 0.5)
+    assert found.p_value < 1e-4
+    assert advantage(right, ~members).p_value > 0.99
+
+
+@every("size", [20, 60])
+def test_members_that_are_like_others_are_a_leak_as_rarely_as_said(size: int) -> None:
+    rng, members = np.random.default_rng(0), np.arange(2 * size) < size
+    alarms = sum(advantage(rng.random(2 * size) < 0.4, members).p_value < 0.05 for _ in range(400))
+    assert alarms <= 400 * 0.05 + 3 * (400 * 0.05) ** 0.5
+
+
+def test_words_tell_what_they_tell_of_members_too() -> None:
+    rng = np.random.default_rng(0)
+    values = rng.integers(2, size=120)
+    texts = [f"{'warm' if one else 'cold'} day number {rng.integers(50)}" for one in values]
+    assert (without_model(texts, values, np.arange(120) < 60) == values).mean() > 0.95
+    nothing = without_model([f"day {one}" for one in rng.integers(50, size=120)], values, np.arange(120) < 60)
+    assert (nothing == values).mean() < 0.7
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tmp = tmp_path_factory.mktemp("attribute")
+    groups = {"members": records(30, 0), "others": records(30, 1)}
+    for name, some in groups.items():
+        (tmp / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+    tokenizer = tokenizer_of([row["text"] for some in groups.values() for row in some])
+    saved(untrained(tokenizer), tokenizer, tmp / "fresh")
+    saved(
+        learned(untrained(tokenizer), tokenizer, [row["text"] for row in groups["members"]], 120),
+        tokenizer,
+        tmp / "tuned",
+    )
+    return tmp
+
+
+def audit(place: Path, model: str, *more: str) -> list[str]:
+    texts = ["--members", str(place / "members.jsonl"), "--non-members", str(place / "others.jsonl")]
+    return ["audit", "--model", str(place / model), *texts, "--task", "causal_lm", "--attribute", "town", *more]
+
+
+def test_a_town_that_was_learned_by_heart_is_given_away(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(audit(place, "tuned", "--json", "--fail-above", "advantage=0.2")) == 4
+    facts = json.loads(capsys.readouterr().out)
+    model, words, most = facts["guesses"]
+    assert facts["verdict"] == "leak", facts
+    assert model["members"] > 0.9
+    assert model["others"] < 0.65
+    assert abs(words["advantage"]) < 0.35
+    assert words["others"] < 0.7, "the town itself is not among the words"
+    assert most["by"] == "the most frequent value"
+    assert main(audit(place, "fresh")) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "nothing found" in shown
+    assert "Without any model, by words alone" in shown
+
+
+def test_what_does_not_fit_is_one_sentence(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hidden = tmp_path / "hidden.jsonl"
+    hidden.write_text("".join(json.dumps({**row, "town": "Derry"}) + "\n" for row in records(12, 0)))
+    for arguments, said in (
+        (audit(place, "fresh", "--fail-above", "auc=1"), "with --attribute give advantage="),
+        (audit(place, "fresh", "--attribute", "text"), "an attribute to guess has from 2 to 50"),
+        (audit(place, "fresh", "--attribute", "city"), "has no column 'city'"),
+        (audit(place, "fresh", "--members", str(hidden)), "does not contain its town, 'Derry'"),
+        (audit(place, "fresh")[:5], "--non-members is missing"),
+        (["audit", "run", "--attribute", "town"], "--model is missing"),
+        (audit(place, "fresh", "--scores", "x"), "--scores has no place beside --attribute"),
+    ):
+        chosen = [*arguments, "--attribute", "town"] if "--attribute" not in arguments else arguments
+        assert main(chosen) == 2, arguments
+        told = capsys.readouterr().err
+        assert said in told, told
