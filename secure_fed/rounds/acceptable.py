@@ -15,7 +15,7 @@ So a server that wants to send crafted tensors has to wait for the second round.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -30,6 +30,14 @@ _ROUNDING = 1e-4  # of the initial state, relative to a tensor's largest value, 
 _SAME = 1e-9  # of a learning rate
 
 
+@dataclass
+class _Passed:
+    """The last content that was acceptable, and its round."""
+
+    round: int = -1
+    content: tuple[Tensors, ...] = ()
+
+
 @dataclass(frozen=True)
 class Acceptable:
     """The bounds of one run. largest: `federation.largest_value`. personal: names of tensors that are not sent."""
@@ -40,6 +48,7 @@ class Acceptable:
     training: TrainingConfig
     rounds: int
     largest: float
+    _passed: _Passed = field(default_factory=_Passed, compare=False, repr=False)
 
     @classmethod
     def of(cls, config: RunConfig, method: Method, initial: Tensors, personal: tuple[str, ...]) -> Acceptable:
@@ -60,7 +69,17 @@ class Acceptable:
             return f"the learning rate is {request.lr:g}, and training.lr and its schedule say {due:g}"
         if not request.clip_norm > 0:
             return f"the clip norm is {request.clip_norm:g}, and it has to be above 0"
-        return self._of_names(request) or self._of_values(request) or self._of_start(request)
+        return self._of_names(request) or self._of_content(request)
+
+    def _of_content(self, request: Request) -> str:
+        """Clients of one process are sent the very same tensors, which are looked at once."""
+        content = (request.tensors, *request.means.values())
+        if request.round == self._passed.round and _identical(content, self._passed.content):
+            return ""
+        fault = self._of_values(request) or self._of_start(request)
+        if not fault:
+            self._passed.round, self._passed.content = request.round, content
+        return fault
 
     def _of_names(self, request: Request) -> str:
         """An unknown pass is refused elsewhere, as one out of turn."""
@@ -78,11 +97,12 @@ class Acceptable:
         for tensors in (request.tensors, *request.means.values()):
             if not tensors.is_finite():
                 return "the tensors sent have values that are not finite"
-        for name, part in request.tensors.parts().items():
-            most = float(part.abs().max()) if part.numel() else 0.0
-            if most > self.largest:
-                return f"{name} has a value of {most:.4g}, above federation.largest_value = {self.largest:g}"
-        return ""
+        parts = {name: part for name, part in request.tensors.parts().items() if part.numel()}
+        most = torch.stack(torch._foreach_max(torch._foreach_abs(list(parts.values())))) if parts else torch.zeros(1)
+        if float(most.max()) <= self.largest:
+            return ""
+        name = list(parts)[int(most.argmax())]
+        return f"{name} has a value of {most.max():.4g}, above federation.largest_value = {self.largest:g}"
 
     def _of_start(self, request: Request) -> str:
         """In the first round the state is known."""
@@ -93,6 +113,10 @@ class Acceptable:
             if own.shape != sent.shape or not torch.allclose(sent.to(own), own, rtol=0.0, atol=_slack(own)):
                 return f"{name} is not what the run starts from"
         return ""
+
+
+def _identical(some: tuple[Tensors, ...], others: tuple[Tensors, ...]) -> bool:
+    return len(some) == len(others) and all(one is other for one, other in zip(some, others, strict=True))
 
 
 def _slack(tensor: torch.Tensor) -> float:

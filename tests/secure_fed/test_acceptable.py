@@ -63,6 +63,16 @@ def test_a_client_in_the_open_refuses_in_one_sentence_and_trains_nothing(what: s
     assert not trained
 
 
+@pytest.mark.parametrize("what", LIES)
+def test_what_was_acceptable_before_does_not_excuse_a_lie(what: str) -> None:
+    """Content that passed once is not looked at again; any other content is."""
+    federation = toys.federation({"method.name": "fedlora"})
+    request, bounds = request_of(federation, lr=LR), federation.assembly.clients[0]._setup.acceptable
+    assert bounds.fault(request) == bounds.fault(request) == ""
+    assert LIES[what][1] in bounds.fault(LIES[what][0](request))
+    assert bounds.fault(request) == ""
+
+
 @pytest.mark.parametrize("what", ["a higher rate", "not a number", "large", "another start"])
 def test_all_clients_behind_masks_refuse_alike_before_anybody_trains(what: str) -> None:
     built = wide_toys.federation({**wide_toys.MASKED})
