@@ -129,10 +129,10 @@ def _show(out: Path, rows: Sequence[Row]) -> None:
     """A person's table: a column a configuration, since there are more numbers than fit beside each other."""
     from rich.table import Table
 
-    from secure_fed.commands.comparison.tables import cells, heads, measured, notes
+    from secure_fed.commands.comparison.tables import cells, heads, notes
     from secure_fed.report.terminal import PlainConsole
 
-    first, *named = zip(heads(rows), *(cells(row, measured(rows)) for row in rows), strict=True)
+    first, *named = zip(heads(rows), *(cells(row, rows) for row in rows), strict=True)
     table = Table(*first)
     for line in named:
         table.add_row(*line)

@@ -21,6 +21,7 @@ from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.models.loading import head_of, load
 from secure_fed.learning.problem import Problem
+from secure_fed.learning.tasks.commonest import Commonest
 from secure_fed.learning.tasks.confidence import confidence
 
 _UNKNOWN = 1  # units of a member that declares none; where units are clients nothing counts them
@@ -57,7 +58,8 @@ def of_coordinator(charter: Charter, config: RunConfig, test: Sequence[Path]) ->
     problem = _without_examples(charter, config)
     encoded = task.encode(problem.tokenizer, rows, config.model.max_length)
     tested = {"from": sources.FILES, "rows": len(rows)}
-    return replace(problem, test=encoded, facts={**problem.facts, "test": tested})
+    common = Commonest.among(task.counted(rows))
+    return replace(problem, test=encoded, facts={**problem.facts, "test": tested}, commonest=common)
 
 
 def _without_examples(charter: Charter, config: RunConfig) -> Problem:

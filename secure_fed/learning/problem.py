@@ -25,6 +25,7 @@ from secure_fed.learning.data.holdout import is_declared
 from secure_fed.learning.models.devices import find_devices
 from secure_fed.learning.models.loading import head_names, head_of, load, pooler_names
 from secure_fed.learning.tasks import classification
+from secure_fed.learning.tasks.commonest import Commonest, of_items
 from secure_fed.learning.tasks.confidence import confidence
 from secure_fed.learning.tasks.task import Collate, Confidence, Loss, Metrics
 from secure_fed.learning.tokenised import tokenised
@@ -43,7 +44,8 @@ class Problem:
     clients. data_digest, unit_digest: plain digests of the data before rows are held out, and of which rows belong to which
     unit that privacy protects, for a ledger; they confirm guesses about rows, so they stay in memory. warning: what the user
     should hear before training starts, if anything. sizes: the number of each client's units, where most clients' examples are
-    on other machines and `train` has none of theirs.
+    on other machines and `train` has none of theirs. commonest: label of the test set, where accuracy counts labels and the
+    test rows were not held out of private ones.
     """
 
     model: nn.Module
@@ -62,6 +64,7 @@ class Problem:
     unit_digest: str = ""
     warning: str = ""
     sizes: Sequence[int] | None = None
+    commonest: Commonest | None = None
 
     @property
     def lazy(self) -> bool:
@@ -117,6 +120,7 @@ def configured(config: RunConfig) -> Problem:
         | {"data_digest": data_digest},
         data_digest=fingerprint.of_rows(source.whole, *([source.test] if is_declared(source.tested) else [])),
         unit_digest=fingerprint.of_units(*division.units(config, source, divided)) if private else "",
+        commonest=Commonest.among(task.counted(source.test)) if is_declared(source.tested) or not private else None,
         warning="; and ".join(
             _warnings(config, test if private else encoded, "test" if private else "training", tokenizer)
         ),
@@ -179,6 +183,7 @@ def given(
         confidence=confidence("", loss or classification.loss),
         facts=_facts(config, GIVEN, [], names, parts, (GIVEN, len(test)), natural),
         unit_digest=_units_given(config, train),
+        commonest=None if metrics else of_items(test),
     )
 
 

@@ -117,7 +117,8 @@ class ConsoleProgress:
     def _count(self, record: Record) -> None:
         self._bytes += record.get("bytes_up", 0) + record.get("bytes_down", 0)
         found = [f"accuracy {record['accuracy']:.1%}"] if isinstance(record.get("accuracy"), float) else []
-        found += [f"{spoken(name)} {record[name]:.3g}" for name in _BESIDE if isinstance(record.get(name), float)]
+        own = [f"{spoken(name)} {record[name]:.3g}" for name in _BESIDE if isinstance(record.get(name), float)]
+        found = own + found if isinstance(record.get("precision"), float) else found + own  # of entities
         if found:
             self._measured, self._measured_in = found, record["round"]
 

@@ -41,7 +41,8 @@ class Result(run.Result):
         found = self.summary
         if found["unit"] == "none" or is_declared(found["test"]["from"]):
             return table(title(found), rows(found))
-        shown = [row for row in rows({**found, "macro_f1": None, "metrics": {}}) if row[0] != "accuracy"]
+        untested = {**found, "macro_f1": None, "metrics": {}, "commonest": None}
+        shown = [row for row in rows(untested) if row[0] != "accuracy"]
         return table(title(found), shown, _WITHHELD)
 
     def plot(self) -> Figure:

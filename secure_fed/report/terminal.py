@@ -12,6 +12,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Column, Table
 
+from secure_fed.learning.tasks.commonest import Commonest, no_better
+from secure_fed.learning.tasks.headline import ENTITIES
 from secure_fed.report.formatting import at_most, size, time
 from secure_fed.report.membership import auc, meaning, rates
 
@@ -58,13 +60,10 @@ def title(summary: Mapping[str, Any]) -> str:
 
 def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The names and values of a run's result, in the order in which they are read."""
-    measured = summary["accuracy"] is not None or not summary["metrics"]
     own = [(name, value) for name, value in summary["metrics"].items() if isinstance(value, float)]
     expected, best = " expected" if _hides_cohort(summary) else "", summary.get("best_round")
     return [
-        *([("accuracy", _percent(summary["accuracy"]))] if measured else []),
-        *([("macro-F1", _percent(summary["macro_f1"]))] if summary["macro_f1"] is not None else []),
-        *((name.replace("_", " "), f"{value:.4g}") for name, value in own),
+        *_measured(summary, [(name.replace("_", " "), f"{value:.4g}") for name, value in own]),
         *_membership(summary),
         ("rounds", f"{summary['rounds']}, each with {_those_in(summary)}{expected}"),
         *([("best evaluation", f"that of round {best}")] if best not in (None, summary["rounds"]) else []),
@@ -75,6 +74,18 @@ def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         *_masks(summary),
         *([("time", f"{summary['seconds']:.1f} s")] if summary["seconds"] is not None else []),
     ]
+
+
+def _measured(summary: Mapping[str, Any], own: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The metrics, accuracy first but where a task's own say more; beside it the share of the commonest label."""
+    accuracy, common = summary["accuracy"], Commonest.of_result(summary)
+    rows = []
+    if accuracy is not None or not summary["metrics"]:
+        beside = "" if common is None or accuracy is None else f"; always the commonest label: {_percent(common.share)}"
+        rows = [("accuracy", _percent(accuracy) + beside)]
+    rows += [("macro-F1", _percent(summary["macro_f1"]))] if summary["macro_f1"] is not None else []
+    rows = own + rows if summary["task"] == ENTITIES else rows + own
+    return rows + ([("  no better", sentence)] if (sentence := no_better(accuracy, common)) else [])
 
 
 def show_methods(model: str, classes: int, rows: Sequence[Mapping[str, Any]]) -> None:

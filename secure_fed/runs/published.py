@@ -66,7 +66,7 @@ _BANDWIDTH: Table = {
 RESULT: Table = {
     **dict.fromkeys(("schema", "method", "model", "data", "task", "rounds", "cohort", "personal", "unit"), SETTINGS),
     **dict.fromkeys(("clients", "label_names"), DECLARED),
-    **dict.fromkeys(("accuracy", "macro_f1", "loss", "metrics", "best_round"), TEST),
+    **dict.fromkeys(("accuracy", "commonest", "macro_f1", "loss", "metrics", "best_round"), TEST),
     "test": {"from": SETTINGS, "rows": TEST},
     "membership": RELEASE,
     "membership_of_data": WITHHELD,

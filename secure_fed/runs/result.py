@@ -67,6 +67,7 @@ def summary(
         "cohort": round(sampler.expected),
         "personal": list(assembly.server.personal),
         **{name: last.get(name) for name in _METRICS},
+        "commonest": None if (common := assembly.problem.commonest) is None else common.as_dict(),
         "test": assembly.problem.facts["test"],
         **_membership(assembly, state),
         "metrics": {name: value for name, value in last.items() if name not in _ALWAYS and name not in _METRICS},

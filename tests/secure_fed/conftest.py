@@ -62,6 +62,7 @@ def result_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "cohort": 4,
         "personal": [],
         "accuracy": rows[-1].get("accuracy"),
+        "commonest": {"share": 0.31, "of": 2000},
         "macro_f1": rows[-1].get("macro_f1"),
         "loss": rows[-1].get("loss"),
         "test": {"from": "generated", "rows": 2000},

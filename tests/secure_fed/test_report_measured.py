@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,7 +22,10 @@ MEASURED = {
         "finds exactly the right labels of 25.0 % of the test examples (micro-F1 0.400)",
     ),
     "regression": ({"rmse": 1.5, "pearson": 0.7}, "is off by 1.500 on the test examples (root mean square; Pearson's"),
-    "tokens": ({"f1": 0.3}, "tags 25.0 % of the words of the test texts correctly (F1 of whole entities 0.300)"),
+    "tokens": (
+        {"f1": 0.3},
+        "finds the entities of the test texts with an F1 of 0.300 (it tags 25.0 % of the words correctly)",
+    ),
     "question_answering": ({"f1": 0.3}, "answers 25.0 % of the test questions exactly (F1 of the words 0.300)"),
     "causal_lm": ({"perplexity": 33.0}, "predicts 25.0 % of the next tokens of the test texts (perplexity 33.000)"),
     "multiple_choice": ({}, "chooses correctly in 25.0 % of the test examples."),
@@ -51,3 +55,17 @@ def test_what_was_not_measured_is_not_made_up() -> None:
         == "The loss of the shared model on the test examples is 0.500."
     )
     assert how_good(record("classification", {"accuracy": 0.5})).endswith("for 50.0 % of the test examples.")
+
+
+def test_accuracy_stands_beside_the_commonest_label() -> None:
+    """The report has its share, and a sentence on a model that is no better; entities come before words."""
+    common = {"commonest": {"share": 0.5, "of": 400}}
+    worse, better = (
+        replace(record("classification", {"accuracy": accuracy}), result={**common, "accuracy": accuracy})
+        for accuracy in (0.52, 0.8)
+    )
+    assert ("accuracy of always giving the commonest label", "50.0 %") in key_numbers(worse)
+    assert "The accuracy of 52.0% is no better than always giving the commonest label" in how_good(worse)
+    assert "no better" not in how_good(better)
+    tags = replace(record("tokens", {"f1": 0.3, "accuracy": 0.9}), result={**common, "accuracy": 0.9})
+    assert [name for name, _ in key_numbers(tags)][:2] == ["F1", "accuracy"]

@@ -10,7 +10,8 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from secure_fed.commands.comparison.totals import Charge, charge_of, totals
-from secure_fed.learning.tasks.headline import first_metrics, has_accuracy
+from secure_fed.learning.tasks.commonest import Commonest, no_better
+from secure_fed.learning.tasks.headline import first_metrics, has_accuracy, leads
 from secure_fed.report.page.record import RunRecord
 
 
@@ -33,11 +34,13 @@ class Point(NamedTuple):
 class Row:
     """One configuration over its seeds. Sizes and times are means over the seeds, of all clients and the whole run.
 
-    accuracy, membership_auc: None where a run did not measure it. metrics: what the task asks for first beside accuracy.
+    accuracy, membership_auc: None where a run did not measure it. commonest: share of the test set's commonest label, on
+    average; no_better: the sentence on an accuracy that is not above it. metrics: what the task asks for first beside accuracy.
     rounds: finished ones, on average. target: an accuracy, None where none was asked for; reached: how many runs did;
     rounds_to_target: the mean over those. epsilon_one_run: the largest of the runs, None without privacy; delta_one_run: of the
     same. epsilon_all_seeds, delta_all_seeds: of all its runs together (`totals`), None where they are about different units.
-    charges: what each private run cost. early: how many runs ended before their last round.
+    charges: what each private run cost. early: how many runs ended before their last round. own_first: the task's own metrics
+    say more than accuracy.
     """
 
     name: str
@@ -45,6 +48,8 @@ class Row:
     seeds: tuple[int, ...]
     rounds: float
     accuracy: Spread | None
+    commonest: float | None
+    no_better: str
     metrics: Mapping[str, Spread | None]
     bytes_up: float
     bytes_down: float
@@ -62,6 +67,7 @@ class Row:
     early: int
     curve: tuple[Point, ...]
     charges: tuple[Charge, ...] = ()
+    own_first: bool = False
 
 
 def row_of(name: str, runs: Mapping[int, RunRecord], target: float | None) -> Row:
@@ -82,6 +88,9 @@ def row_of(name: str, runs: Mapping[int, RunRecord], target: float | None) -> Ro
     together = totals(charges) if private else []
     all_seeds = together[0] if len(together) == 1 else None
 
+    accuracy = spread_of(results, lambda result: result.get("accuracy"))
+    common = _commonest(results)
+
     def mean(field: str) -> float:
         return fmean(float(result[field]) for result in results)
 
@@ -90,7 +99,9 @@ def row_of(name: str, runs: Mapping[int, RunRecord], target: float | None) -> Ro
         method=settings.method.name,
         seeds=tuple(runs),
         rounds=mean("rounds"),
-        accuracy=spread_of(results, lambda result: result.get("accuracy")),
+        accuracy=accuracy,
+        commonest=common.share if common else None,
+        no_better=no_better(accuracy.mean if accuracy else None, common),
         metrics={name: spread_of(results, partial(_metric, name)) for name in first_metrics(settings.data.task)},
         bytes_up=mean("bytes_up"),
         bytes_down=mean("bytes_down"),
@@ -108,6 +119,7 @@ def row_of(name: str, runs: Mapping[int, RunRecord], target: float | None) -> Ro
         early=sum(bool(result.get("ended_early")) for result in results),
         curve=_curve(records),
         charges=charges,
+        own_first=leads(settings.data.task),
     )
 
 
@@ -121,6 +133,15 @@ def spread_of(results: Iterable[Mapping[str, Any]], read: Callable[[Mapping[str,
     if any(value is None or not math.isfinite(value) for value in values):
         return None
     return spread([float(value) for value in values])
+
+
+def _commonest(results: Sequence[Mapping[str, Any]]) -> Commonest | None:
+    """The mean share, of as many labels as one test set has: the seeds may all have the same."""
+    found = [Commonest.of_result(result) for result in results]
+    known = [common for common in found if common is not None]
+    if len(known) < len(found):
+        return None
+    return Commonest(fmean(common.share for common in known), min(common.of for common in known))
 
 
 def _first_round(record: RunRecord, target: float) -> int | None:

@@ -28,16 +28,17 @@ def heads(rows: Sequence[Row]) -> list[str]:
     sent = ["up a round", "down a round", "up", "down"]
     own = [spoken(name) for name in measured(rows)]
     private = ["epsilon of one run", "epsilon of all seeds together"]
-    return ["configuration", "method", "accuracy", *own, *sent, target, "time", *private, "membership AUC"]
+    scores = _in_order(rows, ["accuracy", "commonest label"], own)
+    return ["configuration", "method", *scores, *sent, target, "time", *private, "membership AUC"]
 
 
-def cells(row: Row, metrics: Sequence[str]) -> list[str]:
-    """metrics: those of all rows (`measured`)."""
+def cells(row: Row, rows: Sequence[Row]) -> list[str]:
+    """One of the rows, with the metrics of all of them (`measured`)."""
+    common = NOTHING if row.commonest is None else percent(row.commonest)
     return [
         row.name,
         row.method,
-        _percents(row.accuracy),
-        *(_plain(row.metrics.get(name)) for name in metrics),
+        *_in_order(rows, [_percents(row.accuracy), common], [_plain(row.metrics.get(name)) for name in measured(rows)]),
         *(size(count) for count in (row.bytes_up_round, row.bytes_down_round, row.bytes_up, row.bytes_down)),
         _reached(row),
         duration(row.seconds),
@@ -54,7 +55,7 @@ def markdown(rows: Sequence[Row]) -> str:
     lines = [
         _line(named),
         _line(aligned),
-        *(_line([_escaped(cell) for cell in cells(row, measured(rows))]) for row in rows),
+        *(_line([_escaped(cell) for cell in cells(row, rows)]) for row in rows),
     ]
     return "\n".join(["# Comparison", "", *lines, "", *(f"- {note}" for note in notes(rows)), ""])
 
@@ -69,8 +70,14 @@ def notes(rows: Sequence[Row]) -> list[str]:
         spoken.append("Rounds to the target: the mean over the runs that reached it, by evaluated rounds.")
     charges = [charge for row in rows for charge in row.charges]
     spoken += cost_notes.after(charges, [row.name for row in rows if row.epsilon_one_run is None])
+    spoken += [f"{row.name}: {row.no_better}" for row in rows if row.no_better]
     spoken += [f"{row.name}: {row.early} of {len(row.seeds)} runs ended early." for row in rows if row.early]
     return spoken
+
+
+def _in_order(rows: Sequence[Row], accuracy: list[str], own: list[str]) -> list[str]:
+    """Accuracy first, but where all rows are of a task whose own metric says more."""
+    return own + accuracy if all(row.own_first for row in rows) else accuracy + own
 
 
 def numbers(row: Row) -> dict[str, Any]:
@@ -83,7 +90,7 @@ def numbers(row: Row) -> dict[str, Any]:
         elif field.name == "metrics":
             for name, spread in row.metrics.items():
                 flat |= _flat(name, spread)
-        elif field.name not in ("curve", "charges"):
+        elif field.name not in ("curve", "charges", "own_first", "no_better"):
             flat[field.name] = list(value) if isinstance(value, tuple) else value
     return flat
 

@@ -9,7 +9,7 @@ not to be had.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -105,6 +105,9 @@ class Classification(Task):
 
     def labels(self, tables: Sequence[Table], classes: Vocabulary) -> Sequence[Any]:
         return classes.encode(tables, self.columns.label)
+
+    def counted(self, rows: Rows) -> Iterable[Hashable]:
+        return rows.label
 
     def strata(self, rows: Rows, seed: int) -> Sequence[int]:
         return rows.label

@@ -10,12 +10,18 @@ _FIRST = {
     "causal_lm": ("perplexity",),
     "multiple_choice": (),
 }
+ENTITIES = "recognition of entities"  # the title of the task that is called tokens
 _NAMES = {"macro_f1": "macro-F1", "micro_f1": "micro-F1", "f1": "F1", "rmse": "RMSE", "pearson": "Pearson's r"}
 
 
 def first_metrics(task: str) -> tuple[str, ...]:
     """Their names in records and results."""
     return _FIRST.get(task, ("macro_f1",))
+
+
+def leads(task: str) -> bool:
+    """Whether the task's own metric is shown before accuracy, which most words of no entity make high."""
+    return task == "tokens"
 
 
 def has_accuracy(task: str) -> bool:

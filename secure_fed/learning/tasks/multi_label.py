@@ -7,7 +7,7 @@ which labels there are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +75,9 @@ class MultiLabel(Task):
             ends = np.cumsum(counts)
             sets += [tuple(sorted(set(found[end - count : end]))) for end, count in zip(ends, counts, strict=True)]
         return sets
+
+    def counted(self, rows: Rows) -> Iterable[Hashable]:
+        return rows.label
 
     def strata(self, rows: Rows, seed: int) -> Sequence[int]:
         return label_sets([{rows.label_names[label] for label in labels} for labels in rows.label])

@@ -8,7 +8,7 @@ it is judged on all of them. Private are prompts, choices and which is right.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -73,6 +73,9 @@ class MultipleChoice(Task):
 
     def labels(self, tables: Sequence[Table], classes: Vocabulary) -> Sequence[Any]:
         return [number for table in tables for number in _right(table, self.columns)]
+
+    def counted(self, rows: Rows) -> Iterable[Hashable]:
+        return rows.label
 
     def strata(self, rows: Rows, seed: int) -> Sequence[int]:
         """The same class for all examples: the number of the right choice means nothing."""

@@ -9,7 +9,7 @@ which is therefore public.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -87,6 +87,10 @@ class Task(ABC):
         first, second = self.texts(tables)
         labels = tuple(self.labels(tables, classes))
         return Rows(tuple(first), labels, classes.names, None if second is None else tuple(second))
+
+    def counted(self, rows: Rows) -> Iterable[Hashable]:
+        """The labels that accuracy counts, one by one; none where no label could be given to every example."""
+        return ()
 
     @abstractmethod
     def strata(self, rows: Rows, seed: int) -> Sequence[int]:

@@ -8,8 +8,9 @@ is missed. Private are the words and tags; public is which types of entities the
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,6 +29,7 @@ from secure_fed.learning.data.rows import Rows, Texts
 from secure_fed.learning.data.strata import label_sets
 from secure_fed.learning.data.table import Table
 from secure_fed.learning.tasks.columns import columns
+from secure_fed.learning.tasks.headline import ENTITIES
 from secure_fed.learning.tasks.item_extras import ASIDE, Aside
 from secure_fed.learning.tasks.tags import encoded_tags, entities, entity_scores, tag_names
 from secure_fed.learning.tasks.task import Answer, Loss, Metrics, Task, finite, logits, outputs_named
@@ -89,7 +91,7 @@ def metrics(model: nn.Module, batches: Iterable[Mapping[str, Any]], *, names: Se
 class Tokens(Task):
     """`Rows.text` is a tuple of words, `Rows.label` the index of each word's tag, O being 0."""
 
-    title = "recognition of entities"
+    title = ENTITIES
     auto = "AutoModelForTokenClassification"
     unlabelled = ()
 
@@ -110,6 +112,10 @@ class Tokens(Task):
 
     def labels(self, tables: Sequence[Table], classes: Vocabulary) -> Sequence[Any]:
         return [row for table in tables for row in encoded_tags(table, self.columns, classes.names)]
+
+    def counted(self, rows: Rows) -> Iterable[Hashable]:
+        """The tag of every word."""
+        return itertools.chain.from_iterable(rows.label)
 
     def strata(self, rows: Rows, seed: int) -> Sequence[int]:
         """By the set of an example's types of entities, and by its source where the data name one."""

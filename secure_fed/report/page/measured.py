@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from secure_fed.learning.tasks.headline import first_metrics, has_accuracy, spoken
+from secure_fed.learning.tasks.commonest import Commonest, no_better
+from secure_fed.learning.tasks.headline import first_metrics, has_accuracy, leads, spoken
 from secure_fed.report.formatting import MISSING, counted, number, percent
 from secure_fed.report.page.record import RunRecord
 
@@ -10,7 +11,7 @@ from secure_fed.report.page.record import RunRecord
 _SENTENCES = {
     "multi_label": "finds exactly the right labels of {accuracy} of the test examples (micro-F1 {micro_f1})",
     "regression": "is off by {rmse} on the test examples (root mean square; Pearson's correlation {pearson})",
-    "tokens": "tags {accuracy} of the words of the test texts correctly (F1 of whole entities {f1})",
+    "tokens": "finds the entities of the test texts with an F1 of {f1} (it tags {accuracy} of the words correctly)",
     "question_answering": "answers {accuracy} of the test questions exactly (F1 of the words {f1})",
     "causal_lm": "predicts {accuracy} of the next tokens of the test texts (perplexity {perplexity})",
     "multiple_choice": "chooses correctly in {accuracy} of the test examples",
@@ -34,13 +35,22 @@ def key_numbers(record: RunRecord) -> list[tuple[str, str]]:
     if record.withholds_test:
         return []
     accuracy = [("accuracy", percent(record.last("accuracy")))] if has_accuracy(task) else []
-    return accuracy + [(spoken(key), number(record.last(key))) for key in keys(record)]
+    common = Commonest.of_result(record.result or {})
+    if accuracy and common is not None:
+        accuracy.append(("accuracy of always giving the commonest label", percent(common.share)))
+    own = [(spoken(key), number(record.last(key))) for key in keys(record)]
+    return own + accuracy if leads(task) else accuracy + own
 
 
 def how_good(record: RunRecord) -> str:
-    """The last evaluation as a sentence."""
+    """The last evaluation as a sentence, and another where it is no better than giving one label always."""
     if record.withholds_test:
         return _WITHHELD
+    common = Commonest.of_result(record.result or {})
+    return f"{_evaluated(record)} {no_better(record.last('accuracy'), common)}".strip()
+
+
+def _evaluated(record: RunRecord) -> str:
     task, accuracy, loss = record.config.data.task, record.last("accuracy"), record.last("loss")
     if accuracy is None and loss is None:
         return "The shared model has not been evaluated on test examples."

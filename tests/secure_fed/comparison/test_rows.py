@@ -58,7 +58,7 @@ def test_the_mean_and_the_sample_deviation() -> None:
     assert found.accuracy is not None
     assert found.accuracy.mean == pytest.approx(0.7)
     assert found.accuracy.deviation == pytest.approx(math.sqrt(0.02))
-    assert "70.0 ± 14.1 %" in cells(found, ())
+    assert "70.0 ± 14.1 %" in cells(found, [found])
 
 
 def test_what_a_task_asks_for_first_stands_beside_accuracy() -> None:
@@ -72,25 +72,47 @@ def test_what_a_task_asks_for_first_stands_beside_accuracy() -> None:
     ]
     rows = [row(*runs), row(record([0.5], macro_f1=0.25), name="b")]
     assert measured(rows) == ["rmse", "pearson", "macro_f1"]
-    assert heads(rows)[2:6] == ["accuracy", "RMSE", "Pearson's r", "macro-F1"]
-    assert cells(rows[0], measured(rows))[2:6] == ["-", "1.500 ± 0.707", "0.500 ± 0.000", "-"]
-    assert cells(rows[1], measured(rows))[2:6] == ["50.0 %", "-", "-", "0.250"]
+    assert heads(rows)[2:7] == ["accuracy", "commonest label", "RMSE", "Pearson's r", "macro-F1"]
+    assert cells(rows[0], rows)[2:7] == ["-", "-", "1.500 ± 0.707", "0.500 ± 0.000", "-"]
+    assert cells(rows[1], rows)[2:7] == ["50.0 %", "-", "-", "-", "0.250"]
     first, second = csv.DictReader(io.StringIO(as_csv(rows)))
     assert (first["rmse_mean"], first["accuracy_mean"], second["rmse_mean"]) == ("1.5", "", "")
     assert float(second["macro_f1_mean"]) == 0.25
+
+
+def test_accuracy_stands_beside_the_share_of_the_commonest_label() -> None:
+    """A row no better than that has a note; of one run without the share, as older ones are, nothing is said."""
+    common = {"share": 0.5, "of": 400}
+    good, bad = (row(record([value], commonest=common), record([value], commonest=common)) for value in (0.8, 0.52))
+    assert heads([good, bad])[2:4] == ["accuracy", "commonest label"]
+    assert cells(good, [good, bad])[2:4] == ["80.0 ± 0.0 %", "50.0 %"]
+    assert not any("no better" in note for note in notes([good]))
+    assert [note for note in notes([good, bad]) if "The accuracy of 52.0% is no better" in note]
+    assert cells(old := row(record([0.5]), record([0.5], commonest=common)), [old])[3] == "-"
+    assert (numbers(good)["commonest"], numbers(old)["commonest"]) == (0.5, None)
+
+
+def test_entities_come_before_words() -> None:
+    config = RunConfig().replace({("data", "train"): "rows.jsonl", ("data", "task"): "tokens"})
+    tags = row(record([0.9], config, metrics={"f1": 0.25}))
+    words = row(record([0.9]))
+    assert heads([tags])[2:5] == ["F1", "accuracy", "commonest label"]
+    assert cells(tags, [tags])[2:4] == ["0.250", "90.0 %"]
+    assert heads([tags, words])[2:4] == ["accuracy", "commonest label"]
+    assert cells(tags, [tags, words])[2] == "90.0 %"
 
 
 def test_rounds_to_a_target_are_of_those_that_reached_it() -> None:
     runs = [record([0.2, 0.5, 0.4]), record([None, 0.6, 0.6]), record([0.1, 0.1, 0.1]), record([0.5, 0.5, 0.5])]
     found = row(*runs, target=0.5)
     assert (found.reached, found.rounds_to_target) == (3, pytest.approx(5 / 3))
-    assert "1.66667 (3 of 4 reached it)" in cells(found, ())
+    assert "1.66667 (3 of 4 reached it)" in cells(found, [found])
 
 
 def test_what_one_seed_did_not_measure_has_no_mean() -> None:
     found = row(record([0.5]), record([0.7], accuracy=None))
     assert found.accuracy is None
-    assert cells(found, ())[2] == "-"
+    assert cells(found, [found])[2] == "-"
     assert numbers(found)["accuracy_mean"] is None
 
 
@@ -99,7 +121,7 @@ def test_the_auc_of_an_attack_is_told() -> None:
     found = row(*runs)
     assert found.membership_auc is not None
     assert found.membership_auc.mean == pytest.approx(0.65)
-    assert cells(found, ())[-1] == "0.650 ± 0.071"
+    assert cells(found, [found])[-1] == "0.650 ± 0.071"
     assert row(runs[0], record([0.5])).membership_auc is None
 
 
@@ -116,7 +138,7 @@ def test_epsilon_of_one_run_is_the_largest_and_of_all_seeds_the_sum() -> None:
     found = row(record([0.5], NAMED, epsilon=2.991), record([0.5], NAMED, epsilon=2.9))
     assert (found.epsilon_one_run, found.delta_one_run) == (2.991, 1e-5)
     assert (found.epsilon_all_seeds, found.delta_all_seeds) == (pytest.approx(5.891), 2e-5)
-    assert cells(found, ())[-3:-1] == ["3 (delta 1e-05)", "5.9 (delta 2e-05)"]
+    assert cells(found, [found])[-3:-1] == ["3 (delta 1e-05)", "5.9 (delta 2e-05)"]
     assert row(record([0.5], NAMED, epsilon=2.9), record([0.5])).epsilon_all_seeds is None
     assert any("private runs together: epsilon" in note for note in notes([found]))
     assert not any("epsilon" in note for note in notes([row(record([0.5]))]))
@@ -126,7 +148,7 @@ def test_rows_of_other_targets_share_a_column() -> None:
     rows = [row(record([0.5]), target=0.5), dataclasses.replace(row(record([0.5])), target=0.6)]
     assert "rounds to target" in heads(rows)
     assert "rounds to 50.0 %" in heads(rows[:1])
-    assert len(heads(rows)) == len(cells(rows[0], measured(rows)))
+    assert len(heads(rows)) == len(cells(rows[0], rows))
 
 
 def test_numbers_are_json_and_the_same_in_csv() -> None:
@@ -143,7 +165,7 @@ def test_names_cannot_break_the_tables() -> None:
     found = row(record([0.5]), name=name)
     (line,) = [line for line in markdown([found]).splitlines() if line.startswith("| a")]
     unescaped = line.replace("\\\\", "").replace("\\|", "")
-    assert unescaped.count("|") == len(cells(found, measured([found]))) + 1
+    assert unescaped.count("|") == len(cells(found, [found])) + 1
     assert as_csv([found]).splitlines()[1].startswith('"a, ""b"" |')
 
 

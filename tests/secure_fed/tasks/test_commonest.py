@@ -1,0 +1,91 @@
+"""The commonest label of a test set, and who is no better than it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import binomtest
+
+from secure_fed import Federation, RunConfig
+from secure_fed.config import DataConfig
+from secure_fed.learning import tasks
+from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.problem import configured
+from secure_fed.learning.tasks.commonest import Commonest, no_better, of_items
+from secure_fed.report.terminal import rows
+
+
+def test_the_share_of_the_commonest_label() -> None:
+    assert Commonest.among([0, 2, 2, 1]) == Commonest(0.5, 4)
+    assert Commonest.among([(0, 1), (), (0, 1)]) == Commonest(2 / 3, 3)
+    assert Commonest.among([]) is None
+
+
+@pytest.mark.parametrize("accuracy", [0.5, 0.55, 0.6, 0.9, 1.0])
+@pytest.mark.parametrize("of", [10, 200, 2000])
+def test_no_better_is_within_the_interval_of_wilson(accuracy: float, of: int) -> None:
+    right = round(accuracy * of)
+    low = binomtest(right, of).proportion_ci(0.95, "wilson").low
+    assert Commonest(low + 1e-4, of).not_exceeded_by(right / of)
+    assert not Commonest(low - 1e-4, of).not_exceeded_by(right / of)
+
+
+def test_the_sentence() -> None:
+    assert "52.0% is no better than always giving the commonest label of the test set, 50.0%" in no_better(
+        0.52, Commonest(0.5, 400)
+    )
+    assert no_better(0.8, Commonest(0.5, 400)) == no_better(None, Commonest(0.5, 4)) == no_better(0.1, None) == ""
+
+
+@pytest.mark.parametrize(
+    ("task", "labels", "expected"),
+    [
+        ("classification", (0, 1, 1), Commonest(2 / 3, 3)),
+        ("multi_label", ((), (0,), (0,), (0, 1)), Commonest(0.5, 4)),
+        ("tokens", ((0, 0, 1), (0,)), Commonest(0.75, 4)),
+        ("multiple_choice", (1, 1, 0), Commonest(2 / 3, 3)),
+        ("regression", (1.0, 1.0), None),
+    ],
+)
+def test_what_each_task_counts(task: str, labels: tuple[object, ...], expected: Commonest | None) -> None:
+    built = tasks.build(DataConfig(train="rows.jsonl", task=task))
+    assert Commonest.among(built.counted(Rows(("a",) * len(labels), labels, ("x", "y", "z")))) == expected
+
+
+def test_items_of_the_users_own() -> None:
+    labels = [1, np.int64(1), torch.tensor(0)]
+    assert of_items([{"labels": label} for label in labels]) == Commonest(2 / 3, 3)
+    assert of_items([{"labels": 1}, {"labels": [0, 1]}]) is None
+    assert of_items([{"labels": 1.0}]) is None
+    assert of_items([("text", 1)]) is None
+
+
+def test_a_run_that_learned_nothing_says_so() -> None:
+    config = RunConfig().override(
+        ["data.examples=60", "data.test_examples=60", "federation.rounds=1", "training.steps=1", "training.lr=1e-9"]
+    )
+    federation = Federation(config)
+    test = federation.assembly.problem.test
+    labels = [int(test[number]["labels"]) for number in range(len(test))]
+    result = federation.run().summary
+    assert result["commonest"] == {"share": max(map(labels.count, labels)) / 60, "of": 60}
+    shown = dict(rows(result))
+    assert f"; always the commonest label: {result['commonest']['share']:.1%}" in shown["accuracy"]
+    assert "no better than always" in shown["  no better"]
+    better = dict(rows({**result, "accuracy": 0.99}))
+    assert "  no better" not in better
+
+
+def test_of_rows_held_out_of_private_ones_nothing_is_said(tmp_path: Path) -> None:
+    """Their labels are private, and a share of them would leave without noise."""
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({"text": f"note {n}", "label": n % 2}) + "\n" for n in range(40)), "utf-8")
+    held_out = RunConfig().override([f"data.train={file}", "federation.clients=2", "federation.cohort=2"])
+    private = ["privacy.unit=example", "privacy.epsilon=8", "federation.rounds=1"]
+    assert configured(held_out).commonest is not None
+    assert configured(held_out.override(private)).commonest is None
+    assert configured(held_out.override([*private, f"data.test={file}"])).commonest == Commonest(0.5, 40)
