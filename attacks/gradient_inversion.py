@@ -90,7 +90,7 @@ def _matched(at: PriorKnowledge, updates: Sequence[Update]) -> dict[str, Any] | 
     from secure_fed.learning.tasks import classification
 
     training, parts = at.case.assembly.config.training, at.case.assembly.problem
-    plain = training.optimizer == "sgd" and training.batch_size == 1 and training.steps == 1
+    plain = training.optimizer == "sgd" and training.batch == 1 and training.steps == 1
     short = at.length <= _MATCHED_TOKENS and parts.loss is classification.loss
     if not (plain and short and at.case.assembly.objective.device.type == "cpu"):
         return None

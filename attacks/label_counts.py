@@ -120,7 +120,7 @@ def _steps(case: Case, examples: int) -> float:
     training = case.assembly.config.training
     if training.steps is not None:
         return training.steps
-    return training.epochs * -(-examples // training.batch_size)
+    return training.epochs * -(-examples // training.batch)
 
 
 def _mean_probability(case: Case, round_: int) -> Floats:

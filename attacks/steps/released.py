@@ -129,7 +129,7 @@ def _release(case: Case, round_: int, before: Tensors, pass_name: str, released:
     sent = tuple(name for name in plan.trainable if name not in assembly.server.personal)
     released = released.without(assembly.protection.contribution_mechanism.counters)
     layout = Layout.of(released)
-    lr = case.seen.lr.get(round_, assembly.config.training.lr)
+    lr = case.seen.lr.get(round_, assembly.config.training.rate)
     return Release(before, plan.trainable, sent, pass_name, layout, unit_vector(released, layout), released.norm(), lr)
 
 

@@ -99,7 +99,7 @@ def prior_knowledge(case: Case) -> PriorKnowledge:
         known_tokens(public, first),
         special,
         LoraAdapter.of(assembly.config.method).scaling,
-        assembly.config.training.batch_size * (assembly.config.training.steps or 1),
+        assembly.config.training.batch * (assembly.config.training.steps or 1),
         sorted(map(len, public))[len(public) // 2],
         Common.of(public, first, special),
     )
@@ -111,9 +111,9 @@ def update_noise(case: Case) -> float:
     if protection.placement.own_noise:
         return protection.contribution_mechanism.std(protection.clip_norm)
     if protection.placement.step_noise:  # of every step, each divided by the expected batch
-        lr = max(case.seen.lr.values(), default=training.lr)
+        lr = max(case.seen.lr.values(), default=training.rate)
         steps = math.sqrt(training.steps or training.epochs)
-        return lr * steps * protection.mechanism.std(protection.clip_norm) / training.batch_size
+        return lr * steps * protection.mechanism.std(protection.clip_norm) / training.batch
     return 0.0
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from privacy.promises import Possible, in_turn, least_cohort, pick
 from secure_fed.methods.catalogue import on
+from secure_fed.methods.counted import usual_classes
 from secure_fed.methods.method import Method, State
 from secure_fed.report.terminal import PlainConsole
 from secure_fed.rounds.way import unsteady
@@ -39,7 +40,7 @@ class Space:
 
 def spaces(model: str, setting: Setting, target: Target, possible: Possible) -> Iterator[Space]:
     """A row for each method that protects clients and fits the model, the quietest first."""
-    rows = (_space(*made, setting, target, possible) for made in on(model))
+    rows = (_space(*made, setting, target, possible) for made in on(model, usual_classes(model)))
     yield from sorted(rows, key=lambda row: (row.length, row.method))
 
 

@@ -153,10 +153,18 @@ class FederationConfig:
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    lr: float = key(5e-3, "local learning rate; models larger than builtin/tiny want less, 1e-4 to 1e-3", above=0.0)
+    lr: float | None = key(
+        None,
+        "local learning rate (the method's own, which `secure-fed methods` lists; four times that where privacy protects "
+        "examples or groups); models larger than builtin/tiny want less, 1e-4 to 1e-3",
+        above=0.0,
+        optional=5e-3,
+    )
     epochs: int = key(1, "local epochs a round", at_least=1)
     steps: int | None = key(None, "local steps a round, instead of epochs", at_least=1, optional=10)
-    batch_size: int = key(16, "local batch size", at_least=1)
+    batch_size: int | None = key(
+        None, "local batch size (16; 256 where privacy protects examples or groups)", at_least=1, optional=16
+    )
     microbatch: int | None = key(
         None,
         "examples in one pass through the model, to bound memory; their gradients are added up to the batch's (as many as "
@@ -179,6 +187,16 @@ class TrainingConfig:
     lr_schedule: str = key("constant", "of lr over the rounds", choices=("constant", "linear", "cosine"))
     lr_warmup: int = key(0, "rounds in which lr rises to its value, before lr_schedule begins", at_least=0)
     proximal: float = key(0.0, "FedProx: mu/2 |w - w_global|^2 is added to the local loss", at_least=0.0)
+
+    @property
+    def rate(self) -> float:
+        """The learning rate, of settings that may leave it open."""
+        return 5e-3 if self.lr is None else self.lr
+
+    @property
+    def batch(self) -> int:
+        """The local batch size, of settings that may leave it open."""
+        return 16 if self.batch_size is None else self.batch_size
 
 
 @dataclass(frozen=True)

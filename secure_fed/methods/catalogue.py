@@ -45,9 +45,9 @@ def catalogue(model: str, overrides: Iterable[str] = (), classes: int = 2) -> li
     return [_row(name, settings, skeleton) for name in METHODS]
 
 
-def on(model: str) -> Iterator[tuple[str, Method, State]]:
+def on(model: str, classes: int = 2) -> Iterator[tuple[str, Method, State]]:
     """Every method that protects clients and fits the model, with its first state, and FRA in sketches as well."""
-    skeleton = _Skeleton.of(model)
+    skeleton = _Skeleton.of(model, classes)
     variants: dict[str, tuple[str, dict[tuple[str, str], Any]]] = {name: (name, {}) for name in METHODS}
     variants["fra_lora, sketches"] = "fra_lora", {("method", "transport_form"): "sketch"}
     for shown, (name, own) in variants.items():
@@ -107,7 +107,7 @@ def _row(name: str, settings: Mapping[str, Any], skeleton: _Skeleton) -> dict[st
     read = {*described.options, *_EVERYWHERE}
     own = {("method", key): value for key, value in settings.items() if key in read}
     row = {
-        **{name: getattr(described, name) for name in ("name", "paper", "travels", "mean_exact")},
+        **{name: getattr(described, name) for name in ("name", "paper", "travels", "mean_exact", "lr")},
         "units": ["none", *described.units],
         "refusals": dict(described.refusals),
     }

@@ -59,7 +59,8 @@ class Card:
     is lost or made up by averaging. options: the keys of [method] that this method reads and others may not. units: whom
     differential privacy can protect; refusals: for every other unit, why it cannot. memoryless: why a server optimiser that
     adds up the means of several rounds cannot be used; empty where it can. needs_means: likewise, why a median of
-    contributions, or a mean of some of them, cannot stand in for their mean.
+    contributions, or a mean of some of them, cannot stand in for their mean. lr: the learning rate of AdamW that suits it
+    where `training.lr` is not set.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Card:
     refusals: Mapping[str, str] = field(default_factory=dict)
     memoryless: str = ""
     needs_means: str = ""
+    lr: float = 5e-3
 
 
 class Method(Protocol):

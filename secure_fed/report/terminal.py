@@ -92,8 +92,8 @@ def show_methods(model: str, classes: int, rows: Sequence[Mapping[str, Any]]) ->
     """The catalogue of methods with sizes for one model; papers are printed where there is room."""
     console = PlainConsole()
     wide = console.width >= _WIDE
-    numbers = (Column("trainable", justify="right", no_wrap=True), Column("up a round", justify="right", no_wrap=True))
-    names = ("travels", "exact", *numbers, "protects", *(("paper",) if wide else ()))
+    numbers = (Column("trainable", justify="right", no_wrap=True), Column("up a\nround", justify="right", no_wrap=True))
+    names = ("travels", "exact", *numbers, Column("lr", justify="right"), "protects", *(("paper",) if wide else ()))
     table = Table(
         Column("method", no_wrap=True),
         *names,
@@ -104,11 +104,13 @@ def show_methods(model: str, classes: int, rows: Sequence[Mapping[str, Any]]) ->
     for row in rows:
         exact = "yes" if row["mean_exact"] else "no"
         counted = ("-", "-") if row["trainable"] is None else (f"{row['trainable']:,}", size(row["bytes_up"]))
+        rate = f"{row['lr']:g}"
         units = [unit for unit in row["units"] if unit != "none"]
         named = "any unit" if len(units) == _UNITS else ", ".join(units) or "none"
-        table.add_row(row["name"], row["travels"], exact, *counted, named, *((row["paper"],) if wide else ()))
+        table.add_row(row["name"], row["travels"], exact, *counted, rate, named, *((row["paper"],) if wide else ()))
     console.print(table)
     console.print("exact: whether averaging what clients send equals averaging their models")
+    console.print("lr: the learning rate where training.lr is not set")
     console.print("protects: the units that differential privacy can protect (client, example, group)")
     for row in rows:
         if row["trainable"] is None:

@@ -244,7 +244,7 @@ def _shares(config: RunConfig, noise_multiplier: float, contributors: int, silen
 def _room(config: RunConfig, placement: Placement, population: Population, numbers: int, z: float) -> Room:
     """The public numbers that say how many phantoms a run can have."""
     if placement.step_noise:
-        return Room(sum(population.units), config.training.batch_size, numbers, z)
+        return Room(sum(population.units), config.training.batch, numbers, z)
     missing, order = config.secure_aggregation.corrupt + config.secure_aggregation.dropout, population.cohorts
     in_turn = config.secure_aggregation.enabled and isinstance(order, PublicOrder)
     return Room(

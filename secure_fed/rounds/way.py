@@ -8,7 +8,7 @@ in the run's configuration from then on.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from privacy.errors import PrivacyError
 from secure_fed.config import PrivacyConfig, RunConfig
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 
 def settled(config: RunConfig, clients: int, method: Method, initial: State, *, own: bool) -> RunConfig:
-    """The configuration without `auto` in what protects clients. Other units than clients leave it as it is.
+    """The configuration without `auto` in what protects clients, and with the steps that suit what is protected.
 
     clients: how many there are. own: the mechanism is the user's, which noises open sums over secret coins alone.
     """
     privacy, federation = config.privacy, config.federation
+    config = config.replace(_steps(config, method.card.lr))
     if privacy.unit != "client":
         return config
     sampling = federation.sampling
@@ -110,3 +111,19 @@ def unsteady(method: Method, initial: State, rounds: int) -> str:
 
 def _layouts(method: Method, state: State) -> dict[str, Layout]:
     return {name: method.layout(state, name) for name in method.plan(state).passes}
+
+
+def _steps(config: RunConfig, lr: float) -> dict[tuple[str, str], Any]:
+    """The settings of local steps that are left open. lr: what suits the method.
+
+    Noise is added once to a step and hides a larger share of a small batch's gradient. So private steps are few and long.
+    """
+    training, private = config.training, config.privacy.unit in ("example", "group")
+    batch, longer = (_PRIVATE_BATCH, _LONGER) if private else (training.batch, 1)
+    return {
+        ("training", "batch_size"): batch if training.batch_size is None else training.batch_size,
+        ("training", "lr"): longer * lr if training.lr is None else training.lr,
+    }
+
+
+_PRIVATE_BATCH, _LONGER = 256, 4

@@ -67,3 +67,11 @@ def test_other_units_are_left_alone() -> None:
     for settings in ({}, example):
         config = toys.config(settings)
         assert settled(settings) == config
+
+
+@pytest.mark.parametrize(("unit", "batch"), [("none", 16), ("client", 16), ("example", 256)])
+def test_a_batch_is_larger_where_noise_is_added_to_each_step(unit: str, batch: int) -> None:
+    private = {} if unit == "none" else {"privacy.noise_multiplier": 1.0, "privacy.delta": 1e-3}
+    settings = {"privacy.unit": unit, **private, "training.batch_size": None}
+    assert settled(settings).training.batch_size == batch
+    assert settled({**settings, "training.batch_size": 3}).training.batch_size == 3

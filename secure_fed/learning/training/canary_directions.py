@@ -57,5 +57,5 @@ def trains_towards(unit: str, seed: int, length: float | None = None) -> Train:
 
 def length_of_steps(numbers: int, examples: int, settings: TrainingConfig, lr: float) -> float:
     """lr sqrt(d) steps: how far AdamW gets in a client's local training if all its steps, near lr a coordinate, agree."""
-    steps = settings.epochs * math.ceil(examples / settings.batch_size) if settings.steps is None else settings.steps
+    steps = settings.epochs * math.ceil(examples / settings.batch) if settings.steps is None else settings.steps
     return lr * math.sqrt(numbers) * max(1, steps)

@@ -163,7 +163,7 @@ def _held(job: Job, numbers: int) -> int:
     """The numbers that a client takes the memory of; in private steps its sum, and gradients of groups that have begun."""
     if job.private is None:
         return numbers
-    return numbers * (3 if job.private.groups is None else 3 + job.settings.batch_size) // 2
+    return numbers * (3 if job.private.groups is None else 3 + job.settings.batch) // 2
 
 
 class _Cohort:

@@ -35,7 +35,7 @@ class PrivateSteps:
 
 def batch_sampler(units: int, settings: TrainingConfig) -> Poisson:
     """The sampler of a step: each unit is drawn with probability min(1, batch_size / units)."""
-    return Poisson(units, min(1.0, settings.batch_size / max(1, units)))
+    return Poisson(units, min(1.0, settings.batch / max(1, units)))
 
 
 def members_of(count: int, groups: Sequence[Hashable] | None) -> list[list[int]]:

@@ -19,13 +19,13 @@ from secure_fed.learning.tasks.task import Collate
 def scheduled_lr(settings: TrainingConfig, round_: int, rounds: int) -> float:
     """The local learning rate of round `round_` (from 0) of `rounds`."""
     if round_ < settings.lr_warmup:
-        return settings.lr * (round_ + 1) / (settings.lr_warmup + 1)
+        return settings.rate * (round_ + 1) / (settings.lr_warmup + 1)
     share = (round_ - settings.lr_warmup) / (rounds - settings.lr_warmup)
     if settings.lr_schedule == "linear":
-        return settings.lr * (1 - share)
+        return settings.rate * (1 - share)
     if settings.lr_schedule == "cosine":
-        return settings.lr * (1 + math.cos(math.pi * share)) / 2
-    return settings.lr
+        return settings.rate * (1 + math.cos(math.pi * share)) / 2
+    return settings.rate
 
 
 def optimizer_of(parameters: Iterable[Tensor], settings: TrainingConfig, lr: float) -> torch.optim.Optimizer:
@@ -39,7 +39,7 @@ def planned_steps(units: int, settings: TrainingConfig) -> int:
     """The steps of one round of a client with that many examples, or units of them; none for a client without any."""
     if not units:
         return 0
-    return settings.steps if settings.steps is not None else settings.epochs * math.ceil(units / settings.batch_size)
+    return settings.steps if settings.steps is not None else settings.epochs * math.ceil(units / settings.batch)
 
 
 def local_batches(
@@ -49,5 +49,5 @@ def local_batches(
     if not len(examples):
         return iter(())
     epochs = itertools.count() if settings.steps is not None else range(settings.epochs)
-    passes = (batches(examples, settings.batch_size, collate, rng) for _ in epochs)
+    passes = (batches(examples, settings.batch, collate, rng) for _ in epochs)
     return itertools.islice(itertools.chain.from_iterable(passes), settings.steps)
