@@ -82,7 +82,7 @@ def one_round(built: Federation, start: State | None = None, **changed: Any) -> 
         charge=lambda round_, pass_name: charged.append((round_, pass_name)),
         **changed,
     )
-    after, record = run_round(start or built.assembly.initial, server, recording, LR)
+    after, record = run_round(start or built.assembly.initial, server, recording, built.config.training.rate)
     means, noise_std = watched.seen[0]
     return Round(built, after, record, means["change"], noise_std, recording.exchanges, charged)
 

@@ -15,7 +15,10 @@ from secure_fed.runs.durable import part_of
 
 TABLE, NUMBERS, DRAWING = "compare.md", "compare.csv", "compare.svg"
 _OURS = {TABLE, NUMBERS, DRAWING}
-_SETTLED = (("federation", "sampling"), ("privacy", "noise"), ("privacy", "correlation"))
+_SETTLED = (
+    *(("federation", "sampling"), ("privacy", "noise"), ("privacy", "correlation")),
+    *(("training", "lr"), ("training", "batch_size")),
+)
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,8 @@ def _require_own(out: Path, configs: Mapping[str, RunConfig]) -> None:
 def _left_open(config: RunConfig, held: RunConfig) -> RunConfig:
     """The configuration, with what it leaves to the run as the run has settled it."""
     chosen = config.to_dict()
-    return config.replace({key: held.to_dict()[key[0]][key[1]] for key in _SETTLED if chosen[key[0]][key[1]] == "auto"})
+    left = [(section, name) for section, name in _SETTLED if chosen[section].get(name) in (None, "auto")]
+    return config.replace({(section, name): held.to_dict()[section][name] for section, name in left})
 
 
 def _require_unchanged(job: Job) -> None:
