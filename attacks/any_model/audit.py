@@ -14,7 +14,7 @@ from attacks.any_model.subject import Subject
 from attacks.any_model.verdict import Found, Verdict, judged
 from attacks.evidence.baseline import Baseline, baseline
 from secure_fed.errors import UsageError
-from secure_fed.runs.membership.roc import rank, to_dict
+from secure_fed.runs.membership.roc import Band, band, rank, to_dict
 
 FEWEST = 10
 Say = Callable[[str], None]
@@ -34,6 +34,12 @@ class Audit:
     def largest_auc(self) -> float:
         return max(one.ranking.auc for one in self.found.values())
 
+    @property
+    def best(self) -> Band:
+        """The receiver operating characteristic of the signal that the verdict is about."""
+        scores, members = self.scores[self.verdict.best], self.subject.texts.members
+        return band(scores[:members], scores[members:])
+
     def to_dict(self) -> dict[str, Any]:
         asked, without = self.subject.asked, self.baseline
         return {
@@ -46,11 +52,13 @@ class Audit:
             "non_members": len(self.subject.texts.rows) - self.subject.texts.members,
             "verdict": self.verdict.level,
             "sentences": list(self.verdict.sentences),
+            "best": self.verdict.best,
             "baseline": {"why": without}
             if isinstance(without, str)
             else {"auc": without.ranking.auc, "at_chance": without.at_chance},
             "signals": [
-                {"signal": name, **to_dict(one.ranking), "p_value": one.p_value} for name, one in self.found.items()
+                {"signal": name, "paper": signals.PAPERS[name], **to_dict(one.ranking), "p_value": one.p_value}
+                for name, one in self.found.items()
             ],
         }
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import sys
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from secure_fed.errors import ConfigError, UsageError, plainly
@@ -17,7 +17,19 @@ if TYPE_CHECKING:
 ABOVE_LIMIT = 4  # exit status
 _TASKS = ("classification", "multi_label", "regression", "tokens", "causal_lm")
 _NEEDED = {"members": "--members", "non_members": "--non-members"}
-_OTHERS = ("adapter", "members", "non_members", "labels", "text", "text_b", "label", "fail_above", "scores", "delta")
+_OTHERS = (
+    "adapter",
+    "members",
+    "non_members",
+    "labels",
+    "text",
+    "text_b",
+    "label",
+    "fail_above",
+    "scores",
+    "out",
+    "delta",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     own.add_argument("--device", default="cpu", help="as model.device (default: cpu)")
     own.add_argument("--scores", type=Path, metavar="FILE.csv", help="write every text's scores too")
+    folder = "write audit.html, a page to read, audit.json and scores.csv into this folder, readable by you alone"
+    own.add_argument("--out", type=Path, metavar="DIR", help=folder)
     limit = f"exit with status {ABOVE_LIMIT} if a signal's AUC is above this, or with --prepared the bound on epsilon"
     own.add_argument("--fail-above", metavar="auc=X|epsilon=X", help=limit)
 
@@ -61,6 +75,10 @@ def run(chosen: argparse.Namespace) -> int:
         if getattr(chosen, name) is None:
             raise UsageError(f"{option} is missing: name the texts that were in the training, and texts that were not")
     limit = _limit(chosen.fail_above)
+    if chosen.show_texts and not chosen.out:
+        raise UsageError("--show-texts puts texts on the page of an audit: say with --out where that is written")
+    if chosen.out:
+        _made(chosen.out)
     from attacks.any_model.audit import audited
     from attacks.any_model.subject import Asked, opened
     from secure_fed.config import DataConfig
@@ -74,6 +92,11 @@ def run(chosen: argparse.Namespace) -> int:
     if chosen.scores:
         _write(audit, chosen.scores)
     print(json.dumps(audit.to_dict())) if chosen.json else _show(audit)
+    if chosen.out:
+        from attacks.any_model.folder import written
+
+        page = written(audit, chosen.out, show_texts=chosen.show_texts)
+        print(f"report: {page}", file=sys.stderr if chosen.json else sys.stdout)
     if audit.largest_auc <= limit:
         return 0
     print(f"secure-fed: an AUC of {audit.largest_auc:.3f} is above --fail-above auc={limit:g}", file=sys.stderr)
@@ -92,16 +115,18 @@ def _limit(written: str | None) -> float:
 
 
 def _write(audit: Audit, place: Path) -> None:
-    """A line for each text: whether it is a member, and its scores."""
-    with (
-        plainly(UsageError, f"{place} cannot be written", "name another file with --scores"),
-        open(place, "w", newline="", encoding="utf-8") as file,
-    ):
-        writer = csv.writer(file)
-        writer.writerow(["row", "member", *audit.scores])
-        for row, values in enumerate(zip(*audit.scores.values(), strict=True)):
-            member = row < audit.subject.texts.members
-            writer.writerow([row if member else row - audit.subject.texts.members, int(member), *map(float, values)])
+    from attacks.any_model.folder import as_csv
+
+    with plainly(UsageError, f"{place} cannot be written", "name another file with --scores"):
+        place.write_text(as_csv(audit), encoding="utf-8")
+
+
+def _made(folder: Path) -> None:
+    """The folder, made before the audit, so that no audit is lost to one that cannot be."""
+    with plainly(UsageError, f"{folder} cannot be written", "name another folder with --out"):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
 
 
 def _show(audit: Audit) -> None:

@@ -13,6 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+PAPERS = {
+    "loss": "Yeom et al. 2018",
+    "loss beside references": "Watson et al. 2022",
+    "loss by zlib": "Carlini et al. 2021",
+    "Min-K %": "Shi et al. 2024",
+    "Min-K %++": "Zhang et al. 2025",
+}
 SHARE = 0.2  # of a text's tokens, the least likely ones: the middle of what the papers of Min-K % try
 
 

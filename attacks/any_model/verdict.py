@@ -37,24 +37,29 @@ def judged(found: Mapping[str, Found], baseline: Baseline | str) -> Verdict:
     best = min(found, key=lambda name: (found[name].p_value, -found[name].ranking.auc))
     corrected = min(1.0, found[best].p_value * len(found))
     ranking = found[best].ranking
-    area = f"an AUC of {ranking.auc:.2f} ({ranking.auc_interval[0]:.2f} to {ranking.auc_interval[1]:.2f})"
-    tried = f"{len(found)} signal{'s were' if len(found) > 1 else ' was'} tried"
+    low, high = ranking.auc_interval
+    right = f"{100 * ranking.auc:.0f} right ({100 * low:.0f} to {100 * high:.0f})"
+    tried = f"{len(found)} signals were tried" if len(found) > 1 else "One signal was tried"
     if not isinstance(baseline, str) and not baseline.at_chance:
         level = "void"
         first = (
-            f"Members and others differ by their words alone: without any model they are told apart with an AUC of "
-            f"{baseline.ranking.auc:.2f}. So the figures here say how the texts were chosen, and not what the model remembers."
+            f"Members and others differ by their words alone: without any model they are told apart in "
+            f"{100 * baseline.ranking.auc:.0f} of 100 guesses. So the figures here say how the texts were chosen, and not "
+            "what the model remembers."
         )
     elif corrected < ALPHA:
         level = "leak"
         first = (
-            f"The model gives away who was in its training: by its {best}, a member looks more like one than somebody else "
-            f"with {area}; a coin has .50. Chance does as well with a probability of {corrected:.2g}, for all {len(found)} "
-            "together."
+            f"The model gives away who was in its training: of 100 guesses which of two texts trained, its {best} gets "
+            f"{right}; a coin gets 50. If it had never seen the members, a signal as good as this would come up with a "
+            f"probability of {corrected:.2g}{' (of all signals together)' if len(found) > 1 else ''}."
         )
     else:
         level = "nothing"
-        first = f"{tried}, and none tells members from others better than chance would; the best, {best}, has {area}."
+        first = (
+            f"{tried}, and none tells members from others better than chance would: of 100 guesses which of two texts trained, "
+            f"the best, {best}, gets {right}."
+        )
     sentences = [first]
     if isinstance(baseline, str):
         sentences.append(f"Whether they differ by their words alone was not checked: {baseline}.")

@@ -231,3 +231,40 @@ def _found_quickly(members: Any, others: Any) -> Any:
     ranking = roc.Ranking(0.5, (0.4, 0.6), len(members), len(others), {})
     with patch("attacks.any_model.audit.rank", lambda *given: ranking):
         return _found(members, others)
+
+
+# Files.
+
+
+def test_the_page_says_the_verdict_first_and_holds_no_text_that_was_not_asked_for(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "some" / "audit"
+    assert main(audit(folder, "members", "--out", str(out))) == 0
+    assert f"report: {out / 'audit.html'}" in capsys.readouterr().out
+    page = (out / "audit.html").read_text(encoding="utf-8")
+    said = [
+        page.index(one)
+        for one in ("The model gives away", "Of 100 such", "Every signal", "Why no epsilon", "does not prove")
+    ]
+    assert said == sorted(said)
+    texts = [row["text"] for row in rows(TEXTS, 0)]
+    assert not any(text in page for text in texts)
+    told = json.loads((out / "audit.json").read_text(encoding="utf-8"))
+    assert told["verdict"] == "leak"
+    assert len((out / "scores.csv").read_text(encoding="utf-8").splitlines()) == 2 * TEXTS + 1
+    assert {path.stat().st_mode & 0o77 for path in (out, *out.iterdir())} == {0}
+    assert main(audit(folder, "members", "--out", str(out), "--show-texts", "--json")) == 0
+    assert json.loads(capsys.readouterr().out) == told
+    assert any(text[:100] in (out / "audit.html").read_text(encoding="utf-8") for text in texts)
+
+
+def test_a_void_audit_draws_no_curve(folder: Path, tmp_path: Path) -> None:
+    dated = [{**row, "text": "seen in march. " + row["text"]} for row in rows(TEXTS, 1)]
+    arguments = audit(folder, "members", "--out", str(tmp_path / "out"))
+    arguments[arguments.index("--non-members") + 1] = str(written(tmp_path / "dated.jsonl", dated))
+    assert main(arguments) == 0
+    page = (tmp_path / "out" / "audit.html").read_text(encoding="utf-8")
+    assert "This audit cannot tell" in page
+    assert "<svg" not in page
+    assert "so this is no property of the model" in page

@@ -1,0 +1,34 @@
+"""The files of an audit of a model: a page to read, the audit as JSON, and every text's scores, for their owner alone."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+from attacks.any_model.audit import Audit
+from attacks.any_model.page import page
+from secure_fed.runs.durable import atomic_write
+
+PAGE, AUDIT, SCORES = "audit.html", "audit.json", "scores.csv"
+
+
+def written(audit: Audit, folder: Path, *, show_texts: bool = False) -> Path:
+    """Write the three files into a folder that exists, each whole or not at all; returns the path of the page."""
+    atomic_write(folder / SCORES, as_csv(audit), private=True)
+    atomic_write(folder / AUDIT, json.dumps(audit.to_dict(), indent=1) + "\n", private=True)
+    atomic_write(folder / PAGE, page(audit, show_texts=show_texts), private=True)
+    return folder / PAGE
+
+
+def as_csv(audit: Audit) -> str:
+    """A line for each text: its row in its file from 0, whether it is a member, and its scores."""
+    file = io.StringIO(newline="")
+    writer = csv.writer(file)
+    writer.writerow(["row", "member", *audit.scores])
+    members = audit.subject.texts.members
+    for row, values in enumerate(zip(*audit.scores.values(), strict=True)):
+        member = row < members
+        writer.writerow([row if member else row - members, int(member), *map(float, values)])
+    return file.getvalue()
