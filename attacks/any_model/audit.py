@@ -12,7 +12,8 @@ from attacks.any_model import signals
 from attacks.any_model.signals import Floats
 from attacks.any_model.subject import Subject
 from attacks.any_model.verdict import Found, Verdict, judged
-from attacks.evidence.baseline import Baseline, baseline
+from attacks.evidence.baseline import Baseline
+from attacks.evidence.blind import blind
 from secure_fed.errors import UsageError
 from secure_fed.runs.membership.roc import Band, band, rank, to_dict
 
@@ -27,7 +28,7 @@ class Audit:
     subject: Subject
     scores: dict[str, Floats]
     found: dict[str, Found]
-    baseline: Baseline | str
+    baselines: dict[str, Baseline | str]
     verdict: Verdict
 
     @property
@@ -41,7 +42,7 @@ class Audit:
         return band(scores[:members], scores[members:])
 
     def to_dict(self) -> dict[str, Any]:
-        asked, without = self.subject.asked, self.baseline
+        asked = self.subject.asked
         return {
             "schema": 1,
             "model": asked.model,
@@ -53,9 +54,7 @@ class Audit:
             "verdict": self.verdict.level,
             "sentences": list(self.verdict.sentences),
             "best": self.verdict.best,
-            "baseline": {"why": without}
-            if isinstance(without, str)
-            else {"auc": without.ranking.auc, "at_chance": without.at_chance},
+            "baselines": [{"by": name, **_told(one)} for name, one in self.baselines.items()],
             "signals": [
                 {"signal": name, "paper": signals.PAPERS[name], **to_dict(one.ranking), "p_value": one.p_value}
                 for name, one in self.found.items()
@@ -82,9 +81,14 @@ def audited(subject: Subject, say: Say) -> Audit:
     scores = _signals(subject, say)
     truth = np.arange(count) < members
     say("trying to tell them apart without any model")
-    without = baseline([_One((subject.texts.examples[index],)) for index in range(count)], truth, seed=0)
+    units = [_One((subject.texts.examples[index],)) for index in range(count)]
+    without = blind(units, subject.texts.plain, truth, subject.dates)
     found = {name: _found(own[truth], own[~truth]) for name, own in scores.items()}
     return Audit(subject, scores, found, without, judged(found, without))
+
+
+def _told(one: Baseline | str) -> dict[str, Any]:
+    return {"why": one} if isinstance(one, str) else {"auc": one.ranking.auc, "at_chance": one.at_chance}
 
 
 def _signals(subject: Subject, say: Say) -> dict[str, Floats]:

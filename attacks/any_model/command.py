@@ -13,6 +13,7 @@ from secure_fed.errors import ConfigError, UsageError, plainly
 
 if TYPE_CHECKING:
     from attacks.any_model.audit import Audit
+    from attacks.any_model.subject import Asked
 
 ABOVE_LIMIT = 4  # exit status
 _TASKS = ("classification", "multi_label", "regression", "tokens", "causal_lm")
@@ -25,6 +26,7 @@ _OTHERS = (
     "text",
     "text_b",
     "label",
+    "date",
     "fail_above",
     "scores",
     "out",
@@ -44,6 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own.add_argument("--text", metavar="COLUMN", help="as data.text")
     own.add_argument("--text-b", metavar="COLUMN", help="as data.text_b")
     own.add_argument("--label", metavar="COLUMN", help="as data.label")
+    own.add_argument(
+        "--date", metavar="COLUMN", help="when a text was written: members and others may not differ in it"
+    )
     own.add_argument("--labels", metavar="A,B,...", help="the classes in the order of the model's outputs")
     own.add_argument(
         "--max-length", type=int, default=128, metavar="TOKENS", help="longer texts are cut (default: 128)"
@@ -80,15 +85,9 @@ def run(chosen: argparse.Namespace) -> int:
     if chosen.out:
         _made(chosen.out)
     from attacks.any_model.audit import audited
-    from attacks.any_model.subject import Asked, opened
-    from secure_fed.config import DataConfig
+    from attacks.any_model.subject import opened
 
-    columns = {name: getattr(chosen, name) for name in ("text", "text_b", "label") if getattr(chosen, name)}
-    data = DataConfig(train="of the user", task=chosen.task or "classification", **columns)
-    labels = tuple(chosen.labels.split(",")) if chosen.labels else ()
-    files = (chosen.model, chosen.members, chosen.non_members)
-    asked = Asked(*files, data, chosen.adapter, tuple(chosen.reference), labels, chosen.max_length, chosen.device)
-    audit = audited(opened(asked), lambda what: print(f"secure-fed: {what}", file=sys.stderr))
+    audit = audited(opened(_asked(chosen)), lambda what: print(f"secure-fed: {what}", file=sys.stderr))
     if chosen.scores:
         _write(audit, chosen.scores)
     print(json.dumps(audit.to_dict())) if chosen.json else _show(audit)
@@ -101,6 +100,25 @@ def run(chosen: argparse.Namespace) -> int:
         return 0
     print(f"secure-fed: an AUC of {audit.largest_auc:.3f} is above --fail-above auc={limit:g}", file=sys.stderr)
     return ABOVE_LIMIT
+
+
+def _asked(chosen: argparse.Namespace) -> Asked:
+    from attacks.any_model.subject import Asked
+    from secure_fed.config import DataConfig
+
+    columns = {name: getattr(chosen, name) for name in ("text", "text_b", "label") if getattr(chosen, name)}
+    return Asked(
+        chosen.model,
+        chosen.members,
+        chosen.non_members,
+        DataConfig(train="of the user", task=chosen.task or "classification", **columns),
+        chosen.adapter,
+        tuple(chosen.reference),
+        tuple(chosen.labels.split(",")) if chosen.labels else (),
+        chosen.max_length,
+        chosen.device,
+        date=chosen.date or "",
+    )
 
 
 def _limit(written: str | None) -> float:

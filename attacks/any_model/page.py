@@ -7,10 +7,10 @@ from importlib import resources
 from typing import Any
 
 from attacks.any_model.audit import Audit
-from attacks.any_model.verdict import ALPHA
+from attacks.any_model.verdict import ALPHA, BLIND
 from attacks.report.page import plots
 from attacks.report.page.plots import Curve
-from secure_fed.report.formatting import percent, rate
+from secure_fed.report.formatting import MISSING, percent, rate
 from secure_fed.report.page.markup import bullets, facts, figure, figures, paragraph, section, table, text
 from secure_fed.report.page.page import document
 
@@ -105,13 +105,17 @@ def _signals(told: dict[str, Any]) -> str:
 
 
 def _without_model(told: dict[str, Any]) -> str:
-    """The baseline, which voids the audit where it tells members from others."""
-    found = told["baseline"]
-    if "why" in found:
-        return section("Without any model", paragraph(f"Not checked: {found['why']}.", "notice"))
-    result = "at chance" if found["at_chance"] else "NOT AT CHANCE: this audit is void"
-    said = f"{_BASELINE} It is {result}, with {100 * found['auc']:.0f} of 100 right."
-    return section("Without any model", paragraph(said, "" if found["at_chance"] else "loud"))
+    """The baselines, which void the audit where they tell members from others."""
+    rows = []
+    for one in told["baselines"]:
+        result = {True: "at chance", False: "NOT AT CHANCE: this audit is void", None: f"not tried: {one.get('why')}"}
+        right = f"{100 * one['auc']:.0f}" if "auc" in one else MISSING
+        rows.append((BLIND[one["by"]], right, result[one.get("at_chance")]))
+    void = any(one.get("at_chance") is False for one in told["baselines"])
+    loud = paragraph("Members and others differ without any model, so no figure here is about the model.", "loud")
+    return section(
+        "Without any model", loud if void else "", paragraph(_BASELINE), table(("by", "right of 100", "result"), rows)
+    )
 
 
 def _texts(audit: Audit) -> str:
@@ -177,8 +181,9 @@ _READING = (
     f"members, times the number of signals; below {ALPHA:g} the verdict is a leak."
 )
 _BASELINE = (
-    "A classifier of the words alone, which has never seen the model, was asked to tell members from others. Members and "
-    "others that differ only by the training cannot be told apart in this way."
+    "Classifiers that have never seen the model were asked to tell members from others: by their words, by how long they "
+    "are, and by dates. Members and others that differ only by the training cannot be told apart in this way. If they differ "
+    "in nothing, one of the three is wrong about that in at most one audit in 20."
 )
 _PRIVATE = "This page holds texts of the data, as requested: treat it as you treat the data."
 _NO_EPSILON = (

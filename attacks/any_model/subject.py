@@ -21,7 +21,7 @@ from secure_fed.config import DataConfig, ModelConfig
 from secure_fed.errors import ModelError
 from secure_fed.export.model_card import LABELS
 from secure_fed.learning import tasks
-from secure_fed.learning.data import sources
+from secure_fed.learning.data import files, sources
 from secure_fed.learning.data.encode import Encoded, batches
 from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.data.rows import Rows
@@ -40,7 +40,7 @@ class Asked:
     """What a user names: `adapter` may be None, `labels` are the classes in the order of the model's outputs, if given.
 
     others: None where nobody says who is a member, and all texts are in one file. classes: of the data that the texts are from,
-    as these write them, where that is known: a few texts may not have all.
+    as these write them, where that is known: a few texts may not have all. date: a column that says when a text was written.
     """
 
     model: str
@@ -53,6 +53,7 @@ class Asked:
     max_length: int = 128
     device: str = "cpu"
     classes: tuple[int | str, ...] = ()
+    date: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,10 @@ class Texts:
 
 @dataclass(frozen=True)
 class Subject:
-    """A loaded model and the texts. base: switches the adapter off, None where there is no base to compare with."""
+    """A loaded model and the texts.
+
+    base: switches the adapter off, None where there is no base to compare with. dates: of each text, where the files say them.
+    """
 
     asked: Asked
     task: Task
@@ -80,6 +84,7 @@ class Subject:
     model: Any
     texts: Texts
     base: Switch | None
+    dates: tuple[object, ...] | None = None
 
     @property
     def language_model(self) -> bool:
@@ -141,7 +146,14 @@ def opened(asked: Asked) -> Subject:
         model = _adapted(model, asked.adapter)
         base = model.disable_adapter if task.keeps_head else None  # a new head knows nothing
     texts = Texts(rows, len(parts[0]), task.encode(loaded.tokenizer, rows, asked.max_length))
-    return Subject(asked, task, loaded.tokenizer, model.eval(), texts, base)
+    return Subject(asked, task, loaded.tokenizer, model.eval(), texts, base, _dates(asked))
+
+
+def _dates(asked: Asked) -> tuple[object, ...] | None:
+    if not asked.date:
+        return None
+    tables = [files.read(path, [asked.date], name) for path, name in _files(asked)]
+    return tuple(value for table in tables for value in table.column(asked.date, "--date"))
 
 
 def _files(asked: Asked) -> list[tuple[Path, str]]:

@@ -14,6 +14,7 @@ from attacks.evidence.baseline import Baseline
 from secure_fed.runs.membership.roc import Ranking
 
 ALPHA = 0.05
+BLIND = {"words": "their words", "length": "their length", "dates": "their dates"}
 
 
 @dataclass(frozen=True)
@@ -33,18 +34,21 @@ class Verdict:
     sentences: tuple[str, ...]
 
 
-def judged(found: Mapping[str, Found], baseline: Baseline | str) -> Verdict:
+def judged(found: Mapping[str, Found], baselines: Mapping[str, Baseline | str]) -> Verdict:
+    """baselines: what each goes by, "words" or another, and what it told without the model, or why it was not tried."""
     best = min(found, key=lambda name: (found[name].p_value, -found[name].ranking.auc))
     corrected = min(1.0, found[best].p_value * len(found))
     ranking = found[best].ranking
     low, high = ranking.auc_interval
     right = f"{100 * ranking.auc:.0f} right ({100 * low:.0f} to {100 * high:.0f})"
     tried = f"{len(found)} signals were tried" if len(found) > 1 else "One signal was tried"
-    if not isinstance(baseline, str) and not baseline.at_chance:
+    differ = {by: one for by, one in baselines.items() if not isinstance(one, str) and not one.at_chance}
+    if differ:
         level = "void"
+        by = max(differ, key=lambda name: differ[name].ranking.auc)
         first = (
-            f"Members and others differ by their words alone: without any model they are told apart in "
-            f"{100 * baseline.ranking.auc:.0f} of 100 guesses. So the figures here say how the texts were chosen, and not "
+            f"Members and others differ by {BLIND[by]} alone: without any model they are told apart in "
+            f"{100 * differ[by].ranking.auc:.0f} of 100 guesses. So the figures here say how the texts were chosen, and not "
             "what the model remembers."
         )
     elif corrected < ALPHA:
@@ -61,8 +65,9 @@ def judged(found: Mapping[str, Found], baseline: Baseline | str) -> Verdict:
             f"the best, {best}, gets {right}."
         )
     sentences = [first]
-    if isinstance(baseline, str):
-        sentences.append(f"Whether they differ by their words alone was not checked: {baseline}.")
+    for by, why in baselines.items():
+        if isinstance(why, str) and by != "dates":  # that few texts have
+            sentences.append(f"Whether they differ by {BLIND[by]} alone was not checked: {why}.")
     if level == "nothing":
         sentences.append(
             "Other attacks, with reference models or with what was seen during the training, may show more."

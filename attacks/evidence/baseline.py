@@ -31,9 +31,10 @@ class Words(Protocol):
 
 @dataclass(frozen=True)
 class Baseline:
-    """at_chance: False if the true coins are told better than each of 39 shufflings of them, which fair coins are with a
-    probability of at most 1/40. The interval of the ranking is narrower than that: it takes the scores as given, though all
-    come of the same coins. An AUC below 1/2 is chance too: what a fold lacks, the others were trained on in excess.
+    """at_chance: False if the true coins are told better than each shuffling of them that was tried. Of 39 shufflings, which is
+    usual, fair coins are so with a probability of at most 1/40. The interval of the ranking is narrower than that: it takes the
+    scores as given, though all come of the same coins. An AUC below 1/2 is chance too: what a fold lacks, the others were
+    trained on in excess.
     """
 
     ranking: Ranking
@@ -52,15 +53,22 @@ def baseline(units: Sequence[Words], members: ArrayLike, seed: int) -> Baseline 
     if any(one is None for one in words):
         return "a baseline without a model counts words, and these examples have no input_ids"
     features = _counts([one for one in words if one is not None])
-    scores = _tried(features, truth, seed)
-    ranking = rank(scores[truth], scores[~truth], seed=seed)
-    return Baseline(ranking, at_chance=_shuffled_does_as_well(features, truth, ranking.auc, seed))
+    return told_apart(features, truth, seed)
 
 
-def _shuffled_does_as_well(features: Any, members: NDArray[np.bool_], found: float, seed: int) -> bool:
-    """Whether any of SHUFFLES other deals of the same coins are told as well; under fair coins all are equally likely."""
+def told_apart(features: Any, members: NDArray[np.bool_], seed: int, shuffles: int = SHUFFLES) -> Baseline:
+    """The baseline of any features, (units, anything): under fair coins not at chance with a probability of at most
+    1 / (shuffles + 1).
+    """
+    scores = _tried(features, members, seed)
+    ranking = rank(scores[members], scores[~members], seed=seed)
+    return Baseline(ranking, at_chance=_shuffled_does_as_well(features, members, ranking.auc, seed, shuffles))
+
+
+def _shuffled_does_as_well(features: Any, members: NDArray[np.bool_], found: float, seed: int, shuffles: int) -> bool:
+    """Whether any of so many other deals of the same coins are told as well; under fair coins all are equally likely."""
     rng = np.random.default_rng(seed)
-    for _ in range(SHUFFLES):
+    for _ in range(shuffles):
         dealt = rng.permutation(members)
         scores = _tried(features, dealt, seed)
         if auc(scores[dealt], scores[~dealt]) >= found:
