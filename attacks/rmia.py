@@ -1,141 +1,34 @@
-"""Robust membership inference, RMIA (Zarifzadeh, Liu and Shokri 2024): a likelihood ratio against those of a population.
-
-    rho(x) = P(x | theta) / P(x)          score(x) = share of population z with rho(x) / rho(z) > gamma
-
-P(x | theta) = sigmoid(phi) is what the model gives the right answer; of a task without probabilities sigmoid(-loss) stands in.
-P(x) is its mean over models with x and without,
-
-    online     (mean_in + mean_out) / 2
-    offline    ((1 + a) mean_out + 1 - a) / 2        mean_in taken for a mean_out + 1 - a
-
-The z are test examples, in no model's training set, so P(z) is the offline one in both. `a` is tuned as if each reference in
-turn were the target, with its own coins for the truth and the others for references; the target and its coins play no part.
-
-gamma = 1. For one z the order of all x is that of rho(x) whatever gamma is, so gamma decides only where shares begin to tell
-units apart. On a model that hardly memorises, every ratio is close to 1: any gamma above would give all units the same score.
-
-A unit of several examples has the mean of their scores. It needs no population of units of the same size, as a product of
-ratios would, and one example that is extreme does not decide for all.
-"""
+"""RMIA (Zarifzadeh, Liu and Shokri 2024) as an attack on a run; its formulas are in `attacks.shadow_scores.rmia`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
-from numpy.typing import NDArray
 
 from attacks.adversary.case import Case, Finding, Settings
-from attacks.adversary.null import Floats
-from attacks.lira import require_references
-from secure_fed.errors import UsageError
-from secure_fed.runs.membership import roc
+from attacks.shadow_scores.rmia import (
+    CANDIDATES,
+    GAMMA,
+    UNTUNED_A,
+    Marginal,
+    offline_marginal,
+    online_marginal,
+    scores,
+    tuned_a,
+)
 from secure_fed.runs.membership.measured import mean_of_units
 
-Bools = NDArray[np.bool_]
-Marginal = Callable[[Floats, Bools, float], Floats]
-
-GAMMA = 1.0
-UNTUNED_A = 0.5
-CANDIDATES = tuple(step / 10 for step in range(11))  # of `a`
+__all__ = [
+    "CANDIDATES",
+    "GAMMA",
+    "UNTUNED_A",
+    "Marginal",
+    "offline_marginal",
+    "online_marginal",
+    "run",
+    "scores",
+    "tuned_a",
+]
 _POPULATION = 2000  # of whom the first are taken
-_FEWEST_TO_TUNE = 4  # references: of the other three, a unit is inside of one and outside of another
-
-
-def online_marginal(reference_phi: Floats, inside: Bools, a: float) -> Floats:
-    """(examples,) P(x) from both means of (S, examples); of an example that has one of them alone, that one."""
-    mean_in, mean_out = _probabilities(reference_phi, inside)
-    both = (mean_in + mean_out) / 2
-    return np.where(np.isnan(both), np.where(np.isnan(mean_in), mean_out, mean_in), both)
-
-
-def offline_marginal(reference_phi: Floats, inside: Bools, a: float) -> Floats:
-    """(examples,) P(x) from the references without x; of an example that is in all of them, their mean."""
-    mean_in, mean_out = _probabilities(reference_phi, inside)
-    guessed = ((1 + a) * mean_out + 1 - a) / 2
-    return np.where(np.isnan(guessed), mean_in, guessed)
-
-
-def scores(
-    phi: Floats,
-    reference_phi: Floats,
-    inside: Bools,
-    population_phi: Floats,
-    population_reference_phi: Floats,
-    *,
-    a: float,
-    marginal: Marginal = online_marginal,
-    gamma: float = GAMMA,
-) -> Floats:
-    """(examples,) shares of the population with rho(x) / rho(z) > gamma.
-
-    phi (examples,) and population_phi (population,) are of the target; reference_phi (S, examples) and population_reference_phi
-    (S, population) of the references, which were trained on x where `inside` (S, examples) says so, and on no z.
-    """
-    require_references(phi, reference_phi, inside)
-    if not len(population_phi) or population_reference_phi.shape != (len(reference_phi), len(population_phi)):
-        raise UsageError(
-            f"a population of {len(population_phi)} needs confidences of shape ({len(reference_phi)}, {len(population_phi)}) "
-            f"from the references, and they have {population_reference_phi.shape}"
-        )
-    return _shares((phi, reference_phi, inside, population_phi, population_reference_phi), a, marginal, gamma)
-
-
-def _shares(given: tuple[Floats, Floats, Bools, Floats, Floats], a: float, marginal: Marginal, gamma: float) -> Floats:
-    phi, reference_phi, inside, population_phi, population_reference_phi = given
-    nobody = np.zeros(population_reference_phi.shape, dtype=bool)
-    of_x = _log_ratio(phi, marginal(reference_phi, inside, a)) - np.log(gamma)
-    of_z = np.sort(_log_ratio(population_phi, offline_marginal(population_reference_phi, nobody, a)))
-    shares: Floats = np.searchsorted(of_z, of_x, side="left") / len(of_z)
-    return shares
-
-
-def tuned_a(
-    reference_phi: Floats,
-    inside: Bools,
-    population_reference_phi: Floats,
-    *,
-    marginal: Marginal = offline_marginal,
-    gamma: float = GAMMA,
-) -> float:
-    """The candidate with the largest area under the curve, on average over the references, each attacked with all the others.
-
-    With fewer than four references there is nothing to tune with, and it is `UNTUNED_A`.
-    """
-    if len(reference_phi) < _FEWEST_TO_TUNE:
-        return UNTUNED_A
-    mean_areas = []
-    for a in CANDIDATES:
-        areas = []
-        for target, truth in enumerate(inside):
-            rest = np.arange(len(inside)) != target
-            phi, z = reference_phi[target], population_reference_phi[target]
-            others = (phi, reference_phi[rest], inside[rest], z, population_reference_phi[rest])
-            found = _shares(others, a, marginal, gamma)
-            if truth.any() and not truth.all():
-                areas.append(roc.auc(found[truth], found[~truth]))
-        mean_areas.append(float(np.mean(areas)) if areas else 0.0)
-    return CANDIDATES[int(np.argmax(mean_areas))]
-
-
-def _probabilities(reference_phi: Floats, inside: Bools) -> tuple[Floats, Floats]:
-    """(examples,) mean probabilities over references with x and without; NaN where there are none."""
-    from scipy.special import expit
-
-    p = expit(reference_phi)
-    counts = inside.sum(axis=0), (~inside).sum(axis=0)
-    totals = np.where(inside, p, 0.0).sum(axis=0), np.where(inside, 0.0, p).sum(axis=0)
-    mean_in, mean_out = (
-        np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
-        for total, count in zip(totals, counts, strict=True)
-    )
-    return mean_in, mean_out
-
-
-def _log_ratio(phi: Floats, marginal: Floats) -> Floats:
-    """log sigmoid(phi) - log P."""
-    ratio: Floats = -np.logaddexp(0.0, -phi) - np.log(np.maximum(marginal, np.finfo(np.float64).tiny))
-    return ratio
 
 
 def run(case: Case, settings: Settings) -> Finding:

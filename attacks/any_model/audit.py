@@ -48,6 +48,7 @@ class Audit:
             "model": asked.model,
             "adapter": None if asked.adapter is None else str(asked.adapter),
             "references": [*(["base model"] if self.subject.base else []), *asked.references],
+            "shadows": asked.shadows,
             "task": self.subject.task.title,
             "members": self.subject.texts.members,
             "non_members": len(self.subject.texts.rows) - self.subject.texts.members,
@@ -78,7 +79,7 @@ def audited(subject: Subject, say: Say) -> Audit:
             "small leak"
         )
     say("reading the texts with the model")
-    scores = _signals(subject, say)
+    scores = _signals(subject, say) | _by_shadows(subject, say)
     truth = np.arange(count) < members
     say("trying to tell them apart without any model")
     units = [_One((subject.texts.examples[index],)) for index in range(count)]
@@ -103,6 +104,31 @@ def _signals(subject: Subject, say: Say) -> dict[str, Floats]:
         scores["Min-K %"] = signals.min_k(tokens)
         scores["Min-K %++"] = signals.min_k_plus(tokens)
     return scores
+
+
+def _by_shadows(subject: Subject, say: Say) -> dict[str, Floats]:
+    """LiRA and RMIA, where shadows are to be trained."""
+    asked = subject.asked
+    if asked.config is None:
+        return {}
+    from attacks.any_model import shadows
+
+    say(f"training {asked.shadows} shadow models")
+    shown = _Progress(say)
+    return shadows.scored(shadows.target(subject), shadows.made(asked, asked.config, asked.shadows, shown))
+
+
+@dataclass
+class _Progress:
+    """Says how far a training is, in tenths."""
+
+    say: Say
+    said: int = 0
+
+    def __call__(self, done: int, total: int) -> None:
+        if 10 * done // total > self.said:
+            self.said = 10 * done // total
+            self.say(f"shadow models: {done} of {total} rounds")
 
 
 def _found(members: Floats, others: Floats) -> Found:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from secure_fed.errors import ConfigError, UsageError, plainly
 if TYPE_CHECKING:
     from attacks.any_model.audit import Audit
     from attacks.any_model.subject import Asked
+    from secure_fed.config import RunConfig
 
 ABOVE_LIMIT = 4  # exit status
 _TASKS = ("classification", "multi_label", "regression", "tokens", "causal_lm")
@@ -27,6 +29,8 @@ _OTHERS = (
     "text_b",
     "label",
     "date",
+    "shadows",
+    "config",
     "fail_above",
     "scores",
     "out",
@@ -42,6 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own.add_argument("--non-members", type=Path, metavar="FILE", help="texts of the same kind that were not")
     reference = "a model of the same kind that never saw the members; may be repeated"
     own.add_argument("--reference", action="append", default=[], metavar="NAME", help=reference)
+    trained = "train so many models on random halves of the texts, as --config says, for the attacks LiRA and RMIA (16)"
+    own.add_argument("--shadows", type=int, metavar="N", help=trained)
+    own.add_argument("--config", type=Path, metavar="CONFIG.toml", help="of the training, as of `secure-fed train`")
     own.add_argument("--task", choices=_TASKS, help="what the model was trained for (default: classification)")
     own.add_argument("--text", metavar="COLUMN", help="as data.text")
     own.add_argument("--text-b", metavar="COLUMN", help="as data.text_b")
@@ -85,9 +92,13 @@ def run(chosen: argparse.Namespace) -> int:
     if chosen.out:
         _made(chosen.out)
     from attacks.any_model.audit import audited
+    from attacks.any_model.fitting import require_fits
     from attacks.any_model.subject import opened
 
-    audit = audited(opened(_asked(chosen)), lambda what: print(f"secure-fed: {what}", file=sys.stderr))
+    asked = _asked(chosen)
+    if asked.config is not None:  # before anything is loaded
+        require_fits(asked.config, asked, asked.shadows)
+    audit = audited(opened(asked), lambda what: print(f"secure-fed: {what}", file=sys.stderr))
     if chosen.scores:
         _write(audit, chosen.scores)
     print(json.dumps(audit.to_dict())) if chosen.json else _show(audit)
@@ -107,18 +118,40 @@ def _asked(chosen: argparse.Namespace) -> Asked:
     from secure_fed.config import DataConfig
 
     columns = {name: getattr(chosen, name) for name in ("text", "text_b", "label") if getattr(chosen, name)}
+    config = _config(chosen)
+    data = DataConfig(train="of the user", task=chosen.task or "classification", **columns)
     return Asked(
         chosen.model,
         chosen.members,
         chosen.non_members,
-        DataConfig(train="of the user", task=chosen.task or "classification", **columns),
+        data if config is None else replace(config.data, train="of the user", test=""),
         chosen.adapter,
         tuple(chosen.reference),
         tuple(chosen.labels.split(",")) if chosen.labels else (),
-        chosen.max_length,
+        chosen.max_length if config is None else config.model.max_length,
         chosen.device,
         date=chosen.date or "",
+        shadows=chosen.shadows or 0,
+        config=config,
     )
+
+
+def _config(chosen: argparse.Namespace) -> RunConfig | None:
+    """The configuration that shadows are trained by. It says how texts are read, so nothing else may."""
+    from secure_fed.config import RunConfig
+
+    if (chosen.shadows is None) != (chosen.config is None):
+        raise UsageError(
+            "--shadows N and --config CONFIG.toml go together: the configuration says how shadows are trained"
+        )
+    if chosen.config is None:
+        return None
+    for name in ("task", "text", "text_b", "label"):
+        if getattr(chosen, name) is not None:
+            raise UsageError(
+                f"--{name.replace('_', '-')} has no place beside --config, whose data.{name} says it: leave it out"
+            )
+    return RunConfig.load(chosen.config)
 
 
 def _limit(written: str | None) -> float:

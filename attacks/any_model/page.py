@@ -142,6 +142,7 @@ def _how(audit: Audit, told: dict[str, Any], *, show_texts: bool) -> str:
         ("model", told["model"]),
         ("adapter", told["adapter"] or "none"),
         ("references", ", ".join(told["references"]) or "none"),
+        ("shadow models", str(told["shadows"] or "none")),
         ("task", told["task"]),
         ("members", str(asked.members)),
         ("others", str(asked.others)),

@@ -19,6 +19,8 @@ PAPERS = {
     "loss by zlib": "Carlini et al. 2021",
     "Min-K %": "Shi et al. 2024",
     "Min-K %++": "Zhang et al. 2025",
+    "LiRA": "Carlini et al. 2022",
+    "RMIA": "Zarifzadeh et al. 2024",
 }
 SHARE = 0.2  # of a text's tokens, the least likely ones: the middle of what the papers of Min-K % try
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from attacks.any_model.signals import Floats, Tokens
-from secure_fed.config import DataConfig, ModelConfig
+from secure_fed.config import DataConfig, ModelConfig, RunConfig
 from secure_fed.errors import ModelError
 from secure_fed.export.model_card import LABELS
 from secure_fed.learning import tasks
@@ -41,6 +41,7 @@ class Asked:
 
     others: None where nobody says who is a member, and all texts are in one file. classes: of the data that the texts are from,
     as these write them, where that is known: a few texts may not have all. date: a column that says when a text was written.
+    shadows: how many are trained, as `config` says.
     """
 
     model: str
@@ -54,6 +55,8 @@ class Asked:
     device: str = "cpu"
     classes: tuple[int | str, ...] = ()
     date: str = ""
+    shadows: int = 0
+    config: RunConfig | None = None
 
 
 @dataclass(frozen=True)

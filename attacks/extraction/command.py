@@ -27,7 +27,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     """Make the extraction, print it, and say by the exit status whether more came back than the limit."""
-    for name in ("members", "non_members", "labels", "label", "date", "scores", "out", "prepared", "delta"):
+    for name in (
+        "members",
+        "non_members",
+        "labels",
+        "label",
+        "date",
+        "shadows",
+        "config",
+        "scores",
+        "out",
+        "prepared",
+        "delta",
+    ):
         if getattr(chosen, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} has no place beside --extract: leave it out")
     if chosen.model is None or chosen.run_dir is not None:

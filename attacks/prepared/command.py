@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 ABOVE_LIMIT = 4  # exit status
 _TASKS = ("classification", "multi_label", "regression", "tokens", "causal_lm")
-_SAID = ("members", "non_members", "task", "text", "text_b", "label", "date", "scores", "out")
+_SAID = ("members", "non_members", "task", "text", "text_b", "label", "date", "shadows", "config", "scores", "out")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

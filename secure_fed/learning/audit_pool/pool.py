@@ -167,6 +167,17 @@ def pool(config: RunConfig, problem: Problem) -> AuditPool:
     return replace(held, units=tuple(units), members=coins, places=tuple(places), copies=tuple(copies))
 
 
+def everything(problem: Problem) -> AuditPool:
+    """The pool of all examples, each of them a unit and a member."""
+    held = AuditPool("example", problem.names, problem.train, problem.groups)
+    places, names, _ = zip(*_candidates(held), strict=True)
+    units = [
+        Unit(name, held.names[place.client], _taken(held.train[place.client], place.at))
+        for place, name in zip(places, names, strict=True)
+    ]
+    return replace(held, units=tuple(units), members=np.ones(len(units), dtype=bool), places=places)
+
+
 def kind_of(config: RunConfig) -> str:
     """The unit that coins are tossed for: `evaluation.audit_unit`, or with `auto` the unit that privacy protects."""
     chosen, protected = config.evaluation.audit_unit, config.privacy.unit

@@ -75,14 +75,14 @@ def of_known_classes(
     return replace(rows, group=_keys(tables, group, "privacy.group_column")) if group else rows
 
 
-def of_one_party(task: Reads, paths: Sequence[Path], setting: str, group: str = "") -> list[Table]:
-    """The tables of one party's files.
+def of_one_party(task: Reads, paths: Sequence[Path], setting: str, *others: str) -> list[Table]:
+    """The tables of one party's files: the columns of the task, and others by name.
 
     A folder stands for its files called train, where the setting is data.train, and else for those of its test split.
     """
     split = partial(files.split_files, split="train") if setting == "data.train" else named_files.of_test
     found = [file for path in paths for file in (split(path) if path.is_dir() else [path])]
-    tables = [files.read(path, _wanted(task, group), setting) for path in found]
+    tables = [files.read(path, _wanted(task, *others), setting) for path in found]
     if not any(map(len, tables)):
         places = ", ".join(map(str, paths)) or "nothing"
         raise DataError(f"{places} holds no examples; set {setting} to a file or a folder that does")

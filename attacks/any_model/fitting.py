@@ -1,0 +1,69 @@
+"""Whether a configuration can train shadows of an audited model: the same beginning, architecture, and kind of adapter."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from attacks.any_model.subject import Asked
+from secure_fed.config import RunConfig
+from secure_fed.errors import ConfigError
+from secure_fed.learning.models.loading import explained, quiet
+from secure_fed.learning.models.locate import locate
+
+FEWEST = 4
+_SIZES = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")
+
+
+def require_fits(config: RunConfig, asked: Asked, count: int) -> None:
+    """ConfigError in one sentence for a configuration whose shadows would be models of another kind, or too few."""
+    if count < FEWEST:
+        raise ConfigError(f"--shadows is {count}: at least {FEWEST}, and 16 to see a small leak")
+    begun, audited = config.model.name, asked.model
+    same = str(locate(begun)) == str(locate(audited))
+    if asked.adapter is not None and not same:
+        raise _refused(begun, f"and the audited adapter is on {audited}: set model.name to that")
+    if asked.adapter is None and same:
+        raise _refused(
+            begun,
+            "which is the audited model itself, and has seen the members: set model.name to the one that its training began "
+            "with",
+        )
+    for name in _SIZES:
+        ours, theirs = (getattr(_read(one), name, None) for one in (begun, audited))
+        if ours != theirs:
+            raise _refused(
+                begun, f"with {name} = {ours}, and {audited} has {theirs}: name the model that it began with"
+            )
+    if asked.adapter is not None:
+        _require_rank(config, asked)
+
+
+def _require_rank(config: RunConfig, asked: Asked) -> None:
+    """An adapter of PEFT's says its rank; others say nothing."""
+    try:
+        noted = json.loads((asked.adapter / "adapter_config.json").read_text(encoding="utf-8")) if asked.adapter else {}
+    except (OSError, ValueError):
+        return
+    rank = noted.get("r")
+    if noted.get("peft_type") == "LORA" and config.method.name in _OF_FACTORS and rank != config.method.rank:
+        raise ConfigError(
+            f"--config trains adapters of rank {config.method.rank}, and {asked.adapter} has rank {rank}: set "
+            f"method.rank = {rank}"
+        ).about("method.rank", config.method.rank, f"the rank of the adapter, {rank}")
+
+
+def _read(name: str) -> Any:
+    import transformers
+
+    with quiet(), explained(name):
+        return transformers.AutoConfig.from_pretrained(locate(name))
+
+
+def _refused(begun: str, why: str) -> ConfigError:
+    return ConfigError(f"--config trains {begun}, {why}").about(
+        "model.name", begun, "the model that training began with"
+    )
+
+
+_OF_FACTORS = ("fedlora", "ffa_lora", "fra_lora", "rolora")

@@ -1,0 +1,140 @@
+"""Shadow models of an audit: trained as a configuration says, on random halves of members and others together.
+
+Each shadow is trained by the project's own engine, as many at once as memory holds (`adversary.shadows`). Half of the shadows,
+drawn for each text alone, have it in their training (Carlini et al. 2022, section VI). The coins know nothing of who is a
+member, so a model that never saw the members gives them and the others scores of the same law, however little the shadows are
+like it: a configuration that does not fit makes the attacks weaker, and never makes a leak out of nothing.
+
+A shadow lacks other texts that the audited model was trained on beside the members, and a random start of its own: all shadows
+begin at the same head.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attacks.adversary.shadows import coins, lots, trained
+from attacks.any_model.fitting import require_fits
+from attacks.any_model.signals import Floats
+from attacks.any_model.subject import Asked, Subject
+from attacks.shadow_scores import lira, rmia
+from secure_fed.config import DataConfig, RunConfig
+from secure_fed.errors import ConfigError
+from secure_fed.federation import Federation
+from secure_fed.learning import tasks
+from secure_fed.learning.audit_pool.pool import everything
+from secure_fed.learning.data import sources
+from secure_fed.learning.data.fingerprint import content
+from secure_fed.learning.tasks.confidence import confidence
+from secure_fed.learning.tokenised import tokenised
+from secure_fed.runs.assembly import Assembly
+from secure_fed.runs.membership.measured import confidences
+
+Bools = NDArray[np.bool_]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Shadows:
+    """inside: (shadows, texts) whether a text trained a shadow. phi: (shadows, texts) the shadow's confidence in it."""
+
+    inside: Bools
+    phi: Floats
+
+
+def scored(phi: Floats, made: Shadows) -> dict[str, Floats]:
+    """(texts,) of LiRA (Carlini et al. 2022, section VI) and of RMIA (Zarifzadeh et al. 2024, section 3).
+
+    phi: (texts,) the audited model's confidence in each.
+    The population of RMIA are all texts of the audit. Each of them trained half of the shadows, so its P(z) is the online one.
+    """
+    return {
+        "LiRA": lira.online(phi, made.phi, made.inside),
+        "RMIA": rmia.scores(phi, made.phi, made.inside, phi, made.phi, a=rmia.UNTUNED_A, population_inside=made.inside),
+    }
+
+
+def target(subject: Subject) -> Floats:
+    """(texts,) the audited model's confidence in each."""
+    texts, task, device = subject.texts, subject.task, next(subject.model.parameters()).device
+    phi = confidence(subject.asked.data.task, task.loss(texts.rows.label_names))
+    return confidences(subject.model, texts.examples, task.collate(subject.tokenizer), phi, _BATCH, device)
+
+
+def made(asked: Asked, config: RunConfig, count: int, progress: Progress | None = None) -> Shadows:
+    """`count` shadows of the texts of an audit. ConfigError where the configuration is of another model than the audited."""
+    require_fits(config, asked, count)
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "texts.jsonl"
+        file.write_text("".join(json.dumps(row, default=str) + "\n" for row in _rows(asked, config)), encoding="utf-8")
+        config = _of_texts(config, file)
+        assembly = Federation(config).assembly
+        return _trained(assembly, _examples(config, assembly), count, progress)
+
+
+def _rows(asked: Asked, config: RunConfig) -> list[dict[str, Any]]:
+    """All texts with the columns that the configuration reads, members first."""
+    task, others = tasks.build(config.data), (config.data.client, config.data.language, config.privacy.group_column)
+    rows = []
+    for path, option in ((asked.members, "--members"), (asked.others, "--non-members")):
+        for table in sources.of_one_party(task, [path] if path else [], option, *others):
+            rows += [{name: column[row] for name, column in table.columns.items()} for row in range(len(table))]
+    return rows
+
+
+def _of_texts(config: RunConfig, file: Path) -> RunConfig:
+    """The configuration over these texts, all of which may train, without audits of its own, and charging nothing."""
+    usual, replaced = DataConfig(), ("name", "examples", "test_examples", "test_fraction")
+    changed = {name: getattr(usual, name) for name in replaced} | {"train": str(file), "test": str(file)}
+    phantoms = None if config.privacy.unit == "none" else 0
+    silent = {"audit_fraction": 0.0, "audit_unit": "auto", "phantoms": phantoms, "canaries": "none"}
+    return config.replace(
+        {
+            **{("data", name): value for name, value in changed.items()},
+            **{("evaluation", name): value for name, value in silent.items()},
+            ("privacy", "ledger"): "",
+        }
+    )
+
+
+def _examples(config: RunConfig, assembly: Assembly) -> Sequence[Any]:
+    """The texts as the shadows read them, in the order of the file."""
+    task = tasks.build(config.data)
+    rows = sources.load(config.data, task, seed=config.federation.seed).train
+    return tokenised(config, task, assembly.problem.tokenizer, rows)
+
+
+def _trained(assembly: Assembly, examples: Sequence[Any], count: int, progress: Progress | None) -> Shadows:
+    if assembly.server.personal:
+        raise ConfigError(
+            f"--config keeps {assembly.server.personal[0]!r} on its clients, so that a shadow is no whole model: leave out "
+            "method.personal"
+        )
+    problem, seed = assembly.problem, assembly.config.federation.seed
+    pool = everything(problem)
+    numbers = lots(pool)
+    inside = coins(count, numbers, np.random.default_rng([seed, _COINS]))
+    unit_of = {
+        content(unit.examples[0]): number for number, unit in enumerate(pool.units)
+    }  # equal texts share their coins
+    units = [unit_of[content(examples[row])] for row in range(len(examples))]
+    assembly = replace(assembly, pools={**assembly.pools, "data": pool})
+    states = trained(assembly, inside, seed, progress).states
+    device, batch = assembly.objective.device, assembly.config.evaluation.batch_size
+    phi = [
+        confidences(assembly.objective.load(state), examples, problem.collate, problem.confidence, batch, device)
+        for state in states
+    ]
+    return Shadows(inside[:, units], np.stack(phi))
+
+
+_BATCH = 16
+_COINS = 2
