@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attacks.any_model import signals
+from attacks.any_model import neighbours, recall, signals
 from attacks.any_model.signals import Floats
 from attacks.any_model.subject import Subject
 from attacks.any_model.verdict import Found, Verdict, judged
@@ -93,9 +93,9 @@ def _told(one: Baseline | str) -> dict[str, Any]:
 
 
 def _signals(subject: Subject, say: Say) -> dict[str, Floats]:
-    losses = subject.losses()
+    losses, asked = subject.losses(), subject.asked
     scores = {"loss": signals.loss(losses)}
-    if subject.base or subject.asked.references:
+    if subject.base or asked.references:
         say("reading the texts with its references")
         scores["loss beside references"] = signals.calibrated(losses, subject.reference_losses())
     if subject.language_model:
@@ -103,6 +103,13 @@ def _signals(subject: Subject, say: Say) -> dict[str, Floats]:
         scores["loss by zlib"] = signals.per_zlib(tokens, subject.texts.plain)
         scores["Min-K %"] = signals.min_k(tokens)
         scores["Min-K %++"] = signals.min_k_plus(tokens)
+        if asked.recall is not None:
+            say("reading the texts behind those of --recall")
+            scores["ReCaLL"] = signals.recall(tokens, recall.conditional(subject, asked.recall))
+    if asked.neighbours:
+        say(f"reading {asked.neighbours} neighbours of each text")
+        near = neighbours.losses(subject, asked.neighbours, asked.neighbour_model)
+        scores["neighbourhood"] = signals.neighbourhood(losses, near)
     return scores
 
 

@@ -20,22 +20,8 @@ if TYPE_CHECKING:
 ABOVE_LIMIT = 4  # exit status
 _TASKS = ("classification", "multi_label", "regression", "tokens", "causal_lm")
 _NEEDED = {"members": "--members", "non_members": "--non-members"}
-_OTHERS = (
-    "adapter",
-    "members",
-    "non_members",
-    "labels",
-    "text",
-    "text_b",
-    "label",
-    "date",
-    "shadows",
-    "config",
-    "fail_above",
-    "scores",
-    "out",
-    "delta",
-)
+ALONE = ("date", "shadows", "config", "recall", "neighbours", "neighbour_model", "scores", "out")  # of no other audit
+_OTHERS = ("adapter", "members", "non_members", "labels", "text", "text_b", "label", *ALONE, "fail_above", "delta")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     trained = "train so many models on random halves of the texts, as --config says, for the attacks LiRA and RMIA (16)"
     own.add_argument("--shadows", type=int, metavar="N", help=trained)
     own.add_argument("--config", type=Path, metavar="CONFIG.toml", help="of the training, as of `secure-fed train`")
+    unseen = "texts that were in no training of the model, read before each text: the attack ReCaLL, of language models"
+    own.add_argument("--recall", type=Path, metavar="FILE", help=unseen)
+    near = (
+        "compare each text with so many, in which one word is changed (25 show most; each costs a reading of all texts)"
+    )
+    own.add_argument("--neighbours", type=int, metavar="N", help=near)
+    fills = "a masked language model that changes the words of neighbours (default: a word is left out)"
+    own.add_argument("--neighbour-model", metavar="NAME", help=fills)
     own.add_argument("--task", choices=_TASKS, help="what the model was trained for (default: classification)")
     own.add_argument("--text", metavar="COLUMN", help="as data.text")
     own.add_argument("--text-b", metavar="COLUMN", help="as data.text_b")
@@ -117,6 +111,8 @@ def _asked(chosen: argparse.Namespace) -> Asked:
     from attacks.any_model.subject import Asked
     from secure_fed.config import DataConfig
 
+    if (chosen.neighbours is not None and chosen.neighbours < 1) or (chosen.neighbour_model and not chosen.neighbours):
+        raise UsageError(f"--neighbours is {chosen.neighbours}: give a number of them, such as 25")
     columns = {name: getattr(chosen, name) for name in ("text", "text_b", "label") if getattr(chosen, name)}
     config = _config(chosen)
     data = DataConfig(train="of the user", task=chosen.task or "classification", **columns)
@@ -133,6 +129,9 @@ def _asked(chosen: argparse.Namespace) -> Asked:
         date=chosen.date or "",
         shadows=chosen.shadows or 0,
         config=config,
+        recall=chosen.recall,
+        neighbours=chosen.neighbours or 0,
+        neighbour_model=chosen.neighbour_model or "",
     )
 
 

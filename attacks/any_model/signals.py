@@ -19,6 +19,8 @@ PAPERS = {
     "loss by zlib": "Carlini et al. 2021",
     "Min-K %": "Shi et al. 2024",
     "Min-K %++": "Zhang et al. 2025",
+    "ReCaLL": "Xie et al. 2024",
+    "neighbourhood": "Mattern et al. 2023",
     "LiRA": "Carlini et al. 2022",
     "RMIA": "Zarifzadeh et al. 2024",
 }
@@ -66,6 +68,22 @@ def min_k(tokens: Sequence[Tokens], share: float = SHARE) -> Floats:
 def min_k_plus(tokens: Sequence[Tokens], share: float = SHARE) -> Floats:
     """The same of log-likelihoods in standard deviations from their mean, Min-K %++ (Zhang et al. 2025, section 4)."""
     return np.array([_least((one.said - one.mean) / np.maximum(one.deviation, 1e-6), share) for one in tokens])
+
+
+def recall(tokens: Sequence[Tokens], conditional: Floats) -> Floats:
+    """LL(x | P) / LL(x), ReCaLL (Xie et al. 2024, section 3). conditional: (texts,) LL(x | P), of a prefix P of non-members.
+
+    A text without tokens to tell has 0.
+    """
+    alone = np.array([one.said.sum() for one in tokens])
+    ratio: Floats = np.divide(conditional, alone, out=np.zeros(len(alone)), where=alone < 0)
+    return ratio
+
+
+def neighbourhood(losses: Floats, neighbours: Sequence[Floats]) -> Floats:
+    """The mean loss of a text's neighbours, less its own (Mattern et al. 2023). neighbours: (texts,) of one of each."""
+    around: Floats = np.mean(np.stack(neighbours), axis=0)
+    return around - losses
 
 
 def _least(values: Floats, share: float) -> float:

@@ -13,25 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
+from attacks.any_model.likelihood import losses_of, tokens_of
 from attacks.any_model.signals import Floats, Tokens
 from secure_fed.config import DataConfig, ModelConfig, RunConfig
 from secure_fed.errors import ModelError
 from secure_fed.export.model_card import LABELS
 from secure_fed.learning import tasks
 from secure_fed.learning.data import files, sources
-from secure_fed.learning.data.encode import Encoded, batches
+from secure_fed.learning.data.encode import Encoded
 from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.models import loading
 from secure_fed.learning.models.loading import explained, quiet
 from secure_fed.learning.models.locate import locate
-from secure_fed.learning.tasks.task import Task, logits
-from secure_fed.learning.training.local import to_device
+from secure_fed.learning.tasks.task import Task
 
-_BATCH = 16
 Switch = Callable[[], AbstractContextManager[Any]]
 
 
@@ -41,7 +37,8 @@ class Asked:
 
     others: None where nobody says who is a member, and all texts are in one file. classes: of the data that the texts are from,
     as these write them, where that is known: a few texts may not have all. date: a column that says when a text was written.
-    shadows: how many are trained, as `config` says.
+    shadows: how many are trained, as `config` says. recall: texts that nobody saw, which are given before each. neighbours: of
+    each text, by the masked language model `neighbour_model` if one is named.
     """
 
     model: str
@@ -57,6 +54,9 @@ class Asked:
     date: str = ""
     shadows: int = 0
     config: RunConfig | None = None
+    recall: Path | None = None
+    neighbours: int = 0
+    neighbour_model: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,7 @@ class Texts:
 
     @property
     def plain(self) -> list[str]:
-        """The text of each row, the second one after the first."""
-        seconds = self.rows.text_b or ("",) * len(self.rows)
-        return [f"{one} {two}".strip() for one, two in zip(self.rows.text, seconds, strict=True)]
+        return plain_of(self.rows)
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,9 @@ class Subject:
 
     def losses(self, switch: Switch = nullcontext) -> Floats:
         """(texts,) the task's own loss of each."""
-        return _losses(self.model, self.task, self.tokenizer, self.texts, switch)
+        names = self.texts.rows.label_names
+        with switch():
+            return losses_of(self.model, self.task, self.tokenizer, self.texts.examples, names)
 
     def reference_losses(self) -> list[Floats]:
         """(texts,) of each reference that was named, as its own tokenizer reads them; and of the base, if there is one."""
@@ -107,26 +107,12 @@ class Subject:
             )
             _require_head(name, self.task, names)
             encoded = self.task.encode(loaded.tokenizer, self.texts.rows, self.asked.max_length)
-            texts = Texts(self.texts.rows, self.texts.members, encoded)
-            found.append(_losses(loaded.model.eval(), self.task, loaded.tokenizer, texts, nullcontext))
+            found.append(losses_of(loaded.model.eval(), self.task, loaded.tokenizer, encoded, names))
         return found
 
-    @torch.no_grad()
     def tokens(self) -> list[Tokens]:
-        """What a language model says of every token that it has to tell."""
-        found: dict[int, Tokens] = {}
-        device = next(self.model.parameters()).device
-        for batch in batches(self.texts.examples, _BATCH, self.task.collate(self.tokenizer), None):
-            inputs = to_device(batch.inputs, device)
-            log = logits(self.model, inputs)[:, :-1].log_softmax(2)
-            labels = inputs["labels"][:, 1:]
-            said = log.gather(2, labels.clamp_min(0)[..., None])[..., 0]
-            mean = (log.exp() * log).sum(2)
-            deviation = ((log.exp() * log.square()).sum(2) - mean.square()).clamp_min(0).sqrt()
-            for row, index in enumerate(batch.indices.tolist()):
-                there = labels[row] >= 0
-                found[index] = Tokens(*(part[row][there].double().cpu().numpy() for part in (said, mean, deviation)))
-        return [found[index] for index in range(len(self.texts.rows))]
+        """The tokens that a language model has to tell, of every text."""
+        return tokens_of(self.model, self.task, self.tokenizer, self.texts.examples)
 
 
 def opened(asked: Asked) -> Subject:
@@ -157,6 +143,12 @@ def _dates(asked: Asked) -> tuple[object, ...] | None:
         return None
     tables = [files.read(path, [asked.date], name) for path, name in _files(asked)]
     return tuple(value for table in tables for value in table.column(asked.date, "--date"))
+
+
+def plain_of(rows: Rows) -> list[str]:
+    """The text of each row, the second one after the first."""
+    seconds = rows.text_b or ("",) * len(rows)
+    return [f"{one} {two}".strip() for one, two in zip(rows.text, seconds, strict=True)]
 
 
 def _files(asked: Asked) -> list[tuple[Path, str]]:
@@ -236,13 +228,3 @@ def _adapted(model: Any, adapter: Path) -> Any:
         raise ModelError(
             f"--adapter {adapter} does not fit the model ({first:.160}): name its base with --model"
         ) from error
-
-
-@torch.no_grad()
-def _losses(model: Any, task: Task, tokenizer: Any, texts: Texts, switch: Switch) -> Floats:
-    loss, device = task.loss(texts.rows.label_names), next(model.parameters()).device
-    found = np.zeros(len(texts.rows))
-    with switch():
-        for batch in batches(texts.examples, _BATCH, task.collate(tokenizer), None):
-            found[batch.indices] = loss(model, to_device(batch.inputs, device)).double().cpu().numpy()
-    return found

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from attacks.any_model.command import ABOVE_LIMIT, ALONE
 from secure_fed.errors import ConfigError, UsageError
 
-ABOVE_LIMIT = 4  # exit status
 PREFIX = SUFFIX = 32
 _TASK = "causal_lm"
 
@@ -27,19 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     """Make the extraction, print it, and say by the exit status whether more came back than the limit."""
-    for name in (
-        "members",
-        "non_members",
-        "labels",
-        "label",
-        "date",
-        "shadows",
-        "config",
-        "scores",
-        "out",
-        "prepared",
-        "delta",
-    ):
+    for name in ("members", "non_members", "labels", "label", *ALONE, "prepared", "delta"):
         if getattr(chosen, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} has no place beside --extract: leave it out")
     if chosen.model is None or chosen.run_dir is not None:

@@ -7,9 +7,8 @@ import json
 import sys
 from typing import Any
 
+from attacks.any_model.command import ABOVE_LIMIT, ALONE
 from secure_fed.errors import ConfigError, UsageError
-
-ABOVE_LIMIT = 4  # exit status
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     """Make the audit, print it, and say by the exit status whether the advantage is above the limit."""
-    for name in ("scores", "date", "shadows", "config", "out", "prepared", "delta", "extract"):
+    for name in (*ALONE, "prepared", "delta", "extract"):
         if getattr(chosen, name) is not None:
             raise UsageError(f"--{name} has no place beside --attribute: leave it out")
     for name in ("model", "members", "non_members"):

@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attacks.any_model.command import ABOVE_LIMIT, ALONE
 from secure_fed.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from attacks.prepared.folder import Manifest
 
-ABOVE_LIMIT = 4  # exit status
 _TASKS = ("classification", "multi_label", "regression", "tokens", "causal_lm")
-_SAID = ("members", "non_members", "task", "text", "text_b", "label", "date", "shadows", "config", "scores", "out")
+_SAID = ("members", "non_members", "task", "text", "text_b", "label", *ALONE)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,44 @@
+"""Losses of examples under a model, and what a language model says of their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from attacks.any_model.signals import Floats, Tokens
+from secure_fed.learning.data.encode import Encoded, batches
+from secure_fed.learning.tasks.task import Task, logits
+from secure_fed.learning.training.local import to_device
+
+BATCH = 16
+
+
+@torch.no_grad()
+def losses_of(model: Any, task: Task, tokenizer: Any, examples: Encoded, label_names: Sequence[str]) -> Floats:
+    """(examples,) the task's own loss of each."""
+    loss, device = task.loss(label_names), next(model.parameters()).device
+    found = np.zeros(len(examples))
+    for batch in batches(examples, BATCH, task.collate(tokenizer), None):
+        found[batch.indices] = loss(model, to_device(batch.inputs, device)).double().cpu().numpy()
+    return found
+
+
+@torch.no_grad()
+def tokens_of(model: Any, task: Task, tokenizer: Any, examples: Encoded, size: int = BATCH) -> list[Tokens]:
+    """What a language model says of every token that it has to tell, of each example."""
+    found: dict[int, Tokens] = {}
+    device = next(model.parameters()).device
+    for batch in batches(examples, size, task.collate(tokenizer), None):
+        inputs = to_device(batch.inputs, device)
+        log = logits(model, inputs)[:, :-1].log_softmax(2)
+        labels = inputs["labels"][:, 1:]
+        said = log.gather(2, labels.clamp_min(0)[..., None])[..., 0]
+        mean = (log.exp() * log).sum(2)
+        deviation = ((log.exp() * log.square()).sum(2) - mean.square()).clamp_min(0).sqrt()
+        for row, index in enumerate(batch.indices.tolist()):
+            there = labels[row] >= 0
+            found[index] = Tokens(*(part[row][there].double().cpu().numpy() for part in (said, mean, deviation)))
+    return [found[index] for index in range(len(examples))]

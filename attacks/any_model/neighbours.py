@@ -1,0 +1,113 @@
+"""Neighbours of a text, with one word changed: of a text that a model learned by heart, they are told far worse than itself.
+
+    score(x) = mean over neighbours n of loss(n) - loss(x)                    (Mattern et al. 2023, arXiv 2305.18462)
+
+A masked language model says which words fit into each place, and the most probable ones take it, whole words alone. Without
+such a model a neighbour lacks a word, which is a cruder change.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from attacks.any_model.signals import Floats
+from attacks.any_model.subject import Subject, Texts
+from secure_fed.errors import ModelError, UsageError
+from secure_fed.learning.models.loading import explained, quiet
+from secure_fed.learning.models.locate import locate
+
+_WORD = re.compile(r"\w+")
+_CANDIDATES = 10  # words for a place, of which those that are other words are taken
+_TASKS = ("classification", "multi_label", "regression", "causal_lm")
+
+
+def losses(subject: Subject, count: int, masked: str = "") -> list[Floats]:
+    """`count` times (texts,) losses of a neighbour of each text, of the text itself where it has no word to change.
+
+    masked: a masked language model, by name or folder.
+    """
+    if subject.asked.data.task not in _TASKS:
+        raise UsageError(
+            f"--neighbours changes words, and the labels of {subject.task.title} belong to single words: leave it out"
+        )
+    field = "text_b" if subject.language_model and subject.texts.rows.text_b is not None else "text"
+    texts = [_read(text, subject) for text in getattr(subject.texts.rows, field)]
+    made = _swapped(texts, count, masked) if masked else [dropped(text, count) for text in texts]
+    return [_losses(subject, field, tuple(of_text[number] for of_text in made)) for number in range(count)]
+
+
+def dropped(text: str, count: int) -> list[str]:
+    """`count` copies, each without another word; again from the first where there are fewer words."""
+    words = list(_WORD.finditer(text))
+    if len(words) < 2:
+        return [text] * count
+    order = np.random.default_rng(len(text)).permutation(len(words))
+    return [text[: words[at].start()] + text[words[at].end() :] for at in np.resize(order, count)]
+
+
+def _read(text: str, subject: Subject) -> str:
+    """As much of a text as the audited model reads: a word that is changed behind it changes nothing."""
+    if not subject.tokenizer.is_fast:
+        return text
+    read = subject.tokenizer(text, truncation=True, max_length=subject.asked.max_length, return_offsets_mapping=True)
+    return text[: max((int(end) for _, end in read["offset_mapping"]), default=0)]
+
+
+def _losses(subject: Subject, field: str, texts: tuple[str, ...]) -> Floats:
+    own = subject.texts
+    rows = replace(own.rows, **{field: texts})
+    encoded = subject.task.encode(subject.tokenizer, rows, subject.asked.max_length)
+    return replace(subject, texts=Texts(rows, own.members, encoded)).losses()
+
+
+def _swapped(texts: Sequence[str], count: int, name: str) -> list[list[str]]:
+    import transformers
+
+    with quiet(), explained(name):
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(locate(name))
+    if tokenizer.mask_token_id is None or not tokenizer.is_fast:
+        raise ModelError(
+            f"--neighbour-model {name} is no masked language model with a fast tokenizer: name one such as a BERT"
+        )
+    with quiet(), explained(name):
+        model = transformers.AutoModelForMaskedLM.from_pretrained(locate(name)).eval()
+    return [_of_text(text, count, tokenizer, model) for text in texts]
+
+
+@torch.no_grad()
+def _of_text(text: str, count: int, tokenizer: Any, model: Any) -> list[str]:
+    """The `count` most probable texts with one word swapped; the text itself where there are not so many."""
+    read = tokenizer(text, return_offsets_mapping=True, truncation=True, max_length=512)
+    words = {match.span() for match in _WORD.finditer(text)}
+    places = [at for at, span in enumerate(read["offset_mapping"]) if tuple(span) in words]
+    if not places:
+        return [text] * count
+    ids = torch.tensor(read["input_ids"]).repeat(len(places), 1)
+    ids[range(len(places)), places] = tokenizer.mask_token_id
+    log = model(input_ids=ids).logits[range(len(places)), places].log_softmax(1)  # (places, words)
+    found: list[tuple[float, str]] = []
+    for row, at in enumerate(places):
+        start, end = read["offset_mapping"][at]
+        own = text[start:end]
+        # p(new) / (1 - p(own)), the paper's swap probability
+        rest = float(torch.log1p(-log[row, read["input_ids"][at]].exp().clamp(max=1 - 1e-6)))
+        best = log[row].topk(_CANDIDATES)
+        for score, token in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+            word = _as(own, tokenizer.convert_tokens_to_string([tokenizer.convert_ids_to_tokens(token)]).strip())
+            if _WORD.fullmatch(word) and word.lower() != own.lower():
+                found.append((score - rest, text[:start] + word + text[end:]))
+    best_first = [changed for _, changed in sorted(found, key=lambda one: -one[0])]
+    return [*best_first, *[text] * count][:count]
+
+
+def _as(own: str, word: str) -> str:
+    """A word as another is written, with a capital or in capitals."""
+    if own.isupper() and len(own) > 1:
+        return word.upper()
+    return word[:1].upper() + word[1:] if own[:1].isupper() else word

@@ -1,0 +1,75 @@
+"""ReCaLL (Xie et al. 2024, arXiv 2406.15968): how much less a text surprises without a prefix that was not in the training.
+
+    score(x) = LL(x | P) / LL(x)
+
+LL is a text's log-likelihood, and P some texts of the same kind that were in nobody's training. A text that the model has
+learned loses more by such a prefix than another, so its ratio is higher. The texts of P are no part of the audit: beside
+itself, a text is told all too well.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attacks.any_model.likelihood import tokens_of
+from attacks.any_model.signals import Floats
+from attacks.any_model.subject import Subject, plain_of
+from secure_fed.errors import DataError, UsageError
+from secure_fed.learning.data import sources
+from secure_fed.learning.data.encode import IGNORED, Encoded
+from secure_fed.learning.data.labels import Vocabulary
+from secure_fed.learning.models.adapters.virtual_tokens import positions_of
+
+Ids = NDArray[np.integer[Any]]
+
+_SHOTS = 12  # texts of the prefix, at most
+_LONGEST = 2048  # tokens, where the model says no limit
+_BATCH = 2
+
+
+def conditional(subject: Subject, file: Path) -> Floats:
+    """(texts,) the log-likelihood of each text after the prefix: of the tokens that it is scored by without one."""
+    prefix = _prefix(subject, file)
+    given = [_after(prefix, *own, subject.tokenizer.bos_token_id) for own in _columns(subject.texts.examples)]
+    columns = {"input_ids": tuple(ids for ids, _ in given), "labels": tuple(labels for _, labels in given)}
+    found = tokens_of(subject.model, subject.task, subject.tokenizer, Encoded(columns), _BATCH)
+    return np.array([one.said.sum() for one in found])
+
+
+def _columns(examples: Encoded) -> list[tuple[Ids, Ids]]:
+    return list(zip(examples.input_ids, examples.columns["labels"], strict=True))
+
+
+def _after(prefix: Ids, ids: Ids, labels: Ids, begin: int | None) -> tuple[Ids, Ids]:
+    """The text behind the prefix, in whose middle no text begins. Its first token is not scored without a prefix either."""
+    labels = np.concatenate([[IGNORED], labels[1:]])
+    first = int(len(ids) > 1 and ids[0] == begin)
+    return np.concatenate([prefix, ids[first:]]), np.concatenate([np.full(len(prefix), IGNORED), labels[first:]])
+
+
+def _prefix(subject: Subject, file: Path) -> Ids:
+    """The tokens of the first texts of the file, as many as there is room for before the longest text."""
+    tables = sources.of_one_party(subject.task, [file], "--recall")
+    rows = subject.task.rows(tables, Vocabulary((), ()))
+    both = set(subject.texts.plain) & set(plain_of(rows))
+    if both:
+        raise DataError(
+            f"{file} has {len(both)} texts of --members or --non-members: --recall takes others, which nobody saw"
+        )
+    limit = positions_of(subject.model) or _LONGEST
+    room = limit - int(subject.texts.examples.lengths.max())
+    encoded = subject.task.encode(subject.tokenizer, rows.take(range(min(_SHOTS, len(rows)))), limit)
+    found: list[Ids] = []
+    for ids in encoded.input_ids:
+        if sum(len(one) for one in found) + len(ids) <= room:
+            found.append(ids)
+    if not found:
+        raise UsageError(
+            f"no text of --recall fits before a text: the model reads {limit} tokens, and the texts take up to {limit - room}: "
+            "lower --max-length"
+        )
+    return np.concatenate(found)
