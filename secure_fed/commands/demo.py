@@ -2,13 +2,15 @@
 
 Many clients that each hold five notes, since what hides one of them is the number of the others. Each makes one Adam step,
 whose length is lr sqrt(trained numbers) whatever the data: the clip norm is that length, so little is lost to clipping, and
-the server's momentum averages the noise of several rounds. `ffa_lora`, because noise on B alone reaches the model linearly.
+the server's momentum averages the noise of several rounds. Only B trains, so noise reaches the model linearly (`ffa_lora`),
+beside an A of the largest singular vectors of the model's own weights (`federa`): drawn at random it holds less of what the
+clients have to change.
 
 Clients take part in turn, by a public order: 250 in each of 20 rounds, and every client once. So nothing about a cohort is
-secret, and the guarantee holds against readers of the model and whoever sees who takes part. Contributions are masked. A
-twentieth of a cohort may collude with the server, and another twentieth may vanish in mid-round. The server adds the noise,
-which is correlated over rounds: the final model carries 0.4 times the noise of shares that clients would add inside the masked
-sum. With these (`privacy.noise = "distributed"`) the guarantee holds against the server too, at a few points of accuracy.
+secret. Contributions are masked, and every client adds its share of the noise before the masks. So one epsilon holds against
+readers of the model, whoever sees who takes part, and the server. A twentieth of a cohort may collude with the server, and
+another twentieth may vanish in mid-round: the shares make up for both. If the server is trusted to add the noise itself
+(`privacy.noise = "central"`), it can be correlated over rounds, and the final model carries 0.4 times as much of it.
 
 All clients train. Beside them stand phantoms for the audit, a tenth as many, which are nobody's data: coins decide which of
 them pull the model along a random direction each, as far as a client may. That is the most that one client can make itself
@@ -32,11 +34,12 @@ def config() -> RunConfig:
                 "cohort": 250,
                 "rounds": 20,
                 "server_optimizer": "momentum",
-                "server_momentum": 0.7,
+                "server_momentum": 0.5,
+                "server_lr": 1.6,
             },
-            "method": {"name": "ffa_lora"},
+            "method": {"name": "federa", "rule": "ffa_lora"},
             "training": {"lr": 0.02},
-            "privacy": {"unit": "client", "epsilon": 8.0, "noise": "central", "clip_norm": 3.1},
+            "privacy": {"unit": "client", "epsilon": 8.0, "noise": "distributed", "clip_norm": 3.1},
             "secure_aggregation": {"enabled": True, "corrupt": 0.05, "dropout": 0.05},
             "evaluation": {"every": 4, "record": "models", "phantoms": PHANTOMS},
         }

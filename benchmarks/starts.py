@@ -1,0 +1,166 @@
+"""FFA-LoRA's frozen A, drawn at random or of the model's own weights: which trains better under noise?
+
+    python benchmarks/starts.py [--sst2 FOLDER] [--seeds 3] [--only NAME ...] [--docs docs]
+
+    gaussian, orthonormal    A is drawn from the seed (`method.freeze_init`)
+    singular                 A holds the largest singular vectors of the weights beside it: `method.name = "federa"` with
+                             `method.rule = "ffa_lora"`
+
+clients: the clients, rounds and steps of `secure-fed demo` at epsilon 8 with independent noise, without masks and phantoms,
+which change no accuracy. silos: four silos of 1,000 built-in notes, 10 rounds, epsilon 8 for each note, otherwise defaults.
+FOLDER: named sst2, with train.jsonl.gz and test.jsonl.gz of `text` and `label`; the last layer of all-MiniLM-L6-v2 (the
+`bench` extra): "sst2 clients" as in promises.py, "sst2 silos" 10 silos of 800 sentences for 10 rounds. "open": the same silos
+without privacy.
+
+Noise is the operating system's; a seed decides the division of the data, the public order and a drawn A. Every finished run is
+a line of starts.jsonl beside this file and is not made again. --docs writes the table into docs/choosing.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import functools
+import itertools
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from promises import notes, of_notes, of_sst2, sentences, sst2
+from timing import machine
+
+from secure_fed import Federation, RunConfig
+
+STARTS: dict[str, dict[str, Any]] = {
+    "gaussian": {"name": "ffa_lora", "freeze_init": "gaussian"},
+    "orthonormal": {"name": "ffa_lora", "freeze_init": "orthonormal"},
+    "singular": {"name": "federa", "rule": "ffa_lora"},
+}
+OUT = Path(__file__).with_suffix(".jsonl")
+Made = Callable[[int, Mapping[str, Any]], Federation]
+
+
+def of_clients(seed: int, method: Mapping[str, Any]) -> Federation:
+    tables = of_notes(seed, 20).to_dict()
+    tables["federation"] |= {"sampling": "schedule", "server_momentum": 0.5, "server_lr": 1.6}
+    tables["privacy"] |= {"noise": "central", "correlation": "none"}
+    return notes(RunConfig.from_dict(tables | {"method": dict(method)}))
+
+
+def of_silos(seed: int, method: Mapping[str, Any], epsilon: float | None = 8.0) -> Federation:
+    tables = {
+        "data": {"examples": 4000, "test_examples": 1000},
+        "federation": {"clients": 4, "rounds": 10, "seed": seed},
+        "evaluation": {"every": 10, "phantoms": 0},
+    }
+    return notes(RunConfig.from_dict({**tables, **_promised(epsilon), "method": dict(method)}))
+
+
+def of_sst2_clients(folder: Path, seed: int, method: Mapping[str, Any]) -> Federation:
+    tables = of_sst2(seed, 20).to_dict()
+    tables["federation"] |= {"sampling": "schedule"}
+    tables["privacy"] |= {"noise": "central", "correlation": "none"}
+    return sst2(folder, RunConfig.from_dict(tables | {"method": _last_layer(method)}))
+
+
+def of_sst2_silos(folder: Path, seed: int, method: Mapping[str, Any], epsilon: float | None = 8.0) -> Federation:
+    from private_utility_task import collate
+
+    def whole(items: Any) -> dict[str, Any]:
+        batch = collate(items)
+        return batch | {"hidden": batch["hidden"].float()}
+
+    tables = {"federation": {"rounds": 10, "seed": seed}, "evaluation": {"every": 10, "phantoms": 0}}
+    config = RunConfig.from_dict({**tables, **_promised(epsilon), "method": _last_layer(method)})
+    model, train, test = sentences(folder)
+    order = np.random.default_rng(seed).permutation(len(train))[:8000]
+    silos = [[train[int(i)] for i in order[start : start + 800]] for start in range(0, 8000, 800)]
+    return Federation(config, model=copy.deepcopy(model), train=silos, test=test, collate=whole)
+
+
+def _promised(epsilon: float | None) -> dict[str, Any]:
+    return {} if epsilon is None else {"privacy": {"unit": "example", "epsilon": epsilon}}
+
+
+def _last_layer(method: Mapping[str, Any]) -> dict[str, Any]:
+    return {**method, "target_modules": ["query", "value"]}
+
+
+def tasks(folder: Path | None) -> dict[str, Made]:
+    found: dict[str, Made] = {
+        "clients": of_clients,
+        "silos": of_silos,
+        "silos, open": functools.partial(of_silos, epsilon=None),
+    }
+    if folder is None:
+        return found
+    return found | {
+        "sst2 clients": functools.partial(of_sst2_clients, folder),
+        "sst2 silos": functools.partial(of_sst2_silos, folder),
+        "sst2 silos, open": functools.partial(of_sst2_silos, folder, epsilon=None),
+    }
+
+
+def finished() -> dict[tuple[str, str, int], float]:
+    lines = OUT.read_text(encoding="utf-8").splitlines() if OUT.exists() else []
+    return {(run["task"], run["start"], run["seed"]): run["accuracy"] for run in map(json.loads, lines)}
+
+
+def table(found: Mapping[tuple[str, str, int], float]) -> str:
+    """Mean accuracy over seeds and the lowest and highest, in per cent."""
+    rows = ["| task | seeds | " + " | ".join(STARTS) + " |", "|---|---:|" + "---:|" * len(STARTS)]
+    for task in dict.fromkeys(key[0] for key in found):
+        cells = [[100 * accuracy for key, accuracy in found.items() if key[:2] == (task, start)] for start in STARTS]
+        if all(cells):
+            shown = (f"{statistics.mean(one):.1f} ({min(one):.1f} to {max(one):.1f})" for one in cells)
+            rows.append(f"| {task} | {min(map(len, cells))} | " + " | ".join(shown) + " |")
+    return "\n".join(rows)
+
+
+def put(place: Path, shown: str) -> None:
+    """Write the table between its marks."""
+    begin, end = "<!-- starts: begin -->", "<!-- starts: end -->"
+    before, _, rest = place.read_text(encoding="utf-8").partition(begin)
+    place.write_text(f"{before}{begin}\n{shown}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sst2", type=Path, metavar="FOLDER")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these tasks alone")
+    parser.add_argument("--docs", type=Path)
+    given = parser.parse_args()
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    torch.set_num_threads(1)
+    made = tasks(given.sst2)
+    for seed, task, start in itertools.product(range(given.seeds), given.only or made, STARTS):
+        if (task, start, seed) in finished():
+            continue
+        began = time.perf_counter()
+        accuracy = made[task](seed, STARTS[start]).run().summary["accuracy"]
+        line = {
+            "task": task,
+            "start": start,
+            "seed": seed,
+            "accuracy": accuracy,
+            "seconds": time.perf_counter() - began,
+        }
+        with OUT.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        print(task, start, seed, f"{accuracy:.3f}", file=sys.stderr, flush=True)
+    shown = f"{table(finished())}\n\n{machine('torch')}"
+    print(shown)
+    if given.docs:
+        put(given.docs / "choosing.md", shown)
+
+
+if __name__ == "__main__":
+    main()
