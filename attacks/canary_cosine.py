@@ -4,7 +4,9 @@ Unit i pulls along a direction u_i of its own (module `canary_directions`). Let 
 adversary sees sums; of its own client, where it sees those; else the change of the global state; all rounds together, where it
 sees only the last state) and d the number of coordinates. The score is the sum over rounds of normalised cosines,
 
-    score(u) = <u, V> sqrt(d) / |V|,   V = sum_t c_t / |c_t|.
+    score(u) = <u, V> sqrt(d) / |V|,   V = sum_t w_t c_t / |c_t|,
+
+with w_t = 1, but for clients that take part by a public order: then everybody knows in which rounds (`turns`).
 
 V does not depend on the u of a unit that did not train, so the score of such a unit is sqrt(d) times a coordinate of a uniform
 point on the unit sphere: N(0, 1), up to terms of order 1 / d, whatever the model, the data and the noise are. The exact law
@@ -23,14 +25,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from attacks.adversary.case import Case, Finding, Inapplicable, Settings
 from attacks.adversary.null import Floats, Null, sphere_tails
 from attacks.steps.released import Release, releases_of, unit_vector
+from attacks.steps.turns import public, weights_of
 from secure_fed.learning.audit_pool.canaries import length_beyond_clipping
+from secure_fed.learning.audit_pool.unit import Unit
 from secure_fed.learning.data.dealing import places_of
 from secure_fed.learning.training.canary_directions import direction, length_of_steps
 from secure_fed.tensors.tensors import Layout
@@ -45,14 +49,16 @@ def run(case: Case, settings: Settings) -> Finding:
         raise Inapplicable(
             "no unit pulled along a direction in this run; it takes phantoms, or evaluation.canaries = 'direction'"
         )
-    of_client = releases_of(case, settings.max_rounds)
-    added = Added()
-    scores = [score(case, added.of(of_client(unit.client)), unit.name, len(unit.examples)) for unit in case.units]
+    of_client = releases_of(case, None if public(case) else settings.max_rounds)
+    added, weights = Added(), weights_of(case)
+
+    def scored(unit: Unit, name: str) -> float:
+        seen = of_client(unit.client)
+        return score(case, added.of(seen, weights(unit, seen)), name, len(unit.examples))
+
+    scores = [scored(unit, unit.name) for unit in case.units]
     sample = [case.units[i * len(case.units) // _FRESH] for i in range(_FRESH)]
-    fresh = [
-        score(case, added.of(of_client(unit.client)), f"nobody {i}", len(unit.examples))
-        for i, unit in enumerate(sample)
-    ]
+    fresh = [scored(unit, f"nobody {i}") for i, unit in enumerate(sample)]
     some = of_client(case.units[0].client)
     exact = all(release.linear for release in some)
     spread = 1.0 if exact else float(np.std(fresh))
@@ -64,7 +70,15 @@ def run(case: Case, settings: Settings) -> Finding:
         "rounds": len(some),
     }
     found = np.array(scores) / spread
-    return Finding(found, measured, null=Null(_tails(found, some)) if exact else None)
+    return Finding(found, measured, null=_null(case, found, some) if exact else None)
+
+
+def _null(case: Case, scores: Floats, seen: Sequence[Release]) -> Null:
+    """Under a public order the score of a client that trained is that of one Gaussian mechanism, all its turns together."""
+    tails = _tails(scores, seen)
+    if public(case) and case.assembly.audit_pool.kind == "client":
+        return Null(tails, scores[:, None], 1.0, together=True)
+    return Null(tails)
 
 
 def _tails(scores: Floats, seen: Sequence[Release]) -> Floats:
@@ -87,9 +101,10 @@ def null_p_value(scores: Floats) -> float:
 
 @dataclass(frozen=True)
 class Alike:
-    """Releases of one layout, which share a direction, and the sum of their unit vectors."""
+    """Releases of one layout, which share a direction, and the sum of their unit vectors by weight."""
 
     releases: Sequence[Release]
+    weights: Floats
     along: Floats
 
     @property
@@ -102,15 +117,26 @@ class Added:
     """The sums over the releases that were asked for last: of all units in turn, if they are no client's own."""
 
     _seen: Sequence[Release] = ()
-    _sums: Sequence[Alike] = ()
+    _sums: dict[bytes, Sequence[Alike]] = field(default_factory=dict)
 
-    def of(self, seen: Sequence[Release]) -> Sequence[Alike]:
+    def of(self, seen: Sequence[Release], weights: Floats) -> Sequence[Alike]:
+        """weights: (releases,). Releases without weight are left out."""
         if seen is not self._seen:
-            groups = places_of(release.layout.digest for release in seen).values()
-            alike = [[seen[i] for i in places] for places in groups]
-            self._sums = [Alike(some, np.sum([release.moved for release in some], axis=0)) for some in alike]
-            self._seen = seen
-        return self._sums
+            self._seen, self._sums = seen, {}
+        key = weights.tobytes()
+        if key not in self._sums:
+            self._sums[key] = _alike([(one, w) for one, w in zip(seen, weights, strict=True) if w])
+        return self._sums[key]
+
+
+def _alike(weighed: Sequence[tuple[Release, float]]) -> list[Alike]:
+    groups = places_of(release.layout.digest for release, _ in weighed).values()
+    found = []
+    for places in groups:
+        releases, weights = zip(*(weighed[i] for i in places), strict=True)
+        along = np.sum([release.moved * weight for release, weight in zip(releases, weights, strict=True)], axis=0)
+        found.append(Alike(releases, np.array(weights), along))
+    return found
 
 
 def score(case: Case, seen: Sequence[Alike], unit: str, examples: int) -> float:
@@ -120,7 +146,9 @@ def score(case: Case, seen: Sequence[Alike], unit: str, examples: int) -> float:
         if alike.releases[0].linear:
             total += float(alike.along @ sent_of(case, alike.releases[0], unit, examples))
         else:
-            total += sum(float(one.moved @ sent_of(case, one, unit, examples)) for one in alike.releases)
+            sent = (sent_of(case, one, unit, examples) for one in alike.releases)
+            along = (float(one.moved @ vector) for one, vector in zip(alike.releases, sent, strict=True))
+            total += sum(weight * value for weight, value in zip(alike.weights, along, strict=True))
     variance = sum(alike.variance for alike in seen)
     return total / math.sqrt(variance) if variance else 0.0
 

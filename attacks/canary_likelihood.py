@@ -22,7 +22,7 @@ from attacks.adversary.case import Case, Finding, Inapplicable, Settings
 from attacks.adversary.null import Floats, Null, drawn_tails
 from attacks.canary_cosine import sent_of
 from attacks.steps.released import Release, releases_of
-from privacy.public_order import PublicOrder
+from attacks.steps.turns import public
 from secure_fed.learning.audit_pool.unit import Unit
 from secure_fed.learning.training.canary_directions import length_of_steps
 
@@ -44,6 +44,8 @@ def run(case: Case, settings: Settings) -> Finding:
         )
     if not (case.seen.states or case.seen.sums):
         raise Inapplicable("no round was recorded, and this attack goes by rounds; set evaluation.record = 'models'")
+    if public(case):
+        raise Inapplicable("the order is public, so nothing is to be weighed by chances: canary_cosine knows the turns")
     units = case.units
     found = releases_of(case, settings.max_rounds)(units[0].client)
     _require_linear(case, found)
@@ -54,8 +56,6 @@ def run(case: Case, settings: Settings) -> Finding:
     measured = {"shift": float(np.median(shift)), "rate": rate, "rounds": len(found)}
     scores = likelihood(x, shift, rate)
     tails = _tails(scores, found, shift, rate, settings.seed)
-    if isinstance(assembly.sampler, PublicOrder):  # no law of coins to estimate an epsilon by
-        return Finding(scores, measured, null=Null(tails))
     return Finding(scores, measured, null=Null(tails, x, rate))
 
 

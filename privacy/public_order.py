@@ -86,6 +86,10 @@ class PublicOrder:
         members = self._members[at]
         return sorted(members[members >= 0].tolist())
 
+    def places_of_round(self, round_: int) -> NDArray[np.int64]:
+        """(size,) the places whose turn is in that round, held or empty."""
+        return self._order[(round_ * self.size + np.arange(self.size)) % self.places]
+
     def has_turn(self, member: int, round_: int) -> bool:
         """Whether it is that member's turn."""
         return int(self._turns[member] - round_ * self.size) % self.places < self.size
@@ -97,13 +101,18 @@ class PublicOrder:
         return unamplified(noise)
 
     @cached_property
-    def _members(self) -> NDArray[np.int64]:
-        """(places,) the members in the order of their turns, -1 for empty places; keystreams change with no version."""
+    def _order(self) -> NDArray[np.int64]:
+        """(places,) the places in the order of their turns; keystreams change with no version."""
         words = SeededEntropy(self.seed).stream("public order").words(self.places)
+        return np.argsort(words, kind="stable")
+
+    @cached_property
+    def _members(self) -> NDArray[np.int64]:
+        """(places,) the members in the order of their turns, -1 for empty places."""
         held = np.ones(self.places, dtype=bool)
         held[list(self.vacant)] = False
         members = np.where(held, np.cumsum(held) - 1, -1)
-        return members[np.argsort(words, kind="stable")]
+        return members[self._order]
 
     @cached_property
     def _turns(self) -> NDArray[np.int64]:

@@ -137,6 +137,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ),
         ("rounds.protection",),
         ("rounds.client", "rounds.server"),
+        ("rounds.turns",),
         ("rounds.canary_clients", "rounds.engine", "rounds.phantom_clients", "rounds.registered", "rounds.together"),
         ("rounds.masked", "rounds.phantom_scores"),
         ("runs.best", "runs.budget_terms", "runs.durable", "runs.ledger_heads", "runs.published"),

@@ -38,12 +38,13 @@ REFUTED = 1e-3  # the chance of a law that holds to be given up
 class Null:
     """tails: (units,) the chance that a unit that did not train scores as high, or higher. rounds: (units, rounds), of numbers
     that are N(0, 1) in rounds in which a unit was not drawn; rate: the public chance of being drawn. None where an attack has
-    no such numbers.
+    no such numbers. together: whether the numbers of all rounds of a unit are in one, that of a single release.
     """
 
     tails: Floats
     rounds: Floats | None = None
     rate: float | None = None
+    together: bool = False
 
 
 def sphere_tails(scores: Floats, dimension: int) -> Floats:

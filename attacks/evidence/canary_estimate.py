@@ -16,6 +16,9 @@ sampled_gaussian  supposes moreover that the mechanism is a Gaussian over Poisso
                   2 (log L(likeliest) - log L(mu)) <= 2.71, the quantile .9 of chi^2 with one degree of freedom, since half of
                   the errors are on the other side. It is tested on mechanisms of known z (`tests/attacks/test_estimates.py`).
 
+Where clients take part by a public order there is no sample: a score holds all turns of a canary, and counts as one release of
+a plain Gaussian (q = 1).
+
 Both are too low, not too high, where canaries move a release by less than a unit may, or where part of what was released was
 not looked at. The second may be too high where the noise is not Gaussian, or differs from release to release.
 """
@@ -56,7 +59,7 @@ def estimates(null: Null, members: NDArray[np.bool_], delta: float, releases: in
     found = [Estimate("independent", independent(null.tails[members], delta))]
     if null.rounds is not None and null.rate is not None:
         low, likeliest = shift_of(null.rounds[members], null.rate)
-        count = releases or null.rounds.shape[1]
+        count = 1 if null.together else releases or null.rounds.shape[1]
         ends = (_epsilon(mu, null.rate, count, delta) for mu in (low, likeliest))
         found.append(Estimate("sampled_gaussian", *ends))
     return found

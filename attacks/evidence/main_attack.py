@@ -4,7 +4,8 @@ Which it is follows from what is public and from what was made, and from no scor
 the run, at the weakest vantage at which it was, else the first of the catalogue. Whether an attack can be made depends on the
 method, the canaries, the unit and the recording alone.
 
-    canaries of random direction, clients, rounds recorded    canary_likelihood, the most powerful test where it applies
+    canaries of random direction, clients by secret coins,
+    rounds recorded                                           canary_likelihood, the most powerful test where it applies
     canaries of random direction otherwise                    canary_cosine, and without recorded rounds one_run
     canaries of wrong labels or rare tokens                   one_run
     no canaries                                               lira where there are references, else loss

@@ -24,7 +24,7 @@ from secure_fed.tensors.tensors import Layout, Tensors
 @dataclass(frozen=True)
 class Release:
     """The release of a round: `moved`, the unit vector of a contribution's coordinates, from clients that began at `before`;
-    `length`, what its norm was.
+    `length`, what its norm was. Of all rounds together, `round` is the first.
 
     trained: names that local training moves; sent: those of them that do not stay with the client. lr: local learning rate.
     """
@@ -37,6 +37,7 @@ class Release:
     moved: Floats
     length: float
     lr: float
+    round: int
 
     @property
     def linear(self) -> bool:
@@ -130,7 +131,9 @@ def _release(case: Case, round_: int, before: Tensors, pass_name: str, released:
     released = released.without(assembly.protection.contribution_mechanism.counters)
     layout = Layout.of(released)
     lr = case.seen.lr.get(round_, assembly.config.training.rate)
-    return Release(before, plan.trainable, sent, pass_name, layout, unit_vector(released, layout), released.norm(), lr)
+    return Release(
+        before, plan.trainable, sent, pass_name, layout, unit_vector(released, layout), released.norm(), lr, round_
+    )
 
 
 def evenly(found: Sequence[Release], most: int | None) -> list[Release]:

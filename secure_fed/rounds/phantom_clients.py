@@ -8,7 +8,7 @@ neighbours of a guarantee for clients do. A phantom adds nothing to the counters
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,9 +24,8 @@ from secure_fed.learning.training.canary_directions import trains_towards
 from secure_fed.learning.training.local import Job, Train
 from secure_fed.rounds.client import Client, ClientSetup
 from secure_fed.rounds.transport import Request
+from secure_fed.rounds.turns import Turns
 from secure_fed.tensors.tensors import Tensors
-
-Floats = NDArray[np.float64]
 
 
 class Phantom(Client):
@@ -99,32 +98,3 @@ def phantom_examples(phantoms: AuditPool, members: NDArray[np.bool_]) -> dict[st
         if member and phantoms.kind != "client":
             found.setdefault(unit.client, []).extend(unit.examples)
     return found
-
-
-@dataclass
-class Turns:
-    """The public probability that a phantom takes part in a round.
-
-    With cohorts from the public seed it is 0 or 1; with secret coins it is their rate. draw: the participants of a round, if
-    they are public. hosts: for each phantom the index that has to be drawn: its own, or that of the client with the example.
-    most: the largest number of rounds that anybody takes part in.
-    """
-
-    rate: float
-    hosts: Sequence[int]
-    draw: Callable[[int], Sequence[int]] | None = None
-    most: float = float("inf")
-    _drawn: list[NDArray[np.bool_]] = field(default_factory=list)
-
-    def rates(self, round_: int) -> Floats:
-        """(phantoms,)"""
-        if self.draw is None:
-            return np.full(len(self.hosts), self.rate)
-        while len(self._drawn) <= round_:
-            self._drawn.append(np.isin(self.hosts, self.draw(len(self._drawn))))
-        before = np.sum(self._drawn[:round_], axis=0) if round_ else np.zeros(len(self.hosts))
-        return (self._drawn[round_] & (before < self.most)).astype(float)
-
-    def allowance(self, number: int, who: str, wanted: int, round_: int) -> int:
-        """The releases that this phantom may make, as `ClientSetup.allowance`. No budget is charged."""
-        return wanted if self.rates(round_)[number] > 0 else 0

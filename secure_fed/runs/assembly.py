@@ -5,7 +5,6 @@ A value that does not exist yet has no name in it, so no party can be given one 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -34,7 +33,7 @@ from secure_fed.rounds.cohort import cohort_sampler, phantom_sampler, vacancies,
 from secure_fed.rounds.diagnostics.watch import Watch, watch
 from secure_fed.rounds.masked.wiring import Elsewhere, Masks, behind_masks, in_process
 from secure_fed.rounds.personal import personal_names
-from secure_fed.rounds.phantom_clients import Phantom, Turns, phantom_clients, phantom_examples
+from secure_fed.rounds.phantom_clients import Phantom, phantom_clients, phantom_examples
 from secure_fed.rounds.phantom_scores import PhantomScores
 from secure_fed.rounds.protection import Protection, protect, require_protectable, require_steady
 from secure_fed.rounds.registered import Joined, Registered
@@ -43,6 +42,7 @@ from secure_fed.rounds.server_optimizer import ServerOptimizer
 from secure_fed.rounds.summing import OpenSum, empty_sum
 from secure_fed.rounds.together import Together
 from secure_fed.rounds.transport import Transport
+from secure_fed.rounds.turns import Turns, turns_of
 from secure_fed.rounds.way import settled
 from secure_fed.runs.best import require_choosable
 from secure_fed.tensors.tensors import Tensors
@@ -267,17 +267,10 @@ def _open_server(
 
 def _turns(names: Sequence[str], pool: AuditPool, server: Server, passes: int) -> Turns:
     """The rounds in which phantoms take part, as everybody knows them."""
-    protection, plan = server.protection, server.protection.plan
     if pool.kind == "client":
-        hosts: Sequence[int] = range(len(names), len(names) + len(pool.units))
-    else:
-        index = {name: number for number, name in enumerate(names)} if pool.units else {}
-        hosts = [index[unit.client] for unit in pool.units]
-    secret = protection.hides_cohort or protection.hidden
-    most = math.inf if plan is None or plan.participations is None else plan.participations
-    if protection.placement.own_noise and plan is not None:
-        most = min(plan.limits.values()) // passes
-    return Turns(server.sampler.rate, hosts, None if secret else server.draw, most)
+        return turns_of(server, range(len(names), len(names) + len(pool.units)), passes)
+    index = {name: number for number, name in enumerate(names)} if pool.units else {}
+    return turns_of(server, [index[unit.client] for unit in pool.units], passes)
 
 
 def _scoring(config: RunConfig, pool: AuditPool, setup: ClientSetup, turns: Turns) -> PhantomScores | None:
