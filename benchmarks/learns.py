@@ -1,0 +1,158 @@
+"""Does every method learn, and at which learning rate?
+
+    python benchmarks/learns.py DATA [--only NAME ...] [--methods NAME ...] [--seeds 3] [--part 0/2] [--again] [--docs docs]
+    python benchmarks/learns.py DATA --only sst2 --methods c2a --rates 0.01 --seeds 1      one cell of the tables
+
+DATA holds a folder for each data set, with train.jsonl.gz and test.jsonl.gz of `text` and `label`. A client holds all of 2,000
+texts of at most 32 tokens, and trains a head and the method's part of all-MiniLM-L6-v2 (the `bench` extra) for 10 rounds of 8
+steps of 16 texts. What PEFT has of the same kind, or else training of all weights, takes as many steps of as many texts.
+
+On seed 0 the rate is searched in steps of about three, on each data set until neighbours on both sides are worse. The rate of a
+method is the one with the best mean over the data sets; it, and the peer's own best, run on all seeds. Every finished run is a
+line of learns.jsonl beside this file, and what is there is not run again (--again does); --docs writes learning_rates.md of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import itertools
+import json
+import math
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+from learns_tasks import DATA, PEERS, commonest, cut, ours, peer
+
+from secure_fed.methods import METHODS
+
+GRID = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
+FIRST = {"fedft": 3e-4, "full training": 3e-4, "prompt_tuning": 3e-2, "ia3": 1e-2}  # where searches begin, else START
+START = 3e-3
+Run = dict[str, Any]
+Tried = Callable[[str, float, int], float]  # the accuracy on a data set, at a rate, with a seed
+
+
+def finished(out: Path) -> dict[tuple[Any, ...], Run]:
+    """The runs that the file holds; of equal ones the last."""
+    lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
+    return {(r["data"], r["method"], r["rate"], r["seed"]): r for r in map(json.loads, lines)}
+
+
+def tried(given: argparse.Namespace, method: str, known: dict[tuple[Any, ...], Run]) -> Tried:
+    """A run that is made only if it is not known."""
+
+    def accuracy(data: str, rate: float, seed: int) -> float:
+        key = (data, method, rate, seed)
+        if key not in known and not given.again:
+            known.update(finished(given.out))  # perhaps another process has made it
+        if key not in known:
+            files = {split: cut(given.data, data, split, given.cache) for split in ("train", "test")}
+            started = time.perf_counter()
+            found = (ours if method in METHODS else peer)(method, files, rate, seed)
+            line = dict(zip(("data", "method", "rate", "seed"), key, strict=True))
+            line |= {"accuracy": found, "commonest": commonest(files["test"]), "seconds": time.perf_counter() - started}
+            known[key] = line
+            kept(given.out, line)
+        return float(known[key]["accuracy"])
+
+    return accuracy
+
+
+def kept(out: Path, line: Run) -> None:
+    """One line more, which two processes do not write into each other."""
+    with out.open("a", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(json.dumps(line) + "\n")
+    print(
+        f"{line['data']:12} {line['method']:18} {line['rate']:<8g} seed {line['seed']}  {line['accuracy']:.3f}"
+        f"  (commonest {line['commonest']:.3f}), {line['seconds']:.0f} s",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def climbed(accuracy: Callable[[float], float], start: float) -> float:
+    """The best rate of the grid, beginning at `start`, where neighbours on both sides are no better."""
+    at, seen = GRID.index(start), {}
+    while True:
+        for near in (at, at - 1, at + 1):
+            if 0 <= near < len(GRID) and near not in seen:
+                seen[near] = accuracy(GRID[near])
+        best = max(seen, key=lambda place: (seen[place], -abs(place - at)))
+        if best == at:
+            return GRID[at]
+        at = best
+
+
+def of_all(runs: Sequence[Run], method: str) -> float | None:
+    """The rate with the best mean over the data sets on seed 0, among those that were tried on as many data sets as any; None
+    of a method that was not tried.
+    """
+    found: dict[float, list[float]] = {}
+    for run in runs:
+        if run["method"] == method and run["seed"] == 0:
+            found.setdefault(run["rate"], []).append(run["accuracy"])
+    if not found:
+        return None
+    most = max(map(len, found.values()))
+    means = {rate: math.fsum(each) / most for rate, each in found.items() if len(each) == most}
+    return max(means, key=lambda rate: means[rate])
+
+
+def searched(given: argparse.Namespace, methods: Sequence[str]) -> None:
+    """Every search on one data set after the other, then the seeds: what is there early is of use early."""
+    known = {} if given.again else finished(given.out)
+    accuracies = {method: tried(given, method, known) for method in methods}
+    best = {method: FIRST.get(method, START) for method in methods}
+    for data, method in itertools.product(given.only, methods):
+        best[method] = climbed(lambda rate, data=data, method=method: accuracies[method](data, rate, 0), best[method])
+    for seed, data, method in itertools.product(range(1, given.seeds), given.only, methods):
+        runs = [run for run in known.values() if method in METHODS or run["data"] == data]
+        rate = of_all(runs, method)
+        if rate is not None:
+            accuracies[method](data, rate, seed)
+
+
+def cells(given: argparse.Namespace, methods: Sequence[str]) -> None:
+    """These rates alone."""
+    known = {} if given.again else finished(given.out)
+    for method, data, rate, seed in itertools.product(methods, given.only, given.rates, range(given.seeds)):
+        tried(given, method, known)(data, rate, seed)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--only", nargs="+", choices=DATA, default=list(DATA))
+    every = [*METHODS, *dict.fromkeys(PEERS.values())]
+    parser.add_argument("--methods", nargs="*", choices=every, default=every)
+    parser.add_argument("--rates", nargs="+", type=float, help="these alone, in place of the search")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--part", default="0/1", help="i/n: every n-th of the methods, for processes side by side")
+    parser.add_argument("--again", action="store_true", help="make runs again that are there")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".jsonl"))
+    parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "learns_cache")
+    parser.add_argument("--docs", type=Path, help="write learning_rates.md there")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    part, parts = map(int, given.part.split("/"))
+    (cells if given.rates else searched)(given, given.methods[part::parts])
+    if given.docs:
+        from learns_page import page
+
+        (given.docs / "learning_rates.md").write_text(
+            page(list(finished(given.out).values()), of_all), encoding="utf-8"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""The page of `learns.py`: what each method reaches at its learning rate, beside its peer, and every rate that was tried."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from learns_tasks import PEERS
+from timing import machine
+
+from secure_fed.methods import METHODS
+
+Run = dict[str, Any]
+RateOf = Callable[[Sequence[Run], str], float | None]
+CLOSE = 0.02  # a method that is no further below its peer is as good
+
+TOP = """# Does every method learn, and at which learning rate?
+
+Made by `python benchmarks/learns.py DATA --docs docs` from `benchmarks/learns.jsonl`. One client holds all of 2,000 texts, so
+that nothing here is lost by averaging. It trains the method and a classification head beside all-MiniLM-L6-v2 for 80 steps of
+16 texts of at most 32 tokens. The peer is what PEFT has of the same kind, or training of all weights, with as many steps of
+as many texts.
+
+The rate of a method is the one with the best mean accuracy over the data sets, on seed 0. It is the default of `training.lr`
+for this method (`secure-fed methods` lists it). A peer has its own best rate on each data set, which favours the peer. Rates
+are tried in steps of about three, until neighbours on both sides are no better.
+
+"""
+
+
+def page(runs: Sequence[Run], rate_of: RateOf) -> str:
+    """rate_of: of these runs and a method, its rate."""
+    datas = list(dict.fromkeys(run["data"] for run in runs))
+    parts = [TOP, machine("torch", "peft"), "\n\n## Accuracy beside the peer\n\n", _beside(runs, datas, rate_of)]
+    parts += ["\n\n## Every rate that was tried\n\nPer cent, seed 0.\n"]
+    parts += [f"\n### {data}\n\n{_tried([run for run in runs if run['data'] == data])}\n" for data in datas]
+    return "".join(parts)
+
+
+def _beside(runs: Sequence[Run], datas: Sequence[str], rate_of: RateOf) -> str:
+    head = ["method", "rate", "peer", *(f"{data}: method, peer" for data in datas), "within two points"]
+    rows = [_row(runs, datas, method, rate_of) for method in METHODS if any(run["method"] == method for run in runs)]
+    return "\n".join([_line(head), _line(["---"] * len(head)), *map(_line, rows)])
+
+
+def _row(runs: Sequence[Run], datas: Sequence[str], method: str, rate_of: RateOf) -> list[str]:
+    rate, cells, close = rate_of(runs, method), [], []
+    for data in datas:
+        of_data = [run for run in runs if run["data"] == data]
+        own = _mean(of_data, method, rate)
+        other = _mean(of_data, PEERS[method], rate_of(of_data, PEERS[method]))
+        cells.append(f"{_shown(own)}, {_shown(other)}")
+        close.append(own is not None and other is not None and own >= other - CLOSE)
+    verdict = "all" if all(close) else ", ".join(data for data, is_close in zip(datas, close, strict=True) if is_close)
+    return [f"`{method}`", f"{rate:g}" if rate else "", PEERS[method], *cells, verdict or "none"]
+
+
+def _mean(runs: Sequence[Run], method: str, rate: float | None) -> float | None:
+    found = [run["accuracy"] for run in runs if run["method"] == method and run["rate"] == rate]
+    return statistics.mean(found) if found else None
+
+
+def _tried(runs: Sequence[Run]) -> str:
+    rates = sorted({run["rate"] for run in runs})
+    head = ["method", *(f"{rate:g}" for rate in rates)]
+    rows = []
+    for method in dict.fromkeys(run["method"] for run in runs):
+        found = {run["rate"]: run["accuracy"] for run in runs if run["method"] == method and run["seed"] == 0}
+        rows.append([f"`{method}`" if method in METHODS else method, *(_shown(found.get(rate)) for rate in rates)])
+    return "\n".join([_line(head), _line(["---"] * len(head)), *map(_line, rows)])
+
+
+def _shown(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

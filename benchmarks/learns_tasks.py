@@ -1,0 +1,141 @@
+"""One training run of `learns.py`: the data, a method of ours with all data at one client, or the peer that it is held against.
+
+Both sides have the same encoder, the same texts, AdamW at a constant rate, and as many
+steps of as many texts. Ours restarts AdamW in every round, as clients do.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from claims import configured, encoder
+
+from secure_fed import Federation
+
+TRAIN, TEST, LENGTH, BATCH, ROUNDS, STEPS = 2000, 1000, 32, 16, 10, 8
+DATA = ("sst2", "ag_news", "newsgroups20")
+Row = dict[str, Any]
+
+# Whom each method is held against. What PEFT does not have (whole biases, bottleneck adapters) is held against full training.
+LORA, ADALORA, FULL = "PEFT LoRA", "PEFT AdaLoRA", "full training"
+PEERS = {
+    **dict.fromkeys(
+        ("fedlora", "ffa_lora", "rolora", "fra_lora", "fra_then_ffa", "fedsvd", "fedask", "fedpower"), LORA
+    ),
+    "federa": "PEFT PiSSA",
+    **dict.fromkeys(("svd_adaptation", "fedara"), ADALORA),
+    "ia3": "PEFT IA3",
+    "prompt_tuning": "PEFT prompt tuning",
+    "prefix_tuning": "PEFT prefix tuning",
+    "p_tuning": "PEFT P-tuning",
+    **dict.fromkeys(("fedft", "bitfit", "adapter_houlsby", "adapter_pfeiffer", "compacter", "adamix"), FULL),
+    **dict.fromkeys(("fedtt", "fedtt_plus", "c2a"), FULL),
+}
+
+
+def cut(data: Path, name: str, split: str, out: Path) -> Path:
+    """The first rows of a permutation by a fixed seed, as `text` and `label`; a post's subject stands before its body."""
+    place = out / f"{name}-{split}.jsonl"
+    if not place.exists():
+        with gzip.open(data / name / f"{split}.jsonl.gz", "rt", encoding="utf-8") as lines:
+            rows = [json.loads(line) for line in lines]
+        texts = [" ".join([row.get("subject", ""), row["text"]]).strip() for row in rows]
+        order = [int(i) for i in np.random.default_rng(0).permutation(len(rows)) if texts[int(i)]]
+        kept = [{"text": texts[i], "label": rows[i]["label"]} for i in order[: TRAIN if split == "train" else TEST]]
+        out.mkdir(parents=True, exist_ok=True)
+        place.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+    return place
+
+
+def rows_of(place: Path) -> list[Row]:
+    return [json.loads(line) for line in place.read_text(encoding="utf-8").splitlines()]
+
+
+def commonest(place: Path) -> float:
+    """The accuracy of always giving the commonest label."""
+    labels = [row["label"] for row in rows_of(place)]
+    return max(map(labels.count, set(labels))) / len(labels)
+
+
+def ours(method: str, files: dict[str, Path], rate: float, seed: int) -> float:
+    """The test accuracy of a method with all data at one client."""
+    settings: dict[str, Any] = {
+        "model.name": str(encoder()),
+        "model.max_length": LENGTH,
+        **{f"data.{split}": str(place) for split, place in files.items()},
+        "federation.clients": 1,
+        "federation.cohort": 1,
+        "federation.rounds": ROUNDS,
+        "federation.seed": seed,
+        "method.name": method,
+        "training.steps": STEPS,
+        "training.batch_size": BATCH,
+        "training.lr": rate,
+        "training.together": 1,
+        "evaluation.every": ROUNDS,
+        "evaluation.audit_fraction": 0.0,
+    }
+    return float(Federation(configured(settings)).run().summary["accuracy"])
+
+
+def peer(kind: str, files: dict[str, Path], rate: float, seed: int) -> float:
+    """The test accuracy of PEFT's own training, or of training every weight."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer, logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    torch.manual_seed(seed)
+    train, test = (rows_of(files[split]) for split in ("train", "test"))
+    classes = max(row["label"] for row in [*train, *test]) + 1
+    model: Any = AutoModelForSequenceClassification.from_pretrained(encoder(), num_labels=classes)
+    model = _adapted(kind, model)
+    tokenizer = AutoTokenizer.from_pretrained(encoder())
+
+    def scores(rows: Sequence[Row]) -> Any:
+        texts = [row["text"] for row in rows]
+        batch = tokenizer(texts, truncation=True, max_length=LENGTH, padding=True, return_tensors="pt")
+        return model(**batch).logits
+
+    moving = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(moving, rate, weight_decay=0.0)
+    order = np.random.default_rng(seed).permutation(len(train))
+    model.train()
+    for step in range(ROUNDS * STEPS):
+        rows = [train[int(i)] for i in np.take(order, range(step * BATCH, (step + 1) * BATCH), mode="wrap")]
+        loss = torch.nn.functional.cross_entropy(scores(rows), torch.tensor([row["label"] for row in rows]))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        parts = [test[start : start + 50] for start in range(0, len(test), 50)]
+        hits = sum(int((scores(part).argmax(1) == torch.tensor([r["label"] for r in part])).sum()) for part in parts)
+    return hits / len(test)
+
+
+def _adapted(kind: str, model: Any) -> Any:
+    """The model with PEFT's adapter; the settings are those that ours has by default."""
+    if kind == FULL:
+        return model
+    import peft
+
+    given: dict[str, Any] = {"task_type": "SEQ_CLS"}
+    low_rank = given | {"r": 8, "lora_alpha": 16}
+    config = {
+        LORA: lambda: peft.LoraConfig(**low_rank),
+        "PEFT PiSSA": lambda: peft.LoraConfig(**low_rank | {"lora_alpha": 8}, init_lora_weights="pissa"),
+        ADALORA: lambda: peft.AdaLoraConfig(
+            **given, init_r=8, target_r=8, lora_alpha=16, total_step=ROUNDS * STEPS, orth_reg_weight=0.0
+        ),
+        "PEFT IA3": lambda: peft.IA3Config(**given),
+        "PEFT prompt tuning": lambda: peft.PromptTuningConfig(**given, num_virtual_tokens=20),
+        "PEFT prefix tuning": lambda: peft.PrefixTuningConfig(**given, num_virtual_tokens=20),
+        "PEFT P-tuning": lambda: peft.PromptEncoderConfig(**given, num_virtual_tokens=20, encoder_hidden_size=384),
+    }[kind]()
+    return peft.get_peft_model(model, config)
