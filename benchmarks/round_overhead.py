@@ -123,7 +123,7 @@ def with_replies_ready(federation: Federation) -> Federation:
     """The same federation, its clients asked beforehand."""
     assembly = federation.assembly
     server, start = assembly.server, assembly.initial
-    request = server.request(start, server.plan(start), CHANGE, 0.1, {})
+    request = server.request(start, server.plan(start), CHANGE, assembly.config.training.rate, {})
     ready = InProcess([Ready(client.handle(request)) for client in assembly.clients])
     federation.assembly = replace(assembly, transport=ready)
     return federation

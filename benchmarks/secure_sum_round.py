@@ -83,7 +83,7 @@ def main() -> None:
     state, found = assembly.initial, []
     for _ in range(1 + int(rounds)):
         cpu, wall = time.process_time(), time.perf_counter()
-        state, record = run_round(state, assembly.server, assembly.transport, 0.1)
+        state, record = run_round(state, assembly.server, assembly.transport, assembly.config.training.rate)
         found.append((time.process_time() - cpu, time.perf_counter() - wall))
         if record["masked"]["survivors"] != int(clients):
             raise RuntimeError("Somebody is missing in the sum.")
