@@ -39,6 +39,7 @@ def test_every_example_is_run_here() -> None:
         "tickets.py",
         "first_hour.py",
         "planted_secrets.py",
+        "audit_any_model.py",
         "load_tickets.py",
     }
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == tested
@@ -122,6 +123,13 @@ def test_planted_secrets() -> None:
     assert "secrets that were in the training have a mean exposure of" in lines[0]
     assert "The training gave them away" in lines[0]
     assert lines[2].startswith("The ")
+
+
+@pytest.mark.nightly
+def test_audit_any_model() -> None:
+    said = run(EXAMPLES / "audit_any_model.py")
+    assert "LEAK" in said
+    assert "report:" in said
 
 
 @pytest.mark.nightly

@@ -6,6 +6,7 @@ import csv
 import json
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ import pytest
 import torch
 
 from attacks.any_model import signals
-from attacks.any_model.audit import _found
+from attacks.any_model.audit import _found, audited
 from attacks.any_model.signals import Tokens
+from attacks.any_model.subject import Asked, Texts, opened
 from attacks.any_model.verdict import ALPHA, judged
 from attacks.evidence.baseline import Baseline
 from secure_fed.commands.cli import main
+from secure_fed.config import DataConfig
 from secure_fed.learning.data import notes
 from secure_fed.learning.models.locate import locate
 
@@ -26,8 +29,7 @@ TEXTS, LENGTH = 40, 24
 
 
 def rows(count: int, seed: int) -> list[dict[str, Any]]:
-    """Notes with labels that nothing in them tells, so that a model can only learn them by heart. Seeds differ by chance "
-    "alone."""
+    """Notes with labels that nothing in them tells, to be learned by heart alone; seeds differ by chance."""
     made, rng = notes.generate(400, seed=0, split="train"), np.random.default_rng(seed)
     order = np.random.default_rng(0).permutation(400)[seed * TEXTS :][:count]
     return [{"text": made.text[index], "label": f"kind {rng.integers(3)}"} for index in order]
@@ -236,6 +238,25 @@ def test_false_alarms_of_the_verdict_are_as_rare_as_it_says() -> None:
         found = {str(number): _found_quickly(own[:40], own[40:]) for number, own in enumerate(scores)}
         alarms += judged(found, {"words": at_chance}).level == "leak"
     assert 0 < alarms <= trials * ALPHA + 3 * (trials * ALPHA) ** 0.5
+
+
+@pytest.mark.nightly
+def test_whole_audits_of_fair_splits_are_void_or_a_leak_as_rarely_as_they_say(folder: Path) -> None:
+    """200 audits of a model that saw none of the texts, each with other halves as members: at most 5 % of either verdict.
+
+    Both counts are beyond 19 with a probability of 1/400 if the levels are kept, and all audits share their 80 texts.
+    """
+    files = folder / "members.jsonl", folder / "others.jsonl"
+    adapter = folder / "adapter-elsewhere"
+    subject = opened(Asked("builtin/tiny", *files, DataConfig("x"), adapter=adapter, max_length=LENGTH))
+    rng, levels = np.random.default_rng(0), []
+    for _ in range(200):
+        mixed = subject.texts.rows.take(rng.permutation(2 * TEXTS).tolist())
+        texts = Texts(mixed, TEXTS, subject.task.encode(subject.tokenizer, mixed, LENGTH))
+        levels.append(audited(replace(subject, texts=texts), lambda what: None).verdict.level)
+    assert levels.count("leak") <= 19
+    assert levels.count("void") <= 19
+    assert set(levels) == {"leak", "void", "nothing"}
 
 
 def _found_quickly(members: Any, others: Any) -> Any:

@@ -1,0 +1,40 @@
+"""Does an adapter that plain Transformers and PEFT trained give its training texts away? Ten seconds.
+
+The labels are drawn at random, so the adapter can only learn them by heart. The audit finds it, and writes a page to read.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from secure_fed import locate
+from secure_fed.commands.cli import main as secure_fed
+from secure_fed.learning.data import notes
+
+torch.manual_seed(0)
+folder, base, labels = Path(tempfile.mkdtemp()), locate("builtin/tiny"), torch.randint(3, (100,))
+texts = list(notes.generate(100, seed=1, split="train").text)
+for name, rows in (("members", range(50)), ("others", range(50, 100))):
+    lines = [json.dumps({"text": texts[row], "label": f"kind {labels[row]}"}) for row in rows]
+    (folder / f"{name}.jsonl").write_text("\n".join(lines))
+
+model: Any = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
+trained = ["pooler", "classifier"]  # which the base has no weights for
+lora = LoraConfig(task_type="SEQ_CLS", r=16, target_modules=["query", "value"], modules_to_save=trained)
+model = get_peft_model(model, lora)
+optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-2)
+tokenizer = AutoTokenizer.from_pretrained(base)
+batch = tokenizer(texts[:50], padding=True, truncation=True, max_length=32, return_tensors="pt")
+for _ in range(40):
+    optimizer.zero_grad()
+    model(**batch, labels=labels[:50]).loss.backward()
+    optimizer.step()
+model.save_pretrained(folder / "adapter")
+
+files = f"--members {folder}/members.jsonl --non-members {folder}/others.jsonl --out {folder}/audit"
+secure_fed(f"audit --model {base} --adapter {folder}/adapter --max-length 32 {files}".split())
