@@ -15,6 +15,7 @@ from attacks.any_model import command as any_model
 from attacks.catalogue import ATTACKS
 from attacks.extraction import command as extraction
 from attacks.inference import command as inference
+from attacks.lying import command as lying
 from attacks.prepared import command as prepared
 
 REFERENCES = 16
@@ -30,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, whole: bool = True) -> Non
         prepared.add_arguments(parser)
         extraction.add_arguments(parser)
         inference.add_arguments(parser)
+        lying.add_arguments(parser)
         names = ", ".join(ATTACKS)
         parser.add_argument(
             "--attack",
@@ -57,6 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser, *, whole: bool = True) -> Non
 
 def run(chosen: argparse.Namespace) -> int:
     """Audit the run, or the model, that is named."""
+    if chosen.lying is not None:
+        return lying.run(chosen)
     if chosen.attribute is not None:
         return inference.run(chosen)
     if chosen.extract is not None:

@@ -108,7 +108,7 @@ def reported(command: Callable[[], int | None]) -> int:
     except KeyboardInterrupt as stopped:
         print("; ".join(["secure-fed: interrupted", *map(str, stopped.args)]), file=sys.stderr)
         return 130
-    except _expected() as error:
+    except expected() as error:
         print(f"secure-fed: {error}", file=sys.stderr)
         return error.exit_code
     except OSError as error:  # most likely of standard output
@@ -119,7 +119,7 @@ def reported(command: Callable[[], int | None]) -> int:
     return status or 0
 
 
-def _expected() -> tuple[type[SecureFedError | PrivacyError | ProtocolError], ...]:
+def expected() -> tuple[type[SecureFedError | PrivacyError | ProtocolError], ...]:
     """Errors that say what was wrong in a sentence. Looked up when there is one: the protocol takes a moment to load."""
     from privacy.errors import PrivacyError
     from protocols.errors import ProtocolError

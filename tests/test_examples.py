@@ -40,6 +40,7 @@ def test_every_example_is_run_here() -> None:
         "first_hour.py",
         "planted_secrets.py",
         "audit_any_model.py",
+        "lying_server.py",
         "load_tickets.py",
     }
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == tested
@@ -130,6 +131,17 @@ def test_audit_any_model() -> None:
     said = run(EXAMPLES / "audit_any_model.py")
     assert "LEAK" in said
     assert "report:" in said
+
+
+@pytest.mark.nightly
+def test_lying_server() -> None:
+    lines = run(EXAMPLES / "lying_server.py").splitlines()
+    named, labels, *cells = lines
+    assert int(named.split()[4]) >= 6
+    assert labels.startswith("labels: [")
+    plain, noised = cells[:3], cells[3:]
+    assert plain[0].split()[1:3] == ["traps", "10"]
+    assert noised[0].split()[2:4] == ["traps", "0"]
 
 
 @pytest.mark.nightly

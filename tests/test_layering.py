@@ -181,7 +181,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("report",),
         ("report.page",),
         ("audit", "any_model"),
-        ("extraction", "inference"),
+        ("extraction", "inference", "lying"),
         ("prepared",),
         ("command",),
     ),

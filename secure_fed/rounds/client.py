@@ -113,6 +113,10 @@ class Client:
         job = self._job(self._start(request), request)
         return self._charged(job, request) if private else job
 
+    def like(self, examples: Sequence[Any], **setup: Any) -> Client:
+        """A client of the same index over other examples, for whoever simulates one. setup: what differs in its setup."""
+        return Client(self.index, self.name, examples, replace(self._setup, **setup))
+
     def train_ahead(self, request: Request, trained: Trained) -> None:
         """Take what `job(request)` became, for the answer to that request."""
         self._ahead = request, trained

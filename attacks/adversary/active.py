@@ -1,0 +1,192 @@
+"""A server that lies: it chooses what clients start a round from, and reads one client's answer or a sum.
+
+It lies to the clients of an assembled federation, which refuse what they would refuse in a run, bound what they send, and add
+the noise that they would add. Behind masks the sum is made by the protocol itself. Nothing is charged: this is a simulation, by
+somebody who holds the data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from attacks.adversary.case import Inapplicable
+from secure_fed.errors import SecureFedError, expected
+from secure_fed.learning.training.schedule import scheduled_lr
+from secure_fed.methods.method import State
+from secure_fed.rounds.client import Client
+from secure_fed.rounds.transport import InProcess, Request, Stage
+from secure_fed.runs.assembly import Assembly
+from secure_fed.tensors.sums import PlainSum
+from secure_fed.tensors.tensors import Layout, Tensors
+
+
+class Refused(SecureFedError):  # noqa: N818 - what a client did
+    """A client, or the protocol, refused the lie. The message is the client's."""
+
+
+@dataclass(frozen=True)
+class LyingServer:
+    """The vantage of a server that lies in one round, from 0.
+
+    state: what an honest server would send in it; None: the initial state. trusting: its clients have no bounds on requests
+    (`secure_fed.rounds.acceptable`), as in frameworks that check nothing.
+    """
+
+    assembly: Assembly
+    round: int = 1
+    state: Tensors | None = None
+    trusting: bool = False
+
+    def __post_init__(self) -> None:
+        passes = self.assembly.method.plan(self.assembly.initial).passes
+        if len(passes) != 1:
+            raise Inapplicable(
+                f"a round of {self.assembly.config.method.name} has {len(passes)} passes, and a lie needs one"
+            )
+        self.assembly.charges.budget = _Uncharged()
+
+    @property
+    def honest(self) -> Tensors:
+        return self.assembly.initial.tensors if self.state is None else self.state
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the schedule; clients refuse another."""
+        return scheduled_lr(self.assembly.config.training, self.round, self.assembly.config.federation.rounds)
+
+    @property
+    def limit(self) -> float:
+        """The largest magnitude of a value that clients accept."""
+        return math.inf if self.trusting else self.assembly.config.federation.largest_value
+
+    def request(self, tensors: Tensors) -> Request:
+        """The round's request, with these tensors in the place of the honest ones of the same names."""
+        state = replace(self.assembly.initial, tensors=self.honest | tensors, round=self.round)
+        server = self.assembly.server
+        plan = server.plan(State(state.tensors, round=self.round))
+        return server.request(state, plan, plan.passes[0], self.lr, {})
+
+    def answer(self, client: int, tensors: Tensors, examples: Sequence[Any] | None = None) -> Tensors:
+        """The contribution of a client; examples: that it holds, in the place of its own."""
+        return self._handled(self._holding(client, examples), self.request(tensors))
+
+    def replayed(self, client: int, tensors: Tensors, examples: Sequence[Any]) -> Tensors:
+        """The contribution that a client with these examples would make, without noise: the server computes it by itself.
+
+        Order and dropout come from the seed where the run is not private; where it is, they are secret, and drawn anew.
+        """
+        own, protection = self.assembly.clients[client], self.assembly.protection
+        if protection.placement.private:
+            quiet = replace(protection.mechanism, noise_multiplier=_NEXT_TO_NONE)
+            protection = replace(protection, mechanism=quiet)
+        simulated = own.like(examples, protection=protection, acceptable=None, attendance=None)
+        return self._handled(simulated, self.request(tensors))
+
+    def summed(
+        self,
+        cohort: Sequence[int],
+        tensors: Tensors,
+        told: Mapping[int, Tensors] | None = None,
+        held: Mapping[int, Sequence[Any]] | None = None,
+    ) -> Tensors:
+        """The sum over a cohort, behind masks if the run has them; else as an ideal protocol gives it that compares nothing.
+
+        told: other tensors, for some of the clients. held: examples of some, in the place of their own.
+        """
+        requests = {client: self.request((told or {}).get(client, tensors)) for client in cohort}
+        everybody = {one: self._holding(one, (held or {}).get(one)) for one in cohort if one < self.clients}
+        if self.assembly.masks is None:
+            return _added([self._handled(client, requests[one]) for one, client in everybody.items()])
+        members = self.assembly.masks.clients
+        before = {one: members[one].client for one in everybody}
+        try:
+            for one, client in everybody.items():
+                members[one].client = client
+            return self._masked_sum(cohort, self.request(tensors), requests)
+        except expected() as error:
+            raise Refused(str(error)) from error
+        finally:
+            for one, client in before.items():
+                members[one].client = client
+
+    def _masked_sum(self, cohort: Sequence[int], usual: Request, requests: Mapping[int, Request]) -> Tensors:
+        masks, server = self.assembly.masks, self.assembly.server
+        if masks is None:
+            raise Refused("the run has no masks")
+        masks.begin(None)
+        layout = server.layout(replace(self.assembly.initial, round=self.round), usual.pass_name)
+        transport = _Telling(InProcess(masks.clients), requests, usual.digest)
+        return server.gather(list(cohort), usual, layout, transport).total.total()
+
+    def simulated_sum(self, answers: Sequence[Tensors]) -> Tensors:
+        """The sum of answers that the server simulated by itself, with the noise of as many shares."""
+        total, shares = _added(answers), self.assembly.protection.shares
+        if shares is None:
+            return total
+        std = shares.std(self.assembly.protection.clip_norm, total.numel, len(answers))
+        return Tensors((name, total.tensor(name) + std * torch.randn(total.tensor(name).shape)) for name in total)
+
+    @property
+    def clients(self) -> int:
+        """The number of clients; participants with a higher index are phantoms."""
+        return len(self.assembly.clients)
+
+    def _holding(self, client: int, examples: Sequence[Any] | None) -> Client:
+        """The client, with these examples. It is asked as often as there are trials, whoever's turn it is."""
+        own = self.assembly.clients[client]
+        bounds: dict[str, Any] = {"acceptable": None} if self.trusting else {}
+        return own.like(own.examples if examples is None else examples, attendance=None, **bounds)
+
+    def _handled(self, client: Client, request: Request) -> Tensors:
+        try:
+            return client.handle(request).contribution
+        except expected() as error:
+            raise Refused(str(error)) from error
+
+
+@dataclass(frozen=True)
+class _Telling:
+    """A transport that hands each client the request that it is to be told, in a session that fits the request.
+
+    usual: digest of the session's own request. A client that is told another gets parameters that agree with it, or it would
+    refuse the request at once.
+    """
+
+    inner: InProcess
+    requests: Mapping[int, Request]
+    usual: str
+
+    def exchange(self, requests: Mapping[int, Any]) -> Iterator[Any]:
+        return self.inner.exchange({client: self._told(client, stage) for client, stage in requests.items()})
+
+    def _told(self, client: int, stage: Stage) -> Stage:
+        request = self.requests.get(client)
+        if request is None or request.digest == self.usual or stage.listed is not None:
+            return stage
+        parameters = replace(stage.parameters, layout=bytes.fromhex(request.digest))
+        return replace(stage, parameters=parameters, request=stage.request and request)
+
+
+class _Uncharged:
+    """The budget of a simulation, in which nothing is released."""
+
+    def charge(self, round_: int, pass_name: str) -> None:
+        pass
+
+    def allowance(self, who: str, wanted: int, round_: int) -> int:
+        return wanted
+
+
+def _added(contributions: Sequence[Tensors]) -> Tensors:
+    total = PlainSum(Layout.of(contributions[0]))
+    for one in contributions:
+        total.add(one)
+    return total.total()
+
+
+_NEXT_TO_NONE = 1e-9  # of noise

@@ -1,0 +1,129 @@
+"""`secure-fed audit --lying RUN_DIR|CONFIG.toml`: what a server that lies reads out of the answers of a run's clients."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from secure_fed.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from attacks.adversary.active import LyingServer
+
+TRIALS, FEWEST_TRIALS = 20, 4
+ABOVE_LIMIT = 4  # exit status
+_MOST_TEXTS = 64
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of `audit`."""
+    own = parser.add_argument_group("a server that lies")
+    asked = (
+        "a run directory or a TOML file: try on its clients what a server that lies could read, in the place of RUN_DIR"
+    )
+    own.add_argument("--lying", type=Path, metavar="RUN_DIR|CONFIG.toml", help=asked)
+    own.add_argument("--trials", type=int, default=TRIALS, metavar="N", help=f"of each attack (default: {TRIALS})")
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Try the attacks, print what they read, and say by the exit status whether one that works is above the limit."""
+    if chosen.run_dir is not None or chosen.model is not None:
+        raise UsageError("--lying names what is attacked: leave RUN_DIR and --model out")
+    if chosen.trials < FEWEST_TRIALS:
+        raise ConfigError(f"--trials is {chosen.trials}; it must be at least {FEWEST_TRIALS}, to say anything at all")
+    limit = _limit(chosen.fail_above)
+    from attacks.lying.trials import LIES
+
+    for name in chosen.attack:
+        if name not in LIES:
+            raise ConfigError(f"--attack is {name!r}, but with --lying the attacks are {', '.join(LIES)}")
+    found = audited(_server(chosen.lying), chosen.attack or list(LIES), chosen.trials)
+    print(json.dumps(found)) if chosen.json else _show(found)
+    rates = [one["hits"] / max(1, one["of"]) for one in found["cells"] if one["applicable"] and one["works"]]
+    if max(rates, default=0.0) <= limit:
+        return 0
+    print(f"secure-fed: a rate of {max(rates):.2f} is above --fail-above rate={limit:g}", file=sys.stderr)
+    return ABOVE_LIMIT
+
+
+def _limit(written: str | None) -> float:
+    name, _, value = (written or "rate=1").partition("=")
+    try:
+        limit = float(value)
+    except ValueError:
+        limit = -1.0
+    if name != "rate" or not 0 <= limit <= 1:
+        raise ConfigError(f"--fail-above is {written!r:.40}: with --lying give rate= and a number from 0 to 1")
+    return limit
+
+
+def audited(server: LyingServer, names: list[str], trials: int, seed: int = 0) -> dict[str, Any]:
+    """The rates of these attacks against the clients of a federation, each with a reason where it does not apply."""
+    from attacks.adversary.case import Inapplicable
+    from attacks.lying.rates import rate
+    from attacks.lying.table import Table
+    from attacks.lying.trials import LIES, tried
+
+    sizes = [len(one) for one in server.assembly.problem.train]
+    each = max(2, min(_MOST_TEXTS, round(median(sizes))))
+    table, rows = Table.laid(server, each, seed), []
+    for lie in (LIES[name] for name in names):
+        print(f"secure-fed: {lie.title}", file=sys.stderr)
+        row = {"attack": lie.name, "title": lie.title, "paper": lie.paper, "success": lie.stated}
+        try:
+            found = rate(tried(lie, table, trials))
+            rows.append(row | asdict(found) | {"works": found.works, "applicable": True})
+        except Inapplicable as error:
+            rows.append(row | {"applicable": False, "why": str(error)})
+    sees = "sums behind masks" if server.assembly.masks else "single answers"
+    return {"round": server.round + 1, "texts": each, "trials": trials, "sees": sees, "cells": rows}
+
+
+def _server(path: Path) -> LyingServer:
+    """The vantage in the last round of a finished run, or in the second round of one that is only configured."""
+    from attacks.adversary.active import LyingServer
+    from attacks.adversary.target import opened
+    from secure_fed.config import RunConfig
+    from secure_fed.federation import Federation
+
+    if path.is_dir():
+        target = opened(path)
+        return LyingServer(target.assembly, target.final.round - 1, target.final.tensors)
+    config = RunConfig.load(path)
+    return LyingServer(Federation(config).assembly, min(1, config.federation.rounds - 1))
+
+
+def _show(found: dict[str, Any]) -> None:
+    from secure_fed.report.terminal import PlainConsole
+
+    console = PlainConsole()
+    console.print(
+        f"A server that lies in round {found['round']} and reads {found['sees']}: {found['trials']} trials of each attack on "
+        f"clients with {found['texts']} texts of the test set"
+    )
+    for one in found["cells"]:
+        console.print(f"{one['title']} ({one['paper']})", style="bold")
+        console.print(f"  {_said(one)}")
+    console.print(
+        "A rate here is for this federation, these attacks and this model. An attack that fails proves nothing safe."
+    )
+
+
+def _said(one: dict[str, Any]) -> str:
+    if not one["applicable"]:
+        return f"does not apply: {one['why']}"
+    if one["refused"] and not one["hits"]:
+        return f"refused: {one['why']}"
+    low, high = one["interval"]
+    verdict = "better than" if one["works"] else "not shown to be better than"
+    alarms = f"; {one['false_alarms']} false alarms in {one['quiet']}" if one["quiet"] else ""
+    share = one["hits"] / max(1, one["of"])
+    return (
+        f"{one['success']} in {share:.0%} of {one['of']} trials ({low:.0%} to {high:.0%}), {verdict} a guess, "
+        f"which has {one['guess']:.1%}{alarms}"
+    )

@@ -1,0 +1,107 @@
+"""The hidden layer of a classifier's head, p = softmax(V tanh(W x + b) + c): the part that a lying server crafts.
+
+It trains and travels with every adapter, LoRA included, so these attacks do not depend on the adapter. x is what the model says
+of a text before the head, (d,). One gradient step moves row i of W along sum_e delta_ei (1 - h_ei^2) x_e and b_i along the same
+sum without x_e, where delta_e = V^T (p_e - y_e), and V along sum_e (p_e - y_e) h_e^T.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attacks.adversary.active import LyingServer
+from attacks.adversary.case import Inapplicable
+from secure_fed.learning.training.local import to_device
+from secure_fed.tensors.tensors import Tensors
+
+_NO_HEAD = "the attack needs a classifier's head with a hidden layer and tanh, such as BERT's pooler, and there is none"
+
+
+@dataclass(frozen=True)
+class Head:
+    """inner, outer: names of W and V without their endings. width: d. hidden: units. classes: of the outputs."""
+
+    inner: str
+    outer: str
+    width: int
+    hidden: int
+    classes: int
+
+    @classmethod
+    def of(cls, server: LyingServer, example: Any) -> Head:
+        """The head of the federation's model, if an example shows that it computes what the attacks assume."""
+        names, initial = server.assembly.problem.head, server.honest
+        weights = [name for name in names if name.endswith("weight") and name in initial and initial[name].shape[1:]]
+        pairs = [(one, two) for one in weights for two in weights if one != two and _chained(initial, one, two)]
+        for inner, outer in pairs:
+            hidden, width = initial[inner].shape
+            head = cls(inner[: -len(".weight")], outer[: -len(".weight")], width, hidden, initial[outer].shape[0])
+            if f"{head.inner}.bias" in initial and f"{head.outer}.bias" in initial and head.holds(server, example):
+                return head
+        raise Inapplicable(_NO_HEAD)
+
+    def tensors(self, w: Tensor, b: Tensor, v: Tensor, c: Tensor) -> Tensors:
+        """The head's four tensors by their names."""
+        return Tensors(
+            {
+                f"{self.inner}.weight": w.float().contiguous(),
+                f"{self.inner}.bias": b.float().contiguous(),
+                f"{self.outer}.weight": v.float().contiguous(),
+                f"{self.outer}.bias": c.float().contiguous(),
+            }
+        )
+
+    def changes(self, update: Tensors) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The update of W (h, d), b (h,), V (classes, h) and c (classes,), in float64."""
+        names = (f"{self.inner}.weight", f"{self.inner}.bias", f"{self.outer}.weight", f"{self.outer}.bias")
+        w, b, v, c = (update.tensor(name).double() for name in names)
+        return w, b, v, c
+
+    def inputs(self, server: LyingServer, examples: Sequence[Any]) -> Tensor:
+        """(n, d) x of each example, in float64, under the adapter that the server sends."""
+        return torch.cat(
+            [self._captured(server, list(examples[at : at + 64]))[0] for at in range(0, len(examples), 64)]
+        )
+
+    def holds(self, server: LyingServer, example: Any) -> bool:
+        """Whether the model's outputs are V tanh(W x + b) + c."""
+        try:
+            x, outputs = self._captured(server, [example])
+        except (KeyError, AttributeError, TypeError, RuntimeError):
+            return False
+        w, b = (server.honest.tensor(f"{self.inner}.{end}").double() for end in ("weight", "bias"))
+        v, c = (server.honest.tensor(f"{self.outer}.{end}").double() for end in ("weight", "bias"))
+        if x.shape != (1, self.width) or outputs.shape != (1, self.classes):
+            return False
+        return bool(torch.allclose((x @ w.T + b).tanh() @ v.T + c, outputs, atol=1e-3))
+
+    def _captured(self, server: LyingServer, examples: list[Any]) -> tuple[Tensor, Tensor]:
+        """What reaches the hidden layer, and what leaves the last."""
+        objective = server.assembly.objective
+        model: nn.Module = objective.load(server.honest).eval()
+        caught: dict[str, Tensor] = {}
+        hooks = [
+            model.get_submodule(self.inner).register_forward_pre_hook(
+                lambda module, given: caught.__setitem__("x", given[0].detach().double().cpu())
+            ),
+            model.get_submodule(self.outer).register_forward_hook(
+                lambda module, given, out: caught.__setitem__("out", out.detach().double().cpu())
+            ),
+        ]
+        try:
+            with torch.no_grad():
+                objective.loss(model, to_device(server.assembly.problem.collate(examples), objective.device))
+        finally:
+            for hook in hooks:
+                hook.remove()
+            model.train()
+        return caught["x"], caught["out"]
+
+
+def _chained(initial: Tensors, inner: str, outer: str) -> bool:
+    return initial[inner].shape[0] == initial[outer].shape[1]

@@ -1,0 +1,55 @@
+"""The number of examples of each class at a client, out of its step of AdamW or SGD.
+
+After Wainakh et al. 2022 (LLG: signs and sizes of the last layer's gradient). AdamW's first step is lr g / (|g| + eps), which
+is lr for every g that is not tiny: the reason why `label_counts` does not apply to it. A lying server makes g tiny. With W = 0,
+V = 0, c = 0 and b = atanh(a), every hidden unit is a for every text, every class has probability 1 / k, and
+
+    g_V[j, i] = a (1 / k - n_j / B),        step = -lr g / (|g| + eps)
+
+With a far below eps the step is linear in g, and the counts are read exactly. This project's own; Shi et al. 2026
+(NeuroImprint) meet the same obstacle by moving each unit once. In a second step of AdamW the hidden layer has moved, and the
+counts are lost.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from attacks.lying.head import Head
+from secure_fed.tensors.tensors import Tensors
+
+EPS = 1e-8  # of torch's AdamW
+SMALL = {"adamw": 1e-10, "sgd": 0.5}  # a, by the optimiser
+
+
+def flat(head: Head, optimizer: str) -> Tensors:
+    """The tensors of a head that says the same of every text, with hidden units at a."""
+    b = torch.full((head.hidden,), math.atanh(SMALL[optimizer]), dtype=torch.float64)
+    v = torch.zeros(head.classes, head.hidden)
+    return head.tensors(torch.zeros(head.hidden, head.width), b, v, torch.zeros(head.classes))
+
+
+def counts(head: Head, update: Tensors, optimizer: str, lr: float, steps: int, examples: int) -> Tensor:
+    """(classes,) whole numbers that add up to `examples`, the nearest to what the update says.
+
+    Exact for one step. Over several of SGD that of their mean: the last bias moves as well, which is neglected.
+    """
+    _, _, v, _ = head.changes(update)
+    step = -v.mean(1) / (lr * steps)
+    gradient = step * EPS / (1 - step.abs()).clamp_min(1e-3) if optimizer == "adamw" else step
+    shares = 1 / head.classes - gradient / SMALL[optimizer]
+    return whole(shares, examples)
+
+
+def whole(shares: Tensor, examples: int) -> Tensor:
+    """Shares as whole numbers of so many examples: rounded down, and what is left to the largest remainders."""
+    wanted = shares.clamp_min(0.0)
+    wanted = examples * (wanted / wanted.sum() if wanted.sum() > 0 else torch.full_like(wanted, 1 / len(wanted)))
+    low = wanted.floor()
+    left = examples - int(low.sum())
+    order = (wanted - low).argsort(descending=True)
+    low[order[:left]] += 1
+    return low.long()

@@ -1,0 +1,120 @@
+"""Where the attacks of a lying server are tried: a federation, and texts that are dealt anew for every trial.
+
+They go to the client that is attacked, to the rest of a sum, and, from another part, to the server as public texts. So trials
+are independent, but for the federation that all of them share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from attacks.adversary.active import LyingServer
+from attacks.adversary.case import Inapplicable
+from attacks.lying import membership
+from attacks.lying.head import Head
+from secure_fed.tensors.tensors import Tensors
+
+CANDIDATES, PUBLIC, FEWEST = 1000, 1000, 100
+
+
+@dataclass
+class Table:
+    """Where attacks are tried: a lying server, and the texts that are dealt.
+
+    each: texts of a client. candidates: the texts that clients may hold, and `inputs` their inputs of the head. public: others
+    of the same kind, with their inputs. nulls: simulated clients of a membership verdict. inside: whether the victim held the
+    target in the last trial that asks so; it does in every other one. Behind masks the server reads sums, else single answers.
+    """
+
+    server: LyingServer
+    head: Head
+    each: int
+    candidates: list[Any]
+    inputs: Tensor
+    public: list[Any]
+    public_inputs: Tensor
+    rng: np.random.Generator
+    nulls: int = membership.NULLS
+    inside: bool = False
+
+    @classmethod
+    def laid(cls, server: LyingServer, each: int, seed: int) -> Table:
+        """Texts of the test set: half for clients, half public, up to a thousand each."""
+        texts, rng = list(server.assembly.problem.test), np.random.default_rng(seed)
+        order = rng.permutation(len(texts))
+        cut = min(CANDIDATES, len(texts) // 2)
+        if cut < FEWEST:
+            raise Inapplicable(
+                f"{len(texts)} test examples are too few: a lying server needs {2 * FEWEST} to prepare with"
+            )
+        held, public = ([texts[i] for i in part] for part in (order[:cut], order[cut : cut + PUBLIC]))
+        head = Head.of(server, held[0])
+        return cls(server, head, each, held, head.inputs(server, held), public, head.inputs(server, public), rng)
+
+    @property
+    def adamw(self) -> bool:
+        return self.server.assembly.config.training.optimizer == "adamw"
+
+    @property
+    def cohort(self) -> list[int]:
+        """The clients of a sum, the victim first; of one answer, the victim alone."""
+        assembly = self.server.assembly
+        return assembly.server.draw(self.server.round) if assembly.masks else [0]
+
+    def flip(self) -> bool:
+        """Whether the victim holds the target in this trial."""
+        self.inside = not self.inside
+        return self.inside
+
+    def deal(self) -> list[int]:
+        """Indices of the candidates that the victim holds in a trial."""
+        return [int(one) for one in self.rng.choice(len(self.candidates), self.each, replace=False)]
+
+    def answer(self, tensors: Tensors, held: Sequence[int], told: Tensors | None = None) -> tuple[Tensors, int]:
+        """What the server reads when the victim holds these candidates, and how many clients are in it.
+
+        told: the tensors that the victim alone is sent; then what is read is a sum, behind masks or not.
+        """
+        texts, cohort = [self.candidates[one] for one in held], self.cohort
+        if told is None and len(cohort) == 1:
+            return self.server.answer(0, tensors, texts), 1
+        if len(cohort) == 1:
+            cohort = list(range(min(_OPEN_SUM, self.server.clients)))
+        held_by = {one: texts if one == cohort[0] else self._of_others(held) for one in cohort}
+        told_to = None if told is None else {cohort[0]: told}
+        return self.server.summed(cohort, tensors, told_to, held_by), len(cohort)
+
+    def null_answers(self, tensors: Tensors) -> list[Tensors]:
+        """What the server would read if everybody held public texts, `nulls` times: it simulates that.
+
+        Sums are over clients drawn from a common stock of simulated ones.
+        """
+        people = len(self.cohort)
+        if people == 1:
+            return [self.server.answer(0, tensors, self._of_public()) for _ in range(self.nulls)]
+        stock = [self.server.answer(0, tensors, self._of_public()) for _ in range(_STOCK * people)]
+        drawn = (self.rng.choice(len(stock), people, replace=False) for _ in range(self.nulls))
+        return [self.server.simulated_sum([stock[one] for one in some]) for some in drawn]
+
+    def usual(self, tensors: Tensors, clients: int) -> Tensors:
+        """What so many clients with public texts would add, without noise: what the server expects of the others."""
+        total = self.server.replayed(0, tensors, self._of_public())
+        for _ in range(clients - 1):
+            total = total + self.server.replayed(0, tensors, self._of_public())
+        return total
+
+    def _of_public(self) -> list[Any]:
+        return [self.public[one] for one in self.rng.choice(len(self.public), self.each, replace=False)]
+
+    def _of_others(self, held: Sequence[int]) -> list[Any]:
+        rest = np.setdiff1d(np.arange(len(self.candidates)), held)
+        return [self.candidates[one] for one in self.rng.choice(rest, self.each, replace=False)]
+
+
+_OPEN_SUM = 10  # clients of a sum that nothing masks
+_STOCK = 4  # simulated clients, by those in a sum

@@ -1,0 +1,239 @@
+"""A server that lies to clients: every attack works where nothing stops it, and is stopped by what the documents say."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from attacks.adversary.active import LyingServer, Refused
+from attacks.adversary.case import Inapplicable
+from attacks.lying import labels, membership, replay, suppression, traps
+from attacks.lying.command import audited
+from attacks.lying.head import Head
+from attacks.lying.rates import rate
+from attacks.lying.table import Table
+from attacks.lying.trials import LIES, Outcome, tried
+from secure_fed import Federation, RunConfig
+from secure_fed.commands.cli import main
+from secure_fed.tensors.tensors import Tensors
+from tests.secure_fed import toys
+
+BASE = (
+    *("data.examples=160", "data.test_examples=400", "data.partition=iid", "federation.clients=20"),
+    *("federation.cohort=5", "federation.rounds=20", "evaluation.audit_fraction=0", "method.name=fedlora"),
+    *("model.max_length=48", "training.batch_size=8"),
+)
+FIXED = ("federation.sampling=fixed",)
+SGD = ("training.optimizer=sgd", "training.lr=0.1")
+NOISE = (
+    *("privacy.unit=client", "privacy.epsilon=8", "privacy.clip_norm=0.5", "privacy.noise=local"),
+    *("evaluation.phantoms=0", "federation.sampling=poisson"),
+)
+MASKS = (*FIXED, "secure_aggregation.enabled=true")
+EACH = 8
+
+
+@cache
+def federation(*settings: str) -> Federation:
+    return Federation(RunConfig.load(None, [*BASE, *settings]))
+
+
+def table(*settings: str, round_: int = 1, trusting: bool = False, seed: int = 0) -> Table:
+    return Table.laid(LyingServer(federation(*settings).assembly, round_, trusting=trusting), EACH, seed)
+
+
+def crafted(one: Table) -> dict[str, Tensors]:
+    limit = one.server.limit
+    return {
+        "traps": traps.traps(one.head, one.public_inputs, limit),
+        "alarm": membership.alarm(one.head, one.inputs[0], one.public_inputs, limit),
+        "dead": suppression.dead(one.head),
+        "flat": labels.flat(one.head, "adamw"),
+    }
+
+
+def recall(one: Table, held: list[int]) -> float:
+    read, _ = one.answer(crafted(one)["traps"], held)
+    names = traps.named(one.head, read, one.inputs, EACH, signs=one.adamw)
+    return len(set(names) & set(held)) / EACH
+
+
+@pytest.mark.parametrize("settings", [(*FIXED, *SGD), FIXED], ids=["sgd", "adamw"])
+def test_traps_name_the_texts_of_a_batch_and_noise_stops_them(settings: tuple[str, ...]) -> None:
+    one = table(*settings)
+    assert np.mean([recall(one, one.deal()) for _ in range(4)]) > 0.8
+    optimizer = SGD if SGD[0] in settings else ()
+    noised = table(*NOISE, *optimizer)
+    assert np.mean([recall(noised, noised.deal()) for _ in range(4)]) < 0.3
+
+
+def test_a_row_of_a_trap_is_the_input_of_one_text() -> None:
+    """By SGD the ratio of a row's change to its bias's is x, to the rounding of the crafted values in float32."""
+    one = table(*FIXED, *SGD)
+    held, tensors = one.deal()[:1], crafted(one)["traps"]
+    read, _ = one.answer(tensors, held)
+    w, b, _, _ = one.head.changes(read)
+    loudest = int(b.abs().argmax())
+    large = float(one.head.changes(tensors)[0][loudest].abs().max())
+    lost = 2**-23 * large / float(b[loudest].abs())
+    assert lost < 0.1 < float(one.inputs[held[0]].abs().max())
+    torch.testing.assert_close(w[loudest] / b[loudest], one.inputs[held[0]], rtol=lost, atol=lost)
+
+
+def test_a_unit_fires_for_the_target_alone() -> None:
+    one = table(*FIXED)
+    target, *others = one.deal()
+    tensors = membership.alarm(one.head, one.inputs[target], one.public_inputs, one.server.limit)
+    with_, without = (one.answer(tensors, held)[0] for held in ([target, *others[1:]], others))
+    scores = [membership.score(one.head, read, one.inputs[target]) for read in (with_, without)]
+    assert scores[0] > 1e3 * scores[1]
+
+
+def test_membership_verdicts_keep_their_level_where_nothing_tells_members_from_others() -> None:
+    """Exchangeable scores: of 20,000 verdicts 5 % are members, as many as the level allows."""
+    rng = np.random.default_rng(0)
+    alarms = [membership.is_member(row[0], list(row[1:])) for row in rng.normal(size=(20_000, membership.NULLS + 1))]
+    assert membership.LEVEL == 0.05
+    assert abs(np.mean(alarms) - membership.LEVEL) < 0.006
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("settings", [FIXED, NOISE], ids=["open", "noise"])
+def test_false_alarms_of_real_clients_keep_the_level(settings: tuple[str, ...]) -> None:
+    """240 trials, in half of which the client does not hold the text: 6 alarms are due at most, 14 have a chance of 1/1000."""
+    found = rate(tried(LIES["membership"], table(*settings), 240))
+    assert found.quiet == 120
+    assert found.false_alarms < 14
+
+
+def test_dead_tensors_let_nothing_move_and_a_sum_that_compares_nothing_is_one_clients() -> None:
+    one = table(*FIXED, *SGD)
+    tensors = crafted(one)
+    assert suppression.moved(one.head, one.server.answer(0, tensors["dead"])) == 0.0
+    held = one.deal()
+    texts = [one.candidates[index] for index in held]
+    alone = one.server.answer(0, tensors["traps"], texts)
+    total = one.server.summed(range(5), tensors["dead"], {0: tensors["traps"]}, {0: texts})
+    assert suppression.moved(one.head, total - alone) < 1e-6 < suppression.moved(one.head, alone)
+
+
+@pytest.mark.parametrize("active", ["false", "true"])
+def test_masks_take_no_update_made_under_another_request(active: str) -> None:
+    """The client that is told another state, in a session that fits it, is not in the sum, which is one too few."""
+    one = table(*MASKS, f"secure_aggregation.active={active}", *SGD)
+    tensors = crafted(one)
+    told = {one.cohort[0]: tensors["traps"]}
+    with pytest.raises(Refused, match="4 clients take part, fewer than the 5 that a sum needs"):
+        one.server.summed(one.cohort, tensors["dead"], told)
+    same = one.server.summed(one.cohort, tensors["traps"])
+    assert suppression.moved(one.head, same) > 1e-3, "what everybody is told is summed"
+
+
+def test_a_replay_is_the_answer_to_the_bit_and_noise_makes_it_a_guess() -> None:
+    one = table(*FIXED)
+    target, *rest = one.deal()
+    honest = one.server.honest.select([])
+    with_, without = ([one.candidates[index] for index in held] for held in ([target, *rest], rest))
+    for own in (with_, without):
+        answer = one.server.answer(3, honest, own)
+        replays = [one.server.replayed(3, honest, texts) for texts in (with_, without)]
+        assert answer.to_bytes() == replays[0 if own is with_ else 1].to_bytes()
+        assert replay.has_text(answer, *replays) is (own is with_)
+    assert not replay.has_text(replays[1], replays[1], replays[1]), "a tie is without"
+    assert rate(tried(LIES["replay"], table(*FIXED), 6)).hits == 6
+    assert rate(tried(LIES["replay"], table(*NOISE), 16)).hits < 16
+
+
+@pytest.mark.parametrize("settings", [(*FIXED, *SGD), FIXED], ids=["sgd", "adamw"])
+def test_labels_are_counted_exactly_from_one_step_and_not_under_noise(settings: tuple[str, ...]) -> None:
+    assert rate(tried(LIES["labels"], table(*settings), 6)).hits == 6
+    assert rate(tried(LIES["labels"], table(*NOISE), 6)).hits < 3
+
+
+@pytest.mark.parametrize("which", ["traps", "alarm", "dead", "flat"])
+def test_no_crafted_tensor_is_accepted_in_the_first_round(which: str) -> None:
+    one = table(*FIXED, round_=0)
+    with pytest.raises(Refused, match=r"client client-00 refuses round 1: .* is not what the run starts from"):
+        one.server.answer(0, crafted(one)[which])
+    one.server.answer(0, one.server.honest.select([]))
+    table(*FIXED, round_=0, trusting=True).server.answer(0, crafted(one)[which])
+
+
+def test_crafted_values_keep_to_the_limit_that_clients_accept() -> None:
+    one = table(*FIXED, "federation.largest_value=1")
+    for tensors in (crafted(one)[which] for which in ("traps", "alarm")):
+        assert max(float(tensors.tensor(name).abs().max()) for name in tensors) <= 1.0
+        one.server.answer(0, tensors)
+
+
+def test_whole_numbers_add_up() -> None:
+    assert labels.whole(torch.tensor([0.26, 0.26, 0.48]), 4).tolist() == [1, 1, 2]
+    assert labels.whole(torch.tensor([-1.0, 0.0, 0.0]), 4).sum() == 4
+
+
+def test_a_rate_counts_refusals_as_misses_and_members_alone() -> None:
+    outcomes = [Outcome(True, 0.1), Outcome(False, 0.1), Outcome(True, 0.1, quiet=True), Outcome(False, 0.0, "no")]
+    found = rate(outcomes)
+    assert (found.hits, found.of, found.refused, found.why, found.false_alarms, found.quiet) == (1, 3, 1, "no", 1, 1)
+    assert found.guess == pytest.approx(0.1)
+    assert 0 < found.interval[0] < 1 / 3 < found.interval[1] < 1
+    assert not found.works
+
+
+def test_a_model_without_a_hidden_layer_in_its_head_is_not_attacked() -> None:
+    server = LyingServer(toys.federation().assembly)
+    with pytest.raises(Inapplicable, match="needs a classifier's head with a hidden layer"):
+        Head.of(server, server.assembly.problem.test[0])
+
+
+def test_a_method_of_two_passes_is_not_attacked() -> None:
+    with pytest.raises(Inapplicable, match="has 2 passes"):
+        LyingServer(federation("method.name=fra_lora", "method.transport_form=sketch").assembly)
+
+
+def test_the_command_tries_a_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.toml"
+    tables: dict[str, list[str]] = {}
+    for one in BASE:
+        section, _, rest = one.partition(".")
+        name, _, value = rest.partition("=")
+        tables.setdefault(section, []).append(f"{name} = {value if value[0].isdigit() else json.dumps(value)}")
+    file.write_text("\n".join(f"[{section}]\n" + "\n".join(lines) for section, lines in tables.items()))
+    assert main(["audit", "--lying", str(file), "--attack", "traps", "--trials", "4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["round"], found["sees"], found["trials"]) == (2, "single answers", 4)
+    (cell,) = found["cells"]
+    assert cell["hits"] >= 3
+    assert cell["works"]
+    limited = ["--attack", "labels", "--trials", "4", "--fail-above", "rate=0.5"]
+    assert main(["audit", "--lying", str(file), *limited]) == 4
+    said = capsys.readouterr()
+    assert "all counts are right in 100% of 4 trials" in " ".join(said.out.split())
+    assert "a rate of 1.00 is above --fail-above rate=0.5" in said.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--attack", "lira"], "--attack is 'lira', but with --lying the attacks are traps, membership"),
+        (["--trials", "1"], "--trials is 1; it must be at least 4"),
+        (["--fail-above", "auc=0.6"], "--fail-above is 'auc=0.6': with --lying give rate= and a number from 0 to 1"),
+        (["--model", "builtin/tiny"], "leave RUN_DIR and --model out"),
+    ],
+)
+def test_the_command_says_what_is_wrong(
+    arguments: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["audit", "--lying", str(tmp_path), *arguments]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_an_audit_of_a_federation_names_each_attack(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = audited(LyingServer(federation(*FIXED).assembly), ["labels", "replay"], 4)
+    assert [cell["attack"] for cell in found["cells"]] == ["labels", "replay"]
+    assert [cell["hits"] for cell in found["cells"]] == [4, 4]
