@@ -92,14 +92,17 @@ class Table:
     def null_answers(self, tensors: Tensors) -> list[Tensors]:
         """What the server would read if everybody held public texts, `nulls` times: it simulates that.
 
-        Sums are over clients drawn from a common stock of simulated ones.
+        Every sum is of clients of its own. If sums shared clients, the loudest would be in several, the sums would be alike,
+        and their largest score too easily passed.
         """
         people = len(self.cohort)
+
+        def answer() -> Tensors:
+            return self.server.answer(0, tensors, self._of_public())
+
         if people == 1:
-            return [self.server.answer(0, tensors, self._of_public()) for _ in range(self.nulls)]
-        stock = [self.server.answer(0, tensors, self._of_public()) for _ in range(_STOCK * people)]
-        drawn = (self.rng.choice(len(stock), people, replace=False) for _ in range(self.nulls))
-        return [self.server.simulated_sum([stock[one] for one in some]) for some in drawn]
+            return [answer() for _ in range(self.nulls)]
+        return [self.server.simulated_sum([answer() for _ in range(people)]) for _ in range(self.nulls)]
 
     def usual(self, tensors: Tensors, clients: int) -> Tensors:
         """What so many clients with public texts would add, without noise: what the server expects of the others."""
@@ -117,4 +120,3 @@ class Table:
 
 
 _OPEN_SUM = 10  # clients of a sum that nothing masks
-_STOCK = 4  # simulated clients, by those in a sum

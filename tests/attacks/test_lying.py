@@ -102,7 +102,7 @@ def test_membership_verdicts_keep_their_level_where_nothing_tells_members_from_o
     assert abs(np.mean(alarms) - membership.LEVEL) < 0.006
 
 
-@pytest.mark.nightly
+@pytest.mark.weekly
 @pytest.mark.parametrize("settings", [FIXED, NOISE], ids=["open", "noise"])
 def test_false_alarms_of_real_clients_keep_the_level(settings: tuple[str, ...]) -> None:
     """240 trials, in half of which the client does not hold the text: 6 alarms are due at most, 14 have a chance of 1/1000."""
