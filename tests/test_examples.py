@@ -137,7 +137,7 @@ def test_audit_any_model() -> None:
 def test_lying_server() -> None:
     lines = run(EXAMPLES / "lying_server.py").splitlines()
     named, labels, *cells = lines
-    assert int(named.split()[4]) >= 6
+    assert int(named.split()[3]) >= 6
     assert labels.startswith("labels: [")
     plain, noised = cells[:3], cells[3:]
     assert plain[0].split()[1:3] == ["traps", "10"]
