@@ -1,0 +1,86 @@
+"""Is what `secure-fed budget plan` recommends the way that trains best? Against the runs of promises.jsonl.
+
+    python benchmarks/planner_check.py [--docs docs]
+
+Two of the three ways there hold against whoever sees who takes part: clients in turn with independent noise, and with
+correlated noise. Of these the planner names one for each data set and epsilon. It is right if that one has the higher mean
+accuracy, and not wrong if the other is not higher by more than twice the standard error of the difference over seeds. --docs
+writes the table into choosing.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from promises import EPSILONS
+
+HERE = Path(__file__).parent
+PLANS = {"notes": (5000, 250, 23_688), "sst2": (2000, 100, 6144)}  # clients, cohort, numbers that are sent
+MARKS = "<!-- planner: begin -->", "<!-- planner: end -->"
+
+
+def recommended(data: str, epsilon: float) -> str:
+    """The way with the least final noise of those in turn in which the server adds it, as the planner counts."""
+    clients, cohort, dim = PLANS[data]
+    numbers = {"epsilon": epsilon, "delta": 1e-5, "rounds": 20, "clients": clients, "cohort": cohort, "dim": dim}
+    command = [sys.executable, "-m", "secure_fed", "budget", "plan", "--json"]
+    command += [text for name, value in numbers.items() for text in (f"--{name}", str(value))]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    ways = [
+        way for way in json.loads(done.stdout)["ways"] if (way["sampling"], way["noise"]) == ("schedule", "central")
+    ]
+    named = [way for way in ways if way["recommended"]] or [min(ways, key=lambda way: way["final_noise"])]
+    return "schedule" if named[0]["correlation"] == "none" else "correlated"
+
+
+def row(data: str, epsilon: float, found: dict[str, list[float]]) -> tuple[str, bool, bool]:
+    """The line of the table; whether the recommended way is the better one; and whether it is at least not worse."""
+    name = recommended(data, epsilon)
+    other = {"schedule": "correlated", "correlated": "schedule"}[name]
+    ahead = [100 * (a - b) for a, b in zip(found[name], found[other], strict=True)]
+    mean, error = statistics.mean(ahead), statistics.stdev(ahead) / math.sqrt(len(ahead))
+    verdict = "right" if mean >= 0 else "not decided" if mean > -2 * error else "wrong"
+    line = f"| {data} | {epsilon:g} | {name} | {mean:+.1f} ± {error:.1f} points | {verdict} |"
+    return line, mean >= 0, mean > -2 * error
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--docs", type=Path)
+    given = parser.parse_args()
+    runs = [json.loads(line) for line in (HERE / "promises.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = ["| data | epsilon | recommended | ahead of the other | |", "|---|---:|---|---:|---|"]
+    right = bearable = 0
+    for data in PLANS:
+        for epsilon in EPSILONS:
+            found: dict[str, list[float]] = {"schedule": [], "correlated": []}
+            for run in sorted(runs, key=lambda run: run["seed"]):
+                if (run["data"], run["target"]) == (data, epsilon) and run["way"] in found:
+                    found[run["way"]].append(run["accuracy"])
+            line, better, fine = row(data, epsilon, found)
+            rows.append(line)
+            right, bearable = right + better, bearable + fine
+    count = len(PLANS) * len(EPSILONS)
+    shown = "\n".join(
+        [
+            *rows,
+            "",
+            f"The better one {right} times of {count}; one that is not worse, beyond the spread over seeds, {bearable} times.",
+        ]
+    )
+    print(shown)
+    if given.docs:
+        place = given.docs / "choosing.md"
+        text = place.read_text(encoding="utf-8")
+        before, after = text.split(MARKS[0])[0], text.split(MARKS[1])[1]
+        place.write_text(f"{before}{MARKS[0]}\n{shown}\n{MARKS[1]}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
