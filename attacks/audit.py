@@ -19,6 +19,7 @@ from attacks.catalogue import ATTACKS, Attack, from_file
 from attacks.evidence import judge
 from attacks.evidence.allowed import allowed
 from attacks.evidence.baseline import baseline
+from attacks.evidence.expected import expected
 from attacks.evidence.exposure import accusations, clients, exposed
 from attacks.evidence.main_attack import levels, main_of
 from attacks.report.notebook import Audited
@@ -72,6 +73,7 @@ def audited(
         "roc": {f"{name}/{vantage}": one.curve for (name, vantage), one in judged.items() if one.ranking},
         "baseline": _baseline(target, settings, why),
         **_standing_out(target.assembly, judged[main] if main else None, show_texts=show_texts),
+        "expected": _expected(target, main, judged),
         "sweep": [],
     }
     return Audited(audit | {"verdict": verdict(audit)})
@@ -176,6 +178,15 @@ def _header(target: Target, settings: Settings) -> dict[str, Any]:
         "significance": settings.significance,
         "vantages": [{"name": one.name, "title": one.title, "sees": one.sees} for one in VANTAGES.values()],
     }
+
+
+def _expected(target: Target, main: Where | None, judged: Mapping[Where, judge.Judged]) -> dict[str, Any] | None:
+    """The bound that the best attack in the main one's place is expected to show, where a guarantee covers it."""
+    held, bound = target.assembly.audit_pool, judged[main].bound if main else None
+    promised = accounted(target.result, main[1], held.of) if main else None
+    if bound is None or promised is None or held.kind != target.result.get("unit"):
+        return None
+    return expected(target.result, promised, held.members, bound.significance)
 
 
 def _baseline(target: Target, settings: Settings, why: str) -> dict[str, Any]:

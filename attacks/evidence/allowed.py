@@ -22,7 +22,7 @@ _MOST_RELEASES = 5_000  # beyond, the grid of `tradeoff` is too coarse to be wor
 def allowed(result: Mapping[str, Any], accounted: float) -> dict[str, Any]:
     """As JSON: {"auc", "tpr_at_fpr": {"0.01", ..}, "by": "mechanism" or "epsilon"}, for a run of this result."""
     delta = float(result.get("delta") or 0.0)
-    curve = _mechanism(result, accounted, delta)
+    curve = mechanism(result, accounted, delta)
     if curve is None:
         rates = {f"{fpr:g}": tradeoff.rate(fpr, accounted, delta) for fpr in FALSE_POSITIVE_RATES}
         return {"auc": tradeoff.area(accounted, delta), "tpr_at_fpr": rates, "by": "epsilon"}
@@ -30,7 +30,8 @@ def allowed(result: Mapping[str, Any], accounted: float) -> dict[str, Any]:
     return {"auc": curve.area, "tpr_at_fpr": rates, "by": "mechanism"}
 
 
-def _mechanism(result: Mapping[str, Any], accounted: float, delta: float) -> tradeoff.Curve | tradeoff.Gaussian | None:
+def mechanism(result: Mapping[str, Any], accounted: float, delta: float) -> tradeoff.Curve | tradeoff.Gaussian | None:
+    """The trade-off curve of the run's mechanism, None where it is not known."""
     mu = (result.get("privacy") or {}).get("gaussian_mu")
     if mu is not None and delta:
         return _own(tradeoff.Gaussian(float(mu)), accounted, delta)

@@ -112,7 +112,7 @@ class Audit:
     """One audit. unit: whom the guarantee protects, "none" without one; audited: what was in or out by a coin. epsilon: what
     findings can be set against; promised: that of the run, of an `adjacency` that coins may be unable to ask about. asked_for:
     attacks by name, empty if all; personal: tensors that stay with clients. main: attack and vantage of the main one. phantoms:
-    whether the units are phantoms, which are nobody's data.
+    whether the units are phantoms, which are nobody's data. expected: the lower bound that the best attack would show.
     """
 
     run: str
@@ -142,6 +142,7 @@ class Audit:
     main: tuple[str, str] | None = None
     accusations: tuple[Row, ...] = ()
     phantoms: bool = False
+    expected: float | None = None
 
     @property
     def main_cell(self) -> Cell | None:
@@ -229,6 +230,7 @@ def read(audit: Mapping[str, Any]) -> Audit:
         personal=_names(fields.get("personal")),
         main=_main(row(fields.get("main"))),
         accusations=rows(fields.get("accusations")),
+        expected=number(row(fields.get("expected")).get("epsilon_lower")),
         phantoms=words(fields.get("audited_of")) == "phantoms",
     )
 

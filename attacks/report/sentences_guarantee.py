@@ -50,12 +50,22 @@ def guarantee(audit: Audit) -> str:
     covered = [cell for cell in audit.bounded if audit.covers(cell)]
     if not covered:
         return f"{_COULD_NOT}: {_BOUNDS_OF_OTHERS if audit.bounded else _NO_BOUND}"
-    most, limit = covered[0], blunt(audit)
+    most, limit = covered[0], f"{best(audit)}{blunt(audit)}"
     if not most.lower:
         return f"The guarantee, epsilon {at_most(most.accounted)}, is not contradicted: the largest lower bound is 0.{limit}"
     return (
         f"The guarantee is not contradicted: it allows epsilon {at_most(most.accounted)}, and the largest lower bound is"
         f" {at_least(most.lower)}, with a confidence of {confidence(audit)}.{limit}"
+    )
+
+
+def best(audit: Audit) -> str:
+    """The lower bound that the best possible attack is expected to show: a weak attack is told from a strong promise by it."""
+    if audit.expected is None:
+        return ""
+    return (
+        f" The best possible attack on a mechanism of this epsilon, with as many units that each move the model as far as one "
+        f"may, is expected to show {at_least(audit.expected)}."
     )
 
 
