@@ -80,31 +80,33 @@ def from_file(file: Path) -> Attack:
     """
     from attacks.adversary.vantage import VANTAGES
 
-    module = _executed(file)
+    module = executed(file)
     attack, function = getattr(module, "ATTACK", None), getattr(module, "run", None)
     if not isinstance(attack, Attack):
-        raise _refused(file, "has no ATTACK: set ATTACK = Attack(name, title, paper, vantage), from attacks.catalogue")
+        raise refused(file, "has no ATTACK: set ATTACK = Attack(name, title, paper, vantage), from attacks.catalogue")
     if not callable(function):
-        raise _refused(file, "has no function run(case, settings) that returns a Finding")
+        raise refused(file, "has no function run(case, settings) that returns a Finding")
     if not attack.name.isidentifier() or attack.name in ATTACKS:
-        raise _refused(file, f"names its attack {attack.name!r}: take a Python identifier that no listed attack has")
+        raise refused(file, f"names its attack {attack.name!r}: take a Python identifier that no listed attack has")
     unknown = [name for name in (attack.vantage, *attack.again) if name not in VANTAGES]
     if unknown:
-        raise _refused(file, f"has the vantage point {unknown[0]!r}, but they are {', '.join(VANTAGES)}")
+        raise refused(file, f"has the vantage point {unknown[0]!r}, but they are {', '.join(VANTAGES)}")
     return replace(attack, function=cast("Run", function))
 
 
-def _executed(file: Path) -> ModuleType:
+def executed(file: Path) -> ModuleType:
+    """The module that a file of the user's is. ConfigError where it cannot be executed."""
     spec = spec_from_file_location(f"attack_of_{file.stem}", file)
     if spec is None or spec.loader is None or not file.is_file():
-        raise _refused(file, "is no file: give the path of a .py file, or the name of a listed attack")
+        raise refused(file, "is no file: give the path of a .py file, or the name of a listed attack")
     module = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise _refused(file, f"cannot be executed ({type(error).__name__}: {error})") from error
+        raise refused(file, f"cannot be executed ({type(error).__name__}: {error})") from error
     return module
 
 
-def _refused(file: Path, why: str) -> ConfigError:
+def refused(file: Path, why: str) -> ConfigError:
+    """The error about a file of the user's."""
     return ConfigError(f"--attack {file} {why}", setting="--attack", value=str(file))

@@ -17,6 +17,7 @@ from attacks.extraction import command as extraction
 from attacks.inference import command as inference
 from attacks.lying import command as lying
 from attacks.prepared import command as prepared
+from secure_fed.errors import UsageError
 
 REFERENCES = 16
 _FEWEST = 4
@@ -61,6 +62,8 @@ def run(chosen: argparse.Namespace) -> int:
     """Audit the run, or the model, that is named."""
     if chosen.lying is not None:
         return lying.run(chosen)
+    if chosen.attack and (chosen.attribute or chosen.extract or chosen.prepared or chosen.exposure):
+        raise UsageError("--attack is for an audit of a run, of a --model by --members, or --lying: leave it out")
     if chosen.attribute is not None:
         return inference.run(chosen)
     if chosen.extract is not None:
@@ -167,7 +170,7 @@ def _audit(chosen: argparse.Namespace, names: Sequence[str], *, show_texts: bool
     from attacks.adversary.target import opened
     from attacks.audit import audited
     from attacks.audit import chosen as attacks_named
-    from secure_fed.errors import ConfigError, UsageError
+    from secure_fed.errors import ConfigError
 
     if chosen.references is not None and not (chosen.references == 0 or chosen.references >= 2):
         raise ConfigError(f"--references is {chosen.references}; it must be 0, for none, or 2 at least")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attacks.any_model import neighbours, recall, signals
+from attacks.any_model import neighbours, own, recall, signals
 from attacks.any_model.signals import Floats
 from attacks.any_model.subject import Subject
 from attacks.any_model.verdict import Found, Verdict, judged
@@ -57,7 +57,12 @@ class Audit:
             "best": self.verdict.best,
             "baselines": [{"by": name, **_told(one)} for name, one in self.baselines.items()],
             "signals": [
-                {"signal": name, "paper": signals.PAPERS[name], **to_dict(one.ranking), "p_value": one.p_value}
+                {
+                    "signal": name,
+                    "paper": signals.PAPERS.get(name, "your own"),
+                    **to_dict(one.ranking),
+                    "p_value": one.p_value,
+                }
                 for name, one in self.found.items()
             ],
         }
@@ -110,7 +115,7 @@ def _signals(subject: Subject, say: Say) -> dict[str, Floats]:
         say(f"reading {asked.neighbours} neighbours of each text")
         near = neighbours.losses(subject, asked.neighbours, asked.neighbour_model)
         scores["neighbourhood"] = signals.neighbourhood(losses, near)
-    return scores
+    return scores | {file.stem: own.scores(file, subject) for file in asked.attacks}
 
 
 def _by_shadows(subject: Subject, say: Say) -> dict[str, Floats]:

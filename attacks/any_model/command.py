@@ -132,7 +132,20 @@ def _asked(chosen: argparse.Namespace) -> Asked:
         recall=chosen.recall,
         neighbours=chosen.neighbours or 0,
         neighbour_model=chosen.neighbour_model or "",
+        attacks=tuple(map(_own, chosen.attack)),
     )
+
+
+def _own(name: str) -> Path:
+    """The file of a signal of the user's own."""
+    from attacks.any_model.signals import PAPERS
+
+    if not name.endswith(".py") or Path(name).stem in PAPERS:
+        raise ConfigError(
+            f"--attack is {name!r}: with --model give a .py file of yours, named otherwise than the listed signals, which "
+            "are all tried"
+        )
+    return Path(name)
 
 
 def _config(chosen: argparse.Namespace) -> RunConfig | None:

@@ -38,7 +38,7 @@ class Asked:
     others: None where nobody says who is a member, and all texts are in one file. classes: of the data that the texts are from,
     as these write them, where that is known: a few texts may not have all. date: a column that says when a text was written.
     shadows: how many are trained, as `config` says. recall: texts that nobody saw, which are given before each. neighbours: of
-    each text, by the masked language model `neighbour_model` if one is named.
+    each text, by the masked language model `neighbour_model` if one is named. attacks: files of signals of the user's own.
     """
 
     model: str
@@ -57,6 +57,7 @@ class Asked:
     recall: Path | None = None
     neighbours: int = 0
     neighbour_model: str = ""
+    attacks: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -305,3 +305,42 @@ def test_a_void_audit_draws_no_curve(folder: Path, tmp_path: Path) -> None:
     assert "This audit cannot tell" in page
     assert "<svg" not in page
     assert "so this is no property of the model" in page
+
+
+# A signal of the user's own.
+
+
+def test_a_signal_of_ones_own_stands_beside_the_others(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "sharper.py"
+    own.write_text("def scores(subject):\n    return -(subject.losses() ** 2)\n")
+    assert main(audit(folder, "members", "--attack", str(own), "--json")) == 0
+    found = {one["signal"]: one for one in json.loads(capsys.readouterr().out)["signals"]}
+    assert found["sharper"]["auc"] == pytest.approx(found["loss"]["auc"]), "a rising function of the loss ranks alike"
+    assert found["sharper"]["paper"] == "your own"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("scores = 3", "has no function scores(subject)"),
+        ("def scores(subject): return [0.0]", "returned float64 of shape (1,): it takes 80 finite numbers"),
+        ("def scores(subject): return [float('nan')] * 80", "returned float64 of shape (80,)"),
+        ("1 / 0", "cannot be executed (ZeroDivisionError"),
+    ],
+)
+def test_a_file_that_is_no_signal_is_one_sentence(
+    text: str, said: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "mine.py"
+    own.write_text(text)
+    assert main(audit(folder, "members", "--attack", str(own))) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_listed_attacks_are_no_choice_here(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(audit(folder, "members", "--attack", "lira")) == 2
+    assert "--attack is 'lira': with --model give a .py file" in capsys.readouterr().err
+    assert main(["audit", "--model", "x", "--extract", "y", "--attack", "z.py"]) == 2
+    assert "--attack is for an audit of a run" in capsys.readouterr().err
