@@ -41,6 +41,7 @@ CARD = Card(
     options=("context_dim", "bottleneck", "hyper_dim"),
     units=("client",),
     refusals={"example": _COUPLED, "group": _COUPLED},
+    lr=1e-2,
 )
 
 
