@@ -32,9 +32,10 @@ _SAME = 1e-9  # of a learning rate
 
 @dataclass
 class _Passed:
-    """The last content that was acceptable, and its round."""
+    """The last content that was acceptable, with its round and pass."""
 
     round: int = -1
+    pass_name: str = ""
     content: tuple[Tensors, ...] = ()
 
 
@@ -69,16 +70,18 @@ class Acceptable:
             return f"the learning rate is {request.lr:g}, and training.lr and its schedule say {due:g}"
         if not request.clip_norm > 0:
             return f"the clip norm is {request.clip_norm:g}, and it has to be above 0"
-        return self._of_names(request) or self._of_content(request)
+        return self._of_content(request)
 
     def _of_content(self, request: Request) -> str:
         """Clients of one process are sent the very same tensors, which are looked at once."""
         content = (request.tensors, *request.means.values())
-        if request.round == self._passed.round and _identical(content, self._passed.content):
+        passed = self._passed
+        same = (request.round, request.pass_name) == (passed.round, passed.pass_name)
+        if same and _identical(content, passed.content):
             return ""
-        fault = self._of_values(request) or self._of_start(request)
+        fault = self._of_names(request) or self._of_values(request) or self._of_start(request)
         if not fault:
-            self._passed.round, self._passed.content = request.round, content
+            passed.round, passed.pass_name, passed.content = request.round, request.pass_name, content
         return fault
 
     def _of_names(self, request: Request) -> str:
