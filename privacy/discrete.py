@@ -2,7 +2,8 @@
 
 For sigma = 2^m, Karney's rejection ("Sampling exactly from the normal distribution", 2016) takes nothing but fair bits and
 comparisons of integers; no number of the sampler is ever rounded. With x a multiple of 2^-m in [0, 1), the value
-s (k + x) sigma is proposed with weight exp(-k^2 / 2), every x and both signs s alike, and accepted with probability
+s (k + x) sigma is proposed with weight exp(-k^2 / 2) (`discrete_wholes`), every x and both signs s alike, and accepted with
+probability
 
     exp(-k x) exp(-x^2 / 2),       which leaves it the weight       exp(-(k + x)^2 / 2).
 
@@ -20,6 +21,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from privacy.discrete_wholes import wholes
 from privacy.entropy import Stream, Words
 from privacy.errors import PlanError
 
@@ -45,7 +47,8 @@ def discrete_gaussian(sigma: int, count: int, stream: Stream) -> Integers:
     filled = 0
     while filled < count:
         wanted = count - filled
-        found = _accepted(exponent, min(_AT_ONCE, 2 * wanted + wanted // 8 + 16), stream)[:wanted]
+        # 0.715 of the proposals are accepted
+        found = _accepted(exponent, min(_AT_ONCE, wanted + 7 * wanted // 16 + 64), stream)[:wanted]
         out[filled : filled + len(found)] = found
         filled += len(found)
     return out
@@ -53,8 +56,8 @@ def discrete_gaussian(sigma: int, count: int, stream: Stream) -> Integers:
 
 def _accepted(exponent: int, proposals: int, stream: Stream) -> Integers:
     """Those that are accepted of so many proposals."""
-    whole = _wholes(proposals, stream)
-    bits = stream.words(len(whole))
+    whole = wholes(proposals, stream)
+    bits = stream.words(proposals)
     x = bits & _top(exponent)  # the first bits of a word are x, as a fraction of 2^64; its last bit is the sign
     negative = (bits & np.uint64(1)).astype(np.bool_)
     kept = np.flatnonzero((whole > 0) | (x > 0) | ~negative)
@@ -62,26 +65,6 @@ def _accepted(exponent: int, proposals: int, stream: Stream) -> Integers:
     kept = kept[_survives_each(x[kept], whole[kept], stream)]
     magnitude = (whole[kept] << exponent) + (x[kept] >> np.uint64(63 - exponent) >> np.uint64(1)).astype(np.int64)
     return np.where(negative[kept], -magnitude, magnitude)
-
-
-def _wholes(proposals: int, stream: Stream) -> Integers:
-    """k >= 0 of weight exp(-k^2 / 2): geometric, exp(-k / 2), and kept with exp(-k (k - 1) / 2), k (k - 1) coins more."""
-    whole = _geometric(proposals, stream)
-    kept = whole < 2
-    unsure = np.flatnonzero(~kept)
-    more = whole[unsure]
-    kept[unsure] = _geometric(len(more), stream) >= more * (more - 1)
-    return whole[kept]
-
-
-def _geometric(count: int, stream: Stream) -> Integers:
-    """(count,) numbers of coins of probability exp(-1/2) that succeed in a row."""
-    successes = np.zeros(count, np.int64)
-    going = np.arange(count)
-    while len(going):
-        going = going[_survives(going, 0, 2, stream)]
-        successes[going] += 1
-    return successes
 
 
 def _survives_each(x: Words, times: Integers, stream: Stream) -> Flags:
@@ -92,8 +75,8 @@ def _survives_each(x: Words, times: Integers, stream: Stream) -> Flags:
     return survives
 
 
-def _survives(x: NDArray[np.uint64] | NDArray[np.int64], power: int, divisor: int, stream: Stream) -> Flags:
-    """(n,) independent coins of probability exp(-x^power / divisor), x in units of 2^-64; power 0 leaves x unread."""
+def _survives(x: Words, power: int, divisor: int, stream: Stream) -> Flags:
+    """(n,) independent coins of probability exp(-x^power / divisor), x in units of 2^-64."""
     even = np.ones(len(x), np.bool_)
     going = np.arange(len(x))
     step = 1
