@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from secure_fed.config import RunConfig
 
 ABOVE_LIMIT = 4  # exit status
-_TASKS = ("classification", "multi_label", "regression", "tokens", "causal_lm")
+_TASKS = ("classification", "multi_label", "regression", "tokens", "question_answering", "causal_lm")
 _NEEDED = {"members": "--members", "non_members": "--non-members"}
 ALONE = ("date", "shadows", "config", "recall", "neighbours", "neighbour_model", "scores", "out")  # of no other audit
 _OTHERS = ("adapter", "members", "non_members", "labels", "text", "text_b", "label", *ALONE, "fail_above", "delta")
