@@ -116,7 +116,7 @@ def main() -> None:
             print(f"        {point.series:20}{point.place:16,.0f}{1e3 * point.seconds:12.2f} ms")
     if given.plot:
         plot(found, given.plot)
-        print(f"    drawn in {given.plot}")
+        print(f"    drawn in {given.plot.name}")
 
 
 if __name__ == "__main__":

@@ -182,7 +182,7 @@ def growth(of_clients: list[Point], of_servers: list[Point], place: Path | None)
         print(panel)
     if place and all(spread(panel.points) for panel in panels):
         plot(panels, place)
-        print(f"    drawn in {place}")
+        print(f"    drawn in {place.name}")
 
 
 def arguments() -> argparse.Namespace:
