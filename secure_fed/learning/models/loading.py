@@ -17,6 +17,7 @@ from secure_fed.errors import ConfigError, MethodError, ModelError
 from secure_fed.learning.models.adapters.virtual_tokens import positions_of
 from secure_fed.learning.models.devices import find_devices
 from secure_fed.learning.models.locate import locate
+from secure_fed.learning.models.products import hasten
 from secure_fed.learning.tasks.task import Task
 
 
@@ -65,6 +66,7 @@ def load(config: ModelConfig, task: Task, label_names: Sequence[str], seed: int)
     if task.auto == "AutoModelForCausalLM":
         _require_causal(config.name, model)
     model.to(device=device, dtype=getattr(torch, config.dtype))
+    hasten(model)
     return Loaded(model, tokenizer, tuple(name for name in names if name in head))
 
 

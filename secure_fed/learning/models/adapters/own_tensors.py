@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from secure_fed.errors import ModelError
+from secure_fed.learning.models.products import product
 
 
 class NoRuleError(ModelError):
@@ -64,7 +65,7 @@ def of_each(x: Tensor, examples: int) -> Tensor:
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not isinstance(weight, EachOwn):
-        return _added(functional.linear(x, weight), bias)
+        return _added(product(x, weight), bias)
     rows = weight.rows
     tokens = of_each(x, len(rows)).flatten(1, -2)  # (B, T, n)
     if isinstance(bias, EachOwn):

@@ -1,0 +1,104 @@
+"""Matrix products of a model's linear layers by oneDNN, on processors where torch's own are slow.
+
+torch hands float32 products on x86 to MKL, which uses AVX-512 on Intel's processors alone; oneDNN, which torch carries as well,
+uses it wherever it is there. On an AMD EPYC of 2024 oneDNN is twice as fast. Both compute in full float32.
+
+A layer's product goes this way if its input is (B, T, n) and an example has many numbers in it, as in a transformer. The rest
+is left to torch: small products, which passes may have to make for each example apart (`per_example.SmallProductsApart`),
+other types and devices, and tensors of which each example has its own.
+"""
+
+from __future__ import annotations
+
+import platform
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+FEW = 2048
+"""Numbers that an example has at least for its product to be made together with others' without a closer look."""
+
+
+def hasten(model: nn.Module) -> None:
+    """Let the linear layers of `model` compute by `product` where that is faster; a copy of the model does so too."""
+    if not faster():
+        return
+    from transformers.pytorch_utils import Conv1D
+
+    for layer in model.modules():
+        if type(layer) is nn.Linear:
+            layer.forward = partial(_linear, layer)  # type: ignore[method-assign]
+        elif type(layer) is Conv1D:
+            layer.forward = partial(_transposed, layer)  # type: ignore[method-assign]
+
+
+@cache
+def faster() -> bool:
+    """Whether oneDNN is the faster of torch's two libraries here: AVX-512 on a processor that is not Intel's."""
+    return (
+        torch.backends.mkl.is_available()
+        and torch.backends.mkldnn.is_available()
+        and torch.backends.cpu.get_cpu_capability() == "AVX512"
+        and "GenuineIntel" not in _processor()
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    )
+
+
+def _processor() -> str:
+    file = Path("/proc/cpuinfo")
+    return file.read_text(encoding="utf-8", errors="replace") if file.exists() else platform.processor()
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W^T + b, as `functional.linear` but for its rounding: by oneDNN where that is faster and the product is large."""
+    if faster() and _large(x, weight) and (bias is None or _plain(bias)):
+        found: Tensor = _Product.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+        return found
+    return functional.linear(x, weight, bias)
+
+
+def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    return product(x, layer.weight, layer.bias)
+
+
+def _transposed(layer: Any, x: Tensor) -> Tensor:
+    """As the layers of GPT-2, whose weight is (n, m)."""
+    if _plain(layer.weight) and _large(x, layer.weight.t()):
+        return product(x, layer.weight.t(), layer.bias)
+    found: Tensor = type(layer).forward(layer, x)
+    return found
+
+
+def _large(x: Tensor, weight: Tensor) -> bool:
+    return _plain(x) and _plain(weight) and x.ndim == 3 and x.shape[1] * min(weight.shape) >= FEW
+
+
+def _plain(tensor: Tensor) -> bool:
+    return type(tensor) in _PLAIN and tensor.dtype == torch.float32 and tensor.device.type == "cpu"
+
+
+class _Product(torch.autograd.Function):
+    """y = x W^T + b with x (B, T, n), W (m, n); dx = dy W by the same means, and so on for derivatives of any order."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x if weight.requires_grad else None, weight)
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        return (
+            product(dy, weight.t()) if of_x else None,
+            dy.flatten(0, 1).t() @ x.flatten(0, 1) if of_weight else None,
+            dy.sum((0, 1)) if of_bias else None,
+        )
+
+
+_PLAIN = (Tensor, nn.Parameter)

@@ -1,0 +1,128 @@
+"""Products by oneDNN are those of `functional.linear` to rounding, with their derivatives; the rest is left to torch."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
+
+from secure_fed.learning.models import products
+from secure_fed.learning.models.adapters.own_tensors import EachOwn
+from secure_fed.learning.models.products import hasten, product
+
+pytestmark = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="torch carries no oneDNN")
+
+
+@pytest.fixture(autouse=True)
+def _onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "faster", lambda: True)
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def by_onednn(found: Tensor) -> bool:
+    return type(found.grad_fn).__name__ == "_ProductBackward"
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_product_and_its_first_and_second_derivatives_are_those_of_torch(bias: bool) -> None:
+    def derived(linear: object) -> list[Tensor]:
+        x, weight, offset = numbers(2, 8, 16), numbers(16, 16, seed=1) / 4, numbers(16, seed=2) if bias else None
+        moving = [one.requires_grad_() for one in (x, weight, offset) if one is not None]
+        y = linear(linear(x, weight, offset).tanh(), weight, offset)  # type: ignore[operator]
+        first = torch.autograd.grad(y.square().sum(), moving, create_graph=True)
+        second = torch.autograd.grad(sum(one.square().sum() for one in first), moving)
+        return [y, *first, *second]
+
+    taken = []
+
+    def hastened(*given: Tensor | None) -> Tensor:
+        taken.append(by_onednn(found := product(*given)))
+        return found
+
+    few, products.FEW = products.FEW, 1
+    try:
+        for ours, torchs in zip(derived(hastened), derived(functional.linear), strict=True):
+            torch.testing.assert_close(ours, torchs, rtol=1e-4, atol=1e-4)
+    finally:
+        products.FEW = few
+    assert taken == [True, True]
+
+
+def test_a_row_is_the_same_whoever_shares_its_product() -> None:
+    x, weight, offset = numbers(32, 24, 128), numbers(96, 128, seed=1), numbers(96, seed=2)
+    together = product(x, weight, offset)
+    for count in (1, 2, 3, 8, 31):
+        assert torch.equal(product(x[:count].clone(), weight, offset), together[:count])
+
+
+@pytest.mark.parametrize(
+    ("x", "weight"),
+    [
+        (numbers(4, 128), numbers(128, 128)),  # an example has one row, as in a pooler
+        (numbers(4, 15, 128), numbers(128, 128)),  # fewer than 2,048 numbers an example
+        (numbers(4, 64, 128), numbers(31, 128)),
+        (numbers(4, 64, 128).double(), numbers(128, 128).double()),
+        (numbers(4, 64, 128).bfloat16(), numbers(128, 128).bfloat16()),
+        (numbers(4, 2, 64, 128), numbers(128, 128)),
+    ],
+    ids=["rows", "short", "narrow", "float64", "bfloat16", "four axes"],
+)
+def test_what_is_small_or_of_another_type_is_left_to_torch(x: Tensor, weight: Tensor) -> None:
+    found = product(x.requires_grad_(), weight)
+    assert not by_onednn(found)
+    assert torch.equal(found, functional.linear(x, weight))
+
+
+def test_the_large_layers_of_a_model_take_it_and_tensors_of_each_example_do_not() -> None:
+    model = nn.Sequential(nn.Linear(128, 128), nn.GELU(), nn.Linear(128, 128))
+    x = numbers(3, 20, 128).requires_grad_()
+    before = model(x)
+    hasten(model)
+    assert by_onednn(model(x))
+    assert not by_onednn(before)
+    torch.testing.assert_close(model(x), before)
+    own = EachOwn.of(numbers(3, 128, 128).requires_grad_())
+    found = torch.func.functional_call(model, {"2.weight": own}, (x,))
+    assert not by_onednn(found)
+    alone = torch.func.functional_call(model, {"2.weight": own.rows[1]}, (x[1:2],))
+    torch.testing.assert_close(found[1], alone[0])
+
+
+def test_the_layers_of_gpt2_take_it() -> None:
+    layer = Conv1D(96, 128)
+    x, few = numbers(3, 24, 128), numbers(3, 8, 128)
+    before = layer(x), layer(few)
+    hasten(layer)
+    assert by_onednn(layer(x))
+    assert not by_onednn(layer(few))
+    torch.testing.assert_close((layer(x), layer(few)), before)
+
+
+def test_a_copy_computes_with_its_own_tensors() -> None:
+    layer = nn.Linear(128, 128)
+    hasten(layer)
+    twin = copy.deepcopy(layer)
+    with torch.no_grad():
+        twin.weight.zero_()
+        twin.bias.zero_()
+    x = numbers(2, 20, 128)
+    assert not twin(x).any()
+    assert layer(x).any()
+    assert layer.state_dict().keys() == {"weight", "bias"}
+
+
+def test_an_intel_processor_keeps_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(products, "_processor", lambda: "vendor_id : GenuineIntel")
+    products.faster.cache_clear()
+    try:
+        assert not products.faster()
+    finally:
+        products.faster.cache_clear()
