@@ -45,7 +45,7 @@ from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.models.adapters.lora import LoraAdapter
 from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.learning.models.loading import head_names
-from secure_fed.learning.models.products import product
+from secure_fed.learning.models.products import hasten, product
 from secure_fed.learning.problem import configured
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.cohort import Ways, train_together
@@ -121,6 +121,7 @@ def minilm(clients: int, batch: int) -> Work | None:
     model = AutoModelForSequenceClassification.from_pretrained(
         folder, num_labels=2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
     )
+    hasten(model)
     rng = np.random.default_rng(0)
     return adapted(model, texts(rng, [[64] * batch] * clients, 30_000), LoraAdapter(), only_b=False, collate=Collate(0))
 

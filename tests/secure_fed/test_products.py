@@ -95,6 +95,22 @@ def test_the_large_layers_of_a_model_take_it_and_tensors_of_each_example_do_not(
     torch.testing.assert_close(found[1], alone[0])
 
 
+def test_products_of_any_lengths_have_few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, shapes = numbers(128, 128), set[int]()
+    filled = products._filled
+
+    def noted(x: Tensor) -> Tensor:
+        shapes.add(len(found := filled(x)))
+        return found
+
+    monkeypatch.setattr(products, "_filled", noted)
+    for length in range(16, 513):
+        x = numbers(1, length, 128)
+        torch.testing.assert_close(product(x, weight), functional.linear(x, weight), rtol=1e-4, atol=1e-4)
+    assert len(shapes) <= 5 * 8 + 1
+    assert max(shapes) == 512
+
+
 def test_the_layers_of_gpt2_take_it() -> None:
     layer = Conv1D(96, 128)
     x, few = numbers(3, 24, 128), numbers(3, 8, 128)

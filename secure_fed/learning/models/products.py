@@ -87,8 +87,10 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x if weight.requires_grad else None, weight)
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-        return found
+        rows = x.shape[0] * x.shape[1]
+        filled = _filled(x.reshape(rows, -1))
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(filled, weight, bias, "none", [], "")
+        return found[:rows].view(*x.shape[:2], -1)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -99,6 +101,21 @@ class _Product(torch.autograd.Function):
             dy.flatten(0, 1).t() @ x.flatten(0, 1) if of_weight else None,
             dy.sum((0, 1)) if of_bias else None,
         )
+
+
+def _filled(x: Tensor) -> Tensor:
+    """(N, n) with some rows of zeros behind, N one of eight numbers between two powers of two.
+
+    oneDNN compiles a kernel for every shape, which takes longer than the product and half a megabyte.
+    """
+    rows = len(x)
+    missing = -rows % (1 << max(0, rows.bit_length() - 4))
+    if not missing:
+        return x
+    filled = x.new_empty(rows + missing, x.shape[1])
+    filled[:rows] = x
+    filled[rows:].zero_()
+    return filled
 
 
 _PLAIN = (Tensor, nn.Parameter)
