@@ -41,7 +41,7 @@ def config() -> RunConfig:
             "training": {"lr": 0.02},
             "privacy": {"unit": "client", "epsilon": 8.0, "noise": "distributed", "clip_norm": 3.1},
             "secure_aggregation": {"enabled": True, "corrupt": 0.05, "dropout": 0.05},
-            "evaluation": {"every": 4, "record": "models", "phantoms": PHANTOMS},
+            "evaluation": {"every": 5, "record": "models", "phantoms": PHANTOMS},
         }
     )
 

@@ -86,7 +86,8 @@ class SmallProductsApart(TorchFunctionMode):
     """Matrix products that give an example few numbers, such as its scores, are made for each example apart.
 
     In a product for all examples the rounding of a row can go by its place. Where an example has thousands of numbers a trial
-    sees that; of three scores it may see nothing, though the next three differ.
+    sees that; of three scores it may see nothing, though the next three differ. In between, as behind the first matrix of an
+    adapter, a batched product makes each example's by itself, as with tensors of its own, and a trial sees whether it does.
     """
 
     def __init__(self, examples: int) -> None:
@@ -104,9 +105,18 @@ class SmallProductsApart(TorchFunctionMode):
             and len(args) > place + 1
             and self._small(args[place], args[place + 1], numbers)
         ):
+            if func is functional.linear and self._seen(args[0], args[1]):
+                return self._batched(*args, **kwargs)
             parts = args[place].chunk(self.examples)
             return torch.cat([func(*args[:place], part, *args[place + 1 :], **kwargs) for part in parts])
         return func(*args, **kwargs)
+
+    def _batched(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        y = torch.bmm(x.reshape(self.examples, -1, x.shape[-1]), weight.t().expand(self.examples, -1, -1))
+        return (y if bias is None else y + bias).reshape(*x.shape[:-1], -1)
+
+    def _seen(self, x: Tensor, weight: Tensor) -> bool:
+        return x.numel() // x.shape[-1] * weight.shape[0] // self.examples >= _SEEN
 
     def _small(self, x: Any, weight: Any, numbers: int) -> bool:
         if not isinstance(x, Tensor) or not isinstance(weight, Tensor) or weight.ndim != 2 or x.ndim < 2:
@@ -185,4 +195,5 @@ def _rules() -> Mapping[type[nn.Module], Callable[[nn.Module, list[Tensor], Tens
 _PRODUCTS = (functional.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
 _AFTER_A_SUMMAND = (torch.addmm, Tensor.addmm)
 _FEW = 2048
+_SEEN = 64  # numbers of an example whose rounding a trial sees
 _HALF = (torch.bfloat16, torch.float16)
