@@ -53,6 +53,7 @@ PARTS = {
     "start_up": Part("start_up.py"),
     "round_overhead": Part("round_overhead.py", "--rounds 30", "--rounds 5"),
     "cohort": Part("cohort.py", "--repeats 3", "--repeats 1", threads=0, data="--texts"),
+    "shadows": Part("shadows.py", "", "--quick", threads=0),
     "private_step": Part("private_step.py", "--repeats 7", "--repeats 2"),
     "secure_aggregation": Part(
         "secure_aggregation.py",

@@ -97,6 +97,7 @@ def test_bfloat16_trains_a_round_and_the_state_stays_float32(
     federation = run(saved(tmp_path, family, small_tokenizer), small_data, "model.dtype=bfloat16")
     computed_in = {name: parameter.dtype for name, parameter in federation.assembly.problem.model.named_parameters()}
     assert {dtype for name, dtype in computed_in.items() if ".lora_" not in name} == {torch.bfloat16}
+    assert federation.assembly.problem.model.config._attn_implementation == "eager"
     result = federation.run()
     record = result.records[0]
     assert math.isfinite(record["train_loss"])

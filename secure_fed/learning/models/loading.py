@@ -66,6 +66,10 @@ def load(config: ModelConfig, task: Task, label_names: Sequence[str], seed: int)
     if task.auto == "AutoModelForCausalLM":
         _require_causal(config.name, model)
     model.to(device=device, dtype=getattr(torch, config.dtype))
+    if device.type == "cpu" and config.dtype == "bfloat16":
+        model.set_attn_implementation(
+            "eager"
+        )  # the derivative of torch's fused attention takes ten times as long there
     hasten(model)
     return Loaded(model, tokenizer, tuple(name for name in names if name in head))
 
