@@ -102,7 +102,7 @@ def _signals(subject: Subject, say: Say) -> dict[str, Floats]:
     scores = {"loss": signals.loss(losses)}
     if subject.base or asked.references:
         say("reading the texts with its references")
-        scores["loss beside references"] = signals.calibrated(losses, subject.reference_losses())
+        scores |= _beside(subject, losses, subject.reference_losses())
     if subject.language_model:
         tokens = subject.tokens()
         scores["loss by zlib"] = signals.per_zlib(tokens, subject.texts.plain)
@@ -116,6 +116,16 @@ def _signals(subject: Subject, say: Say) -> dict[str, Floats]:
         near = neighbours.losses(subject, asked.neighbours, asked.neighbour_model)
         scores["neighbourhood"] = signals.neighbourhood(losses, near)
     return scores | {file.stem: own.scores(file, subject) for file in asked.attacks}
+
+
+def _beside(subject: Subject, losses: Floats, of_references: list[Floats]) -> dict[str, Floats]:
+    """Signals of references. One reference alone ranks texts by all of them as it does by the first."""
+    found = {"loss beside references": signals.calibrated(losses, of_references)}
+    if len(of_references) == 1:
+        return found
+    likely = subject.asked.data.task != "regression"
+    phi, *others = (signals.confident(own, likely=likely) for own in (losses, *of_references))
+    return found | signals.offline(phi, np.stack(others))
 
 
 def _by_shadows(subject: Subject, say: Say) -> dict[str, Floats]:

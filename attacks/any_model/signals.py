@@ -10,7 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+
+from attacks.shadow_scores import lira, rmia
+from secure_fed.learning.tasks.confidence import of_likelihood
 
 Floats = NDArray[np.float64]
 PAPERS = {
@@ -23,6 +27,8 @@ PAPERS = {
     "neighbourhood": "Mattern et al. 2023",
     "LiRA": "Carlini et al. 2022",
     "RMIA": "Zarifzadeh et al. 2024",
+    "LiRA offline": "Carlini et al. 2022",
+    "RMIA offline": "Zarifzadeh et al. 2024",
 }
 SHARE = 0.2  # of a text's tokens, the least likely ones: the middle of what the papers of Min-K % try
 
@@ -52,6 +58,26 @@ def calibrated(losses: Floats, references: Sequence[Floats]) -> Floats:
     """
     difficulty: Floats = np.mean(np.stack(references), axis=0)
     return difficulty - losses
+
+
+def offline(phi: Floats, reference_phi: Floats) -> dict[str, Floats]:
+    """(texts,) of LiRA (Carlini et al. 2022, section VI) and RMIA (Zarifzadeh et al. 2024, section 3) without shadows.
+
+    phi: (texts,) the model's confidences. reference_phi: (references, texts) those of two or more models that saw no text. The
+    population of RMIA are all texts of the audit.
+    """
+    nobody = np.zeros(reference_phi.shape, dtype=bool)
+    given = phi, reference_phi, nobody
+    return {
+        "LiRA offline": lira.offline(*given),
+        "RMIA offline": rmia.scores(*given, phi, reference_phi, a=rmia.UNTUNED_A, marginal=rmia.offline_marginal),
+    }
+
+
+def confident(losses: Floats, *, likely: bool) -> Floats:
+    """(texts,) confidences of losses: the logit of exp(-loss) where that is a probability, and else -loss."""
+    found: Floats = of_likelihood(torch.from_numpy(-losses)).numpy() if likely else -losses
+    return found
 
 
 def per_zlib(tokens: Sequence[Tokens], texts: Sequence[str]) -> Floats:

@@ -54,11 +54,11 @@ def online(
 
 def offline(phi: Floats, reference_phi: Floats, inside: Bools, pooled: bool | None = None) -> Floats:
     """(units,) log-probabilities that a model without the unit is no surer of it than `phi`; nothing inside is looked at, but
-    for the mean of a unit that is outside of none, which `online` says.
+    for the mean of a unit that is outside of none, which `online` says. References may be models that saw none of the units.
     """
     from scipy.special import log_ndtr
 
-    require_references(phi, reference_phi, inside)
+    (require_references if inside.any() else require_fit)(phi, reference_phi, inside)
     mean_out = _means(reference_phi, ~inside)
     if np.isnan(mean_out).any():
         mean_out = _completed(reference_phi, inside)[1]
@@ -67,7 +67,17 @@ def offline(phi: Floats, reference_phi: Floats, inside: Bools, pooled: bool | No
 
 
 def require_references(phi: Floats, reference_phi: Floats, inside: Bools) -> None:
-    """Refuse what no reference can be: shapes that do not fit, numbers that are none, one side empty, or the target itself."""
+    """Refuse what does not fit, and references of which none has a unit that another has not."""
+    require_fit(phi, reference_phi, inside)
+    both = inside.any(axis=0) & ~inside.all(axis=0)
+    if not both.any():
+        raise UsageError(
+            f"no unit is inside of one and outside of another of the {len(inside)} references; train more of them"
+        )
+
+
+def require_fit(phi: Floats, reference_phi: Floats, inside: Bools) -> None:
+    """Refuse what no reference can be: shapes that do not fit, numbers that are none, or the target itself."""
     if phi.ndim != 1 or reference_phi.shape != (len(reference_phi), len(phi)) or inside.shape != reference_phi.shape:
         raise UsageError(
             f"confidences of shape {phi.shape} need references and coins of shape (references, {len(phi)}), "
@@ -79,11 +89,6 @@ def require_references(phi: Floats, reference_phi: Floats, inside: Bools) -> Non
     if len(itself):
         raise UsageError(
             f"reference {itself[0]} gives every unit the target's own confidence: the target must not be among its references"
-        )
-    both = inside.any(axis=0) & ~inside.all(axis=0)
-    if not both.any():
-        raise UsageError(
-            f"no unit is inside of one and outside of another of the {len(inside)} references; train more of them"
         )
 
 

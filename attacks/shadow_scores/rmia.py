@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attacks.adversary.null import Floats
-from attacks.shadow_scores.lira import require_references
+from attacks.shadow_scores.lira import require_fit, require_references
 from secure_fed.errors import UsageError
 from secure_fed.runs.membership import roc
 
@@ -69,9 +69,10 @@ def scores(
 
     phi (examples,) and population_phi (population,) are of the target; reference_phi (S, examples) and population_reference_phi
     (S, population) of the references, which were trained on x where `inside` (S, examples) says so, and on no z;
-    or on those where `population_inside` (S, population) says so, and then P(z) is the marginal's too.
+    or on those where `population_inside` (S, population) says so, and then P(z) is the marginal's too. Models that saw no x are
+    references of the offline marginal.
     """
-    require_references(phi, reference_phi, inside)
+    (require_references if inside.any() else require_fit)(phi, reference_phi, inside)
     if not len(population_phi) or population_reference_phi.shape != (len(reference_phi), len(population_phi)):
         raise UsageError(
             f"a population of {len(population_phi)} needs confidences of shape ({len(reference_phi)}, {len(population_phi)}) "

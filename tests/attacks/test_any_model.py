@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import norm
 
 from attacks.any_model import signals
 from attacks.any_model.audit import _found, audited
@@ -67,6 +68,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             optimizer.step()
         model.save_pretrained(tmp / f"adapter-{name}")
     return tmp
+
+
+def untrained(folder: Path, seed: int) -> Path:
+    """A model that never saw a text, with a head of its own."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    place = folder / f"untrained-{seed}"
+    torch.manual_seed(seed)
+    AutoModelForSequenceClassification.from_pretrained(locate("builtin/tiny"), num_labels=3).save_pretrained(place)
+    AutoTokenizer.from_pretrained(locate("builtin/tiny")).save_pretrained(place)
+    return place
 
 
 def audit(folder: Path, adapter: str, *more: str) -> list[str]:
@@ -173,6 +185,30 @@ def test_signals_are_their_papers_formulas() -> None:
     one, two, own = np.array([3.0, 1.0]), np.array([1.0, 3.0]), np.array([1.0, 2.5])
     assert signals.calibrated(own, [one, two]).tolist() == [1.0, -0.5]
     assert signals.loss(own).tolist() == [-1.0, -2.5]
+
+
+def test_ratios_against_models_that_saw_no_text_are_their_papers_formulas() -> None:
+    rng = np.random.default_rng(0)
+    losses, others = rng.uniform(0.1, 2, 7), rng.uniform(0.1, 2, (3, 7))
+    phi, reference_phi = signals.confident(losses, likely=True), signals.confident(others, likely=True)
+    assert np.allclose(phi, np.log(np.exp(-losses) / (1 - np.exp(-losses))))
+    assert np.array_equal(signals.confident(losses, likely=False), -losses)
+    found = signals.offline(phi, reference_phi)
+    variance = np.var(reference_phi, axis=0, ddof=1).mean()  # pooled: as many references for every text
+    by_hand = norm.logcdf((phi - reference_phi.mean(axis=0)) / np.sqrt(variance))
+    assert np.allclose(found["LiRA offline"], by_hand)
+    ratio = np.exp(-losses) / ((1.5 * np.exp(-others).mean(axis=0) + 0.5) / 2)
+    shares = [np.mean(one > ratio) for one in ratio]
+    assert np.allclose(found["RMIA offline"], shares)
+
+
+def test_two_references_make_ratios_and_one_makes_none(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for count, more in ((1, set[str]()), (2, {"LiRA offline", "RMIA offline"})):
+        named = [part for seed in range(count) for part in ("--reference", str(untrained(folder, seed)))]
+        assert main([str(one) for one in audit(folder, "members", "--json", *named)]) == 0
+        areas = {one["signal"]: one["auc"] for one in json.loads(capsys.readouterr().out)["signals"]}
+        assert set(areas) == {"loss", "loss beside references"} | more
+        assert all(areas[name] > 0.6 for name in more)
 
 
 def test_the_distribution_of_a_token_is_the_models_own(tmp_path: Path) -> None:
