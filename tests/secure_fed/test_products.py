@@ -134,6 +134,15 @@ def test_a_copy_computes_with_its_own_tensors() -> None:
     assert layer.state_dict().keys() == {"weight", "bias"}
 
 
+def test_a_torch_without_the_operation_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        raise TypeError("another signature")
+
+    assert products._there()
+    monkeypatch.setattr(products, "_by_onednn", other)
+    assert not products._there()
+
+
 def test_an_intel_processor_keeps_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(products, "_processor", lambda: "vendor_id : GenuineIntel")
