@@ -28,9 +28,9 @@ each data set, which favours the peer. Rates are tried in steps of about three, 
 From this page come the defaults of `training.lr` (`secure-fed methods` lists them) of `fedft`, `adapter_houlsby`, `ia3`,
 `prompt_tuning`, `prefix_tuning` and `c2a`, which learn little or nothing at the 0.005 of the others. LoRA and its relatives
 are 3 to 8 points better at 0.003 than at 0.005 on SST-2. They keep 0.005, which the built-in notes were tuned with: set
-`training.lr = 0.003` for an encoder such as this one. `p_tuning` learns at no rate in so few steps, and PEFT's own does not
-either. A client's AdamW starts anew in each of ten rounds; the peer's does not, which explains some of what is lost to full
-training.
+`training.lr = 0.003` for an encoder such as this one. On SST-2 `p_tuning` learns at no rate in so few steps, and PEFT's own
+does not either. A client's AdamW starts anew in each of ten rounds; the peer's does not, which explains some of what is lost to
+full training.
 
 """
 
@@ -40,7 +40,10 @@ def page(runs: Sequence[Run], rate_of: RateOf) -> str:
     datas = list(dict.fromkeys(run["data"] for run in runs))
     parts = [TOP, machine("torch", "peft"), "\n\n## Accuracy beside the peer\n\n", _beside(runs, datas, rate_of)]
     parts += ["\n\n## Every rate that was tried\n\nPer cent, seed 0.\n"]
-    parts += [f"\n### {data}\n\n{_tried([run for run in runs if run['data'] == data])}\n" for data in datas]
+    for data in datas:
+        of_data = [run for run in runs if run["data"] == data]
+        usual = f"Always the commonest label: {_shown(of_data[0]['commonest'])}."
+        parts += [f"\n### {data}\n\n{usual}\n\n{_tried(of_data)}\n"]
     return "".join(parts)
 
 

@@ -24,6 +24,7 @@ from secure_fed.learning.data.encode import Encoded
 from secure_fed.learning.data.holdout import is_declared
 from secure_fed.learning.models.devices import find_devices
 from secure_fed.learning.models.loading import head_names, head_of, load, pooler_names
+from secure_fed.learning.models.products import hasten
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.tasks.commonest import Commonest, of_items
 from secure_fed.learning.tasks.confidence import confidence
@@ -169,6 +170,7 @@ def given(
     _check_task(collate([test[0]]), loss, metrics)
     names = list(partition.client_names(len(train)))
     model.to(find_devices(config.model.device)[0])
+    hasten(model)
     natural = {"kind": "natural", "jensen_shannon": None}
     parts = [] if is_lazy(train) else list(map(len, train))
     return Problem(

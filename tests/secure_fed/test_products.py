@@ -121,6 +121,13 @@ def test_the_layers_of_gpt2_take_it() -> None:
     torch.testing.assert_close((layer(x), layer(few)), before)
 
 
+def test_a_forward_of_somebody_elses_stays() -> None:
+    layer = nn.Linear(128, 128)
+    layer.forward = torch.zeros_like  # type: ignore[method-assign]
+    hasten(layer)
+    assert not layer(numbers(2, 20, 128)).any()
+
+
 def test_a_copy_computes_with_its_own_tensors() -> None:
     layer = nn.Linear(128, 128)
     hasten(layer)

@@ -11,6 +11,7 @@ other types and devices, and tensors of which each example has its own.
 from __future__ import annotations
 
 import platform
+import sys
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,14 @@ def hasten(model: nn.Module) -> None:
     """Let the linear layers of `model` compute by `product` where that is faster; a copy of the model does so too."""
     if not faster():
         return
-    from transformers.pytorch_utils import Conv1D
-
+    of_gpt2 = getattr(sys.modules.get("transformers.pytorch_utils"), "Conv1D", None)
     for layer in model.modules():
+        if "forward" in vars(layer):  # somebody's own
+            continue
         if type(layer) is nn.Linear:
             layer.forward = partial(_linear, layer)  # type: ignore[method-assign]
-        elif type(layer) is Conv1D:
-            layer.forward = partial(_transposed, layer)  # type: ignore[method-assign]
+        elif type(layer) is of_gpt2:
+            layer.forward = partial(_transposed, layer)
 
 
 @cache
