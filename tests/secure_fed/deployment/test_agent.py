@@ -33,7 +33,7 @@ def folder() -> Iterator[Path]:
 def serving(folder: Path, answer: agent.Answer) -> Iterator[None]:
     thread = threading.Thread(target=agent.serve, args=(folder, answer), daemon=True)
     thread.start()
-    while not (folder / relay.SOCKET).exists():
+    while not relay.listens(folder):  # a socket is there before it takes connections
         assert thread.is_alive()
     yield
 
