@@ -97,15 +97,15 @@ class Acceptable:
         return ""
 
     def _of_values(self, request: Request) -> str:
-        for tensors in (request.tensors, *request.means.values()):
-            if not tensors.is_finite():
-                return "the tensors sent have values that are not finite"
         parts = {name: part for name, part in request.tensors.parts().items() if part.numel()}
         most = torch.stack(torch._foreach_max(torch._foreach_abs(list(parts.values())))) if parts else torch.zeros(1)
-        if float(most.max()) <= self.largest:
+        largest = float(most.max())  # not a number if any value is none
+        if not (math.isfinite(largest) and all(tensors.is_finite() for tensors in request.means.values())):
+            return "the tensors sent have values that are not finite"
+        if largest <= self.largest:
             return ""
         name = list(parts)[int(most.argmax())]
-        return f"{name} has a value of {most.max():.4g}, above federation.largest_value = {self.largest:g}"
+        return f"{name} has a value of {largest:.4g}, above federation.largest_value = {self.largest:g}"
 
     def _of_start(self, request: Request) -> str:
         """In the first round the state is known."""

@@ -103,12 +103,19 @@ def _subtract(a: Member, b: Member) -> Member:
 class Tensors(Mapping[str, Member]):
     """A read-only, name-sorted map of tensors; arithmetic needs equal names on both sides."""
 
-    __slots__ = ("_members",)
+    __slots__ = ("_members", "_wire_size")
 
     def __init__(self, members: Mapping[str, Member] | Iterable[tuple[str, Member]] = ()) -> None:
         given = dict(members)
         names = sorted(given)
         self._members: dict[str, Member] = given if names == list(given) else {name: given[name] for name in names}
+        self._wire_size: int | None = None
+
+    def _renewed(self, members: Iterable[Member]) -> Tensors:
+        """Other tensors under the same names, which need no sorting again."""
+        made = Tensors()
+        made._members = dict(zip(self._members, members, strict=True))
+        return made
 
     def __getitem__(self, name: str) -> Member:
         return self._members[name]
@@ -140,7 +147,7 @@ class Tensors(Mapping[str, Member]):
 
     def __mul__(self, scalar: float) -> Tensors:
         if (own := self._plain()) is not None:
-            return Tensors(zip(self, torch._foreach_mul(own, scalar), strict=True))
+            return self._renewed(torch._foreach_mul(own, scalar))
         return Tensors((name, member * scalar) for name, member in self.items())
 
     __rmul__ = __mul__
@@ -215,7 +222,9 @@ class Tensors(Mapping[str, Member]):
     @property
     def wire_size(self) -> int:
         """`len(self.to_bytes())`, without copying the numbers: it depends on names, shapes and dtypes alone."""
-        return wire_size(tuple((name, tuple(part.shape), part.dtype) for name, part in self.parts().items()))
+        if self._wire_size is None:
+            self._wire_size = wire_size(tuple([(name, part.shape, part.dtype) for name, part in self.parts().items()]))
+        return self._wire_size
 
     def _with(
         self,
@@ -228,7 +237,7 @@ class Tensors(Mapping[str, Member]):
         left, right = self._plain(), other._plain()
         if left is None or right is None:
             return Tensors((name, each(self[name], other[name])) for name in self)
-        return Tensors(zip(self, at_once(left, right), strict=True))
+        return self._renewed(at_once(left, right))
 
     def _plain(self) -> list[Tensor] | None:
         """The members, if there are any and all of them are plain tensors."""
@@ -249,7 +258,7 @@ class Layout:
 
     @classmethod
     def of(cls, tensors: Tensors) -> Layout:
-        return cls(tuple((name, tuple(member.shape)) for name, member in tensors.items()))
+        return cls(tuple([(name, tuple(member.shape)) for name, member in tensors.items()]))
 
     @cached_property
     def size(self) -> int:
