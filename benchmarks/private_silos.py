@@ -1,7 +1,7 @@
 """What example-level privacy costs ten silos in accuracy, on public text and with a trained head.
 
-    python benchmarks/private_silos.py DATA [--only sst2 ag_news] [--seeds 3] [--heads trained] [--docs docs]
-    python benchmarks/private_silos.py DATA --only sst2 --methods ffa_lora --epsilons 8 --seeds 1 --again     one cell
+    python benchmarks/private_silos.py [DATA] [--only sst2 ag_news] [--seeds 3] [--heads trained] [--docs docs]
+    one cell: python benchmarks/private_silos.py DATA --only sst2 --heads trained --methods fedlora --epsilons 8 --seeds 1
 
 DATA holds a folder for each data set, with train.jsonl.gz and test.jsonl.gz of `text` and `label`. Each of ten silos has 1,000
 texts, and all take part in each of four rounds of four steps: batches of 256 by secret coins, gradients clipped to norm 1,
@@ -13,7 +13,7 @@ trained head starts at zero; a frozen one is made of descriptions of the classes
 
 Each method's learning rate is the better of RATES at epsilon 8, and without privacy the better one there, found on silos and
 test texts that the table does not use; that choice is charged to no epsilon. Every finished run is one line of --out, and
-what is there is not made again.
+what is there is not made again. Without DATA nothing is run, and --docs writes the page from the stored runs.
 """
 
 from __future__ import annotations
@@ -99,6 +99,7 @@ class Task:
         tokenizer, encoder = pretrained()
         self.top = zero_shot(tokenizer, encoder, SCALES[data].classes).float()
         self.train, self.test = ([padded(item) for item in part] for part in prepared(folder / data, cache))
+        self._known: dict[int, Item] = {}  # by id of an item: its features, for the head alone
 
     def parts(self, seed: int) -> tuple[list[list[Item]], list[Item]]:
         """Silos and test texts. The search has the second half of the training texts, and tests on some of it."""
@@ -126,12 +127,13 @@ class Task:
 
     @torch.no_grad()
     def _features(self, items: Sequence[Item]) -> list[Item]:
-        batch = collate(items)
-        found = [
-            self.top.features(batch["hidden"][at : at + 64], batch["mask"][at : at + 64])
-            for at in range(0, len(items), 64)
-        ]
-        return [{"features": one, "labels": item["labels"]} for one, item in zip(torch.cat(found), items, strict=True)]
+        new = [item for item in items if id(item) not in self._known]
+        for some in (new[at : at + 64] for at in range(0, len(new), 64)):
+            batch = collate(some)
+            features = self.top.features(batch["hidden"], batch["mask"])
+            for item, found in zip(some, features, strict=True):
+                self._known[id(item)] = {"features": found, "labels": item["labels"]}
+        return [self._known[id(item)] for item in items]
 
 
 def settings(cell: Cell) -> dict[str, Any]:
@@ -189,7 +191,7 @@ def stored(out: Path) -> dict[Cell, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path)
+    parser.add_argument("data", type=Path, nargs="?")
     parser.add_argument("--only", nargs="+", choices=list(SCALES), default=list(SCALES))
     parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS))
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
@@ -198,19 +200,26 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="make runs again that are there")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".jsonl"))
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "private_utility_cache")
-    parser.add_argument("--docs", type=Path, help="write private_silos.md there, of all that --out holds")
+    parser.add_argument(
+        "--docs", type=Path, help="write the tables of private_silos.md there, from all that --out holds"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     accuracy = Runs(given)
+    if given.data:
+        run_all(given, accuracy)
+    if given.docs:
+        from private_silos_page import put
+
+        put(given.docs / "private_silos.md", stored(given.out))
+
+
+def run_all(given: argparse.Namespace, accuracy: Runs) -> None:
     for seed, data, head in itertools.product(range(given.seeds), given.only, given.heads):
         for method, epsilon in itertools.product(given.methods, given.epsilons):
             if (head, method) != ("frozen", "head alone"):
                 rate = accuracy.best_rate(data, head, method, epsilon)
                 accuracy(Cell(data, head, method, epsilon, rate, seed))
-    if given.docs:
-        from private_silos_page import page
-
-        (given.docs / "private_silos.md").write_text(page(stored(given.out)), encoding="utf-8")
 
 
 if __name__ == "__main__":
