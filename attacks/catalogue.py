@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import wraps
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from traceback import extract_tb
 from types import ModuleType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from secure_fed.errors import ConfigError
+from secure_fed.errors import ConfigError, SecureFedError
 
 if TYPE_CHECKING:
     from attacks.adversary.case import Case, Finding, Settings
@@ -91,7 +93,7 @@ def from_file(file: Path) -> Attack:
     unknown = [name for name in (attack.vantage, *attack.again) if name not in VANTAGES]
     if unknown:
         raise refused(file, f"has the vantage point {unknown[0]!r}, but they are {', '.join(VANTAGES)}")
-    return replace(attack, function=cast("Run", function))
+    return replace(attack, function=cast("Run", guarded(file, function)))
 
 
 def executed(file: Path) -> ModuleType:
@@ -105,6 +107,23 @@ def executed(file: Path) -> ModuleType:
     except Exception as error:
         raise refused(file, f"cannot be executed ({type(error).__name__}: {error})") from error
     return module
+
+
+def guarded(file: Path, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of the user's file. Where it fails, a ConfigError names the line of the file and the reason."""
+
+    @wraps(function)
+    def called(*given: Any) -> Any:
+        try:
+            return function(*given)
+        except SecureFedError:
+            raise
+        except Exception as error:
+            places = [one.lineno for one in extract_tb(error.__traceback__) if one.filename == str(file)]
+            where = f" at line {places[-1]}" if places else ""
+            raise refused(file, f"failed{where} ({type(error).__name__}: {error})") from error
+
+    return called
 
 
 def refused(file: Path, why: str) -> ConfigError:

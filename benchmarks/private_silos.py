@@ -99,6 +99,8 @@ class Task:
         tokenizer, encoder = pretrained()
         self.top = zero_shot(tokenizer, encoder, SCALES[data].classes).float()
         self.train, self.test = ([padded(item) for item in part] for part in prepared(folder / data, cache))
+        labels = [item["labels"] for item in self.test]
+        self.commonest = max(map(labels.count, set(labels))) / len(labels)
         self._known: dict[int, Item] = {}  # by id of an item: its features, for the head alone
 
     def parts(self, seed: int) -> tuple[list[list[Item]], list[Item]]:
@@ -171,6 +173,7 @@ class Runs:
 
     def _keep(self, cell: Cell, seconds: float) -> None:
         line = cell._asdict() | {"epsilon": str(cell.epsilon), "accuracy": self.found[cell], "seconds": seconds}
+        line["commonest"] = self._tasks[cell.data].commonest
         with self._given.out.open("a", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             file.write(json.dumps(line) + "\n")
@@ -187,6 +190,12 @@ def stored(out: Path) -> dict[Cell, float]:
         Cell(*(float(line[name]) if name == "epsilon" else line[name] for name in Cell._fields)): line["accuracy"]
         for line in lines
     }
+
+
+def commonest(out: Path) -> dict[str, float]:
+    """By data set: the accuracy on the test texts of always giving their commonest label."""
+    lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    return {line["data"]: line["commonest"] for line in lines}
 
 
 def main() -> None:
@@ -211,7 +220,7 @@ def main() -> None:
     if given.docs:
         from private_silos_page import put
 
-        put(given.docs / "private_silos.md", stored(given.out))
+        put(given.docs / "private_silos.md", stored(given.out), commonest(given.out))
 
 
 def run_all(given: argparse.Namespace, accuracy: Runs) -> None:

@@ -12,22 +12,21 @@ from scipy import stats
 
 Found = Mapping[Cell, float]
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
-COMMONEST = {"sst2": 444 / 872, "ag_news": 260 / 1000}  # the share of the commonest label among the test texts
 
 
-def put(place: Path, found: Found) -> None:
+def put(place: Path, found: Found, commonest: Mapping[str, float]) -> None:
     """Write the tables between their marks; the text around them stays."""
     before, _, rest = place.read_text(encoding="utf-8").partition(BEGIN)
-    place.write_text(f"{before}{BEGIN}\n{page(found)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    place.write_text(f"{before}{BEGIN}\n{page(found, commonest)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
 
 
-def page(found: Found) -> str:
+def page(found: Found, commonest: Mapping[str, float]) -> str:
     parts = []
     for data, head in sorted({(cell.data, cell.head) for cell in found}, reverse=True):
         own = _Part({cell: value for cell, value in found.items() if (cell.data, cell.head) == (data, head)})
         alone = _Part({cell: value for cell, value in found.items() if (cell.data, cell.head) == (data, "trained")})
         parts.append(
-            f"\n## {data}, {head} head\n\nThe commonest label has {100 * COMMONEST[data]:.1f} % of the test texts.\n\n"
+            f"\n## {data}, {head} head\n\nThe commonest label has {100 * commonest[data]:.1f} % of the test texts.\n\n"
             f"{own.table(alone)}\n\nThe search, on other texts:\n\n{own.search()}\n"
         )
     return "".join(parts)

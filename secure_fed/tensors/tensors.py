@@ -74,7 +74,7 @@ Member = Tensor | LowRank
 
 
 def is_finite(part: Tensor) -> bool:
-    """Whether every number is finite. A sum of finite numbers may overflow; then the least and the largest decide."""
+    """True if every number is finite. A sum of finite numbers may overflow; then the least and the largest decide."""
     if math.isfinite(part.sum()):
         return True
     low, high = torch.aminmax(part)
@@ -270,7 +270,7 @@ class Layout:
         return _digest(self.entries)
 
     def fits(self, tensors: Tensors) -> bool:
-        """Whether `tensors` have this layout: `Layout.of(tensors) == self`."""
+        """True if `tensors` have this layout: `Layout.of(tensors) == self`."""
         names, shapes = self._columns
         return list(tensors) == names and [member.shape for member in tensors.values()] == shapes
 

@@ -397,7 +397,7 @@ def test_a_signal_of_ones_own_stands_beside_the_others(
         ("def scores(subject): return [0.0]", "returned float64 of shape (1,): it takes 80 finite numbers"),
         ("def scores(subject): return [float('nan')] * 80", "returned float64 of shape (80,)"),
         ("1 / 0", "cannot be executed (ZeroDivisionError"),
-        ("def scores(subject):\n    return 1 / 0", "failed at line 2 with ZeroDivisionError: division by zero"),
+        ("def scores(subject):\n    return 1 / 0", "failed at line 2 (ZeroDivisionError: division by zero)"),
     ],
 )
 def test_a_file_that_is_no_signal_is_one_sentence(

@@ -76,6 +76,13 @@ def test_a_wrong_file_is_refused(file: Path, found: str, instead: str, sentence:
         from_file(file)
 
 
+def test_an_attack_that_fails_is_one_sentence(file: Path) -> None:
+    run = from_file(file).function
+    assert run is not None
+    with pytest.raises(ConfigError, match=re.escape(f"--attack {file} failed at line ") + r"\d+ \(AttributeError: "):
+        run(None, None)  # type: ignore[arg-type]
+
+
 def test_a_missing_file_is_refused_before_the_run_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["audit", str(tmp_path), "--attack", str(tmp_path / "none.py")]) == 2
     assert "is no file" in capsys.readouterr().err
