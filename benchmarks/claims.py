@@ -1,23 +1,27 @@
-"""What the papers claim of their methods, in order and direction, on a real encoder and public text.
+"""What the papers claim of their methods, in order and by how much, on a real encoder and public text.
 
-    python benchmarks/claims.py DATA [--only NAME ...] [--seeds 0,1] [--full] [--out runs/claims] [--docs docs]
+    python benchmarks/claims.py DATA [--only NAME ...] [--seeds 5] [--full] [--docs docs]
+    python benchmarks/claims.py DATA --only fra --arms ffa --seeds 1 --again          one cell
+    python benchmarks/claims.py --docs docs                                           the page, from what is stored
 
-DATA holds a folder for each data set named below, with train.jsonl.gz and test.jsonl.gz of `text` and `label`. Every claim is a
-comparison (`secure_fed.commands.comparison`): its configurations run over the seeds in OUT/NAME, finished runs are not made
-again, and a killed one goes on. What came of it, contradictions included, is written to DOCS/claims.md.
+DATA holds a folder for each data set that the claims name, with train.jsonl.gz and test.jsonl.gz of `text` and `label`. Every
+configuration of a claim runs over the same seeds, and a seed draws the same partition for all of them, so that the page can
+compare them seed by seed. A finished run is a line of claims.jsonl beside this file; what is there is not run again.
 
-The encoder is all-MiniLM-L6-v2 (the `bench` extra). The reduced version, for two cores and an hour, cuts texts to 32 tokens,
-data to some 2,000 texts and the runs to little more than a hundred local steps in all; `--full`, for a GPU, takes all data, 128
-tokens and 100 rounds. What privacy costs which method needs thousands of clients: `private_utility.py` measures that.
+The encoder is all-MiniLM-L6-v2 (the `bench` extra). The reduced version, for two cores and some hours, cuts texts to 32 tokens
+and data to 4,000 texts; `--full`, for a GPU, takes all data, 128 tokens and 100 rounds. What privacy costs which method
+is measured by `private_utility.py` and `private_silos.py`.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import gzip
+import itertools
 import json
 import os
-import platform
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,13 +32,15 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np
 import torch
 from claims_made import CLAIMS, Claim, Scale
-from claims_report import Outcome, page
+from timing import machine
 
-from secure_fed.commands.comparison import compare
+from secure_fed import Federation
 from secure_fed.config import RunConfig
 
-REDUCED = Scale(train=2000, test=300, length=32, rounds=6, steps=3, batch=8, every=2)
+REDUCED = Scale(train=4000, test=500, length=32, rounds=10, steps=4, batch=8, every=5)
 FULL = Scale(train=None, test=None, length=128, rounds=100, steps=10, batch=16, every=10)
+STORED = Path(__file__).with_suffix(".jsonl")
+Run = dict[str, Any]
 
 
 def encoder() -> Path:
@@ -60,61 +66,96 @@ def configured(settings: dict[str, Any]) -> RunConfig:
     return RunConfig().replace({tuple(name.split(".", 1)): value for name, value in settings.items()})  # type: ignore[misc]
 
 
-def run(claim: Claim, scale: Scale, seeds: Sequence[int], data: Path, out: Path, device: str) -> Outcome:
-    """All configurations of a claim over the seeds."""
-    files = {
-        f"data.{split}": str(
-            cut(data / claim.data / f"{split}.jsonl.gz", out / "data" / f"{claim.data}-{split}.jsonl", most, 0)
-        )
-        for split, most in (("train", scale.train), ("test", scale.test))
+def measured(claim: Claim, arm: str, scale: Scale, seed: int, files: dict[str, Path]) -> Run:
+    """What one run of a configuration shows: accuracies, bytes, and the mean of its diagnostics over the rounds."""
+    settings = {
+        "model.name": str(encoder()),
+        "model.device": "cuda" if torch.cuda.is_available() else "cpu",
+        **{f"data.{split}": str(place) for split, place in files.items()},
+        **scale.settings(),
+        **claim.configurations(scale)[arm],
+        "federation.seed": seed,
     }
-    common = {"model.name": str(encoder()), "model.device": device, **files, **scale.settings()}
-    configs = {name: configured({**common, **settings}) for name, settings in claim.configurations(scale).items()}
-    started = time.monotonic()
-    rows = compare(configs, seeds, out / claim.name, progress=_said)
-    print(f"{claim.name}: {time.monotonic() - started:.0f} s", flush=True)
-    return Outcome(claim, {row.name: row for row in rows}, out / claim.name)
+    result = Federation(configured(settings)).run()
+    accuracies = [record["accuracy"] for record in result.records if record.get("accuracy") is not None]
+    errors = [record["aggregation_error"] for record in result.records if record.get("aggregation_error")]
+    return {
+        "accuracy": accuracies[-1],
+        "early": accuracies[0],
+        "commonest": result.summary["commonest"]["share"],
+        **{name: result.summary[name] for name in ("bytes_up", "bytes_down")},
+        **({f"error_{kind}": float(np.mean([one[kind] for one in errors])) for kind in errors[0]} if errors else {}),
+    }
 
 
-class _said:  # noqa: N801 - a context manager, used as a function
-    def __init__(self, job: Any) -> None:
-        self._job = job
-
-    def __enter__(self) -> None:
-        self._started = time.monotonic()
-
-    def __exit__(self, *ended: object) -> None:
-        job = self._job
-        print(
-            f"  {job.number}/{job.count} {job.name} seed {job.seed}: {time.monotonic() - self._started:.0f} s",
-            flush=True,
-        )
+def finished(out: Path) -> dict[tuple[Any, ...], Run]:
+    """The runs that the file holds, by claim, configuration, size and seed; of equal ones the last."""
+    lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
+    return {tuple(run[name] for name in ("claim", "arm", "size", "seed")): run for run in map(json.loads, lines)}
 
 
-def machine(device: str) -> str:
-    what = torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} torch thread(s), no GPU"
-    return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {what}, torch {torch.__version__}"
+def kept(out: Path, line: Run) -> None:
+    """One line more, which two processes do not write into each other."""
+    with out.open("a", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(json.dumps(line) + "\n")
+    print(f"{line['claim']:8} {line['arm']:22} seed {line['seed']}  {line['accuracy']:.3f}", end="  ")
+    print(f"(commonest {line['commonest']:.3f}), {line['seconds']:.0f} s", flush=True)
+
+
+def run_all(given: argparse.Namespace, size: str) -> None:
+    """One seed of everything after the other: what is there early is of use early."""
+    wanted = [claim for claim in CLAIMS if not given.only or claim.name in given.only]
+    cells = ((seed, claim, arm) for seed in range(given.seeds) for claim in wanted for arm in claim.arms)
+    for seed, claim, arm in itertools.islice(cells, *given.part):
+        known = (claim.name, arm, size, seed) in finished(given.out) and not given.again
+        if not known and (not given.arms or arm in given.arms):
+            started = time.perf_counter()
+            scale = FULL if given.full else REDUCED
+            found = measured(claim, arm, scale, seed, texts(claim.data, scale, given.data, given.cache / size))
+            seconds = time.perf_counter() - started
+            kept(
+                given.out, {"claim": claim.name, "arm": arm, "size": size, "seed": seed} | found | {"seconds": seconds}
+            )
+
+
+def texts(name: str, scale: Scale, data: Path, cache: Path) -> dict[str, Path]:
+    """Training and test file of a data set, cut to the scale."""
+    most = {"train": scale.train, "test": scale.test}
+    return {
+        split: cut(data / name / f"{split}.jsonl.gz", cache / f"{name}-{split}.jsonl", rows, 0)
+        for split, rows in most.items()
+    }
+
+
+def part(text: str) -> Sequence[int | None]:
+    """Of "1/2" every second configuration, from the second on."""
+    first, every = map(int, text.split("/"))
+    return first, None, every
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path)
+    parser.add_argument("data", type=Path, nargs="?")
     parser.add_argument("--only", nargs="*", choices=[claim.name for claim in CLAIMS])
-    parser.add_argument("--seeds", default="0,1", type=lambda text: [int(part) for part in text.split(",")])
+    parser.add_argument("--arms", nargs="*", help="these configurations alone")
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--full", action="store_true")
-    parser.add_argument("--out", type=Path, default=Path("runs/claims"))
-    parser.add_argument("--docs", type=Path)
-    chosen = parser.parse_args()
-    scale, device = (FULL if chosen.full else REDUCED), "cuda" if torch.cuda.is_available() else "cpu"
-    started = time.monotonic()
-    wanted = [claim for claim in CLAIMS if not chosen.only or claim.name in chosen.only]
-    outcomes = [run(claim, scale, chosen.seeds, chosen.data, chosen.out.absolute(), device) for claim in wanted]
-    text = page(outcomes, scale, chosen.seeds, machine(device), "--full" if chosen.full else "")
-    print(f"all: {time.monotonic() - started:.0f} s")
-    if chosen.docs:
-        (chosen.docs / "claims.md").write_text(text, encoding="utf-8")
-    else:
-        print(text)
+    parser.add_argument("--part", type=part, default="0/1", help="i/n: every n-th run, for processes side by side")
+    parser.add_argument("--again", action="store_true", help="make runs again that are there")
+    parser.add_argument("--out", type=Path, default=STORED)
+    parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "claims_cache")
+    parser.add_argument("--docs", type=Path, help="write claims.md there, of all runs of this size that --out holds")
+    given = parser.parse_args()
+    size = "full" if given.full else "reduced"
+    if given.data:
+        run_all(given, size)
+    if given.docs:
+        from claims_report import page
+
+        runs = [run for run in finished(given.out).values() if run["size"] == size]
+        text = page(runs, FULL if given.full else REDUCED, machine())
+        (given.docs / "claims.md").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
