@@ -8,7 +8,7 @@ DATA holds a folder for each data set that the claims name, with train.jsonl.gz 
 configuration of a claim runs over the same seeds, and a seed draws the same partition for all of them, so that the page can
 compare them seed by seed. A finished run is a line of claims.jsonl beside this file; what is there is not run again.
 
-The encoder is all-MiniLM-L6-v2 (the `bench` extra). The reduced version, for two cores and some hours, cuts texts to 32 tokens
+The encoder is all-MiniLM-L6-v2 (the `bench` extra). The reduced version, for two cores and some hours, cuts texts to 24 tokens
 and data to 4,000 texts; `--full`, for a GPU, takes all data, 128 tokens and 100 rounds. What privacy costs which method
 is measured by `private_utility.py` and `private_silos.py`.
 """
@@ -37,7 +37,7 @@ from timing import machine
 from secure_fed import Federation
 from secure_fed.config import RunConfig
 
-REDUCED = Scale(train=4000, test=500, length=32, rounds=10, steps=4, batch=8, every=5)
+REDUCED = Scale(train=4000, test=500, length=24, rounds=10, steps=4, batch=8, every=5)
 FULL = Scale(train=None, test=None, length=128, rounds=100, steps=10, batch=16, every=10)
 STORED = Path(__file__).with_suffix(".jsonl")
 Run = dict[str, Any]

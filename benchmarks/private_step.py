@@ -109,7 +109,7 @@ def opacus(items: Sequence[Any], collate: Collate) -> Step:
 def ours(items: Sequence[Any], collate: Collate, *, shared: bool = True, rules: bool = True) -> Step:
     """One private step: what it takes to set up, which a client pays once a round, is counted too."""
     model, names = adapted()
-    objective, entropy = Objective(model, classification.loss, CPU), SystemEntropy()
+    objective, entropy = Objective(model, classification.loss, CPU, longest=LENGTH), SystemEntropy()
     if not rules:
         objective.ways = defaultdict(lambda: Way(one_by_one, (1,)))
     settings = TrainingConfig(batch_size=BATCH)

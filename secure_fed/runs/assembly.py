@@ -218,7 +218,9 @@ def _setup(
 
 def _objective(config: RunConfig, problem: Problem, method: Method) -> Objective:
     """The loss of the method's model, where the model is, with copies on the other devices of the configuration."""
-    objective = Objective(problem.model, loss_of(method, problem.loss), next(problem.model.parameters()).device)
+    device = next(problem.model.parameters()).device
+    longest = None if problem.tokenizer is None else config.model.max_length  # texts that are given are not cut
+    objective = Objective(problem.model, loss_of(method, problem.loss), device, longest=longest)
     objective.beside = copies_on(objective, find_devices(config.model.device)[1:])
     return objective
 

@@ -172,8 +172,8 @@ def test_where_no_pass_holds_more_than_there_is_room_for_shares_are_each_example
 
 
 def test_a_kind_is_a_matter_of_the_example_alone() -> None:
-    kinds = Kinds(Collate(0), positions=100)
-    widths = [kinds({"input_ids": [1] * n, "labels": 0}) for n in (1, 15, 16, 17, 48, 49, 96, 97, 99)]
+    kinds = Kinds(Collate(0), longest=100)
+    widths = [kinds({"input_ids": [1] * n, "labels": 0}) for n in (1, 15, 16, 17, 48, 49, 95, 96, 99, 100)]
     assert widths == [
         *(
             Padded(8, 0, False),
@@ -182,11 +182,12 @@ def test_a_kind_is_a_matter_of_the_example_alone() -> None:
             Padded(24, 15, False),
             Padded(56, 47, False),
         ),
-        *(Padded(56, 47, False), Padded(96, 95, True), Padded(97, 96, True), Padded(99, 98, True)),
+        *(Padded(56, 47, False), Padded(96, 79, False), Padded(100, 95, False), Padded(100, 95, False)),
+        Padded(100, 99, True),  # of the greatest length, so nothing is padded
     ]
     assert all(a != b for a, b in pairwise(dict.fromkeys(widths)))
-    masked = {"input_ids": [1] * 97, "attention_mask": [1] * 96 + [0], "labels": 0}
-    assert kinds(masked) == Padded(97, 96, False)
+    masked = {"input_ids": [1] * 100, "attention_mask": [1] * 99 + [0], "labels": 0}
+    assert kinds(masked) == Padded(100, 99, False)
     assert Collate(0).padded_to(112)([masked])["input_ids"].shape == (1, 112)
     short, long = ({"x": torch.zeros(n), "labels": 0} for n in (3, 4))
     assert Kinds(default_collate)(short) != Kinds(default_collate)(long)

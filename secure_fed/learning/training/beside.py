@@ -25,7 +25,7 @@ def copies_on(objective: Objective, devices: Sequence[torch.device]) -> list[Obj
 
     def placed(device: torch.device) -> Objective:
         model, loss = copy.deepcopy((objective.model, objective.loss))
-        own = Objective(model.to(device), loss, device)
+        own = Objective(model.to(device), loss, device, longest=objective.longest)
         own.ways = objective.ways
         return own
 

@@ -18,7 +18,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from secure_fed.learning.models.adapters.virtual_tokens import positions_of
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.cohort_pass import Found, Pack, Places, found_in
 from secure_fed.learning.training.gradient_trial import moved_away, sizes_that_agree, still
@@ -97,7 +96,7 @@ class Public:
         """
         self._uncoupled = uncoupled
         self._objective, self._room, self._placed = objective, room, placed
-        self._kinds = Kinds(collate, positions_of(objective.model))
+        self._kinds = Kinds(collate, objective.longest)
         self._probing = Probing(objective, self._kinds, placed, known)
 
     def packs(self, entries: Sequence[Entry]) -> Iterator[Pack]:
@@ -109,8 +108,9 @@ class Public:
 
     def _of_kind(self, kind: Hashable, entries: Sequence[Entry]) -> Iterator[Pack]:
         (collate, sizes), at = self._shapes(kind, entries[0][1]), 0
+        width = kind.width if isinstance(kind, Padded) else _UNKNOWN
         while at < len(entries):
-            size = _next(sizes, len(entries) - at)
+            size = _next(sizes, len(entries) - at, width)
             some = entries[at : at + size]
             at += len(some)
             filled = [*some, *[some[0]] * (size - len(some))]
@@ -147,16 +147,16 @@ class Public:
             return collate, sizes_that_agree(gradients, entries, candidates) or (1,)
 
 
-def _next(sizes: Sequence[int], left: int) -> int:
-    """The size of the next pass: the one by which `left` examples cost least, counting what fills passes up."""
-    return min(reversed(sizes), key=lambda size: -(-left // size) * (size + _PER_PASS))
+def _next(sizes: Sequence[int], left: int, width: int) -> int:
+    """The size of the next pass: the one by which `left` examples of a width cost least, counting what fills passes up."""
+    return min(reversed(sizes), key=lambda size: -(-left // size) * (size * width + _PER_PASS))
 
 
 def _tokens(item: Any) -> int:
     return len(item["input_ids"]) if isinstance(item, Mapping) and "input_ids" in item else 0
 
 
-_PER_PASS = 3  # what a pass costs beside its examples, in examples
+_PER_PASS = 96  # what a pass costs beside its examples, in tokens
 _WORTH_A_PASS = 128  # tokens
 _UNKNOWN = 64  # tokens that an example is taken to have where that is not known
 _PLACES = 4

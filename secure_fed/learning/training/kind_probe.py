@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from secure_fed.errors import DataError, MethodError, ModelError
-from secure_fed.learning.models.adapters.virtual_tokens import positions_of
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.kinds import Kinds, Padded
 from secure_fed.learning.training.local import Objective, Placed, seeded
@@ -59,7 +58,7 @@ class Probing:
 
 def nobodys(objective: Objective, collate: Collate, placed: Placed, examples: Sequence[Any]) -> list[Any]:
     """Three examples of the kind of the first one of the data."""
-    kinds, item = Kinds(collate, positions_of(objective.model)), examples[0]
+    kinds, item = Kinds(collate, objective.longest), examples[0]
     return Probing(objective, kinds, placed, examples).of(kinds(item), [item], 3).items
 
 

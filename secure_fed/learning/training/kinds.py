@@ -6,8 +6,8 @@ gradients of others. So only examples of one kind share a pass:
 
     collate functions with `padded_to` (all of ours)   texts are padded to the next of a few public widths that is longer, since
                                                        models leave an attention mask out if nothing in the batch is masked, and
-                                                       take other kernels. Where the model has no position more, texts that
-                                                       fill all of them are a kind of their own.
+                                                       take other kernels. Texts of the greatest length are a kind of their
+                                                       own, as wide as they are.
     any other collate function                         examples are of one kind if their batches of one have the same shapes
 """
 
@@ -35,10 +35,10 @@ class Padded:
 
 @dataclass(frozen=True)
 class Kinds:
-    """The kinds of the examples that `collate` takes. positions: the most tokens the model has positions for."""
+    """The kinds of the examples that `collate` takes. longest: the most tokens that a text has (`Objective.longest`)."""
 
     collate: Collate
-    positions: int | None = None
+    longest: int | None = None
 
     @property
     def by_length(self) -> bool:
@@ -51,8 +51,8 @@ class Kinds:
         tokens = len(item["input_ids"])
         width, above = _width(tokens + 1)  # one token of padding at least: without any a model may take another kernel
         above = max(0, above - 1)
-        if self.positions is not None and width > self.positions:
-            width, above = tokens, tokens - 1
+        if self.longest is not None and width > self.longest:
+            width, above = (self.longest, above) if tokens < self.longest else (tokens, tokens - 1)
         shown = bool(np.all(np.asarray(item["attention_mask"]))) if "attention_mask" in item else True
         return Padded(width, above, tokens == width and shown)
 

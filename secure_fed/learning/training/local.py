@@ -16,6 +16,7 @@ from torch.func import functional_call
 from secure_fed.config import TrainingConfig
 from secure_fed.errors import ConfigError, ModelError
 from secure_fed.learning.data.encode import Batch as BatchOfItems
+from secure_fed.learning.models.adapters.virtual_tokens import positions_of
 from secure_fed.learning.tasks.task import Batch, Collate, Loss
 from secure_fed.learning.training.private_steps import PrivateSteps
 from secure_fed.learning.training.schedule import local_batches, optimizer_of, planned_steps
@@ -27,9 +28,12 @@ class Objective(nn.Module):
 
     Tensors the model has and `tensors` does not name keep the model's own values. What is given in float32 is cast to the
     dtype the model computes in, so gradients and optimiser states stay in float32.
+
+    longest: the most tokens of a text: what texts are cut to, or fewer where the model has no more positions; None is no limit.
+    It is public.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, loss: Loss, device: torch.device, *, longest: int | None = None) -> None:
         super().__init__()
         refuse_running_statistics(model)
         if isinstance(loss, nn.modules.loss._Loss):
@@ -40,6 +44,7 @@ class Objective(nn.Module):
         self.model = model
         self.loss = loss
         self.device = device
+        self.longest = min((limit for limit in (longest, positions_of(model)) if limit is not None), default=None)
         # Which ways of taking per-example gradients have proven right (`packs`).
         self.ways: dict[Hashable, Any] = {}
         self.copies: list[Objective] = []  # with the same parameters, for passes that are computed at the same time

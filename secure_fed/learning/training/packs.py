@@ -20,7 +20,6 @@ import torch
 
 from secure_fed.config import TrainingConfig
 from secure_fed.learning.data.dealing import places_of
-from secure_fed.learning.models.adapters.virtual_tokens import positions_of
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.gradient_trial import tried
 from secure_fed.learning.training.kind_probe import Probing
@@ -55,7 +54,7 @@ class Packs:
     def of(
         cls, objective: Objective, collate: Collate, settings: TrainingConfig | None = None, known: Sequence[Any] = ()
     ) -> Packs:
-        return cls(objective, Kinds(collate, positions_of(objective.model)), most_at_once(objective, settings), known)
+        return cls(objective, Kinds(collate, objective.longest), most_at_once(objective, settings), known)
 
     def __call__(self, placed: Placed, items: Sequence[Any]) -> Gradients:
         """{name: (B, *shape)} in the order of `items`."""

@@ -12,7 +12,6 @@ from typing import Any
 
 from secure_fed.config import TrainingConfig
 from secure_fed.learning.data.dealing import places_of
-from secure_fed.learning.models.adapters.virtual_tokens import positions_of
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.gradient_trial import require_uncoupled
 from secure_fed.learning.training.kind_probe import Probing
@@ -31,7 +30,7 @@ class Uncoupled:
 
     @classmethod
     def of(cls, objective: Objective, collate: Collate, settings: TrainingConfig, known: Sequence[Any]) -> Uncoupled:
-        return cls(objective, Kinds(collate, positions_of(objective.model)), most_at_once(objective, settings), known)
+        return cls(objective, Kinds(collate, objective.longest), most_at_once(objective, settings), known)
 
     def require_all(self, placed: Placed, clients: Sequence[Sequence[Any]]) -> None:
         """ModelError if examples of the clients are coupled, before anything of them is released.
