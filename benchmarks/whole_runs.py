@@ -11,6 +11,8 @@ Python, imports, the model. All may use every core, in the way that their docume
     round    median of the others
     whole    from the start of the process to the end of its last round
 
+`one adapter` has no clients: as many texts a round train one adapter, in passes of like length. It bounds any simulator.
+
 Ways take turns; of each the turn with the shortest whole run is shown. Peers are installed by pip into environments of their
 own below --peers, once. --data: a folder with train.jsonl.gz and test.jsonl.gz of texts and labels, for MiniLM; else it reads
 built-in notes.
@@ -40,6 +42,7 @@ from timing import Limit, at_least, ended, machine, show
 HERE = Path(__file__).parent
 CORES = os.cpu_count() or 1
 LIMITS = {"Flower": 5.0, "pfl": 1.5}
+FLOOR = "one adapter"  # no clients: as many texts a round through one adapter (`peers/one_adapter.py`)
 MOST = 300  # seconds of a run
 
 
@@ -104,7 +107,7 @@ class Run:
 
 def ways(folder: Path, private: bool) -> dict[str, Way]:
     """How each is started; a peer that cannot be installed is left out in a line."""
-    found = {"secure-fed": Way("ours"), "plain loop": Way("loop")}
+    found = {"secure-fed": Way("ours"), "plain loop": Way("loop")} | ({} if private else {FLOOR: Way("one_adapter")})
     for name, peer, processes in () if private else (("Flower", "flower", 1), ("pfl", "pfl", CORES)):
         try:
             found[name] = Way(f"simulated_{peer}", environments.python(peer, folder), processes)
@@ -199,6 +202,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as place:
             best = compare(TASKS[name], Path(place), given)
         for peer, least in LIMITS.items():
+            if peer in best and FLOOR in best:
+                print(f"    {peer} over one adapter without clients: {best[peer].whole / best[FLOOR].whole:.2f}")
             if peer in best and name != "private":
                 gain = best[peer].whole / best["secure-fed"].whole
                 limits.append(at_least(f"whole run, {peer} over secure-fed: {name}", gain, least))
