@@ -34,7 +34,7 @@ PEERS = {
     "prompt_tuning": "PEFT prompt tuning",
     "prefix_tuning": "PEFT prefix tuning",
     "p_tuning": "PEFT P-tuning",
-    **dict.fromkeys(("fedft", "bitfit", "adapter_houlsby", "adapter_pfeiffer", "compacter", "adamix"), FULL),
+    **dict.fromkeys(("fedft", "head", "bitfit", "adapter_houlsby", "adapter_pfeiffer", "compacter", "adamix"), FULL),
     **dict.fromkeys(("fedtt", "fedtt_plus", "c2a"), FULL),
 }
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 METHODS: dict[str, str] = {
     "fedft": "secure_fed.methods.fedft",
+    "head": "secure_fed.methods.head",
     "bitfit": "secure_fed.methods.bitfit",
     "adapter_houlsby": "secure_fed.methods.adapter_houlsby",
     "adapter_pfeiffer": "secure_fed.methods.adapter_pfeiffer",
@@ -46,6 +47,7 @@ METHODS: dict[str, str] = {
 _ELSEWHERE = {
     **dict.fromkeys(("lora", "fedit"), "fedlora"),
     **dict.fromkeys(("full", "fedavg", "fine_tuning"), "fedft"),
+    **dict.fromkeys(("linear_probe", "linear_probing", "probe", "head_only"), "head"),
     "adapter": "adapter_houlsby",
     "prompt": "prompt_tuning",
     "prefix": "prefix_tuning",

@@ -47,7 +47,7 @@ def config_of(name: str, **settings: Any) -> RunConfig:
 
 LORA_SHAPED = [name for name in METHODS if isinstance(build(config_of(name)), LoraShaped)]
 OTHERS = [name for name in METHODS if name not in LORA_SHAPED]
-SELECTIVE = ("bitfit", "fedft")  # train parameters that the base model has anyway
+SELECTIVE = ("head", "bitfit", "fedft")  # train parameters that the base model has anyway
 
 # LLaMA has no biases; the others take no keys and values of tokens before the text.
 NOWHERE = {("bitfit", "llama"), *(("prefix_tuning", other) for other in ("distilbert", "deberta", "deberta_v3"))}

@@ -30,11 +30,12 @@ from tests.secure_fed.adapters.test_full import Tied
 from tests.secure_fed.methods.rounds import method_of, start, trained
 from tests.secure_fed.test_per_example import CPU, check, made, placed, texts
 
-OURS = ("fedft", "bitfit", "adapter_houlsby", "adapter_pfeiffer", "ia3", "compacter", "adamix")
-PLACED = OURS[2:]
+OURS = ("fedft", "head", "bitfit", "adapter_houlsby", "adapter_pfeiffer", "ia3", "compacter", "adamix")
+PLACED = OURS[3:]
 # What trains beside BERT's head, by parts of names, and so travels.
 PARTS = {
     "fedft": {""},
+    "head": set(),
     "bitfit": {".bias"},
     "adapter_houlsby": {"adapter.down", "adapter.up"},
     "adapter_pfeiffer": {"adapter.down", "adapter.up"},
@@ -57,7 +58,9 @@ def test_what_travels_is_the_adapter_and_the_head_both_ways(name: str) -> None:
     assert all(any(part in tensor for part in PARTS[name]) for tensor in own)
     assert all(any(part in tensor for tensor in own) for part in PARTS[name])
     places = {tensor.partition(".adapter.")[0] for tensor in own if ".adapter." in tensor}
-    assert len(places) == {"fedft": 0, "bitfit": 0, "adapter_houlsby": 4, "compacter": 4, "ia3": 8}.get(name, 2)
+    assert len(places) == {"fedft": 0, "head": 0, "bitfit": 0, "adapter_houlsby": 4, "compacter": 4, "ia3": 8}.get(
+        name, 2
+    )
 
 
 @pytest.mark.parametrize("name", OURS)

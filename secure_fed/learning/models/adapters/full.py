@@ -1,4 +1,4 @@
-"""The model's own parameters as the adapter: all of them, or its biases. Nothing is put into the model.
+"""The model's own parameters as the adapter: all of them, its biases, or none beside the head. Nothing is put into the model.
 
 Parameters that a model uses in two places (tied embeddings) are one, by the first of their names. Buffers, such as position
 ids, are none and stay.
@@ -36,6 +36,19 @@ class Biases:
                 "choose a method on LoRA, or an adapter"
             )
         return _trained(model, names, head)
+
+
+@dataclass(frozen=True)
+class HeadAlone:
+    """No parameter beside the head."""
+
+    def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
+        if not head:
+            raise MethodError(
+                f"{type(model).__name__} has no head of its own, so there is nothing for this method to train: name modules in "
+                "method.modules_to_save, or choose a method on LoRA"
+            )
+        return _trained(model, [], head)
 
 
 def _biases(model: nn.Module) -> Iterator[str]:
