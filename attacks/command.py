@@ -15,6 +15,7 @@ from attacks.any_model import command as any_model
 from attacks.catalogue import ATTACKS
 from attacks.extraction import command as extraction
 from attacks.inference import command as inference
+from attacks.inference import share_command
 from attacks.lying import command as lying
 from attacks.options import kind, require_read
 from attacks.prepared import command as prepared
@@ -26,6 +27,7 @@ _PATIENCE = 300.0  # seconds of training references that are begun without being
 _OF_MODELS = {
     "--lying": lying.run,
     "--attribute": inference.run,
+    "--share": share_command.run,
     "--extract": extraction.run,
     "--exposure": prepared.run,
     "--prepared": prepared.run,
@@ -41,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, whole: bool = True) -> Non
         prepared.add_arguments(parser)
         extraction.add_arguments(parser)
         inference.add_arguments(parser)
+        share_command.add_arguments(parser)
         lying.add_arguments(parser)
         names = ", ".join(ATTACKS)
         parser.add_argument(

@@ -12,6 +12,7 @@ _PREPARED = f"{_MODEL} prepared reference labels max_length fail_above"
 READ = {
     "--lying": "lying trials attack fail_above",
     "--attribute": f"attribute {_MODEL} {_TEXTS} fail_above",
+    "--share": "share fail_above",
     "--extract": f"extract {_MODEL} reference task text text_b prefix suffix show_texts fail_above",
     "--exposure": f"exposure {_PREPARED} secrets_tried",
     "--prepared": f"{_PREPARED} delta",
@@ -24,7 +25,7 @@ _EVERYWHERE = ("run_dir", "json")
 
 def kind(chosen: argparse.Namespace) -> str:
     """The kind of audit that is asked for: the first of `READ` whose own option is given."""
-    own = ("lying", "attribute", "extract", "exposure", "prepared", "model")
+    own = ("lying", "attribute", "share", "extract", "exposure", "prepared", "model")
     return next(
         (kind for kind, name in zip(READ, own, strict=False) if getattr(chosen, name) not in (None, False)), "RUN_DIR"
     )

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from attacks.any_model.signals import Floats, Tokens
+from secure_fed.errors import ModelError
 from secure_fed.learning.data.encode import Encoded, batches
 from secure_fed.learning.tasks.task import Task, logits
 from secure_fed.learning.training.local import to_device
@@ -23,6 +24,7 @@ def losses_of(model: Any, task: Task, tokenizer: Any, examples: Encoded, label_n
     found = np.zeros(len(examples))
     for batch in batches(examples, BATCH, task.collate(tokenizer), None):
         found[batch.indices] = loss(model, to_device(batch.inputs, device)).double().cpu().numpy()
+    _require_numbers(found)
     return found
 
 
@@ -41,4 +43,14 @@ def tokens_of(model: Any, task: Task, tokenizer: Any, examples: Encoded, size: i
         for row, index in enumerate(batch.indices.tolist()):
             there = labels[row] >= 0
             found[index] = Tokens(*(part[row][there].double().cpu().numpy() for part in (said, mean, deviation)))
+    _require_numbers(np.array([found[index].said.sum() for index in range(len(examples))]))
     return [found[index] for index in range(len(examples))]
+
+
+def _require_numbers(losses: Floats) -> None:
+    """ModelError where texts have no loss, which no attack could rank."""
+    if broken := int(np.isnan(losses).sum()):
+        raise ModelError(
+            f"the model gives {broken} of {len(losses)} texts a loss that is not a number (NaN): its weights are damaged, or "
+            "they overflow in the precision that they are stored in; give a model that was saved whole, in float32"
+        )

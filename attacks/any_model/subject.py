@@ -7,8 +7,9 @@ with the adapter switched off, is a reference that costs nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from attacks.any_model.apart import require_apart, require_different
 from attacks.any_model.likelihood import losses_of, tokens_of
 from attacks.any_model.signals import Floats, Tokens
 from secure_fed.config import DataConfig, ModelConfig, RunConfig
-from secure_fed.errors import ModelError
+from secure_fed.errors import ConfigError, DataError, ModelError
 from secure_fed.export.model_card import LABELS
 from secure_fed.learning import tasks
 from secure_fed.learning.data import files, sources
@@ -123,18 +124,14 @@ def opened(asked: Asked) -> Subject:
     """Read the texts and load the model. One sentence says what does not fit."""
     require_different(asked.model, asked.references)
     task = tasks.build(asked.data)
-    tables = [sources.of_one_party(task, [path], name) for path, name in _files(asked)]
-    learned = Vocabulary(asked.classes, tuple(map(str, asked.classes)))
-    classes = _classes(
-        asked, task, learned if asked.classes else task.classes([one for some in tables for one in some])
-    )
-    parts = [task.rows(some, classes) for some in tables]
+    with _in_options(asked):
+        parts = _parts(asked, task)
     if asked.others is not None:
         require_apart(*parts)
     rows = _joined(*parts)
-    loaded = loading.load(
-        ModelConfig(asked.model, asked.device, max_length=asked.max_length), task, rows.label_names, 0
-    )
+    with _in_options(asked):
+        config = ModelConfig(asked.model, asked.device, max_length=asked.max_length)
+        loaded = loading.load(config, task, rows.label_names, 0)
     model, base = loaded.model, None
     if asked.adapter is None:
         _require_head(asked.model, task, rows.label_names)
@@ -143,6 +140,29 @@ def opened(asked: Asked) -> Subject:
         base = model.disable_adapter if task.keeps_head else None  # a new head knows nothing
     texts = Texts(rows, len(parts[0]), task.encode(loaded.tokenizer, rows, asked.max_length))
     return Subject(asked, task, loaded.tokenizer, model.eval(), texts, base, _dates(asked))
+
+
+def _parts(asked: Asked, task: Task) -> list[Rows]:
+    """The rows of each file, their labels numbered alike."""
+    tables = [sources.of_one_party(task, [path], name) for path, name in _files(asked)]
+    learned = Vocabulary(asked.classes, tuple(map(str, asked.classes)))
+    classes = _classes(
+        asked, task, learned if asked.classes else task.classes([one for some in tables for one in some])
+    )
+    return [task.rows(some, classes) for some in tables]
+
+
+@contextmanager
+def _in_options(asked: Asked) -> Iterator[None]:
+    """A refusal names the options of the command, unless a configuration says how texts are read."""
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        if asked.config is not None:
+            raise
+        setting = r"\b(?:data|model)\.(text_b|text|label|max_length)\b"
+        said = re.sub(setting, lambda name: f"--{name[1].replace('_', '-')}", str(error))
+        raise type(error)(said) from error
 
 
 def _dates(asked: Asked) -> tuple[object, ...] | None:

@@ -174,6 +174,8 @@ def test_what_does_not_fit_is_one_sentence(folder: Path, tmp_path: Path, capsys:
         (audit(folder, "members")[:5], "--members is missing"),
         (audit(folder, "members", "--fail-above", "tpr=1"), "--fail-above is 'tpr=1'"),
         (audit(folder, "members", "--labels", "a,b,c"), "--labels leaves out 'kind 0'"),
+        (audit(folder, "members", "--label", "kind"), "has no column 'kind': it has"),
+        (audit(folder, "members", "--max-length", "9999"), "set --max-length to at most"),
         ([*audit(folder, "nowhere")], "does not fit the model"),
         ([one for one in audit(folder, "x") if "adapter" not in one], "without a head ForSequenceClassification"),
         ([*audit(folder, "members")[:6], str(few), *audit(folder, "members")[7:]], "there are 9 members and 40 others"),
@@ -187,6 +189,17 @@ def test_what_does_not_fit_is_one_sentence(folder: Path, tmp_path: Path, capsys:
         assert said in told, told
         assert "trying to tell them apart" not in told, "the audit was made first"
         assert "Traceback" not in told
+
+
+def test_a_model_that_gives_no_numbers_is_one_sentence(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "secure_fed.learning.tasks.classification.loss",
+        lambda model, batch: torch.full((len(batch["labels"]),), float("nan")),
+    )
+    assert main(audit(folder, "members")) == 2
+    assert f"the model gives {2 * TEXTS} of {2 * TEXTS} texts a loss that is not a number" in capsys.readouterr().err
 
 
 # Signals, against their formulas.
