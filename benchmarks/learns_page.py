@@ -33,8 +33,8 @@ width, wider models come by rates that are usual for LoRA: 0.0017 at 768, 0.0003
 
 On SST-2 `p_tuning` learns at no rate in so few steps, and PEFT's own
 does not either. A client's AdamW starts anew in each of ten rounds; the peer's does not, which explains some of what is lost to
-full training. `head` trains no adapter: it is what an adapter has to beat. Here it reads the first token, which this encoder was
-not trained to say much by ([private_silos.md](private_silos.md#how-to-train-the-head-alone)). Its default rate lies between
+full training. `head` trains no adapter: it is what an adapter has to beat. Here it reads the first token, which this encoder
+was not trained to say much by ([private_silos.md](private_silos.md#how-to-train-the-head-alone)). Its default rate lies between
 the best one here and that of the built-in model.
 
 """

@@ -1,0 +1,106 @@
+"""What C2A's prediction rests on: the context of a batch or of each text, and whose class shares.
+
+    python benchmarks/c2a_contexts.py DATA [--seeds 2]
+
+The claims' runs of C2A (`claims.py`: MiniLM on AG News, 50 clients, twenty rounds) are made again, and their last states predict
+the test texts in several ways:
+
+    own, uniform       each text's own context and uniform shares, as secure-fed predicts
+    batch, uniform     the largest context of eight texts, as in training (eq. 4), and uniform shares, as the paper predicts
+    own, client        a client's own shares, on test texts drawn by these shares; the mean over clients
+    own, no client     uniform shares on the same draws, for comparison
+
+C2A trains with the context of the batch and the client's shares. The difference of the first two is what the other context
+costs; that of the last two is what personal shares would bring a client that predicts for itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from claims import REDUCED, configured, encoder, texts
+from claims_made import CLAIMS
+from timing import machine
+from torch import Tensor
+
+from secure_fed import Federation
+from secure_fed.learning.models.adapters.hypernetwork import NAME, SHARES, shares
+
+BATCH, DRAWN, CLIENTS = 8, 100, 20
+
+
+class Predictor:
+    """A trained model, and its test set in batches of eight."""
+
+    def __init__(self, federation: Federation, state: Any) -> None:
+        self._problem = federation.assembly.problem
+        self.model = federation.load(state).eval()
+        self.labels = np.array([int(one["labels"]) for one in self._items(self._problem.test)])
+        self.uniform = self.model.get_parameter(SHARES).detach().clone()
+
+    @torch.no_grad()
+    def right(self, own: Tensor, *, batch: bool) -> np.ndarray[Any, Any]:
+        """(texts,) whether each is predicted right, with these class shares. batch: one context for eight texts."""
+        self.model.get_parameter(SHARES).copy_(own)
+        self.model.get_submodule(NAME).train(batch)
+        found, items = [], self._items(self._problem.test)
+        for at in range(0, len(items), BATCH):
+            given = self._problem.collate(items[at : at + BATCH])
+            found.append(self.model(**{k: v for k, v in given.items() if k != "labels"}).logits.argmax(1).numpy())
+        return np.concatenate(found) == self.labels
+
+    def of_clients(self, rng: np.random.Generator) -> tuple[float, float]:
+        """The accuracy on draws by each client's shares: with these shares, and with uniform ones."""
+        general, told = self.right(self.uniform, batch=False), []
+        for client in self._problem.train[:CLIENTS]:
+            own = shares([int(one["labels"]) for one in self._items(client)], len(self.uniform))
+            weights = own.double().numpy()[self.labels] / np.bincount(self.labels)[self.labels]
+            drawn = rng.choice(len(self.labels), DRAWN, p=weights / weights.sum())
+            told.append((self.right(own, batch=False)[drawn].mean(), general[drawn].mean()))
+        personal, usual = np.mean(told, axis=0)
+        return float(personal), float(usual)
+
+    @staticmethod
+    def _items(examples: Any) -> list[Any]:
+        return [examples[i] for i in range(len(examples))]
+
+
+def measured(arm: str, seed: int, data: Path, cache: Path) -> dict[str, Any]:
+    claim = next(one for one in CLAIMS if one.name == "c2a")
+    files = {f"data.{split}": str(place) for split, place in texts(claim.data, REDUCED, data, cache).items()}
+    own = claim.configurations(REDUCED)[arm]
+    common = {"model.name": str(encoder()), **files, **REDUCED.settings(), **own, "federation.seed": seed}
+    federation = Federation(configured(common))
+    result = federation.run()
+    predictor = Predictor(federation, result.state)
+    personal, usual = predictor.of_clients(np.random.default_rng(seed))
+    return {
+        "arm": arm,
+        "seed": seed,
+        "own, uniform": float(predictor.right(predictor.uniform, batch=False).mean()),
+        "batch, uniform": float(predictor.right(predictor.uniform, batch=True).mean()),
+        "own, client": personal,
+        "own, no client": usual,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "claims_cache" / "reduced")
+    given = parser.parse_args()
+    print(machine("torch", "transformers"))
+    for seed in range(given.seeds):
+        for arm in ("c2a-beta-5", "c2a-beta-0.1"):
+            print(json.dumps(measured(arm, seed, given.data, given.cache)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
