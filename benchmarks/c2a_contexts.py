@@ -2,7 +2,7 @@
 
     python benchmarks/c2a_contexts.py DATA [--seeds 2]
 
-The claims' runs of C2A (`claims.py`: MiniLM on AG News, 50 clients, twenty rounds) are made again, and their last states predict
+The claims' runs of C2A (`claims.py`: MiniLM on AG News, 50 clients, twenty rounds) are made again. Their last states predict
 the test texts in several ways:
 
     own, uniform       each text's own context and uniform shares, as secure-fed predicts
