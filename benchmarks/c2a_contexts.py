@@ -8,10 +8,11 @@ the test texts in several ways:
     own, uniform       each text's own context and uniform shares, as secure-fed predicts
     batch, uniform     the largest context of eight texts, as in training (eq. 4), and uniform shares, as the paper predicts
     own, client        a client's own shares, on test texts drawn by these shares; the mean over clients
-    own, no client     uniform shares on the same draws, for comparison
+    own, no client     uniform shares on the same draws
+    commonest          always the client's commonest label, on the same draws: what its shares say without any text
 
 C2A trains with the context of the batch and the client's shares. The difference of the first two is what the other context
-costs; that of the last two is what personal shares would bring a client that predicts for itself.
+costs; that of the next two is what personal shares would bring a client that predicts for itself.
 """
 
 from __future__ import annotations
@@ -55,16 +56,16 @@ class Predictor:
             found.append(self.model(**{k: v for k, v in given.items() if k != "labels"}).logits.argmax(1).numpy())
         return np.concatenate(found) == self.labels
 
-    def of_clients(self, rng: np.random.Generator) -> tuple[float, float]:
-        """The accuracy on draws by each client's shares: with these shares, and with uniform ones."""
+    def of_clients(self, rng: np.random.Generator) -> dict[str, float]:
+        """The accuracy on draws by each client's shares: with these shares, with uniform ones, and without a model."""
         general, told = self.right(self.uniform, batch=False), []
         for client in self._problem.train[:CLIENTS]:
             own = shares([int(one["labels"]) for one in self._items(client)], len(self.uniform))
             weights = own.double().numpy()[self.labels] / np.bincount(self.labels)[self.labels]
             drawn = rng.choice(len(self.labels), DRAWN, p=weights / weights.sum())
-            told.append((self.right(own, batch=False)[drawn].mean(), general[drawn].mean()))
-        personal, usual = np.mean(told, axis=0)
-        return float(personal), float(usual)
+            always = self.labels[drawn] == int(own.argmax())
+            told.append((self.right(own, batch=False)[drawn].mean(), general[drawn].mean(), always.mean()))
+        return dict(zip(("own, client", "own, no client", "commonest"), np.mean(told, axis=0).tolist(), strict=True))
 
     @staticmethod
     def _items(examples: Any) -> list[Any]:
@@ -79,14 +80,12 @@ def measured(arm: str, seed: int, data: Path, cache: Path) -> dict[str, Any]:
     federation = Federation(configured(common))
     result = federation.run()
     predictor = Predictor(federation, result.state)
-    personal, usual = predictor.of_clients(np.random.default_rng(seed))
     return {
         "arm": arm,
         "seed": seed,
         "own, uniform": float(predictor.right(predictor.uniform, batch=False).mean()),
         "batch, uniform": float(predictor.right(predictor.uniform, batch=True).mean()),
-        "own, client": personal,
-        "own, no client": usual,
+        **predictor.of_clients(np.random.default_rng(seed)),
     }
 
 

@@ -25,7 +25,8 @@ from protocols.client import Client
 from protocols.codec import FixedPoint
 from protocols.keys import Secret
 from protocols.masking import add_masks
-from protocols.parameters import Parameters, Policy
+from protocols.parameters import Parameters
+from protocols.policy import Policy
 from protocols.server import Server
 
 CORRUPT, DROPOUT = 0.1, 0.2  # shares of the clients that parameters are chosen for

@@ -23,7 +23,8 @@ from protocols.client import Client
 from protocols.codec import FixedPoint
 from protocols.errors import Aborted, MessageError, ParameterError, ProtocolError, RangeError, Spent, Tampering
 from protocols.keys import Identity, registry_digest
-from protocols.parameters import Parameters, Policy, stages
+from protocols.parameters import Parameters, stages
+from protocols.policy import Policy
 from protocols.record import InMemory, OnDisk, Sessions
 from protocols.server import Server
 

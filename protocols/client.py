@@ -24,7 +24,8 @@ from protocols.keys import Identity, Secret
 from protocols.masking import add_masks
 from protocols.messages import Advertise, Confirm, Delivery, Masked, Words
 from protocols.opening import check_statements, check_survivors, confirmed, listed, near, open_shares, signers
-from protocols.parameters import Parameters, Policy
+from protocols.parameters import Parameters
+from protocols.policy import Policy
 from protocols.record import InMemory, Sessions
 from protocols.roster import Agreed, Topology, chosen_by, judged, related, topology, topology_of
 

@@ -1,7 +1,7 @@
-"""What a session is, and what a client of its own accord asks of one before it takes part.
+"""What a session is. What a client of its own accord asks of one is its `policy`.
 
 `Parameters` come from the server, or from whoever sets up the run; every side checks that they are usable, and every message is
-bound to their digest. `Policy` is a client's own: no server can lower it.
+bound to their digest.
 
 With h holders of each client's shares, c of them corrupt, and t shares to rebuild a secret:
 
@@ -18,19 +18,18 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeGuard
 
 from protocols.errors import ParameterError
-from protocols.keys import registry_digest
 
 PROTOCOL = 2
 _TITLE = b"secure-fed/session"
 SERVER = 2**32 - 1  # the server's number; clients have smaller ones
 WORDS = (32, 64)
-_SMALL, _LARGE = 2**32 - 1, 2**64 - 1  # the largest numbers that the session's encoding has room for
+SMALL, LARGE = 2**32 - 1, 2**64 - 1  # the largest numbers that the session's encoding has room for
 
 
 @dataclass(frozen=True)
@@ -164,21 +163,21 @@ class Parameters:
 
     def _of_the_vector(self) -> Iterator[str]:
         if not isinstance(self.run, str) or not self.run or not _fits_utf8(self.run):
-            yield f"run is {self.run!r:.80}: name the run in text of 1 to {_SMALL} bytes of UTF-8"
-        if not _whole(self.round, 0, _LARGE):
+            yield f"run is {self.run!r:.80}: name the run in text of 1 to {SMALL} bytes of UTF-8"
+        if not is_whole(self.round, 0, LARGE):
             yield f"round is {self.round!r:.40}: number rounds from 0 to 2^64 - 1"
         if not _digest(self.layout):
             yield "layout is not 32 bytes: give the SHA-256 of what the coordinates mean"
-        if not _whole(self.length, 1, _SMALL):
+        if not is_whole(self.length, 1, SMALL):
             yield f"length is {self.length!r:.40}: a vector has 1 to 2^32 - 1 coordinates"
-        if not _whole(self.bits, 0, _SMALL) or self.bits not in WORDS:
+        if not is_whole(self.bits, 0, SMALL) or self.bits not in WORDS:
             yield f"bits is {self.bits!r:.40}: a coordinate has 32 or 64"
 
     def _of_the_clients(self) -> Iterator[str]:
         if not isinstance(self.clients, tuple) or not 2 <= len(self.clients) < SERVER:
             yield "clients is not a tuple of at least two: a sum over fewer hides nobody"
         for client in self.clients:
-            if not _whole(client, 0, SERVER - 1):
+            if not is_whole(client, 0, SERVER - 1):
                 yield f"clients holds {client!r:.40}: number clients from 0 to 2^32 - 2"
         for before, after in zip(self.clients, self.clients[1:], strict=False):
             if before >= after:
@@ -191,11 +190,11 @@ class Parameters:
             yield "an active session has the digest of its identities in registry, and a passive one has zeros there"
 
     def _of_the_numbers(self) -> Iterator[str]:
-        if not _whole(self.neighbours, 1, _SMALL):
+        if not is_whole(self.neighbours, 1, SMALL):
             yield f"neighbours is {self.neighbours!r:.40}: it is a whole number from 1 on"
         if not self.complete and self.neighbours % 2:
             yield f"neighbours is {self.neighbours} on a graph that is not complete: it is even, or at least clients - 1"
-        if not _whole(self.threshold, 1, self.holders):
+        if not is_whole(self.threshold, 1, self.holders):
             yield (
                 f"threshold is {self.threshold!r:.40} and {self.holders} hold shares of a client: "
                 f"choose a threshold from 1 to {self.holders}"
@@ -205,11 +204,11 @@ class Parameters:
                 f"threshold is {self.threshold}, and two lists of survivors could each find as many among {self.holders} "
                 f"holders: an active session needs a threshold of at least {self.holders // 2 + 1}"
             )
-        if not _whole(self.survivors, 2, len(self.clients)):
+        if not is_whole(self.survivors, 2, len(self.clients)):
             yield f"survivors is {self.survivors!r:.40}: choose the least size of a sum from 2 to {len(self.clients)}"
         yield from self._of_the_choices()
         most = (2 ** (self.bits - 1) - 1) // len(self.clients)
-        if not _whole(self.bound, 0, most):
+        if not is_whole(self.bound, 0, most):
             yield f"bound is {self.bound!r:.40}: {self.bits} bits hold sums of {len(self.clients)} up to a bound of {most}"
 
     def _of_the_choices(self) -> Iterator[str]:
@@ -217,7 +216,7 @@ class Parameters:
             if self.partners != 0:
                 yield f"partners is {self.partners!r:.40}: it is 0 where clients do not choose their neighbours"
             return
-        if not _whole(self.partners, 1, self.masked):
+        if not is_whole(self.partners, 1, self.masked):
             yield (
                 f"partners is {self.partners!r:.40}: choose from 1 to {self.masked}, the choices of a client that share a mask"
             )
@@ -234,109 +233,8 @@ def stages(parameters: Parameters) -> tuple[str, ...]:
     return ("advertise", "share", "mask", *agreed, "unmask")
 
 
-@dataclass(frozen=True)
-class Policy:
-    """What a client asks of a session, whatever the server says: minima, and how many it believes corrupt at the most.
-
-    `corrupt` counts among the holders of one client's shares (on a complete graph, among all clients), `window` among any k / 2
-    consecutive places of a ring, `colluding` among all who are invited. `partners` is the least of the parameter of that name.
-    """
-
-    threshold: int
-    survivors: int
-    corrupt: int = 0
-    window: int = 0
-    active: bool = False  # True: passive sessions are refused
-    identities: Mapping[int, bytes] = field(default_factory=dict)  # registered out of band
-    clients: int = 2  # least number invited
-    neighbours: int | None = None  # exactly so many, where corrupt and window were worked out for these
-    partners: int = 0
-    colluding: int = 0
-
-    def __post_init__(self) -> None:
-        least = {"threshold": 1, "survivors": 2, "corrupt": 0, "window": 0, "clients": 2, "partners": 0, "colluding": 0}
-        for name, value in least.items():
-            if not _whole(getattr(self, name), value, _SMALL):
-                raise ParameterError(f"{name} of the policy is {getattr(self, name)!r:.40}: it is {value} or more")
-
-    def check(self, parameters: Parameters) -> None:
-        """ParameterError unless this client may take part in such a session."""
-        for sentence in self._violations(parameters):
-            raise ParameterError(sentence, protected="nothing was sent")
-
-    def _violations(self, parameters: Parameters) -> Iterator[str]:
-        given = {
-            "clients": len(parameters.clients),
-            "threshold": parameters.threshold,
-            "survivors": parameters.survivors,
-        }
-        for name, value in given.items():
-            if value < getattr(self, name):
-                yield f"the session's {name} is {value}, and this client's policy asks for at least {getattr(self, name)}"
-        corrupt = max(self.corrupt, self.colluding)
-        if parameters.survivors < corrupt + 2:
-            yield (
-                f"the session releases sums of {parameters.survivors}, and with {corrupt} corrupt among them fewer than "
-                f"two would be honest: raise survivors to at least {corrupt + 2}"
-            )
-        yield from self._of_the_holders(parameters)
-        yield from self._of_the_identities(parameters)
-
-    def _of_the_holders(self, parameters: Parameters) -> Iterator[str]:
-        threshold, holders = parameters.threshold, parameters.holders
-        if parameters.active and self.corrupt and self.neighbours is None:
-            yield (
-                "the policy expects corrupt clients and does not say among how many neighbours: set neighbours, or a server "
-                "could choose a graph with more of them"
-            )
-        if self.neighbours not in (None, parameters.neighbours):
-            yield f"the session has {parameters.neighbours} neighbours, and this client's policy is for {self.neighbours}"
-        least = (holders + self.corrupt) // 2 + 1 if parameters.active else self.corrupt + 1
-        if threshold < least:
-            kind = "an active" if parameters.active else "a passive"
-            yield (
-                f"the session's threshold is {threshold}; with {self.corrupt} corrupt among {holders} holders {kind} session "
-                f"needs at least {least}: raise threshold"
-            )
-        if parameters.chosen:
-            yield from self._of_the_choices(parameters)
-        elif not parameters.complete:
-            yield from self._of_the_ring(parameters)
-
-    def _of_the_choices(self, parameters: Parameters) -> Iterator[str]:
-        if parameters.partners < max(self.partners, 1):
-            yield f"the session's partners is {parameters.partners}, and this client's policy asks for {self.partners}"
-        if self.corrupt and not self.partners:
-            yield "the policy expects corrupt holders and asks for no partners: set partners, as `choose` has it"
-        clients, colluding = len(parameters.clients), max(self.colluding, self.corrupt)
-        if 2 * parameters.survivors <= clients + colluding:
-            yield (
-                f"the session releases sums of {parameters.survivors}, and with {colluding} corrupt of {clients} two lists of "
-                f"survivors could be signed: raise survivors to at least {(clients + colluding) // 2 + 1}"
-            )
-
-    def _of_the_ring(self, parameters: Parameters) -> Iterator[str]:
-        if self.corrupt and not self.window:
-            yield (
-                f"the policy expects {self.corrupt} corrupt holders and none in a window of the ring: set window, "
-                f"to {self.corrupt} if in doubt"
-            )
-        if self.window >= parameters.neighbours // 2:
-            yield (
-                f"the policy allows {self.window} corrupt in {parameters.neighbours // 2} consecutive places of the ring, "
-                "which could cut it anywhere: raise neighbours"
-            )
-
-    def _of_the_identities(self, parameters: Parameters) -> Iterator[str]:
-        if not parameters.active:
-            if self.active:
-                yield "the session is passive, and this client's policy asks for an active one"
-            return
-        if registry_digest(self.identities, parameters.clients) != parameters.registry:
-            yield "the session's identities are not those that this client has registered"
-
-
-def _whole(value: object, least: int, most: int) -> TypeGuard[int]:
+def is_whole(value: object, least: int, most: int) -> TypeGuard[int]:
+    """Whether it is a whole number, and no bool, in this range."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
@@ -346,6 +244,6 @@ def _digest(value: object) -> bool:
 
 def _fits_utf8(text: str) -> bool:
     try:
-        return len(text.encode()) <= _SMALL
+        return len(text.encode()) <= SMALL
     except UnicodeEncodeError:
         return False

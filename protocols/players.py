@@ -11,7 +11,8 @@ from protocols.agreements import Agreements
 from protocols.client import Client
 from protocols.keys import Identity
 from protocols.masking import Words
-from protocols.parameters import Parameters, Policy
+from protocols.parameters import Parameters
+from protocols.policy import Policy
 from protocols.record import InMemory, Sessions
 
 Message = bytes | bytearray

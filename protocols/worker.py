@@ -19,7 +19,8 @@ from protocols.client import Client
 from protocols.errors import ProtocolError
 from protocols.keys import Identity, Secret
 from protocols.one_process import OneProcess
-from protocols.parameters import Parameters, Policy
+from protocols.parameters import Parameters
+from protocols.policy import Policy
 from protocols.record import InMemory
 
 

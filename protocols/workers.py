@@ -26,8 +26,9 @@ from typing import Any
 from protocols.errors import ProtocolError
 from protocols.keys import Identity
 from protocols.masking import Words, cores
-from protocols.parameters import Parameters, Policy
+from protocols.parameters import Parameters
 from protocols.players import Message, Waiting
+from protocols.policy import Policy
 from protocols.worker import Close, Open, Outcome, Step, Task
 
 _Answer = Future[tuple[Message, float]]

@@ -157,7 +157,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("errors",),
         ("codec", "graph", "keys", "choice", "record"),
         ("masking", "shamir", "chosen", "parameters", "agreements"),
-        ("wire", "one_process"),
+        ("wire", "one_process", "policy"),
         ("messages",),
         ("costs", "roster"),
         ("dealing", "rebuilding"),

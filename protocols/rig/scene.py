@@ -18,7 +18,8 @@ from protocols.client import Client
 from protocols.errors import ProtocolError
 from protocols.keys import Identity
 from protocols.messages import Words, word
-from protocols.parameters import Parameters, Policy, stages
+from protocols.parameters import Parameters, stages
+from protocols.policy import Policy
 from protocols.server import Server
 
 SERVER = -1  # who the server is among those that may notice something

@@ -21,7 +21,8 @@ import numpy as np
 from protocols.choice import Choice, choose
 from protocols.errors import ParameterError
 from protocols.keys import Identity, registry_digest
-from protocols.parameters import Parameters, Policy, stages
+from protocols.parameters import Parameters, stages
+from protocols.policy import Policy
 from protocols.rig.attack import HONEST, Attack
 from protocols.rig.play import play
 from protocols.rig.scene import Progress, Scene, Tally

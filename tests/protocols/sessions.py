@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from protocols.client import Client
 from protocols.errors import ProtocolError
 from protocols.keys import Identity, registry_digest
-from protocols.parameters import Parameters, Policy, stages
+from protocols.parameters import Parameters, stages
+from protocols.policy import Policy
 from protocols.server import Server
 
 METHODS = {

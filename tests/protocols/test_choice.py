@@ -13,7 +13,8 @@ from protocols.choice import ABORT, Choice, _at_least, choose
 from protocols.errors import ParameterError
 from protocols.graph import ring
 from protocols.keys import registry_digest
-from protocols.parameters import Parameters, Policy
+from protocols.parameters import Parameters
+from protocols.policy import Policy
 from tests.cells import chosen, every
 
 SIZES = (10, 50, 99, 100, 200, 250)

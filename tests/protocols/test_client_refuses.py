@@ -17,7 +17,7 @@ from protocols.errors import Aborted, MessageError, ParameterError, ProtocolErro
 from protocols.keys import AgreementKey, Identity
 from protocols.messages import Advertise, Confirm, Confirmations, Delivery, Masked, Opened, Roster, Shares, Survivors
 from protocols.opening import near
-from protocols.parameters import Policy
+from protocols.policy import Policy
 from protocols.record import InMemory, OnDisk
 from protocols.roster import SMALL_ORDER, chosen_by, point
 from tests.protocols.sessions import METHODS, Cast, Play, cast, play

@@ -16,7 +16,8 @@ import protocols.server
 from protocols.client import Client
 from protocols.errors import Aborted, ParameterError
 from protocols.graph import Graph
-from protocols.parameters import Parameters, Policy
+from protocols.parameters import Parameters
+from protocols.policy import Policy
 from protocols.record import InMemory
 from protocols.rig.simulate import Report, Simulation, simulate
 from protocols.rig.tampering import ATTACKS, attack_of

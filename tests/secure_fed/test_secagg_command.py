@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from protocols.parameters import Policy
+from protocols.policy import Policy
 from protocols.rig.tampering import ATTACKS
 from protocols.server import Server
 from secure_fed.commands import secagg as secagg_command

@@ -8,7 +8,7 @@ from dataclasses import replace
 from protocols.keys import AgreementKey, Identity, registry_digest
 from protocols.messages import SIGNATURE, Advertise, Survivors, seeds
 from protocols.opening import near
-from protocols.parameters import Policy
+from protocols.policy import Policy
 from protocols.rig.play import play
 from protocols.rig.scene import SERVER, Inbox, Scene
 

@@ -15,7 +15,8 @@ from privacy.public_order import PublicOrder
 from protocols.choice import Choice, choose, colluding, surviving
 from protocols.errors import Aborted, ParameterError
 from protocols.keys import Identity, registry_digest
-from protocols.parameters import Parameters, Policy
+from protocols.parameters import Parameters
+from protocols.policy import Policy
 from secure_fed.config import SecureAggregationConfig
 from secure_fed.errors import ConfigError
 from secure_fed.rounds.masked.encoding import Encoding, Noised, Rounded
