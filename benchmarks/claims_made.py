@@ -114,7 +114,8 @@ _SILOS = {  # a round trains on as many texts with 3 silos as with 20, within a 
     20: {"federation.clients": 20, "federation.cohort": 10, "training.steps": 4},
 }
 C2A = {
-    "c2a": _method("c2a"),
+    "c2a": _method("c2a", context="batch"),  # as in the paper
+    "c2a_text": _method("c2a"),
     "adapter": _method("adapter_houlsby", bottleneck=16),
     "lora": _method("fedlora", **LOW_RANK),
 }
@@ -181,6 +182,10 @@ CLAIMS = (
             Order("c2a-beta-5", "lora-beta-5", stated=2.1),
             Order("c2a-beta-0.1", "adapter-beta-0.1", stated=4.9),
             Order("c2a-beta-0.1", "lora-beta-0.1", stated=4.4),
+            Order("c2a_text-beta-5", "c2a-beta-5"),
+            Order("c2a_text-beta-0.1", "c2a-beta-0.1"),
+            Order("c2a_text-beta-5", "lora-beta-5"),
+            Order("c2a_text-beta-0.1", "lora-beta-0.1"),
         ),
         (Widening(("c2a-beta-5", "c2a-beta-0.1"), ("lora-beta-5", "lora-beta-0.1"), stated=2.3),),
         _longer,

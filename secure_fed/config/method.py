@@ -50,6 +50,12 @@ class MethodConfig:
     prompt_length: int = key(20, "virtual tokens (prompt, prefix and P-tuning)", at_least=1)
     context_dim: int = key(8, "numbers of a client's embedding (C2A's t)", at_least=1)
     hyper_dim: int = key(64, "rank of the hypernetwork's factors (C2A's s)", at_least=1)
+    context: str = key(
+        "text",
+        "what C2A's adapters are made from in training: each text's own context, as in evaluation, or that of its batch, as in "
+        "the paper",
+        choices=("text", "batch"),
+    )
     final_rank: int | None = key(
         None, "mean rank of an adapted matrix in the end (FedARA; a quarter of rank)", at_least=1, optional=2
     )

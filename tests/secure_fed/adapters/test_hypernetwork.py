@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,10 +39,10 @@ def base(architecture: str) -> nn.Module:
     return model
 
 
-def prepared(architecture: str, seed: int = 7, away: bool = False) -> nn.Module:
+def prepared(architecture: str, seed: int = 7, away: bool = False, of_batch: bool = False) -> nn.Module:
     """With larger adapters than at the start, and class shares of somebody's, if `away`."""
     model = base(architecture)
-    names = SMALL.inject(model, small_models.head_of(model), seed)
+    names = replace(SMALL, of_batch=of_batch).inject(model, small_models.head_of(model), seed)
     if away:
         generator = torch.Generator().manual_seed(3)
         for name in names:
@@ -66,7 +67,7 @@ def logits(model: nn.Module, **inputs: Tensor) -> Tensor:
 # What is computed.
 
 
-def by_hand(y: Tensor, mask: Tensor, network: Hypernetwork, layer: int, training: bool) -> Tensor:
+def by_hand(y: Tensor, mask: Tensor, network: Hypernetwork, layer: int, of_batch: bool) -> Tensor:
     """Every entry by itself, in float64."""
     p = {name: parameter.detach().double().numpy() for name, parameter in network.named_parameters()}
     y_ = y.double().numpy()
@@ -74,7 +75,7 @@ def by_hand(y: Tensor, mask: Tensor, network: Hypernetwork, layer: int, training
     for words, real in zip(y_, mask.numpy(), strict=True):
         mean = np.mean([word for word, counts in zip(words, real, strict=True) if counts], axis=0)
         texts.append(mean / math.sqrt(sum(mean**2)))
-    if training:
+    if of_batch:
         texts = [np.max(texts, axis=0)] * len(texts)
     weight = p["left"] @ p["right"]
     weight = weight / math.sqrt((weight**2).sum())
@@ -92,16 +93,16 @@ def by_hand(y: Tensor, mask: Tensor, network: Hypernetwork, layer: int, training
     return torch.from_numpy(out)
 
 
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(("training", "of_batch"), [(False, True), (True, False), (True, True)])
 @pytest.mark.parametrize("architecture", ["bert", "distilbert", "gpt2"])
-def test_a_model_computes_what_the_equations_say(architecture: str, training: bool) -> None:
-    adapted, model = prepared(architecture, away=True), base(architecture)
+def test_a_model_computes_what_the_equations_say(architecture: str, training: bool, of_batch: bool) -> None:
+    adapted, model = prepared(architecture, away=True, of_batch=of_batch), base(architecture)
     inputs = small_models.batch()
     before = logits(model, **inputs)
     for place in places(model):
 
         def hook(_: nn.Module, args: Any, y: Tensor, layer: int = place.layer) -> Tensor:
-            return by_hand(y, inputs["attention_mask"], network_of(adapted), layer, training).float()
+            return by_hand(y, inputs["attention_mask"], network_of(adapted), layer, training and of_batch).float()
 
         model.get_submodule(place.module).register_forward_hook(hook)
     want = logits(model, **inputs)
@@ -163,11 +164,12 @@ def test_a_prediction_depends_on_no_batch_mate_and_no_padding(architecture: str)
     assert moved > 1e-3, "the adapters do something"
 
 
-def test_in_training_the_context_is_the_batchs_and_padding_still_does_not_count() -> None:
-    model, inputs = prepared("bert", away=True).train(), small_models.batch()
+@pytest.mark.parametrize("of_batch", [False, True])
+def test_in_training_the_context_is_of_the_batch_if_asked_and_padding_does_not_count(of_batch: bool) -> None:
+    model, inputs = prepared("bert", away=True, of_batch=of_batch).train(), small_models.batch()
     together = logits(model, **inputs)
     alone = logits(model, **{name: value[:1] for name, value in inputs.items()})
-    assert not torch.allclose(alone[0], together[0], atol=1e-4)
+    assert torch.allclose(alone[0], together[0], atol=1e-4) is not of_batch
     longer = {name: nn.functional.pad(value, (0, 4)) for name, value in inputs.items()}
     longer["input_ids"][:, 9:] = 17
     assert torch.allclose(logits(model, **longer), together, atol=1e-6)

@@ -7,10 +7,10 @@ With d the model's width, t the size of an embedding, r the bottleneck and s the
     U = W I,  D = U^T                                     (d, r), (r, d)
     y -> y + U GELU(D y)
 
-f comes of the very y that is adapted: the mean over an example's tokens, of length 1. In training the largest of a batch is
-taken, coordinate by coordinate; in evaluation every example has its own f, hence an adapter of its own, so that no prediction
-depends on who else is in the batch. Padding counts in neither. In a model that generates text f is left out: a mean over all
-tokens tells of those that are to be predicted.
+f comes of the very y that is adapted: the mean over an example's tokens, of length 1. Every example has its own f, hence an
+adapter of its own. With `of_batch` the largest of a batch is taken in training, coordinate by coordinate; in evaluation never,
+so that no prediction depends on who else is in the batch. Padding counts in neither. In a model that generates text f is left
+out: a mean over all tokens tells of those that are to be predicted.
 
 The network is one child of the model. The places reach it past torch's registry of children, so that its parameters have one
 name; `copy.deepcopy` keeps the tie, and since it is the model's child, what `torch.func.functional_call` puts in reaches them.
@@ -47,7 +47,7 @@ class Hypernetwork(nn.Module):
         self, width: int, classes: int, layers: int, settings: Hypernetworks, generator: torch.Generator
     ) -> None:
         super().__init__()
-        self.bottleneck, self.context = settings.bottleneck, True
+        self.bottleneck, self.context, self.of_batch = settings.bottleneck, True, settings.of_batch
         self.mask: Tensor | None = None
         t, r, s = settings.context_dim, settings.bottleneck, settings.hyper_dim
 
@@ -63,12 +63,12 @@ class Hypernetwork(nn.Module):
         self.class_shares = _constant(1 / classes, classes)
 
     def embedding(self, y: Tensor, layer: int) -> Tensor:
-        """I of one layer's adapter: (1, t) in training, (B, t), each example's own, in evaluation. y: (B, T, d)."""
+        """I of one layer's adapter: (B, t), each example's own; in training with `of_batch` (1, t). y: (B, T, d)."""
         fixed = self.label_weight @ self.class_shares + self.label_bias + self.context_bias + self.layer[layer]
         if not self.context:
             return fixed.unsqueeze(0)
         texts = self._texts(y)
-        pooled = texts.amax(0, keepdim=True) if self.training else texts
+        pooled = texts.amax(0, keepdim=True) if self.training and self.of_batch else texts
         return fixed + pooled @ self.context_weight.T
 
     def up(self, embedding: Tensor) -> Tensor:
@@ -109,6 +109,7 @@ class Hypernetworks:
     context_dim: int = 8
     bottleneck: int = 16
     hyper_dim: int = 64
+    of_batch: bool = False
 
     def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
         """Put the network into `model` in place and return the names of its parameters, of which the class shares do not train.
