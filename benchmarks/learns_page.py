@@ -37,6 +37,9 @@ full training. `head` trains no adapter: it is what an adapter has to beat. Here
 was not trained to say much by ([private_silos.md](private_silos.md#how-to-train-the-head-alone)). Its default rate lies between
 the best one here and that of the built-in model.
 
+C2A trains with each text's own context. With the context of its batch, as in the paper, but each text's own in evaluation, it
+learns less and only at one rate: see "c2a, context of a batch" below.
+
 """
 
 
