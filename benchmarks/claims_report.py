@@ -59,9 +59,9 @@ three silos and `fra` three times the steps. Each method has the default learnin
 none is tuned here.
 
 **These trainings are short.** FedARA and FedTT+ start from maps that are zero and learn late: in one place both reach LoRA's
-neighbourhood, but after more steps. What is contradicted here is contradicted for forty to eighty steps, and not for the papers'
-thousands. Under the strongest skews a seed, which draws the partition, decides more than the method does, so that only differences of ten
-points and more could be seen.
+neighbourhood, but after more steps. What is contradicted here is contradicted for forty to eighty steps, and not for the
+papers' thousands. Under the strongest skews a seed, which draws the partition, decides more than the method does, so that only
+differences of ten points and more could be seen.
 
 - **seen**: the mean difference in points of accuracy, seed by seed: a seed draws the same partition for both.
 - **stated**: the same difference in the paper's table, with another model, more rounds and often another data set.
