@@ -58,10 +58,11 @@ All-MiniLM-L6-v2 on AG News (descriptions, {_size(scale.train)} training texts o
 three silos and `fra` three times the steps. Each method has the default learning rate ([learning_rates.md](learning_rates.md));
 none is tuned here.
 
-**These trainings are short.** FedARA and FedTT+ start from maps that are zero, and learn late. In one place, with 80 steps of
-16 texts, FedARA is level with LoRA, and FedTT+ is not yet ([learning_rates.md](learning_rates.md)). What is contradicted here is
-contradicted for forty to eighty local steps of 8 texts, not for the papers' thousands. Under the strongest skews a seed,
-which draws the partition, decides more than the method does, so that only differences of ten points and more could be seen.
+**These trainings are short.** FedARA and FedTT+ start from maps that are zero, and learn late. In one place, with 80
+steps of 16 texts, FedARA is level with LoRA, and FedTT+ is not yet ([learning_rates.md](learning_rates.md)). What is
+contradicted here is contradicted for forty to eighty local steps of 8 texts, not for the papers' thousands. Under the
+strongest skews a seed, which draws the partition, decides more than the method does, so that only differences of ten
+points and more could be seen.
 
 - **seen**: the mean difference in points of accuracy, seed by seed: a seed draws the same partition for both.
 - **stated**: the same difference in the paper's table, with another model, more rounds and often another data set.
