@@ -147,6 +147,8 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "claims_cache")
     parser.add_argument("--docs", type=Path, help="write claims.md there, of all runs of this size that --out holds")
     given = parser.parse_args()
+    if unknown := set(given.arms or ()) - {arm for claim in CLAIMS for arm in claim.arms}:
+        parser.error(f"no claim has the configuration {', '.join(sorted(unknown))}")
     size = "full" if given.full else "reduced"
     if given.data:
         run_all(given, size)

@@ -11,7 +11,7 @@ Python, imports, the model. All may use every core, in the way that their docume
     round    median of the others
     whole    from the start of the process to the end of its last round
 
-`one adapter` has no clients: as many texts a round train one adapter, in passes of like length. It bounds any simulator.
+`one adapter` has no clients: as many texts a round train one adapter, by plain torch, in passes of like length.
 
 Ways take turns; of each the turn with the shortest whole run is shown. Peers are installed by pip into environments of their
 own below --peers, once. --data: a folder with train.jsonl.gz and test.jsonl.gz of texts and labels, for MiniLM; else it reads

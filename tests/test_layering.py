@@ -173,7 +173,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "attacks": (
         ("adversary",),
-        ("catalogue",),
+        ("catalogue", "limits"),
         ("evidence", "shadow_scores", "steps"),
         ("texts",),
         (" ".join(ATTACKS),),

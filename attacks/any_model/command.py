@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
+from attacks.limits import ABOVE_LIMIT, limit_of
 from secure_fed.errors import ConfigError, UsageError, plainly
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from attacks.any_model.subject import Asked
     from secure_fed.config import RunConfig
 
-ABOVE_LIMIT = 4  # exit status
 LENGTH = 128  # tokens
 _TASKS = ("classification", "multi_label", "regression", "tokens", "question_answering", "causal_lm")
 _NEEDED = {"members": "--members", "non_members": "--non-members"}
@@ -72,7 +72,7 @@ def run(chosen: argparse.Namespace) -> int:
     for name, option in _NEEDED.items():
         if getattr(chosen, name) is None:
             raise UsageError(f"{option} is missing: name the texts that were in the training, and texts that were not")
-    limit = _limit(chosen.fail_above)
+    limit = limit_of(chosen.fail_above, "auc", "give auc= and a number from 0 to 1, such as auc=0.6")
     if chosen.show_texts and not chosen.out:
         raise UsageError("--show-texts puts texts on the page of an audit: say with --out where that is written")
     if chosen.out:
@@ -170,17 +170,6 @@ def _config(chosen: argparse.Namespace) -> RunConfig | None:
                 f"--{option.replace('_', '-')} has no place beside --config, whose {name} says it: leave it out"
             )
     return RunConfig.load(chosen.config)
-
-
-def _limit(written: str | None) -> float:
-    name, _, value = (written or "auc=1").partition("=")
-    try:
-        limit = float(value)
-    except ValueError:
-        limit = -1.0
-    if name != "auc" or not 0 <= limit <= 1:
-        raise ConfigError(f"--fail-above is {written!r:.40}: give auc= and a number from 0 to 1, such as auc=0.6")
-    return limit
 
 
 def _write(audit: Audit, place: Path) -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from attacks.any_model.command import ABOVE_LIMIT
+from attacks.limits import ABOVE_LIMIT, limit_of
 from secure_fed.errors import ConfigError, UsageError
 
 PREFIX = SUFFIX = 32
@@ -32,7 +32,11 @@ def run(chosen: argparse.Namespace) -> int:
     if chosen.task not in (None, _TASK):
         raise UsageError(f"--extract is for language models, and --task is {chosen.task}: leave it out")
     limit, prefix, suffix = (
-        _limit(chosen.fail_above),
+        limit_of(
+            chosen.fail_above,
+            "extracted",
+            "with --extract give extracted= and a share of the texts, such as extracted=0.01",
+        ),
         _length(chosen, "prefix", PREFIX),
         _length(chosen, "suffix", SUFFIX),
     )
@@ -63,19 +67,6 @@ def _length(chosen: argparse.Namespace, name: str, usual: int) -> int:
     if length is not None and length < 1:
         raise ConfigError(f"--{name} is {length}: at least 1")
     return usual if length is None else int(length)
-
-
-def _limit(written: str | None) -> float:
-    name, _, value = (written or "extracted=1").partition("=")
-    try:
-        limit = float(value)
-    except ValueError:
-        limit = -1.0
-    if name != "extracted" or not 0 <= limit <= 1:
-        raise ConfigError(
-            f"--fail-above is {written!r:.40}: with --extract give extracted= and a share of the texts, such as extracted=0.01"
-        )
-    return limit
 
 
 def _show(facts: dict[str, Any]) -> None:

@@ -7,8 +7,9 @@ import json
 import sys
 from typing import Any
 
-from attacks.any_model.command import ABOVE_LIMIT, longest
-from secure_fed.errors import ConfigError, UsageError
+from attacks.any_model.command import longest
+from attacks.limits import ABOVE_LIMIT, limit_of
+from secure_fed.errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +28,7 @@ def run(chosen: argparse.Namespace) -> int:
             )
     if chosen.run_dir is not None:
         raise UsageError(f"name either RUN_DIR, which is {chosen.run_dir}, or --model")
-    limit = _limit(chosen.fail_above)
+    limit = limit_of(chosen.fail_above, "advantage", "with --attribute give advantage= and a number from 0 to 1")
     from attacks.any_model.subject import Asked, opened
     from attacks.inference.audit import attribute, audited
     from secure_fed.config import DataConfig
@@ -45,17 +46,6 @@ def run(chosen: argparse.Namespace) -> int:
         return 0
     print(f"secure-fed: an advantage of {advantage:.3f} is above --fail-above advantage={limit:g}", file=sys.stderr)
     return ABOVE_LIMIT
-
-
-def _limit(written: str | None) -> float:
-    name, _, value = (written or "advantage=1").partition("=")
-    try:
-        limit = float(value)
-    except ValueError:
-        limit = -1.0
-    if name != "advantage" or not 0 <= limit <= 1:
-        raise ConfigError(f"--fail-above is {written!r:.40}: with --attribute give advantage= and a number from 0 to 1")
-    return limit
 
 
 def _show(facts: dict[str, Any]) -> None:

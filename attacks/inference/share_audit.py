@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 
 
 def audited(run_dir: Path, word: str, say: Say, seed: int = 0) -> dict[str, Any]:
-    """What the server of a finished run guesses of its clients, in the last round, beside the guess that needs no answer."""
+    """The figures of an audit of a finished run: guesses of its clients' shares in the last round, beside the public share."""
     target = opened(run_dir)
     server = _server(LyingServer(target.assembly, target.final.round - 1, target.final.tensors))
     problem, rng = target.assembly.problem, np.random.default_rng(seed)
@@ -100,7 +100,7 @@ def _numbers(server: LyingServer, client: int, examples: Sequence[Any] | None) -
 
 
 def _says(tokenizer: Any, word: str) -> Callable[[Any], bool]:
-    """Whether an example has the word's tokens, one after the other."""
+    """A test of an example: whether the word's tokens stand in it, one after the other."""
     ids = tokenizer(word, add_special_tokens=False)["input_ids"]
     if not ids or tokenizer.unk_token_id in ids:
         raise UsageError(f"--share is {word!r}, which the model's tokenizer does not know; choose another word")
@@ -112,7 +112,7 @@ def _within(ids: Sequence[int], tokens: Sequence[int]) -> bool:
 
 
 def _divided(examples: Sequence[Any], says: Callable[[Any], bool]) -> tuple[list[Any], list[Any]]:
-    """Those that do, and those that do not."""
+    """The examples that say the word, and the examples that do not."""
     all_of_them = [examples[i] for i in range(len(examples))]
     return [one for one in all_of_them if says(one)], [one for one in all_of_them if not says(one)]
 

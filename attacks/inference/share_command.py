@@ -6,8 +6,8 @@ import argparse
 import json
 import sys
 
-from attacks.any_model.command import ABOVE_LIMIT
-from secure_fed.errors import ConfigError, UsageError
+from attacks.limits import ABOVE_LIMIT, limit_of
+from secure_fed.errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +21,7 @@ def run(chosen: argparse.Namespace) -> int:
     """Make the audit, print it, and say by the exit status whether the gain is above the limit."""
     if chosen.run_dir is None:
         raise UsageError("--share is of a run: name its RUN_DIR")
-    limit = _limit(chosen.fail_above)
+    limit = limit_of(chosen.fail_above, "gain", "with --share give gain= and a number from 0 to 1")
     from attacks.adversary.case import Inapplicable
     from attacks.inference.share_audit import audited
 
@@ -39,14 +39,3 @@ def run(chosen: argparse.Namespace) -> int:
         return 0
     print(f"secure-fed: a gain of {found['gain']:.3f} is above --fail-above gain={limit:g}", file=sys.stderr)
     return ABOVE_LIMIT
-
-
-def _limit(written: str | None) -> float:
-    name, _, value = (written or "gain=1").partition("=")
-    try:
-        limit = float(value)
-    except ValueError:
-        limit = -1.0
-    if name != "gain" or not 0 <= limit <= 1:
-        raise ConfigError(f"--fail-above is {written!r:.40}: with --share give gain= and a number from 0 to 1")
-    return limit

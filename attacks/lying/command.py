@@ -10,13 +10,13 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from attacks.limits import ABOVE_LIMIT, limit_of
 from secure_fed.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from attacks.adversary.active import LyingServer
 
 TRIALS, FEWEST_TRIALS = 20, 6  # of fewer, even if all succeed, none is shown to be better than a coin
-ABOVE_LIMIT = 4  # exit status
 _MOST_TEXTS = 64
 
 
@@ -36,7 +36,7 @@ def run(chosen: argparse.Namespace) -> int:
         raise UsageError("--lying names what is attacked: leave RUN_DIR out")
     if chosen.trials < FEWEST_TRIALS:
         raise ConfigError(f"--trials is {chosen.trials}; it must be at least {FEWEST_TRIALS}, to say anything at all")
-    limit = _limit(chosen.fail_above)
+    limit = limit_of(chosen.fail_above, "rate", "with --lying give rate= and a number from 0 to 1")
     from attacks.lying.trials import LIES
 
     for name in chosen.attack:
@@ -52,17 +52,6 @@ def run(chosen: argparse.Namespace) -> int:
         return 0
     print(f"secure-fed: a rate of {max(rates):.2f} is above --fail-above rate={limit:g}", file=sys.stderr)
     return ABOVE_LIMIT
-
-
-def _limit(written: str | None) -> float:
-    name, _, value = (written or "rate=1").partition("=")
-    try:
-        limit = float(value)
-    except ValueError:
-        limit = -1.0
-    if name != "rate" or not 0 <= limit <= 1:
-        raise ConfigError(f"--fail-above is {written!r:.40}: with --lying give rate= and a number from 0 to 1")
-    return limit
 
 
 def audited(server: LyingServer, names: list[str], trials: int, seed: int = 0) -> dict[str, Any]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attacks.any_model.command import ABOVE_LIMIT, longest
+from attacks.any_model.command import longest
+from attacks.limits import ABOVE_LIMIT, limit_of
 from attacks.prepared.kinds import KINDS, TASKS
 from secure_fed.errors import ConfigError, UsageError
 
@@ -86,7 +88,9 @@ def run(chosen: argparse.Namespace) -> int:
         raise UsageError("--prepared is for the audit of a --model, not of a RUN_DIR: name the model that was trained")
     if chosen.exposure:
         return _exposure(chosen)
-    limit = _limit(chosen.fail_above)
+    limit = limit_of(
+        chosen.fail_above, "epsilon", "with --prepared give epsilon= and a number from 0, such as epsilon=1", math.inf
+    )
     from attacks.prepared import audit
     from attacks.prepared.folder import read
 
@@ -110,7 +114,12 @@ def run(chosen: argparse.Namespace) -> int:
 
 def _exposure(chosen: argparse.Namespace) -> int:
     """Print the exposure of the planted secrets; the status says whether the members' mean is above the limit."""
-    limit = _limit(chosen.fail_above, "exposure")
+    limit = limit_of(
+        chosen.fail_above,
+        "exposure",
+        "with --exposure give exposure= and a number from 0, such as exposure=3",
+        math.inf,
+    )
     tried = chosen.secrets_tried
     if tried is not None and tried < 1:
         raise ConfigError(f"--secrets-tried is {tried}: at least 1, and a thousand to see ten bits")
@@ -152,21 +161,6 @@ def _opened(chosen: argparse.Namespace, manifest: Manifest) -> Any:
         manifest.classes,
     )
     return opened(asked)
-
-
-def _limit(written: str | None, wanted: str = "epsilon") -> float:
-    if written is None:
-        return float("inf")
-    name, _, value = written.partition("=")
-    try:
-        limit = float(value)
-    except ValueError:
-        limit = -1.0
-    if name != wanted or not limit >= 0:
-        raise ConfigError(
-            f"--fail-above is {written!r:.40}: with --prepared give {wanted}= and a number from 0, such as {wanted}=1"
-        )
-    return limit
 
 
 def _show(found: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 Nothing is drawn, averaged or sent. The round's texts are sorted by length and cut into passes of some 1,536 tokens, with one
 optimiser step for all. It starts as the plain loop does and evaluates as often. A simulator that trains an adapter for each
-client computes at least as much, so Flower's time over this one's bounds what any could gain.
+client computes at least as much, so to be faster it has to make the arithmetic itself faster.
 """
 
 from __future__ import annotations

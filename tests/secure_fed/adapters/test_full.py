@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from secure_fed.errors import MethodError
-from secure_fed.learning.models.adapters.full import Biases, Everything
+from secure_fed.learning.models.adapters.full import Biases, Everything, HeadAlone
 from tests.secure_fed import small_models
 from tests.secure_fed.adapters.behind import counted
 
@@ -88,6 +88,15 @@ def test_a_model_without_biases_is_refused_before_it_is_touched() -> None:
     with pytest.raises(MethodError, match="LlamaForSequenceClassification has no biases outside its head"):
         Biases().inject(model, small_models.head_of(model), 0)
     assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_model_without_a_head_is_refused_where_the_head_alone_trains() -> None:
+    model = small_models.make("bert")
+    with pytest.raises(MethodError, match="has no head of its own"):
+        HeadAlone().inject(model, [], 0)
+    head = small_models.head_of(model)
+    assert HeadAlone().inject(model, head, 0) == []
+    assert {name for name, one in model.named_parameters() if one.requires_grad} == set(head)
 
 
 @pytest.mark.parametrize("adapter", [Everything(), Biases()])

@@ -38,6 +38,11 @@ def method() -> C2a:
     return found
 
 
+def test_the_context_of_a_batch_is_a_setting() -> None:
+    assert not method().adapter.of_batch  # type: ignore[attr-defined]
+    assert build(MethodConfig(name="c2a", context="batch")).adapter.of_batch  # type: ignore[attr-defined]
+
+
 def start() -> State:
     model = small_models.make("bert")
     return State(method().prepare(model, small_models.head_of(model), 7))

@@ -1,0 +1,23 @@
+"""`--fail-above NAME=NUMBER`: the limit above which an audit ends with a status of its own, for pipelines."""
+
+from __future__ import annotations
+
+import math
+
+from secure_fed.errors import ConfigError
+
+ABOVE_LIMIT = 4  # exit status
+
+
+def limit_of(written: str | None, name: str, give: str, most: float = 1.0) -> float:
+    """The number behind `name=`, from 0 to `most`; `most` where nothing is written. give: what is right, for the refusal."""
+    if written is None:
+        return most
+    found, _, value = written.partition("=")
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if found != name or not 0 <= number <= most:
+        raise ConfigError(f"--fail-above is {written!r:.40}: {give}")
+    return number
