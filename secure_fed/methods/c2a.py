@@ -15,8 +15,8 @@ has no context embedding but its bias.
 
 In evaluation an example's context is its own, not its batch's, so that no prediction depends on who else is asked about. With
 `method.context = "batch"` training takes the largest of a batch, as eq. (4) has it. Then a model meets other contexts in
-evaluation than it has trained with; seed 0 lost six to seven points by it (docs/learning_rates.md). So the default is "text": each
-example's own context in training too.
+evaluation than it has trained with; seed 0 lost six to seven points by it (docs/learning_rates.md). So the default is "text":
+each example's own context in training too.
 
 Class shares are of all that a client has, and the context of a batch is of all its texts. Either couples examples, so neither
 examples nor groups of them can be protected: only clients.
