@@ -1,15 +1,19 @@
 """Does every method learn, and at which learning rate?
 
-    python benchmarks/learns.py DATA [--only NAME ...] [--methods NAME ...] [--seeds 3] [--part 0/2] [--again] [--docs docs]
-    python benchmarks/learns.py DATA --only sst2 --methods c2a --rates 0.01 --seeds 1      one cell of the tables
+    python benchmarks/learns.py DATA [--steps 200] [--methods NAME ...] [--only NAME ...] [--part 0/2] [--again]
+    python benchmarks/learns.py DATA --only sst2 --methods c2a --rates 0.01 --steps 200      one cell of the tables
+    python benchmarks/learns.py --docs docs                                                  the page, from what is stored
 
 DATA holds a folder for each data set, with train.jsonl.gz and test.jsonl.gz of `text` and `label`. A client holds all of 2,000
 texts of at most 32 tokens, and trains a head and the method's part of all-MiniLM-L6-v2 (the `bench` extra) for 10 rounds of 8
-steps of 16 texts. What PEFT has of the same kind, or else training of all weights, takes as many steps of as many texts.
+steps of 16 texts; with --steps 200, 3,200 texts and 10 rounds of 20 steps. What PEFT has of the same kind, or else training of
+all weights, takes as many steps of as many texts.
 
-On seed 0 the rate is searched in steps of about three, on each data set until neighbours on both sides are worse. The rate of a
-method is the one with the best mean over the data sets; it, and the peer's own best, run on all seeds. Every finished run is a
-line of learns.jsonl beside this file, and what is there is not run again (--again does); --docs writes learning_rates.md of it.
+Rates are searched on SST-2 and AG News, in steps of about three. With 80 steps the search ends where neighbours on both sides
+are worse. With 200 it begins at the best rate of 80 and goes down while that is better, since longer trainings want no higher
+rates. The rate of a method is the one with the best mean over both data sets. --check trains at that rate on two data sets on
+which nothing was searched. Every finished run is a line of learns.jsonl beside this file, and what is there is not run again
+(--again does); --docs writes learning_rates.md of it.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-from learns_tasks import DATA, PEERS, commonest, cut, ours, peer
+from learns_tasks import CHECKED, PEERS, SEARCHED, TEXTS, commonest, cut, ours, peer
 
 from secure_fed.methods import METHODS
 
@@ -44,21 +48,22 @@ Tried = Callable[[str, float, int], float]  # the accuracy on a data set, at a r
 def finished(out: Path) -> dict[tuple[Any, ...], Run]:
     """The runs that the file holds; of equal ones the last."""
     lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
-    return {(r["data"], r["method"], r["rate"], r["seed"]): r for r in map(json.loads, lines)}
+    return {(r["steps"], r["data"], r["method"], r["rate"], r["seed"]): r for r in map(json.loads, lines)}
 
 
 def tried(given: argparse.Namespace, method: str, known: dict[tuple[Any, ...], Run]) -> Tried:
     """A run that is made only if it is not known."""
 
     def accuracy(data: str, rate: float, seed: int) -> float:
-        key = (data, method, rate, seed)
+        key = (given.steps, data, method, rate, seed)
         if key not in known and not given.again:
             known.update(finished(given.out))  # perhaps another process has made it
         if key not in known:
-            files = {split: cut(given.data, data, split, given.cache) for split in ("train", "test")}
+            texts = TEXTS[given.steps]
+            files = {split: cut(given.data, data, split, given.cache, texts) for split in ("train", "test")}
             started = time.perf_counter()
-            found = (ours if method in METHODS else peer)(method, files, rate, seed)
-            line = dict(zip(("data", "method", "rate", "seed"), key, strict=True))
+            found = (ours if method in METHODS else peer)(method, files, rate, seed, given.steps)
+            line = dict(zip(("steps", "data", "method", "rate", "seed"), key, strict=True))
             line |= {"accuracy": found, "commonest": commonest(files["test"]), "seconds": time.perf_counter() - started}
             known[key] = line
             kept(given.out, line)
@@ -73,7 +78,7 @@ def kept(out: Path, line: Run) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write(json.dumps(line) + "\n")
     print(
-        f"{line['data']:12} {line['method']:18} {line['rate']:<8g} seed {line['seed']}  {line['accuracy']:.3f}"
+        f"{line['steps']} {line['data']:12} {line['method']:18} {line['rate']:<8g} seed {line['seed']}  {line['accuracy']:.3f}"
         f"  (commonest {line['commonest']:.3f}), {line['seconds']:.0f} s",
         file=sys.stderr,
         flush=True,
@@ -93,13 +98,21 @@ def climbed(accuracy: Callable[[float], float], start: float) -> float:
         at = best
 
 
+def descended(accuracy: Callable[[float], float], start: float) -> float:
+    """The best rate of the grid from `start` downwards, as long as the next lower one is better."""
+    at = GRID.index(start)
+    while at and accuracy(GRID[at - 1]) > accuracy(GRID[at]):
+        at -= 1
+    return GRID[at]
+
+
 def of_all(runs: Sequence[Run], method: str) -> float | None:
-    """The rate with the best mean over the data sets on seed 0, among those that were tried on as many data sets as any; None
-    of a method that was not tried.
+    """The rate with the best mean over the searched data sets on seed 0, among those that were tried on as many of them as
+    any; None of a method that was not tried.
     """
     found: dict[float, list[float]] = {}
     for run in runs:
-        if run["method"] == method and run["seed"] == 0:
+        if run["method"] == method and run["seed"] == 0 and run["data"] in SEARCHED:
             found.setdefault(run["rate"], []).append(run["accuracy"])
     if not found:
         return None
@@ -109,34 +122,44 @@ def of_all(runs: Sequence[Run], method: str) -> float | None:
 
 
 def searched(given: argparse.Namespace, methods: Sequence[str]) -> None:
-    """Every search on one data set after the other, then the seeds: what is there early is of use early."""
+    """Every search on one data set after the other: what is there early is of use early."""
     known = {} if given.again else finished(given.out)
-    accuracies = {method: tried(given, method, known) for method in methods}
-    best = {method: FIRST.get(method, START) for method in methods}
+    shorter = [run for run in known.values() if run["steps"] < given.steps]
+    best = {method: of_all(shorter, method) or FIRST.get(method, START) for method in methods}
     for data, method in itertools.product(given.only, methods):
-        best[method] = climbed(lambda rate, data=data, method=method: accuracies[method](data, rate, 0), best[method])
-    for seed, data, method in itertools.product(range(1, given.seeds), given.only, methods):
-        runs = [run for run in known.values() if method in METHODS or run["data"] == data]
+        accuracy, search = tried(given, method, known), descended if shorter else climbed
+        found = search(lambda rate, data=data, accuracy=accuracy: accuracy(data, rate, 0), best[method])  # type: ignore[misc]
+        best[method] = best[method] if shorter else found
+
+
+def checked(given: argparse.Namespace, methods: Sequence[str]) -> None:
+    """Every method and peer at the rate that the searches chose, on data sets without a search."""
+    known = finished(given.out)
+    runs = [run for run in known.values() if run["steps"] == given.steps]
+    for data, method in itertools.product(CHECKED, methods):
         rate = of_all(runs, method)
         if rate is not None:
-            accuracies[method](data, rate, seed)
+            tried(given, method, known)(data, rate, 0)
 
 
 def cells(given: argparse.Namespace, methods: Sequence[str]) -> None:
     """These rates alone."""
     known = {} if given.again else finished(given.out)
-    for method, data, rate, seed in itertools.product(methods, given.only, given.rates, range(given.seeds)):
-        tried(given, method, known)(data, rate, seed)
+    for method, data, rate in itertools.product(methods, given.only, given.rates):
+        tried(given, method, known)(data, rate, 0)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--only", nargs="+", choices=DATA, default=list(DATA))
+    parser.add_argument("data", type=Path, nargs="?")
+    parser.add_argument("--only", nargs="+", choices=[*SEARCHED, *CHECKED], default=list(SEARCHED))
+    parser.add_argument("--steps", type=int, choices=list(TEXTS), default=80)
+    parser.add_argument(
+        "--check", action="store_true", help="train on the data sets without a search, at the rate found"
+    )
     every = [*METHODS, *dict.fromkeys(PEERS.values())]
     parser.add_argument("--methods", nargs="*", choices=every, default=every)
     parser.add_argument("--rates", nargs="+", type=float, help="these alone, in place of the search")
-    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--part", default="0/1", help="i/n: every n-th of the methods, for processes side by side")
     parser.add_argument("--again", action="store_true", help="make runs again that are there")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".jsonl"))
@@ -145,7 +168,9 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     part, parts = map(int, given.part.split("/"))
-    (cells if given.rates else searched)(given, given.methods[part::parts])
+    if given.data:
+        made = cells if given.rates else checked if given.check else searched
+        made(given, given.methods[part::parts])
     if given.docs:
         from learns_page import page
 

@@ -1,7 +1,7 @@
 """One training run of `learns.py`: the data, a method of ours with all data at one client, or the peer that it is held against.
 
-Both sides have the same encoder, the same texts, AdamW at a constant rate, and as many
-steps of as many texts. Ours restarts AdamW in every round, as clients do.
+Both sides have the same encoder, the same texts, AdamW, and as many steps of as many texts. The rate is constant over 80 steps
+and falls linearly to zero over 200. Ours restarts AdamW in every round, as clients do, and its rate falls from round to round.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from claims import configured, encoder
 
 from secure_fed import Federation
 
-TRAIN, TEST, LENGTH, BATCH, ROUNDS, STEPS = 2000, 1000, 32, 16, 10, 8
-DATA = ("sst2", "ag_news", "newsgroups20")
+TEST, LENGTH, BATCH, ROUNDS = 1000, 32, 16, 10
+TEXTS = {80: 2000, 200: 3200}  # training texts, by how many steps are made
+FALLS = {80: "constant", 200: "linear"}  # the rate over the steps
+SEARCHED, CHECKED = ("sst2", "ag_news"), ("subj", "newsgroups20")  # data sets that rates are chosen on, and others
 Row = dict[str, Any]
 
 # Whom each method is held against. What PEFT does not have (whole biases, bottleneck adapters) is held against full training.
@@ -39,15 +41,19 @@ PEERS = {
 }
 
 
-def cut(data: Path, name: str, split: str, out: Path) -> Path:
-    """The first rows of a permutation by a fixed seed, as `text` and `label`; a post's subject stands before its body."""
-    place = out / f"{name}-{split}.jsonl"
+def cut(data: Path, name: str, split: str, out: Path, texts: int) -> Path:
+    """The first rows of a permutation by a fixed seed, as `text` and `label`; a post's subject stands before its body.
+
+    texts: so many for training, and TEST for tests.
+    """
+    count = texts if split == "train" else TEST
+    place = out / f"{name}-{split}-{count}.jsonl"
     if not place.exists():
         with gzip.open(data / name / f"{split}.jsonl.gz", "rt", encoding="utf-8") as lines:
             rows = [json.loads(line) for line in lines]
-        texts = [" ".join([row.get("subject", ""), row["text"]]).strip() for row in rows]
-        order = [int(i) for i in np.random.default_rng(0).permutation(len(rows)) if texts[int(i)]]
-        kept = [{"text": texts[i], "label": rows[i]["label"]} for i in order[: TRAIN if split == "train" else TEST]]
+        full = [" ".join([row.get("subject", ""), row["text"]]).strip() for row in rows]
+        order = [int(i) for i in np.random.default_rng(0).permutation(len(rows)) if full[int(i)]]
+        kept = [{"text": full[i], "label": rows[i]["label"]} for i in order[:count]]
         out.mkdir(parents=True, exist_ok=True)
         place.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
     return place
@@ -63,8 +69,8 @@ def commonest(place: Path) -> float:
     return max(map(labels.count, set(labels))) / len(labels)
 
 
-def ours(method: str, files: dict[str, Path], rate: float, seed: int) -> float:
-    """The test accuracy of a method with all data at one client."""
+def ours(method: str, files: dict[str, Path], rate: float, seed: int, steps: int) -> float:
+    """The test accuracy of a method after so many steps, with all data at one client."""
     settings: dict[str, Any] = {
         "model.name": str(encoder()),
         "model.max_length": LENGTH,
@@ -74,9 +80,10 @@ def ours(method: str, files: dict[str, Path], rate: float, seed: int) -> float:
         "federation.rounds": ROUNDS,
         "federation.seed": seed,
         "method.name": method,
-        "training.steps": STEPS,
+        "training.steps": steps // ROUNDS,
         "training.batch_size": BATCH,
         "training.lr": rate,
+        "training.lr_schedule": FALLS[steps],
         "training.together": 1,
         "evaluation.every": ROUNDS,
         "evaluation.audit_fraction": 0.0,
@@ -84,7 +91,7 @@ def ours(method: str, files: dict[str, Path], rate: float, seed: int) -> float:
     return float(Federation(configured(settings)).run().summary["accuracy"])
 
 
-def peer(kind: str, files: dict[str, Path], rate: float, seed: int) -> float:
+def peer(kind: str, files: dict[str, Path], rate: float, seed: int, steps: int) -> float:
     """The test accuracy of PEFT's own training, or of training every weight."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer, logging
 
@@ -94,7 +101,7 @@ def peer(kind: str, files: dict[str, Path], rate: float, seed: int) -> float:
     train, test = (rows_of(files[split]) for split in ("train", "test"))
     classes = max(row["label"] for row in [*train, *test]) + 1
     model: Any = AutoModelForSequenceClassification.from_pretrained(encoder(), num_labels=classes)
-    model = _adapted(kind, model)
+    model = _adapted(kind, model, steps)
     tokenizer = AutoTokenizer.from_pretrained(encoder())
 
     def scores(rows: Sequence[Row]) -> Any:
@@ -104,14 +111,16 @@ def peer(kind: str, files: dict[str, Path], rate: float, seed: int) -> float:
 
     moving = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(moving, rate, weight_decay=0.0)
+    falling = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 1.0 if FALLS[steps] == "constant" else 0.0, steps)
     order = np.random.default_rng(seed).permutation(len(train))
     model.train()
-    for step in range(ROUNDS * STEPS):
+    for step in range(steps):
         rows = [train[int(i)] for i in np.take(order, range(step * BATCH, (step + 1) * BATCH), mode="wrap")]
         loss = torch.nn.functional.cross_entropy(scores(rows), torch.tensor([row["label"] for row in rows]))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        falling.step()
     model.eval()
     with torch.no_grad():
         parts = [test[start : start + 50] for start in range(0, len(test), 50)]
@@ -119,7 +128,7 @@ def peer(kind: str, files: dict[str, Path], rate: float, seed: int) -> float:
     return hits / len(test)
 
 
-def _adapted(kind: str, model: Any) -> Any:
+def _adapted(kind: str, model: Any, steps: int) -> Any:
     """The model with PEFT's adapter; the settings are those that ours has by default."""
     if kind == FULL:
         return model
@@ -131,7 +140,7 @@ def _adapted(kind: str, model: Any) -> Any:
         LORA: lambda: peft.LoraConfig(**low_rank),
         "PEFT PiSSA": lambda: peft.LoraConfig(**low_rank | {"lora_alpha": 8}, init_lora_weights="pissa"),
         ADALORA: lambda: peft.AdaLoraConfig(
-            **given, init_r=8, target_r=8, lora_alpha=16, total_step=ROUNDS * STEPS, orth_reg_weight=0.0
+            **given, init_r=8, target_r=8, lora_alpha=16, total_step=steps, orth_reg_weight=0.0
         ),
         "PEFT IA3": lambda: peft.IA3Config(**given),
         "PEFT prompt tuning": lambda: peft.PromptTuningConfig(**given, num_virtual_tokens=20),

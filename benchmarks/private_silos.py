@@ -121,21 +121,24 @@ class Task:
             nn.init.zeros_(top.classifier.weight)
         model: nn.Module = top
         if cell.method == "head alone":
-            silos, test = [self._features(silo) for silo in silos], self._features(test)
+            silos = [featured(self.top, silo, self._known) for silo in silos]
+            test = featured(self.top, test, self._known)
             model = Head(top)
         config = RunConfig.from_dict(settings(cell))
         result = Federation(config, model=model, train=silos, test=test, collate=collate).run()
         return float(result.records[-1]["accuracy"])
 
-    @torch.no_grad()
-    def _features(self, items: Sequence[Item]) -> list[Item]:
-        new = [item for item in items if id(item) not in self._known]
-        for some in (new[at : at + 64] for at in range(0, len(new), 64)):
-            batch = collate(some)
-            features = self.top.features(batch["hidden"], batch["mask"])
-            for item, found in zip(some, features, strict=True):
-                self._known[id(item)] = {"features": found, "labels": item["labels"]}
-        return [self._known[id(item)] for item in items]
+
+@torch.no_grad()
+def featured(top: Top, items: Sequence[Item], known: dict[int, Item]) -> list[Item]:
+    """The features of items in place of their tokens. known: those found before, by id of the item; what is new is added."""
+    new = [item for item in items if id(item) not in known]
+    for some in (new[at : at + 64] for at in range(0, len(new), 64)):
+        batch = collate(some)
+        features = top.features(batch["hidden"], batch["mask"])
+        for item, found in zip(some, features, strict=True):
+            known[id(item)] = {"features": found, "labels": item["labels"]}
+    return [known[id(item)] for item in items]
 
 
 def settings(cell: Cell) -> dict[str, Any]:

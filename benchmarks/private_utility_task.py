@@ -113,14 +113,18 @@ def frozen_part(tokenizer: Any, encoder: Any, found: Sequence[Item], length: int
     return items
 
 
-def prepared(folder: Path, cache: Path) -> tuple[list[Item], list[Item]]:
-    """The training and the test items of a data set, from the cache if they are there."""
+def prepared(folder: Path, cache: Path, most: int | None = None) -> tuple[list[Item], list[Item]]:
+    """The training and the test items of a data set, from the cache if they are there.
+
+    most: training texts, in place of those of the scale's clients.
+    """
     scale = SCALES[folder.name]
-    place = cache / f"{folder.name}-{FROZEN}-{scale.clients}x{scale.each}-{scale.length}.pt"
+    count = scale.clients * scale.each if most is None else most
+    place = cache / f"{folder.name}-{FROZEN}-{count}-{scale.length}.pt"
     if not place.exists():
         cache.mkdir(parents=True, exist_ok=True)
         tokenizer, encoder = pretrained()
-        sizes = {"train": scale.clients * scale.each, "test": TESTS}
+        sizes = {"train": count, "test": TESTS}
         parts = [rows(folder / f"{split}.jsonl.gz", size) for split, size in sizes.items()]
         torch.save([frozen_part(tokenizer, encoder, part, scale.length) for part in parts], place)
     train, test = torch.load(place)

@@ -52,5 +52,6 @@ def unprotected() -> RunConfig:
     for section in ("privacy", "secure_aggregation"):
         del tables[section]
     tables["federation"]["sampling"] = "schedule"  # as the private run
+    tables["training"]["lr_schedule"] = "constant"
     tables["evaluation"]["audit_unit"] = "client"
     return RunConfig.from_dict(tables)

@@ -184,7 +184,11 @@ class TrainingConfig:
     max_grad_norm: float | None = key(
         None, "longest gradient of a local step; a longer one is cut to it (none is cut)", above=0.0, optional=1.0
     )
-    lr_schedule: str = key("constant", "of lr over the rounds", choices=("constant", "linear", "cosine"))
+    lr_schedule: str = key(
+        "auto",
+        "of lr over the rounds; auto is linear, and constant where privacy protects anybody",
+        choices=("auto", "constant", "linear", "cosine"),
+    )
     lr_warmup: int = key(0, "rounds in which lr rises to its value, before lr_schedule begins", at_least=0)
     proximal: float = key(0.0, "FedProx: mu/2 |w - w_global|^2 is added to the local loss", at_least=0.0)
 

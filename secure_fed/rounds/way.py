@@ -1,4 +1,4 @@
-"""The protection of clients where settings leave it open: who takes part when, who adds the noise, how it is correlated.
+"""What settings leave open: the local steps, and the protection of clients (who takes part when, who adds the noise, how).
 
 `auto` in federation.sampling, privacy.noise and privacy.correlation becomes what `secure-fed budget plan` recommends, before
 any party is made. Secret coins are never chosen: no server keeps them from its operators and its clients. What is chosen stands
@@ -119,13 +119,17 @@ def _layouts(method: Method, state: State) -> dict[str, Layout]:
 def _steps(config: RunConfig, lr: float) -> dict[tuple[str, str], Any]:
     """The settings of local steps that are left open. lr: what suits method and model.
 
-    Noise is added once to a step and hides a larger share of a small batch's gradient. So private steps are few and long.
+    Noise is added once to a step and hides a larger share of a small batch's gradient. So private steps are few and long. The
+    rate falls to zero, so that the last rounds average out what single batches do; under privacy it does not, since a shorter
+    contribution of a client is hidden by the same noise.
     """
     training, private = config.training, config.privacy.unit in ("example", "group")
     batch, longer = (_PRIVATE_BATCH, _LONGER) if private else (training.batch, 1)
+    schedule = "linear" if config.privacy.unit == "none" else "constant"
     return {
         ("training", "batch_size"): batch if training.batch_size is None else training.batch_size,
         ("training", "lr"): longer * lr if training.lr is None else training.lr,
+        ("training", "lr_schedule"): schedule if training.lr_schedule == "auto" else training.lr_schedule,
     }
 
 

@@ -23,6 +23,7 @@ USUAL: dict[str, Any] = {
     "method.target_modules": ("query", "key", "value"),
     "training.optimizer": "sgd",
     "training.lr": 1.0,
+    "training.lr_schedule": "constant",
     "training.steps": 1,
     "training.batch_size": 1,
     "training.together": 1,

@@ -27,6 +27,7 @@ USUAL: dict[str, Any] = {
     "method.rank": 4,
     "training.optimizer": "sgd",
     "training.lr": 0.5,
+    "training.lr_schedule": "constant",
     "training.steps": 4,
     "training.batch_size": 32,
 }

@@ -78,6 +78,14 @@ def test_a_batch_is_larger_where_noise_is_added_to_each_step(unit: str, batch: i
     assert settled({**settings, "training.batch_size": 3}).training.batch_size == 3
 
 
+@pytest.mark.parametrize(("unit", "schedule"), [("none", "linear"), ("client", "constant"), ("example", "constant")])
+def test_the_rate_falls_where_no_noise_is_added(unit: str, schedule: str) -> None:
+    private = {} if unit == "none" else {"privacy.noise_multiplier": 1.0, "privacy.delta": 1e-3}
+    settings = {"privacy.unit": unit, **private, "training.lr_schedule": "auto"}
+    assert settled(settings).training.lr_schedule == schedule
+    assert settled({**settings, "training.lr_schedule": "cosine"}).training.lr_schedule == "cosine"
+
+
 @pytest.mark.parametrize(("width", "lr"), [(None, 5e-3), (128, 5e-3), (256, 5e-3), (512, 2.5e-3), (4096, 5e-3 / 16)])
 @pytest.mark.parametrize(("unit", "longer"), [("none", 1), ("example", 4)])
 def test_a_rate_that_is_left_open_goes_by_the_models_width(

@@ -51,6 +51,7 @@ def config(settings: Mapping[str, Any] | None = None) -> RunConfig:
         "training.steps": 1,
         "training.batch_size": 4,
         "training.lr": 0.05,
+        "training.lr_schedule": "constant",
         "training.together": 1,
     }
     chosen = {**usual, **(settings or {})}

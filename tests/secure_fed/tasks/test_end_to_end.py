@@ -46,6 +46,7 @@ def configured(write: Write, small_model: Path, gpt2: Path) -> Configured:
             "federation.rounds": 6,
             "method.name": "fedlora",
             "training.lr": 0.02,
+            "training.lr_schedule": "constant",
             "training.batch_size": 4,
             "training.epochs": 2,
             "training.together": 1,
