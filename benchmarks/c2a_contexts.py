@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from claims import REDUCED, configured, encoder, texts
+from claims import SIZES, configured, encoder, texts
 from claims_made import CLAIMS
 from timing import machine
 from torch import Tensor
@@ -74,9 +74,9 @@ class Predictor:
 
 def measured(arm: str, seed: int, data: Path, cache: Path) -> dict[str, Any]:
     claim = next(one for one in CLAIMS if one.name == "c2a")
-    files = {f"data.{split}": str(place) for split, place in texts(claim.data, REDUCED, data, cache).items()}
-    own = claim.configurations(REDUCED)[arm]
-    common = {"model.name": str(encoder()), **files, **REDUCED.settings(), **own, "federation.seed": seed}
+    files = {f"data.{split}": str(place) for split, place in texts(claim.data, SIZES["reduced"], data, cache).items()}
+    own = claim.configurations(SIZES["reduced"])[arm]
+    common = {"model.name": str(encoder()), **files, **SIZES["reduced"].settings(), **own, "federation.seed": seed}
     federation = Federation(configured(common))
     result = federation.run()
     predictor = Predictor(federation, result.state)

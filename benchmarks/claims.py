@@ -1,6 +1,6 @@
 """What the papers claim of their methods, in order and by how much, on a real encoder and public text.
 
-    python benchmarks/claims.py DATA [--only NAME ...] [--seeds 5] [--full] [--docs docs]
+    python benchmarks/claims.py DATA [--size longer] [--only NAME ...] [--seeds 5] [--docs docs]
     python benchmarks/claims.py DATA --only fra --arms ffa --seeds 1 --again          one cell
     python benchmarks/claims.py --docs docs                                           the page, from what is stored
 
@@ -8,9 +8,10 @@ DATA holds a folder for each data set that the claims name, with train.jsonl.gz 
 configuration of a claim runs over the same seeds, and a seed draws the same partition for all of them, so that the page can
 compare them seed by seed. A finished run is a line of claims.jsonl beside this file; what is there is not run again.
 
-The encoder is all-MiniLM-L6-v2 (the `bench` extra). The reduced version, for two cores and some hours, cuts texts to 24 tokens
-and data to 4,000 texts; `--full`, for a GPU, takes all data, 128 tokens and 100 rounds. What privacy costs which method
-is measured by `private_utility.py` and `private_silos.py`.
+The encoder is all-MiniLM-L6-v2 (the `bench` extra). There are three sizes. `reduced`, for two cores and some hours, cuts texts
+to 24 tokens and data to 4,000 texts. `longer` has four times the local steps, and a rate that falls to zero. `full`, for a GPU,
+takes all data, 128 tokens and 100 rounds. What privacy costs which method is measured by `private_clients.py` and
+`private_silos.py`.
 """
 
 from __future__ import annotations
@@ -37,8 +38,11 @@ from timing import machine
 from secure_fed import Federation
 from secure_fed.config import RunConfig
 
-REDUCED = Scale(train=4000, test=500, length=24, rounds=10, steps=4, batch=8, every=5)
-FULL = Scale(train=None, test=None, length=128, rounds=100, steps=10, batch=16, every=10)
+SIZES = {
+    "reduced": Scale(train=4000, test=500, length=24, rounds=10, steps=4, batch=8, every=5, falls="constant"),
+    "longer": Scale(train=4000, test=500, length=24, rounds=20, steps=8, batch=8, every=5),
+    "full": Scale(train=None, test=None, length=128, rounds=100, steps=10, batch=16, every=10),
+}
 STORED = Path(__file__).with_suffix(".jsonl")
 Run = dict[str, Any]
 
@@ -105,13 +109,13 @@ def kept(out: Path, line: Run) -> None:
 
 def run_all(given: argparse.Namespace, size: str) -> None:
     """One seed of everything after the other: what is there early is of use early."""
+    scale = SIZES[size]
     wanted = [claim for claim in CLAIMS if not given.only or claim.name in given.only]
     cells = ((seed, claim, arm) for seed in range(given.seeds) for claim in wanted for arm in claim.arms)
     for seed, claim, arm in itertools.islice(cells, *given.part):
         known = (claim.name, arm, size, seed) in finished(given.out) and not given.again
         if not known and (not given.arms or arm in given.arms):
             started = time.perf_counter()
-            scale = FULL if given.full else REDUCED
             found = measured(claim, arm, scale, seed, texts(claim.data, scale, given.data, given.cache / size))
             seconds = time.perf_counter() - started
             kept(
@@ -140,23 +144,21 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=[claim.name for claim in CLAIMS])
     parser.add_argument("--arms", nargs="*", help="these configurations alone")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--size", choices=list(SIZES), default="reduced")
     parser.add_argument("--part", type=part, default="0/1", help="i/n: every n-th run, for processes side by side")
     parser.add_argument("--again", action="store_true", help="make runs again that are there")
     parser.add_argument("--out", type=Path, default=STORED)
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "claims_cache")
-    parser.add_argument("--docs", type=Path, help="write claims.md there, of all runs of this size that --out holds")
+    parser.add_argument("--docs", type=Path, help="write claims.md there, of all runs that --out holds")
     given = parser.parse_args()
     if unknown := set(given.arms or ()) - {arm for claim in CLAIMS for arm in claim.arms}:
         parser.error(f"no claim has the configuration {', '.join(sorted(unknown))}")
-    size = "full" if given.full else "reduced"
     if given.data:
-        run_all(given, size)
+        run_all(given, given.size)
     if given.docs:
         from claims_report import page
 
-        runs = [run for run in finished(given.out).values() if run["size"] == size]
-        text = page(runs, FULL if given.full else REDUCED, machine())
+        text = page(list(finished(given.out).values()), SIZES, machine())
         (given.docs / "claims.md").write_text(text, encoding="utf-8")
 
 

@@ -10,11 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Settings = dict[str, Any]
+_LINEAR = {"training.lr_schedule": "linear"}
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How large the runs are. train, test: rows, all if None. steps: local steps of a client in a round."""
+    """How large the runs are. train, test: rows, all if None. steps: local steps of a client in a round.
+
+    falls: the learning rate over the rounds.
+    """
 
     train: int | None
     test: int | None
@@ -23,6 +27,7 @@ class Scale:
     steps: int
     batch: int
     every: int
+    falls: str = "linear"
 
     def settings(self) -> Settings:
         return {
@@ -31,6 +36,7 @@ class Scale:
             "federation.cohort": 10,
             "training.steps": self.steps,
             "training.batch_size": self.batch,
+            "training.lr_schedule": self.falls,
             "evaluation.every": self.every,
             "evaluation.audit_fraction": 0.0,  # all of the data trains, as in the papers
         }
@@ -148,7 +154,7 @@ CLAIMS = (
             "data.partition": "pathological",
             "data.labels_per_client": 2,
             "federation.clients": 50,
-            "training.lr_schedule": "linear",
+            **_LINEAR,  # as in the paper
         },
         (Order("fedara", "fedlora", stated=0.5), Order("fedara", "fedlora", "bytes", 0.5)),
     ),
