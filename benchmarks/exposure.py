@@ -79,7 +79,7 @@ def tokenizer_of(texts: Sequence[str]) -> Any:
 
 
 @functools.cache
-def public(folder: Path, steps: int) -> tuple[Any, Any, tuple[str, ...]]:
+def public(folder: Path, steps: int, width: int = 64, layers: int = 2) -> tuple[Any, Any, tuple[str, ...]]:
     """The tokenizer, the model that has read half of the books and sentences like canaries, and passages of the others."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -89,7 +89,7 @@ def public(folder: Path, steps: int) -> tuple[Any, Any, tuple[str, ...]]:
     read = [text for name in names[::2] for text in books[name]]
     tokenizer = tokenizer_of(read[:5000])
     torch.manual_seed(0)
-    sizes = {"n_positions": 64, "n_embd": 64, "n_layer": 2, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0}
+    sizes = {"n_positions": 64, "n_embd": width, "n_layer": layers, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0}
     model: Any = GPT2LMHeadModel(
         GPT2Config(vocab_size=len(tokenizer), **sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
     )

@@ -27,7 +27,7 @@ def page(found: Found, commonest: Mapping[str, float]) -> str:
         alone = _Part({cell: value for cell, value in found.items() if (cell.data, cell.head) == (data, "trained")})
         parts.append(
             f"\n## {data}, {head} head\n\nThe commonest label has {100 * commonest[data]:.1f} % of the test texts.\n\n"
-            f"{own.table(alone)}\n\nThe search, on other texts:\n\n{own.search()}\n"
+            f"{own.accuracies(alone)}\n\nThe search, on other texts:\n\n{own.search()}\n"
         )
     return "".join(parts)
 
@@ -38,7 +38,7 @@ class _Part:
     def __init__(self, found: Found) -> None:
         self._found = found
 
-    def table(self, alone: _Part) -> str:
+    def accuracies(self, alone: _Part) -> str:
         """alone: runs among which are those of the head alone."""
         head = alone.seeds("head alone", SEARCHED)
         lines = [["method", *(f"epsilon {epsilon:g}" for epsilon in EPSILONS), "8 less inf", "over the head"]]
@@ -46,10 +46,10 @@ class _Part:
             by_epsilon = {epsilon: self.seeds(method, epsilon) for epsilon in EPSILONS}
             if any(by_epsilon.values()):
                 private = by_epsilon[SEARCHED]
-                over = "" if method == "head alone" else _paired(private, head)
-                means = (_shown(each.values()) for each in by_epsilon.values())
-                lines.append([_name(method), *means, _paired(private, by_epsilon[math.inf]), over])
-        return _table(lines)
+                over = "" if method == "head alone" else paired(private, head)
+                means = (shown(each.values()) for each in by_epsilon.values())
+                lines.append([named(method), *means, paired(private, by_epsilon[math.inf]), over])
+        return table(lines)
 
     def search(self) -> str:
         tried = [(epsilon, rate) for epsilon in (math.inf, SEARCHED) for rate in RATES]
@@ -57,8 +57,8 @@ class _Part:
         for method in METHODS:
             found = [self._searched(method, epsilon).get(rate) for epsilon, rate in tried]
             if any(found):
-                lines.append([_name(method), *(_shown([] if one is None else [one]) for one in found)])
-        return _table(lines)
+                lines.append([named(method), *(shown([] if one is None else [one]) for one in found)])
+        return table(lines)
 
     def seeds(self, method: str, epsilon: float) -> dict[int, float]:
         """By seed, at the rate that the search found."""
@@ -79,7 +79,7 @@ class _Part:
         }
 
 
-def _paired(one: Mapping[int, float], other: Mapping[int, float]) -> str:
+def paired(one: Mapping[int, float], other: Mapping[int, float]) -> str:
     """The mean of one less the other over the seeds of both, with the 95 % interval by Student's t."""
     gaps = [100 * (one[seed] - other[seed]) for seed in sorted(one.keys() & other.keys())]
     if not gaps:
@@ -91,17 +91,17 @@ def _paired(one: Mapping[int, float], other: Mapping[int, float]) -> str:
     return f"{mean} ({statistics.mean(gaps) - half:+.1f} to {statistics.mean(gaps) + half:+.1f}, {len(gaps)} seeds)"
 
 
-def _shown(found: Iterable[float]) -> str:
+def shown(found: Iterable[float]) -> str:
     values = [100 * value for value in found]
     if not values:
         return ""
     return f"{statistics.mean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
 
 
-def _name(method: str) -> str:
+def named(method: str) -> str:
     return method if " " in method else f"`{method}`"
 
 
-def _table(lines: Sequence[Sequence[str]]) -> str:
+def table(lines: Sequence[Sequence[str]]) -> str:
     ruled = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
     return "\n".join(f"| {' | '.join(line)} |" for line in ruled)

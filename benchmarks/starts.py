@@ -5,6 +5,8 @@
     gaussian, orthonormal    A is drawn from the seed (`method.freeze_init`)
     singular                 A holds the largest singular vectors of the weights beside it: `method.name = "federa"` with
                              `method.rule = "ffa_lora"`
+    head alone               no adapter; of the clients' rates .02, .06 and .2 the best on seed 0, and the clip norm that goes
+                             with it, the length of one step
 
 clients: the clients, rounds and steps of `secure-fed demo` at epsilon 8 with independent noise (or at epsilon 3 with
 correlated noise), without masks and phantoms, which change no accuracy. silos: four silos of 1,000 built-in notes, 10 rounds,
@@ -42,7 +44,9 @@ STARTS: dict[str, dict[str, Any]] = {
     "gaussian": {"name": "ffa_lora", "freeze_init": "gaussian"},
     "orthonormal": {"name": "ffa_lora", "freeze_init": "orthonormal"},
     "singular": {"name": "federa", "rule": "ffa_lora"},
+    "head alone": {"name": "head"},
 }
+HEAD_RATE, HEAD_NUMBERS = 0.06, 1032  # of the head alone at the notes' clients
 OUT = Path(__file__).with_suffix(".jsonl")
 Made = Callable[[int, Mapping[str, Any]], Federation]
 
@@ -51,6 +55,9 @@ def of_clients(seed: int, method: Mapping[str, Any], epsilon: float = 8.0, corre
     tables = of_notes(seed, 20).to_dict()
     tables["federation"] |= {"sampling": "schedule", "server_momentum": 0.5, "server_lr": 1.6}
     tables["privacy"] |= {"noise": "central", "correlation": correlation, "epsilon": epsilon}
+    if method["name"] == "head":
+        tables["training"]["lr"] = HEAD_RATE
+        tables["privacy"]["clip_norm"] = HEAD_RATE * HEAD_NUMBERS**0.5
     return notes(RunConfig.from_dict(tables | {"method": dict(method)}))
 
 
@@ -58,7 +65,6 @@ def of_silos(seed: int, method: Mapping[str, Any], epsilon: float | None = 8.0) 
     tables = {
         "data": {"examples": 4000, "test_examples": 1000},
         "federation": {"clients": 4, "rounds": 10, "seed": seed},
-        "evaluation": {"every": 10, "phantoms": 0},
     }
     return notes(RunConfig.from_dict({**tables, **_promised(epsilon), "method": dict(method)}))
 
@@ -77,7 +83,7 @@ def of_sst2_silos(folder: Path, seed: int, method: Mapping[str, Any], epsilon: f
         batch = collate(items)
         return batch | {"hidden": batch["hidden"].float()}
 
-    tables = {"federation": {"rounds": 10, "seed": seed}, "evaluation": {"every": 10, "phantoms": 0}}
+    tables = {"federation": {"rounds": 10, "seed": seed}}
     config = RunConfig.from_dict({**tables, **_promised(epsilon), "method": _last_layer(method)})
     model, train, test = sentences(folder)
     order = np.random.default_rng(seed).permutation(len(train))[:8000]
@@ -86,7 +92,10 @@ def of_sst2_silos(folder: Path, seed: int, method: Mapping[str, Any], epsilon: f
 
 
 def _promised(epsilon: float | None) -> dict[str, Any]:
-    return {} if epsilon is None else {"privacy": {"unit": "example", "epsilon": epsilon}}
+    """What is promised, and no audit of it."""
+    if epsilon is None:
+        return {"evaluation": {"every": 10}}
+    return {"evaluation": {"every": 10, "phantoms": 0}, "privacy": {"unit": "example", "epsilon": epsilon}}
 
 
 def _last_layer(method: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,106 @@
+"""The tables of `private_clients.py`: by method and epsilon, by size of federation, by head, by cohort and noise."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from private_clients import CLIPS, EPSILONS, HEADS, METHODS, SEARCHED, SIZES, WAYS, Cell, stored
+from private_silos_page import BEGIN, END, named, paired, shown, table
+
+Found = Mapping[Cell, float]
+
+
+def put(place: Path, out: Path) -> None:
+    """Write the tables between their marks; the text around them stays."""
+    common = json.loads(out.read_text(encoding="utf-8").splitlines()[0])["commonest"]
+    before, _, rest = place.read_text(encoding="utf-8").partition(BEGIN)
+    text = f"The commonest label has {100 * common:.1f} % of the test texts.\n{_page(stored(out))}"
+    place.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+
+
+def _page(found: Found) -> str:
+    parts = {
+        "By epsilon": _by_epsilon(found),
+        "By size": _by_size(found),
+        "By head": _by_head(found),
+        "By cohort and noise": _by_way(found),
+        "The search, on other texts": _search(found),
+    }
+    return "".join(f"\n## {title}\n\n{rows}\n" for title, rows in parts.items())
+
+
+def _seeds(found: Found, size: str, head: str, way: str, method: str, epsilon: float) -> dict[int, float]:
+    """By seed, at the clip norm that the search found."""
+    tried = _tried(found, head, method)
+    best = max(tried, key=lambda clip: tried[clip], default=None)
+    return {
+        cell.seed: value
+        for cell, value in found.items()
+        if cell[:6] == (size, head, way, method, epsilon, best) and cell.seed >= 0
+    }
+
+
+def _tried(found: Found, head: str, method: str) -> dict[float, float]:
+    """By clip norm: the accuracy in the search."""
+    tried = {clip: found.get(Cell("small", head, "schedule", method, SEARCHED, clip, -1)) for clip in CLIPS}
+    return {clip: value for clip, value in tried.items() if value is not None}
+
+
+def _by_epsilon(found: Found) -> str:
+    def of(method: str, epsilon: float) -> dict[int, float]:
+        return _seeds(found, "small", "trained", "schedule", method, epsilon)
+
+    lines = [["method", *(f"epsilon {epsilon:g}" for epsilon in EPSILONS), "8 less inf", "over the head at 8", "at 1"]]
+    for method in METHODS:
+        by_epsilon = [of(method, epsilon) for epsilon in EPSILONS]
+        if any(by_epsilon):
+            over = ["" if method == "head alone" else paired(of(method, e), of("head alone", e)) for e in (8.0, 1.0)]
+            lost = paired(of(method, 8.0), of(method, math.inf))
+            lines.append([named(method), *(shown(each.values()) for each in by_epsilon), lost, *over])
+    return table(lines)
+
+
+def _by_size(found: Found) -> str:
+    sizes = {size: f"{size}: {clients // 20:,} of {clients:,}" for size, (clients, _) in SIZES.items()}
+    kinds = list(itertools.product(sizes, (math.inf, 8.0, 1.0)))
+    kinds = [(size, e) for size, e in kinds if any((c.size, c.epsilon) == (size, e) and c.seed >= 0 for c in found)]
+    lines = [["method", *(f"{sizes[size]}, epsilon {epsilon:g}" for size, epsilon in kinds)]]
+    for method in METHODS:
+        own = [_seeds(found, size, "trained", "schedule", method, epsilon) for size, epsilon in kinds]
+        if any(own):
+            lines.append([named(method), *(shown(one.values()) for one in own)])
+    return table(lines)
+
+
+def _by_head(found: Found) -> str:
+    kinds = list(itertools.product((8.0, 1.0), HEADS))
+    lines = [["method", *(f"epsilon {epsilon:g}, {head}" for epsilon, head in kinds)]]
+    for method in METHODS:
+        own = [_seeds(found, "small", head, "schedule", method, epsilon) for epsilon, head in kinds]
+        if any(own[1:3]):
+            lines.append([named(method), *(shown(one.values()) for one in own)])
+    return table(lines)
+
+
+def _by_way(found: Found) -> str:
+    kinds = list(itertools.product((8.0, 1.0), WAYS))
+    lines = [["method", *(f"epsilon {epsilon:g}, {way}" for epsilon, way in kinds)]]
+    for method in METHODS:
+        own = [_seeds(found, "small", "trained", way, method, epsilon) for epsilon, way in kinds]
+        if any(own[1:3]):
+            lines.append([named(method), *(shown(one.values()) for one in own)])
+    return table(lines)
+
+
+def _search(found: Found) -> str:
+    kinds = list(itertools.product(HEADS, CLIPS))
+    lines = [["method", *(f"{head}, {clip:g}" for head, clip in kinds)]]
+    for method in METHODS:
+        own = [_tried(found, head, method).get(clip) for head, clip in kinds]
+        if any(own):
+            lines.append([named(method), *(shown([] if one is None else [one]) for one in own)])
+    return table(lines)
