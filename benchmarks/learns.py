@@ -126,6 +126,9 @@ def searched(given: argparse.Namespace, methods: Sequence[str]) -> None:
     known = {} if given.again else finished(given.out)
     shorter = [run for run in known.values() if run["steps"] < given.steps]
     best = {method: of_all(shorter, method) or FIRST.get(method, START) for method in methods}
+    if shorter:
+        for data, method in itertools.product(given.only, methods):
+            tried(given, method, known)(data, best[method], 0)
     for data, method in itertools.product(given.only, methods):
         accuracy, search = tried(given, method, known), descended if shorter else climbed
         found = search(lambda rate, data=data, accuracy=accuracy: accuracy(data, rate, 0), best[method])  # type: ignore[misc]

@@ -122,6 +122,21 @@ def test_in_common_passes_each_is_what_it_is_by_itself(architecture: str) -> Non
     assert math.isnan(together[3].loss)
 
 
+@pytest.mark.parametrize("kept", ["bias", "weight"])
+def test_the_transposed_layers_of_gpt2_may_train_themselves(kept: str) -> None:
+    """Their products are `addmm`, whether biases train or the weights."""
+    setting, ways = adapted("gpt2"), Ways()
+    named = dict(setting.objective.model.named_parameters())
+    own = [name for name in named if ".attn.c_attn." in name and name.endswith(f"base_layer.{kept}")]
+    assert len(own) == 2
+    for name in own:
+        named[name].requires_grad_()
+    trained = Setting(setting.objective, [*setting.names, *own])
+    together, alone = trained.both(replace(USUAL, optimizer="sgd", lr=0.1), ways)
+    assert ways.why_not == "", "they shared passes"
+    require_equal(together, alone)
+
+
 @pytest.mark.parametrize(
     "changed",
     [

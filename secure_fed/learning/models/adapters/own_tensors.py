@@ -4,7 +4,7 @@ The examples of one batch can belong to many clients: the frozen layers run on a
 multiplies each example by its own client's tensors. `EachOwn.of(rows)`, rows (B, *shape), stands in the place of a parameter of
 that shape. The operations that adapters and heads use have a rule; with x (B, ..., n), W (B, m, n), b and w (B, n) or (B, m),
 
-    linear        y_i = x_i W_i^T + b_i
+    linear        y_i = x_i W_i^T + b_i     (`addmm` too: the layers of GPT-2, whose W is transposed)
     layer norm    y_i = norm(x_i) w_i + b_i
     embedding     y_i = W_i[ids_i]
 
@@ -76,6 +76,14 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return y.reshape(*x.shape[:-1], rows.shape[1])
 
 
+def _addmm(bias: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """b + x W, with the tokens of all examples one after the other in x (B T, n), and W (n, m)."""
+    if not isinstance(weight, EachOwn):
+        return _added(x @ weight, bias)
+    tokens = of_each(x, len(weight.rows))  # (B, T, n)
+    return _added(torch.bmm(tokens, weight.rows).flatten(0, 1), bias)
+
+
 def _layer_norm(
     x: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
@@ -107,6 +115,7 @@ def _moved(own: EachOwn, *args: Any, **kwargs: Any) -> EachOwn:
 
 _RULES: dict[Any, Callable[..., Any]] = {
     functional.linear: _linear,
+    torch.addmm: _addmm,
     functional.layer_norm: _layer_norm,
     functional.embedding: _embedding,
     Tensor.to: _moved,
