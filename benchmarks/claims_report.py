@@ -85,7 +85,7 @@ differences of ten points and more could be seen.
 `c2a` is the paper's C2A, with the context of a batch; `c2a_text` is this project's default ([methods.md](methods.md)).
 FedARA's lead of 21 points on SemEval 2010 task 8 could not be tried: at this size FedARA and FedLoRA both end at the commonest
 label there. Times, skewed languages (C2A) and 50 silos (FedTT) were not tried. What privacy costs which method is in
-[private_clients.md](private_clients.md) and [private_silos.md](private_silos.md)."""
+[private_utility.md](private_utility.md) and [private_silos.md](private_silos.md)."""
 
 
 def _by_arm(runs: Sequence[Run], claim: str, size: str) -> dict[str, dict[int, Run]]:

@@ -10,8 +10,8 @@ steps of 16 texts; with --steps 200, 3,200 texts and 10 rounds of 20 steps. What
 all weights, takes as many steps of as many texts.
 
 Rates are searched on SST-2 and AG News, in steps of about three. With 80 steps the search ends where neighbours on both sides
-are worse. With 200 it begins at the best rate of 80 and goes down while that is better, since longer trainings want no higher
-rates. The rate of a method is the one with the best mean over both data sets. --check trains at that rate on two data sets on
+are worse. With 200 it begins at the best rate of 80 and goes up while that is better, since a rate that falls to zero may begin
+higher. The rate of a method is the one with the best mean over both data sets. --check trains at that rate on two data sets on
 which nothing was searched. Every finished run is a line of learns.jsonl beside this file, and what is there is not run again
 (--again does); --docs writes learning_rates.md of it.
 """
@@ -98,11 +98,11 @@ def climbed(accuracy: Callable[[float], float], start: float) -> float:
         at = best
 
 
-def descended(accuracy: Callable[[float], float], start: float) -> float:
-    """The best rate of the grid from `start` downwards, as long as the next lower one is better."""
+def ascended(accuracy: Callable[[float], float], start: float) -> float:
+    """The best rate of the grid from `start` upwards, as long as the next higher one is better."""
     at = GRID.index(start)
-    while at and accuracy(GRID[at - 1]) > accuracy(GRID[at]):
-        at -= 1
+    while at + 1 < len(GRID) and accuracy(GRID[at + 1]) > accuracy(GRID[at]):
+        at += 1
     return GRID[at]
 
 
@@ -130,7 +130,7 @@ def searched(given: argparse.Namespace, methods: Sequence[str]) -> None:
         for data, method in itertools.product(given.only, methods):
             tried(given, method, known)(data, best[method], 0)
     for data, method in itertools.product(given.only, methods):
-        accuracy, search = tried(given, method, known), descended if shorter else climbed
+        accuracy, search = tried(given, method, known), ascended if shorter else climbed
         found = search(lambda rate, data=data, accuracy=accuracy: accuracy(data, rate, 0), best[method])  # type: ignore[misc]
         best[method] = best[method] if shorter else found
 

@@ -23,7 +23,7 @@ texts of at most 32 tokens. The peer is what PEFT has of the same kind, or train
 many texts and the same schedule. Two lengths of training:
 
 - **200 steps** of 16 texts, of 3,200; the rate falls linearly to zero, as `training.lr_schedule = "auto"` does. Rates begin at
-  the best one of 80 steps and go down in steps of about three as long as that is better.
+  the best one of 80 steps and go up in steps of about three as long as that is better. Some lower ones were tried, too.
 - **80 steps** of 16 texts, of 2,000, at a constant rate. Rates are tried until neighbours on both sides are no better.
 
 The rate of a method is the one with the best mean accuracy over the searched data sets, on seed 0. A peer has its own best rate

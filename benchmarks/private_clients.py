@@ -15,7 +15,7 @@ stand on query and value of the last layer. The head takes the standardised mean
 
 Each method's clip norm is the best of CLIPS in the small federation at epsilon 8, on clients and test texts that the table does
 not use; that choice is charged to no epsilon. Every finished run is one line of --out, and what is there is not made again.
-Without DATA nothing is run, and --docs writes the tables of private_clients.md from the stored runs.
+Without DATA nothing is run, and --docs writes the tables of private_utility.md from the stored runs.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".jsonl"))
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "private_utility_cache")
     parser.add_argument(
-        "--docs", type=Path, help="write the tables of private_clients.md there, from all that --out holds"
+        "--docs", type=Path, help="write the tables of private_utility.md there, from all that --out holds"
     )
     return parser.parse_args()
 
@@ -209,7 +209,7 @@ def main() -> None:
     if given.docs:
         from private_clients_page import put
 
-        put(given.docs / "private_clients.md", given.out)
+        put(given.docs / "private_utility.md", given.out)
 
 
 if __name__ == "__main__":

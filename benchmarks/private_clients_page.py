@@ -30,7 +30,7 @@ def _page(found: Found) -> str:
         "By cohort and noise": _by_way(found),
         "The search, on other texts": _search(found),
     }
-    return "".join(f"\n## {title}\n\n{rows}\n" for title, rows in parts.items())
+    return "".join(f"\n### {title}\n\n{rows}\n" for title, rows in parts.items() if rows.count("\n") > 1)
 
 
 def _seeds(found: Found, size: str, head: str, way: str, method: str, epsilon: float) -> dict[int, float]:

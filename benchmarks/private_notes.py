@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import math
 import os
 import statistics
 import time
@@ -35,6 +34,8 @@ METHODS: dict[str, dict[str, Any]] = {
     **{name: {"name": name} for name in ("fedlora", "ffa_lora", "rolora")},
     "fra_lora, none": {"name": "fra_lora", "denoise": "none"},
     "fra_lora, shrink": {"name": "fra_lora", "denoise": "shrink"},
+    "fra_lora, shrink means": {"name": "fra_lora", "denoise": "shrink", "denoise_over": "mean"},
+    "fra_lora, truncate": {"name": "fra_lora", "denoise": "truncate"},
     **{name: {"name": name} for name in ("fra_then_ffa", "fedsvd", "fedask", "fedpower")},
     "federa, A frozen": {"name": "federa", "rule": "ffa_lora"},
 }
@@ -67,11 +68,9 @@ def table(found: dict[Key, float]) -> str:
     lines.append(["---"] * len(lines[0]))
     for method in METHODS:
         by_epsilon = [[value for key, value in found.items() if key[:2] == (method, epsilon)] for epsilon in epsilons]
-        leads = [
-            value - found.get(("head", 8.0, key[2]), math.nan)
-            for key, value in found.items()
-            if key[:2] == (method, 8.0)
-        ]
+        heads = {key[2]: value for key, value in found.items() if key[:2] == ("head", 8.0)}
+        own = {key[2]: value for key, value in found.items() if key[:2] == (method, 8.0)}
+        leads = [own[seed] - heads[seed] for seed in own.keys() & heads.keys()]
         if any(by_epsilon):
             lead = "" if method == "head" or not leads else f"{100 * statistics.mean(leads):+.1f}"
             lines.append([method if " " in method else f"`{method}`", *map(_shown, by_epsilon), lead])

@@ -10,7 +10,7 @@ notes: the clients, rounds and steps of `secure-fed demo`, without masks and pha
 notes and model, 250 of 5,000 clients in each of 20 rounds, so that in a public order each takes part once; FFA-LoRA with a
 random A, and a server's momentum of .7 (starts.py has what the demo uses). FOLDER: named sst2, with train.jsonl.gz and
 test.jsonl.gz of `text` and `label`; the last layer of all-MiniLM-L6-v2 (the `bench` extra) is adapted by FFA-LoRA of rank 8, as
-in private_utility.py, by 100 of 2,000 clients of four sentences in each of 20 rounds.
+in private_clients.py, by 100 of 2,000 clients of four sentences in each of 20 rounds.
 
 The noise is the operating system's; seeds decide the division of the data, the public order and the start. Settings were
 chosen on seed 0 of the notes by coins, long before the other ways were there. Every finished run is one line of --out, by

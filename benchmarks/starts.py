@@ -128,9 +128,8 @@ def table(found: Mapping[tuple[str, str, int], float]) -> str:
     rows = ["| task | seeds | " + " | ".join(STARTS) + " |", "|---|---:|" + "---:|" * len(STARTS)]
     for task in dict.fromkeys(key[0] for key in found):
         cells = [[100 * accuracy for key, accuracy in found.items() if key[:2] == (task, start)] for start in STARTS]
-        if all(cells):
-            shown = (f"{statistics.mean(one):.1f} ({min(one):.1f} to {max(one):.1f})" for one in cells)
-            rows.append(f"| {task} | {min(map(len, cells))} | " + " | ".join(shown) + " |")
+        shown = (f"{statistics.mean(one):.1f} ({min(one):.1f} to {max(one):.1f})" if one else "" for one in cells)
+        rows.append(f"| {task} | {max(map(len, cells))} | " + " | ".join(shown) + " |")
     return "\n".join(rows)
 
 
