@@ -34,7 +34,7 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-from learns_tasks import CHECKED, PEERS, SEARCHED, TEXTS, commonest, cut, ours, peer
+from learns_tasks import CHECKED, FALLS, PEERS, SEARCHED, TEXTS, commonest, cut, ours, peer
 
 from secure_fed.methods import METHODS
 
@@ -48,22 +48,22 @@ Tried = Callable[[str, float, int], float]  # the accuracy on a data set, at a r
 def finished(out: Path) -> dict[tuple[Any, ...], Run]:
     """The runs that the file holds; of equal ones the last."""
     lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
-    return {(r["steps"], r["data"], r["method"], r["rate"], r["seed"]): r for r in map(json.loads, lines)}
+    return {(r["steps"], r["falls"], r["data"], r["method"], r["rate"], r["seed"]): r for r in map(json.loads, lines)}
 
 
 def tried(given: argparse.Namespace, method: str, known: dict[tuple[Any, ...], Run]) -> Tried:
     """A run that is made only if it is not known."""
 
     def accuracy(data: str, rate: float, seed: int) -> float:
-        key = (given.steps, data, method, rate, seed)
+        key = (given.steps, given.falls, data, method, rate, seed)
         if key not in known and not given.again:
             known.update(finished(given.out))  # perhaps another process has made it
         if key not in known:
             texts = TEXTS[given.steps]
             files = {split: cut(given.data, data, split, given.cache, texts) for split in ("train", "test")}
             started = time.perf_counter()
-            found = (ours if method in METHODS else peer)(method, files, rate, seed, given.steps)
-            line = dict(zip(("steps", "data", "method", "rate", "seed"), key, strict=True))
+            found = (ours if method in METHODS else peer)(method, files, rate, seed, given.steps, given.falls)
+            line = dict(zip(("steps", "falls", "data", "method", "rate", "seed"), key, strict=True))
             line |= {"accuracy": found, "commonest": commonest(files["test"]), "seconds": time.perf_counter() - started}
             known[key] = line
             kept(given.out, line)
@@ -138,7 +138,7 @@ def searched(given: argparse.Namespace, methods: Sequence[str]) -> None:
 def checked(given: argparse.Namespace, methods: Sequence[str]) -> None:
     """Every method and peer at the rate that the searches chose, on data sets without a search."""
     known = finished(given.out)
-    runs = [run for run in known.values() if run["steps"] == given.steps]
+    runs = [run for run in known.values() if (run["steps"], run["falls"]) == (given.steps, given.falls)]
     for data, method in itertools.product(CHECKED, methods):
         rate = of_all(runs, method)
         if rate is not None:
@@ -157,6 +157,7 @@ def main() -> None:
     parser.add_argument("data", type=Path, nargs="?")
     parser.add_argument("--only", nargs="+", choices=[*SEARCHED, *CHECKED], default=list(SEARCHED))
     parser.add_argument("--steps", type=int, choices=list(TEXTS), default=80)
+    parser.add_argument("--falls", choices=["constant", "linear"], help="the rate, if not as is usual for these steps")
     parser.add_argument(
         "--check", action="store_true", help="train on the data sets without a search, at the rate found"
     )
@@ -169,6 +170,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "learns_cache")
     parser.add_argument("--docs", type=Path, help="write learning_rates.md there")
     given = parser.parse_args()
+    given.falls = given.falls or FALLS[given.steps]
     torch.set_num_threads(1)
     part, parts = map(int, given.part.split("/"))
     if given.data:

@@ -20,7 +20,7 @@ from secure_fed import Federation
 
 TEST, LENGTH, BATCH, ROUNDS = 1000, 32, 16, 10
 TEXTS = {80: 2000, 200: 3200}  # training texts, by how many steps are made
-FALLS = {80: "constant", 200: "linear"}  # the rate over the steps
+FALLS = {80: "constant", 200: "linear"}  # the rate over the steps, unless another is asked for
 SEARCHED, CHECKED = ("sst2", "ag_news"), ("subj", "newsgroups20")  # data sets that rates are chosen on, and others
 Row = dict[str, Any]
 
@@ -69,7 +69,7 @@ def commonest(place: Path) -> float:
     return max(map(labels.count, set(labels))) / len(labels)
 
 
-def ours(method: str, files: dict[str, Path], rate: float, seed: int, steps: int) -> float:
+def ours(method: str, files: dict[str, Path], rate: float, seed: int, steps: int, falls: str) -> float:
     """The test accuracy of a method after so many steps, with all data at one client."""
     settings: dict[str, Any] = {
         "model.name": str(encoder()),
@@ -83,7 +83,7 @@ def ours(method: str, files: dict[str, Path], rate: float, seed: int, steps: int
         "training.steps": steps // ROUNDS,
         "training.batch_size": BATCH,
         "training.lr": rate,
-        "training.lr_schedule": FALLS[steps],
+        "training.lr_schedule": falls,
         "training.together": 1,
         "evaluation.every": ROUNDS,
         "evaluation.audit_fraction": 0.0,
@@ -91,7 +91,7 @@ def ours(method: str, files: dict[str, Path], rate: float, seed: int, steps: int
     return float(Federation(configured(settings)).run().summary["accuracy"])
 
 
-def peer(kind: str, files: dict[str, Path], rate: float, seed: int, steps: int) -> float:
+def peer(kind: str, files: dict[str, Path], rate: float, seed: int, steps: int, falls: str) -> float:
     """The test accuracy of PEFT's own training, or of training every weight."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer, logging
 
@@ -111,7 +111,7 @@ def peer(kind: str, files: dict[str, Path], rate: float, seed: int, steps: int) 
 
     moving = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(moving, rate, weight_decay=0.0)
-    falling = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 1.0 if FALLS[steps] == "constant" else 0.0, steps)
+    falling = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 1.0 if falls == "constant" else 0.0, steps)
     order = np.random.default_rng(seed).permutation(len(train))
     model.train()
     for step in range(steps):

@@ -29,6 +29,7 @@ SETTINGS = [
     "method.name=fedlora",
     "training.optimizer=sgd",
     "training.lr=0.5",
+    "training.lr_schedule=constant",
 ]
 
 
