@@ -176,6 +176,7 @@ def test_examples_cannot_be_protected(unit: str) -> None:
 @pytest.mark.nightly
 def test_a_run_learns() -> None:
     more = {"federation.rounds": 4, "training.steps": 4, "training.optimizer": "adamw", "training.lr": 0.03}
+    more["training.lr_schedule"] = "constant"  # four rounds are few, and a hypernetwork begins slowly
     records = federation(**more).run().records
     assert records[-1]["train_loss"] < records[0]["train_loss"] - 0.1
 
