@@ -17,7 +17,6 @@ takes all data, 128 tokens and 100 rounds. What privacy costs which method is me
 from __future__ import annotations
 
 import argparse
-import fcntl
 import gzip
 import itertools
 import json
@@ -33,6 +32,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np
 import torch
 from claims_made import CLAIMS, Claim, Scale
+from runs_file import keep, lines
 from timing import machine
 
 from secure_fed import Federation
@@ -56,8 +56,8 @@ def encoder() -> Path:
 def cut(source: Path, out: Path, most: int | None, seed: int) -> Path:
     """At most that many rows of a file, text and label alone, drawn by the seed; made once."""
     if not out.exists():
-        with gzip.open(source, "rt", encoding="utf-8") as lines:
-            rows = [json.loads(line) for line in lines]
+        with gzip.open(source, "rt", encoding="utf-8") as file:
+            rows = [json.loads(line) for line in file]
         rows = [row for row in rows if row["text"].strip()]
         chosen = np.random.default_rng(seed).permutation(len(rows))[:most]
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -94,15 +94,11 @@ def measured(claim: Claim, arm: str, scale: Scale, seed: int, files: dict[str, P
 
 def finished(out: Path) -> dict[tuple[Any, ...], Run]:
     """The runs that the file holds, by claim, configuration, size and seed; of equal ones the last."""
-    lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
-    return {tuple(run[name] for name in ("claim", "arm", "size", "seed")): run for run in map(json.loads, lines)}
+    return {tuple(run[name] for name in ("claim", "arm", "size", "seed")): run for run in lines(out)}
 
 
 def kept(out: Path, line: Run) -> None:
-    """One line more, which two processes do not write into each other."""
-    with out.open("a", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        file.write(json.dumps(line) + "\n")
+    keep(out, line)
     print(f"{line['claim']:8} {line['arm']:22} seed {line['seed']}  {line['accuracy']:.3f}", end="  ")
     print(f"(commonest {line['commonest']:.3f}), {line['seconds']:.0f} s", flush=True)
 

@@ -8,8 +8,9 @@ and a random number of two digits. They stand once in the data of the first clie
 The clients train FedLoRA: without privacy, and by DP-SGD at the clients with privacy for an example, at epsilon 8 and at 1. An
 exposure is exact, by all 100 numbers (attacks/extraction/exposure.py); a number that nobody trained has 1.44 bits on average.
 
-Noise is the operating system's; seeds decide the passages, the canaries and the start. Settings were chosen on the plain run of
-seed 0. Every finished run is one line of --out, by default exposure.jsonl beside this file, and what is there is not run again.
+Noise is the operating system's; seeds decide the passages, the canaries and the start. Settings were chosen on the plain run
+of seed 0. Every finished run is one line of --out, by default exposure.jsonl beside this file, and what is there is not run
+again. With --quick name another --out.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import argparse
 import copy
 import functools
 import gzip
-import hashlib
 import json
 import os
 import statistics
@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 from exposure_report import draw, table
+from runs_file import keep, lines
 from timing import machine
 
 from attacks.extraction.exposure import exposures
@@ -118,7 +119,7 @@ def config(epsilon: float | None, seed: int, rounds: int) -> RunConfig:
         {
             "federation": {"rounds": rounds, "seed": seed},
             "method": {"name": "fedlora", "rank": 16, "target_modules": ["c_attn", "c_fc", "c_proj"]},
-            "training": {"lr": 5e-3, "epochs": 4, "batch_size": 10},
+            "training": {"lr": 5e-3, "lr_schedule": "constant", "epochs": 4, "batch_size": 10},
             "evaluation": {"every": EVERY, **({"phantoms": 0} if epsilon else {"audit_fraction": 0.0})},
             **private,
         }
@@ -177,10 +178,9 @@ def one_run(folder: Path, epsilon: float | None, seed: int, rounds: int, steps: 
     return {"epsilon": result["epsilon"], "rounds": watch.rounds}
 
 
-def finished(out: Path) -> dict[str, Run]:
-    """The runs that the file holds, by key."""
-    lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
-    return {run["key"]: run for run in map(json.loads, lines)}
+def finished(out: Path) -> dict[tuple[float | None, int], Run]:
+    """The runs that the file holds, by epsilon and seed."""
+    return {(run["target"], run["seed"]): run for run in lines(out)}
 
 
 def main() -> None:
@@ -196,15 +196,12 @@ def main() -> None:
     rounds, steps = (EVERY, 20) if given.quick else (ROUNDS, 600)
     for seed in range(given.seeds):
         for epsilon in EPSILONS:
-            settings = [config(epsilon, seed, rounds).to_dict(), REPEATS, CANARIES, PASSAGES, LENGTH, steps]
-            key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
-            if key in finished(given.out):
+            if (epsilon, seed) in finished(given.out):
                 continue
             started = time.perf_counter()
             line = one_run(given.folder, epsilon, seed, rounds, steps)
-            line |= {"target": epsilon, "seed": seed, "seconds": time.perf_counter() - started, "key": key}
-            with given.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            line |= {"target": epsilon, "seed": seed, "seconds": time.perf_counter() - started}
+            keep(given.out, line)
             mean = statistics.mean(line["rounds"][-1]["exposures"])
             print(epsilon, seed, f"{mean:.2f} bits in {line['seconds']:.0f} s", file=sys.stderr, flush=True)
     runs = list(finished(given.out).values())

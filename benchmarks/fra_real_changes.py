@@ -52,7 +52,7 @@ def changes(seed: int) -> list[dict[str, Tensor]]:
         "data": {"examples": 2500, "test_examples": 500},
         "federation": {"clients": 500, "cohort": 50, "rounds": ROUNDS, "sampling": "schedule", "seed": seed},
         "method": {"name": "fra_lora", "rank": fra_over_rounds.RANK},
-        "training": {"lr": 0.02},
+        "training": {"lr": 0.02, "lr_schedule": "constant"},
         "evaluation": {"every": ROUNDS},
     }
     federation = Federation(RunConfig.from_dict(config))

@@ -89,6 +89,7 @@ def _config(
         "method.target_modules": ("query", "key", "value"),
         "training.optimizer": optimizer,
         "training.lr": lr,
+        "training.lr_schedule": "constant",
         "training.steps": 1,
         "training.batch_size": batch,
         "evaluation.every": ROUNDS,

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import gzip
 import itertools
 import json
 import math
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import runs_file
 import torch
 from exposure import LENGTH, TEMPLATE, public
 
@@ -45,7 +47,6 @@ SILOS, EACH, TESTS, ROUNDS, DELTA = 10, 800, 1000, 5, 1e-5
 STEPS, WIDTH, LAYERS = 1500, 96, 3  # of the public model
 COPIES = (1, 8)  # of a silo's canary, by turns
 METHODS, EPSILONS = ("fedlora", "ffa_lora", "bitfit"), (math.inf, 8.0, 1.0)
-MARKS = "<!-- language model: begin -->", "<!-- language model: end -->"
 Run = dict[str, Any]
 
 
@@ -68,7 +69,7 @@ def config(method: str, epsilon: float, seed: int) -> RunConfig:
 def one_run(data: Path, method: str, epsilon: float, seed: int) -> Run:
     """Perplexity before and after, exposures by silo, and what the run took."""
     tokenizer, model, _ = public(data / "gutenberg24", STEPS, WIDTH, LAYERS)
-    texts = [text for spoken in _modern(data / "modern_text").values() for text in spoken]
+    texts = _modern(data / "modern_text")
     order = np.random.default_rng(seed).permutation(len(texts) - TESTS)
     planted = TEMPLATE.drawn(SILOS, SeededEntropy(seed).stream("canaries"))
     task = tasks.build(DataConfig(task="causal_lm"))
@@ -104,19 +105,16 @@ def one_run(data: Path, method: str, epsilon: float, seed: int) -> Run:
     }
 
 
-def _modern(folder: Path) -> dict[str, list[str]]:
-    """Its passages, as one book."""
-    import gzip
-
+def _modern(folder: Path) -> list[str]:
+    """Its texts in passages of 25 words."""
     rows = map(json.loads, gzip.decompress((folder / "train.jsonl.gz").read_bytes()).decode().splitlines())
     words = [row["text"].split() for row in rows]
-    return {"": [" ".join(some[at : at + 25]) for some in words for at in range(0, len(some) - 25, 25)]}
+    return [" ".join(some[at : at + 25]) for some in words for at in range(0, len(some) - 25, 25)]
 
 
 def stored(out: Path) -> dict[tuple[str, str, int], Run]:
     """By method, epsilon and seed."""
-    lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
-    return {(run["method"], run["target"], run["seed"]): run for run in map(json.loads, lines)}
+    return {(run["method"], run["target"], run["seed"]): run for run in runs_file.lines(out)}
 
 
 def table(runs: list[Run]) -> str:
@@ -152,8 +150,7 @@ def main() -> None:
     for seed, epsilon, method in itertools.product(range(given.seeds), given.epsilons, given.methods):
         if given.data and (method, str(epsilon), seed) not in stored(given.out):
             line = one_run(given.data, method, epsilon, seed)
-            with given.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            runs_file.keep(given.out, line)
             print(
                 method,
                 epsilon,
@@ -165,9 +162,7 @@ def main() -> None:
     text = table(list(stored(given.out).values()))
     print(text)
     if given.docs:
-        place = given.docs / "extraction.md"
-        before, _, rest = place.read_text(encoding="utf-8").partition(MARKS[0])
-        place.write_text(f"{before}{MARKS[0]}\n{text}\n{MARKS[1]}{rest.partition(MARKS[1])[2]}", encoding="utf-8")
+        runs_file.put(given.docs / "extraction.md", "language model", text)
 
 
 if __name__ == "__main__":

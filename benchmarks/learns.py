@@ -19,9 +19,7 @@ which nothing was searched. Every finished run is a line of learns.jsonl beside 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import itertools
-import json
 import math
 import os
 import sys
@@ -35,6 +33,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from learns_tasks import CHECKED, FALLS, PEERS, SEARCHED, TEXTS, commonest, cut, ours, peer
+from runs_file import keep, lines
 
 from secure_fed.methods import METHODS
 
@@ -47,8 +46,7 @@ Tried = Callable[[str, float, int], float]  # the accuracy on a data set, at a r
 
 def finished(out: Path) -> dict[tuple[Any, ...], Run]:
     """The runs that the file holds; of equal ones the last."""
-    lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
-    return {(r["steps"], r["falls"], r["data"], r["method"], r["rate"], r["seed"]): r for r in map(json.loads, lines)}
+    return {(r["steps"], r["falls"], r["data"], r["method"], r["rate"], r["seed"]): r for r in lines(out)}
 
 
 def tried(given: argparse.Namespace, method: str, known: dict[tuple[Any, ...], Run]) -> Tried:
@@ -73,10 +71,7 @@ def tried(given: argparse.Namespace, method: str, known: dict[tuple[Any, ...], R
 
 
 def kept(out: Path, line: Run) -> None:
-    """One line more, which two processes do not write into each other."""
-    with out.open("a", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        file.write(json.dumps(line) + "\n")
+    keep(out, line)
     print(
         f"{line['steps']} {line['data']:12} {line['method']:18} {line['rate']:<8g} seed {line['seed']}  {line['accuracy']:.3f}"
         f"  (commonest {line['commonest']:.3f}), {line['seconds']:.0f} s",

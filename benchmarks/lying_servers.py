@@ -36,8 +36,9 @@ BASE = (
     *("federation.cohort=10", "federation.rounds=20", "evaluation.audit_fraction=0", "method.name=fedlora"),
     *("model.max_length=48", "training.batch_size=8"),
 )
-SGD = ("training.optimizer=sgd", "training.lr=0.1")
-ADAMW = ("training.optimizer=adamw", "training.lr=0.005")
+CONSTANT = "training.lr_schedule=constant"
+SGD = ("training.optimizer=sgd", "training.lr=0.1", CONSTANT)
+ADAMW = ("training.optimizer=adamw", "training.lr=0.005", CONSTANT)
 FOUR = (*ADAMW, "training.batch_size=4", "training.epochs=2")
 PRIVATE = ("privacy.epsilon=8", "evaluation.phantoms=0")
 CLIENT = (*PRIVATE, "privacy.unit=client", "federation.sampling=poisson", "privacy.clip_norm=0.5")

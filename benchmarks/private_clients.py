@@ -13,28 +13,27 @@ The encoder is all-MiniLM-L6-v2 (the `bench` extra). Its first five layers are f
 stand on query and value of the last layer. The head takes the standardised mean over tokens. It is `trained` from zero, `warm`
 (trained from what descriptions of the classes give, which is public) or `frozen` there.
 
-Each method's clip norm is the best of CLIPS in the small federation at epsilon 8, on clients and test texts that the table does
-not use; that choice is charged to no epsilon. Every finished run is one line of --out, and what is there is not made again.
-Without DATA nothing is run, and --docs writes the tables of private_utility.md from the stored runs.
+Each method's clip norm is the best of CLIPS in the small federation at epsilon 8, on another draw of the training texts and on
+test texts that no table uses; that choice is charged to no epsilon. Every finished run is one line of --out, and what is there
+is not made again. Without DATA nothing is run, and --docs writes the tables of private_utility.md from the stored runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import fcntl
+import functools
 import itertools
-import json
 import math
 import tempfile
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from last_layer import SCALES, Item, prepared, pretrained, zero_shot
 from private_silos import LORA, Head, collate, featured, padded
-from private_utility_task import SCALES, Item, prepared, pretrained, zero_shot
+from runs_file import Runs
 from torch import nn
 
 from secure_fed import Federation, RunConfig
@@ -137,49 +136,16 @@ def settings(cell: Cell) -> dict[str, Any]:
     return tables
 
 
-class Runs:
-    """The runs that a file holds, and those that are made."""
-
-    def __init__(self, given: argparse.Namespace) -> None:
-        self._given = given
-        self._task: Task | None = None
-        self.found = {} if given.again else stored(given.out)
-
-    def __call__(self, cell: Cell) -> float:
-        if cell not in self.found and not self._given.again:
-            self.found |= stored(self._given.out)  # perhaps another process has made it
-        if cell not in self.found:
-            self._task = self._task or Task(self._given.data, self._given.cache)
-            started = time.perf_counter()
-            self.found[cell] = self._task.accuracy(cell)
-            self._keep(cell, time.perf_counter() - started, self._task.commonest)
-        return self.found[cell]
-
-    def _keep(self, cell: Cell, seconds: float, commonest: float) -> None:
-        line = cell._asdict() | {"epsilon": str(cell.epsilon), "accuracy": self.found[cell], "seconds": seconds}
-        with self._given.out.open("a", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            file.write(json.dumps(line | {"commonest": commonest}) + "\n")
-        print(*cell, f"{100 * self.found[cell]:.1f}, {seconds:.0f} s", flush=True)
-
-    def best_clip(self, head: str, method: str) -> float:
-        """Found in the small federation, where noise is largest, with the public order and independent noise."""
-        return max(CLIPS, key=lambda clip: self(Cell("small", head, "schedule", method, SEARCHED, clip, -1)))
+def best_clip(accuracy: Runs[Cell], head: str, method: str) -> float:
+    """Found in the small federation, where noise is largest, with the public order and independent noise."""
+    return max(CLIPS, key=lambda clip: accuracy(Cell("small", head, "schedule", method, SEARCHED, clip, -1)))
 
 
-def stored(out: Path) -> dict[Cell, float]:
-    lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] if out.exists() else []
-    return {
-        Cell(*(float(line[name]) if name == "epsilon" else line[name] for name in Cell._fields)): line["accuracy"]
-        for line in lines
-    }
-
-
-def run_all(given: argparse.Namespace, accuracy: Runs) -> None:
+def run_all(given: argparse.Namespace, accuracy: Runs[Cell]) -> None:
     some = itertools.product(given.sizes, range(given.seeds), given.heads, given.methods, given.epsilons, given.ways)
     for size, seed, head, method, epsilon, way in some:
         if (head, method) != ("frozen", "head alone") and (math.isfinite(epsilon) or way == given.ways[0]):
-            clip = accuracy.best_clip(head, method)
+            clip = best_clip(accuracy, head, method)
             accuracy(Cell(size, head, way if math.isfinite(epsilon) else "schedule", method, epsilon, clip, seed))
 
 
@@ -194,7 +160,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--again", action="store_true", help="make runs again that are there")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".jsonl"))
-    parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "private_utility_cache")
+    parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "last_layer_cache")
     parser.add_argument(
         "--docs", type=Path, help="write the tables of private_utility.md there, from all that --out holds"
     )
@@ -205,7 +171,9 @@ def main() -> None:
     given = arguments()
     torch.set_num_threads(1)
     if given.data:
-        run_all(given, Runs(given))
+        task = functools.cache(lambda: Task(given.data, given.cache))
+        make = lambda cell: (task().accuracy(cell), task().commonest)  # noqa: E731
+        run_all(given, Runs(Cell, given.out, make, again=given.again))
     if given.docs:
         from private_clients_page import put
 

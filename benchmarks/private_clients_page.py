@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from private_clients import CLIPS, EPSILONS, HEADS, METHODS, SEARCHED, SIZES, WAYS, Cell, stored
-from private_silos_page import BEGIN, END, named, paired, shown, table
+import runs_file
+from private_clients import CLIPS, EPSILONS, HEADS, METHODS, ROUNDS, SEARCHED, SIZES, WAYS, Cell
+from private_silos_page import named, paired, shown, table
 
 Found = Mapping[Cell, float]
 
 
 def put(place: Path, out: Path) -> None:
-    """Write the tables between their marks; the text around them stays."""
-    common = json.loads(out.read_text(encoding="utf-8").splitlines()[0])["commonest"]
-    before, _, rest = place.read_text(encoding="utf-8").partition(BEGIN)
-    text = f"The commonest label has {100 * common:.1f} % of the test texts.\n{_page(stored(out))}"
-    place.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    common = runs_file.lines(out)[0]["commonest"]
+    found = runs_file.accuracies(Cell, out)
+    text = f"\nThe commonest label has {100 * common:.1f} % of the test texts.\n{_page(found)}"
+    runs_file.put(place, "measured", text)
 
 
 def _page(found: Found) -> str:
@@ -65,7 +64,7 @@ def _by_epsilon(found: Found) -> str:
 
 
 def _by_size(found: Found) -> str:
-    sizes = {size: f"{size}: {clients // 20:,} of {clients:,}" for size, (clients, _) in SIZES.items()}
+    sizes = {size: f"{size}: {clients // ROUNDS:,} of {clients:,}" for size, (clients, _) in SIZES.items()}
     kinds = list(itertools.product(sizes, (math.inf, 8.0, 1.0)))
     kinds = [(size, e) for size, e in kinds if any((c.size, c.epsilon) == (size, e) and c.seed >= 0 for c in found)]
     lines = [["method", *(f"{sizes[size]}, epsilon {epsilon:g}" for size, epsilon in kinds)]]
@@ -76,24 +75,22 @@ def _by_size(found: Found) -> str:
     return table(lines)
 
 
-def _by_head(found: Found) -> str:
-    kinds = list(itertools.product((8.0, 1.0), HEADS))
-    lines = [["method", *(f"epsilon {epsilon:g}, {head}" for epsilon, head in kinds)]]
+def _kinds(kinds: Sequence[str], runs_of: Callable[[str, str, float], dict[int, float]]) -> str:
+    """A column for each kind at epsilon 8 and 1; the methods that were run with more than the first kind."""
+    lines = [["method", *(f"epsilon {epsilon:g}, {kind}" for epsilon in (8.0, 1.0) for kind in kinds)]]
     for method in METHODS:
-        own = [_seeds(found, "small", head, "schedule", method, epsilon) for epsilon, head in kinds]
-        if any(own[1:3]):
-            lines.append([named(method), *(shown(one.values()) for one in own)])
+        own = [[runs_of(method, kind, epsilon) for kind in kinds] for epsilon in (8.0, 1.0)]
+        if any(any(one[1:]) for one in own):
+            lines.append([named(method), *(shown(one.values()) for one in itertools.chain(*own))])
     return table(lines)
+
+
+def _by_head(found: Found) -> str:
+    return _kinds(HEADS, lambda method, head, e: _seeds(found, "small", head, "schedule", method, e))
 
 
 def _by_way(found: Found) -> str:
-    kinds = list(itertools.product((8.0, 1.0), WAYS))
-    lines = [["method", *(f"epsilon {epsilon:g}, {way}" for epsilon, way in kinds)]]
-    for method in METHODS:
-        own = [_seeds(found, "small", "trained", way, method, epsilon) for epsilon, way in kinds]
-        if any(own[1:3]):
-            lines.append([named(method), *(shown(one.values()) for one in own)])
-    return table(lines)
+    return _kinds(list(WAYS), lambda method, way, e: _seeds(found, "small", "trained", way, method, e))
 
 
 def _search(found: Found) -> str:

@@ -1,7 +1,7 @@
 """What methods learn under client-level privacy where an encoder's features alone are not enough: the federation of the demo.
 
     python benchmarks/private_notes.py [--methods NAME ...] [--epsilons 8] [--seeds 2] [--docs docs]
-    one cell: python benchmarks/private_notes.py --methods fra_lora --epsilons 8 --seeds 1
+    one cell: python benchmarks/private_notes.py --methods ffa_lora --epsilons 8 --seeds 1
 
 The built-in notes and model: 5,000 clients of five notes, each once, 250 in each of 20 rounds; a step of AdamW at a client; no
 masks and no phantoms, which change no accuracy. The server adds the noise, independent over rounds. The clip norm
@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import statistics
 import time
 from pathlib import Path
 from typing import Any
 
+import runs_file
 import torch
 from promises import notes, of_notes
 
@@ -41,7 +41,6 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 WITHOUT_MOMENTUM = ("rolora", "fedsvd", "fedask", "fedpower")
 EPSILONS, CLIP_NORM = (8.0, 3.0, 1.0), 3.1
-MARKS = "<!-- notes: begin -->", "<!-- notes: end -->"
 Key = tuple[str, float, int]
 
 
@@ -57,8 +56,7 @@ def config(method: str, epsilon: float, seed: int) -> RunConfig:
 
 
 def stored(out: Path) -> dict[Key, float]:
-    lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
-    return {(run["method"], run["epsilon"], run["seed"]): run["accuracy"] for run in map(json.loads, lines)}
+    return {(run["method"], run["epsilon"], run["seed"]): run["accuracy"] for run in runs_file.lines(out)}
 
 
 def table(found: dict[Key, float]) -> str:
@@ -100,15 +98,12 @@ def main() -> None:
         began = time.perf_counter()
         accuracy = notes(config(method, epsilon, seed)).run().summary["accuracy"]
         line = {"method": method, "epsilon": epsilon, "seed": seed, "accuracy": accuracy}
-        with given.out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line | {"seconds": time.perf_counter() - began}) + "\n")
+        runs_file.keep(given.out, line | {"seconds": time.perf_counter() - began})
         print(method, epsilon, seed, f"{accuracy:.3f}", flush=True)
     text = table(stored(given.out))
     print(text)
     if given.docs:
-        place = given.docs / "private_utility.md"
-        before, _, rest = place.read_text(encoding="utf-8").partition(MARKS[0])
-        place.write_text(f"{before}{MARKS[0]}\n{text}\n{MARKS[1]}{rest.partition(MARKS[1])[2]}", encoding="utf-8")
+        runs_file.put(given.docs / "private_utility.md", "notes", text)
 
 
 if __name__ == "__main__":

@@ -20,19 +20,18 @@ from __future__ import annotations
 
 import argparse
 import copy
-import fcntl
+import functools
 import itertools
-import json
 import math
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from private_utility_task import SCALES, Item, Top, prepared, pretrained, zero_shot
+from last_layer import SCALES, Item, Top, prepared, pretrained, zero_shot
+from runs_file import Runs, accuracies, lines
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -157,48 +156,14 @@ def settings(cell: Cell) -> dict[str, Any]:
     return tables
 
 
-class Runs:
-    """The runs that a file holds, and those that are made."""
-
-    def __init__(self, given: argparse.Namespace) -> None:
-        self._given = given
-        self._tasks: dict[str, Task] = {}
-        self.found = {} if given.again else stored(given.out)
-
-    def __call__(self, cell: Cell) -> float:
-        if cell not in self.found:
-            if cell.data not in self._tasks:
-                self._tasks[cell.data] = Task(cell.data, self._given.data, self._given.cache)
-            started = time.perf_counter()
-            self.found[cell] = self._tasks[cell.data].accuracy(cell)
-            self._keep(cell, time.perf_counter() - started)
-        return self.found[cell]
-
-    def _keep(self, cell: Cell, seconds: float) -> None:
-        line = cell._asdict() | {"epsilon": str(cell.epsilon), "accuracy": self.found[cell], "seconds": seconds}
-        line["commonest"] = self._tasks[cell.data].commonest
-        with self._given.out.open("a", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            file.write(json.dumps(line) + "\n")
-        print(*cell, f"{100 * self.found[cell]:.1f}, {seconds:.0f} s", flush=True)
-
-    def best_rate(self, data: str, head: str, method: str, epsilon: float) -> float:
-        searched = SEARCHED if math.isfinite(epsilon) else epsilon
-        return max(RATES, key=lambda rate: self(Cell(data, head, method, searched, rate, -1)))
-
-
-def stored(out: Path) -> dict[Cell, float]:
-    lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] if out.exists() else []
-    return {
-        Cell(*(float(line[name]) if name == "epsilon" else line[name] for name in Cell._fields)): line["accuracy"]
-        for line in lines
-    }
+def best_rate(accuracy: Runs[Cell], data: str, head: str, method: str, epsilon: float) -> float:
+    searched = SEARCHED if math.isfinite(epsilon) else epsilon
+    return max(RATES, key=lambda rate: accuracy(Cell(data, head, method, searched, rate, -1)))
 
 
 def commonest(out: Path) -> dict[str, float]:
     """By data set: the accuracy on the test texts of always giving their commonest label."""
-    lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
-    return {line["data"]: line["commonest"] for line in lines}
+    return {run["data"]: run["commonest"] for run in lines(out)}
 
 
 def main() -> None:
@@ -211,26 +176,27 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--again", action="store_true", help="make runs again that are there")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".jsonl"))
-    parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "private_utility_cache")
+    parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "last_layer_cache")
     parser.add_argument(
         "--docs", type=Path, help="write the tables of private_silos.md there, from all that --out holds"
     )
     given = parser.parse_args()
     torch.set_num_threads(1)
-    accuracy = Runs(given)
     if given.data:
-        run_all(given, accuracy)
+        task = functools.cache(lambda data: Task(data, given.data, given.cache))
+        make = lambda cell: (task(cell.data).accuracy(cell), task(cell.data).commonest)  # noqa: E731
+        run_all(given, Runs(Cell, given.out, make, again=given.again))
     if given.docs:
         from private_silos_page import put
 
-        put(given.docs / "private_silos.md", stored(given.out), commonest(given.out))
+        put(given.docs / "private_silos.md", accuracies(Cell, given.out), commonest(given.out))
 
 
-def run_all(given: argparse.Namespace, accuracy: Runs) -> None:
+def run_all(given: argparse.Namespace, accuracy: Runs[Cell]) -> None:
     for seed, data, head in itertools.product(range(given.seeds), given.only, given.heads):
         for method, epsilon in itertools.product(given.methods, given.epsilons):
             if (head, method) != ("frozen", "head alone"):
-                rate = accuracy.best_rate(data, head, method, epsilon)
+                rate = best_rate(accuracy, data, head, method, epsilon)
                 accuracy(Cell(data, head, method, epsilon, rate, seed))
 
 

@@ -7,17 +7,15 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import runs_file
 from private_silos import EPSILONS, METHODS, RATES, SEARCHED, Cell
 from scipy import stats
 
 Found = Mapping[Cell, float]
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
 def put(place: Path, found: Found, commonest: Mapping[str, float]) -> None:
-    """Write the tables between their marks; the text around them stays."""
-    before, _, rest = place.read_text(encoding="utf-8").partition(BEGIN)
-    place.write_text(f"{before}{BEGIN}\n{page(found, commonest)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    runs_file.put(place, "measured", page(found, commonest))
 
 
 def page(found: Found, commonest: Mapping[str, float]) -> str:

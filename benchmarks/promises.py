@@ -86,15 +86,15 @@ def of_sst2(seed: int, rounds: int) -> RunConfig:
 @functools.cache
 def sentences(folder: Path) -> tuple[Any, list[Any], list[Any]]:
     """The model, and what its frozen layers make of the training and the test sentences."""
-    from private_utility_task import SCALES, prepared, pretrained, zero_shot
+    from last_layer import SCALES, prepared, pretrained, zero_shot
 
     tokenizer, encoder = pretrained()
     model = zero_shot(tokenizer, encoder, SCALES["sst2"].classes).float()
-    return model, *prepared(folder, Path(tempfile.gettempdir()) / "private_utility_cache")
+    return model, *prepared(folder, Path(tempfile.gettempdir()) / "last_layer_cache")
 
 
 def sst2(folder: Path, config: RunConfig) -> Federation:
-    from private_utility_task import collate
+    from last_layer import collate
 
     def whole(items: Sequence[Any]) -> dict[str, Any]:
         batch = collate(items)

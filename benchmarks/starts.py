@@ -24,7 +24,6 @@ import argparse
 import copy
 import functools
 import itertools
-import json
 import os
 import statistics
 import sys
@@ -34,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import runs_file
 import torch
 from promises import notes, of_notes, of_sst2, sentences, sst2
 from timing import machine
@@ -77,7 +77,7 @@ def of_sst2_clients(folder: Path, seed: int, method: Mapping[str, Any]) -> Feder
 
 
 def of_sst2_silos(folder: Path, seed: int, method: Mapping[str, Any], epsilon: float | None = 8.0) -> Federation:
-    from private_utility_task import collate
+    from last_layer import collate
 
     def whole(items: Any) -> dict[str, Any]:
         batch = collate(items)
@@ -119,8 +119,7 @@ def tasks(folder: Path | None) -> dict[str, Made]:
 
 
 def finished() -> dict[tuple[str, str, int], float]:
-    lines = OUT.read_text(encoding="utf-8").splitlines() if OUT.exists() else []
-    return {(run["task"], run["start"], run["seed"]): run["accuracy"] for run in map(json.loads, lines)}
+    return {(run["task"], run["start"], run["seed"]): run["accuracy"] for run in runs_file.lines(OUT)}
 
 
 def table(found: Mapping[tuple[str, str, int], float]) -> str:
@@ -131,13 +130,6 @@ def table(found: Mapping[tuple[str, str, int], float]) -> str:
         shown = (f"{statistics.mean(one):.1f} ({min(one):.1f} to {max(one):.1f})" if one else "" for one in cells)
         rows.append(f"| {task} | {max(map(len, cells))} | " + " | ".join(shown) + " |")
     return "\n".join(rows)
-
-
-def put(place: Path, shown: str) -> None:
-    """Write the table between its marks."""
-    begin, end = "<!-- starts: begin -->", "<!-- starts: end -->"
-    before, _, rest = place.read_text(encoding="utf-8").partition(begin)
-    place.write_text(f"{before}{begin}\n{shown}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
 
 
 def main() -> None:
@@ -162,13 +154,12 @@ def main() -> None:
             "accuracy": accuracy,
             "seconds": time.perf_counter() - began,
         }
-        with OUT.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        runs_file.keep(OUT, line)
         print(task, start, seed, f"{accuracy:.3f}", file=sys.stderr, flush=True)
     shown = f"{table(finished())}\n\n{machine('torch')}"
     print(shown)
     if given.docs:
-        put(given.docs / "choosing.md", shown)
+        runs_file.put(given.docs / "choosing.md", "starts", shown)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def run(work: Work) -> None:
             "alpha": float(settings["alpha"]),
             "target_modules": ["query", "value"],
         },
-        "training": {"lr": settings["lr"], "batch_size": settings["batch"]},
+        "training": {"lr": settings["lr"], "lr_schedule": "constant", "batch_size": settings["batch"]},
         "evaluation": {"audit_fraction": 0.0},
     }
     if settings["noise"]:

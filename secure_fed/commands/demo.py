@@ -51,7 +51,8 @@ def unprotected() -> RunConfig:
     tables = config().to_dict()
     for section in ("privacy", "secure_aggregation"):
         del tables[section]
-    tables["federation"]["sampling"] = "schedule"  # as the private run
+    # As the private run.
+    tables["federation"]["sampling"] = "schedule"
     tables["training"]["lr_schedule"] = "constant"
     tables["evaluation"]["audit_unit"] = "client"
     return RunConfig.from_dict(tables)

@@ -24,7 +24,7 @@ from secure_fed.commands import cli
 from secure_fed.errors import RunDirectoryError
 from secure_fed.federation import Federation
 from secure_fed.report.page import write_report
-from secure_fed.runs import durable
+from secure_fed.runs import durable, recording
 from secure_fed.runs.checkpoint import read_checkpoint, read_personal
 from secure_fed.runs.store import read_records
 from tests.cells import chosen
@@ -290,6 +290,16 @@ def test_rounds_may_be_raised_and_give_the_longer_run(tmp_path: Path) -> None:
     assert_same_run(tmp_path / "grown", tmp_path / "whole")
     with pytest.raises(RunDirectoryError, match=r"federation\.rounds may be raised on resuming, not lowered to 2"):
         toys.federation({"federation.rounds": 2}).run(tmp_path / "grown", resume=True)
+
+
+def test_a_rate_that_falls_goes_on_as_in_the_longer_run_where_rounds_are_raised(tmp_path: Path) -> None:
+    """The rounds that are done keep the rate that they had."""
+    falling = {"training.lr_schedule": "linear", "evaluation.record": "updates"}
+    toys.federation({**falling, "federation.rounds": 2}).run(tmp_path / "grown")
+    toys.federation({**falling, "federation.rounds": 4}).run(tmp_path / "grown", resume=True)
+    found = recording.read(tmp_path / "grown")
+    assert found is not None
+    assert found.lr == pytest.approx({0: 0.05, 1: 0.025, 2: 0.025, 3: 0.0125})
 
 
 def test_a_failed_run_is_resumed_by_the_same_object(tmp_path: Path, uninterrupted: dict[str, Path]) -> None:

@@ -1,4 +1,4 @@
-"""A real encoder and public text for `private_utility.py`: frozen layers are run once for each text, the last one trains."""
+"""A real encoder and public text for private runs: frozen layers are run once for each text, the last one trains."""
 
 from __future__ import annotations
 

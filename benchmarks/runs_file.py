@@ -1,0 +1,71 @@
+"""Finished runs, each a line of a JSON Lines file, and the tables made of them, which stand between two marks of a page."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+Cell = TypeVar("Cell", bound=NamedTuple)
+_SPELLED = "epsilon"  # written as text, since JSON has no infinity
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    """Every run that the file holds; none where there is no file."""
+    return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] if out.exists() else []
+
+
+def keep(out: Path, run: dict[str, Any]) -> None:
+    """One line more, which two processes do not write into each other."""
+    with out.open("a", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(json.dumps(run) + "\n")
+
+
+def put(place: Path, name: str, text: str) -> None:
+    """Write the text between the marks of that name in a page; what stands around them stays.
+
+    Raises ValueError if the page has no such marks, and leaves it as it was.
+    """
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    page = place.read_text(encoding="utf-8")
+    if not 0 <= page.find(begin) < page.find(end):
+        raise ValueError(f"{place} has no marks {begin} and {end}, in this order")
+    before, rest = page.split(begin, 1)
+    place.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end, 1)[1]}", encoding="utf-8")
+
+
+def accuracies(kind: type[Cell], out: Path) -> dict[Cell, float]:
+    """The accuracy of every run that the file holds, by the fields of `kind`."""
+    return {
+        kind(*(float(run[name]) if name == _SPELLED else run[name] for name in kind._fields)): run["accuracy"]
+        for run in lines(out)
+    }
+
+
+class Runs(Generic[Cell]):
+    """The accuracy of each run that a file holds, and of those that are made because it does not.
+
+    make: of a cell, its accuracy and the share of the commonest label. again: as if the file held nothing.
+    """
+
+    def __init__(
+        self, kind: type[Cell], out: Path, make: Callable[[Cell], tuple[float, float]], *, again: bool
+    ) -> None:
+        self._kind, self._out, self._make, self._again = kind, out, make, again
+        self._found: dict[Cell, float] = {}
+
+    def __call__(self, cell: Cell) -> float:
+        if cell not in self._found and not self._again:
+            self._found |= accuracies(self._kind, self._out)  # perhaps another process has made it
+        if cell not in self._found:
+            started = time.perf_counter()
+            self._found[cell], commonest = self._make(cell)
+            took = time.perf_counter() - started
+            fields = cell._asdict() | {_SPELLED: str(getattr(cell, _SPELLED))}
+            keep(self._out, fields | {"accuracy": self._found[cell], "seconds": took, "commonest": commonest})
+            print(*cell, f"{100 * self._found[cell]:.1f}, {took:.0f} s", flush=True)
+        return self._found[cell]
