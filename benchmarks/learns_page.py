@@ -98,7 +98,7 @@ def _row(runs: Sequence[Run], datas: Sequence[str], method: str, rate_of: RateOf
         of_data = [run for run in runs if run["data"] == data]
         own = _mean(of_data, method, rate)
         other = _mean(of_data, PEERS[method], rate_of(of_data, PEERS[method]))
-        cells.append(f"{_shown(own)}, {_shown(other) or 'not run'}")
+        cells.append(f"{_shown(own)}, {_shown(other) or 'not run'}" if own is not None else "")
         if own is not None and other is not None:
             compared[data] = own >= other - CLOSE
     near = [data for data, is_close in compared.items() if is_close]
