@@ -25,6 +25,7 @@ The estimates W_t, always of rank 8:
     mean, shrink     best(W + shrunk(mean, its noise))                    "shrink"
     sum, truncate    best(the sum of all means)
     sum, shrink      shrunk(the sum of all means, the sum's noise)
+    tangent          best(W + P(mean)), P the projection on all X A + B Y           "tangent"; of learned changes alone
 
 Seeds 0, 1, ... draw everything; the same noise serves all estimates. One thread.
 """
@@ -46,13 +47,18 @@ from privacy import accounting, correlation
 from privacy.correlation import INDEPENDENT, Correlation
 from privacy.denoise import visible
 from privacy.sampling import Poisson
-from secure_fed.tensors.low_rank import balanced, denoised, truncated
+from secure_fed.tensors.low_rank import balanced, denoised, tangent, truncated
+from secure_fed.tensors.tensors import LowRank
 
 ROUNDS, RANK, DELTA, CLIENTS, COHORT = 20, 8, 1e-5, 5000, 250
 SHAPES = ("same", "fading", "drifting", "new")
 STEP = 1.0  # of local descent
 Noise = tuple[float, Correlation]  # the standard deviation of the independent noise it is made of, and C
 ESTIMATES = ("as it is", "mean, truncate", "mean, shrink", "sum, truncate", "sum, shrink")
+OF_LEARNED = (
+    *ESTIMATES,
+    "tangent",
+)  # planted changes are not made from the factors, so they lie in no tangent space of theirs
 
 
 def kinds(epsilon: float) -> dict[str, Noise]:
@@ -92,6 +98,8 @@ class Server:
             product = denoised(self.sum, RANK, self.sum_std[round_], shrink=shrink).dense()
         elif self.of == "mean":
             product = self.product + denoised(mean, RANK, self.mean_std[round_], shrink=shrink).dense()
+        elif self.of == "tangent":
+            product = self.product + tangent(mean, LowRank(*self.factors)).dense()
         else:
             product = self.product + mean
         b, a = balanced(truncated(product, RANK))
@@ -150,8 +158,8 @@ def in_closed_loop(case: Case) -> dict[str, list[float]]:
     target = case.value(1 / size) * orthonormal(size, generator) @ orthonormal(size, generator).T
     start, kind = orthonormal(size, generator).T, (case.kind[0] / size, case.kind[1])
     made = list(itertools.islice(noises(kind, size, generator), ROUNDS))
-    found: dict[str, list[float]] = {name: [] for name in ESTIMATES}
-    for name in ESTIMATES:
+    found: dict[str, list[float]] = {name: [] for name in OF_LEARNED}
+    for name in OF_LEARNED:
         server = Server(name, kind, size)
         server.factors = (torch.zeros(size, RANK), start)
         for round_, noise in enumerate(made):
@@ -187,7 +195,7 @@ class Table:
         """The rows of these changes, one for each kind of noise."""
         for kind, given in self.noise.items():
             found = [errors(Case(changes, signal, self.size, given, self.once, seed)) for seed in range(self.seeds)]
-            cells = [cell([each[name] for each in found]) for name in ESTIMATES]
+            cells = [cell([each[name] for each in found]) for name in found[0]]
             print(f"| {changes} | {signal:g} | {kind} | {' | '.join(cells)} |", flush=True)
 
 
@@ -210,14 +218,19 @@ def main() -> None:
         on_mean = [std * float(np.linalg.norm(c.weights(t + 1))) for t in (0, ROUNDS - 1)]
         print(f"| {name} | {on_mean[0]:.2f} | {on_mean[1]:.2f} | {std * c.errors(ROUNDS)[-1]:.2f} |")
     for size in given.sizes:
-        print(f"\n{size} x {size}\n\n| changes | signal | noise | {' | '.join(ESTIMATES)} |")
-        print(f"|---|---:|---|{'---:|' * len(ESTIMATES)}")
         table = Table(size, once, noise, given.seeds)
+        print(f"\n{size} x {size}")
+        head(ESTIMATES)
         for shape in SHAPES:
             for signal in given.signals:
                 table.show(shape, signal, in_open_loop)
+        head(OF_LEARNED)
         for signal in given.targets:
             table.show("learned", signal, in_closed_loop)
+
+
+def head(estimates: Sequence[str]) -> None:
+    print(f"\n| changes | signal | noise | {' | '.join(estimates)} |\n|---|---:|---|{'---:|' * len(estimates)}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 from privacy.promises import Possible, in_turn, least_cohort, pick
 from secure_fed.methods.catalogue import on
 from secure_fed.methods.counted import usual_classes
-from secure_fed.methods.method import Method, State
+from secure_fed.methods.method import Filtering, Method, State
 from secure_fed.report.terminal import PlainConsole
 from secure_fed.rounds.way import unsteady
 
@@ -19,16 +18,16 @@ if TYPE_CHECKING:
     from privacy.run_plan import Target
 
 _EXPLAINED = (
-    "Numbers: under noise in the first round, each counted once for every pass of it. Length: of the noise in what a method "
-    "releases, over the longest way that this can travel. Hopeless below: with smaller cohorts the noise is longer than that, "
-    "whatever central noise is chosen. What a method makes of a release (FRA's shrinkage, products of noised factors) is not "
-    "counted."
+    "Numbers: under noise in the first round, each counted once for every pass of it; of FRA those alone whose noise can reach "
+    "the model. Length: of that noise, over the longest way that these numbers can travel. Hopeless below: with smaller "
+    "cohorts the noise is longer than that, whatever central noise is chosen. What a method makes of a release beyond that "
+    "(products of noised factors) is not counted, nor that noise cancels less over rounds where what is taken in changes (FRA)."
 )
 
 
 @dataclass(frozen=True)
 class Space:
-    """A method's release space on a model, the way that suits it, and the least cohort that is not hopeless."""
+    """The numbers of a method that noise reaches, the way that suits it, and the least cohort that is not hopeless."""
 
     method: str
     numbers: int
@@ -59,8 +58,11 @@ def show(console: PlainConsole, model: str, rows: list[Space]) -> None:
 
 def _space(name: str, method: Method, state: State, setting: Setting, target: Target, possible: Possible) -> Space:
     passes = method.plan(state).passes
-    entries = [shape for each in passes for _, shape in method.layout(state, each).entries]
-    numbers = len(passes) * sum(map(math.prod, entries))  # the noise of a round is shared out over its passes
+    numbers = len(passes) * sum(
+        method.layout(state, each).size for each in passes
+    )  # its passes share out a round's noise
+    if isinstance(method, Filtering) and len(passes) == 1:
+        numbers = method.taken_in(state)
     own, correlated = replace(setting, dim=numbers), len(passes) == 1 and not unsteady(method, state, setting.rounds)
     way = pick(own, in_turn(own, target, replace(possible, correlated=correlated)))
     least = least_cohort(own, target, correlated=correlated)

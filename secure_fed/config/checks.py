@@ -168,7 +168,7 @@ def _denoising(config: Sections) -> None:
             "federation.server_optimizer",
             "'mean' or 'momentum' with method.denoise = 'shrink'",
             "method.denoise = 'shrink' needs to know the noise, which federation.server_optimizer = 'adam' changes from entry "
-            "to entry: use 'mean' or 'momentum', or method.denoise = 'truncate'",
+            "to entry: use 'mean' or 'momentum', or method.denoise = 'tangent'",
         )
     if method.denoise_over == "sum" and method.transport_form == "sketch":
         why = "the sketches of different rounds span other columns, so their sum carries noise of no one level"

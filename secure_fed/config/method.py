@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from secure_fed.config.setting import key
 
@@ -22,7 +22,11 @@ class MethodConfig:
     freeze_init: str = key("orthonormal", "the frozen A (FFA)", choices=("orthonormal", "gaussian"))
     double_rank: bool = key(False, "twice the rank, since only half the factors train (FFA)")
     switch_round: int = key(5, "rounds of FRA before FFA (fra_then_ffa)", at_least=1)
-    denoise: str = key("shrink", "what FRA does to the noise in a private mean", choices=("truncate", "shrink", "none"))
+    denoise: str = key(
+        "tangent",
+        "what FRA does to the noise in a private mean",
+        choices=("tangent", "shrink", "truncate", "none"),
+    )
     denoise_over: str = key(
         "auto",
         "what FRA shrinks: each private mean, or the sum of all so far; auto: the sum, but of sketches each mean",
@@ -74,3 +78,14 @@ class MethodConfig:
         "privacy.unit = client, where votes would need noise of their own",
         choices=("auto", "votes", "global"),
     )
+
+    def left_alone(self, option: str) -> bool:
+        """Whether that setting has its default, or one that it had in an earlier version.
+
+        Every setting stands in the files of a run and of an export, so those of earlier versions hold what was usual then.
+        """
+        usual = next(field.default for field in fields(self) if field.name == option)
+        return getattr(self, option) in (usual, _FORMER_DEFAULTS.get(option))
+
+
+_FORMER_DEFAULTS = {"warmup_rounds": 2, "final_rounds": 5, "denoise": "shrink"}

@@ -55,9 +55,6 @@ _ELSEWHERE = {
     "fra": "fra_lora",
 }
 
-# Every setting stands in the files of a run and of an export, so those of older versions have what was the default then.
-_FORMER_DEFAULTS = {"warmup_rounds": 2, "final_rounds": 5}
-
 
 def build(config: RunConfig | MethodConfig) -> Method:
     """The method of a run; a name that does not exist or a setting that it does not read is refused.
@@ -82,9 +79,8 @@ def build(config: RunConfig | MethodConfig) -> Method:
 
 def _require_read(config: MethodConfig, chosen: Card) -> None:
     """Refuse a setting of [method] that has been changed and that this method does not read."""
-    defaults = MethodConfig()
     for option in sorted({option for other in cards() for option in other.options} - set(chosen.options)):
-        if getattr(config, option) not in (getattr(defaults, option), _FORMER_DEFAULTS.get(option)):
+        if not config.left_alone(option):
             readers = [other.name for other in cards() if option in other.options]
             named = " and ".join(readers) if len(readers) < 4 else f"{', '.join(readers[:4])}, ..."
             raise ConfigError(

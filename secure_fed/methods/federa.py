@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from secure_fed.config import MethodConfig, RunConfig
+from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning.models.adapters.lora import LoraAdapter
 from secure_fed.methods import fedlora, ffa_lora, fra_lora, rolora
@@ -62,14 +62,14 @@ def build(run: RunConfig) -> AveragedLora:
 
 def _require_fitting(run: RunConfig, rule: Card) -> None:
     """Refuse settings that the rule does not read or cannot work with."""
-    method, optimizer, usual = run.method, run.federation.server_optimizer, MethodConfig()
+    method, optimizer = run.method, run.federation.server_optimizer
     if optimizer != "mean" and rule.memoryless:
         raise ConfigError(
             f"federation.server_optimizer = {optimizer!r} cannot be used with method.rule = {method.rule!r}: "
             f"{rule.memoryless}; use 'mean'"
         )
     for option in _OF_FRA:
-        if method.rule != "fra_lora" and getattr(method, option) != getattr(usual, option):
+        if method.rule != "fra_lora" and not method.left_alone(option):
             raise ConfigError(
                 f"method.{option} = {getattr(method, option)!r} has no effect with method.rule = {method.rule!r}: "
                 "leave it out, or set method.rule = 'fra_lora'"

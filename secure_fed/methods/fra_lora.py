@@ -16,9 +16,20 @@ terms and leaves the split of D open: r terms, B = U sqrt(D) and A = sqrt(D) V, 
 the spare rows of A stay orthonormal beside zeros in B, so that they can learn.
 
 Under client-level privacy the mean D of a round carries noise on each of its m n entries, far more than rank r of it can
-hold. So it is denoised by `privacy/denoise.py`, after its release and at no cost in privacy. This is ours, not the paper's.
-"shrink" takes each singular value for what it most likely was before noise of a public level, and keeps at most r; "truncate"
-keeps the first r as they are; "none" leaves all of D to eq. (5). What is shrunk is (`denoise_over`)
+hold. So it is denoised, after its release and at no cost in privacy (`denoise`). This is ours, not the paper's:
+
+    "tangent"    s B' A' = best(s B A + P(D)), P the projection on all X A + B Y (`low_rank.tangent`)
+    "shrink"     each singular value is taken for what it most likely was before noise of a public level (`privacy/denoise.py`),
+                 and r are kept at most
+    "truncate"   the first r are kept as they are
+    "none"       all of D is left to eq. (5)
+
+"tangent" is linear and has no threshold. Of a contribution, s (dB A + B dA + dB dA), it keeps the first two terms whole, which
+are all but the square of a local step. Of the noise it keeps that on r (m + n - r) numbers of m n; on r m, while B is zero.
+Noise that is correlated over rounds goes on to cancel behind it, as far as B and A turn slowly: what picks singular vectors of
+single means (the other three) picks noise, and takes it into the model before later rounds take it back.
+
+What is shrunk is (`denoise_over`)
 
     "sum"     S, the sum of all steps of the server so far, at the noise of S:   s B' A' = best(s B_0 A_0 + shrunk(S))
     "mean"    the step of this round, at its own noise:                          s B' A' = best(s B A + shrunk(D))
@@ -60,7 +71,7 @@ from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, 
 from secure_fed.methods.averaging import AveragedLora, change, moved, next_state
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
 from secure_fed.tensors import sketch as sketches
-from secure_fed.tensors.low_rank import Svd, balanced, denoised, truncated
+from secure_fed.tensors.low_rank import Svd, balanced, denoised, tangent, truncated
 from secure_fed.tensors.tensors import Layout, LowRank, Member, Tensors
 
 CARD = Card(
@@ -101,7 +112,7 @@ class FraLora(AveragedLora):
     """
 
     card: Card = CARD
-    denoise: str = "shrink"
+    denoise: str = "tangent"
     sketch: int | None = None
     summed: bool = False
 
@@ -142,6 +153,14 @@ class FraLora(AveragedLora):
     def from_sums(self, state: State) -> bool:
         return self.summed
 
+    def taken_in(self, state: State) -> int:
+        """Of a matrix r (m + n - r) numbers where all but the tangent space is left out, and the head whole."""
+        size = self.layout(state, CHANGE).size
+        if self.denoise != "tangent" or self.sketch is not None:
+            return size
+        r, shapes = self.adapter.rank, [_shape(state.tensors, pair) for pair in pairs(state.tensors)]
+        return size - sum((m - r) * (n - r) for m, n in shapes)
+
     def reported(self, means: Mapping[str, Tensors]) -> dict[str, float]:
         """The part of the mean change that lay outside the sketch, as a share of its norm; nothing where there was none.
 
@@ -157,20 +176,23 @@ class FraLora(AveragedLora):
         factors: dict[str, Tensor] = {}
         for pair in pairs(tensors):
             a, b = tensors.tensor(pair.a), tensors.tensor(pair.b)
-            step = self._step(delta(pair.module), means, noise_std) * (1 / self.adapter.scaling)
-            product = LowRank(b, a) + step if isinstance(step, LowRank) else torch.addmm(step, b, a)
+            before = LowRank(b, a)
+            step = self._step(delta(pair.module), means, before, noise_std) * (1 / self.adapter.scaling)
+            product = before + step if isinstance(step, LowRank) else torch.addmm(step, b, a)
             new_b, new_a = split(truncated(product, a.shape[0]))
             factors |= {pair.a: new_a.to(a.dtype).contiguous(), pair.b: new_b.to(b.dtype).contiguous()}
         head = means[CHANGE].without(delta(pair.module) for pair in pairs(tensors))
         return moved(tensors, head) | factors
 
-    def _step(self, name: str, means: Mapping[str, Tensors], noise_std: float) -> Member:
-        """The mean change of that matrix, (m, n)."""
+    def _step(self, name: str, means: Mapping[str, Tensors], product: LowRank, noise_std: float) -> Member:
+        """The mean change of that matrix (m, n), which is `product` now."""
         mean = self._denoised(means[CHANGE][name], noise_std)
-        return mean if self.sketch is None else sketches.lifted(sketches.basis(means[SKETCH].tensor(name)), mean)
+        if self.sketch is not None:
+            mean = sketches.lifted(sketches.basis(means[SKETCH].tensor(name)), mean)
+        return tangent(mean, product) if noise_std and self.denoise == "tangent" else mean
 
     def _denoised(self, mean: Member, noise_std: float) -> Member:
-        if noise_std == 0 or self.denoise == "none":
+        if noise_std == 0 or self.denoise in ("none", "tangent"):
             return mean
         return denoised(mean, min(self.adapter.rank, *mean.shape), noise_std, shrink=self.denoise == "shrink")
 

@@ -131,6 +131,14 @@ class FromSums(Protocol):
 
 
 @runtime_checkable
+class Filtering(Protocol):
+    """A method that takes only a part of a noised release into the model, the same part whatever the noise is."""
+
+    def taken_in(self, state: State) -> int:
+        """Of how many numbers a round's noise can reach the next model: the dimension of that part."""
+
+
+@runtime_checkable
 class Shrinking(Protocol):
     """A method whose state holds tensors of fewer and fewer entries. It has one pass a round, and the same names in all."""
 

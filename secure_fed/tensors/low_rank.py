@@ -99,9 +99,32 @@ def denoised(noised: Member, rank: int, noise_std: float, *, shrink: bool) -> Lo
     return LowRank(*denoise.denoised(dense(noised), rank, noise_std, shrink=shrink))
 
 
+def tangent(step: Member, product: LowRank) -> LowRank:
+    """The part of `step` (m, n) that a small change of the factors of `product` = B A makes: its projection on all X A + B Y.
+
+    With orthonormal columns U and V that span those of B (m, k) and of A^T (n, k),
+
+        P(D) = D V V^T + U U^T D (I - V V^T),
+
+    the tangent space, at B A, of the matrices of B A's rank (where B and A have full rank). Its dimension is k (m + n - k)
+    of m n. What is left out of the change (B + dB) (A + dA) - B A is a part of dB dA alone. Float64, of rank 2 k at most.
+    """
+    u, v = _span(product.left), _span(product.right.T)
+    turned = dense(step).to(u)
+    in_rows = turned @ v  # (m, k)
+    beside = u.T @ turned - (u.T @ in_rows) @ v.T  # (k, n)
+    return LowRank(torch.cat([in_rows, u], 1), torch.cat([v.T, beside]))
+
+
 def right_orthonormal(svd: Svd) -> tuple[Tensor, Tensor]:
     """B = U S and A = Vt: all of the size is in B, and A is ready to be frozen."""
     return svd.u * svd.s, svd.vt
+
+
+def _span(columns: Tensor) -> Tensor:
+    """Orthonormal columns, float64, that span those of a matrix; none for zeros."""
+    u, s, _ = _svd(columns.double())
+    return u[:, s > _RESOLUTION * s[:1]]
 
 
 def _leading(matrix: Member, rank: int) -> Triplets | None:

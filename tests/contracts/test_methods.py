@@ -234,8 +234,7 @@ def test_noise_is_correlated_where_means_add_up_and_else_refused_with_the_reason
 @pytest.mark.parametrize("name", chosen([name for name in METHODS if name not in NOT_CORRELATED], ["fra_lora"]))
 def test_a_round_in_turn_takes_back_noise_of_the_round_before(name: str) -> None:
     """With the same streams, the second round's noise is Z_1 - c_1 / c_0 Z_0, and all sums are of the clients' turns."""
-    by_means = {"method.denoise": "truncate"} if name == "fra_lora" else {}  # else it is given sums of rounds
-    built = runs.federation(runs.settings(name, "client", **BANDED, **by_means))
+    built = runs.federation(runs.settings(name, "client", **BANDED))
     events = runs.watch(built)
     said = built.run().summary
     asked = {round_: {client for client, at, _ in events.of("ask") if at == round_} for round_ in range(ROUNDS)}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from secure_fed.tensors.low_rank import Svd, balanced, recompressed, right_orthonormal, truncated
+from secure_fed.tensors.low_rank import Svd, balanced, recompressed, right_orthonormal, tangent, truncated
 from secure_fed.tensors.tensors import LowRank
 from tests.cells import every
 
@@ -81,6 +82,30 @@ def test_what_truncated_promises(
     for b, a in (balanced(found), right_orthonormal(found)):
         assert (b @ a - formed(found)).norm() < 1e-9 * scale
         assert (a.norm(dim=1) > 0).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 9),
+    columns=st.integers(1, 9),
+    inner=st.integers(1, 5),
+    live=st.integers(0, 5),
+    seed=st.integers(0, 10_000),
+)
+def test_tangent_is_what_a_change_of_the_factors_can_make(
+    rows: int, columns: int, inner: int, live: int, seed: int
+) -> None:
+    """Against least squares over all X A + B Y, one column of it for each entry of X and of Y; also where B is poor in rank."""
+    made = product(rows, columns, inner, seed)
+    made = LowRank(made.left * (torch.arange(inner) < live), made.right)
+    step = torch.randn(rows, columns, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 1))
+    b, a = made.left.double(), made.right.double()
+    reach = torch.from_numpy(np.hstack([np.kron(np.eye(rows), a.T), np.kron(b, np.eye(columns))]))
+    want = (reach @ (torch.linalg.pinv(reach, rtol=1e-8) @ step.flatten())).view(rows, columns)
+    found = tangent(step, made)
+    assert found.rank <= 2 * inner
+    assert torch.allclose(found.dense(), want, atol=1e-6 * (1 + float(step.norm())))
+    assert torch.allclose(tangent(found, made).dense(), found.dense(), atol=1e-9)
 
 
 @settings(max_examples=30, deadline=None)

@@ -36,7 +36,7 @@ def test_release_spaces_are_counted_on_a_model(
     head = 64 * 2 + 2 + 64 * 64 + 64
     rank = RunConfig().method.rank
     assert found["ffa_lora"].numbers == 4 * 64 * rank + head
-    assert found["fra_lora"].numbers == 4 * 64 * 64 + head
+    assert found["fra_lora"].numbers == 4 * (2 * 64 * rank - rank * rank) + head
     assert (found["ffa_lora"].correlation, found["rolora"].correlation) == ("banded", "none")
     assert [row.length for row in rows] == sorted(row.length for row in rows)
     for row in rows:

@@ -29,7 +29,7 @@ from tests.secure_fed.private_toys import NOISE, Watched
 
 ROUNDS = 7
 MOMENTUM = {"federation.server_optimizer": "momentum", "federation.server_momentum": 0.5, "federation.server_lr": 0.3}
-FRA = {"method.name": "fra_lora", "method.rank": 2}
+FRA = {"method.name": "fra_lora", "method.rank": 2, "method.denoise": "shrink"}
 
 
 @pytest.fixture(autouse=True)
@@ -108,8 +108,8 @@ def test_a_lost_round_and_a_resumed_run_leave_sum_and_noise_right(more: dict[str
         np.testing.assert_allclose(after[-1, 1:], np.delete(rows[:, 1:], 2, 0).sum(0), atol=1e-6)
 
 
-FEDERA = {"method.name": "federa", "method.rule": "fra_lora"}
-SWITCHED = {"method.name": "fra_then_ffa", "method.switch_round": 6}
+FEDERA = {"method.name": "federa", "method.rule": "fra_lora", "method.denoise": "shrink"}
+SWITCHED = {"method.name": "fra_then_ffa", "method.switch_round": 6, "method.denoise": "shrink"}
 
 
 @pytest.mark.parametrize("settings", [FRA, FEDERA, SWITCHED], ids=["fra", "federa", "switch"])
@@ -142,7 +142,7 @@ def test_no_sum_is_kept_where_none_is_needed() -> None:
         {**NOISE, **SWITCHED, "method.switch_round": 2},
         {**NOISE, **FRA, "method.denoise_over": "mean"},
         {**NOISE, **FRA, "method.transport_form": "sketch", "method.sketch": 1},
-        FRA,
+        {"method.name": "fra_lora", "method.rank": 2},
     ):
         assert set(private_toys.federation(settings).run().state.memory) <= {"noise"}
     assert "sum/change/query.delta" in private_toys.federation({**NOISE, **FRA}).run().state.memory
@@ -160,7 +160,7 @@ def test_no_sum_is_kept_where_none_is_needed() -> None:
             r"denoise_over = 'sum' is refused with method\.transport_form = 'sketch'",
         ),
         ({**NOISE, **FRA, "method.denoise_over": "sum", "method.denoise": "none"}, r"denoise_over.*no effect"),
-        ({**FRA, "method.denoise_over": "mean"}, r"denoise_over.*no effect"),
+        ({"method.name": "fra_lora", "method.denoise_over": "mean"}, r"denoise_over.*no effect"),
         ({**NOISE, "method.denoise_over": "mean"}, r"denoise_over.*no effect"),
         ({**BANDED, **FRA, "method.transport_form": "sketch"}, r"transport_form = 'sketch' is refused.*'banded'"),
         (

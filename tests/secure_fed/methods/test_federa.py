@@ -163,8 +163,8 @@ def test_behind_masks_a_run_ends_where_it_does_in_the_open() -> None:
         ("rolora", {"federation.server_optimizer": "adam"}, r"'adam' .* method\.rule = 'rolora': B and A .*use 'mean'"),
         (
             "fra_lora",
-            {**PRIVACY["client"], "federation.server_optimizer": "adam"},
-            r"'shrink' needs to know the noise.*'adam' changes.*'truncate'",
+            {**PRIVACY["client"], "federation.server_optimizer": "adam", "method.denoise": "shrink"},
+            r"'shrink' needs to know the noise.*'adam' changes.*'tangent'",
         ),
     ],
 )

@@ -18,7 +18,7 @@ from secure_fed.tensors.tensors import Layout, LowRank, Tensors
 from tests.secure_fed import toys
 
 RANK, STD = 2, 0.05
-RULES = ["shrink", "truncate", "none"]
+RULES = ["tangent", "shrink", "truncate", "none"]
 
 
 def fra(denoise: str = "shrink", name: str = "fra_lora", **settings: object) -> Method:
@@ -65,8 +65,13 @@ def clean(matrix: Tensor, rule: str, std: float = STD) -> Tensor:
 
 
 def wanted(method: Method, state: State, mean: Tensors, pair: Pair, rule: str) -> Tensor:
-    step = clean(mean.tensor(f"{pair.module}.delta").double(), rule) / method.adapter.scaling
-    return best(product(state.tensors, pair) + step)
+    step = mean.tensor(f"{pair.module}.delta").double()
+    if rule == "tangent":
+        b, a = (state.tensors.tensor(name).double() for name in (pair.b, pair.a))
+        step = step - (step - b @ (b.pinverse() @ step)) @ (torch.eye(a.shape[1]).double() - a.pinverse() @ a)
+    else:
+        step = clean(step, rule)
+    return best(product(state.tensors, pair) + step / method.adapter.scaling)
 
 
 def close(left: Tensor, right: Tensor) -> bool:
@@ -149,6 +154,37 @@ def test_one_live_direction_beside_nothing_leaves_a_full_a() -> None:
         assert not b[:, 1].any()
         assert a[1].norm() == pytest.approx(1.0, abs=1e-6)
         assert abs(float(a[0] @ a[1])) < 1e-5
+
+
+def test_in_the_tangent_space_a_small_step_survives_whatever_the_noise() -> None:
+    """Of a client's change the first order is left as it is: what is lost is of second order in the step."""
+    method = fra("tangent")
+    state = started(method)
+    generator = torch.Generator().manual_seed(4)
+    lost = []
+    for size in (1e-2, 1e-3):
+        after = Tensors(
+            (n, t + size * torch.randn(t.shape, generator=generator)) for n, t in state.tensors.dense().items()
+        )
+        mean = method.contribute(CHANGE, state.tensors, after, {})
+        whole, kept = (method.apply(state, {CHANGE: mean}, std).tensors for std in (0.0, 1e6))
+        pair = pairs(state.tensors)[0]
+        changed = product(after, pair) - product(state.tensors, pair)
+        lost.append(float((product(whole, pair) - product(kept, pair)).norm() / changed.norm()))
+    assert lost[0] < 0.05
+    assert lost[1] < 0.2 * lost[0]
+
+
+def test_at_the_start_the_tangent_space_is_what_b_alone_can_reach() -> None:
+    """B A = 0: noise enters B alone, as in FFA, and the rows of A stay."""
+    method = fra("tangent")
+    state = started(method, used=False)
+    mean = noised_mean(method, state)
+    found = method.apply(state, {CHANGE: mean}, STD).tensors
+    for pair in pairs(state.tensors):
+        a = state.tensors.tensor(pair.a).double()
+        step = mean.tensor(f"{pair.module}.delta").double() / method.adapter.scaling
+        assert close(product(found, pair), step @ a.pinverse() @ a)
 
 
 @pytest.mark.parametrize("rule", RULES)

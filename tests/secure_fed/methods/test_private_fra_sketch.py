@@ -19,9 +19,9 @@ from secure_fed.methods.method import CHANGE, State
 from secure_fed.rounds.engine import run_round
 from secure_fed.rounds.transport import Recording
 from secure_fed.tensors import sketch
-from secure_fed.tensors.low_rank import denoised, in_own_factors
+from secure_fed.tensors.low_rank import denoised, in_own_factors, tangent
 from secure_fed.tensors.sums import PlainSum
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import LowRank, Tensors
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.methods.test_fra_sketch import (
     HEAD,
@@ -100,9 +100,9 @@ def test_means_are_noised_sums_in_the_space_of_the_sketch() -> None:
     assert toys.same(seen[CHANGE].means[SKETCH], means[SKETCH]), "clients get what was released, and nothing else"
 
 
-@pytest.mark.parametrize("rule", ["shrink", "truncate", "none"])
+@pytest.mark.parametrize("rule", ["tangent", "shrink", "truncate", "none"])
 def test_noise_is_taken_out_of_what_was_sent_second(rule: str) -> None:
-    """p x n, before the basis is put back on; the basis is of the noised columns as they are."""
+    """p x n, before the basis is put back on ("tangent": after); the basis is of the noised columns as they are."""
     method, std = fra(denoise=rule), 0.02
     state = started(method)
     means = {
@@ -113,8 +113,10 @@ def test_noise_is_taken_out_of_what_was_sent_second(rule: str) -> None:
     for pair in pairs(state.tensors):
         name = f"{pair.module}.delta"
         q, w = sketch.basis(means[SKETCH].tensor(name)), means[CHANGE].tensor(name).double()
-        clean = w if rule == "none" else denoised(w, RANK, std, shrink=rule == "shrink")
+        clean = w if rule in ("none", "tangent") else denoised(w, RANK, std, shrink=rule == "shrink")
         step = q @ (clean if isinstance(clean, Tensor) else clean.left @ clean.right)
+        if rule == "tangent":
+            step = tangent(step, LowRank(state.tensors.tensor(pair.b), state.tensors.tensor(pair.a))).dense()
         u, s, vt = torch.linalg.svd(product(state.tensors, pair) + step / method.adapter.scaling)
         want = u[:, :RANK] * s[:RANK] @ vt[:RANK]
         assert (product(found, pair) - want).norm() < 1e-5 * want.norm()
@@ -127,7 +129,7 @@ def noise_like(tensors: Tensors, std: float, seed: int) -> Tensors:
 
 
 def test_noise_alone_leaves_the_product() -> None:
-    method = fra()
+    method = fra(denoise="shrink")
     state = started(method)
     zeros = {name: PlainSum(method.layout(state, name)).total() for name in (SKETCH, CHANGE)}
     means = {name: mean + noise_like(mean, 1.0, seed) for seed, (name, mean) in enumerate(zeros.items())}
