@@ -134,7 +134,7 @@ def checked(given: argparse.Namespace, methods: Sequence[str]) -> None:
     """Every method and peer at the rate that the searches chose, on data sets without a search."""
     known = finished(given.out)
     runs = [run for run in known.values() if (run["steps"], run["falls"]) == (given.steps, given.falls)]
-    for data, method in itertools.product(CHECKED, methods):
+    for data, method in itertools.product(given.only, methods):
         rate = of_all(runs, method)
         if rate is not None:
             tried(given, method, known)(data, rate, 0)
@@ -150,7 +150,7 @@ def cells(given: argparse.Namespace, methods: Sequence[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, nargs="?")
-    parser.add_argument("--only", nargs="+", choices=[*SEARCHED, *CHECKED], default=list(SEARCHED))
+    parser.add_argument("--only", nargs="+", choices=[*SEARCHED, *CHECKED])
     parser.add_argument("--steps", type=int, choices=list(TEXTS), default=80)
     parser.add_argument("--falls", choices=["constant", "linear"], help="the rate, if not as is usual for these steps")
     parser.add_argument(
@@ -166,6 +166,7 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, help="write learning_rates.md there")
     given = parser.parse_args()
     given.falls = given.falls or FALLS[given.steps]
+    given.only = given.only or list(CHECKED if given.check else SEARCHED)
     torch.set_num_threads(1)
     part, parts = map(int, given.part.split("/"))
     if given.data:

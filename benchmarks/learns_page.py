@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from learns_tasks import FALLS, PEERS
+from learns_tasks import CHECKED, FALLS, PEERS, SEARCHED
 from timing import machine
 
 from secure_fed.methods import METHODS
@@ -63,7 +63,7 @@ def page(runs: Sequence[Run], rate_of: RateOf) -> str:
     runs = [run for run in runs if run["falls"] == FALLS[run["steps"]]]
     for steps in sorted({run["steps"] for run in runs}, reverse=True):
         own = [run for run in runs if run["steps"] == steps]
-        datas = list(dict.fromkeys(run["data"] for run in own))
+        datas = [data for data in (*SEARCHED, *CHECKED) if any(run["data"] == data for run in own)]
         parts += [f"\n## {steps} steps: accuracy beside the peer\n\n", _beside(own, datas, rate_of)]
         parts += [f"\n\n## {steps} steps: every rate that was tried\n\nPer cent, seed 0.\n"]
         for data in datas:
@@ -88,21 +88,41 @@ def _falling(runs: Sequence[Run]) -> str:
 def _beside(runs: Sequence[Run], datas: Sequence[str], rate_of: RateOf) -> str:
     head = ["method", "rate", "peer", *(f"{data}: method, peer" for data in datas), "within two points"]
     rows = [_row(runs, datas, method, rate_of) for method in METHODS if any(run["method"] == method for run in runs)]
-    return "\n".join([_line(head), _line(["---"] * len(head)), *map(_line, rows)])
+    table = "\n".join([_line(head), _line(["---"] * len(head)), *map(_line, rows)])
+    return f"{_counted(runs, datas, rate_of)}\n\n{table}"
+
+
+def _counted(runs: Sequence[Run], datas: Sequence[str], rate_of: RateOf) -> str:
+    """How many methods come within two points of their peer, by data set."""
+    said = []
+    for data in datas:
+        compared = [near for method in METHODS if (near := _is_near(runs, data, method, rate_of)) is not None]
+        said += [f"{sum(compared)} of {len(compared)} on {data}"] if compared else []
+    return f"Within two points of the peer, or above it: {', '.join(said)}."
+
+
+def _is_near(runs: Sequence[Run], data: str, method: str, rate_of: RateOf) -> bool | None:
+    """None where one of the two was not run."""
+    own, other = _both(runs, data, method, rate_of)
+    return None if own is None or other is None else own >= other - CLOSE
+
+
+def _both(runs: Sequence[Run], data: str, method: str, rate_of: RateOf) -> tuple[float | None, float | None]:
+    """The accuracy of a method at its rate, and of its peer at the best one on that data set."""
+    of_data = [run for run in runs if run["data"] == data]
+    best = rate_of(of_data, PEERS[method]) or rate_of(runs, PEERS[method])  # the second where nothing was searched
+    return _mean(of_data, method, rate_of(runs, method)), _mean(of_data, PEERS[method], best)
 
 
 def _row(runs: Sequence[Run], datas: Sequence[str], method: str, rate_of: RateOf) -> list[str]:
     rate, cells = rate_of(runs, method), []
-    compared: dict[str, bool] = {}
     for data in datas:
-        of_data = [run for run in runs if run["data"] == data]
-        own = _mean(of_data, method, rate)
-        other = _mean(of_data, PEERS[method], rate_of(of_data, PEERS[method]))
+        own, other = _both(runs, data, method, rate_of)
         cells.append(f"{_shown(own)}, {_shown(other) or 'not run'}" if own is not None else "")
-        if own is not None and other is not None:
-            compared[data] = own >= other - CLOSE
+    compared = {data: _is_near(runs, data, method, rate_of) for data in datas}
     near = [data for data, is_close in compared.items() if is_close]
-    verdict = "not compared" if not compared else "all" if len(near) == len(compared) else ", ".join(near) or "none"
+    known = [data for data, is_close in compared.items() if is_close is not None]
+    verdict = "not compared" if not known else "all" if near == known else ", ".join(near) or "none"
     return [f"`{method}`", f"{rate:g}" if rate else "", PEERS[method], *cells, verdict]
 
 

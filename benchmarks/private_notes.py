@@ -12,7 +12,8 @@ server's steps. `length` 1.6 is the demo's: momentum 0.5 and a rate of 1.6, or 3
 --search halves it as long as that is better, on a division of the clients and notes that the table does not use (seed 100); the
 table takes the best one, and 1.6 where nothing was tried. The search is charged to no epsilon.
 
-Every finished run is one line of --out, and what is there is not made again.
+A run is tested twice: with the model of the last round, and with the mean of the models of the last five rounds, which is what
+the run ends with under `federation.average_last = 5`. Both are lines of --out, and what is there is not made again.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import argparse
 import itertools
 import os
 import statistics
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +32,10 @@ import torch
 from promises import notes, of_notes
 
 from secure_fed import RunConfig
+from secure_fed.methods.method import Method, State
+from secure_fed.rounds.tail import Tail
+from secure_fed.runs.evaluation import evaluated
+from secure_fed.tensors.tensors import Tensors
 
 METHODS: dict[str, dict[str, Any]] = {
     "head": {"name": "head"},
@@ -49,6 +55,7 @@ METHODS: dict[str, dict[str, Any]] = {
 WITHOUT_MOMENTUM = ("rolora", "fedsvd", "fedask", "fedpower")
 EPSILONS, NOISES, LENGTHS, CLIP_NORM = (8.0, 3.0, 1.0), ("independent", "correlated"), (1.6, 0.8, 0.4, 0.2), 3.1
 SEARCHED_ON = 100  # a seed that no cell of the table has
+LAST, ROUNDS = 5, 20
 
 
 class Cell(NamedTuple):
@@ -57,14 +64,19 @@ class Cell(NamedTuple):
     noise: str
     length: float
     seed: int
+    averaged: int
 
 
 Found = Mapping[Cell, float]
 
 
 def config(cell: Cell) -> RunConfig:
-    tables = of_notes(cell.seed, 20).to_dict()
-    tables["federation"] |= {"sampling": "schedule", "server_momentum": 0.5, "server_lr": cell.length}
+    tables = of_notes(cell.seed, ROUNDS).to_dict()
+    tables["federation"] |= {
+        "sampling": "schedule",
+        "server_momentum": 0.5,
+        "server_lr": cell.length,
+    }
     if cell.method in WITHOUT_MOMENTUM:
         del tables["federation"]["server_momentum"]
         tables["federation"] |= {"server_optimizer": "mean", "server_lr": 2 * cell.length}
@@ -74,44 +86,77 @@ def config(cell: Cell) -> RunConfig:
     return RunConfig.from_dict(tables | {"method": METHODS[cell.method]})
 
 
-def made(cell: Cell) -> tuple[float, float]:
-    """The accuracy of the run, and that of the commonest label."""
-    summary = notes(config(cell)).run().summary
-    return summary["accuracy"], summary["commonest"]["share"]
+class Averaging:
+    """The state that a run would end with, had it averaged the models of its last rounds."""
+
+    def __init__(self, method: Method) -> None:
+        self._method, self._tail, self._memory = method, Tail(ROUNDS, LAST), Tensors()
+        self.state: State | None = None
+
+    def on_round_end(self, record: object, state: State) -> None:
+        self.state = self._tail.taken_in(self._method, self._memory, state)
+        self._memory = self.state.memory
+
+
+def run(out: Path, cell: Cell) -> float:
+    """The accuracy of the averaged model; the run is made if --out has no line of it."""
+    found = runs_file.accuracies(Cell, out)
+    averaged = cell._replace(averaged=LAST)
+    if averaged not in found:
+        started, federation = time.perf_counter(), notes(config(cell))
+        averaging = Averaging(federation.assembly.method)
+        federation.callbacks.append(averaging)
+        summary = federation.run().summary
+        assert averaging.state is not None
+        found |= {
+            cell._replace(averaged=1): summary["accuracy"],
+            averaged: evaluated(federation.assembly, averaging.state)["accuracy"],
+        }
+        more = {"seconds": time.perf_counter() - started, "commonest": summary["commonest"]["share"]}
+        for each in (cell._replace(averaged=1), averaged):
+            runs_file.keep(out, each._asdict() | {"epsilon": str(each.epsilon), "accuracy": found[each]} | more)
+            print(*each, f"{100 * found[each]:.1f}, {more['seconds']:.0f} s", flush=True)
+    return found[averaged]
 
 
 def length(found: Found, method: str, epsilon: float, noise: str) -> float:
     """The best one of the lengths that were tried, and the demo's where none was."""
-    return max(LENGTHS, key=lambda each: found.get(Cell(method, epsilon, noise, each, SEARCHED_ON), 0.0))
+    return max(LENGTHS, key=lambda each: found.get(Cell(method, epsilon, noise, each, SEARCHED_ON, LAST), 0.0))
 
 
-def searched(accuracy: runs_file.Runs[Cell], method: str, epsilon: float, noise: str) -> None:
+def searched(out: Path, method: str, epsilon: float, noise: str) -> None:
     """Shorter and shorter steps, as long as that is better."""
     best = 0.0
     for each in LENGTHS:
-        found = accuracy(Cell(method, epsilon, noise, each, SEARCHED_ON))
+        found = run(out, Cell(method, epsilon, noise, each, SEARCHED_ON, LAST))
         if found <= best:
             return
         best = found
 
 
-def seeds(found: Found, method: str, epsilon: float, noise: str) -> list[float]:
+def seeds(found: Found, method: str, epsilon: float, noise: str, averaged: int) -> list[float]:
     """The accuracies of a cell of the table."""
     at = (method, epsilon, noise, length(found, method, epsilon, noise))
-    return [value for cell, value in found.items() if cell[:4] == at and cell.seed != SEARCHED_ON]
+    return [
+        value
+        for cell, value in found.items()
+        if (*cell[:4], cell.averaged) == (*at, averaged) and cell.seed != SEARCHED_ON
+    ]
 
 
-def table(found: Found) -> str:
+def table(found: Found, averaged: int) -> str:
     """Mean accuracy and its standard deviation over seeds."""
     columns = list(itertools.product(EPSILONS, NOISES))
-    rows = [[_name(method), *(_shown(seeds(found, method, *column)) for column in columns)] for method in METHODS]
+    rows = [
+        [_name(method), *(_shown(seeds(found, method, *column, averaged)) for column in columns)] for method in METHODS
+    ]
     return _lines(["method", *(f"epsilon {epsilon:g}, {noise}" for epsilon, noise in columns)], rows)
 
 
 def searches(found: Found) -> str:
-    """What the search saw."""
+    """What the search saw: the averaged model's accuracy."""
     columns = [(*each, tried) for each in itertools.product(EPSILONS, NOISES) for tried in LENGTHS]
-    cells = {(m, c): found.get(Cell(m, *c, SEARCHED_ON)) for m in METHODS for c in columns}
+    cells = {(m, c): found.get(Cell(m, *c, SEARCHED_ON, LAST)) for m in METHODS for c in columns}
     columns = [column for column in columns if any(cells[method, column] for method in METHODS)]
     rows = [[_name(m), *(f"{100 * v:.1f}" if (v := cells[m, c]) else "" for c in columns)] for m in METHODS]
     return _lines(["method", *(f"epsilon {e:g}, {noise}, {tried}" for e, noise, tried in columns)], rows)
@@ -154,17 +199,16 @@ def main() -> None:
     given = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
     torch.set_num_threads(1)
-    accuracy = runs_file.Runs(Cell, given.out, made, again=False)
     for method, epsilon, noise, seed in () if given.docs else wanted(given):
         if given.search:
-            searched(accuracy, method, epsilon, noise)
+            searched(given.out, method, epsilon, noise)
         at = length(runs_file.accuracies(Cell, given.out), method, epsilon, noise)
-        accuracy(Cell(method, epsilon, noise, at, seed))
+        run(given.out, Cell(method, epsilon, noise, at, seed, LAST))
     found = runs_file.accuracies(Cell, given.out)
-    print(table(found))
-    if given.docs:
-        runs_file.put(given.docs / "private_utility.md", "notes", table(found))
-        runs_file.put(given.docs / "private_utility.md", "notes, searched", searches(found))
+    tables = {"notes": table(found, LAST), "notes, last": table(found, 1), "notes, searched": searches(found)}
+    print("\n\n".join(tables.values()))
+    for name, text in tables.items() if given.docs else ():
+        runs_file.put(given.docs / "private_utility.md", name, text)
 
 
 if __name__ == "__main__":

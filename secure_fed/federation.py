@@ -84,7 +84,8 @@ class Federation:
     def notes(self) -> list[str]:
         """Sentences on what the run does that a user may not expect: training data that it holds out, clients that all send."""
         counted = self.assembly.protection.plan is None
-        found = (self.assembly.pools["data"].held_out(counted=counted), traffic.of_hidden_cohort(self.assembly))
+        pool, tail = self.assembly.pools["data"], self.assembly.server.tail
+        found = (pool.held_out(counted=counted), tail.said, traffic.of_hidden_cohort(self.assembly))
         return [note for note in found if note]
 
     def run(self, out: str | Path | None = None, *, resume: bool = False) -> Result:

@@ -124,6 +124,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             "rounds.plans",
             "rounds.record",
             "rounds.running_sum",
+            "rounds.tail",
             "rounds.server_optimizer",
             "rounds.transport",
         ),

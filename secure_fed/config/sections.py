@@ -137,6 +137,7 @@ class FederationConfig:
     server_optimizer: str = key("mean", "how the mean change is applied (FedOpt)", choices=("mean", "momentum", "adam"))
     server_lr: float = key(1.0, "server learning rate", above=0.0)
     server_momentum: float = key(0.9, "server momentum, Adam's beta 1", at_least=0.0, below=1.0)
+    average_last: int = key(1, "the run ends with the mean of the models of so many of its last rounds", at_least=1)
     largest_value: float = key(
         1000.0,
         "a client refuses to start from tensors with a larger magnitude: of a model that diverged, or a server that lies",

@@ -131,6 +131,14 @@ class FromSums(Protocol):
 
 
 @runtime_checkable
+class Blending(Protocol):
+    """A method whose tensors cannot be averaged over rounds entry by entry."""
+
+    def blended(self, mean: Tensors, latest: Tensors, weight: float) -> Tensors:
+        """The tensors of (1 - weight) of one model and `weight` of another, of one run."""
+
+
+@runtime_checkable
 class Filtering(Protocol):
     """A method that takes only a part of a noised release into the model, the same part whatever the noise is."""
 

@@ -22,6 +22,7 @@ from secure_fed.rounds.protection import Protection
 from secure_fed.rounds.record import Record
 from secure_fed.rounds.server_optimizer import ServerOptimizer
 from secure_fed.rounds.summing import Intake, Summing
+from secure_fed.rounds.tail import Tail
 from secure_fed.rounds.transport import Request, Transport
 from secure_fed.tensors.sums import PlainSum
 from secure_fed.tensors.tensors import Layout, Tensors
@@ -41,8 +42,9 @@ class Server:
     """The server's part of a round, step by step; `engine` has their order.
 
     names: of the clients, and after them of the phantoms. charge: makes the charge for one release of the federation durable,
-    or refuses it; the round and the pass are noted. summing: sums the contributions of a pass. phantoms: the sampler of a
-    round's phantoms; the cohort is drawn as if there were none. scoring: updates the membership scores of phantoms.
+    or refuses it; the round and the pass are noted. summing: sums the contributions of a pass. tail: the rounds whose models
+    are averaged in the end. phantoms: the sampler of a round's phantoms; the cohort is drawn as if there were none. scoring:
+    updates the membership scores of phantoms.
     """
 
     method: Method
@@ -54,6 +56,7 @@ class Server:
     seed: int
     charge: Callable[[int, str], None]
     summing: Summing
+    tail: Tail
     phantoms: Sampler | None = None
     scoring: Scoring | None = None
 
@@ -184,7 +187,8 @@ class Server:
     def unmoved(self, state: State, plan: RoundPlan) -> State:
         """The next state after a lost round: a mean of zero, without a step of the server's optimiser."""
         nothing = {name: PlainSum(self.method.layout(state, name)).total() for name in plan.passes}
-        return replace(self.method.apply(state, nothing), memory=state.memory, clip_norm=state.clip_norm)
+        following = replace(self.method.apply(state, nothing), memory=state.memory, clip_norm=state.clip_norm)
+        return self.tail.taken_in(self.method, state.memory, following)
 
     def reported(self, means: Mapping[str, Tensors]) -> dict[str, float]:
         """The method's own entries for the round's record."""
@@ -211,7 +215,7 @@ class Server:
         following = replace(self.method.apply(before, steps, noise_std), memory=memory, clip_norm=clip_norm)
         if not following.tensors.is_finite():
             raise TrainingError(f"the state after round {following.round} is not finite; lower federation.server_lr")
-        return following
+        return self.tail.taken_in(self.method, state.memory, following)
 
     def _noise(self, state: State, dim: int) -> tuple[running_sum.NoiseLevels, dict[str, Tensor]]:
         """The noise on each of `dim` coordinates of this round's step and of the sum of all steps; what to remember of it."""

@@ -40,6 +40,7 @@ from secure_fed.rounds.registered import Joined, Registered
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.server_optimizer import ServerOptimizer
 from secure_fed.rounds.summing import OpenSum, empty_sum
+from secure_fed.rounds.tail import Tail
 from secure_fed.rounds.together import Together
 from secure_fed.rounds.transport import Transport
 from secure_fed.rounds.turns import Turns, turns_of
@@ -254,6 +255,8 @@ def _open_server(
     settings, protection = config.federation, setup.protection
     beside = [unit.name for unit in pool.units] if pool.kind == "client" else []
     names, empty = [*problem.names, *beside], empty_sum(settings, precise=protection.placement.server_noise)
+    tail = Tail.of(settings)
+    tail.require_steady(setup.method)
     return Server(
         method=setup.method,
         protection=protection,
@@ -264,6 +267,7 @@ def _open_server(
         seed=settings.seed,
         charge=charges.charge if protection.placement.charges_federation else charges_nothing,
         summing=OpenSum(names, len(problem.names), settings.nonfinite == "skip", empty),
+        tail=tail,
         phantoms=phantom_sampler(sampler, len(beside)),
     )
 

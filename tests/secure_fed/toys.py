@@ -19,6 +19,7 @@ from secure_fed.rounds.record import Record
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.server_optimizer import ServerOptimizer
 from secure_fed.rounds.summing import OpenSum
+from secure_fed.rounds.tail import Tail
 from secure_fed.rounds.transport import Reply, Request
 from secure_fed.tensors.sums import PlainSum, Summation
 from secure_fed.tensors.tensors import Layout, Tensors
@@ -178,6 +179,7 @@ def server(
         "personal": (),
         "seed": 0,
         "charge": lambda round_, pass_name: None,
+        "tail": Tail(0, 1),
     }
     summing = OpenSum(NAMES, len(NAMES), skip_nonfinite, open_sum)
     return Server(**{**usual, "summing": summing, **changed})

@@ -1,0 +1,76 @@
+"""The mean of the last models of a run, with which the run ends (Polyak and Ruppert's averaging).
+
+Rounds go on from a model that carries the noise of every round so far. Of the noise of the last rounds a single model holds
+all, and the mean of the last k models a part. So where means are noised it is the better model, and a function of models that
+have been released already: it costs no privacy. Clients never see it before the end, so the rounds are those without it.
+
+    mean_1 = x_(T - k + 1),    mean_j = mean_(j - 1) + (x_(T - k + j) - mean_(j - 1)) / j,    x_T becomes mean_k
+
+for T rounds and the models x_1 .. x_T, entry by entry, or as the method says (`method.Blending`). A lost round leaves its model
+as it was, which counts again.
+
+A state's memory keeps the mean ("tail/...") and j ("tailed") while it is made. Nothing is kept for k = 1. A run that is resumed
+with more rounds goes on from the mean that it had ended with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from secure_fed.config import FederationConfig
+from secure_fed.errors import ConfigError
+from secure_fed.methods.method import Blending, Method, Shrinking, State
+from secure_fed.tensors.tensors import Tensors
+
+_MEAN, _COUNT = "tail/", "tailed"
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The last `count` of `rounds` rounds."""
+
+    rounds: int
+    count: int
+
+    @classmethod
+    def of(cls, settings: FederationConfig) -> Tail:
+        return cls(settings.rounds, settings.average_last)
+
+    def require_steady(self, method: Method) -> None:
+        """Refuse a mean of tensors whose shapes change."""
+        if self.count > 1 and isinstance(method, Shrinking):
+            raise ConfigError(
+                f"federation.average_last = {self.count} cannot be used with {method.card.name}, whose tensors shrink: use 1"
+            ).about("federation.average_last", self.count, "1")
+
+    @property
+    def said(self) -> str:
+        """What it does, in a sentence; empty where it does nothing."""
+        if self.count == 1:
+            return ""
+        return f"the run ends with the mean of the models of its last {self.count} rounds (federation.average_last)"
+
+    def taken_in(self, method: Method, before: Tensors, state: State) -> State:
+        """The state after a round, with its tensors in the mean; after the last round they are the mean.
+
+        before: the memory of the state before that round.
+        """
+        if self.count == 1 or state.round <= self.rounds - self.count:
+            return state
+        kept = Tensors((name.removeprefix(_MEAN), part) for name, part in before.items() if name.startswith(_MEAN))
+        already = int(before.tensor(_COUNT)) if _COUNT in before else 0
+        # A copy at first, since a checkpoint holds no tensor twice.
+        mean = _blended(method, kept, state.tensors, 1 / (already + 1)) if already else state.tensors * 1.0
+        memory = state.memory.without(name for name in state.memory if name.startswith(_MEAN) or name == _COUNT)
+        if state.round == self.rounds:
+            return replace(state, tensors=mean, memory=memory)
+        noted = {_MEAN + name: part for name, part in mean.items()} | {_COUNT: torch.tensor(already + 1.0)}
+        return replace(state, memory=memory | noted)
+
+
+def _blended(method: Method, mean: Tensors, latest: Tensors, weight: float) -> Tensors:
+    if isinstance(method, Blending):
+        return method.blended(mean, latest, weight)
+    return mean + (latest - mean) * weight
