@@ -45,7 +45,7 @@ width, wider models come by rates that are usual for LoRA: 0.0017 at 768, 0.0003
   from 78.0 to 81.1, training of all weights from 81.3 to 82.1. `bitfit` gains 17 points, `adapter_pfeiffer` 9, `ffa_lora` 9.
 - **Too low a rate was.** A rate that falls to zero may begin higher. `fedft`, `adapter_houlsby`, `fra_then_ffa`, `fedsvd` and
   `fedpower` come within two points of their peers on SST-2 at three times the rate that suits 80 steps.
-- **What is still below** depends on the data. On AG News all but `head` and `fedtt_plus` are within two points. SST-2 is harder:
+- **What is still below** depends on the data. On AG News all but `head` and `fedtt_plus` are within two points. SST-2 is hard:
   there those that train least or start furthest from the model stay behind full training (`bitfit`, `compacter`, `adamix`,
   `fedtt`, `fedtt_plus`, `c2a`), and `ffa_lora` and `rolora`, which train half of their factors, behind PEFT's LoRA.
 - **The context of C2A was.** It trained with the context of a batch and predicted with each text's own. It trains with each
