@@ -48,7 +48,7 @@ width, wider models come by rates that are usual for LoRA: 0.0017 at 768, 0.0003
 - **What is still below** depends on the data. On AG News all but `head` and `fedtt_plus` are within two points. SST-2 is hard:
   there those that train least or start furthest from the model stay behind full training (`bitfit`, `compacter`, `adamix`,
   `fedtt`, `fedtt_plus`, `c2a`), and `ffa_lora` and `rolora`, which train half of their factors, behind PEFT's LoRA.
-- **20 Newsgroups is too hard for 200 steps** of the first 32 tokens: full training has 65.0, PEFT's LoRA 54.6 and `fedlora` 50.2.
+- **20 Newsgroups is too hard for 200 steps** of 32 tokens: full training has 65.0, PEFT's LoRA 54.6 and `fedlora` 50.2.
   `head`, `ia3` and `compacter`, with longer steps, are ahead of LoRA there: the rates of SST-2 and AG News are too low for it.
 - **The context of C2A was.** It trained with the context of a batch and predicted with each text's own. It trains with each
   text's own by default now; "c2a, context of a batch" below is what it was.
