@@ -1,6 +1,8 @@
 """Does every method learn, and at which learning rate?
 
     python benchmarks/learns.py DATA [--steps 200] [--methods NAME ...] [--only NAME ...] [--part 0/2] [--again]
+    python benchmarks/learns.py DATA --steps 200 --only sst2 --finer                         rates between
+    python benchmarks/learns.py DATA --steps 200 --only sst2 --repeats 2                     fresh seeds, at the rates found
     python benchmarks/learns.py DATA --only sst2 --methods c2a --rates 0.01 --steps 200      one cell of the tables
     python benchmarks/learns.py --docs docs                                                  the page, from what is stored
 
@@ -9,11 +11,11 @@ texts of at most 32 tokens, and trains a head and the method's part of all-MiniL
 steps of 16 texts; with --steps 200, 3,200 texts and 10 rounds of 20 steps. What PEFT has of the same kind, or else training of
 all weights, takes as many steps of as many texts.
 
-Rates are searched on SST-2 and AG News, in steps of about three. With 80 steps the search ends where neighbours on both sides
-are worse. With 200 it begins at the best rate of 80 and goes up while that is better, since a rate that falls to zero may begin
-higher. The rate of a method is the one with the best mean over both data sets. --check trains at that rate on two data sets on
-which nothing was searched. Every finished run is a line of learns.jsonl beside this file, and what is there is not run again
-(--again does); --docs writes learning_rates.md of it.
+Rates are searched in steps of about three. With 80 steps the search ends where neighbours on both sides are worse; the default
+rates come from it. With 200 it begins at the best rate of 80, or of 200 on the other data sets, and goes up while that is
+better, since a rate that falls to zero may begin higher; --finer tries what lies between the best one and its neighbours.
+--repeats trains with further seeds at the rate that seed 0 chose on each data set. Every finished run is a line of learns.jsonl
+beside this file, and what is there is not run again (--again does); --docs writes learning_rates.md of it.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-from learns_tasks import CHECKED, FALLS, PEERS, SEARCHED, TEXTS, commonest, cut, ours, peer
+from learns_tasks import FALLS, LATER, PEERS, SEARCHED, TEXTS, commonest, cut, ours, peer
 from runs_file import keep, lines
 
 from secure_fed.methods import METHODS
@@ -116,11 +118,20 @@ def of_all(runs: Sequence[Run], method: str) -> float | None:
     return max(means, key=lambda rate: means[rate])
 
 
+def best_on(runs: Sequence[Run], data: str, method: str) -> float | None:
+    """The rate at which the method is best on that data set with seed 0; of equal ones the lowest."""
+    found = {
+        run["rate"]: run["accuracy"] for run in runs if (run["data"], run["method"], run["seed"]) == (data, method, 0)
+    }
+    return min(found, key=lambda rate: (-found[rate], rate)) if found else None
+
+
 def searched(given: argparse.Namespace, methods: Sequence[str]) -> None:
     """Every search on one data set after the other: what is there early is of use early."""
     known = {} if given.again else finished(given.out)
     shorter = [run for run in known.values() if run["steps"] < given.steps]
-    best = {method: of_all(shorter, method) or FIRST.get(method, START) for method in methods}
+    as_long = [run for run in known.values() if run["steps"] == given.steps and run["falls"] == given.falls]
+    best = {m: of_all(as_long, m) or of_all(shorter, m) or FIRST.get(m, START) for m in methods}
     if shorter:
         for data, method in itertools.product(given.only, methods):
             tried(given, method, known)(data, best[method], 0)
@@ -130,14 +141,27 @@ def searched(given: argparse.Namespace, methods: Sequence[str]) -> None:
         best[method] = best[method] if shorter else found
 
 
-def checked(given: argparse.Namespace, methods: Sequence[str]) -> None:
-    """Every method and peer at the rate that the searches chose, on data sets without a search."""
+def refined(given: argparse.Namespace, methods: Sequence[str]) -> None:
+    """On each data set the rates half-way between the best one of the grid and its neighbours."""
     known = finished(given.out)
     runs = [run for run in known.values() if (run["steps"], run["falls"]) == (given.steps, given.falls)]
+    on_grid = [run for run in runs if run["rate"] in GRID]
     for data, method in itertools.product(given.only, methods):
-        rate = of_all(runs, method)
+        best = best_on(on_grid, data, method)
+        if best is not None:
+            lower = GRID[max(0, GRID.index(best) - 1)]
+            for rate in (2 * best, 2 * lower):  # 1, 2, 3, 6, 10
+                tried(given, method, known)(data, round(rate, 9), 0)
+
+
+def repeated(given: argparse.Namespace, methods: Sequence[str]) -> None:
+    """Seeds on which no rate was chosen."""
+    known = finished(given.out)
+    runs = [run for run in known.values() if (run["steps"], run["falls"]) == (given.steps, given.falls)]
+    for data, method, seed in itertools.product(given.only, methods, range(1, given.repeats + 1)):
+        rate = best_on(runs, data, method)
         if rate is not None:
-            tried(given, method, known)(data, rate, 0)
+            tried(given, method, known)(data, rate, seed)
 
 
 def cells(given: argparse.Namespace, methods: Sequence[str]) -> None:
@@ -150,12 +174,10 @@ def cells(given: argparse.Namespace, methods: Sequence[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, nargs="?")
-    parser.add_argument("--only", nargs="+", choices=[*SEARCHED, *CHECKED])
+    parser.add_argument("--only", nargs="+", choices=[*SEARCHED, *LATER], default=list(SEARCHED))
     parser.add_argument("--steps", type=int, choices=list(TEXTS), default=80)
     parser.add_argument("--falls", choices=["constant", "linear"], help="the rate, if not as is usual for these steps")
-    parser.add_argument(
-        "--check", action="store_true", help="train on the data sets without a search, at the rate found"
-    )
+    parser.add_argument("--repeats", type=int, default=0, help="train with so many further seeds, and search nothing")
     every = [*METHODS, *dict.fromkeys(PEERS.values())]
     parser.add_argument("--methods", nargs="*", choices=every, default=every)
     parser.add_argument("--rates", nargs="+", type=float, help="these alone, in place of the search")
@@ -164,19 +186,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".jsonl"))
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "learns_cache")
     parser.add_argument("--docs", type=Path, help="write learning_rates.md there")
+    parser.add_argument("--finer", action="store_true", help="try the rates beside the best one of each data set")
     given = parser.parse_args()
     given.falls = given.falls or FALLS[given.steps]
-    given.only = given.only or list(CHECKED if given.check else SEARCHED)
     torch.set_num_threads(1)
     part, parts = map(int, given.part.split("/"))
     if given.data:
-        made = cells if given.rates else checked if given.check else searched
+        made = cells if given.rates else repeated if given.repeats else refined if given.finer else searched
         made(given, given.methods[part::parts])
     if given.docs:
         from learns_page import page
 
         (given.docs / "learning_rates.md").write_text(
-            page(list(finished(given.out).values()), of_all), encoding="utf-8"
+            page(list(finished(given.out).values()), of_all, best_on), encoding="utf-8"
         )
 
 

@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from learns_tasks import CHECKED, FALLS, PEERS, SEARCHED
+from learns_tasks import FALLS, LATER, PEERS, SEARCHED
 from timing import machine
 
 from secure_fed.methods import METHODS
 
 Run = dict[str, Any]
 RateOf = Callable[[Sequence[Run], str], float | None]
-CLOSE = 0.02  # a method that is no further below its peer is as good
+BestOn = Callable[[Sequence[Run], str, str], float | None]
+CLOSE = 0.02 + 1e-9  # a method that is no further below its peer is as good
+
+
+@dataclass(frozen=True)
+class Reached:
+    """The accuracy of a method on a data set, and over how many fresh seeds it is the mean; 0 is what seed 0 chose by."""
+
+    accuracy: float
+    seeds: int
+
+    def __sub__(self, other: Reached) -> float:
+        return self.accuracy - other.accuracy
+
+    def __str__(self) -> str:
+        return _shown(self.accuracy) + ("" if self.seeds else "*")
+
 
 TOP = """# Does every method learn, and at which learning rate?
 
@@ -61,14 +78,14 @@ width, wider models come by rates that are usual for LoRA: 0.0017 at 768, 0.0003
 """
 
 
-def page(runs: Sequence[Run], rate_of: RateOf) -> str:
-    """rate_of: of these runs and a method, its rate."""
+def page(runs: Sequence[Run], rate_of: RateOf, best_on: BestOn) -> str:
+    """rate_of: the rate of a method over data sets, by these runs. best_on: the one chosen on a data set."""
     parts = [TOP, machine("torch", "peft"), "\n\n## A constant rate beside one that falls\n\n", _falling(runs), "\n"]
     runs = [run for run in runs if run["falls"] == FALLS[run["steps"]]]
     for steps in sorted({run["steps"] for run in runs}, reverse=True):
         own = [run for run in runs if run["steps"] == steps]
-        datas = [data for data in (*SEARCHED, *CHECKED) if any(run["data"] == data for run in own)]
-        parts += [f"\n## {steps} steps: accuracy beside the peer\n\n", _beside(own, datas, rate_of)]
+        datas = [data for data in (*SEARCHED, *LATER) if any(run["data"] == data for run in own)]
+        parts += [f"\n## {steps} steps: accuracy beside the peer\n\n", _beside(own, datas, rate_of, best_on)]
         parts += [f"\n\n## {steps} steps: every rate that was tried\n\nPer cent, seed 0.\n"]
         for data in datas:
             of_data = [run for run in own if run["data"] == data]
@@ -89,50 +106,45 @@ def _falling(runs: Sequence[Run]) -> str:
     return "\n".join([_line(lines[0]), _line(["---"] * 6), *map(_line, lines[1:])])
 
 
-def _beside(runs: Sequence[Run], datas: Sequence[str], rate_of: RateOf) -> str:
-    head = ["method", "rate", "peer", *(f"{data}: method, peer" for data in datas), "within two points"]
-    rows = [_row(runs, datas, method, rate_of) for method in METHODS if any(run["method"] == method for run in runs)]
+def _beside(runs: Sequence[Run], datas: Sequence[str], rate_of: RateOf, best_on: BestOn) -> str:
+    """Every method on every data set beside its peer, each at the rate that was best for it there."""
+    methods = [method for method in METHODS if any(run["method"] == method for run in runs)]
+    found = {
+        (data, name): _reached(runs, data, name, best_on) for data in datas for name in (*methods, *PEERS.values())
+    }
+    compared = {
+        data: {
+            method: own - peer
+            for method in methods
+            if (own := found[data, method]) and (peer := found[data, PEERS[method]])
+        }
+        for data in datas
+    }
+    head = ["method", "rate", "peer", *(f"{data}: method, peer" for data in datas), "more than two points below on"]
+    rows = []
+    for method in methods:
+        cells = [_pair(found[data, method], found[data, PEERS[method]]) for data in datas]
+        below = [data for data in datas if compared[data].get(method, 0) < -CLOSE]
+        rate = rate_of(runs, method)
+        rows.append([f"`{method}`", f"{rate:g}" if rate else "", PEERS[method], *cells, ", ".join(below)])
+    near = [
+        f"{sum(d >= -CLOSE for d in own.values())} of {len(own)} on {data}" for data, own in compared.items() if own
+    ]
     table = "\n".join([_line(head), _line(["---"] * len(head)), *map(_line, rows)])
-    return f"{_counted(runs, datas, rate_of)}\n\n{table}"
+    return f"Within two points of the peer, or above it: {', '.join(near)}.\n\n{table}"
 
 
-def _counted(runs: Sequence[Run], datas: Sequence[str], rate_of: RateOf) -> str:
-    """How many methods come within two points of their peer, by data set."""
-    said = []
-    for data in datas:
-        compared = [near for method in METHODS if (near := _is_near(runs, data, method, rate_of)) is not None]
-        said += [f"{sum(compared)} of {len(compared)} on {data}"] if compared else []
-    return f"Within two points of the peer, or above it: {', '.join(said)}."
+def _reached(runs: Sequence[Run], data: str, method: str, best_on: BestOn) -> Reached | None:
+    """The mean over seeds on which the rate was not chosen, or what seed 0 has, if there are no others."""
+    rate = best_on(runs, data, method)
+    of_rate = [run for run in runs if (run["data"], run["method"], run["rate"]) == (data, method, rate)]
+    fresh = [run["accuracy"] for run in of_rate if run["seed"]]
+    found = fresh or [run["accuracy"] for run in of_rate]
+    return Reached(statistics.mean(found), len(fresh)) if found else None
 
 
-def _is_near(runs: Sequence[Run], data: str, method: str, rate_of: RateOf) -> bool | None:
-    """None where one of the two was not run."""
-    own, other = _both(runs, data, method, rate_of)
-    return None if own is None or other is None else own >= other - CLOSE
-
-
-def _both(runs: Sequence[Run], data: str, method: str, rate_of: RateOf) -> tuple[float | None, float | None]:
-    """The accuracy of a method at its rate, and of its peer at the best one on that data set."""
-    of_data = [run for run in runs if run["data"] == data]
-    best = rate_of(of_data, PEERS[method]) or rate_of(runs, PEERS[method])  # the second where nothing was searched
-    return _mean(of_data, method, rate_of(runs, method)), _mean(of_data, PEERS[method], best)
-
-
-def _row(runs: Sequence[Run], datas: Sequence[str], method: str, rate_of: RateOf) -> list[str]:
-    rate, cells = rate_of(runs, method), []
-    for data in datas:
-        own, other = _both(runs, data, method, rate_of)
-        cells.append(f"{_shown(own)}, {_shown(other) or 'not run'}" if own is not None else "")
-    compared = {data: _is_near(runs, data, method, rate_of) for data in datas}
-    near = [data for data, is_close in compared.items() if is_close]
-    known = [data for data, is_close in compared.items() if is_close is not None]
-    verdict = "not compared" if not known else "all" if near == known else ", ".join(near) or "none"
-    return [f"`{method}`", f"{rate:g}" if rate else "", PEERS[method], *cells, verdict]
-
-
-def _mean(runs: Sequence[Run], method: str, rate: float | None) -> float | None:
-    found = [run["accuracy"] for run in runs if run["method"] == method and run["rate"] == rate]
-    return statistics.mean(found) if found else None
+def _pair(own: Reached | None, peer: Reached | None) -> str:
+    return f"{own or ''}, {peer or 'not run'}" if own else ""
 
 
 def _tried(runs: Sequence[Run]) -> str:

@@ -21,7 +21,10 @@ from secure_fed import Federation
 TEST, LENGTH, BATCH, ROUNDS = 1000, 32, 16, 10
 TEXTS = {80: 2000, 200: 3200}  # training texts, by how many steps are made
 FALLS = {80: "constant", 200: "linear"}  # the rate over the steps, unless another is asked for
-SEARCHED, CHECKED = ("sst2", "ag_news"), ("subj", "newsgroups20")  # data sets that rates are chosen on, and others
+SEARCHED, LATER = (
+    ("sst2", "ag_news"),
+    ("newsgroups20", "subj"),
+)  # data sets that the default rates come from, and others
 Row = dict[str, Any]
 
 # Whom each method is held against. What PEFT does not have (whole biases, bottleneck adapters) is held against full training.

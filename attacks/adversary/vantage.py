@@ -50,14 +50,19 @@ class Seen:
     lr: Mapping[int, float] = field(default_factory=dict)
 
 
-def seen(vantage: str, final: Tensors, recorded: Recorded | None) -> Seen:
-    """The recording, cut down to what this adversary saw; without one, everybody has the final adapter alone."""
+def seen(vantage: str, final: Tensors, recorded: Recorded | None, *, averaged: bool = False) -> Seen:
+    """The recording, cut down to what this adversary saw; without one, everybody has the final adapter alone.
+
+    averaged: the final adapter is the mean of several rounds' models, and so no step from the one before.
+    """
     rank = list(VANTAGES).index(vantage)
     if recorded is None or rank == 0:
         return Seen(vantage, final)
     sums = (recorded.sums or sums_of(recorded.updates)) if rank >= 2 else ()
     updates = recorded.updates if rank >= 3 else ()
-    return Seen(vantage, final, recorded.states, sums, updates, recorded.lr)
+    last = max(recorded.states) if averaged else None
+    states = {round_: state for round_, state in recorded.states.items() if round_ != last}
+    return Seen(vantage, final, states, sums, updates, recorded.lr)
 
 
 def sums_of(updates: Sequence[Update]) -> list[Summed]:

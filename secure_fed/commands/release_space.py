@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 from privacy.promises import Possible, in_turn, least_cohort, pick
 from secure_fed.methods.catalogue import on
 from secure_fed.methods.counted import usual_classes
-from secure_fed.methods.method import Filtering, Method, State
+from secure_fed.methods.method import Method, State
 from secure_fed.report.terminal import PlainConsole
-from secure_fed.rounds.way import unsteady
+from secure_fed.rounds.way import reached, unsteady
 
 if TYPE_CHECKING:
     from privacy.planning import Setting
     from privacy.run_plan import Target
 
 _EXPLAINED = (
-    "Numbers: under noise in the first round, each counted once for every pass of it; of FRA those alone whose noise can reach "
-    "the model. Length: of that noise, over the longest way that these numbers can travel. Hopeless below: with smaller "
+    "Numbers: under noise in a round, each counted once for every pass of it; of FRA those alone whose noise can reach the "
+    "model. Length: of that noise, over the longest way that these numbers can travel. Hopeless below: with smaller "
     "cohorts the noise is longer than that, whatever central noise is chosen. What a method makes of a release beyond that "
     "(products of noised factors) is not counted, nor that noise cancels less over rounds where what is taken in changes (FRA)."
 )
@@ -57,13 +57,8 @@ def show(console: PlainConsole, model: str, rows: list[Space]) -> None:
 
 
 def _space(name: str, method: Method, state: State, setting: Setting, target: Target, possible: Possible) -> Space:
-    passes = method.plan(state).passes
-    numbers = len(passes) * sum(
-        method.layout(state, each).size for each in passes
-    )  # its passes share out a round's noise
-    if isinstance(method, Filtering) and len(passes) == 1:
-        numbers = method.taken_in(state)
-    own, correlated = replace(setting, dim=numbers), len(passes) == 1 and not unsteady(method, state, setting.rounds)
+    numbers, passes = reached(method, state), len(method.plan(state).passes)
+    own, correlated = replace(setting, dim=numbers), passes == 1 and not unsteady(method, state, setting.rounds)
     way = pick(own, in_turn(own, target, replace(possible, correlated=correlated)))
     least = least_cohort(own, target, correlated=correlated)
     return Space(name, numbers, way.noise, way.correlation, way.share(own) or 0.0, least)

@@ -49,6 +49,9 @@ def _federation(config: Sections) -> None:
     if last > rounds:
         message = f"federation.average_last is {last}, more than federation.rounds = {rounds}: take {rounds} or less"
         _wrong(config, "federation.average_last", f"at most {rounds}", message)
+    if last > 1 and config.evaluation.patience is not None:
+        why = "a run that may end early does not know which rounds are its last; leave one of the two open"
+        _refuse(config, "federation.average_last", f"evaluation.patience = {config.evaluation.patience}", why)
     if federation.aggregate != "mean":
         _robust(config)
     if config.method.transport_form == "sketch" and federation.server_optimizer != "mean":

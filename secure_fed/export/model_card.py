@@ -151,7 +151,7 @@ def run_facts(
     """
     facts = {
         "method": f"{method.name} ({method.paper})",
-        "rounds": str(rounds),
+        "rounds": f"{rounds}{_averaged(config, rounds)}",
         **(_NOT_TOLD if measured is None else _measured(config.data.task, measured)),
     }
     if config.method.personal:
@@ -161,6 +161,15 @@ def run_facts(
     if config.model.dtype == "bfloat16":
         facts["precision"] = _BFLOAT16
     return facts | {_PRIVACY: statement or unprotected(config)}
+
+
+def _averaged(config: RunConfig, rounds: int) -> str:
+    last = config.federation.average_last
+    return (
+        f"; this is the mean of the models of the last {last}"
+        if last > 1 and rounds == config.federation.rounds
+        else ""
+    )
 
 
 def _measured(task: str, found: Mapping[str, float]) -> dict[str, str]:

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from secure_fed.learning.models.adapters.lora import LoraAdapter, LoraForm, pairs
 from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
-from secure_fed.tensors.low_rank import balanced, truncated
+from secure_fed.tensors.low_rank import Svd, balanced, truncated
 from secure_fed.tensors.tensors import Layout, LowRank, Tensors
 
 
@@ -69,17 +69,21 @@ class AveragedLora(Averaged):
         """The best rank-r approximation of the weighted mean of the products B A; the rest entry by entry.
 
         A mean of factors would be none of products, nor of anything where a method splits products anew in every round. Where
-        A is the same, B is averaged, exactly.
+        one factor is the same, the other is averaged, exactly. So is A where B is personal: the server's own B never moves.
         """
         found = mean + (latest - mean) * weight
         for pair in pairs(mean):
             (a, b), (a_2, b_2) = ((side.tensor(pair.a), side.tensor(pair.b)) for side in (mean, latest))
-            if torch.equal(a, a_2):
+            if torch.equal(a, a_2) or torch.equal(b, b_2):
                 continue
             product = LowRank(b * (1 - weight), a) + LowRank(b_2 * weight, a_2)
-            new_b, new_a = balanced(truncated(product, a.shape[0]))
+            new_b, new_a = self.factors(truncated(product, a.shape[0]))
             found |= {pair.a: new_a.to(a.dtype).contiguous(), pair.b: new_b.to(b.dtype).contiguous()}
         return found
+
+    def factors(self, product: Svd) -> tuple[Tensor, Tensor]:
+        """B and A of a mean of products, as the method's own rounds would have them."""
+        return balanced(product)
 
     def as_lora(self, initial: Tensors, tensors: Tensors) -> LoraForm:
         """A and B, or their change where they began as parts of W."""

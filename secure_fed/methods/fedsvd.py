@@ -33,7 +33,7 @@ from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, 
 from secure_fed.methods.averaging import AveragedLora, moved, next_state
 from secure_fed.methods.ffa_lora import orthonormal, without_a
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
-from secure_fed.tensors.low_rank import right_orthonormal, truncated
+from secure_fed.tensors.low_rank import Svd, right_orthonormal, truncated
 from secure_fed.tensors.tensors import LowRank, Tensors
 
 CARD = Card(
@@ -63,11 +63,14 @@ class FedSvd(AveragedLora):
     def plan(self, state: State) -> RoundPlan:
         return RoundPlan(trainable=tuple(self.trained(state)), down=tuple(state.tensors))
 
+    def factors(self, product: Svd) -> tuple[Tensor, Tensor]:
+        return right_orthonormal(product)
+
     def apply(self, state: State, means: Mapping[str, Tensors], noise_std: float = 0.0) -> State:
         averaged = moved(state.tensors, means[CHANGE])
         factors: dict[str, Tensor] = {}
         for pair in pairs(averaged):
             a, b = averaged.tensor(pair.a), averaged.tensor(pair.b)
-            new_b, new_a = right_orthonormal(truncated(LowRank(b, a), a.shape[0]))
+            new_b, new_a = self.factors(truncated(LowRank(b, a), a.shape[0]))
             factors |= {pair.a: new_a.to(a.dtype).contiguous(), pair.b: new_b.to(b.dtype).contiguous()}
         return next_state(state, averaged | factors)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from secure_fed.config import RunConfig
 from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, pairs
@@ -28,7 +28,7 @@ from secure_fed.methods.averaging import AveragedLora, change, moved, next_state
 from secure_fed.methods.ffa_lora import without_a
 from secure_fed.methods.fra_lora import FraLora, over_sum, sketch_of
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
-from secure_fed.tensors.low_rank import balanced, right_orthonormal
+from secure_fed.tensors.low_rank import Svd, balanced, right_orthonormal
 from secure_fed.tensors.tensors import Layout, Tensors
 
 CARD = Card(
@@ -85,6 +85,13 @@ class FraThenFfa(AveragedLora):
 
     def from_sums(self, state: State) -> bool:
         return self.summed and state.round < self.switch_round
+
+    def taken_in(self, state: State) -> int:
+        """As FRA's in its rounds, and then every number of a release."""
+        return self._fra.taken_in(state) if state.round < self.switch_round else self.layout(state, CHANGE).size
+
+    def factors(self, product: Svd) -> tuple[Tensor, Tensor]:
+        return right_orthonormal(product)
 
     def reported(self, means: Mapping[str, Tensors]) -> dict[str, float]:
         """The share of the change that the sketch missed, as `FraLora` has it, in its rounds."""

@@ -33,6 +33,7 @@ from secure_fed.methods.ffa_lora import without_a
 from secure_fed.methods.fra_lora import FraLora, Split, delta
 from secure_fed.methods.method import CHANGE, RoundPlan, State
 from secure_fed.tensors import sketch
+from secure_fed.tensors.low_rank import Svd
 from secure_fed.tensors.tensors import Layout, LowRank, Member, Tensors
 
 
@@ -63,6 +64,9 @@ class Subspace(AveragedLora):
     @property
     def _whole(self) -> FraLora:
         return FraLora(adapter=self.adapter, denoise="none")
+
+    def factors(self, product: Svd) -> tuple[Tensor, Tensor]:
+        return self.split(product)
 
     def trained(self, state: State) -> Tensors:
         return without_a(state.tensors) if self.b_alone else state.tensors

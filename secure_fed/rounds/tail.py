@@ -9,8 +9,9 @@ have been released already: it costs no privacy. Clients never see it before the
 for T rounds and the models x_1 .. x_T, entry by entry, or as the method says (`method.Blending`). A lost round leaves its model
 as it was, which counts again.
 
-A state's memory keeps the mean ("tail/...") and j ("tailed") while it is made. Nothing is kept for k = 1. A run that is resumed
-with more rounds goes on from the mean that it had ended with.
+A state's memory keeps the mean ("tail/...") and with it j and T ("tailed") while it is made. Nothing is kept for k = 1. A run
+that is resumed with more rounds goes on from the mean that it had ended with. If it had not ended, its mean is of other rounds
+than the last ones and is dropped; models that are gone by then are not in the new one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from secure_fed.errors import ConfigError
 from secure_fed.methods.method import Blending, Method, Shrinking, State
 from secure_fed.tensors.tensors import Tensors
 
-_MEAN, _COUNT = "tail/", "tailed"
+_MEAN, _NOTED = "tail/", "tailed"
 
 
 @dataclass(frozen=True)
@@ -57,17 +58,18 @@ class Tail:
 
         before: the memory of the state before that round.
         """
+        memory = state.memory.without(name for name in state.memory if name.startswith(_MEAN) or name == _NOTED)
         if self.count == 1 or state.round <= self.rounds - self.count:
-            return state
+            return replace(state, memory=memory)
         kept = Tensors((name.removeprefix(_MEAN), part) for name, part in before.items() if name.startswith(_MEAN))
-        already = int(before.tensor(_COUNT)) if _COUNT in before else 0
+        already, rounds = before.tensor(_NOTED).tolist() if _NOTED in before else (0.0, self.rounds)
+        already = already if rounds == self.rounds else 0.0
         # A copy at first, since a checkpoint holds no tensor twice.
         mean = _blended(method, kept, state.tensors, 1 / (already + 1)) if already else state.tensors * 1.0
-        memory = state.memory.without(name for name in state.memory if name.startswith(_MEAN) or name == _COUNT)
         if state.round == self.rounds:
             return replace(state, tensors=mean, memory=memory)
-        noted = {_MEAN + name: part for name, part in mean.items()} | {_COUNT: torch.tensor(already + 1.0)}
-        return replace(state, memory=memory | noted)
+        noted = {_MEAN + name: part for name, part in mean.items()}
+        return replace(state, memory=memory | noted | {_NOTED: torch.tensor([already + 1, self.rounds])})
 
 
 def _blended(method: Method, mean: Tensors, latest: Tensors, weight: float) -> Tensors:

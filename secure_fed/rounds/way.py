@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from privacy.errors import PrivacyError
 from secure_fed.config import PrivacyConfig, RunConfig
-from secure_fed.methods.method import Method, Shrinking, State
+from secure_fed.methods.method import Filtering, Method, Shrinking, State
 from secure_fed.rounds.cohort import cohort_size
 from secure_fed.rounds.plans import momentum_of
 from secure_fed.tensors.tensors import Layout
@@ -65,7 +65,7 @@ def _in_turn(config: RunConfig, clients: int, method: Method, initial: State) ->
     from privacy.run_plan import Target
 
     cohort = cohort_size(config, clients)
-    numbers = sum(layout.size for layout in _layouts(method, initial).values())
+    numbers = reached(method, initial)
     takes_back = config.method.transport_form != "sketch" and privacy.clip_quantile is None
     takes_back = takes_back and not unsteady(method, initial, config.federation.rounds)
     setting = Setting(clients, cohort, config.federation.rounds, privacy.delta, dim=numbers or None)
@@ -95,6 +95,14 @@ def _counted(config: RunConfig, cohort: int) -> int:
     if not settings.enabled:
         return 0
     return max(0, surviving(cohort, settings.dropout) - colluding(cohort, settings.corrupt))
+
+
+def reached(method: Method, state: State) -> int:
+    """How many noised numbers reach the model in a round: each counted once for every pass, which share out a round's noise."""
+    layouts = _layouts(method, state)
+    if isinstance(method, Filtering) and len(layouts) == 1:
+        return method.taken_in(state)
+    return len(layouts) * sum(layout.size for layout in layouts.values())
 
 
 def unsteady(method: Method, initial: State, rounds: int) -> str:

@@ -136,7 +136,9 @@ class _Run:
                 raise
             if not schedule.evaluates(self.state.round):
                 self.records[-1] = self.records[-1] | self._evaluate(self.state)
-            return f"the budget was spent after {self.state.round} of {schedule.rounds} rounds: {error}"
+            tail = assembly.server.tail
+            missing = "; so this is no mean of several models (federation.average_last)" if tail.count > 1 else ""
+            return f"the budget was spent after {self.state.round} of {schedule.rounds} rounds: {error}{missing}"
         return ""
 
     def _end_of_round(self, state: State, record: Record) -> None:

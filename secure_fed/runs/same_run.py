@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from secure_fed.config import RunConfig
 from secure_fed.errors import RunDirectoryError
 from secure_fed.learning.data import fingerprint
+from secure_fed.methods import card
 from secure_fed.runs.directory import OWN_FACTS, PRIVATE, private_part, read_object
 
 Record = Mapping[str, Any]
@@ -27,9 +29,18 @@ def require_same(path: Path, config: RunConfig, held: RunConfig) -> None:
             f"{path} was planned for {held.federation.rounds} rounds, and its privacy for these: federation.rounds cannot be "
             "raised in view of what was released; start a new run"
         )
-    differences = config.replace({rounds: held.federation.rounds}).differences(held)
+    unread = _left_unread(config, held)
+    differences = config.replace({rounds: held.federation.rounds, **unread}).differences(held)
     if differences:
         raise RunDirectoryError(f"{path} was written by another configuration: {'; '.join(differences)}")
+
+
+def _left_unread(config: RunConfig, held: RunConfig) -> dict[tuple[str, str], Any]:
+    """What an earlier version wrote for settings that the method does not read, and that nobody set: its own defaults."""
+    one, other = config.method, held.method
+    options = (field.name for field in fields(one) if field.name not in ("name", *card(one.name).options))
+    alone = (option for option in options if one.left_alone(option) and other.left_alone(option))
+    return {("method", option): getattr(other, option) for option in alone}
 
 
 def require_same_data(name: str, path: Path, differing: Sequence[str]) -> None:

@@ -276,6 +276,8 @@ def test_a_vantage_sees_what_weaker_ones_see_and_more(by_heart: Target) -> None:
     for name in total.total:
         expected = sum(one.tensor(name).double() for one in first)
         np.testing.assert_allclose(total.total.tensor(name), expected, atol=1e-5)
+    averaged = seen("fellow_client", by_heart.final.tensors, by_heart.recorded, averaged=True)
+    assert sorted(averaged.states) == sorted(views[1].states)[:-1], "a mean of models is no step of a round"
     nothing = seen("server", by_heart.final.tensors, None)
     assert not nothing.states
     assert not nothing.sums

@@ -24,19 +24,20 @@ def test_release_spaces_are_counted_on_a_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two layers with adapters on two matrices of 64 x 64 each; a head of 64 x 2 and a pooler of 64 x 64, with biases."""
-    names = ("ffa_lora", "rolora", "fra_lora", "prefix_tuning")
+    names = ("ffa_lora", "rolora", "fra_lora", "fra_then_ffa", "prefix_tuning")
     monkeypatch.setattr(catalogue, "METHODS", {name: METHODS[name] for name in names})
     wide = {**DEBERTA, "hidden_size": 64, "pooler_hidden_size": 64}
     target = Target(8.0, None, 1e-5)
     rows = list(spaces(described(tmp_path / "model", wide), SETTING, target, Possible()))
     found = {row.method: row for row in rows}
-    assert set(found) == {"ffa_lora", "rolora", "fra_lora"}, (
+    assert set(found) == {"ffa_lora", "rolora", "fra_lora", "fra_then_ffa"}, (
         "there are no prefixes here, and sketches are wider than 64"
     )
     head = 64 * 2 + 2 + 64 * 64 + 64
     rank = RunConfig().method.rank
     assert found["ffa_lora"].numbers == 4 * 64 * rank + head
     assert found["fra_lora"].numbers == 4 * (2 * 64 * rank - rank * rank) + head
+    assert found["fra_then_ffa"].numbers == found["fra_lora"].numbers
     assert (found["ffa_lora"].correlation, found["rolora"].correlation) == ("banded", "none")
     assert [row.length for row in rows] == sorted(row.length for row in rows)
     for row in rows:

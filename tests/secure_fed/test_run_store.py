@@ -19,6 +19,7 @@ from secure_fed.runs import durable
 from secure_fed.runs import store as run_store
 from secure_fed.runs.checkpoint import read_checkpoint, read_personal
 from secure_fed.runs.durable import append_line, atomic_write
+from secure_fed.runs.same_run import require_same
 from secure_fed.runs.store import RunStore, read_records, resumable
 from secure_fed.tensors.tensors import LowRank, Tensors
 from tests.cells import chosen
@@ -103,6 +104,19 @@ def test_another_configuration_is_refused_with_every_difference_named(held: Path
     assert "training.lr: 0.5, not 0.05" in message
     assert "federation.seed: 3, not 0" in message
     assert run_store.read_config(held) == toys.config()
+
+
+def test_an_earlier_versions_defaults_of_settings_that_the_method_does_not_read_are_the_same_run(
+    tmp_path: Path,
+) -> None:
+    ours = toys.config({"method.name": "ffa_lora"})
+    former = ours.replace({("method", "denoise"): "shrink"})
+    require_same(tmp_path, ours, former)
+    read, fra = ({("method", "name"): "fra_lora"}, former.replace({("method", "name"): "fra_lora"}))
+    with pytest.raises(RunDirectoryError, match=r"method\.denoise: 'tangent', not 'shrink'"):
+        require_same(tmp_path, ours.replace(read), fra)
+    with pytest.raises(RunDirectoryError, match=r"method\.denoise: 'truncate', not 'shrink'"):
+        require_same(tmp_path, ours.replace({("method", "denoise"): "truncate"}), former)
 
 
 def test_rounds_may_be_raised_and_not_lowered(held: Path) -> None:

@@ -44,7 +44,7 @@ def played(count: int, seen: Seen, out: Path | None = None, **more: Any) -> Stat
 
 
 def mean(states: list[State]) -> Tensors:
-    """The plain mean, with products in place of factors where A moves too."""
+    """The plain mean, entry by entry."""
     tensors = [state.tensors for state in states]
     total = tensors[0]
     for one in tensors[1:]:
@@ -80,6 +80,15 @@ def test_where_factors_turn_products_are_averaged(method: str) -> None:
         assert right.shape == b.shape
 
 
+def test_where_one_factor_is_personal_the_other_is_averaged() -> None:
+    """The server's own B stays zero, and so would say nothing of a product."""
+    alone, personal = Seen(), {"method.name": "fedlora", "method.personal": ("*lora_B*",)}
+    played(1, alone, **personal)
+    averaged = played(3, Seen(), **personal)
+    want = mean(alone.states[-3:])
+    assert (averaged.tensors - want).norm() < 1e-6 * want.norm()
+
+
 def test_a_killed_run_ends_in_the_same_mean(tmp_path: Path) -> None:
     """Killed before the tail, at its beginning and in its midst."""
     whole = played(3, Seen(), tmp_path / "whole")
@@ -109,6 +118,8 @@ def test_a_lost_round_counts_as_the_model_that_it_left() -> None:
 def test_a_mean_that_cannot_be_made_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"average_last is 9, more than federation\.rounds = 3"):
         toys.config({"federation.average_last": 9})
+    with pytest.raises(ConfigError, match=r"average_last = 2 is refused with evaluation\.patience = 1"):
+        toys.config({"federation.average_last": 2, "evaluation.patience": 1})
     with pytest.raises(ConfigError, match=r"average_last = 2 cannot be used with fedara, whose tensors shrink: use 1"):
         toys.federation({"federation.average_last": 2, "method.name": "fedara"})
 
@@ -121,6 +132,19 @@ def test_every_method_ends_with_a_mean_that_fits(name: str) -> None:
     result = built.run()
     assert result.state.tensors.is_finite()
     assert fits(built.assembly.method, built.assembly.initial.tensors, result.state)
+
+
+@pytest.mark.parametrize("rounds", [7, 9])
+def test_a_tail_that_was_begun_for_other_rounds_is_dropped(rounds: int, tmp_path: Path) -> None:
+    """Killed after 5 of 6 rounds, and then resumed with more of them: only models that are left are averaged."""
+    frozen, seen = {"method.name": "ffa_lora", "training.lr_schedule": "constant"}, Seen(5)
+    with pytest.raises(Killed):
+        played(4, seen, tmp_path / "run", **frozen)
+    last = played(4, seen, tmp_path / "run", **{"federation.rounds": rounds, **frozen})
+    alone = Seen()
+    played(1, alone, **{"federation.rounds": rounds, **frozen})
+    want = mean(alone.states[max(5, rounds - 4) :])
+    assert (last.tensors - want).norm() < 1e-6 * want.norm()
 
 
 def test_a_run_that_goes_on_begins_a_new_mean(tmp_path: Path) -> None:
