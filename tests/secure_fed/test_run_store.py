@@ -115,8 +115,6 @@ def test_an_earlier_versions_defaults_of_settings_that_the_method_does_not_read_
     read, fra = ({("method", "name"): "fra_lora"}, former.replace({("method", "name"): "fra_lora"}))
     with pytest.raises(RunDirectoryError, match=r"method\.denoise: 'tangent', not 'shrink'"):
         require_same(tmp_path, ours.replace(read), fra)
-    with pytest.raises(RunDirectoryError, match=r"method\.denoise: 'truncate', not 'shrink'"):
-        require_same(tmp_path, ours.replace({("method", "denoise"): "truncate"}), former)
 
 
 def test_rounds_may_be_raised_and_not_lowered(held: Path) -> None:
