@@ -1,0 +1,103 @@
+"""Does the planner's length of the noise say how a method ends? Against the runs of private_notes.jsonl.
+
+    python benchmarks/planner_methods.py [--docs docs]
+
+`secure-fed budget plan --model` prints, for each method, the length of the noise on the final model over the longest way that
+its numbers can travel. Here it stands beside the accuracy that the method ended with on the notes, for every epsilon and kind
+of noise that was run. Two orders are counted over pairs of cells: of one method under different noise, and of different methods
+under the same noise. A pair agrees if the shorter noise has the higher accuracy. --docs writes the table into private_utility.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import private_notes
+import runs_file
+from promises import notes
+
+from privacy.planning import Setting
+from privacy.promises import Possible, in_turn
+from privacy.run_plan import Target
+from secure_fed.rounds.way import reached
+
+CLIENTS, COHORT, DELTA = 5_000, 250, 1e-5
+
+
+class Seen(NamedTuple):
+    """A cell: the method, its epsilon and kind of noise, how many noised numbers reach it, their length, and the accuracy."""
+
+    method: str
+    epsilon: float
+    noise: str
+    numbers: int
+    length: float
+    accuracy: float
+    seeds: int
+
+
+def cells(out: Path) -> Iterator[Seen]:
+    """Of all methods with one pass a round: the others share out a round's noise, and none of it is correlated."""
+    found = runs_file.accuracies(private_notes.Cell, out)
+    for name in private_notes.METHODS:
+        built = notes(private_notes.config(private_notes.Cell(name, 8.0, "independent", 1.6, 0, 1))).assembly
+        if len(built.method.plan(built.initial).passes) > 1:
+            continue
+        numbers = reached(built.method, built.initial)
+        for epsilon, noise in itertools.product(private_notes.EPSILONS, private_notes.NOISES):
+            values = private_notes.seeds(found, name, epsilon, noise, 1)
+            if values:
+                accuracy = statistics.mean(values)
+                yield Seen(name, epsilon, noise, numbers, length(epsilon, noise, numbers), accuracy, len(values))
+
+
+def length(epsilon: float, noise: str, numbers: int) -> float:
+    """As the planner has it for clients in turn, of noise that the server adds."""
+    setting = Setting(CLIENTS, COHORT, private_notes.ROUNDS, DELTA, dim=numbers)
+    ways = in_turn(setting, Target(epsilon, None, DELTA, stop_early=True), Possible(momentum=0.5))
+    correlation = {"independent": "none", "correlated": "banded"}[noise]
+    way = next(each for each in ways if (each.noise, each.correlation) == ("central", correlation))
+    return way.share(setting) or 0.0
+
+
+def agreeing(pairs: list[tuple[Seen, Seen]]) -> str:
+    """How many pairs have the higher accuracy at the shorter noise, of those whose lengths differ."""
+    judged = [(a, b) for a, b in pairs if a.length != b.length]
+    right = sum((a.length < b.length) == (a.accuracy > b.accuracy) for a, b in judged)
+    return f"{right} of {len(judged)}"
+
+
+def table(seen: list[Seen]) -> str:
+    lines = ["| noise, of the longest way | method | epsilon | noise | accuracy (seeds) |", "|---:|---|---:|---|---:|"]
+    for one in sorted(seen, key=lambda one: one.length):
+        lines.append(
+            f"| {one.length:.2f} | {one.method} | {one.epsilon:g} | {one.noise} | {100 * one.accuracy:.1f} ({one.seeds}) |"
+        )
+    pairs = list(itertools.combinations(seen, 2))
+    same = [(a, b) for a, b in pairs if a.method == b.method]
+    beside = [(a, b) for a, b in pairs if (a.epsilon, a.noise) == (b.epsilon, b.noise)]
+    said = (
+        f"The shorter noise has the higher accuracy in {agreeing(same)} pairs of cells of one method, and in "
+        f"{agreeing(beside)} pairs of methods under the same noise."
+    )
+    return "\n".join([*lines, "", said])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("private_notes.jsonl"))
+    parser.add_argument("--docs", type=Path)
+    given = parser.parse_args()
+    shown = table(list(cells(given.out)))
+    print(shown)
+    if given.docs:
+        runs_file.put(given.docs / "private_utility.md", "planner, methods", shown)
+
+
+if __name__ == "__main__":
+    main()
