@@ -5,7 +5,7 @@
 `secure-fed budget plan --model` prints, for each method, the length of the noise on the final model over the longest way that
 its numbers can travel. Here it stands beside the accuracy that the method ended with on the notes, for every epsilon and kind
 of noise that was run. Two orders are counted over pairs of cells: of one method under different noise, and of different methods
-under the same noise. A pair agrees if the shorter noise has the higher accuracy. --docs writes the table into private_utility.md.
+under the same noise. A pair agrees if the shorter noise has the higher accuracy. --docs writes it into private_utility.md.
 """
 
 from __future__ import annotations
