@@ -160,7 +160,7 @@ def sent_of(case: Case, release: Release, unit: str, examples: int) -> Floats:
     layout = Layout.of(release.before.select(release.trained))
     far = release.lr
     if assembly.audit_pool.kind == "client":
-        steps = length_of_steps(layout.size, examples, config.training, release.lr)
+        steps = length_of_steps(layout, assembly.problem.last, examples, config.training, release.lr)
         far = length_beyond_clipping(config) or steps
     pulled = direction(unit, seed, layout).select(release.sent)
     if release.linear:

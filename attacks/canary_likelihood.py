@@ -93,7 +93,8 @@ def _shift(case: Case, release: Release, examples: int) -> float:
     """s_t: what a drawn canary adds to x_t."""
     config, sampler = case.assembly.config, case.assembly.sampler
     size = release.layout.size
-    length = length_of_steps(size, examples, config.training, release.lr)
+    last = case.assembly.problem.last
+    length = length_of_steps(release.layout, last, examples, config.training, release.lr)
     if config.privacy.unit == "client":
         length = config.privacy.clip_norm
     # A guarantee divides by the cohort that was planned; without one the mean is over those who were drawn.

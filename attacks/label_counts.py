@@ -54,7 +54,10 @@ def run(case: Case, settings: Settings) -> Finding:
     for update in updates:
         own = named[update.client]
         change = np.asarray(update.contribution.tensor(bias).double())
-        found = shares(change, probabilities[update.round], case.seen.lr[update.round], _steps(case, len(own)))
+        rate = case.seen.lr[update.round]
+        if bias in case.assembly.problem.last:
+            rate *= case.assembly.config.training.head_times
+        found = shares(change, probabilities[update.round], rate, _steps(case, len(own)))
         true = _label_shares(own, classes)
         errors.append(l1(found, true))
         usual.append(l1(population, true))

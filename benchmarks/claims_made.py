@@ -37,6 +37,7 @@ class Scale:
             "training.steps": self.steps,
             "training.batch_size": self.batch,
             "training.lr_schedule": self.falls,
+            "training.head_factor": 1.0,  # one rate for all, as in the papers
             "evaluation.every": self.every,
             "evaluation.audit_fraction": 0.0,  # all of the data trains, as in the papers
         }

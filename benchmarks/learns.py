@@ -34,7 +34,7 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-from learns_tasks import FALLS, LATER, PEERS, SEARCHED, TEXTS, commonest, cut, ours, peer
+from learns_tasks import FALLS, LATER, PEERS, SEARCHED, TEXTS, commonest, cut, ours, peer, usual_head
 from runs_file import keep, lines
 
 from secure_fed.methods import METHODS
@@ -43,27 +43,31 @@ GRID = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
 FIRST = {"fedft": 3e-4, "full training": 3e-4, "prompt_tuning": 3e-2, "ia3": 1e-2}  # where searches begin, else START
 START = 3e-3
 Run = dict[str, Any]
+KEY = ("steps", "falls", "head", "data", "method", "rate", "seed")
 Tried = Callable[[str, float, int], float]  # the accuracy on a data set, at a rate, with a seed
 
 
 def finished(out: Path) -> dict[tuple[Any, ...], Run]:
-    """The runs that the file holds; of equal ones the last."""
-    return {(r["steps"], r["falls"], r["data"], r["method"], r["rate"], r["seed"]): r for r in lines(out)}
+    """The runs that the file holds; of equal ones the last. Early ones had one rate for all, and did not say so."""
+    runs = [{"head": 1.0} | run for run in lines(out)]
+    return {tuple(run[name] for name in KEY): run for run in runs}
 
 
 def tried(given: argparse.Namespace, method: str, known: dict[tuple[Any, ...], Run]) -> Tried:
     """A run that is made only if it is not known."""
 
     def accuracy(data: str, rate: float, seed: int) -> float:
-        key = (given.steps, given.falls, data, method, rate, seed)
+        head = usual_head(method, given.steps) if given.head is None or method not in METHODS else given.head
+        key = (given.steps, given.falls, head, data, method, rate, seed)
         if key not in known and not given.again:
             known.update(finished(given.out))  # perhaps another process has made it
         if key not in known:
             texts = TEXTS[given.steps]
             files = {split: cut(given.data, data, split, given.cache, texts) for split in ("train", "test")}
             started = time.perf_counter()
-            found = (ours if method in METHODS else peer)(method, files, rate, seed, given.steps, given.falls)
-            line = dict(zip(("steps", "falls", "data", "method", "rate", "seed"), key, strict=True))
+            settings = (files, rate, seed, given.steps, given.falls)
+            found = ours(method, *settings, head) if method in METHODS else peer(method, *settings)
+            line = dict(zip(KEY, key, strict=True))
             line |= {"accuracy": found, "commonest": commonest(files["test"]), "seconds": time.perf_counter() - started}
             known[key] = line
             kept(given.out, line)
@@ -130,21 +134,33 @@ def searched(given: argparse.Namespace, methods: Sequence[str]) -> None:
     """Every search on one data set after the other: what is there early is of use early."""
     known = {} if given.again else finished(given.out)
     shorter = [run for run in known.values() if run["steps"] < given.steps]
-    as_long = [run for run in known.values() if run["steps"] == given.steps and run["falls"] == given.falls]
-    best = {m: of_all(as_long, m) or of_all(shorter, m) or FIRST.get(m, START) for m in methods}
+    as_long = comparable(known, given)
+    one_rate = [run for run in known.values() if run["steps"] == given.steps and run["head"] == 1]
+    found = {m: of_all(as_long, m) or of_all(one_rate, m) or of_all(shorter, m) for m in methods}
+    best = {m: rate or FIRST.get(m, START) for m, rate in found.items()}
     if shorter:
         for data, method in itertools.product(given.only, methods):
             tried(given, method, known)(data, best[method], 0)
     for data, method in itertools.product(given.only, methods):
         accuracy, search = tried(given, method, known), ascended if shorter else climbed
-        found = search(lambda rate, data=data, accuracy=accuracy: accuracy(data, rate, 0), best[method])  # type: ignore[misc]
-        best[method] = best[method] if shorter else found
+        rate = search(lambda rate, data=data, accuracy=accuracy: accuracy(data, rate, 0), best[method])  # type: ignore[misc]
+        best[method] = best[method] if shorter else rate
+
+
+def comparable(known: dict[tuple[Any, ...], Run], given: argparse.Namespace) -> list[Run]:
+    """The runs with as many steps and the same rates over them."""
+    return [
+        run
+        for run in known.values()
+        if (run["steps"], run["falls"]) == (given.steps, given.falls)
+        and run["head"] == (usual_head(run["method"], given.steps) if given.head is None else given.head)
+    ]
 
 
 def refined(given: argparse.Namespace, methods: Sequence[str]) -> None:
     """On each data set the rates half-way between the best one of the grid and its neighbours."""
     known = finished(given.out)
-    runs = [run for run in known.values() if (run["steps"], run["falls"]) == (given.steps, given.falls)]
+    runs = comparable(known, given)
     on_grid = [run for run in runs if run["rate"] in GRID]
     for data, method in itertools.product(given.only, methods):
         best = best_on(on_grid, data, method)
@@ -157,7 +173,7 @@ def refined(given: argparse.Namespace, methods: Sequence[str]) -> None:
 def repeated(given: argparse.Namespace, methods: Sequence[str]) -> None:
     """Seeds on which no rate was chosen."""
     known = finished(given.out)
-    runs = [run for run in known.values() if (run["steps"], run["falls"]) == (given.steps, given.falls)]
+    runs = comparable(known, given)
     for data, method, seed in itertools.product(given.only, methods, range(1, given.repeats + 1)):
         rate = best_on(runs, data, method)
         if rate is not None:
@@ -176,6 +192,7 @@ def main() -> None:
     parser.add_argument("data", type=Path, nargs="?")
     parser.add_argument("--only", nargs="+", choices=[*SEARCHED, *LATER], default=list(SEARCHED))
     parser.add_argument("--steps", type=int, choices=list(TEXTS), default=80)
+    parser.add_argument("--head", type=float, help="training.head_factor, if not as is usual for these steps")
     parser.add_argument("--falls", choices=["constant", "linear"], help="the rate, if not as is usual for these steps")
     parser.add_argument("--repeats", type=int, default=0, help="train with so many further seeds, and search nothing")
     every = [*METHODS, *dict.fromkeys(PEERS.values())]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from learns_tasks import FALLS, LATER, PEERS, SEARCHED
+from learns_tasks import FALLS, LATER, PEERS, SEARCHED, usual_head
 from timing import machine
 
 from secure_fed.methods import METHODS
@@ -80,8 +80,11 @@ width, wider models come by rates that are usual for LoRA: 0.0017 at 768, 0.0003
 
 def page(runs: Sequence[Run], rate_of: RateOf, best_on: BestOn) -> str:
     """rate_of: the rate of a method over data sets, by these runs. best_on: the one chosen on a data set."""
-    parts = [TOP, machine("torch", "peft"), "\n\n## A constant rate beside one that falls\n\n", _falling(runs), "\n"]
+    one_rate = [run for run in runs if run["head"] == 1]
+    parts = [TOP, machine("torch", "peft"), "\n\n## A rate of its own for the head\n\n", _heads(runs)]
+    parts += ["\n\n## A constant rate beside one that falls\n\n", _falling(one_rate), "\n"]
     runs = [run for run in runs if run["falls"] == FALLS[run["steps"]]]
+    runs = [run for run in runs if run["head"] == usual_head(run["method"], run["steps"])]
     for steps in sorted({run["steps"] for run in runs}, reverse=True):
         own = [run for run in runs if run["steps"] == steps]
         datas = [data for data in (*SEARCHED, *LATER) if any(run["data"] == data for run in own)]
@@ -92,6 +95,30 @@ def page(runs: Sequence[Run], rate_of: RateOf, best_on: BestOn) -> str:
             usual = f"Always the commonest label: {_shown(of_data[0]['commonest'])}."
             parts += [f"\n### {data}, {steps} steps\n\n{usual}\n\n{_tried(of_data)}\n"]
     return "".join(parts)
+
+
+def _heads(runs: Sequence[Run]) -> str:
+    """The best over rates with one rate for all, and with the head's own, of every method that has both."""
+    datas, lines = (*SEARCHED, *LATER), []
+    for method in METHODS:
+        cells = [
+            _pair_of(*(_best(runs, data, method, head) for head in (1.0, usual_head(method, 200)))) for data in datas
+        ]
+        if any(cells) and usual_head(method, 200) != 1:
+            lines.append([f"`{method}`", f"{usual_head(method, 200):g}", *cells])
+    head = ["method", "the head's rate, over the others'", *(f"{data}: one rate, the head's own" for data in datas)]
+    return "\n".join([_line(head), _line(["---"] * len(head)), *map(_line, lines)])
+
+
+def _best(runs: Sequence[Run], data: str, method: str, head: float) -> float | None:
+    """Over the rates that were tried, in 200 steps with a rate that falls, on seed 0."""
+    at = (200, "linear", head, data, method, 0)
+    names = ("steps", "falls", "head", "data", "method", "seed")
+    return max((run["accuracy"] for run in runs if tuple(run[name] for name in names) == at), default=None)
+
+
+def _pair_of(one: float | None, other: float | None) -> str:
+    return f"{_shown(one)}, {_shown(other)}" if one and other else ""
 
 
 def _falling(runs: Sequence[Run]) -> str:

@@ -80,7 +80,8 @@ def _labels(table: Table) -> Outcome:
     held, config = table.deal(), table.server.assembly.config.training
     read, people = table.answer(labels.flat(table.head, config.optimizer), held)
     steps = planned_steps(table.each, config)
-    counts = labels.counts(table.head, read, config.optimizer, people * table.server.lr, steps, table.each)
+    rate = people * table.server.lr * config.head_times
+    counts = labels.counts(table.head, read, config.optimizer, rate, steps, table.each)
     true = np.bincount([_label(table.candidates[one]) for one in held], minlength=table.head.classes)
     return Outcome(bool((counts.numpy() == true).all()), _guessed_labels(table))
 

@@ -161,6 +161,13 @@ class TrainingConfig:
         above=0.0,
         optional=5e-3,
     )
+    head_factor: float | None = key(
+        None,
+        "learning rate of the head's last layer, over lr (3, but for methods that `secure-fed methods` lists with another; 1 "
+        "with sgd, and where privacy protects anybody)",
+        above=0.0,
+        optional=3.0,
+    )
     epochs: int = key(1, "local epochs a round", at_least=1)
     steps: int | None = key(None, "local steps a round, instead of epochs", at_least=1, optional=10)
     batch_size: int | None = key(
@@ -197,6 +204,11 @@ class TrainingConfig:
     def rate(self) -> float:
         """The learning rate, of settings that may leave it open."""
         return 5e-3 if self.lr is None else self.lr
+
+    @property
+    def head_times(self) -> float:
+        """The learning rate of the head's last layer over that of the rest, of settings that may leave it open."""
+        return 1.0 if self.head_factor is None else self.head_factor
 
     @property
     def batch(self) -> int:

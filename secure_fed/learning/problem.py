@@ -23,7 +23,7 @@ from secure_fed.learning.data.encode import Collate as PadCollate
 from secure_fed.learning.data.encode import Encoded
 from secure_fed.learning.data.holdout import is_declared
 from secure_fed.learning.models.devices import find_devices
-from secure_fed.learning.models.loading import head_names, head_of, load, pooler_names
+from secure_fed.learning.models.loading import head_names, head_of, last_layer, load, pooler_names
 from secure_fed.learning.models.products import hasten
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.tasks.commonest import Commonest, of_items
@@ -40,7 +40,8 @@ MANY = 10_000  # clients; the examples of fewer are looked at before training st
 class Problem:
     """A learning problem: everything a run needs except its settings. `train[i]` are the examples of client `names[i]`.
 
-    head: names of the parameters that train in full beside the adapter. confidence: how well a model fits an example.
+    head: names of the parameters that train in full beside the adapter. last: those of its last layer, which makes the
+    scores; none of a model that does not say what its head is. confidence: how well a model fits an example.
     groups: for every client, whose each example is, if the data say so. facts: what the run directory records about data and
     clients. data_digest, unit_digest: plain digests of the data before rows are held out, and of which rows belong to which
     unit that privacy protects, for a ledger; they confirm guesses about rows, so they stay in memory. warning: what the user
@@ -66,6 +67,7 @@ class Problem:
     warning: str = ""
     sizes: Sequence[int] | None = None
     commonest: Commonest | None = None
+    last: tuple[str, ...] = ()
 
     @property
     def lazy(self) -> bool:
@@ -108,6 +110,7 @@ def configured(config: RunConfig) -> Problem:
     return Problem(
         model=loaded.model,
         head=head_of(loaded.model, loaded.head, config.method.modules_to_save),
+        last=last_layer(loaded.model),
         train=[encoded.take(part) for part in divided.parts],
         names=divided.names,
         test=test,
@@ -176,6 +179,7 @@ def given(
     return Problem(
         model=model,
         head=head_of(model, head_names(model) + pooler_names(model), config.method.modules_to_save),
+        last=last_layer(model),
         train=train,
         names=names,
         test=test,

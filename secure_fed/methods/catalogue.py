@@ -108,6 +108,7 @@ def _row(name: str, settings: Mapping[str, Any], skeleton: _Skeleton) -> dict[st
     own = {("method", key): value for key, value in settings.items() if key in read}
     row = {
         **{name: getattr(described, name) for name in ("name", "paper", "travels", "mean_exact", "lr")},
+        "head_factor": described.head,
         "units": ["none", *described.units],
         "refusals": dict(described.refusals),
     }

@@ -93,7 +93,14 @@ def show_methods(model: str, classes: int, rows: Sequence[Mapping[str, Any]]) ->
     console = PlainConsole()
     wide = console.width >= _WIDE
     numbers = (Column("trainable", justify="right", no_wrap=True), Column("up a\nround", justify="right", no_wrap=True))
-    names = ("travels", "exact", *numbers, Column("lr", justify="right"), "protects", *(("paper",) if wide else ()))
+    names = (
+        "travels",
+        "exact",
+        *numbers,
+        Column("lr,\nof head", justify="right"),
+        "protects",
+        *(("paper",) if wide else ()),
+    )
     table = Table(
         Column("method", no_wrap=True),
         *names,
@@ -104,13 +111,16 @@ def show_methods(model: str, classes: int, rows: Sequence[Mapping[str, Any]]) ->
     for row in rows:
         exact = "yes" if row["mean_exact"] else "no"
         counted = ("-", "-") if row["trainable"] is None else (f"{row['trainable']:,}", size(row["bytes_up"]))
-        rate = f"{row['lr']:g}"
+        rate = f"{row['lr']:g}\n{row['lr'] * row['head_factor']:g}"
         units = [unit for unit in row["units"] if unit != "none"]
         named = "any unit" if len(units) == _UNITS else ", ".join(units) or "none"
         table.add_row(row["name"], row["travels"], exact, *counted, rate, named, *((row["paper"],) if wide else ()))
     console.print(table)
     console.print("exact: whether averaging what clients send equals averaging their models")
     console.print("lr: the learning rate where training.lr is not set, times 256 / width for a model wider than 256")
+    console.print(
+        "of head: that of the head's last layer where training.head_factor is not set; where privacy protects anybody, lr"
+    )
     console.print("protects: the units that differential privacy can protect (client, example, group)")
     for row in rows:
         if row["trainable"] is None:

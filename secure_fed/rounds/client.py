@@ -35,7 +35,7 @@ class ClientSetup:
     watch: receives the tensors before and after every training, and the client's weight; None where a guarantee forbids that.
     train: local training without noise in its steps, `training.train` or an equivalent. ways: what is known of common passes.
     attendance: the rounds that clients took part in, where a public order says whose turn it is.
-    acceptable: the bounds on requests.
+    acceptable: the bounds on requests. last: the names of the head's last layer.
     """
 
     objective: Objective
@@ -54,6 +54,12 @@ class ClientSetup:
     ways: Ways = field(default_factory=Ways)
     attendance: Attendance | None = None
     acceptable: Acceptable | None = None
+    last: tuple[str, ...] = ()
+
+    def job(self, before: Tensors, request: Request, examples: Sequence[Any], rng: np.random.Generator) -> Job:
+        """The local training that a request asks for."""
+        trainable = request.plan.trainable
+        return Job(before, trainable, examples, self.collate, self.training, request.lr, rng, last=self.last)
 
 
 class Client:
@@ -213,8 +219,7 @@ class Client:
         return self._setup.initial | request.tensors | self.personal | self._context
 
     def _job(self, start: Tensors, request: Request) -> Job:
-        setup, rng = self._setup, self._rng(request.round)
-        return Job(start, request.plan.trainable, self.examples, setup.collate, setup.training, request.lr, rng)
+        return self._setup.job(start, request, self.examples, self._rng(request.round))
 
     def _charged(self, job: Job, request: Request) -> Job:
         """The job with private steps, as many as the client's budget has left."""

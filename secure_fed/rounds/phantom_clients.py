@@ -21,7 +21,7 @@ from secure_fed.learning.audit_pool.canaries import length_beyond_clipping
 from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.audit_pool.unit import Unit
 from secure_fed.learning.training.canary_directions import trains_towards
-from secure_fed.learning.training.local import Job, Train
+from secure_fed.learning.training.local import Train
 from secure_fed.rounds.client import Client, ClientSetup
 from secure_fed.rounds.transport import Request
 from secure_fed.rounds.turns import Turns
@@ -60,8 +60,7 @@ class Phantom(Client):
             setup = self._setup
             self._before = setup.initial | request.tensors
             rng = np.random.default_rng(0)  # which a direction does not use
-            job = Job(self._before, request.plan.trainable, (), setup.collate, setup.training, request.lr, rng)
-            trained = setup.train(setup.objective, job)
+            trained = setup.train(setup.objective, setup.job(self._before, request, (), rng))
             self._after = trained.after.without(setup.personal)
         contribution = self._setup.method.contribute(request.pass_name, self._before, self._after, request.means)
         counters = self._setup.protection.contribution_mechanism.counters

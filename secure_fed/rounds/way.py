@@ -30,7 +30,7 @@ def settled(
     the model's hidden states, where it has a number for it.
     """
     privacy, federation = config.privacy, config.federation
-    config = config.replace(_steps(config, method.card.lr_of(width)))
+    config = config.replace(_steps(config, method.card.lr_of(width), method.card.head))
     if privacy.unit != "client":
         return config
     sampling = federation.sampling
@@ -124,8 +124,13 @@ def _layouts(method: Method, state: State) -> dict[str, Layout]:
     return {name: method.layout(state, name) for name in method.plan(state).passes}
 
 
-def _steps(config: RunConfig, lr: float) -> dict[tuple[str, str], Any]:
-    """The settings of local steps that are left open. lr: what suits method and model.
+def _steps(config: RunConfig, lr: float, head: float) -> dict[tuple[str, str], Any]:
+    """The settings of local steps that are left open.
+
+    lr: what suits method and model. head: that of the head's last layer, over lr.
+
+    The last layer is new, and a step of AdamW moves it no further than an adapter on layers that are trained already: it takes
+    longer steps to keep up. Under privacy these would be most of a contribution, whose length is bounded.
 
     Noise is added once to a step and hides a larger share of a small batch's gradient. So private steps are few and long. The
     rate falls to zero, so that the last rounds average out what single batches do; under privacy it does not, since a shorter
@@ -134,9 +139,11 @@ def _steps(config: RunConfig, lr: float) -> dict[tuple[str, str], Any]:
     training, private = config.training, config.privacy.unit in ("example", "group")
     batch, longer = (_PRIVATE_BATCH, _LONGER) if private else (training.batch, 1)
     schedule = "linear" if config.privacy.unit == "none" else "constant"
+    usual = head if config.privacy.unit == "none" and training.optimizer == "adamw" else 1.0
     return {
         ("training", "batch_size"): batch if training.batch_size is None else training.batch_size,
         ("training", "lr"): longer * lr if training.lr is None else training.lr,
+        ("training", "head_factor"): usual if training.head_factor is None else training.head_factor,
         ("training", "lr_schedule"): schedule if training.lr_schedule == "auto" else training.lr_schedule,
     }
 

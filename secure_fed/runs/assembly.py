@@ -214,6 +214,7 @@ def _setup(
         watch=watched.see if watched and watched.local else None,
         attendance=attendance,
         acceptable=Acceptable.of(config, method, tensors, personal),
+        last=problem.last,
     )
 
 

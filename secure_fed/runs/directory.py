@@ -143,6 +143,8 @@ def _left_by_a_start(name: str) -> bool:
 def read_config(path: Path) -> RunConfig:
     """The configuration of the run in `path`."""
     tables = read_object(path, CONFIG)
+    if isinstance(training := tables.get("training"), dict):
+        training.setdefault("head_factor", 1.0)  # of an earlier version, which had one rate for all
     try:
         return RunConfig.from_dict(tables)
     except ConfigError as error:

@@ -34,6 +34,7 @@ rounds = 2
 epochs = 10
 batch_size = 12
 lr = 1e-2
+head_factor = 1  # with longer steps rounding grows until two runs of the same are unlike
 """
 
 

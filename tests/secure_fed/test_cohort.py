@@ -62,6 +62,7 @@ class Setting:
                 settings,
                 settings.lr if lr is None else lr,
                 np.random.default_rng(number),
+                last=tuple(name for name in self.names if "classifier" in name),
             )
             for number, size in enumerate(sizes)
         ]
@@ -142,9 +143,9 @@ def test_the_transposed_layers_of_gpt2_may_train_themselves(kept: str) -> None:
     [
         {"optimizer": "adamw", "weight_decay": 0.1},
         {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.1},
-        {"optimizer": "sgd", "proximal": 0.5, "max_grad_norm": 0.5},
+        {"optimizer": "sgd", "proximal": 0.5, "max_grad_norm": 0.5, "head_factor": 4.0},
         {"optimizer": "sgd", "microbatch": 3},
-        {"optimizer": "adamw", "steps": 3},
+        {"optimizer": "adamw", "steps": 3, "head_factor": 0.5},
     ],
 )
 def test_optimisers_are_each_ones_own(changed: Mapping[str, Any]) -> None:

@@ -79,6 +79,7 @@ def test_every_line_of_the_commented_file_that_is_commented_out_can_be_put_in(tm
         "warmup_rounds",
         "final_rounds",
         "lr",
+        "head_factor",
         "steps",
         "batch_size",
         "microbatch",

@@ -63,7 +63,10 @@ def test_a_client_of_a_direction_ends_its_length_along_it() -> None:
         assert list(done.after) == ["w"]
         assert math.isnan(done.loss)
         torch.testing.assert_close(done.after.tensor("w"), before.tensor("w") + expected * u)
-    assert length_of_steps(20, 3, TrainingConfig(steps=4), 0.5) == pytest.approx(2 * math.sqrt(20))
+    layout = Layout((("w", (4, 5)), ("head", (2,))))
+    assert length_of_steps(layout, (), 3, TrainingConfig(steps=4), 0.5) == pytest.approx(2 * math.sqrt(22))
+    longer = length_of_steps(layout, ("head",), 3, TrainingConfig(steps=4, head_factor=3.0), 0.5)
+    assert longer == pytest.approx(2 * math.sqrt(20 + 2 * 9))
 
 
 @pytest.mark.parametrize("method", ["fedlora", "ffa_lora", "fra_lora"])

@@ -447,7 +447,8 @@ def in_turn(target: Objective, path: Any) -> Callable[..., tuple[Tensors, Traine
     made = Way(path, tuple(range(1, 101)))
     target.ways = defaultdict(lambda: made, {})
     kind = Job(weights(target.model), list(weights(target.model)), [], None, full(), LR, np.random.default_rng(0)).kind
-    ways = Ways({(*kind[:2], True): Trial("as the test has it")})  # type: ignore[index]
+    private = (*kind[:2], True, *kind[3:])  # type: ignore[index]
+    ways = Ways({private: Trial("as the test has it")})
     return partial(trained, target, ways=ways)
 
 

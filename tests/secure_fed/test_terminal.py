@@ -109,7 +109,15 @@ def test_where_nobody_may_vanish_all_are_in_the_sum(shown: Callable[[Path], str]
 
 def test_methods_say_whom_they_can_protect(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    row = {"travels": "B", "mean_exact": True, "lr": 0.005, "trainable": 1, "bytes_up": 1, "paper": "p"}
+    row = {
+        "travels": "B",
+        "mean_exact": True,
+        "lr": 0.005,
+        "head_factor": 3.0,
+        "trainable": 1,
+        "bytes_up": 1,
+        "paper": "p",
+    }
     rows = [{"name": "one", "units": ["none", "client", "group"], **row}, {"name": "two", "units": ["none"], **row}]
     show_methods("builtin/tiny", 8, rows)
     lines = capsys.readouterr().out.splitlines()

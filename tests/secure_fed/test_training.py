@@ -176,6 +176,24 @@ def test_three_steps_are_those_of_torch(settings: dict[str, Any], optimizer_of: 
     assert_close(after, by_hand(optimizer_of, 3))
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_head_factor_is_a_rate_of_the_heads_own(optimizer: str) -> None:
+    settings = TrainingConfig(steps=3, batch_size=7, optimizer=optimizer, weight_decay=0.3, head_factor=4.0)
+    model, target = toys.model(), objective()
+    named, head = dict(model.named_parameters()), ("classifier.weight", "classifier.bias")
+    rest = [parameter for name, parameter in named.items() if name not in head]
+    groups = [{"params": rest}, {"params": [named[name] for name in head], "lr": 4 * LR}]
+    made = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[optimizer](groups, LR, weight_decay=0.3)
+    batch = default_collate(toys.examples(1, 7))
+    for _ in range(3):
+        made.zero_grad()
+        nn.functional.cross_entropy(model(batch["x"]), batch["labels"]).backward()
+        made.step()
+    before, rng = weights(target.model), np.random.default_rng(0)
+    job = Job(before, list(before), toys.examples(1, 7), default_collate, settings, LR, rng, last=head)
+    assert_close(train(target, job).after, weights(model))
+
+
 def test_one_step_of_sgd_is_the_gradient_and_no_more() -> None:
     before, after, _ = trained(objective(), TrainingConfig(steps=1, batch_size=7, optimizer="sgd", weight_decay=0.5))
     tensors = {name: before.tensor(name).clone().requires_grad_() for name in before}

@@ -86,6 +86,23 @@ def test_the_rate_falls_where_no_noise_is_added(unit: str, schedule: str) -> Non
     assert settled({**settings, "training.lr_schedule": "cosine"}).training.lr_schedule == "cosine"
 
 
+@pytest.mark.parametrize(
+    ("more", "factor"),
+    [
+        ({}, 3.0),
+        ({"training.optimizer": "sgd"}, 1.0),
+        ({"method.name": "head"}, 1.0),
+        ({"privacy.unit": "client", "privacy.noise_multiplier": 1.0, "privacy.delta": 1e-3}, 1.0),
+    ],
+)
+def test_the_head_takes_longer_steps_where_nobody_is_protected(more: dict[str, Any], factor: float) -> None:
+    if more.get("method.name") == "head":
+        more = {**more, "method.rank": 8}
+    settings = {"training.head_factor": None, **more}
+    assert settled(settings).training.head_factor == factor
+    assert settled({**settings, "training.head_factor": 5.0}).training.head_factor == 5.0
+
+
 @pytest.mark.parametrize(("width", "lr"), [(None, 5e-3), (128, 5e-3), (256, 5e-3), (512, 2.5e-3), (4096, 5e-3 / 16)])
 @pytest.mark.parametrize(("unit", "longer"), [("none", 1), ("example", 4)])
 def test_a_rate_that_is_left_open_goes_by_the_models_width(

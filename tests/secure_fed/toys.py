@@ -53,6 +53,7 @@ def config(settings: Mapping[str, Any] | None = None) -> RunConfig:
         "training.batch_size": 4,
         "training.lr": 0.05,
         "training.lr_schedule": "constant",
+        "training.head_factor": 1.0,
         "training.together": 1,
     }
     chosen = {**usual, **(settings or {})}

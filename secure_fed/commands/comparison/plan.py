@@ -17,7 +17,7 @@ TABLE, NUMBERS, DRAWING = "compare.md", "compare.csv", "compare.svg"
 _OURS = {TABLE, NUMBERS, DRAWING}
 _SETTLED = (
     *(("federation", "sampling"), ("privacy", "noise"), ("privacy", "correlation")),
-    *(("training", "lr"), ("training", "batch_size"), ("training", "lr_schedule")),
+    *(("training", "lr"), ("training", "batch_size"), ("training", "lr_schedule"), ("training", "head_factor")),
 )
 
 

@@ -99,6 +99,12 @@ def head_names(model: nn.Module) -> tuple[str, ...]:
     return tuple(name for name, _ in model.named_parameters() if not name.startswith(prefix + "."))
 
 
+def last_layer(model: nn.Module) -> tuple[str, ...]:
+    """The parameters of the last module outside the base model, which makes the scores; none where nothing is outside."""
+    outside = head_names(model)
+    return tuple(name for name in outside if name.rpartition(".")[0] == outside[-1].rpartition(".")[0])
+
+
 def pooler_names(model: nn.Module) -> tuple[str, ...]:
     """The parameters of the base model's pooler: new in every classifier made from a masked language model, and trained
     for another task in the rest."""

@@ -48,14 +48,20 @@ def trains_towards(unit: str, seed: int, length: float | None = None) -> Train:
 
     def towards(objective: Objective, job: Job) -> Trained:
         layout = layout_of(job.before, job.trainable)
-        far = length_of_steps(layout.size, len(job.examples), job.settings, job.lr) if length is None else length
+        far = length_of_steps(layout, job.last, len(job.examples), job.settings, job.lr) if length is None else length
         start = job.before.select(job.trainable).dense()
         return Trained(start + direction(unit, seed, layout) * far, math.nan)
 
     return towards
 
 
-def length_of_steps(numbers: int, examples: int, settings: TrainingConfig, lr: float) -> float:
-    """lr sqrt(d) steps: how far AdamW gets in a client's local training if all its steps, near lr a coordinate, agree."""
+def length_of_steps(layout: Layout, last: Sequence[str], examples: int, settings: TrainingConfig, lr: float) -> float:
+    """lr sqrt(d) steps: how far AdamW gets in a client's local training if all its steps, near lr a coordinate, agree.
+
+    A coordinate of the head's last layer, which makes longer steps, counts as the square of how much longer they are.
+    """
+    numbers = sum(
+        math.prod(shape) * (settings.head_times**2 if name in last else 1.0) for name, shape in layout.entries
+    )
     steps = settings.epochs * math.ceil(examples / settings.batch) if settings.steps is None else settings.steps
     return lr * math.sqrt(numbers) * max(1, steps)

@@ -32,7 +32,7 @@ from secure_fed.learning.training.cohort_ways import Common, InTurn
 from secure_fed.learning.training.dp_sgd import NoisedSums
 from secure_fed.learning.training.kind_probe import nobodys
 from secure_fed.learning.training.local import Job, Objective, Trained, train
-from secure_fed.learning.training.schedule import optimizer_of
+from secure_fed.learning.training.schedule import optimizer_of, stepped
 from secure_fed.learning.training.uncoupled import Uncoupled
 from secure_fed.tensors.tensors import Tensors
 
@@ -213,7 +213,8 @@ class _Cohort:
         if (most := self._jobs[0].settings.max_grad_norm) is not None:
             gradient *= most / gradient.norm(dim=1, keepdim=True).clamp_min(most)
         self._moving.grad = gradient
-        self._optimizer.step()
+        parts = self._places.flat.parts(self._moving.data)
+        stepped(self._optimizer, [parts[name] for name in self._jobs[0].scoring], self._jobs[0].settings.head_times)
 
     def _narrow(self, active: int) -> None:
         """Leave out the clients that have made all their steps: nothing of theirs moves any more."""

@@ -19,7 +19,7 @@ from secure_fed.learning.data.encode import Batch as BatchOfItems
 from secure_fed.learning.models.adapters.virtual_tokens import positions_of
 from secure_fed.learning.tasks.task import Batch, Collate, Loss
 from secure_fed.learning.training.private_steps import PrivateSteps
-from secure_fed.learning.training.schedule import local_batches, optimizer_of, planned_steps
+from secure_fed.learning.training.schedule import local_batches, optimizer_of, planned_steps, stepped
 from secure_fed.tensors.tensors import Layout, Tensors
 
 
@@ -168,7 +168,8 @@ class Placed:
 class Job:
     """One local training: the tensors it starts from, which of them move, the examples, the optimiser, and the random numbers.
 
-    before: every tensor by which the objective differs from its model. trainable: the names in it that are optimised.
+    before: every tensor by which the objective differs from its model. trainable: the names in it that are optimised. last: the
+    names of the head's last layer, whose learning rate is another one (`TrainingConfig.head_times`).
     settings: the optimiser, the batch size and the number of steps. lr: the learning rate of this round. rng: the order of
     examples, and dropout. private: what makes its steps private; rng, which also says which examples of a group count, is then
     as secret as the coins, since what it draws for one unit depends on how many units came before.
@@ -182,11 +183,17 @@ class Job:
     lr: float
     rng: np.random.Generator
     private: PrivateSteps | None = None
+    last: tuple[str, ...] = ()
+
+    @property
+    def scoring(self) -> list[str]:
+        """The names of the head's last layer among those that train."""
+        return [name for name in self.trainable if name in self.last]
 
     @property
     def kind(self) -> Hashable:
-        """Equal for jobs that can be stacked: the names and shapes of their tensors, which of these train, and how."""
-        return tuple(self.trainable), Layout.of(self.before).entries, self.private is not None
+        """Equal for jobs that can be stacked: names and shapes of their tensors, which train, at which rate, and how."""
+        return tuple(self.trainable), Layout.of(self.before).entries, self.private is not None, tuple(self.scoring)
 
     @property
     def steps(self) -> int:
@@ -212,6 +219,7 @@ def train(objective: Objective, job: Job) -> Trained:
     """
     placed = job.placed(objective.device)
     optimizer = optimizer_of(placed.moving.values(), job.settings, job.lr)
+    last = [placed.moving[name] for name in job.scoring]
     losses: list[Tensor] = []
     objective.begin()
     with seeded(objective.device, job.rng):
@@ -225,7 +233,7 @@ def train(objective: Objective, job: Job) -> Trained:
             if job.settings.proximal:
                 proximity(placed, job.settings.proximal).backward()
             bound_gradients([tensor.grad for tensor in placed.moving.values()], job.settings.max_grad_norm)
-            optimizer.step()
+            stepped(optimizer, last, job.settings.head_times)
     mean_loss = float(torch.cat(losses).mean()) if losses else math.nan
     return placed.trained(mean_loss)
 

@@ -35,6 +35,18 @@ def optimizer_of(parameters: Iterable[Tensor], settings: TrainingConfig, lr: flo
     return torch.optim.AdamW(list(parameters), lr, weight_decay=settings.weight_decay)
 
 
+def stepped(optimizer: torch.optim.Optimizer, parts: Sequence[Tensor], times: float) -> None:
+    """A step of the optimiser, `times` as long for these parts of its parameters, in place: as at so many times the rate.
+
+    The steps of SGD and AdamW, weight decay with them, are in proportion to the rate.
+    """
+    before = [] if times == 1 else [part.detach().clone() for part in parts]
+    optimizer.step()
+    with torch.no_grad():
+        for part, start in zip(parts, before, strict=False):
+            part.copy_(start + times * (part - start))
+
+
 def planned_steps(units: int, settings: TrainingConfig) -> int:
     """The steps of one round of a client with that many examples, or units of them; none for a client without any."""
     if not units:
