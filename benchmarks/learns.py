@@ -34,7 +34,7 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-from learns_tasks import FALLS, LATER, PEERS, SEARCHED, TEXTS, commonest, cut, ours, peer, usual_head
+from learns_tasks import LATER, PEERS, SEARCHED, TEXTS, commonest, cut, ours, peer, usual_falls, usual_head
 from runs_file import keep, lines
 
 from secure_fed.methods import METHODS
@@ -58,14 +58,15 @@ def tried(given: argparse.Namespace, method: str, known: dict[tuple[Any, ...], R
 
     def accuracy(data: str, rate: float, seed: int) -> float:
         head = usual_head(method, given.steps) if given.head is None or method not in METHODS else given.head
-        key = (given.steps, given.falls, head, data, method, rate, seed)
+        falls = given.falls or usual_falls(method, given.steps)
+        key = (given.steps, falls, head, data, method, rate, seed)
         if key not in known and not given.again:
             known.update(finished(given.out))  # perhaps another process has made it
         if key not in known:
             texts = TEXTS[given.steps]
             files = {split: cut(given.data, data, split, given.cache, texts) for split in ("train", "test")}
             started = time.perf_counter()
-            settings = (files, rate, seed, given.steps, given.falls)
+            settings = (files, rate, seed, given.steps, falls)
             found = ours(method, *settings, head) if method in METHODS else peer(method, *settings)
             line = dict(zip(KEY, key, strict=True))
             line |= {"accuracy": found, "commonest": commonest(files["test"]), "seconds": time.perf_counter() - started}
@@ -152,7 +153,7 @@ def comparable(known: dict[tuple[Any, ...], Run], given: argparse.Namespace) -> 
     return [
         run
         for run in known.values()
-        if (run["steps"], run["falls"]) == (given.steps, given.falls)
+        if (run["steps"], run["falls"]) == (given.steps, given.falls or usual_falls(run["method"], given.steps))
         and run["head"] == (usual_head(run["method"], given.steps) if given.head is None else given.head)
     ]
 
@@ -193,7 +194,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=[*SEARCHED, *LATER], default=list(SEARCHED))
     parser.add_argument("--steps", type=int, choices=list(TEXTS), default=80)
     parser.add_argument("--head", type=float, help="training.head_factor, if not as is usual for these steps")
-    parser.add_argument("--falls", choices=["constant", "linear"], help="the rate, if not as is usual for these steps")
+    parser.add_argument(
+        "--falls", choices=["constant", "linear", "stable_decay"], help="the rate, if not as is usual for these steps"
+    )
     parser.add_argument("--repeats", type=int, default=0, help="train with so many further seeds, and search nothing")
     every = [*METHODS, *dict.fromkeys(PEERS.values())]
     parser.add_argument("--methods", nargs="*", choices=every, default=every)
@@ -205,7 +208,6 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, help="write learning_rates.md there")
     parser.add_argument("--finer", action="store_true", help="try the rates beside the best one of each data set")
     given = parser.parse_args()
-    given.falls = given.falls or FALLS[given.steps]
     torch.set_num_threads(1)
     part, parts = map(int, given.part.split("/"))
     if given.data:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from learns_tasks import FALLS, LATER, PEERS, SEARCHED, usual_head
+from learns_tasks import LATER, PEERS, SEARCHED, usual_falls, usual_head
 from timing import machine
 
 from secure_fed.methods import METHODS
@@ -83,8 +83,7 @@ def page(runs: Sequence[Run], rate_of: RateOf, best_on: BestOn) -> str:
     one_rate = [run for run in runs if run["head"] == 1]
     parts = [TOP, machine("torch", "peft"), "\n\n## A rate of its own for the head\n\n", _heads(runs)]
     parts += ["\n\n## A constant rate beside one that falls\n\n", _falling(one_rate), "\n"]
-    runs = [run for run in runs if run["falls"] == FALLS[run["steps"]]]
-    runs = [run for run in runs if run["head"] == usual_head(run["method"], run["steps"])]
+    runs = [run for run in runs if (run["falls"], run["head"]) == _usual(run)]
     for steps in sorted({run["steps"] for run in runs}, reverse=True):
         own = [run for run in runs if run["steps"] == steps]
         datas = [data for data in (*SEARCHED, *LATER) if any(run["data"] == data for run in own)]
@@ -97,22 +96,26 @@ def page(runs: Sequence[Run], rate_of: RateOf, best_on: BestOn) -> str:
     return "".join(parts)
 
 
+def _usual(run: Run) -> tuple[str, float]:
+    """How the rate falls, and that of the head, where nothing is set."""
+    return usual_falls(run["method"], run["steps"]), usual_head(run["method"], run["steps"])
+
+
 def _heads(runs: Sequence[Run]) -> str:
-    """The best over rates with one rate for all, and with the head's own, of every method that has both."""
+    """The best over rates with one rate for all that falls linearly, and with the defaults, of every method that has both."""
     datas, lines = (*SEARCHED, *LATER), []
     for method in METHODS:
-        cells = [
-            _pair_of(*(_best(runs, data, method, head) for head in (1.0, usual_head(method, 200)))) for data in datas
-        ]
-        if any(cells) and usual_head(method, 200) != 1:
-            lines.append([f"`{method}`", f"{usual_head(method, 200):g}", *cells])
-    head = ["method", "the head's rate, over the others'", *(f"{data}: one rate, the head's own" for data in datas)]
+        ways = ("linear", 1.0), (usual_falls(method, 200), usual_head(method, 200))
+        cells = [_pair_of(*(_best(runs, data, method, *way) for way in ways)) for data in datas]
+        if any(cells):
+            lines.append([f"`{method}`", *cells])
+    head = ["method", *(f"{data}: before, now" for data in datas)]
     return "\n".join([_line(head), _line(["---"] * len(head)), *map(_line, lines)])
 
 
-def _best(runs: Sequence[Run], data: str, method: str, head: float) -> float | None:
-    """Over the rates that were tried, in 200 steps with a rate that falls, on seed 0."""
-    at = (200, "linear", head, data, method, 0)
+def _best(runs: Sequence[Run], data: str, method: str, falls: str, head: float) -> float | None:
+    """Over the rates that were tried, in 200 steps, on seed 0."""
+    at = (200, falls, head, data, method, 0)
     names = ("steps", "falls", "head", "data", "method", "seed")
     return max((run["accuracy"] for run in runs if tuple(run[name] for name in names) == at), default=None)
 

@@ -1,7 +1,8 @@
 """One training run of `learns.py`: the data, a method of ours with all data at one client, or the peer that it is held against.
 
-Both sides have the same encoder, the same texts, AdamW, and as many steps of as many texts. The rate is constant over 80 steps
-and falls linearly to zero over 200. Ours restarts AdamW in every round, as clients do, and its rate falls from round to round.
+Both sides have the same encoder, the same texts, AdamW, and as many steps of as many texts. The rate is constant over 80 steps.
+Over 200 that of the peer falls linearly to zero, as Hugging Face's Trainer has it, and ours in the last third of the rounds,
+with three times the rate for the head's last layer: the defaults. Ours restarts AdamW in every round, as clients do.
 """
 
 from __future__ import annotations
@@ -21,12 +22,18 @@ from secure_fed.methods import METHODS, card
 
 TEST, LENGTH, BATCH, ROUNDS = 1000, 32, 16, 10
 TEXTS = {80: 2000, 200: 3200}  # training texts, by how many steps are made
-FALLS = {80: "constant", 200: "linear"}  # the rate over the steps, unless another is asked for
 SEARCHED, LATER = (
     ("sst2", "ag_news"),
     ("newsgroups20", "subj"),
 )  # data sets that the default rates come from, and others
 Row = dict[str, Any]
+
+
+def usual_falls(method: str, steps: int) -> str:
+    """The rate over the steps, unless another is asked for."""
+    if steps == 80:
+        return "constant"
+    return "stable_decay" if method in METHODS else "linear"
 
 
 def usual_head(method: str, steps: int) -> float:

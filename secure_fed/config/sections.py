@@ -194,8 +194,9 @@ class TrainingConfig:
     )
     lr_schedule: str = key(
         "auto",
-        "of lr over the rounds; auto is linear, and constant where privacy protects anybody",
-        choices=("auto", "constant", "linear", "cosine"),
+        "of lr over the rounds; stable_decay is constant, and falls to zero over the last third; auto is that, and constant "
+        "where privacy protects anybody",
+        choices=("auto", "constant", "linear", "cosine", "stable_decay"),
     )
     lr_warmup: int = key(0, "rounds in which lr rises to its value, before lr_schedule begins", at_least=0)
     proximal: float = key(0.0, "FedProx: mu/2 |w - w_global|^2 is added to the local loss", at_least=0.0)

@@ -133,12 +133,12 @@ def _steps(config: RunConfig, lr: float, head: float) -> dict[tuple[str, str], A
     longer steps to keep up. Under privacy these would be most of a contribution, whose length is bounded.
 
     Noise is added once to a step and hides a larger share of a small batch's gradient. So private steps are few and long. The
-    rate falls to zero, so that the last rounds average out what single batches do; under privacy it does not, since a shorter
-    contribution of a client is hidden by the same noise.
+    rate falls to zero in the end, so that the last rounds average out what single batches do; not earlier, since a short run
+    needs all of its way. Under privacy it does not fall, since a shorter contribution of a client is hidden by the same noise.
     """
     training, private = config.training, config.privacy.unit in ("example", "group")
     batch, longer = (_PRIVATE_BATCH, _LONGER) if private else (training.batch, 1)
-    schedule = "linear" if config.privacy.unit == "none" else "constant"
+    schedule = "stable_decay" if config.privacy.unit == "none" else "constant"
     usual = head if config.privacy.unit == "none" and training.optimizer == "adamw" else 1.0
     return {
         ("training", "batch_size"): batch if training.batch_size is None else training.batch_size,

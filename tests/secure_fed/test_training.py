@@ -418,6 +418,10 @@ def test_learning_rate_schedules() -> None:
 
     assert over_four("constant") == [8.0, 8.0, 8.0, 8.0]
     assert over_four("linear") == [8.0, 6.0, 4.0, 2.0]
+    settings = TrainingConfig(lr=8.0, lr_schedule="stable_decay")
+    assert [scheduled_lr(settings, round_, 12) for round_ in (0, 8, 9, 10, 11)] == pytest.approx(
+        [8.0, 8.0, 6.0, 4.0, 2.0]
+    )
     half = math.sqrt(0.5)
     assert over_four("cosine") == pytest.approx([8.0, 4 * (1 + half), 4.0, 4 * (1 - half)])
 

@@ -78,7 +78,9 @@ def test_a_batch_is_larger_where_noise_is_added_to_each_step(unit: str, batch: i
     assert settled({**settings, "training.batch_size": 3}).training.batch_size == 3
 
 
-@pytest.mark.parametrize(("unit", "schedule"), [("none", "linear"), ("client", "constant"), ("example", "constant")])
+@pytest.mark.parametrize(
+    ("unit", "schedule"), [("none", "stable_decay"), ("client", "constant"), ("example", "constant")]
+)
 def test_the_rate_falls_where_no_noise_is_added(unit: str, schedule: str) -> None:
     private = {} if unit == "none" else {"privacy.noise_multiplier": 1.0, "privacy.delta": 1e-3}
     settings = {"privacy.unit": unit, **private, "training.lr_schedule": "auto"}

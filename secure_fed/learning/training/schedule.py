@@ -23,6 +23,8 @@ def scheduled_lr(settings: TrainingConfig, round_: int, rounds: int) -> float:
     share = (round_ - settings.lr_warmup) / (rounds - settings.lr_warmup)
     if settings.lr_schedule == "linear":
         return settings.rate * (1 - share)
+    if settings.lr_schedule == "stable_decay":
+        return settings.rate * min(1.0, (1 - share) / _DECAY)
     if settings.lr_schedule == "cosine":
         return settings.rate * (1 + math.cos(math.pi * share)) / 2
     return settings.rate
@@ -45,6 +47,9 @@ def stepped(optimizer: torch.optim.Optimizer, parts: Sequence[Tensor], times: fl
     with torch.no_grad():
         for part, start in zip(parts, before, strict=False):
             part.copy_(start + times * (part - start))
+
+
+_DECAY = 1 / 3  # of the rounds
 
 
 def planned_steps(units: int, settings: TrainingConfig) -> int:
