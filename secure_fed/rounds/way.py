@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from privacy.errors import PrivacyError
 from secure_fed.config import PrivacyConfig, RunConfig
+from secure_fed.errors import ConfigError
 from secure_fed.methods.method import Filtering, Method, Shrinking, State
 from secure_fed.rounds.cohort import cohort_size
 from secure_fed.rounds.plans import momentum_of
@@ -22,15 +23,27 @@ if TYPE_CHECKING:
 
 
 def settled(
-    config: RunConfig, clients: int, method: Method, initial: State, *, own: bool, width: int | None = None
+    config: RunConfig,
+    clients: int,
+    method: Method,
+    initial: State,
+    *,
+    own: bool,
+    width: int | None = None,
+    scoring: bool = True,
 ) -> RunConfig:
     """The configuration without `auto` in what protects clients, and with the steps that suit what is protected.
 
     clients: how many there are. own: the mechanism is the user's, which noises open sums over secret coins alone. width: of
-    the model's hidden states, where it has a number for it.
+    the model's hidden states, where it has a number for it. scoring: whether a last layer of a head trains.
     """
     privacy, federation = config.privacy, config.federation
-    config = config.replace(_steps(config, method.card.lr_of(width), method.card.head))
+    if not scoring and config.training.head_factor not in (None, 1.0):
+        raise ConfigError(
+            f"training.head_factor = {config.training.head_factor:g} has no effect here, where no head of the model trains: "
+            "leave it out"
+        ).about("training.head_factor", config.training.head_factor, "1")
+    config = config.replace(_steps(config, method.card.lr_of(width), method.card.head if scoring else 1.0))
     if privacy.unit != "client":
         return config
     sampling = federation.sampling

@@ -108,7 +108,8 @@ def assemble(
     plan = method.plan(State(tensors))
     numbers = tensors.select(plan.trainable).without(personal).numel
     width = getattr(getattr(problem.model, "config", None), "hidden_size", None)
-    config = settled(config, len(whole.names), method, State(tensors), own=mechanism is not None, width=width)
+    own, scoring = mechanism is not None, any(name in problem.last for name in plan.trainable)
+    config = settled(config, len(whole.names), method, State(tensors), own=own, width=width, scoring=scoring)
     objective = _objective(config, problem, method)
     sampler = cohort_sampler(config, len(problem.names), vacancies(problem.names, whole.names))
     protection = protect(

@@ -8,8 +8,10 @@ import pytest
 from transformers import PretrainedConfig
 
 from privacy.mechanisms import Gaussian
+from secure_fed import Federation
 from secure_fed.config import RunConfig
-from tests.secure_fed import toys
+from secure_fed.errors import ConfigError
+from tests.secure_fed import small_models, toys
 
 TARGET = {"privacy.unit": "client", "privacy.epsilon": 8.0, "privacy.delta": 1e-3, "federation.cohort": 2}
 MASKED = {"secure_aggregation.enabled": True, "secure_aggregation.dropout": 0.0, "secure_aggregation.corrupt": 0.0}
@@ -93,16 +95,26 @@ def test_the_rate_falls_where_no_noise_is_added(unit: str, schedule: str) -> Non
     [
         ({}, 3.0),
         ({"training.optimizer": "sgd"}, 1.0),
-        ({"method.name": "head"}, 1.0),
+        ({"method.name": "head", "method.rank": 8}, 1.0),
         ({"privacy.unit": "client", "privacy.noise_multiplier": 1.0, "privacy.delta": 1e-3}, 1.0),
     ],
 )
-def test_the_head_takes_longer_steps_where_nobody_is_protected(more: dict[str, Any], factor: float) -> None:
-    if more.get("method.name") == "head":
-        more = {**more, "method.rank": 8}
-    settings = {"training.head_factor": None, **more}
-    assert settled(settings).training.head_factor == factor
-    assert settled({**settings, "training.head_factor": 5.0}).training.head_factor == 5.0
+def test_the_last_layer_takes_longer_steps_where_nobody_is_protected(more: dict[str, Any], factor: float) -> None:
+    def found(**own: Any) -> float | None:
+        config = toys.config({"training.head_factor": None, "method.modules_to_save": (), **more, **own})
+        train = [toys.examples(client, 4) for client in range(8)]  # which nobody reads here
+        return Federation(
+            config, model=small_models.make("bert"), train=train, test=train[0]
+        ).config.training.head_factor
+
+    assert found() == factor
+    assert found(**{"training.head_factor": 5.0}) == 5.0
+
+
+def test_a_factor_of_a_head_that_is_not_there_is_refused() -> None:
+    assert settled({"training.head_factor": None}).training.head_factor == 1.0
+    with pytest.raises(ConfigError, match=r"head_factor = 5 has no effect here, where no head of the model trains"):
+        settled({"training.head_factor": 5.0})
 
 
 @pytest.mark.parametrize(("width", "lr"), [(None, 5e-3), (128, 5e-3), (256, 5e-3), (512, 2.5e-3), (4096, 5e-3 / 16)])
