@@ -11,11 +11,10 @@ texts of at most 32 tokens, and trains a head and the method's part of all-MiniL
 steps of 16 texts; with --steps 200, 3,200 texts and 10 rounds of 20 steps. What PEFT has of the same kind, or else training of
 all weights, takes as many steps of as many texts.
 
-Rates are searched in steps of about three. With 80 steps the search ends where neighbours on both sides are worse; the default
-rates come from it. With 200 it begins at the best rate of 80, or of 200 on the other data sets, and goes up while that is
-better, since a rate that falls to zero may begin higher; --finer tries what lies between the best one and its neighbours.
---repeats trains with further seeds at the rate that seed 0 chose on each data set. Every finished run is a line of learns.jsonl
-beside this file, and what is there is not run again (--again does); --docs writes learning_rates.md of it.
+Rates are searched in steps of about three, until neighbours on both sides are worse; the default rates come from the 80 steps.
+--finer tries what lies between the best one of a data set and its neighbours. --repeats trains with further seeds at the rate
+that seed 0 chose on each data set. Every finished run is a line of learns.jsonl beside this file, and what is there is not run
+again (--again does); --docs writes learning_rates.md of it.
 """
 
 from __future__ import annotations
@@ -100,14 +99,6 @@ def climbed(accuracy: Callable[[float], float], start: float) -> float:
         at = best
 
 
-def ascended(accuracy: Callable[[float], float], start: float) -> float:
-    """The best rate of the grid from `start` upwards, as long as the next higher one is better."""
-    at = GRID.index(start)
-    while at + 1 < len(GRID) and accuracy(GRID[at + 1]) > accuracy(GRID[at]):
-        at += 1
-    return GRID[at]
-
-
 def of_all(runs: Sequence[Run], method: str) -> float | None:
     """The rate with the best mean over the searched data sets on seed 0, among those that were tried on as many of them as
     any; None of a method that was not tried.
@@ -134,18 +125,19 @@ def best_on(runs: Sequence[Run], data: str, method: str) -> float | None:
 def searched(given: argparse.Namespace, methods: Sequence[str]) -> None:
     """Every search on one data set after the other: what is there early is of use early."""
     known = {} if given.again else finished(given.out)
-    shorter = [run for run in known.values() if run["steps"] < given.steps]
-    as_long = comparable(known, given)
-    one_rate = [run for run in known.values() if run["steps"] == given.steps and run["head"] == 1]
-    found = {m: of_all(as_long, m) or of_all(one_rate, m) or of_all(shorter, m) for m in methods}
-    best = {m: rate or FIRST.get(m, START) for m, rate in found.items()}
-    if shorter:
-        for data, method in itertools.product(given.only, methods):
-            tried(given, method, known)(data, best[method], 0)
+    as_long = [run for run in comparable(known, given) if run["rate"] in GRID]
+    others = [run for run in known.values() if run not in as_long and run["rate"] in GRID]
+    others.sort(key=lambda run: abs(run["steps"] - given.steps))
+    best: dict[str, float] = {}
+    for method in methods:
+        nearest = [run for run in others if run["method"] == method]
+        alike = [run for run in nearest if run["steps"] == nearest[0]["steps"]]
+        best[method] = of_all(as_long, method) or of_all(alike, method) or FIRST.get(method, START)
     for data, method in itertools.product(given.only, methods):
-        accuracy, search = tried(given, method, known), ascended if shorter else climbed
-        rate = search(lambda rate, data=data, accuracy=accuracy: accuracy(data, rate, 0), best[method])  # type: ignore[misc]
-        best[method] = best[method] if shorter else rate
+        tried(given, method, known)(data, best[method], 0)
+    for data, method in itertools.product(given.only, methods):
+        accuracy = tried(given, method, known)
+        climbed(lambda rate, data=data, accuracy=accuracy: accuracy(data, rate, 0), best[method])  # type: ignore[misc]
 
 
 def comparable(known: dict[tuple[Any, ...], Run], given: argparse.Namespace) -> list[Run]:
