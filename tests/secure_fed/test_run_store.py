@@ -89,6 +89,13 @@ def test_facts_and_configuration_are_readable_json(held: Path) -> None:
     assert run_store.read_facts(held)["clients"] == ["a", "b"]
 
 
+def test_a_run_of_a_version_with_one_rate_for_all_keeps_one_rate(held: Path) -> None:
+    tables = json.loads((held / "config.json").read_text())
+    del tables["training"]["head_factor"]
+    (held / "config.json").write_text(json.dumps(tables))
+    assert run_store.read_config(held).training.head_factor == 1.0
+
+
 def test_no_part_files_are_left(held: Path) -> None:
     assert not list(held.glob("*.part"))
 
