@@ -61,8 +61,8 @@ width, wider models come by rates that are usual for LoRA: 0.0017 at 768, 0.0003
   and AdamW moves both equally far in a step. On 20 Newsgroups, of 20 classes, LoRA ended at 50 % where the head alone had 59
   and training of all weights 65. With three times the rate for the last layer (`training.head_factor`) LoRA and its relatives
   end at 61 to 65 there, and keep what they have on SST-2: the next table. Ten times has 66 for LoRA there, but costs the
-  built-in model four points on its notes, and three times the rate for all of its head, whose hidden layer is new as well, costs
-  it thirteen (one run each, not stored). So it is three times, and the last layer's alone.
+  built-in model four points on its notes, and three times the rate for all of its head, whose hidden layer is new as well,
+  costs it thirteen (one run each, not stored). So it is three times, and the last layer's alone.
 - **A rate that falls from the start was.** In the end a rate should fall, or single batches move the adapter as far as in the
   beginning: of the eight methods of the third table six end 1 to 15 points higher with one that falls linearly. But a short
   training needs all of its way. On the notes `secure-fed train` ends at 93.0 %, and with `--set
