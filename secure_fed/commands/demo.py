@@ -53,6 +53,6 @@ def unprotected() -> RunConfig:
         del tables[section]
     # As the private run.
     tables["federation"]["sampling"] = "schedule"
-    tables["training"]["lr_schedule"] = "constant"
+    tables["training"] |= {"lr_schedule": "constant", "head_factor": 1.0}
     tables["evaluation"]["audit_unit"] = "client"
     return RunConfig.from_dict(tables)
