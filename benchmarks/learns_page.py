@@ -60,9 +60,9 @@ width, wider models come by rates that are usual for LoRA: 0.0017 at 768, 0.0003
 - **One rate for adapter and head was.** The head's last layer is new, the adapter stands on layers that are trained already,
   and AdamW moves both equally far in a step. On 20 Newsgroups, of 20 classes, LoRA ended at 50 % where the head alone had 59
   and training of all weights 65. With three times the rate for the last layer (`training.head_factor`) LoRA and its relatives
-  end at 63 to 65 there, PEFT's LoRA at 58.6, and keep what they have on the others: the next table. Ten times has 66 for LoRA there, but costs the
-  built-in model four points on its notes, and three times the rate for all of its head, whose hidden layer is new as well,
-  costs it thirteen (one run each, not stored). So it is three times, and the last layer's alone.
+  end at 63 to 65 there, PEFT's LoRA at 58.6, and keep what they have on the others: the next table. Ten times has 66 for LoRA
+  there, but costs the built-in model four points on its notes, and three times the rate for all of its head, whose hidden layer
+  is new as well, costs it thirteen (one run each, not stored). So it is three times, and the last layer's alone.
 - **A rate that falls from the start was.** In the end a rate should fall, or single batches move the adapter as far as in the
   beginning: of the eight methods of the third table six end 1 to 15 points higher with one that falls linearly. But a short
   training needs all of its way. On the notes `secure-fed train` ends at 93.0 %, and with `--set
@@ -71,8 +71,8 @@ width, wider models come by rates that are usual for LoRA: 0.0017 at 768, 0.0003
   from 78.0 to 81.1, training of all weights from 81.3 to 82.1.
 - **The context of C2A was.** It trained with the context of a batch and predicted with each text's own. It trains with each
   text's own by default now; "c2a, context of a batch" below is what it was.
-- **What is still below** on SST-2 and 20 Newsgroups has training of all weights beside it and trains least (`bitfit`), or starts
-  furthest from the model (`compacter`, `adamix`, `fedtt`, `fedtt_plus`, `c2a`); `fedsvd` misses PEFT's LoRA on SST-2 by 2.2. On
+- **What is still below** on SST-2 and 20 Newsgroups has training of all weights beside it and trains least (`bitfit`), or
+  starts furthest from the model (`compacter`, `adamix`, `fedtt`, `fedtt_plus`, `c2a`); `fedsvd` misses PEFT's LoRA on SST-2 by 2.2. On
   AG News only `head` is below.
 - **AdamW that starts anew in each round was not**, though its first steps are up to four times as long as later ones. Scaling
   them to one length was tried for five methods on SST-2, keeping the optimiser's memory over rounds for two: no end was higher,
