@@ -72,8 +72,8 @@ width, wider models come by rates that are usual for LoRA: 0.0017 at 768, 0.0003
 - **The context of C2A was.** It trained with the context of a batch and predicted with each text's own. It trains with each
   text's own by default now; "c2a, context of a batch" below is what it was.
 - **What is still below** on SST-2 and 20 Newsgroups has training of all weights beside it and trains least (`bitfit`), or
-  starts furthest from the model (`compacter`, `adamix`, `fedtt`, `fedtt_plus`, `c2a`); `fedsvd` misses PEFT's LoRA on SST-2 by 2.2.
-  On AG News only `head` is below.
+  starts furthest from the model (`compacter`, `adamix`, `fedtt`, `fedtt_plus`, `c2a`); `fedsvd` misses PEFT's LoRA on SST-2
+  by 2.2. On AG News only `head` is below.
 - **AdamW that starts anew in each round was not**, though its first steps are up to four times as long as later ones. Scaling
   them to one length was tried for five methods on SST-2, keeping the optimiser's memory over rounds for two: no end was higher,
   beyond a point, than the plain one's at a rate in between (not stored).
