@@ -33,7 +33,7 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-from learns_tasks import LATER, PEERS, SEARCHED, TEXTS, commonest, cut, ours, peer, usual_falls, usual_head
+from learns_tasks import LATER, PEERS, SEARCHED, TEXTS, commonest, cut, defaults, ours, peer
 from runs_file import keep, lines
 
 from secure_fed.methods import METHODS
@@ -52,12 +52,17 @@ def finished(out: Path) -> dict[tuple[Any, ...], Run]:
     return {tuple(run[name] for name in KEY): run for run in runs}
 
 
+def way(given: argparse.Namespace, method: str) -> tuple[str, float]:
+    """How the rate falls, and that of the head, as was asked for; a peer has one rate for all."""
+    falls, head = defaults(method, given.steps)
+    return given.falls or falls, head if given.head is None or method not in METHODS else given.head
+
+
 def tried(given: argparse.Namespace, method: str, known: dict[tuple[Any, ...], Run]) -> Tried:
     """A run that is made only if it is not known."""
 
     def accuracy(data: str, rate: float, seed: int) -> float:
-        head = usual_head(method, given.steps) if given.head is None or method not in METHODS else given.head
-        falls = given.falls or usual_falls(method, given.steps)
+        falls, head = way(given, method)
         key = (given.steps, falls, head, data, method, rate, seed)
         if key not in known and not given.again:
             known.update(finished(given.out))  # perhaps another process has made it
@@ -145,8 +150,7 @@ def comparable(known: dict[tuple[Any, ...], Run], given: argparse.Namespace) -> 
     return [
         run
         for run in known.values()
-        if (run["steps"], run["falls"]) == (given.steps, given.falls or usual_falls(run["method"], given.steps))
-        and run["head"] == (usual_head(run["method"], given.steps) if given.head is None else given.head)
+        if (run["steps"], run["falls"], run["head"]) == (given.steps, *way(given, run["method"]))
     ]
 
 

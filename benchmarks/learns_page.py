@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from learns_tasks import LATER, PEERS, SEARCHED, usual_falls, usual_head
+from learns_tasks import LATER, PEERS, SEARCHED, defaults
 from timing import machine
 
 from secure_fed.methods import METHODS
@@ -98,7 +98,7 @@ def page(runs: Sequence[Run], rate_of: RateOf, best_on: BestOn) -> str:
         _heads(runs),
     ]
     parts += ["\n\n## A constant rate beside one that falls\n\n", _falling(one_rate), "\n"]
-    runs = [run for run in runs if (run["falls"], run["head"]) == _usual(run)]
+    runs = [run for run in runs if (run["falls"], run["head"]) == defaults(run["method"], run["steps"])]
     for steps in sorted({run["steps"] for run in runs}, reverse=True):
         own = [run for run in runs if run["steps"] == steps]
         datas = [data for data in (*SEARCHED, *LATER) if any(run["data"] == data for run in own)]
@@ -111,16 +111,11 @@ def page(runs: Sequence[Run], rate_of: RateOf, best_on: BestOn) -> str:
     return "".join(parts)
 
 
-def _usual(run: Run) -> tuple[str, float]:
-    """How the rate falls, and that of the head, where nothing is set."""
-    return usual_falls(run["method"], run["steps"]), usual_head(run["method"], run["steps"])
-
-
 def _heads(runs: Sequence[Run]) -> str:
     """The best over rates with one rate for all that falls linearly, and with the defaults, of every method that has both."""
     datas, lines = (*SEARCHED, *LATER), []
     for method in METHODS:
-        ways = ("linear", 1.0), (usual_falls(method, 200), usual_head(method, 200))
+        ways = ("linear", 1.0), defaults(method, 200)
         cells = [_pair_of(*(_best(runs, data, method, *way) for way in ways)) for data in datas]
         if any(cells):
             lines.append([f"`{method}`", *cells])

@@ -29,16 +29,11 @@ SEARCHED, LATER = (
 Row = dict[str, Any]
 
 
-def usual_falls(method: str, steps: int) -> str:
-    """The rate over the steps, unless another is asked for."""
+def defaults(method: str, steps: int) -> tuple[str, float]:
+    """How the rate falls over the steps, and the rate of the head's last layer over the others', where nothing is asked for."""
     if steps == 80:
-        return "constant"
-    return "stable_decay" if method in METHODS else "linear"
-
-
-def usual_head(method: str, steps: int) -> float:
-    """The rate of the head over that of the rest: the method's default over 200 steps, and one rate for all over 80."""
-    return card(method).head if method in METHODS and steps == 200 else 1.0
+        return "constant", 1.0
+    return ("stable_decay", card(method).head_factor) if method in METHODS else ("linear", 1.0)
 
 
 # Whom each method is held against. What PEFT does not have (whole biases, bottleneck adapters) is held against full training.

@@ -50,7 +50,7 @@ CARD = Card(
     units=("client",),
     refusals={"example": _COUPLED, "group": _COUPLED},
     lr=1.5e-2,
-    head=1.0,
+    head_factor=1.0,
 )
 
 

@@ -107,8 +107,7 @@ def _row(name: str, settings: Mapping[str, Any], skeleton: _Skeleton) -> dict[st
     read = {*described.options, *_EVERYWHERE}
     own = {("method", key): value for key, value in settings.items() if key in read}
     row = {
-        **{name: getattr(described, name) for name in ("name", "paper", "travels", "mean_exact", "lr")},
-        "head_factor": described.head,
+        **{name: getattr(described, name) for name in ("name", "paper", "travels", "mean_exact", "lr", "head_factor")},
         "units": ["none", *described.units],
         "refusals": dict(described.refusals),
     }

@@ -59,8 +59,8 @@ class Card:
     is lost or made up by averaging. options: the keys of [method] that this method reads and others may not. units: whom
     differential privacy can protect; refusals: for every other unit, why it cannot. memoryless: why a server optimiser that
     adds up the means of several rounds cannot be used; empty where it can. needs_means: likewise, why a median of
-    contributions, or a mean of some of them, cannot stand in for their mean. lr: see `lr_of`. head: the learning rate of the
-    head's last layer over that of the rest, where `training.head_factor` is not set.
+    contributions, or a mean of some of them, cannot stand in for their mean. lr: see `lr_of`. head_factor: the learning
+    rate of the head's last layer over that of the rest, where `training.head_factor` is not set.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Card:
     memoryless: str = ""
     needs_means: str = ""
     lr: float = 5e-3
-    head: float = 3.0
+    head_factor: float = 3.0
 
     def lr_of(self, width: int | None) -> float:
         """The learning rate of AdamW where `training.lr` is not set: `lr`, and lr 256 / width of a model wider than 256.

@@ -34,9 +34,11 @@ def test_shares_stay_shares() -> None:
     assert label_counts.shares(np.full(4, -9.0), np.full(4, 0.25), 1.0, 1).tolist() == [0.25] * 4
 
 
-def test_known_batches_are_counted_better_than_by_the_population() -> None:
-    """Clients of eight examples and skewed labels."""
-    skewed = case(clients=6, each=8, data__partition="dirichlet", data__alpha=0.3, training__lr=0.1)
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_known_batches_are_counted_better_than_by_the_population(factor: float) -> None:
+    """Clients of eight examples and skewed labels; whatever rate the head's last layer has of its own."""
+    more = {"training__lr": 0.1 / factor, "training__head_factor": factor}
+    skewed = case(clients=6, each=8, data__partition="dirichlet", data__alpha=0.3, **more)
     found = label_counts.run(skewed, Settings()).measured
     assert found["clients"] == 6
     assert found["l1_error"] < 0.1

@@ -51,6 +51,9 @@ def test_the_table_holds_the_other_facts_and_no_statement() -> None:
     )
     text = ModelCard("t", "base", ("a",), facts).text("peft")
     assert "| rounds | 3 |" in text
+    averaged = toys.config({"federation.average_last": 2})
+    rounds = [run_facts(averaged, cards()[0], rounds, {}, None)["rounds"] for rounds in (3, 2)]
+    assert rounds == ["3; this is the mean of the models of the last 2", "2"], "a run that has not ended has no mean"
     assert "| privacy |" not in text
     assert "\nA statement | of some length.\n" in text
 
