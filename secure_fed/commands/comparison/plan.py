@@ -23,7 +23,7 @@ _SETTLED = (
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a comparison: the `number`-th of `count`."""
+    """A run of a comparison, the `number`-th of `count`."""
 
     name: str
     seed: int
