@@ -19,7 +19,7 @@ from secure_fed.learning import tasks
 from secure_fed.learning.data import fingerprint, sources
 from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.data.rows import Rows
-from secure_fed.learning.models.loading import head_of, load
+from secure_fed.learning.models.loading import head_of, last_layer, load
 from secure_fed.learning.problem import Problem
 from secure_fed.learning.tasks.commonest import Commonest
 from secure_fed.learning.tasks.confidence import confidence
@@ -71,6 +71,7 @@ def _without_examples(charter: Charter, config: RunConfig) -> Problem:
     return Problem(
         model=loaded.model,
         head=head_of(loaded.model, loaded.head, config.method.modules_to_save),
+        last=last_layer(loaded.model),
         train=[() for _ in charter.members],
         names=[member.name for member in charter.members],
         test=[],

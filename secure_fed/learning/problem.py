@@ -52,6 +52,7 @@ class Problem:
 
     model: nn.Module
     head: tuple[str, ...]
+    last: tuple[str, ...]
     train: Sequence[Sequence[Any]]
     names: Sequence[str]
     test: Sequence[Any]
@@ -67,7 +68,6 @@ class Problem:
     warning: str = ""
     sizes: Sequence[int] | None = None
     commonest: Commonest | None = None
-    last: tuple[str, ...] = ()
 
     @property
     def lazy(self) -> bool:

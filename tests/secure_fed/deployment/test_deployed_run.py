@@ -80,7 +80,7 @@ ACTIVE = {"secure_aggregation": {"enabled": True, "active": True, "dropout": 0.0
     "tables",
     [
         (SHARES,),
-        pytest.param((), marks=pytest.mark.nightly),
+        (),
         pytest.param((MASKED,), marks=pytest.mark.nightly),
         pytest.param((SHARES, {"federation": {"sampling": "schedule"}}), marks=pytest.mark.nightly),
         pytest.param((ACTIVE, EXAMPLE, SKETCHED), marks=pytest.mark.nightly),
