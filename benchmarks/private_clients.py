@@ -46,10 +46,10 @@ FRA = {"name": "fra_lora"} | LORA
 METHODS: dict[str, dict[str, Any]] = {
     "head alone": {"name": "fedft"},
     "bitfit": {"name": "bitfit"},
-    **{name: {"name": name} | LORA for name in ("fedlora", "ffa_lora", "rolora", "fra_then_ffa")},
-    "fra_lora, none": FRA | {"denoise": "none"},
-    "fra_lora, shrink": FRA | {"denoise": "shrink"},
-    "fra_lora, sketch": FRA | {"transport_form": "sketch"},
+    **{name: {"name": name} | LORA for name in ("fedlora", "ffa_lora", "rolora")},
+    **{f"fra_then_ffa, {how}": {"name": "fra_then_ffa", "denoise": how} | LORA for how in ("tangent", "shrink")},
+    **{f"fra_lora, {how}": FRA | {"denoise": how} for how in ("tangent", "none", "shrink")},
+    "fra_lora, sketch": FRA | {"transport_form": "sketch", "denoise": "shrink"},
     **{name: {"name": name} | LORA for name in ("fedsvd", "fedask", "fedpower")},
     "federa, A frozen": {"name": "federa", "rule": "ffa_lora"} | LORA,
 }

@@ -96,6 +96,13 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
     ),
     ("method.sketch", lambda c: c.method.transport_form == "sketch", "method.transport_form = 'sketch'"),
     (
+        "method.denoise",
+        lambda c: (
+            c.privacy.unit == "client" or c.method.denoise == "shrink"
+        ),  # the default of earlier versions, which wrote it into every file
+        "privacy.unit = 'client'",
+    ),
+    (
         "method.denoise_over",
         lambda c: c.method.denoise == "shrink" and c.privacy.unit == "client",
         "method.denoise = 'shrink' and privacy.unit = 'client'",

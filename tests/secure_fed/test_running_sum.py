@@ -161,6 +161,10 @@ def test_no_sum_is_kept_where_none_is_needed() -> None:
         ),
         ({**NOISE, **FRA, "method.denoise_over": "sum", "method.denoise": "none"}, r"denoise_over.*no effect"),
         ({"method.name": "fra_lora", "method.denoise_over": "mean"}, r"denoise_over.*no effect"),
+        (
+            {"method.name": "fra_lora", "method.denoise": "none"},
+            r"denoise = 'none' has no effect here.*unit = 'client'",
+        ),
         ({**NOISE, "method.denoise_over": "mean"}, r"denoise_over.*no effect"),
         ({**BANDED, **FRA, "method.transport_form": "sketch"}, r"transport_form = 'sketch' is refused.*'banded'"),
         (

@@ -158,7 +158,11 @@ def test_behind_masks_a_run_ends_where_it_does_in_the_open() -> None:
         ("fedlora", {"method.alpha": 8.0}, r"method\.alpha = 8.0 has no effect with method\.name = 'federa'"),
         ("fedlora", {"method.rslora": True}, r"method\.rslora = True has no effect with method\.name = 'federa'"),
         ("ffa_lora", {"method.freeze_init": "gaussian"}, r"method\.freeze_init = 'gaussian' has no effect"),
-        ("fedlora", {"method.denoise": "none"}, r"denoise = 'none' has no effect with method\.rule = 'fedlora'"),
+        (
+            "fedlora",
+            {**PRIVACY["client"], "method.denoise": "none"},
+            r"denoise = 'none' has no effect with method\.rule = 'fedlora'",
+        ),
         ("rolora", {"method.transport_form": "sketch"}, r"form = 'sketch' has no effect .*'rolora'.*'fra_lora'"),
         ("rolora", {"federation.server_optimizer": "adam"}, r"'adam' .* method\.rule = 'rolora': B and A .*use 'mean'"),
         (
@@ -174,7 +178,7 @@ def test_what_does_not_go_together_is_refused(rule: str, more: dict[str, Any], s
 
 
 def test_settings_reach_the_rule() -> None:
-    more = {"method.transport_form": "sketch", "method.sketch": 5, "method.denoise": "truncate"}
+    more = {"method.transport_form": "sketch", "method.sketch": 5, "method.denoise": "truncate", **PRIVACY["client"]}
     method = method_of("fra_lora", **more, **{"method.dropout": 0.25, "method.target_modules": ["key"]})
     assert (method.sketch, method.denoise) == (5, "truncate")
     assert (method.adapter.dropout, method.adapter.target_modules) == (0.25, ("key",))

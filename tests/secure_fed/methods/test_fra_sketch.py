@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from secure_fed.config import MethodConfig
+from secure_fed.config import MethodConfig, PrivacyConfig, RunConfig
 from secure_fed.errors import ConfigError, MethodError
 from secure_fed.federation import Federation
 from secure_fed.learning.models.adapters.lora import Pair, pairs
@@ -63,7 +63,8 @@ def federation(settings: Mapping[str, Any] | None = None, seed: int | None = Non
 
 
 def fra(name: str = "fra_lora", columns: int | None = None, **settings: Any) -> FraLora | FraThenFfa:
-    method = build(MethodConfig(name=name, rank=RANK, alpha=3.0, transport_form="sketch", sketch=columns, **settings))
+    own = MethodConfig(name=name, rank=RANK, alpha=3.0, transport_form="sketch", sketch=columns, **settings)
+    method = build(RunConfig(method=own, privacy=PrivacyConfig(unit="client", epsilon=8.0)))
     assert isinstance(method, FraLora | FraThenFfa)
     return method
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from privacy.denoise import shrunk
-from secure_fed.config import MethodConfig
+from secure_fed.config import MethodConfig, PrivacyConfig, RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning.models.adapters.lora import Pair, pairs
 from secure_fed.methods import build, cards
@@ -22,7 +22,8 @@ RULES = ["tangent", "shrink", "truncate", "none"]
 
 
 def fra(denoise: str = "shrink", name: str = "fra_lora", **settings: object) -> Method:
-    return build(MethodConfig(name=name, rank=RANK, alpha=3.0, denoise=denoise, **settings))  # type: ignore[arg-type]
+    own = MethodConfig(name=name, rank=RANK, alpha=3.0, denoise=denoise, **settings)  # type: ignore[arg-type]
+    return build(RunConfig(method=own, privacy=PrivacyConfig(unit="client", epsilon=8.0)))
 
 
 def started(method: Method, *, used: bool = True) -> State:
@@ -228,7 +229,7 @@ def test_the_noise_level_is_nothing_to_a_method_that_averages_parameters(name: s
     one, two = (method.apply(state, {CHANGE: mean}, std).tensors for std in (0.0, STD))
     assert toys.same(one, two)
     with pytest.raises(ConfigError, match=r"method\.denoise = 'none' has no effect.*fra_lora"):
-        build(MethodConfig(name=name, denoise="none"))
+        fra("none", name)
 
 
 def test_the_setting_reaches_both_methods() -> None:
