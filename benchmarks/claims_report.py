@@ -39,23 +39,39 @@ class Arms:
 
 def page(runs: Sequence[Run], sizes: Mapping[str, Scale], machine: str) -> str:
     """Markdown that ends with a newline. sizes: by name, in the order of the page."""
-    parts = [_top(sizes, machine)]
+    made = {(claim.name, size): Arms(_by_arm(runs, claim.name, size)) for claim in CLAIMS for size in sizes}
+    parts = [_top(sizes, machine), _short(made)]
     for claim in CLAIMS:
         parts += [f"## {claim.name}\n\n{claim.says} {claim.paper}."]
         for size in sizes:
-            arms = Arms(_by_arm(runs, claim.name, size))
+            arms = made[claim.name, size]
             if arms.runs:
-                parts += [f"### {claim.name}, {size}", *_tables(claim, arms)]
+                table = _table(_HEADS, _verdicts(claim, arms))
+                parts += [f"### {claim.name}, {size}", table, _configurations(claim, arms)]
     return "\n\n".join(parts) + "\n"
 
 
-def _tables(claim: Claim, arms: Arms) -> tuple[str, str]:
-    """What is claimed of configurations that have runs, and these."""
+_HEADS = ("compared", "seen", "95 % interval", "stated", "detectable", "verdict")
+_FEW = "not decided (fewer than three seeds)"
+
+
+def _verdicts(claim: Claim, arms: Arms) -> list[Verdict]:
+    """What is claimed of configurations that have runs."""
     orders = [order for order in claim.orders if order.measure == "diagnostic" or arms.have(order.better, order.worse)]
     widening = [one for one in claim.widening if arms.have(*one.better, *one.worse)]
-    rows = [*(_judged(order, arms) for order in orders), *(_widened(one, arms) for one in widening)]
-    heads = ("compared", "seen", "95 % interval", "stated", "detectable", "verdict")
-    return _table(heads, rows), _configurations(claim, arms)
+    return [*(_judged(order, arms) for order in orders), *(_widened(one, arms) for one in widening)]
+
+
+def _short(made: Mapping[tuple[str, str], Arms]) -> str:
+    """Every comparison once, at the largest size that has three seeds of it. made: by claim and size, in order of size."""
+    rows = []
+    for claim in CLAIMS:
+        last: dict[str, tuple[str, ...]] = {}
+        for (name, size), arms in made.items():
+            if name == claim.name and arms.runs:
+                last |= {row[0]: (*row, size) for row in _verdicts(claim, arms) if row[-1] != _FEW}
+        rows += [(claim.name, *row) for row in last.values()]
+    return "## In short\n\n" + _table(("claim", *_HEADS, "runs"), rows)
 
 
 def _top(sizes: Mapping[str, Scale], machine: str) -> str:
@@ -84,7 +100,7 @@ differences of ten points and more could be seen.
 
 `c2a` is the paper's C2A, with the context of a batch; `c2a_text` is this project's default ([methods.md](methods.md)).
 FedARA's lead of 21 points on SemEval 2010 task 8 could not be tried: at this size FedARA and FedLoRA both end at the commonest
-label there. Times, skewed languages (C2A) and 50 silos (FedTT) were not tried. What privacy costs which method is in
+label there. Times and skewed languages (C2A) were not tried. What privacy costs which method is in
 [private_utility.md](private_utility.md) and [private_silos.md](private_silos.md)."""
 
 
@@ -121,7 +137,7 @@ def _interval(differences: Sequence[float], stated: float | None) -> Verdict:
     """Seen, interval, stated, detectable, verdict."""
     said = "" if stated is None else f"{stated:+.1f}"
     if len(differences) < 3:
-        return "", "", said, "", "not decided (fewer than three seeds)"
+        return "", "", said, "", _FEW
     seen, error = fmean(differences), stdev(differences) / math.sqrt(len(differences))
     student = stats.t(len(differences) - 1)
     reach = float(student.ppf(0.975)) * error
