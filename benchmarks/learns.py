@@ -8,8 +8,8 @@
 
 DATA holds a folder for each data set, with train.jsonl.gz and test.jsonl.gz of `text` and `label`. A client holds all of 2,000
 texts of at most 32 tokens, and trains a head and the method's part of all-MiniLM-L6-v2 (the `bench` extra) for 10 rounds of 8
-steps of 16 texts; with --steps 200, 3,200 texts and 10 rounds of 20 steps. What PEFT has of the same kind, or else training of
-all weights, takes as many steps of as many texts.
+steps of 16 texts; with --steps 200, 3,200 texts and 10 rounds of 20 steps; with 1000, 16,000 texts and rounds of 100. What
+PEFT has of the same kind, or else training of all weights, takes as many steps of as many texts.
 
 Rates are searched in steps of about three, until neighbours on both sides are worse; the default rates come from the 80 steps.
 --finer tries what lies between the best one of a data set and its neighbours. --repeats trains with further seeds at the rate

@@ -21,7 +21,7 @@ from secure_fed import Federation
 from secure_fed.methods import METHODS, card
 
 TEST, LENGTH, BATCH, ROUNDS = 1000, 32, 16, 10
-TEXTS = {80: 2000, 200: 3200}  # training texts, by how many steps are made
+TEXTS = {80: 2000, 200: 3200, 1000: 16_000}  # training texts, by how many steps are made
 SEARCHED, LATER = (
     ("sst2", "ag_news"),
     ("newsgroups20", "subj"),
