@@ -141,7 +141,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("rounds.turns",),
         ("rounds.canary_clients", "rounds.engine", "rounds.phantom_clients", "rounds.registered", "rounds.together"),
         ("rounds.masked", "rounds.phantom_scores"),
-        ("runs.best", "runs.budget_terms", "runs.durable", "runs.ledger_heads", "runs.published"),
+        ("runs.best", "runs.budget_terms", "runs.durable", "runs.ledger_heads", "runs.published", "runs.start"),
         ("runs.assembly", "runs.directory", "runs.meaning", "runs.trust_statement"),
         ("runs.checkpoint", "runs.participation", "runs.same_run", "runs.traffic"),
         ("runs.evaluation", "runs.membership", "runs.recording", "runs.store"),

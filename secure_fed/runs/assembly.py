@@ -17,22 +17,18 @@ from privacy.public_order import PublicOrder
 from privacy.sampling import Sampler
 from secure_fed.config import RunConfig
 from secure_fed.learning.audit_pool.phantoms import phantoms
-from secure_fed.learning.audit_pool.pool import AuditPool, hold_out
-from secure_fed.learning.models.devices import find_devices
-from secure_fed.learning.models.loading import digest_of
+from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.problem import Problem
-from secure_fed.learning.training.beside import copies_on
 from secure_fed.learning.training.cohort import Ways, clients_at_once
 from secure_fed.learning.training.local import Objective
-from secure_fed.methods.method import Method, State, loss_of
+from secure_fed.methods.method import Method, State
 from secure_fed.rounds.acceptable import Acceptable
 from secure_fed.rounds.canary_clients import canary_setups
 from secure_fed.rounds.charges import Charges, charges_nothing
 from secure_fed.rounds.client import Client, ClientSetup
-from secure_fed.rounds.cohort import cohort_sampler, phantom_sampler, vacancies, with_phantoms
+from secure_fed.rounds.cohort import phantom_sampler, with_phantoms
 from secure_fed.rounds.diagnostics.watch import Watch, watch
 from secure_fed.rounds.masked.wiring import Elsewhere, Masks, behind_masks, in_process
-from secure_fed.rounds.personal import personal_names
 from secure_fed.rounds.phantom_clients import Phantom, phantom_clients, phantom_examples
 from secure_fed.rounds.phantom_scores import PhantomScores
 from secure_fed.rounds.protection import Protection, protect, require_protectable, require_steady
@@ -44,9 +40,8 @@ from secure_fed.rounds.tail import Tail
 from secure_fed.rounds.together import Together
 from secure_fed.rounds.transport import Transport
 from secure_fed.rounds.turns import Turns, turns_of
-from secure_fed.rounds.way import settled
 from secure_fed.runs.best import require_choosable
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.runs.start import Start, started
 
 
 @dataclass(frozen=True)
@@ -101,39 +96,30 @@ def assemble(
     own, with the examples of this one's.
     """
     require_choosable(config, whole.facts)
-    data_pool, problem = hold_out(config, whole)
-    base_digest = digest_of(problem.model, problem.head)  # before the method changes any of it
-    tensors = method.prepare(problem.model, problem.head, config.federation.seed)
-    personal = personal_names(method, tensors, config.method.personal, config.federation.rounds)
-    plan = method.plan(State(tensors))
-    numbers = tensors.select(plan.trainable).without(personal).numel
-    width = getattr(getattr(problem.model, "config", None), "hidden_size", None)
-    own, scoring = mechanism is not None, any(name in problem.last for name in plan.trainable)
-    config = settled(config, len(whole.names), method, State(tensors), own=own, width=width, scoring=scoring)
-    objective = _objective(config, problem, method)
-    sampler = cohort_sampler(config, len(problem.names), vacancies(problem.names, whole.names))
-    protection = protect(
-        config, method.card, problem.names, problem.units, sampler, len(plan.passes), entropy, numbers, mechanism
-    )
-    pool = phantoms(config, protection.phantoms, problem.names, problem.units)
-    problem = _with_phantoms_noted(problem, pool)
+    start = started(config, method, whole, own=mechanism is not None)
+    config, sampler, tensors, passes = start.config, start.sampler, start.tensors, len(start.plan.passes)
+    names, units = start.problem.names, start.problem.units
+    protection = protect(config, method.card, names, units, sampler, passes, entropy, start.trained, mechanism)
+    pool = phantoms(config, protection.phantoms, names, units)
+    problem = _with_phantoms_noted(start.problem, pool)
     initial = State(tensors, clip_norm=protection.clip_norm)
     require_steady(protection, method, initial, config.federation.rounds)
-    require_protectable(protection, objective, problem.here, problem.collate, plan, tensors, config.training)
-    watched = watch(config, method, tensors, objective, problem.collate, problem.loss, problem.test)
-    charges = Charges()
-    attendance = _attendance(config, protection, sampler)
-    setup = _setup(config, method, problem, objective, protection, tensors, personal, charges, watched, attendance)
-    clients = _clients(config, problem, data_pool, pool, setup)
+    require_protectable(
+        protection, start.objective, problem.here, problem.collate, start.plan, tensors, config.training
+    )
+    watched = watch(config, method, tensors, start.objective, problem.collate, problem.loss, problem.test)
+    charges, attendance = Charges(), _attendance(config, protection, sampler)
+    setup = _setup(start, protection, charges, watched, attendance)
+    clients = _clients(start, pool, setup)
     open_server = _open_server(config, problem, pool, sampler, charges, setup)
-    turns = _turns(problem.names, pool, open_server, len(plan.passes))
+    turns = _turns(names, pool, open_server, passes)
     beside = _phantom_clients(config, pool, len(clients), setup, turns)
     everybody = Joined(clients, beside) if isinstance(clients, Registered) else [*clients, *beside]
     drawn = with_phantoms(sampler, len(beside))
     order = sampler if isinstance(sampler, PublicOrder) else None
-    beside_sampler, device = open_server.phantoms, objective.device
+    beside_sampler, device = open_server.phantoms, start.objective.device
     masks = behind_masks(
-        config, protection, drawn, everybody, method, tensors, personal, device, order, beside_sampler, elsewhere
+        config, protection, drawn, everybody, method, tensors, start.personal, device, order, beside_sampler, elsewhere
     )
     summing = masks.sums if masks else open_server.summing
     server = replace(open_server, summing=summing, scoring=_scoring(config, pool, setup, turns))
@@ -142,10 +128,10 @@ def assemble(
         config=config,
         method=method,
         problem=problem,
-        pools={"data": data_pool, "phantoms": pool},
-        base_digest=base_digest,
+        pools={"data": start.held_out, "phantoms": pool},
+        base_digest=start.base_digest,
         initial=initial,
-        objective=objective,
+        objective=start.objective,
         sampler=sampler,
         protection=protection,
         charges=charges,
@@ -154,7 +140,7 @@ def assemble(
         clients=clients,
         phantoms=beside,
         masks=masks,
-        transport=in_process(config, everybody, masks, *_training(config, setup, numbers)),
+        transport=in_process(config, everybody, masks, *_training(config, setup, start.trained)),
         server=server,
         ways=setup.ways,
     )
@@ -188,51 +174,32 @@ def _attendance(config: RunConfig, protection: Protection, sampler: Sampler) -> 
 
 
 def _setup(
-    config: RunConfig,
-    method: Method,
-    problem: Problem,
-    objective: Objective,
-    protection: Protection,
-    tensors: Tensors,
-    personal: tuple[str, ...],
-    charges: Charges,
-    watched: Watch | None,
-    attendance: Attendance | None,
+    start: Start, protection: Protection, charges: Charges, watched: Watch | None, attendance: Attendance | None
 ) -> ClientSetup:
     """The setup that all clients share. watched: sees clients train, where nothing protects them from that."""
+    config, problem = start.config, start.problem
     return ClientSetup(
-        objective=objective,
-        method=method,
+        objective=start.objective,
+        method=start.method,
         protection=protection,
         training=config.training,
         collate=problem.collate,
-        initial=tensors,
-        personal=personal,
+        initial=start.tensors,
+        personal=start.personal,
         by_examples=config.federation.weighting == "examples",
         seed=config.federation.seed,
         group_examples=config.privacy.group_examples,
         allowance=charges.allowance,
         watch=watched.see if watched and watched.local else None,
         attendance=attendance,
-        acceptable=Acceptable.of(config, method, tensors, personal),
+        acceptable=Acceptable.of(config, start.method, start.tensors, start.personal),
         last=problem.last,
     )
 
 
-def _objective(config: RunConfig, problem: Problem, method: Method) -> Objective:
-    """The loss of the method's model, where the model is, with copies on the other devices of the configuration."""
-    device = next(problem.model.parameters()).device
-    longest = None if problem.tokenizer is None else config.model.max_length  # texts that are given are not cut
-    objective = Objective(problem.model, loss_of(method, problem.loss), device, longest=longest)
-    objective.beside = copies_on(objective, find_devices(config.model.device)[1:])
-    return objective
-
-
-def _clients(
-    config: RunConfig, problem: Problem, data_pool: AuditPool, pool: AuditPool, setup: ClientSetup
-) -> Sequence[Client]:
+def _clients(start: Start, pool: AuditPool, setup: ClientSetup) -> Sequence[Client]:
     """A client for each part of the data, and beside its own examples the phantom examples that are at it."""
-    setups = canary_setups(config, data_pool, setup)
+    problem, setups = start.problem, canary_setups(start.config, start.held_out, setup)
     beside = phantom_examples(pool, pool.members)
 
     def client(index: int) -> Client:

@@ -18,7 +18,7 @@ from secure_fed.federation import Federation
 from secure_fed.learning.training.beside import copies_on
 from secure_fed.learning.training.cohort import Ways, train_together
 from secure_fed.learning.training.local import Objective
-from secure_fed.runs import assembly
+from secure_fed.runs import start
 from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed.test_cohort import USUAL, Setting, require_equal, toy
 from tests.secure_fed.test_cohort_public import SETTINGS, SIZES, texts, wide
@@ -106,7 +106,7 @@ def test_an_error_on_one_device_comes_out() -> None:
 @pytest.mark.parametrize("unit", ["client", "example"])
 def test_a_private_run_on_two_devices(unit: str, monkeypatch: pytest.MonkeyPatch, seen: dict[Objective, int]) -> None:
     def final(devices: list[torch.device]) -> str:
-        monkeypatch.setattr(assembly, "find_devices", lambda names: devices)
+        monkeypatch.setattr(start, "find_devices", lambda names: devices)
         settings = [f"privacy.unit={unit}", "privacy.noise_multiplier=1", "privacy.delta=0.01", "evaluation.phantoms=0"]
         sizes = ["data.examples=60", "data.test_examples=20", "federation.clients=4", "federation.rounds=2"]
         config = RunConfig.load(None, [*settings, *sizes])

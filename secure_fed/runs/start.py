@@ -1,0 +1,76 @@
+"""What a federation starts from, before any of its parties is made: settled settings, the problem, the method's tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from privacy.sampling import Sampler
+from secure_fed.config import RunConfig
+from secure_fed.learning.audit_pool.pool import AuditPool, hold_out
+from secure_fed.learning.models.devices import find_devices
+from secure_fed.learning.models.loading import digest_of
+from secure_fed.learning.problem import Problem
+from secure_fed.learning.training.beside import copies_on
+from secure_fed.learning.training.local import Objective
+from secure_fed.methods.method import Method, RoundPlan, State, loss_of
+from secure_fed.rounds.cohort import cohort_sampler, vacancies
+from secure_fed.rounds.personal import personal_names
+from secure_fed.rounds.way import settled
+from secure_fed.tensors.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class Start:
+    """All of this is the same for every party, but for the examples in `problem`.
+
+    config: with the local steps and the protection of clients settled. problem: without the units that an audit holds out,
+    which are in `held_out`. base_digest: of the model before the method changed it. tensors: what the method adds to the model
+    or trains of it, at the start; those in `personal` never leave their client. plan: of the first round. trained: how many
+    numbers of a client are trained and sent. sampler: who takes part, phantoms not counted.
+    """
+
+    config: RunConfig
+    method: Method
+    problem: Problem
+    held_out: AuditPool
+    base_digest: str
+    tensors: Tensors
+    personal: tuple[str, ...]
+    plan: RoundPlan
+    trained: int
+    objective: Objective
+    sampler: Sampler
+
+
+def started(config: RunConfig, method: Method, whole: Problem, *, own: bool) -> Start:
+    """The start over a problem, which the method changes the model of. whole: with everybody's examples. own: see `settled`."""
+    held_out, problem = hold_out(config, whole)
+    base_digest = digest_of(problem.model, problem.head)  # before the method changes any of it
+    tensors = method.prepare(problem.model, problem.head, config.federation.seed)
+    personal = personal_names(method, tensors, config.method.personal, config.federation.rounds)
+    plan = method.plan(State(tensors))
+    width = getattr(getattr(problem.model, "config", None), "hidden_size", None)
+    scoring = any(name in problem.last for name in plan.trainable)
+    config = settled(config, len(whole.names), method, State(tensors), own=own, width=width, scoring=scoring)
+    return Start(
+        config=config,
+        method=method,
+        problem=problem,
+        held_out=held_out,
+        base_digest=base_digest,
+        tensors=tensors,
+        personal=personal,
+        plan=plan,
+        trained=tensors.select(plan.trainable).without(personal).numel,
+        objective=_objective(config, problem, method),
+        sampler=cohort_sampler(config, len(problem.names), vacancies(problem.names, whole.names)),
+    )
+
+
+def _objective(config: RunConfig, problem: Problem, method: Method) -> Objective:
+    """The loss of the method's model, where the model is, with copies on the other devices of the configuration."""
+    device = next(problem.model.parameters()).device
+    longest = None if problem.tokenizer is None else config.model.max_length  # texts that are given are not cut
+    objective = Objective(problem.model, loss_of(method, problem.loss), device, longest=longest)
+    objective.beside = copies_on(objective, find_devices(config.model.device)[1:])
+    return objective
