@@ -114,23 +114,11 @@ def behind_masks(
     order: in which clients take part, if that is public. beside: the sampler of a round's phantoms. elsewhere: of clients that
     are not all on this machine.
     """
-    settings, federation = config.secure_aggregation, config.federation
-    if not settings.enabled:
+    federation = config.federation
+    if not config.secure_aggregation.enabled:
         return None
-    by_examples = federation.weighting == "examples"
     real = sum(not isinstance(client, Phantom) for client in clients)
-    terms = Terms(
-        settings,
-        protection,
-        _invited(sampler, protection, len(clients)),
-        len(clients) if protection.hidden else sampler.most,
-        isinstance(sampler, Poisson) and sampler.rate < 1 and not protection.hidden,
-        float(settings.most_examples) if by_examples else 1.0,
-        (elsewhere.registry if elsewhere else Registry(len(clients))) if settings.active else None,
-        real,
-        order,
-        elsewhere.run if elsewhere else uuid.uuid4().hex,
-    )
+    terms = _terms(config, protection, sampler, len(clients), real, order, elsewhere)
     terms.require_feasible()
     if order is not None:
         _require_full(terms, order, beside, federation.rounds)
@@ -149,6 +137,32 @@ def behind_masks(
     behind = masked_clients(clients, rounds, clock, coin, players, fails_nonfinite=fails)
     during = workers.session if workers else together.session
     return Masks(behind, MaskedSum(terms, len(clients), clock, device, during), workers)
+
+
+def _terms(
+    config: RunConfig,
+    protection: Protection,
+    sampler: Sampler,
+    clients: int,
+    real: int,
+    order: PublicOrder | None,
+    elsewhere: Elsewhere | None,
+) -> Terms:
+    """What all parties of the masked sums agree on. clients: how many there are, phantoms among them; real: without these."""
+    settings = config.secure_aggregation
+    registry = elsewhere.registry if elsewhere else Registry(clients)
+    return Terms(
+        settings,
+        protection,
+        invited=_invited(sampler, protection, clients),
+        places=clients if protection.hidden else sampler.most,
+        varies=isinstance(sampler, Poisson) and sampler.rate < 1 and not protection.hidden,
+        most_weight=float(settings.most_examples) if config.federation.weighting == "examples" else 1.0,
+        registry=registry if settings.active else None,
+        real=real,
+        order=order,
+        run=elsewhere.run if elsewhere else uuid.uuid4().hex,
+    )
 
 
 def _require_full(terms: Terms, order: PublicOrder, beside: Sampler | None, rounds: int) -> None:
