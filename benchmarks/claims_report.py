@@ -87,10 +87,9 @@ have twice the rounds, three silos and `fra` three times the steps. The runs cal
 {longer.steps} local steps, and a learning rate that falls to zero. Each method has the default learning rate
 ([learning_rates.md](learning_rates.md)); none is tuned here.
 
-**These trainings are short**: rounds times local steps are 40 to 120 in the reduced runs and 160 to 480 in the longer ones, where
-the papers have thousands. FedARA and FedTT+ start from maps that are zero, and learn late. Where there are longer runs of a
-claim, these decide: there accuracy differs by up to 7 points from seed to seed, and by up to 20 in the reduced runs under a strong
-skew (a seed draws the partition).
+**These trainings are short**: rounds times local steps are 40 to 120 in the reduced runs and 160 to 480 in the longer ones,
+where the papers have thousands. FedARA and FedTT+ start from maps that are zero, and learn late. Where there are longer runs of
+a claim, these decide: there seeds, which draw the partition, differ less.
 
 - **seen**: the mean difference in points of accuracy, seed by seed: a seed draws the same partition for both.
 - **stated**: the same difference in the paper's table, with another model, more rounds and often another data set.

@@ -163,8 +163,8 @@ class TrainingConfig:
     )
     head_factor: float | None = key(
         None,
-        "learning rate of the head's last layer, over lr (3, but for methods that `secure-fed methods` lists with another; 1 "
-        "with sgd, and where privacy protects anybody)",
+        "learning rate of the head's last layer, over lr (in a model wider than 256 3, but for methods that `secure-fed "
+        "methods` lists with another; 1 in others, with sgd, and where privacy protects anybody)",
         above=0.0,
         optional=3.0,
     )

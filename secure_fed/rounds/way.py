@@ -43,7 +43,9 @@ def settled(
             f"training.head_factor = {config.training.head_factor:g} has no effect here, where no head of the model trains: "
             "leave it out"
         ).about("training.head_factor", config.training.head_factor, "1")
-    config = config.replace(_steps(config, method.card.lr_of(width), method.card.head_factor if scoring else 1.0))
+    config = config.replace(
+        _steps(config, method.card.lr_of(width), method.card.head_factor_of(width) if scoring else 1.0)
+    )
     if privacy.unit != "client":
         return config
     sampling = federation.sampling

@@ -289,6 +289,6 @@ def test_resuming_what_never_started_starts(tmp_path: Path) -> None:
 def test_a_default_configuration_may_be_left_out() -> None:
     assert RunConfig().federation.rounds == 20
     federation = Federation(model=small_models.make("bert"), train=[texts(1, 9)], test=texts(2, 5))
-    settled = {"lr": 5e-3, "batch_size": 16, "lr_schedule": "stable_decay", "head_factor": 3.0}
+    settled = {"lr": 5e-3, "batch_size": 16, "lr_schedule": "stable_decay", "head_factor": 1.0}
     assert federation.config == RunConfig().replace({("training", name): value for name, value in settled.items()})
     assert len(federation.assembly.clients) == 1

@@ -103,9 +103,9 @@ def test_the_last_layer_takes_longer_steps_where_nobody_is_protected(more: dict[
     def found(**own: Any) -> float | None:
         config = toys.config({"training.head_factor": None, "method.modules_to_save": (), **more, **own})
         train = [toys.examples(client, 4) for client in range(8)]  # which nobody reads here
-        return Federation(
-            config, model=small_models.make("bert"), train=train, test=train[0]
-        ).config.training.head_factor
+        model = small_models.make("bert")
+        model.config.hidden_size = 257  # as a wider model says
+        return Federation(config, model=model, train=train, test=train[0]).config.training.head_factor
 
     assert found() == factor
     assert found(**{"training.head_factor": 5.0}) == 5.0
