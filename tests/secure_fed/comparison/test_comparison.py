@@ -306,8 +306,8 @@ def test_what_cannot_be_compared_is_refused(
 
 
 def test_a_bad_last_configuration_stops_the_first(base: RunConfig, tmp_path: Path) -> None:
-    bad = base.override(["method.name=fedlora", "method.denoise=none"])
-    with pytest.raises(ConfigError, match=r"method\.denoise = 'none' has no effect"):
+    bad = base.override(["method.name=fedlora", "method.bottleneck=8"])
+    with pytest.raises(ConfigError, match=r"method\.bottleneck = 8 has no effect"):
         compare({"good": base, "bad": bad}, [0], tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
