@@ -65,7 +65,8 @@ width, wider models come by rates that are usual for LoRA: 0.0017 at 768, 0.0003
   `secure-fed train` has 94.0 % with one rate for all, 93.0 with three times and 91.4 with ten times (`--set
   training.head_factor=3`, or 10), and on 1,600 of them three times costs 2 to 9 points (seeds 0 to 2; `--set
   data.examples=1600 --set federation.clients=8 --set federation.cohort=8 --set federation.rounds=12 --set
-  evaluation.audit_fraction=0.5`). So models up to width 256 keep one rate. Ten times has 64.2 for LoRA on 20 Newsgroups (`--methods fedlora --rates 0.003 --head 10`).
+  evaluation.audit_fraction=0.5`). So models up to width 256 keep one rate. Ten times has 64.2 for LoRA on 20 Newsgroups
+  (`--methods fedlora --rates 0.003 --head 10`).
   A hidden layer of the head keeps the common rate: where the built-in model's took part, it ended lower (not stored).
 - **A rate that falls from the start was.** In the end a rate should fall, or single batches move the adapter as far as in the
   beginning: of the eight methods of the third table six end 1 to 15 points higher with one that falls linearly. But a short
