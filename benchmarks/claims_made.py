@@ -126,8 +126,9 @@ def _as_many_texts(scale: Scale, name: str) -> Settings:
 
 
 C2A = {
-    "c2a": _method("c2a", context="batch"),  # as in the paper
-    "c2a_text": _method("c2a"),
+    "c2a": _method("c2a", context="batch", class_shares="client"),  # as in the paper
+    "c2a_text": _method("c2a", class_shares="client"),
+    "c2a_ours": _method("c2a"),
     "adapter": _method("adapter_houlsby", bottleneck=16),
     "lora": _method("fedlora", **LOW_RANK),
 }
@@ -202,10 +203,15 @@ CLAIMS = (
             Order("c2a-beta-0.1", "lora-beta-0.1", stated=4.4),
             Order("c2a_text-beta-5", "c2a-beta-5"),
             Order("c2a_text-beta-0.1", "c2a-beta-0.1"),
-            Order("c2a_text-beta-5", "lora-beta-5"),
-            Order("c2a_text-beta-0.1", "lora-beta-0.1"),
+            Order("c2a_ours-beta-5", "c2a-beta-5"),
+            Order("c2a_ours-beta-0.1", "c2a-beta-0.1"),
+            Order("c2a_ours-beta-5", "lora-beta-5"),
+            Order("c2a_ours-beta-0.1", "lora-beta-0.1"),
         ),
-        (Widening(("c2a-beta-5", "c2a-beta-0.1"), ("lora-beta-5", "lora-beta-0.1"), stated=2.3),),
+        (
+            Widening(("c2a-beta-5", "c2a-beta-0.1"), ("lora-beta-5", "lora-beta-0.1"), stated=2.3),
+            Widening(("c2a_ours-beta-5", "c2a_ours-beta-0.1"), ("lora-beta-5", "lora-beta-0.1"), stated=2.3),
+        ),
         _longer,
     ),
     Claim(

@@ -60,6 +60,12 @@ class MethodConfig:
         "the paper",
         choices=("text", "batch"),
     )
+    class_shares: str = key(
+        "uniform",
+        "the shares of the classes from which C2A's adapters are made in training: uniform ones, as in evaluation, or each "
+        "client's own, as in the paper",
+        choices=("uniform", "client"),
+    )
     final_rank: int | None = key(
         None, "mean rank of an adapted matrix in the end (FedARA; a quarter of rank)", at_least=1, optional=2
     )

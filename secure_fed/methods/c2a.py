@@ -4,22 +4,22 @@ Kim, Kim, Mok, Park and Lee, "Client-Customized Adaptation for Parameter-Efficie
 sections 3.1 to 3.5: adapters by eq. (2), embeddings by eq. (3) and (4), the network by eq. (5) and (6); see
 `adapters/hypernetwork.py`. Clients train and send the network with its embedding layers and layer embeddings, and the head.
 
-A client's class shares are its secret. They stand in its own copy of the model while it trains, and nowhere else: the state has
-uniform shares, with which every model is evaluated. Under differential privacy they are covered like all else that
-the client trains on, since they reach the server by the client's clipped and noised contribution alone.
+While a client trains, the paper makes its adapters of the client's class shares and of the largest context of a batch. A
+prediction knows neither: it has uniform shares, and the text's own context, so that it does not depend on who else is asked
+about. Under a strong skew shares nearly name the label, and a network that trains with them learns to read it off them
+(docs/methods.md). So by default training has what a prediction has, and each half of the paper's way is a setting:
+
+    method.class_shares = "client"    a client's own shares, in its own copy of the model while it trains and nowhere else
+    method.context = "batch"          the largest context of a batch, coordinate by coordinate, as eq. (4) has it
+
+A client's own shares never travel. Under differential privacy they are covered like all else that the client trains on, since
+they reach the server by its clipped and noised contribution alone. Either setting couples examples, so neither examples nor
+groups of them can then be protected: only clients.
 
 Deviations: eq. (3) takes the class shares of each batch, here they are those of all the client has, for which batches
 stand in the paper. Where the labels are no class numbers (tags of tokens, texts to go on with) they are uniform. The context of
 an adapter is taken from what it adapts, and the two adapters of a layer share its layer embedding. A model that generates text
 has no context embedding but its bias.
-
-In evaluation an example's context is its own, not its batch's, so that no prediction depends on who else is asked about. With
-`method.context = "batch"` training takes the largest of a batch, as eq. (4) has it. Then a model meets other contexts in
-evaluation than it has trained with; seed 0 lost six to seven points by it (docs/learning_rates.md). So the default is "text":
-each example's own context in training too.
-
-Class shares are of all that a client has, and the context of a batch is of all its texts. Either couples examples, so neither
-examples nor groups of them can be protected: only clients.
 
 Counts: on DistilBERT with the 20 classes of 20Newsgroup 63 712 numbers beside the head, 0.097 % of 66M as printed. With the 10
 of XGLUE-NC 63 632, 0.047 % of its 134M, where 0.049 % is printed.
@@ -28,7 +28,7 @@ of XGLUE-NC 63 632, 0.047 % of its 134M, where 0.049 % is printed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from secure_fed.config import RunConfig
@@ -38,7 +38,8 @@ from secure_fed.methods.method import Card, State
 from secure_fed.tensors.tensors import Tensors
 
 _COUPLED = (
-    "batch pooling couples examples: the adapter of each depends on the labels of all, or the texts of its batch too"
+    "the adapter of each example depends on the labels of all, or on the texts of its batch; set method.class_shares = "
+    "'uniform' and method.context = 'text'"
 )
 
 CARD = Card(
@@ -46,29 +47,33 @@ CARD = Card(
     paper="Kim et al., Findings of ACL 2023",
     travels="hypernetwork, its embedding layers, layer embeddings, head",
     mean_exact=False,
-    options=("context_dim", "bottleneck", "hyper_dim", "context"),
-    units=("client",),
-    refusals={"example": _COUPLED, "group": _COUPLED},
+    options=("context_dim", "bottleneck", "hyper_dim", "context", "class_shares"),
     lr=1.5e-2,
     head_factor=1.0,
 )
+COUPLING = replace(CARD, units=("client",), refusals={"example": _COUPLED, "group": _COUPLED})
 
 
 def build(run: RunConfig) -> C2a:
     method = run.method
-    of_batch = method.context == "batch"
-    return C2a(Hypernetworks(method.context_dim, method.bottleneck or 16, method.hyper_dim, of_batch), CARD)
+    of_batch, own = method.context == "batch", method.class_shares == "client"
+    made = Hypernetworks(method.context_dim, method.bottleneck or 16, method.hyper_dim, of_batch)
+    return C2a(made, COUPLING if of_batch or own else CARD, own_shares=own)
 
 
 @dataclass(frozen=True)
 class C2a(Averaged):
     """Averages the network and the head; class shares stay uniform in the state, and a client's own stay with it."""
 
+    own_shares: bool = False
+
     def trained(self, state: State) -> Tensors:
         return state.tensors.without([SHARES])
 
     def context(self, initial: Tensors, examples: Sequence[Any]) -> Tensors:
-        """The client's class shares."""
+        """The client's class shares, where its adapters are made of them."""
+        if not self.own_shares:
+            return Tensors()
         labels = [_label(examples[i]) for i in range(len(examples))]
         return Tensors({SHARES: shares(labels, len(initial.tensor(SHARES)))})
 

@@ -36,6 +36,7 @@ CARD = Card(
     mean_exact=False,
     options=("rank", "bottleneck"),
     memoryless="each round moves other cores, so the means of two rounds are of other tensors",
+    lr=1.5e-2,
 )
 
 _CORE = re.compile(rf"(.*\b{NAME}(?:\.\w+)?){re.escape(CORE)}(\d+)")

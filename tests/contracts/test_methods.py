@@ -20,7 +20,7 @@ from secure_fed.runs.run import Result
 from secure_fed.tensors.tensors import Layout, Tensors
 from tests.cells import chosen, every
 from tests.contracts import runs
-from tests.contracts.runs import CELLS, PRIVACY, ROUNDS, SIZES, SUMS, Events, KilledAfter, KilledError, States
+from tests.contracts.runs import CELLS, ROUNDS, SIZES, SUMS, Events, KilledAfter, KilledError, States
 
 torch.set_num_threads(1)
 
@@ -199,15 +199,6 @@ def test_every_unit_is_supported_or_refused_with_a_reason(name: str) -> None:
     assert set(of.units) | set(of.refusals) == {"client", "example", "group"}
     assert not set(of.units) & set(of.refusals)
     assert all(len(reason.split()) > 3 for reason in of.refusals.values())
-
-
-def test_a_refusal_says_why() -> None:
-    refused = [(name, unit) for name in METHODS for unit in PRIVACY if not runs.supported(name, unit)]
-    for name, unit in refused:
-        with pytest.raises(ConfigError) as said:
-            runs.federation(runs.settings(name, unit))
-        assert card(name).refusals[unit] in str(said.value)
-    assert refused
 
 
 def test_a_server_that_adds_up_means_is_refused_with_the_reason() -> None:

@@ -22,11 +22,10 @@ QUICK = [
     *(("prefix_tuning", "none", "plain"), ("fedara", "none", "plain"), ("adapter_houlsby", "client", "plain")),
     *(("fra_lora", "example", "plain"), ("ffa_lora", "example", "masked")),
 ]
-# Trained embeddings, and a hypernetwork that reads what a client's texts have in common, have no rule for each example's own.
+# Trained embeddings have no rule for each example's own.
 IN_TURN = {
     "adamix": "draws random numbers beyond dropout",
     "fedft": "has no rule",
-    "c2a": "has no rule",
 }
 
 

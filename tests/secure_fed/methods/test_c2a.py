@@ -1,4 +1,4 @@
-"""C2A: what trains and travels, whose class shares stand where, the count that is printed, and runs."""
+"""C2A: what trains and travels, whose class shares stand where, whom it protects, the count that is printed, and runs."""
 
 from __future__ import annotations
 
@@ -32,15 +32,19 @@ LABELS = ([0] * 5 + [1], [2] * 7 + [0] * 2, [1] * 7, [0, 1, 1, 2, 2, 2, 2, 2])
 SHARE = [[5 / 6, 1 / 6, 0.0], [2 / 9, 0.0, 7 / 9], [0.0, 1.0, 0.0], [1 / 8, 2 / 8, 5 / 8]]
 
 
-def method() -> C2a:
-    found = build(MethodConfig(name="c2a", context_dim=3, bottleneck=4, hyper_dim=5))
+def method(**more: Any) -> C2a:
+    found = build(MethodConfig(name="c2a", context_dim=3, bottleneck=4, hyper_dim=5, **more))
     assert isinstance(found, C2a)
     return found
 
 
+OWN = {"method.class_shares": "client"}
+COUPLING = (OWN, {"method.context": "batch"})
+
+
 def test_the_context_of_a_batch_is_a_setting() -> None:
     assert not method().adapter.of_batch  # type: ignore[attr-defined]
-    assert build(MethodConfig(name="c2a", context="batch")).adapter.of_batch  # type: ignore[attr-defined]
+    assert method(context="batch").adapter.of_batch  # type: ignore[attr-defined]
 
 
 def start() -> State:
@@ -83,31 +87,36 @@ def test_a_round_by_hand() -> None:
 
 
 def test_the_context_is_the_clients_class_shares() -> None:
-    initial = start().tensors
-    assert isinstance(method(), Contextual)
+    initial, own = start().tensors, method(class_shares="client")
+    assert isinstance(own, Contextual)
     for labels, share in zip(LABELS, SHARE, strict=True):
         items = [{"input_ids": [1], "labels": label} for label in labels]
         for named in (items, [{"input_ids": [1], "label": item["labels"]} for item in items]):
-            found = method().context(initial, named)
+            found = own.context(initial, named)
             assert list(found) == [SHARES]
             assert found.tensor(SHARES).tolist() == pytest.approx(share)
     encoded = Encoded({"input_ids": tuple(torch.ones(2).int().numpy() for _ in LABELS[0]), "labels": tuple(LABELS[0])})
-    assert method().context(initial, encoded).tensor(SHARES).tolist() == pytest.approx(SHARE[0])
+    assert own.context(initial, encoded).tensor(SHARES).tolist() == pytest.approx(SHARE[0])
+    assert not method().context(initial, encoded)  # the state's uniform ones stay
 
 
 @pytest.mark.parametrize(
     "examples", [[], [{"input_ids": [1, 2]}], [{"labels": [0, 1]}, {"labels": [2]}], [(torch.ones(2), 1)]]
 )
 def test_without_class_labels_the_context_is_uniform(examples: list[Any]) -> None:
-    assert torch.equal(method().context(start().tensors, examples).tensor(SHARES), torch.full((3,), 1 / 3))
+    found = method(class_shares="client").context(start().tensors, examples)
+    assert torch.equal(found.tensor(SHARES), torch.full((3,), 1 / 3))
 
 
 def shares_in(losses: list[Tensor]) -> set[tuple[float, ...]]:
     return {tuple(round(float(number), 5) for number in one) for one in losses}
 
 
-def test_each_client_trains_with_its_own_shares_and_is_evaluated_with_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    built = federation()
+@pytest.mark.parametrize("own", [True, False])
+def test_clients_train_with_their_own_shares_if_asked_to_and_are_evaluated_with_none(
+    own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = federation(**(OWN if own else {}))
     seen: list[Tensor] = []
     losses = built.assembly.objective.losses
 
@@ -125,7 +134,7 @@ def test_each_client_trains_with_its_own_shares_and_is_evaluated_with_none(monke
 
     object.__setattr__(built.assembly.problem, "metrics", measured)
     result = built.run()
-    assert shares_in(seen) == shares_in([torch.tensor(share) for share in SHARE])
+    assert shares_in(seen) == (shares_in([torch.tensor(share) for share in SHARE]) if own else {(0.33333,) * 3})
     assert shares_in(evaluated) == {(0.33333,) * 3}
     assert torch.equal(result.state.tensors.tensor(SHARES), torch.full((3,), 1 / 3))
 
@@ -149,7 +158,7 @@ def travelling(built: Federation) -> Iterator[tuple[str, Tensor]]:
     chosen(itertools.product(["none", "client"], ["plain", "masked"]), [("none", "plain"), ("client", "masked")]),
 )
 def test_no_clients_shares_are_in_anything_that_travels(unit: str, how: str) -> None:
-    found = list(travelling(federation(unit=unit, how=how)))
+    found = list(travelling(federation(unit=unit, how=how, **OWN)))
     assert len(found) > 100
     known = [torch.tensor(share) for share in SHARE]
     for name, tensor in found:
@@ -165,18 +174,17 @@ def test_the_search_would_find_them() -> None:
     assert bool(torch.isclose(rows, torch.tensor(SHARE[0]), atol=1e-6).all(1).any())
 
 
-@pytest.mark.parametrize("unit", ["example", "group"])
-def test_examples_cannot_be_protected(unit: str) -> None:
-    assert "batch pooling couples examples" in method().card.refusals[unit]
-    if unit == "example":  # groups need a file with a column that says whose an example is
-        with pytest.raises(ConfigError, match="batch pooling couples examples"):
-            federation(unit=unit)
+@pytest.mark.parametrize("coupling", COUPLING)
+def test_examples_are_protected_unless_a_setting_couples_them(coupling: dict[str, str]) -> None:
+    assert federation(unit="example").run().summary["unit"] == "example"
+    with pytest.raises(ConfigError, match=r"set method\.class_shares = 'uniform' and method\.context = 'text'"):
+        federation(unit="example", **coupling)
 
 
 @pytest.mark.nightly
 def test_a_run_learns() -> None:
-    more = {"federation.rounds": 4, "training.steps": 4, "training.optimizer": "adamw", "training.lr": 0.03}
-    more["training.lr_schedule"] = "constant"  # four rounds are few, and a hypernetwork begins slowly
+    more = {"federation.rounds": 8, "training.steps": 4, "training.optimizer": "adamw", "training.lr": 0.03}
+    more["training.lr_schedule"] = "constant"  # eight rounds are few, and a hypernetwork begins slowly
     records = federation(**more).run().records
     assert records[-1]["train_loss"] < records[0]["train_loss"] - 0.1
 

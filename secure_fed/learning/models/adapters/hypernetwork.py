@@ -30,6 +30,7 @@ from torch.nn import functional
 
 from secure_fed.errors import MethodError
 from secure_fed.learning.models.adapters.insertion_points import Place, attach, places
+from secure_fed.learning.models.adapters.own_tensors import rows_of
 from secure_fed.learning.models.adapters.parameters import train_only
 
 NAME = "hypernetwork"
@@ -37,7 +38,7 @@ SHARES = f"{NAME}.class_shares"  # p: the one that is a client's own
 
 
 class Hypernetwork(nn.Module):
-    """Makes adapters, and knows during a forward pass of the model which tokens of it are padding.
+    """Makes adapters. During a forward pass of the model it knows which tokens are padding, and the norm that all places need.
 
     Its Gaussian draws have standard deviation 1 in W_L, W_F and e, which see inputs of length 1 at most, and 1 / sqrt(s) in the
     factors, whose size is normalised away. Class shares begin uniform and do not train.
@@ -49,6 +50,7 @@ class Hypernetwork(nn.Module):
         super().__init__()
         self.bottleneck, self.context, self.of_batch = settings.bottleneck, True, settings.of_batch
         self.mask: Tensor | None = None
+        self.norm: Tensor | None = None
         t, r, s = settings.context_dim, settings.bottleneck, settings.hyper_dim
 
         def drawn(*shape: int) -> nn.Parameter:
@@ -63,19 +65,28 @@ class Hypernetwork(nn.Module):
         self.class_shares = _constant(1 / classes, classes)
 
     def embedding(self, y: Tensor, layer: int) -> Tensor:
-        """I of one layer's adapter: (B, t), each example's own; in training with `of_batch` (1, t). y: (B, T, d)."""
-        fixed = self.label_weight @ self.class_shares + self.label_bias + self.context_bias + self.layer[layer]
+        """I of one layer's adapter: (B, t), each example's own; one for all, (1, t), without context and, in training, with
+        `of_batch`. y: (B, T, d).
+        """
+        by_shares = torch.einsum("btc,bc->bt", rows_of(self.label_weight), rows_of(self.class_shares))
+        fixed = by_shares + rows_of(self.label_bias) + rows_of(self.context_bias) + rows_of(self.layer)[:, layer]
         if not self.context:
-            return fixed.unsqueeze(0)
+            return fixed
         texts = self._texts(y)
         pooled = texts.amax(0, keepdim=True) if self.training and self.of_batch else texts
-        return fixed + pooled @ self.context_weight.T
+        return fixed + torch.einsum("btd,bd->bt", rows_of(self.context_weight), pooled)
 
     def up(self, embedding: Tensor) -> Tensor:
-        """U: (B, d, r) of (B, t)."""
-        product = self.left @ self.right
-        weight = (product / torch.linalg.vector_norm(product)).unflatten(1, (self.bottleneck, -1))  # (d, r, t)
-        return torch.einsum("drt,bt->bdr", weight, embedding)
+        """U: (B, d, r) of (B, t). F_U comes last, so that no example needs its own W, which is t times as large as U."""
+        factors = rows_of(self.right).unflatten(2, (self.bottleneck, -1))  # (B or 1, s, r, t)
+        narrow = torch.einsum("bsrt,bt->bsr", factors, embedding)
+        length = self.length() if self.norm is None else self.norm
+        return torch.einsum("bds,bsr->bdr", rows_of(self.left), narrow) / length
+
+    def length(self) -> Tensor:
+        """||F_U S_U||_F, the root of sum((F_U^T F_U) * (S_U S_U^T)): (B or 1, 1, 1)."""
+        left, right = rows_of(self.left), rows_of(self.right)
+        return ((left.mT @ left) * (right @ right.mT)).sum((1, 2), keepdim=True).sqrt()
 
     def _texts(self, y: Tensor) -> Tensor:
         """The mean over the tokens of every example, of length 1: (B, d)."""
@@ -155,18 +166,20 @@ def _is_class(label: Any, count: int) -> bool:
 
 
 def _masked(model: nn.Module, args: tuple[Any, ...], given: Mapping[str, Any]) -> None:
-    """A forward pre-hook of the model: tells the network which tokens count."""
+    """A forward pre-hook of the model: tells the network which tokens count, and has it compute its norm once."""
     named = {**dict(zip(inspect.signature(model.forward).parameters, args, strict=False)), **given}
     mask = named.get("attention_mask")
     if mask is not None and (not isinstance(mask, Tensor) or mask.ndim != 2):
         raise MethodError(
             "c2a averages over the tokens that count, and needs an attention_mask of shape (batch, tokens): give one"
         )
-    _network_of(model).mask = mask
+    network = _network_of(model)
+    network.mask, network.norm = mask, network.length()
 
 
 def _unmasked(model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    _network_of(model).mask = None
+    network = _network_of(model)
+    network.mask = network.norm = None
 
 
 def _network_of(model: nn.Module) -> Hypernetwork:

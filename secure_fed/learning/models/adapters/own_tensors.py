@@ -8,8 +8,8 @@ that shape. The operations that adapters and heads use have a rule; with x (B, .
     layer norm    y_i = norm(x_i) w_i + b_i
     embedding     y_i = W_i[ids_i]
 
-and everything else raises `NoRuleError`. Where a model has several rows for each example, one after the other (the choices of a
-question), each of them has its example's value.
+and everything else raises `NoRuleError`; a module of this project can read the values themselves (`rows_of`). Where a model has
+several rows for each example, one after the other (the choices of a question), each of them has its example's value.
 """
 
 from __future__ import annotations
@@ -52,6 +52,11 @@ class EachOwn(Tensor):
         raise NoRuleError(
             f"{getattr(func, '__name__', func)} has no rule for tensors of which each example has its own"
         )
+
+
+def rows_of(parameter: Tensor) -> Tensor:
+    """(B, *shape), each example's own value; of a parameter that is the same for all (1, *shape)."""
+    return parameter.rows if isinstance(parameter, EachOwn) else parameter.unsqueeze(0)
 
 
 def of_each(x: Tensor, examples: int) -> Tensor:

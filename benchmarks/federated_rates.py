@@ -1,0 +1,112 @@
+"""Is the learning rate that suits one client the one for many? Every method in the federation of `secure-fed train`.
+
+    python benchmarks/federated_rates.py [--methods NAME ...] [--seeds 1]
+    one cell: secure-fed train --set method.name=fedtt_plus --set training.lr=0.015 --set federation.seed=0
+    python benchmarks/federated_rates.py --docs docs                                   the table, from what is stored
+
+The built-in notes and model, 200 clients of which ten train in each of 20 rounds: an average over clients shortens steps that
+do not agree, and a client makes few. A method begins at its default rate, which is tripled as long as that is better, or else
+divided by three.
+Every finished run is a line of federated_rates.jsonl beside this file, and what is there is not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import os
+import statistics
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+from runs_file import accuracies, keep, put
+
+from secure_fed import Federation, RunConfig
+from secure_fed.methods import METHODS, card
+
+WIDTH, STEP = 128, 3.0  # of the built-in model; from one rate to the next
+STORED = Path(__file__).with_suffix(".jsonl")
+
+
+class Cell(NamedTuple):
+    method: str
+    rate: float
+    seed: int
+
+
+def config(cell: Cell) -> RunConfig:
+    """The default run but for method, rate and seed; it is tested at its end and attacked never."""
+    settings = {
+        ("method", "name"): cell.method,
+        ("training", "lr"): cell.rate,
+        ("federation", "seed"): cell.seed,
+    }
+    rounds = RunConfig().federation.rounds
+    return RunConfig().replace({**settings, ("evaluation", "every"): rounds})
+
+
+def accuracy(cell: Cell, out: Path) -> float:
+    found = accuracies(Cell, out)
+    if cell not in found:
+        started = time.perf_counter()
+        summary = Federation(config(cell)).run().summary
+        found[cell] = summary["accuracy"]
+        seconds = time.perf_counter() - started
+        keep(
+            out,
+            cell._asdict() | {"accuracy": found[cell], "commonest": summary["commonest"]["share"], "seconds": seconds},
+        )
+        print(*cell, f"{100 * found[cell]:.1f}, {seconds:.0f} s", flush=True)
+    return found[cell]
+
+
+def climbed(method: str, seed: int, out: Path) -> None:
+    """From the default on higher and higher rates as long as that is better; if none is, lower ones."""
+    first = card(method).lr_of(WIDTH)
+    for step in (STEP, 1 / STEP):
+        best, rate = accuracy(Cell(method, round(first, 9), seed), out), first * step
+        while (found := accuracy(Cell(method, round(rate, 9), seed), out)) > best:
+            best, rate = found, rate * step
+        if not math.isclose(rate, first * step):
+            return
+
+
+def table(found: Mapping[Cell, float]) -> str:
+    """Accuracy at each rate that was tried, the mean over seeds; the default one is in bold type."""
+    rates = sorted({cell.rate for cell in found})
+    lines = [["method", *(f"{rate:g}" for rate in rates)], ["---"] * (len(rates) + 1)]
+    for method in METHODS:
+        cells = {rate: [v for cell, v in found.items() if cell[:2] == (method, rate)] for rate in rates}
+        if any(cells.values()):
+            default = round(card(method).lr_of(WIDTH), 9)
+            shown = {rate: f"{100 * statistics.mean(each):.1f}" if each else "" for rate, each in cells.items()}
+            lines.append(
+                [f"`{method}`", *(f"**{shown[r]}**" if r == default and shown[r] else shown[r] for r in rates)]
+            )
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="*", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=STORED)
+    parser.add_argument("--docs", type=Path, help="write the table into methods.md there, and run nothing")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    for seed, method in () if given.docs else itertools.product(range(given.seeds), given.methods):
+        climbed(method, seed, given.out)
+    text = table(accuracies(Cell, given.out))
+    print(text)
+    if given.docs:
+        put(given.docs / "methods.md", "federated rates", text)
+
+
+if __name__ == "__main__":
+    main()
