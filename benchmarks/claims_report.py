@@ -97,8 +97,9 @@ a claim, these decide: there seeds, which draw the partition, differ less.
 - **holds** or **contradicted**: the interval leaves out zero. Else the order is **not decided**; where the whole interval lies
   below what is stated, that much is excluded at this size. One interval of twenty is expected to miss.
 
-`c2a` is the paper's C2A: adapters are made of a client's class shares and the context of a batch. `c2a_text` has the shares and
-each text's own context. `c2a_ours` is this project's default: uniform shares and each text's own context ([methods.md](methods.md)).
+`c2a` is the paper's C2A: adapters are made of a client's class shares and the context of a batch. `c2a_text` has the shares
+and each text's own context, `c2a_ours`, this project's default, uniform shares and each text's own context
+([methods.md](methods.md)).
 FedARA's lead of 21 points on SemEval 2010 task 8 could not be tried: at this size FedARA and FedLoRA both end at the commonest
 label there. Times and skewed languages (C2A) were not tried. What privacy costs which method is in
 [private_utility.md](private_utility.md) and [private_silos.md](private_silos.md)."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from attacks.texts.factor_changes import Sent
 from attacks.texts.first_layer import FirstLayer, first_layer
+from attacks.texts.prior_knowledge import faster
 from attacks.texts.token_scores import texts_of
 from privacy.entropy import SeededEntropy
 from privacy.mechanisms import Gaussian, clip_factor
@@ -33,6 +34,10 @@ class Run:
     def scale(self) -> float:
         adapter: Any = self.federation.assembly.method
         return float(adapter.adapter.scaling)
+
+    @property
+    def faster(self) -> dict[str, float]:
+        return faster(self.federation.assembly)
 
     @property
     def step(self) -> float:
@@ -103,7 +108,9 @@ Sends = Callable[[Run, int], Sequence[Sent]]
 
 def as_sent(*rounds: int) -> Sends:
     """What a client sends in these rounds, unprotected."""
-    return lambda run, client: [Sent(run.sent[at][client], run.states[at], step=run.step) for at in rounds]
+    return lambda run, client: [
+        Sent(run.sent[at][client], run.states[at], step=run.step, faster=run.faster) for at in rounds
+    ]
 
 
 def protected(multiplier: float) -> Sends:
@@ -114,7 +121,7 @@ def protected(multiplier: float) -> Sends:
         bound = whole.norm() / 2
         clipped = whole * clip_factor(whole.norm(), bound)
         if not multiplier:
-            return [Sent(clipped, run.states[1], step=run.step)]
+            return [Sent(clipped, run.states[1], step=run.step, faster=run.faster)]
         stream = SeededEntropy(1000 * run.seed + client).stream("benchmark")
         noised = Tensors(Gaussian(multiplier).noised(clipped.dense().parts(), bound, stream))
         return [Sent(noised, run.states[1], multiplier * bound)]

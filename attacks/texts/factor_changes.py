@@ -14,8 +14,8 @@ Where f matters, for how large the rounding of float32 is, it is read off the up
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -38,6 +38,7 @@ class Sent:
 
     noise_std: of all noise that is known to be on a coordinate. clients: how many contributions were added, each
     rounded for itself. step: lr, of a contribution that one step of AdamW made; 0 for what is a sum of plain gradients already.
+    faster: of tensors with a learning rate of their own, how many times lr it is.
     """
 
     contribution: Tensors
@@ -45,6 +46,7 @@ class Sent:
     noise_std: float = 0.0
     clients: int = 1
     step: float = 0.0
+    faster: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def factor(self) -> float:
@@ -55,7 +57,8 @@ class Sent:
             return 1.0
         common = [name for name in self.contribution if name in self.before]
         if self.step:
-            return factor_of(map(self.contribution.tensor, common), self.step)
+            steps = (self.contribution.tensor(name) / self.faster.get(name, 1.0) for name in common)
+            return factor_of(steps, self.step)
         return scaled_by((self.contribution.tensor(name), self.before.tensor(name)) for name in common) or 1.0
 
     def rows(self, change: Tensor, before: Tensor) -> Rows:

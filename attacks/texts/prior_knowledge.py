@@ -17,6 +17,7 @@ from attacks.texts.span import Key
 from attacks.texts.token_scores import CERTAIN, Common, known_tokens, score, texts_of, truth_of
 from secure_fed.learning.models.adapters.lora import LoraAdapter
 from secure_fed.learning.training.schedule import planned_steps
+from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.recording import Summed, Update
 
 POSITIONS = 128
@@ -42,7 +43,8 @@ class PriorKnowledge:
 
     def sent(self, one: Update) -> Sent:
         """An update and the state it began at."""
-        return Sent(one.contribution, self.before(one.round), update_noise(self.case), step=adamw_step(self.case, one))
+        step, times = adamw_step(self.case, one), faster(self.case.assembly)
+        return Sent(one.contribution, self.before(one.round), update_noise(self.case), step=step, faster=times)
 
     def summed(self, one: Summed) -> Sent:
         """A sum and the state that it began at."""
@@ -126,6 +128,11 @@ def adamw_step(case: Case, one: Update) -> float:
     if not plain or planned_steps(sizes.get(one.client, 0), training) != 1:
         return 0.0
     return case.seen.lr.get(one.round, training.rate)
+
+
+def faster(assembly: Assembly) -> dict[str, float]:
+    """The tensors whose learning rate is not that of the others, and how many times it is."""
+    return dict.fromkeys(assembly.problem.last, assembly.config.training.head_times)
 
 
 def sum_noise(case: Case, clients: int) -> float:

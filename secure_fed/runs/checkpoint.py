@@ -13,11 +13,11 @@ import safetensors.torch
 
 from secure_fed.errors import RunDirectoryError
 from secure_fed.methods.method import State
-from secure_fed.runs.directory import CHECKPOINT, private_part
+from secure_fed.runs.directory import BEST, CHECKPOINT, private_part
 from secure_fed.runs.durable import atomic_write
 from secure_fed.tensors.tensors import Tensors
 
-RELEASED, BEST = "released.safetensors", "best.safetensors"
+RELEASED = "released.safetensors"
 
 
 @dataclass(frozen=True)

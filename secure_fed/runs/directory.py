@@ -26,8 +26,8 @@ from secure_fed.runs.durable import part_of
 from secure_fed.runs.published import together
 
 CONFIG, FACTS, METRICS, RESULT = "config.json", "run.json", "metrics.jsonl", "result.json"
-CHECKPOINT, REPORT = "checkpoint.safetensors", "report.html"
-PUBLIC = (CONFIG, FACTS, METRICS, CHECKPOINT, RESULT, REPORT)
+CHECKPOINT, BEST, REPORT = "checkpoint.safetensors", "best.safetensors", "report.html"
+PUBLIC = (CONFIG, FACTS, METRICS, CHECKPOINT, BEST, RESULT, REPORT)
 
 PRIVATE = "private"
 OWN_FACTS, OWN_ROUNDS, OWN_RESULT = "facts.json", "rounds.jsonl", "figures.json"

@@ -93,6 +93,13 @@ def test_a_step_of_adamw_gives_its_gradient_away() -> None:
     assert min(row["bag_recall"] for row in second) >= 0.7
 
 
+@pytest.mark.parametrize("head_factor", [1.0, 3.0])
+def test_longer_steps_of_the_head_are_not_taken_for_a_scaled_update(head_factor: float) -> None:
+    of = case(training__optimizer="adamw", training__lr=0.005, training__head_factor=head_factor)
+    assert of.assembly.problem.last
+    assert {prior_knowledge(of).sent(one).factor for one in of.seen.updates} == {1.0}
+
+
 @pytest.mark.parametrize("more", [{"training__steps": 2}, {"training__weight_decay": 0.01}])
 def test_other_steps_of_adamw_are_found_out(more: dict[str, Any]) -> None:
     found = gradient_inversion.run(case(training__optimizer="adamw", training__lr=0.005, **more), Settings()).measured

@@ -18,7 +18,7 @@ from secure_fed.errors import ConfigError, DataError, MethodError, ModelError, R
 from secure_fed.methods.method import State
 from secure_fed.rounds.transport import Recording
 from secure_fed.runs.run import Result
-from tests.secure_fed import small_models, toys
+from tests.secure_fed import private_toys, small_models, toys
 
 # Data of every kind.
 
@@ -58,6 +58,9 @@ def test_tuples_with_a_task_of_ones_own() -> None:
     assert result.summary["data"] == "given in Python"
 
 
+UNPROTECTED_OR_NOT = [{}, {**private_toys.EXAMPLE, "privacy.noise_multiplier": 1.0}]
+
+
 class Squares(Dataset[dict[str, Any]]):
     """A data set with a length and items, and nothing else of a list."""
 
@@ -73,16 +76,18 @@ class Squares(Dataset[dict[str, Any]]):
         return self.examples[index]
 
 
-def test_a_torch_data_set_is_as_good_as_a_list() -> None:
+@pytest.mark.parametrize("settings", UNPROTECTED_OR_NOT)
+def test_a_torch_data_set_is_as_good_as_a_list(settings: dict[str, Any]) -> None:
     sizes = (5, 8, 11)
     sets = [Squares(client + 1, size) for client, size in enumerate(sizes)]
-    theirs = toys.federation(train=sets, test=Squares(99, 20)).run()
-    ours = toys.federation(sizes=sizes).run()
+    theirs = private_toys.federation(settings, seed=0, train=sets, test=Squares(99, 20)).run()
+    ours = private_toys.federation(settings, seed=0, sizes=sizes).run()
     assert toys.same(theirs.state.tensors, ours.state.tensors)
     assert toys.without_time(theirs.records) == toys.without_time(ours.records)
 
 
-def test_a_tensor_data_set_with_collate_and_loss() -> None:
+@pytest.mark.parametrize("settings", UNPROTECTED_OR_NOT)
+def test_a_tensor_data_set_with_collate_and_loss(settings: dict[str, Any]) -> None:
     def loss(model: nn.Module, batch: list[Tensor]) -> Tensor:
         return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
@@ -92,13 +97,16 @@ def test_a_tensor_data_set_with_collate_and_loss() -> None:
         return TensorDataset(torch.stack([example["x"] for example in examples]), labels)
 
     sets = [tensor_set(client + 1, size) for client, size in enumerate((5, 8, 11))]
-    result = toys.federation(
+    result = private_toys.federation(
+        settings,
+        seed=0,
         train=sets,
         test=tensor_set(99, 20),
         loss=loss,
         metrics=lambda model, batches: {"batches": float(len(list(batches)))},
     ).run()
-    assert toys.same(result.state.tensors, toys.federation().run().state.tensors)
+    ours = private_toys.federation(settings, seed=0).run()
+    assert toys.same(result.state.tensors, ours.state.tensors)
 
 
 def texts(seed: int, count: int) -> list[dict[str, Any]]:

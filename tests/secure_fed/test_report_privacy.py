@@ -152,7 +152,7 @@ def test_a_run_that_spent_its_budget_is_finished(run_folder: RunFolder, private_
     )
     text = told(run_folder(7, planned=20, edit=early))
     assert "Ended early: 7 of 20 rounds" in text
-    assert "20 rounds, 7 of them done before its privacy budget was spent" in text
+    assert "20 rounds, 7 of them done before the run ended" in text
     assert "ended before its last planned round: release 8 would bring epsilon to 3.2" in text
     assert "This run is (2.97, 1e-05)-differentially private" in text
     assert "Not finished" not in text

@@ -32,16 +32,26 @@ def reading(collate: Callable[[Sequence[Any]], Any]) -> Callable[[Sequence[Any]]
 
 @dataclass(frozen=True)
 class Plain(Sequence[Any]):
-    """A client's examples themselves; each is looked up when it is asked for."""
+    """A client's examples themselves; each is looked up when it is asked for.
+
+    items: with a length and items by number, which need not know slices, as torch's data sets do not. chosen: the numbers of
+    those that are meant, if not all.
+    """
 
     items: Sequence[Any]
+    chosen: range | None = None
 
     def __len__(self) -> int:
-        return len(self.items)
+        return len(self._numbers)
 
     @overload
     def __getitem__(self, index: int) -> Any: ...
     @overload
     def __getitem__(self, index: slice) -> Plain: ...
     def __getitem__(self, index: int | slice) -> Any:
-        return Plain(self.items[index]) if isinstance(index, slice) else plain(self.items[index])
+        numbers = self._numbers[index]
+        return Plain(self.items, numbers) if isinstance(numbers, range) else plain(self.items[numbers])
+
+    @property
+    def _numbers(self) -> range:
+        return range(len(self.items)) if self.chosen is None else self.chosen

@@ -94,6 +94,12 @@ def _shapes(batch: Batch, count: int) -> Hashable:
         return tuple(
             (name, _shapes(value, count)) for name, value in sorted(batch.items(), key=lambda entry: str(entry[0]))
         )
-    if isinstance(batch, tuple) or (isinstance(batch, list) and len(batch) != count):
+    if isinstance(batch, tuple) or (isinstance(batch, list) and not _one_each(batch, count)):
         return tuple(_shapes(value, count) for value in batch)
     return type(batch).__name__
+
+
+def _one_each(batch: list[Any], count: int) -> bool:
+    """Whether a list has an entry for each example, and not the fields of a batch, as `default_collate` makes of tuples."""
+    fields = all(isinstance(value, Tensor) and value.ndim and len(value) == count for value in batch)
+    return len(batch) == count and not fields

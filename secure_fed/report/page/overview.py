@@ -84,7 +84,7 @@ def _notice(record: RunRecord) -> str:
 
 
 def _who_trained_what(record: RunRecord) -> str:
-    open_end = " before its privacy budget was spent" if record.ended_early else " so far"
+    open_end = " before the run ended" if record.ended_early else " so far"
     all_done = record.result and not record.ended_early
     so_far = "" if all_done else f", {number(len(record.rounds))} of them done{open_end}"
     return (
