@@ -100,7 +100,7 @@ def _shift(case: Case, release: Release, examples: int) -> float:
     # A guarantee divides by the cohort that was planned; without one the mean is over those who were drawn.
     planned = case.assembly.protection.placement.expected_divisor
     divisor = sampler.expected if planned else len(case.assembly.clients) * sampler.rate
-    weight = 1.0 if case.seen.sums else config.federation.server_lr / divisor
+    weight = 1.0 if case.seen.sums else config.federation.server_rate / divisor
     return math.sqrt(size) * length * weight / release.length
 
 

@@ -135,7 +135,7 @@ class FederationConfig:
     )
     trim: float = key(0.2, "share of the changes that trimmed_mean leaves out at either end", above=0.0, below=0.5)
     server_optimizer: str = key("mean", "how the mean change is applied (FedOpt)", choices=("mean", "momentum", "adam"))
-    server_lr: float = key(1.0, "server learning rate", above=0.0)
+    server_lr: float | None = key(None, "server learning rate (1, and 0.01 with adam)", above=0.0, optional=1.0)
     server_momentum: float = key(0.9, "server momentum, Adam's beta 1", at_least=0.0, below=1.0)
     average_last: int = key(1, "the run ends with the mean of the models of so many of its last rounds", at_least=1)
     largest_value: float = key(
@@ -150,6 +150,12 @@ class FederationConfig:
         at_least=0.0,
         below=1.0,
     )
+
+    @property
+    def server_rate(self) -> float:
+        """The server's learning rate, of settings that may leave it open. A step of Adam is about that long for each number."""
+        usual = 0.01 if self.server_optimizer == "adam" else 1.0
+        return usual if self.server_lr is None else self.server_lr
 
 
 @dataclass(frozen=True)

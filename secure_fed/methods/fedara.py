@@ -85,9 +85,9 @@ def _by_votes(run: RunConfig) -> bool:
             "'global', which chooses ranks by what is noised already"
         )
     votes = method.masks == "votes" or (method.masks == "auto" and not by_client)
-    if votes and run.federation.server_lr != 1:
+    if votes and run.federation.server_rate != 1:
         raise ConfigError(
-            f"federation.server_lr = {run.federation.server_lr:g} would scale the votes of method.name = 'fedara': leave "
+            f"federation.server_lr = {run.federation.server_rate:g} would scale the votes of method.name = 'fedara': leave "
             "it at 1, or set method.masks = 'global'"
         )
     if not votes and method.vote_threshold != MethodConfig().vote_threshold:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from secure_fed.config import RunConfig
+from secure_fed.errors import ConfigError
 from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, pairs
 from secure_fed.methods.averaging import AveragedLora, change, moved, next_state
 from secure_fed.methods.ffa_lora import without_a
@@ -41,7 +42,12 @@ CARD = Card(
 
 
 def build(run: RunConfig) -> FraThenFfa:
-    method = run.method
+    method, rounds = run.method, run.federation.rounds
+    if method.switch_round >= rounds:
+        raise ConfigError(
+            f"method.switch_round is {method.switch_round}, and there are {rounds} rounds, so that FFA would never begin: "
+            "lower it, raise federation.rounds, or set method.name = 'fra_lora'"
+        ).about("method.switch_round", method.switch_round, f"below federation.rounds = {rounds}")
     adapter, sketch = LoraAdapter.of(method), sketch_of(method)
     return FraThenFfa(adapter, CARD, method.switch_round, method.denoise, sketch, over_sum(method))
 

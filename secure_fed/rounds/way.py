@@ -1,4 +1,5 @@
-"""What settings leave open: the local steps, and the protection of clients (who takes part when, who adds the noise, how).
+"""What settings leave open: the steps of clients and server, and how clients are protected (who takes part when, who adds the
+noise, how).
 
 `auto` in federation.sampling, privacy.noise and privacy.correlation becomes what `secure-fed budget plan` recommends, before
 any party is made. Secret coins are never chosen: no server keeps them from its operators and its clients. What is chosen stands
@@ -40,8 +41,8 @@ def settled(
     privacy, federation = config.privacy, config.federation
     if not scoring and config.training.head_factor not in (None, 1.0):
         raise ConfigError(
-            f"training.head_factor = {config.training.head_factor:g} has no effect here, where no head of the model trains: "
-            "leave it out"
+            f"training.head_factor = {config.training.head_factor:g} has no effect here: no head trains whose last layer is "
+            "known, as it is of models of transformers; leave it out"
         ).about("training.head_factor", config.training.head_factor, "1")
     config = config.replace(
         _steps(config, method.card.lr_of(width), method.card.head_factor_of(width) if scoring else 1.0)
@@ -140,7 +141,7 @@ def _layouts(method: Method, state: State) -> dict[str, Layout]:
 
 
 def _steps(config: RunConfig, lr: float, head: float) -> dict[tuple[str, str], Any]:
-    """The settings of local steps that are left open.
+    """The settings of local steps, and the server's, that are left open.
 
     lr: what suits method and model. head: that of the head's last layer, over lr.
 
@@ -160,6 +161,7 @@ def _steps(config: RunConfig, lr: float, head: float) -> dict[tuple[str, str], A
         ("training", "lr"): longer * lr if training.lr is None else training.lr,
         ("training", "head_factor"): usual if training.head_factor is None else training.head_factor,
         ("training", "lr_schedule"): schedule if training.lr_schedule == "auto" else training.lr_schedule,
+        ("federation", "server_lr"): config.federation.server_rate,
     }
 
 

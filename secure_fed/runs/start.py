@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import nn
+
 from privacy.sampling import Sampler
 from secure_fed.config import RunConfig
 from secure_fed.learning.audit_pool.pool import AuditPool, hold_out
@@ -49,7 +51,7 @@ def started(config: RunConfig, method: Method, whole: Problem, *, own: bool) -> 
     tensors = method.prepare(problem.model, problem.head, config.federation.seed)
     personal = personal_names(method, tensors, config.method.personal, config.federation.rounds)
     plan = method.plan(State(tensors))
-    width = getattr(getattr(problem.model, "config", None), "hidden_size", None)
+    width = width_of(problem.model)
     scoring = any(name in problem.last for name in plan.trainable)
     config = settled(config, len(whole.names), method, State(tensors), own=own, width=width, scoring=scoring)
     return Start(
@@ -65,6 +67,14 @@ def started(config: RunConfig, method: Method, whole: Problem, *, own: bool) -> 
         objective=_objective(config, problem, method),
         sampler=cohort_sampler(config, len(problem.names), vacancies(problem.names, whole.names)),
     )
+
+
+def width_of(model: nn.Module) -> int | None:
+    """The width of the model's hidden states, where its configuration names one: that of the text part, where it has parts."""
+    config = getattr(model, "config", None)
+    of_text = getattr(config, "get_text_config", lambda: config)()
+    width = getattr(of_text, "hidden_size", None)
+    return width if isinstance(width, int) else None
 
 
 def _objective(config: RunConfig, problem: Problem, method: Method) -> Objective:

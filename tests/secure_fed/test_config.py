@@ -73,6 +73,7 @@ def test_every_line_of_the_commented_file_that_is_commented_out_can_be_put_in(tm
     training = [
         "clients",
         "cohort",
+        "server_lr",
         "sketch",
         "bottleneck",
         "final_rank",

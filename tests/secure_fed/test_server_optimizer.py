@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from secure_fed.config import FederationConfig
 from secure_fed.rounds.server_optimizer import ServerOptimizer
 from secure_fed.tensors.tensors import LowRank, Tensors
 from tests.secure_fed import toys
@@ -23,6 +24,14 @@ def steps_of(optimizer: ServerOptimizer) -> list[np.ndarray]:
         stepped, memory = optimizer.step(means, memory)
         steps.append(stepped["change"].tensor("w").numpy())
     return steps
+
+
+@pytest.mark.parametrize(("kind", "lr"), [("mean", 1.0), ("momentum", 1.0), ("adam", 0.01)])
+def test_a_rate_that_is_left_open_goes_by_the_optimizer(kind: str, lr: float) -> None:
+    """Adam moves each number by about its rate, whatever the clients sent: at 1 no model survives a round."""
+    federation = toys.federation({"federation.server_optimizer": kind})
+    assert federation.config.federation.server_lr == federation.assembly.server.optimizer.lr == lr
+    assert ServerOptimizer.of(FederationConfig(server_optimizer=kind, server_lr=0.3)).lr == 0.3
 
 
 def test_mean_applies_the_mean_change() -> None:

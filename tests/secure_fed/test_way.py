@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from privacy.mechanisms import Gaussian
 from secure_fed import Federation
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
+from secure_fed.runs.start import width_of
 from tests.secure_fed import small_models, toys
 
 TARGET = {"privacy.unit": "client", "privacy.epsilon": 8.0, "privacy.delta": 1e-3, "federation.cohort": 2}
@@ -68,7 +70,7 @@ def test_what_counts_on_coins_gets_them() -> None:
 def test_other_units_are_left_alone() -> None:
     example = {"privacy.unit": "example", "privacy.noise_multiplier": 1.0, "privacy.delta": 1e-3}
     for settings in ({}, example):
-        config = toys.config(settings)
+        config = toys.config({"federation.server_lr": 1.0, **settings})
         assert settled(settings) == config
 
 
@@ -100,20 +102,31 @@ def test_the_rate_falls_where_no_noise_is_added(unit: str, schedule: str) -> Non
     ],
 )
 def test_the_last_layer_takes_longer_steps_where_nobody_is_protected(more: dict[str, Any], factor: float) -> None:
-    def found(**own: Any) -> float | None:
+    def found(width: int = 257, **own: Any) -> float | None:
         config = toys.config({"training.head_factor": None, "method.modules_to_save": (), **more, **own})
         train = [toys.examples(client, 4) for client in range(8)]  # which nobody reads here
         model = small_models.make("bert")
-        model.config.hidden_size = 257  # as a wider model says
+        model.config.hidden_size = width  # as another model says
         return Federation(config, model=model, train=train, test=train[0]).config.training.head_factor
 
     assert found() == factor
+    assert found(256) == 1.0
     assert found(**{"training.head_factor": 5.0}) == 5.0
+
+
+def test_the_width_is_that_of_the_part_for_texts() -> None:
+    text = SimpleNamespace(hidden_size=512)
+    of_parts = SimpleNamespace(get_text_config=lambda: text, vision=SimpleNamespace(hidden_size=64))
+    by_stage = SimpleNamespace(hidden_size=(64, 128))
+    found = [width_of(SimpleNamespace(config=each)) for each in (of_parts, text, by_stage, None)]  # type: ignore[arg-type]
+    assert found == [512, 512, None, None]
 
 
 def test_a_factor_of_a_head_that_is_not_there_is_refused() -> None:
     assert settled({"training.head_factor": None}).training.head_factor == 1.0
-    with pytest.raises(ConfigError, match=r"head_factor = 5 has no effect here, where no head of the model trains"):
+    with pytest.raises(
+        ConfigError, match=r"head_factor = 5 has no effect here: no head trains whose last layer is known"
+    ):
         settled({"training.head_factor": 5.0})
 
 

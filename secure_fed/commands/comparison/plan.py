@@ -16,7 +16,7 @@ from secure_fed.runs.durable import part_of
 TABLE, NUMBERS, DRAWING = "compare.md", "compare.csv", "compare.svg"
 _OURS = {TABLE, NUMBERS, DRAWING}
 _SETTLED = (
-    *(("federation", "sampling"), ("privacy", "noise"), ("privacy", "correlation")),
+    *(("federation", "sampling"), ("federation", "server_lr"), ("privacy", "noise"), ("privacy", "correlation")),
     *(("training", "lr"), ("training", "batch_size"), ("training", "lr_schedule"), ("training", "head_factor")),
 )
 
