@@ -113,10 +113,10 @@ def plan(chosen: argparse.Namespace) -> None:
     setting = planning.Setting(**{field.name: getattr(chosen, field.name) for field in fields(planning.Setting)})
     target, possible = Target(chosen.epsilon, chosen.noise_multiplier, setting.delta), _possible(chosen, setting)
     with doing() as say:
+        say("comparing the methods")
+        methods = _methods(chosen, setting, target, possible)  # first: a model that is not there is said at once
         say("comparing the ways to the guarantee")
         ways = compared(setting, target, possible)
-        say("comparing the methods")
-        methods = _methods(chosen, setting, target, possible)
         say("calibrating the noise of coins")
         made, others = _of_coins(chosen, setting, say)
     if chosen.json:

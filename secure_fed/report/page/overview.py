@@ -37,7 +37,7 @@ def summary(record: RunRecord) -> str:
     return section(
         "In short",
         _notice(record),
-        paragraph(f"{_who_trained_what(record)} {how_good(record)}", "lead"),
+        paragraph(f"{_who_trained_what(record)} {how_good(record)}{_averaged(record)}", "lead"),
         facts(key, "key"),
         figures(guarantee_picture(record), path_picture(record)),
         paragraph(f"{_what_travelled(record)} {_how_long(record)}", "after"),
@@ -92,6 +92,14 @@ def _who_trained_what(record: RunRecord) -> str:
         f" {_data(record)}, using the method {record.config.method.name}: {counted(record.planned, 'round')}{so_far},"
         f" with {_those_in(record)} in each."
     )
+
+
+def _averaged(record: RunRecord) -> str:
+    """That the numbers are of a mean of models, where the run ended with one."""
+    last = record.config.federation.average_last
+    if last == 1 or record.result is None or record.ended_early:
+        return ""
+    return f" These numbers are of the mean of the models of its last {number(last)} rounds."
 
 
 def _what_travelled(record: RunRecord) -> str:
