@@ -153,6 +153,11 @@ def _steps(config: RunConfig, lr: float, head: float) -> dict[tuple[str, str], A
     needs all of its way. Under privacy it does not fall, since a shorter contribution of a client is hidden by the same noise.
     """
     training, private = config.training, config.privacy.unit in ("example", "group")
+    if training.optimizer == "sgd" and training.lr is None:
+        raise ConfigError(
+            "training.optimizer = 'sgd' needs training.lr: a rate that is left open is AdamW's, with which SGD learns next to "
+            "nothing; set training.lr"
+        ).about("training.lr", None, "above 0 with training.optimizer = 'sgd'")
     batch, longer = (_PRIVATE_BATCH, _LONGER) if private else (training.batch, 1)
     schedule = "stable_decay" if config.privacy.unit == "none" else "constant"
     usual = head if config.privacy.unit == "none" and training.optimizer == "adamw" else 1.0

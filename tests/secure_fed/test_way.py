@@ -130,6 +130,12 @@ def test_a_factor_of_a_head_that_is_not_there_is_refused() -> None:
         settled({"training.head_factor": 5.0})
 
 
+def test_sgd_has_no_rate_of_its_own() -> None:
+    assert settled({"training.optimizer": "sgd", "training.lr": 0.1}).training.lr == 0.1
+    with pytest.raises(ConfigError, match=r"optimizer = 'sgd' needs training\.lr"):
+        settled({"training.optimizer": "sgd", "training.lr": None})
+
+
 @pytest.mark.parametrize(("width", "lr"), [(None, 5e-3), (128, 5e-3), (256, 5e-3), (512, 2.5e-3), (4096, 5e-3 / 16)])
 @pytest.mark.parametrize(("unit", "longer"), [("none", 1), ("example", 4)])
 def test_a_rate_that_is_left_open_goes_by_the_models_width(
