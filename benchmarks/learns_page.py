@@ -54,7 +54,9 @@ From the 80 steps come the defaults of `training.lr`: what `secure-fed methods` 
 256. For this encoder, of width 384, that is 0.0033 for LoRA and its relatives, which are 3 to 8 points better at 0.003 than at
 0.005 on SST-2; for the built-in one, of width 128, it is 0.005, which its notes were tuned with. In inverse proportion to the
 width, wider models come by rates that are usual for LoRA: 0.0017 at 768, 0.0003 at 4,096. `fedft`, `adapter_houlsby`, `ia3`,
-`prompt_tuning`, `prefix_tuning` and `c2a` have rates of their own, since they learn little or nothing at 0.005.
+`prompt_tuning`, `prefix_tuning` and `c2a` have rates of their own, since they learn little or nothing at 0.005. So do `fedtt`
+and `fedtt_plus`: at 0.005 they end 9 and 14 points lower among many clients
+([methods.md](methods.md#the-learning-rate-in-a-federation)).
 
 ## What was wrong, and what was not
 
@@ -75,8 +77,9 @@ width, wider models come by rates that are usual for LoRA: 0.0017 at 768, 0.0003
   the two are level. So it falls over the last third (`"stable_decay"`).
 - **Too few steps were.** With 200 steps and a falling rate `fedlora` ends at 81 on SST-2, with 80 at 76.4; PEFT's LoRA goes
   from 78.0 to 81.1, training of all weights from 81.3 to 82.1.
-- **The context of C2A was.** It trained with the context of a batch and predicted with each text's own. It trains with each
-  text's own by default now; "c2a, context of a batch" below is what it was.
+- **What C2A trains with was.** It trained with the context of a batch and a client's class shares, and predicted with each
+  text's own context and uniform shares. By default it trains with what it predicts with now. Below, "c2a, context of a batch"
+  is what it was first, and "c2a, the client's shares" has each text's own context alone.
 - **What is still below** on SST-2 and 20 Newsgroups has training of all weights beside it and trains least (`bitfit`), or
   starts furthest from the model (`compacter`, `adamix`, `fedtt`, `fedtt_plus`, `c2a`); `fedsvd` misses PEFT's LoRA on SST-2
   by 2.2. On AG News only `head` is below.

@@ -33,6 +33,7 @@ CARD = Card(
     travels="all cores, biases, head with a train for its square weight",
     mean_exact=False,
     options=("rank", "bottleneck"),
+    lr=1e-2,
 )
 
 

@@ -141,10 +141,12 @@ def _left_by_a_start(name: str) -> bool:
 
 
 def read_config(path: Path) -> RunConfig:
-    """The configuration of the run in `path`."""
+    """The configuration of the run in `path`. A setting that was not there yet has the value of what was done then."""
     tables = read_object(path, CONFIG)
     if isinstance(training := tables.get("training"), dict):
-        training.setdefault("head_factor", 1.0)  # of an earlier version, which had one rate for all
+        training.setdefault("head_factor", 1.0)
+    if isinstance(method := tables.get("method"), dict) and method.get("name") == "c2a":
+        tables["method"] = {"context": "batch", "class_shares": "client", **method}
     try:
         return RunConfig.from_dict(tables)
     except ConfigError as error:

@@ -298,5 +298,6 @@ def test_a_default_configuration_may_be_left_out() -> None:
     assert RunConfig().federation.rounds == 20
     federation = Federation(model=small_models.make("bert"), train=[texts(1, 9)], test=texts(2, 5))
     settled = {"lr": 5e-3, "batch_size": 16, "lr_schedule": "stable_decay", "head_factor": 1.0}
-    assert federation.config == RunConfig().replace({("training", name): value for name, value in settled.items()})
+    steps = {("training", name): value for name, value in settled.items()}
+    assert federation.config == RunConfig().replace({**steps, ("federation", "server_lr"): 1.0})
     assert len(federation.assembly.clients) == 1

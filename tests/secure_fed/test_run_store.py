@@ -89,11 +89,16 @@ def test_facts_and_configuration_are_readable_json(held: Path) -> None:
     assert run_store.read_facts(held)["clients"] == ["a", "b"]
 
 
-def test_a_run_of_a_version_with_one_rate_for_all_keeps_one_rate(held: Path) -> None:
+def test_a_run_of_an_earlier_version_keeps_what_was_done_then(held: Path) -> None:
+    """One rate for all; C2A with the context of a batch and the clients' class shares."""
     tables = json.loads((held / "config.json").read_text())
-    del tables["training"]["head_factor"]
-    (held / "config.json").write_text(json.dumps(tables))
-    assert run_store.read_config(held).training.head_factor == 1.0
+    del tables["training"]["head_factor"], tables["method"]["context"], tables["method"]["class_shares"]
+    for name, ways in (("ffa_lora", ("text", "uniform")), ("c2a", ("batch", "client"))):
+        tables["method"]["name"] = name
+        (held / "config.json").write_text(json.dumps(tables))
+        found = run_store.read_config(held)
+        assert found.training.head_factor == 1.0
+        assert (found.method.context, found.method.class_shares) == ways
 
 
 def test_no_part_files_are_left(held: Path) -> None:
