@@ -21,7 +21,9 @@ class MethodConfig:
     )
     freeze_init: str = key("orthonormal", "the frozen A (FFA)", choices=("orthonormal", "gaussian"))
     double_rank: bool = key(False, "twice the rank, since only half the factors train (FFA)")
-    switch_round: int = key(5, "rounds of FRA before FFA (fra_then_ffa)", at_least=1)
+    switch_round: int | None = key(
+        None, "rounds of FRA before FFA (fra_then_ffa; 5, and half of fewer than 10)", at_least=1, optional=5
+    )
     denoise: str = key(
         "tangent",
         "what FRA does to the noise in a private mean",
@@ -94,4 +96,4 @@ class MethodConfig:
         return getattr(self, option) in (usual, _FORMER_DEFAULTS.get(option))
 
 
-_FORMER_DEFAULTS = {"warmup_rounds": 2, "final_rounds": 5, "denoise": "shrink"}
+_FORMER_DEFAULTS = {"switch_round": 5, "warmup_rounds": 2, "final_rounds": 5, "denoise": "shrink"}

@@ -42,14 +42,22 @@ CARD = Card(
 
 
 def build(run: RunConfig) -> FraThenFfa:
-    method, rounds = run.method, run.federation.rounds
-    if method.switch_round >= rounds:
-        raise ConfigError(
-            f"method.switch_round is {method.switch_round}, and there are {rounds} rounds, so that FFA would never begin: "
-            "lower it, raise federation.rounds, or set method.name = 'fra_lora'"
-        ).about("method.switch_round", method.switch_round, f"below federation.rounds = {rounds}")
+    method = run.method
     adapter, sketch = LoraAdapter.of(method), sketch_of(method)
-    return FraThenFfa(adapter, CARD, method.switch_round, method.denoise, sketch, over_sum(method))
+    return FraThenFfa(adapter, CARD, _switch(run), method.denoise, sketch, over_sum(method))
+
+
+def _switch(run: RunConfig) -> int:
+    """The rounds of FRA: five, and half of fewer than ten; one that a run has is FRA. Refuses more than leave one of FFA."""
+    chosen, rounds = run.method.switch_round, run.federation.rounds
+    if chosen is None:
+        return min(5, max(1, rounds // 2))
+    if chosen >= rounds:
+        raise ConfigError(
+            f"method.switch_round is {chosen}, and there are {rounds} rounds, so that FFA would never begin: lower it, raise "
+            "federation.rounds, or set method.name = 'fra_lora'"
+        ).about("method.switch_round", chosen, f"below federation.rounds = {rounds}")
+    return chosen
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,7 @@ def test_every_line_of_the_commented_file_that_is_commented_out_can_be_put_in(tm
         "clients",
         "cohort",
         "server_lr",
+        "switch_round",
         "sketch",
         "bottleneck",
         "final_rank",

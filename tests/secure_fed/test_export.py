@@ -34,7 +34,7 @@ ROUNDS = 3
 
 # What makes each method small, and lets it do in three rounds all that it ever does.
 SMALL: dict[str, Any] = {
-    **{"rank": 2, "alpha": 8.0, "switch_round": 2, "oversampling": 2},
+    **{"rank": 2, "alpha": 8.0, "switch_round": 1, "oversampling": 2},
     **{"final_rank": 1, "warmup_rounds": 0, "final_rounds": 1},
     **{"bottleneck": 8, "prompt_length": 3, "context_dim": 3, "hyper_dim": 4},
 }

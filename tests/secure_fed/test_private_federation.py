@@ -24,8 +24,8 @@ Dense = dict[str, Tensor]
 
 
 def of(method: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """With that method, the changing one changing in the middle."""
-    return {**settings, "method.name": method, **({"method.switch_round": 1} if method == "fra_then_ffa" else {})}
+    """With that method; the changing one changes in the middle of few rounds."""
+    return {**settings, "method.name": method}
 
 
 def close(left: Dense, right: Dense, atol: float) -> bool:

@@ -56,10 +56,13 @@ def browser_program() -> str:
     for name in BROWSERS:
         if found := shutil.which(name):
             return found
-    pytest.fail(
+    why = (
         "this test opens the report in headless Chromium, and there is none on the PATH:"
         " install it with `apt-get install chromium` (Debian) or put Chrome there as google-chrome"
     )
+    if os.environ.get("CI"):
+        pytest.fail(why)
+    pytest.skip(why)  # a machine of one's own passes the tests without a browser
 
 
 class BrowserError(Exception):
@@ -324,9 +327,13 @@ def test_the_witness_sees_a_request_an_error_and_an_empty_drawing(browser: Brows
 
 
 @pytest.mark.nightly
-def test_without_a_browser_the_failure_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("ci", "outcome"), [("1", pytest.fail.Exception), ("", pytest.skip.Exception)])
+def test_without_a_browser_it_is_said_what_to_install(
+    ci: str, outcome: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(pytest.fail.Exception, match="apt-get install chromium"):
+    monkeypatch.setenv("CI", ci)
+    with pytest.raises(outcome, match="apt-get install chromium"):
         browser_program()
 
 

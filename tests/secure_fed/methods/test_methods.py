@@ -9,12 +9,13 @@ import sys
 import pytest
 import torch
 
-from secure_fed.config import MethodConfig
+from secure_fed.config import MethodConfig, RunConfig
 from secure_fed.errors import ConfigError, MethodError
 from secure_fed.learning.models.adapters.lora import LoraAdapter, pairs
 from secure_fed.methods import METHODS, build, cards
 from secure_fed.methods.ffa_lora import FfaLora
 from secure_fed.methods.fra_lora import FraLora
+from secure_fed.methods.fra_then_ffa import FraThenFfa
 from secure_fed.methods.method import CHANGE, State
 from secure_fed.tensors.tensors import LowRank, Tensors
 from tests.secure_fed import small_models
@@ -178,6 +179,16 @@ def test_fra_refuses_personal_factors() -> None:
     gone = pairs(state.tensors)[0].b
     with pytest.raises(MethodError, match=rf"{gone} cannot stay on the client.*method\.personal"):
         method.contribute(CHANGE, state.tensors, state.tensors.without([gone]), {})
+
+
+@pytest.mark.parametrize(("rounds", "switch"), [(1, 1), (3, 1), (9, 4), (10, 5), (30, 5)])
+def test_fra_then_ffa_switches_after_five_rounds_or_half_of_few(rounds: int, switch: int) -> None:
+    usual = RunConfig().replace({("federation", "rounds"): rounds, ("method", "name"): "fra_then_ffa"})
+    found = build(usual)
+    assert isinstance(found, FraThenFfa)
+    assert found.switch_round == switch
+    with pytest.raises(ConfigError, match=rf"switch_round is {rounds}, and there are {rounds} rounds.*lower it"):
+        build(usual.replace({("method", "switch_round"): rounds}))
 
 
 def test_fra_then_ffa_switches_once_and_freezes_a() -> None:
