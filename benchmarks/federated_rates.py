@@ -6,8 +6,7 @@
 
 The built-in notes and model, 200 clients of which ten train in each of 20 rounds: an average over clients shortens steps that
 do not agree, and a client makes few. A method begins at its default rate, which is tripled as long as that is better, or else
-divided by three.
-Every finished run is a line of federated_rates.jsonl beside this file, and what is there is not made again.
+divided by three. Every finished run is a line of federated_rates.jsonl beside this file, and what is there is not made again.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import itertools
 import math
 import os
 import statistics
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +23,7 @@ from typing import NamedTuple
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-from runs_file import accuracies, keep, put
+from runs_file import Runs, accuracies, put
 
 from secure_fed import Federation, RunConfig
 from secure_fed.methods import METHODS, card
@@ -51,27 +49,18 @@ def config(cell: Cell) -> RunConfig:
     return RunConfig().replace({**settings, ("evaluation", "every"): rounds})
 
 
-def accuracy(cell: Cell, out: Path) -> float:
-    found = accuracies(Cell, out)
-    if cell not in found:
-        started = time.perf_counter()
-        summary = Federation(config(cell)).run().summary
-        found[cell] = summary["accuracy"]
-        seconds = time.perf_counter() - started
-        keep(
-            out,
-            cell._asdict() | {"accuracy": found[cell], "commonest": summary["commonest"]["share"], "seconds": seconds},
-        )
-        print(*cell, f"{100 * found[cell]:.1f}, {seconds:.0f} s", flush=True)
-    return found[cell]
+def made(cell: Cell) -> tuple[float, float]:
+    """The accuracy, and the share of the commonest label."""
+    summary = Federation(config(cell)).run().summary
+    return summary["accuracy"], summary["commonest"]["share"]
 
 
-def climbed(method: str, seed: int, out: Path) -> None:
+def climbed(method: str, seed: int, accuracy: Runs[Cell]) -> None:
     """From the default on higher and higher rates as long as that is better; if none is, lower ones."""
     first = card(method).lr_of(WIDTH)
     for step in (STEP, 1 / STEP):
-        best, rate = accuracy(Cell(method, round(first, 9), seed), out), first * step
-        while (found := accuracy(Cell(method, round(rate, 9), seed), out)) > best:
+        best, rate = accuracy(Cell(method, round(first, 9), seed)), first * step
+        while (found := accuracy(Cell(method, round(rate, 9), seed))) > best:
             best, rate = found, rate * step
         if not math.isclose(rate, first * step):
             return
@@ -100,8 +89,9 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, help="write the table into methods.md there, and run nothing")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    accuracy = Runs(Cell, given.out, made, again=False)
     for seed, method in () if given.docs else itertools.product(range(given.seeds), given.methods):
-        climbed(method, seed, given.out)
+        climbed(method, seed, accuracy)
     text = table(accuracies(Cell, given.out))
     print(text)
     if given.docs:

@@ -65,7 +65,7 @@ class Runs(Generic[Cell]):
             started = time.perf_counter()
             self._found[cell], commonest = self._make(cell)
             took = time.perf_counter() - started
-            fields = cell._asdict() | {_SPELLED: str(getattr(cell, _SPELLED))}
+            fields = {name: str(value) if name == _SPELLED else value for name, value in cell._asdict().items()}
             keep(self._out, fields | {"accuracy": self._found[cell], "seconds": took, "commonest": commonest})
             print(*cell, f"{100 * self._found[cell]:.1f}, {took:.0f} s", flush=True)
         return self._found[cell]
