@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -42,22 +43,23 @@ CARD = Card(
 
 
 def build(run: RunConfig) -> FraThenFfa:
-    method = run.method
+    method, rounds = run.method, run.federation.rounds
     adapter, sketch = LoraAdapter.of(method), sketch_of(method)
-    return FraThenFfa(adapter, CARD, _switch(run), method.denoise, sketch, over_sum(method))
+    built = FraThenFfa(adapter, CARD, _switch(run), method.denoise, sketch, over_sum(method))
+    if (
+        method.switch_round != _FORMERLY
+    ):  # runs of an earlier version had it whatever their rounds, and are read as they were
+        built.settings(rounds)
+    return built
 
 
 def _switch(run: RunConfig) -> int:
-    """The rounds of FRA: five, and half of fewer than ten; one that a run has is FRA. Refuses more than leave one of FFA."""
-    chosen, rounds = run.method.switch_round, run.federation.rounds
-    if chosen is None:
-        return min(5, max(1, rounds // 2))
-    if chosen >= rounds:
-        raise ConfigError(
-            f"method.switch_round is {chosen}, and there are {rounds} rounds, so that FFA would never begin: lower it, raise "
-            "federation.rounds, or set method.name = 'fra_lora'"
-        ).about("method.switch_round", chosen, f"below federation.rounds = {rounds}")
-    return chosen
+    """The rounds of FRA: as set, or else five, and half of fewer than ten. The only round of a run is one of FRA."""
+    usual = min(_FORMERLY, max(1, run.federation.rounds // 2))
+    return usual if run.method.switch_round is None else run.method.switch_round
+
+
+_FORMERLY = 5  # the default of `switch_round` in an earlier version
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,15 @@ class FraThenFfa(AveragedLora):
     @property
     def _fra(self) -> FraLora:
         return FraLora(self.adapter, CARD, self.denoise, self.sketch, self.summed)
+
+    def settings(self, rounds: int) -> dict[str, Any]:
+        """The round of the switch, so that more rounds on resuming do not move it. Refuses one that leaves no round of FFA."""
+        if self.switch_round >= max(rounds, 2):
+            raise ConfigError(
+                f"method.switch_round is {self.switch_round}, and there are {rounds} rounds, so that FFA would never begin: "
+                "lower it, raise federation.rounds, or set method.name = 'fra_lora'"
+            ).about("method.switch_round", self.switch_round, f"below federation.rounds = {rounds}")
+        return {"switch_round": self.switch_round}
 
     def prepare(self, model: nn.Module, head: Sequence[str], seed: int) -> Tensors:
         return self._fra.prepare(model, head, seed)

@@ -140,6 +140,14 @@ class FromSums(Protocol):
 
 
 @runtime_checkable
+class Settling(Protocol):
+    """A method that settles settings of its own which were left open. They stand in the run's configuration from then on."""
+
+    def settings(self, rounds: int) -> dict[str, Any]:
+        """Those settings of [method], by name. Refuses what a run of so many rounds cannot have."""
+
+
+@runtime_checkable
 class Blending(Protocol):
     """A method whose tensors cannot be averaged over rounds entry by entry."""
 

@@ -1,9 +1,8 @@
-"""What settings leave open: the steps of clients and server, and how clients are protected (who takes part when, who adds the
-noise, how).
+"""What settings leave open: the steps of clients and server, what a method settles itself, and how clients are protected.
 
-`auto` in federation.sampling, privacy.noise and privacy.correlation becomes what `secure-fed budget plan` recommends, before
-any party is made. Secret coins are never chosen: no server keeps them from its operators and its clients. What is chosen stands
-in the run's configuration from then on.
+`auto` in federation.sampling, privacy.noise and privacy.correlation (who takes part when, who adds the noise, how) becomes what
+`secure-fed budget plan` recommends, before any party is made. Secret coins are never chosen: no server keeps them from its
+operators and its clients. What is chosen stands in the run's configuration from then on.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from privacy.errors import PrivacyError
 from secure_fed.config import PrivacyConfig, RunConfig
 from secure_fed.errors import ConfigError
-from secure_fed.methods.method import Filtering, Method, Shrinking, State
+from secure_fed.methods.method import Filtering, Method, Settling, Shrinking, State
 from secure_fed.rounds.cohort import cohort_size
 from secure_fed.rounds.plans import momentum_of
 from secure_fed.tensors.tensors import Layout
@@ -47,6 +46,8 @@ def settled(
     config = config.replace(
         _steps(config, method.card.lr_of(width), method.card.head_factor_of(width) if scoring else 1.0)
     )
+    if isinstance(method, Settling):
+        config = config.replace({("method", name): value for name, value in method.settings(federation.rounds).items()})
     if privacy.unit != "client":
         return config
     sampling = federation.sampling

@@ -18,6 +18,7 @@ _OURS = {TABLE, NUMBERS, DRAWING}
 _SETTLED = (
     *(("federation", "sampling"), ("federation", "server_lr"), ("privacy", "noise"), ("privacy", "correlation")),
     *(("training", "lr"), ("training", "batch_size"), ("training", "lr_schedule"), ("training", "head_factor")),
+    ("method", "switch_round"),
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,8 +18,9 @@ from secure_fed.methods.ffa_lora import FfaLora
 from secure_fed.methods.fra_lora import FraLora
 from secure_fed.methods.fra_then_ffa import FraThenFfa
 from secure_fed.methods.method import CHANGE, State
+from secure_fed.runs.directory import read_config
 from secure_fed.tensors.tensors import LowRank, Tensors
-from tests.secure_fed import small_models
+from tests.secure_fed import small_models, toys
 
 ADAPTER = LoraAdapter(rank=3, alpha=6.0)
 
@@ -184,11 +186,24 @@ def test_fra_refuses_personal_factors() -> None:
 @pytest.mark.parametrize(("rounds", "switch"), [(1, 1), (3, 1), (9, 4), (10, 5), (30, 5)])
 def test_fra_then_ffa_switches_after_five_rounds_or_half_of_few(rounds: int, switch: int) -> None:
     usual = RunConfig().replace({("federation", "rounds"): rounds, ("method", "name"): "fra_then_ffa"})
-    found = build(usual)
+    found, late = build(usual), max(rounds, 2)
     assert isinstance(found, FraThenFfa)
     assert found.switch_round == switch
-    with pytest.raises(ConfigError, match=rf"switch_round is {rounds}, and there are {rounds} rounds.*lower it"):
-        build(usual.replace({("method", "switch_round"): rounds}))
+    with pytest.raises(ConfigError, match=rf"switch_round is {late}, and there are {rounds} rounds.*lower it"):
+        build(usual.replace({("method", "switch_round"): late}))
+
+
+def test_fra_then_ffa_switches_where_its_run_began_to(tmp_path: Path) -> None:
+    """Also with more rounds on resuming. A run of an earlier version, whose switch never came, is read, and none is begun."""
+    settings = {"method.name": "fra_then_ffa", "federation.rounds": 4}
+    toys.federation(settings).run(tmp_path)
+    held = read_config(tmp_path).method.switch_round
+    resumed = read_config(tmp_path).override(["federation.rounds=20"])
+    assert (held, getattr(build(resumed), "switch_round", None)) == (2, 2)
+    former = toys.config(settings | {"method.switch_round": 5})
+    assert isinstance(build(former), FraThenFfa)
+    with pytest.raises(ConfigError, match="switch_round is 5, and there are 4 rounds"):
+        toys.federation(settings | {"method.switch_round": 5})
 
 
 def test_fra_then_ffa_switches_once_and_freezes_a() -> None:
