@@ -50,7 +50,7 @@ def cells(out: Path) -> Iterator[Seen]:
             continue
         numbers = reached(built.method, built.initial)
         for epsilon, noise in itertools.product(private_notes.EPSILONS, private_notes.NOISES):
-            values = private_notes.seeds(found, name, epsilon, noise, 1)
+            values = private_notes.seeds(found, private_notes.At(name, epsilon, noise), 1)
             if values:
                 accuracy = statistics.mean(values)
                 yield Seen(name, epsilon, noise, numbers, length(epsilon, noise, numbers), accuracy, len(values))

@@ -1,14 +1,16 @@
 """What methods learn under client-level privacy where an encoder's features alone are not enough: the federation of the demo.
 
     python benchmarks/private_notes.py [--methods NAME ...] [--epsilons 8] [--noises independent] [--seeds 2] [--search]
+    python benchmarks/private_notes.py --clients 20000 [...]                           a cohort of 1,000 in place of 250
     one cell: python benchmarks/private_notes.py --methods ffa_lora --epsilons 8 --noises independent --seeds 1
     python benchmarks/private_notes.py --docs docs                                     the tables, from what is stored
 
-The built-in notes and model: 5,000 clients of five notes, each once, 250 in each of 20 rounds; a step of AdamW at a client; no
-masks and no phantoms, which change no accuracy. The server adds the noise, independent or correlated over rounds. The clip norm
-is the demo's, 3.1, for all: one step is 2.7 (the head alone) to 4.2 long (FedPower), which follows from the rate and the
-number of trained numbers. Every contribution being about as long as the clip norm, what is left to choose is the length of the
-server's steps. `length` 1.6 is the demo's: momentum 0.5 and a rate of 1.6, or 3.2 without momentum for methods that refuse it.
+The built-in notes and model: 5,000 clients of five notes (or as many as --clients says), each once, a twentieth of them in each
+of 20 rounds; a step of AdamW at a client; no masks and no phantoms, which change no accuracy. The server adds the noise,
+independent or correlated over rounds. The clip norm is the demo's, 3.1, for all: one step is 2.7 (the head alone) to 4.2 long
+(FedPower), which follows from the rate and the number of trained numbers. Every contribution being about as long as the clip
+norm, what is left to choose is the length of the server's steps. `length` 1.6 is the demo's: momentum 0.5 and a rate of 1.6, or
+3.2 without momentum for methods that refuse it.
 --search halves it as long as that is better, on a division of the clients and notes that the table does not use (seed 100); the
 table takes the best one, and 1.6 where nothing was tried. The search is charged to no epsilon.
 
@@ -55,7 +57,17 @@ METHODS: dict[str, dict[str, Any]] = {
 WITHOUT_MOMENTUM = ("rolora", "fedsvd", "fedask", "fedpower")
 EPSILONS, NOISES, LENGTHS, CLIP_NORM = (8.0, 3.0, 1.0), ("independent", "correlated"), (1.6, 0.8, 0.4, 0.2), 3.1
 SEARCHED_ON = 100  # a seed that no cell of the table has
-LAST, ROUNDS = 5, 20
+LAST, ROUNDS, CLIENTS, EACH = 5, 20, 5_000, 5
+SIZES = (2_000, CLIENTS, 20_000)
+
+
+class At(NamedTuple):
+    """A column and a row of the tables."""
+
+    method: str
+    epsilon: float
+    noise: str
+    clients: int = CLIENTS
 
 
 class Cell(NamedTuple):
@@ -65,6 +77,7 @@ class Cell(NamedTuple):
     length: float
     seed: int
     averaged: int
+    clients: int = CLIENTS
 
 
 Found = Mapping[Cell, float]
@@ -72,7 +85,10 @@ Found = Mapping[Cell, float]
 
 def config(cell: Cell) -> RunConfig:
     tables = of_notes(cell.seed, ROUNDS).to_dict()
+    tables["data"]["examples"] = EACH * cell.clients
     tables["federation"] |= {
+        "clients": cell.clients,
+        "cohort": cell.clients // ROUNDS,
         "sampling": "schedule",
         "server_momentum": 0.5,
         "server_lr": cell.length,
@@ -119,28 +135,32 @@ def run(out: Path, cell: Cell) -> float:
     return found[averaged]
 
 
-def length(found: Found, method: str, epsilon: float, noise: str) -> float:
+def _cell(at: At, length: float, seed: int, averaged: int = LAST) -> Cell:
+    return Cell(at.method, at.epsilon, at.noise, length, seed, averaged, at.clients)
+
+
+def length(found: Found, at: At) -> float:
     """The best one of the lengths that were tried, and the demo's where none was."""
-    return max(LENGTHS, key=lambda each: found.get(Cell(method, epsilon, noise, each, SEARCHED_ON, LAST), 0.0))
+    return max(LENGTHS, key=lambda each: found.get(_cell(at, each, SEARCHED_ON), 0.0))
 
 
-def searched(out: Path, method: str, epsilon: float, noise: str) -> None:
+def searched(out: Path, at: At) -> None:
     """Shorter and shorter steps, as long as that is better."""
     best = 0.0
     for each in LENGTHS:
-        found = run(out, Cell(method, epsilon, noise, each, SEARCHED_ON, LAST))
+        found = run(out, _cell(at, each, SEARCHED_ON))
         if found <= best:
             return
         best = found
 
 
-def seeds(found: Found, method: str, epsilon: float, noise: str, averaged: int) -> list[float]:
+def seeds(found: Found, at: At, averaged: int) -> list[float]:
     """The accuracies of a cell of the table."""
-    at = (method, epsilon, noise, length(found, method, epsilon, noise))
+    sought, best = _cell(at, 0.0, 0, averaged), length(found, at)
     return [
         value
-        for cell, value in found.items()
-        if (*cell[:4], cell.averaged) == (*at, averaged) and cell.seed != SEARCHED_ON
+        for each, value in found.items()
+        if each._replace(length=0.0, seed=0) == sought and each.length == best and each.seed != SEARCHED_ON
     ]
 
 
@@ -148,18 +168,30 @@ def table(found: Found, averaged: int) -> str:
     """Mean accuracy and its standard deviation over seeds."""
     columns = list(itertools.product(EPSILONS, NOISES))
     rows = [
-        [_name(method), *(_shown(seeds(found, method, *column, averaged)) for column in columns)] for method in METHODS
+        [_name(method), *(_shown(seeds(found, At(method, *column), averaged)) for column in columns)]
+        for method in METHODS
     ]
     return _lines(["method", *(f"epsilon {epsilon:g}, {noise}" for epsilon, noise in columns)], rows)
 
 
+def cohorts(found: Found) -> str:
+    """The same of the last models, by epsilon, noise and the size of a cohort, where there are runs of more than one size."""
+    columns = list(itertools.product(EPSILONS, NOISES, SIZES))
+    cells = {(m, c): seeds(found, At(m, *c), 1) for m in METHODS for c in columns}
+    others = {c[:2] for (_, c), held in cells.items() if held and c[2] != CLIENTS}
+    columns = [column for column in columns if column[:2] in others]
+    methods = [m for m in METHODS if any(cells[m, c] for c in columns if c[2] != CLIENTS)]
+    rows = [[_name(m), *(_shown(cells[m, c]) for c in columns)] for m in methods]
+    return _lines(["method", *(f"epsilon {e:g}, {noise}, {size // ROUNDS:,}" for e, noise, size in columns)], rows)
+
+
 def searches(found: Found) -> str:
     """What the search saw: the averaged model's accuracy."""
-    columns = [(*each, tried) for each in itertools.product(EPSILONS, NOISES) for tried in LENGTHS]
-    cells = {(m, c): found.get(Cell(m, *c, SEARCHED_ON, LAST)) for m in METHODS for c in columns}
+    columns = [(*each, tried) for each in itertools.product(EPSILONS, NOISES, SIZES) for tried in LENGTHS]
+    cells = {(m, c): found.get(_cell(At(m, *c[:3]), c[3], SEARCHED_ON)) for m in METHODS for c in columns}
     columns = [column for column in columns if any(cells[method, column] for method in METHODS)]
     rows = [[_name(m), *(f"{100 * v:.1f}" if (v := cells[m, c]) else "" for c in columns)] for m in METHODS]
-    return _lines(["method", *(f"epsilon {e:g}, {noise}, {tried}" for e, noise, tried in columns)], rows)
+    return _lines(["method", *(f"{n // ROUNDS:,}: epsilon {e:g}, {noise}, {at}" for e, noise, n, at in columns)], rows)
 
 
 def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -178,13 +210,13 @@ def _shown(values: Sequence[float]) -> str:
     return f"{100 * statistics.mean(values):.1f}{spread} ({len(values)})"
 
 
-def wanted(given: argparse.Namespace) -> Iterator[tuple[str, float, str, int]]:
-    """Method, epsilon, noise and seed of every cell that was asked for; seed by seed."""
+def wanted(given: argparse.Namespace) -> Iterator[tuple[At, int]]:
+    """Every cell that was asked for, and its seed; seed by seed."""
     for seed, epsilon, noise, method in itertools.product(
         range(given.seeds), given.epsilons, given.noises, given.methods
     ):
         if noise == "independent" or method not in WITHOUT_MOMENTUM:
-            yield method, epsilon, noise, seed
+            yield At(method, epsilon, noise, given.clients), seed
 
 
 def main() -> None:
@@ -192,6 +224,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="*", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--epsilons", nargs="+", type=float, choices=EPSILONS, default=[8.0])
     parser.add_argument("--noises", nargs="+", choices=NOISES, default=["independent"])
+    parser.add_argument("--clients", type=int, choices=SIZES, default=CLIENTS)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--search", action="store_true", help="try the lengths of the server's steps first")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".jsonl"))
@@ -199,13 +232,13 @@ def main() -> None:
     given = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
     torch.set_num_threads(1)
-    for method, epsilon, noise, seed in () if given.docs else wanted(given):
+    for at, seed in () if given.docs else wanted(given):
         if given.search:
-            searched(given.out, method, epsilon, noise)
-        at = length(runs_file.accuracies(Cell, given.out), method, epsilon, noise)
-        run(given.out, Cell(method, epsilon, noise, at, seed, LAST))
+            searched(given.out, at)
+        run(given.out, _cell(at, length(runs_file.accuracies(Cell, given.out), at), seed))
     found = runs_file.accuracies(Cell, given.out)
     tables = {"notes": table(found, LAST), "notes, last": table(found, 1), "notes, searched": searches(found)}
+    tables["notes, cohorts"] = cohorts(found)
     print("\n\n".join(tables.values()))
     for name, text in tables.items() if given.docs else ():
         runs_file.put(given.docs / "private_utility.md", name, text)

@@ -39,9 +39,10 @@ def put(place: Path, name: str, text: str) -> None:
 
 
 def accuracies(kind: type[Cell], out: Path) -> dict[Cell, float]:
-    """The accuracy of every run that the file holds, by the fields of `kind`."""
+    """The accuracy of every run that the file holds, by the fields of `kind`. A field that a line lacks has its default."""
+    usual = kind._field_defaults
     return {
-        kind(*(float(run[name]) if name == _SPELLED else run[name] for name in kind._fields)): run["accuracy"]
+        kind(*(float(run[name]) if name == _SPELLED else (usual | run)[name] for name in kind._fields)): run["accuracy"]
         for run in lines(out)
     }
 
