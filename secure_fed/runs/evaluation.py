@@ -1,4 +1,8 @@
-"""Metrics of a federation's global state: on the test set, and of each client on its own examples."""
+"""Metrics of a federation's global state: on the test set, and of each client on its own examples.
+
+Where tensors are personal, the shared model has those of the start, and says nothing: the test set's metrics are means over
+clients' own models then. Not under privacy, where clients' own models are no release.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ def evaluated(assembly: Assembly, state: State) -> Record:
         model = objective.load(tensors)
         return evaluate(model, examples, problem.collate, problem.metrics, settings.batch_size, objective.device)
 
-    record: Record = dict(measure(state.tensors, problem.test))
+    record: Record = _mean([measure(tensors, problem.test) for tensors in _measured(assembly, state)])
     if settings.target_accuracy is not None:
         require_accuracy(record, settings.target_accuracy)
     if settings.per_client:
@@ -32,6 +36,22 @@ def evaluated(assembly: Assembly, state: State) -> Record:
         own = [measure(state.tensors | client.personal, client.examples) for client in with_any]
         record["clients_accuracy"] = across_clients(own, "accuracy")
     return record
+
+
+def _measured(assembly: Assembly, state: State) -> list[Tensors]:
+    """The shared model; where tensors are personal, those of at most ten clients that trained, evenly out of all of them."""
+    own = []
+    if assembly.config.method.personal and assembly.config.privacy.unit == "none":
+        own = [client.personal for client in assembly.clients if client.kept is not None]
+    chosen = own[:: -(-len(own) // _MOST)] if own else [Tensors()]
+    return [state.tensors | personal for personal in chosen]
+
+
+def _mean(metrics: Sequence[Mapping[str, float]]) -> Record:
+    return {name: float(np.mean([one[name] for one in metrics])) for name in metrics[0]}
+
+
+_MOST = 10
 
 
 def across_clients(metrics: Sequence[Mapping[str, float]], name: str) -> dict[str, float]:

@@ -16,8 +16,11 @@ from torch.utils.data import Dataset, TensorDataset
 from secure_fed import Federation, RunConfig
 from secure_fed.errors import ConfigError, DataError, MethodError, ModelError, RunDirectoryError
 from secure_fed.methods.method import State
+from secure_fed.report.terminal import rows
 from secure_fed.rounds.transport import Recording
+from secure_fed.runs.evaluation import evaluated
 from secure_fed.runs.run import Result
+from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import private_toys, small_models, toys
 
 # Data of every kind.
@@ -237,6 +240,29 @@ def test_a_client_is_measured_with_its_own_head() -> None:
         for personal in ("", "classifier")
     }
     assert accuracy["classifier"] > accuracy[""] + 0.2
+
+
+def test_the_test_set_measures_own_models_where_heads_stay_with_clients() -> None:
+    """The shared head is that of the start. Under privacy it is measured all the same, since no own model is released."""
+    settings = {"method.personal": ["classifier"], "federation.rounds": 8, "training.steps": 5}
+    federation = toys.federation(settings)
+    result = federation.run()
+    test = federation.assembly.problem.test
+    x, labels = (torch.stack([torch.as_tensor(item[key]) for item in test]) for key in ("x", "labels"))
+
+    def right(tensors: Tensors) -> float:
+        return float((federation.assembly.objective.load(tensors).eval()(x).argmax(1) == labels).double().mean())
+
+    own = [right(result.state.tensors | client.personal) for client in federation.assembly.clients]
+    assert result.records[-1]["accuracy"] == pytest.approx(sum(own) / 3)
+    assert abs(sum(own) / 3 - right(result.state.tensors)) > 0.05
+    assert any("A client's own model" in value for _, value in rows(result.whole))
+
+    private = toys.federation(
+        {**settings, "privacy.unit": "client", "privacy.noise_multiplier": 1.0, "privacy.delta": 0.1}
+    )
+    state = private.run().state
+    assert evaluated(private.assembly, state)["accuracy"] == pytest.approx(right(state.tensors))
 
 
 # What is refused.

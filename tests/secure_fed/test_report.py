@@ -317,7 +317,7 @@ def test_a_model_without_accuracy_is_told_by_its_loss(run_folder: RunFolder, und
             row["accuracy"] = row["macro_f1"] = None
 
     text = written(run_folder(edit=no_accuracy)).text
-    assert "The loss of the shared model on the test examples is 0.562." in text
+    assert "The shared model has a loss of 0.562 on the test examples." in text
 
 
 def test_values_that_are_not_finite_are_named_and_leave_a_gap(run_folder: RunFolder) -> None:

@@ -52,7 +52,7 @@ def test_what_was_not_measured_is_not_made_up() -> None:
     assert how_good(record("tokens", {})) == "The shared model has not been evaluated on test examples."
     assert (
         how_good(record("classification", {"loss": 0.5}))
-        == "The loss of the shared model on the test examples is 0.500."
+        == "The shared model has a loss of 0.500 on the test examples."
     )
     assert how_good(record("classification", {"accuracy": 0.5})).endswith("for 50.0 % of the test examples.")
 

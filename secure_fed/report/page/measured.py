@@ -6,8 +6,9 @@ from secure_fed.learning.tasks.commonest import Commonest, no_better
 from secure_fed.learning.tasks.headline import first_metrics, has_accuracy, leads, spoken
 from secure_fed.report.formatting import MISSING, counted, number, percent
 from secure_fed.report.page.record import RunRecord
+from secure_fed.report.whose import measured_model
 
-# By task: what the shared model does, by accuracy and the task's own metric.
+# By task: what a model does, by accuracy and the task's own metric.
 _SENTENCES = {
     "multi_label": "finds exactly the right labels of {accuracy} of the test examples (micro-F1 {micro_f1})",
     "regression": "is off by {rmse} on the test examples (root mean square; Pearson's correlation {pearson})",
@@ -51,16 +52,17 @@ def how_good(record: RunRecord) -> str:
 
 
 def _evaluated(record: RunRecord) -> str:
-    task, accuracy, loss = record.config.data.task, record.last("accuracy"), record.last("loss")
+    config, accuracy, loss = record.config, record.last("accuracy"), record.last("loss")
+    task, model = config.data.task, measured_model(bool(config.method.personal), config.privacy.unit)
     if accuracy is None and loss is None:
         return "The shared model has not been evaluated on test examples."
     if task in _SENTENCES and (accuracy is not None or not has_accuracy(task)):
         values = {key: number(record.last(key)) for key in keys(record)}
-        return f"The shared model {_SENTENCES[task].format(accuracy=percent(accuracy), **values)}."
+        return f"{model} {_SENTENCES[task].format(accuracy=percent(accuracy), **values)}."
     if accuracy is None:
-        return f"The loss of the shared model on the test examples is {number(loss)}."
+        return f"{model} has a loss of {number(loss)} on the test examples."
     labels = len(record.facts["label_names"])
     label = f"one of {counted(labels, 'class', 'classes')}" if labels else "class"
     macro = number(record.last("macro_f1"))
     beside = "" if macro == MISSING else f" (macro-F1 {macro})"
-    return f"The shared model finds the right {label} for {percent(accuracy)} of the test examples{beside}."
+    return f"{model} finds the right {label} for {percent(accuracy)} of the test examples{beside}."
