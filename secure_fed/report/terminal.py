@@ -92,32 +92,30 @@ def _measured(summary: Mapping[str, Any], own: list[tuple[str, str]]) -> list[tu
 
 
 def show_methods(model: str, classes: int, rows: Sequence[Mapping[str, Any]]) -> None:
-    """The catalogue of methods with sizes for one model; papers are printed where there is room."""
+    """The catalogue of methods with sizes for one model; what travels, and papers, where there is room."""
     console = PlainConsole()
     wide = console.width >= _WIDE
-    numbers = (Column("trainable", justify="right", no_wrap=True), Column("up a\nround", justify="right", no_wrap=True))
-    names = (
-        "travels",
-        "exact",
-        *numbers,
-        Column("lr,\nof head", justify="right"),
-        "protects",
-        *(("paper",) if wide else ()),
-    )
+    narrow = [Column(name, justify="right", no_wrap=True) for name in ("trainable", "up a\nround", "lr", "of head")]
     table = Table(
         Column("method", no_wrap=True),
-        *names,
+        *(("travels",) if wide else ()),
+        "exact",
+        *narrow,
+        "protects",
+        *(("paper",) if wide else ()),
         title=f"for {model}, with a head for {classes} classes",
         title_justify="left",
         box=SIMPLE_HEAD,
+        pad_edge=False,
     )
     for row in rows:
         exact = "yes" if row["mean_exact"] else "no"
         counted = ("-", "-") if row["trainable"] is None else (f"{row['trainable']:,}", size(row["bytes_up"]))
-        rate = f"{row['lr']:g}\n{row['lr'] * row['head_factor']:g}"
+        rates = (f"{row['lr']:g}", f"{row['lr'] * row['head_factor']:g}")
         units = [unit for unit in row["units"] if unit != "none"]
-        named = "any unit" if len(units) == _UNITS else ", ".join(units) or "none"
-        table.add_row(row["name"], row["travels"], exact, *counted, rate, named, *((row["paper"],) if wide else ()))
+        named = "any" if len(units) == _UNITS else ", ".join(units) or "none"
+        travels, paper = ((row["travels"],), (row["paper"],)) if wide else ((), ())
+        table.add_row(row["name"], *travels, exact, *counted, *rates, named, *paper)
     console.print(table)
     console.print("exact: whether averaging what clients send equals averaging their models")
     console.print("lr: the learning rate where training.lr is not set, times 256 / width for a model wider than 256")
@@ -125,7 +123,7 @@ def show_methods(model: str, classes: int, rows: Sequence[Mapping[str, Any]]) ->
         "of head: that of the head's last layer in a model wider than 256, where training.head_factor is not set; in others, "
         "and where privacy protects anybody, lr"
     )
-    console.print("protects: the units that differential privacy can protect (client, example, group)")
+    console.print("protects: the units that differential privacy can protect; any: client, example and group")
     for row in rows:
         if row["trainable"] is None:
             console.print(f"{row['name']}: {row['not_applicable']}")
