@@ -50,13 +50,13 @@ tables show. Method and peer each have the rate that was best for them on that d
 this number; else it is the mean over further seeds. A test set has 872 (SST-2) or 1,000 texts: the standard error of a single
 number is 1 to 1.6 points. "Rate" is the one with the best mean over SST-2 and AG News.
 
-From the 80 steps come the defaults of `training.lr`: what `secure-fed methods` lists, times 256 / width for a model wider than
-256. For this encoder, of width 384, that is 0.0033 for LoRA and its relatives, which are 3 to 8 points better at 0.003 than at
-0.005 on SST-2; for the built-in one, of width 128, it is 0.005, which its notes were tuned with. In inverse proportion to the
-width, wider models come by rates that are usual for LoRA: 0.0017 at 768, 0.0003 at 4,096. `fedft`, `adapter_houlsby`, `ia3`,
-`prompt_tuning`, `prefix_tuning` and `c2a` have rates of their own, since they learn little or nothing at 0.005. So do `fedtt`
-and `fedtt_plus`: at 0.005 they end 9 and 14 points lower among many clients
-([methods.md](methods.md#the-learning-rate-in-a-federation)).
+From the 80 steps come the defaults of `training.lr`: those of a model of width 256 or less, and 256 / width times as much in a
+wider one. `secure-fed methods --model NAME` lists them. For this encoder, of width 384, that is 0.0033 for LoRA and its
+relatives, which are 3 to 8 points better at 0.003 than at 0.005 on SST-2; for the built-in one, of width 128, it is 0.005,
+which its notes were tuned with. In inverse proportion to the width, wider models come by rates that are usual for LoRA: 0.0017
+at 768, 0.0003 at 4,096. `fedft`, `adapter_houlsby`, `ia3`, `prompt_tuning`, `prefix_tuning` and `c2a` have rates of their own,
+since they learn little or nothing at 0.005. So do `fedtt` and `fedtt_plus`: at 0.005 they end 9 and 14 points lower among many
+clients ([methods.md](methods.md#the-learning-rate-in-a-federation)).
 
 ## What was wrong, and what was not
 

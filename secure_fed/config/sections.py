@@ -162,7 +162,7 @@ class FederationConfig:
 class TrainingConfig:
     lr: float | None = key(
         None,
-        "local learning rate (the method's own, which `secure-fed methods` lists, times 256 / width of a model wider than 256; "
+        "local learning rate (the method's own in a model of this width, which `secure-fed methods --model` lists; "
         "four times that where privacy protects examples or groups)",
         above=0.0,
         optional=5e-3,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from secure_fed.learning.models.loading import (
     load,
     pooler_names,
     quiet,
+    width_of,
 )
 from secure_fed.learning.models.locate import locate
 from secure_fed.methods import METHODS, build, card
@@ -39,7 +41,8 @@ def catalogue(model: str, overrides: Iterable[str] = (), classes: int = 2) -> li
 
     overrides: `method.key=value`; a method that does not read that setting is counted without it. bytes_up and bytes_down are
     what one client sends and receives in the method's first round, unmasked, and bytes_per_round is both. Of a method that
-    cannot be put into this model, or not with these settings, these are None, and not_applicable says why.
+    cannot be put into this model, or not with these settings, these are None, and not_applicable says why. lr: the rate
+    in this model where training.lr is not set; head_factor: that of the head's last layer over it, without privacy.
     """
     settings, skeleton = _settings(overrides), _Skeleton.of(model, classes)
     return [_row(name, settings, skeleton) for name in METHODS]
@@ -94,6 +97,10 @@ class _Skeleton:
             model = found.model()
         return cls(found.config, head_names(model) + pooler_names(model))
 
+    @cached_property
+    def width(self) -> int | None:
+        return width_of(self.model())
+
     def model(self) -> nn.Module:
         from transformers import AutoModelForSequenceClassification
 
@@ -107,9 +114,11 @@ def _row(name: str, settings: Mapping[str, Any], skeleton: _Skeleton) -> dict[st
     read = {*described.options, *_EVERYWHERE}
     own = {("method", key): value for key, value in settings.items() if key in read}
     row = {
-        **{name: getattr(described, name) for name in ("name", "paper", "travels", "mean_exact", "lr", "head_factor")},
+        **{name: getattr(described, name) for name in ("name", "paper", "travels", "mean_exact")},
         "units": ["none", *described.units],
         "refusals": dict(described.refusals),
+        "lr": described.lr_of(skeleton.width),
+        "head_factor": described.head_factor_of(skeleton.width),
     }
     try:
         run = RunConfig().replace({("method", "name"): name, ("model", "max_length"): 2, **own})

@@ -118,11 +118,8 @@ def show_methods(model: str, classes: int, rows: Sequence[Mapping[str, Any]]) ->
         table.add_row(row["name"], *travels, exact, *counted, *rates, named, *paper)
     console.print(table)
     console.print("exact: whether averaging what clients send equals averaging their models")
-    console.print("lr: the learning rate where training.lr is not set, times 256 / width for a model wider than 256")
-    console.print(
-        "of head: that of the head's last layer in a model wider than 256, where training.head_factor is not set; in others, "
-        "and where privacy protects anybody, lr"
-    )
+    console.print("lr: the learning rate in this model where training.lr is not set")
+    console.print("of head: that of the head's last layer; where privacy protects anybody, it is lr")
     console.print("protects: the units that differential privacy can protect; any: client, example and group")
     for row in rows:
         if row["trainable"] is None:

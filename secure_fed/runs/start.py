@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import nn
-
 from privacy.sampling import Sampler
 from secure_fed.config import RunConfig
 from secure_fed.learning.audit_pool.pool import AuditPool, hold_out
 from secure_fed.learning.models.devices import find_devices
-from secure_fed.learning.models.loading import digest_of
+from secure_fed.learning.models.loading import digest_of, width_of
 from secure_fed.learning.problem import Problem
 from secure_fed.learning.training.beside import copies_on
 from secure_fed.learning.training.local import Objective
@@ -67,14 +65,6 @@ def started(config: RunConfig, method: Method, whole: Problem, *, own: bool) -> 
         objective=_objective(config, problem, method),
         sampler=cohort_sampler(config, len(problem.names), vacancies(problem.names, whole.names)),
     )
-
-
-def width_of(model: nn.Module) -> int | None:
-    """The width of the model's hidden states, where its configuration names one: that of the text part, where it has parts."""
-    config = getattr(model, "config", None)
-    of_text = getattr(config, "get_text_config", lambda: config)()
-    width = getattr(of_text, "hidden_size", None)
-    return width if isinstance(width, int) else None
 
 
 def _objective(config: RunConfig, problem: Problem, method: Method) -> Objective:

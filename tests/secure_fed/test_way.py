@@ -12,7 +12,7 @@ from privacy.mechanisms import Gaussian
 from secure_fed import Federation
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
-from secure_fed.runs.start import width_of
+from secure_fed.learning.models.loading import width_of
 from tests.secure_fed import small_models, toys
 
 TARGET = {"privacy.unit": "client", "privacy.epsilon": 8.0, "privacy.delta": 1e-3, "federation.cohort": 2}

@@ -105,6 +105,14 @@ def last_layer(model: nn.Module) -> tuple[str, ...]:
     return tuple(name for name in outside if name.rpartition(".")[0] == outside[-1].rpartition(".")[0])
 
 
+def width_of(model: nn.Module) -> int | None:
+    """The width of the model's hidden states, where its configuration names one: that of the text part, where it has parts."""
+    config = getattr(model, "config", None)
+    of_text = getattr(config, "get_text_config", lambda: config)()
+    width = getattr(of_text, "hidden_size", None)
+    return width if isinstance(width, int) else None
+
+
 def pooler_names(model: nn.Module) -> tuple[str, ...]:
     """The parameters of the base model's pooler: new in every classifier made from a masked language model, and trained
     for another task in the rest."""

@@ -118,6 +118,7 @@ def test_a_model_of_seven_billion_is_counted(tmp_path: Path, monkeypatch: pytest
     few = {name: METHODS[name] for name in ("fedft", "bitfit", "fedlora", "ffa_lora")}
     monkeypatch.setattr("secure_fed.methods.catalogue.METHODS", few)  # a copy: the table's order is told to users
     rows = by_name(catalogue(described(tmp_path / "llama", LLAMA_7B)))
+    assert (rows["fedlora"]["lr"], rows["fedlora"]["head_factor"]) == (5e-3 * 256 / 4096, 3.0)
     head = 2 * 4096
     layer = 4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096
     assert rows["fedft"]["trainable"] == 32 * layer + 32000 * 4096 + 4096 + head == 6_607_351_808
