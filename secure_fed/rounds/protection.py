@@ -137,20 +137,15 @@ def protect(
     if mechanism is not None:
         _require_open_sums(config, passes)
     if placement.plan is None:
-        chosen = config.evaluation.phantoms or 0
-        among_clients = chosen if kind_of(config) == "client" else 0
-        return Protection(phantoms=Count(chosen), beside=expected_phantoms(cohorts, among_clients))
-    if privacy.unit not in card.units:
-        message = f"{card.name} cannot protect privacy.unit = {privacy.unit!r}: {card.refusals[privacy.unit]}"
-        raise ConfigError(message).about("privacy.unit", privacy.unit, f"one of {', '.join(card.units)}")
+        return _nothing(config, cohorts)
+    _require_unit(card, privacy.unit)
     _check_delta(config, len(names) if privacy.unit == "client" else sum(units))
     population = Population(names, units, cohorts, passes, mechanism)
     plan = placement.plan(config, population)
     phantoms = count(config, _room(config, placement, population, numbers, plan.noise_multiplier))
     contributors = len(names) if privacy.hidden_cohort else round(cohorts.expected)
-    beside = 0
-    if not placement.step_noise:
-        beside = phantoms.phantoms if privacy.hidden_cohort else expected_phantoms(cohorts, phantoms.phantoms)
+    among_clients = 0 if placement.step_noise else phantoms.phantoms
+    beside = among_clients if privacy.hidden_cohort else expected_phantoms(cohorts, among_clients)
     shares = _shares(config, plan.noise_multiplier, contributors, beside) if placement.share_noise else None
     return Protection(
         unit=privacy.unit,
@@ -167,6 +162,20 @@ def protect(
         beside=beside,
         correlated=CorrelatedNoise(plan.correlation, config.federation.rounds) if plan.correlation.band > 1 else None,
     )
+
+
+def _nothing(config: RunConfig, cohorts: Sampler) -> Protection:
+    """No protection, with the phantoms that the configuration asks for."""
+    chosen = config.evaluation.phantoms or 0
+    among_clients = chosen if kind_of(config) == "client" else 0
+    return Protection(phantoms=Count(chosen), beside=expected_phantoms(cohorts, among_clients))
+
+
+def _require_unit(card: Card, unit: str) -> None:
+    """Refuse a unit that the method cannot protect."""
+    if unit not in card.units:
+        message = f"{card.name} cannot protect privacy.unit = {unit!r}: {card.refusals[unit]}"
+        raise ConfigError(message).about("privacy.unit", unit, f"one of {', '.join(card.units)}")
 
 
 def require_steady(protection: Protection, method: Method, initial: State, rounds: int) -> None:

@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from secure_fed.commands.comparison.totals import Charge, charge_of, totals
+from secure_fed.config import RunConfig
 from secure_fed.learning.tasks.commonest import Commonest, no_better
 from secure_fed.learning.tasks.headline import first_metrics, has_accuracy, leads
 from secure_fed.report.page.record import RunRecord
@@ -75,12 +76,8 @@ def row_of(name: str, runs: Mapping[int, RunRecord], target: float | None) -> Ro
     records = list(runs.values())
     results = [record.result or {} for record in records]
     settings = records[0].config
-    if target is None:
-        target = settings.evaluation.target_accuracy
-    if not has_accuracy(settings.data.task):
-        target = None
-    waited = [] if target is None else [_first_round(record, target) for record in records]
-    reached = [rounds for rounds in waited if rounds is not None]
+    target = _target(settings, target)
+    reached = [] if target is None else _reached(records, target)
     found = [charge_of(name, record) for record in records]
     charges = tuple(charge for charge in found if charge is not None)
     private = len(charges) == len(records)  # a sum over some of the runs would promise too much
@@ -144,8 +141,17 @@ def _commonest(results: Sequence[Mapping[str, Any]]) -> Commonest | None:
     return Commonest(fmean(common.share for common in known), min(common.of for common in known))
 
 
-def _first_round(record: RunRecord, target: float) -> int | None:
-    return next((number for number, accuracy in record.series("accuracy") if accuracy >= target), None)
+def _target(settings: RunConfig, asked: float | None) -> float | None:
+    """The target that was asked for, or else the configuration's own; None of a task without accuracy."""
+    if not has_accuracy(settings.data.task):
+        return None
+    return settings.evaluation.target_accuracy if asked is None else asked
+
+
+def _reached(records: Sequence[RunRecord], target: float) -> list[int]:
+    """The first round at the target, of each run that reached it."""
+    rounds = [[number for number, accuracy in record.series("accuracy") if accuracy >= target] for record in records]
+    return [each[0] for each in rounds if each]
 
 
 def _metric(name: str, result: Mapping[str, Any]) -> Any:
