@@ -3,9 +3,10 @@
     python benchmarks/planner_methods.py [--docs docs]
 
 `secure-fed budget plan --model` prints, for each method, the length of the noise on the final model over the longest way that
-its numbers can travel. Here it stands beside the accuracy that the method ended with on the notes, for every epsilon and kind
-of noise that was run. Two orders are counted over pairs of cells: of one method under different noise, and of different methods
-under the same noise. A pair agrees if the shorter noise has the higher accuracy. --docs writes it into private_utility.md.
+its numbers can travel. Here it stands beside the accuracy that the method ended with on the notes, for every epsilon, kind of
+noise and number of clients that was run. Two orders are counted over pairs of cells: of one method under different noise, and
+of different methods under the same noise. A pair agrees if the shorter noise has the higher accuracy. --docs writes it into
+private_utility.md.
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ from privacy.promises import Possible, in_turn
 from privacy.run_plan import Target
 from secure_fed.rounds.way import reached
 
-CLIENTS, COHORT, DELTA = 5_000, 250, 1e-5
+DELTA = 1e-5
 
 
 class Seen(NamedTuple):
-    """A cell: the method, its epsilon and kind of noise, how many noised numbers reach it, their length, and the accuracy."""
+    """A cell: the method, epsilon, kind of noise and clients, how many noised numbers reach it, their length, the accuracy."""
 
     method: str
     epsilon: float
     noise: str
+    clients: int
     numbers: int
     length: float
     accuracy: float
@@ -49,18 +51,19 @@ def cells(out: Path) -> Iterator[Seen]:
         if len(built.method.plan(built.initial).passes) > 1:
             continue
         numbers = reached(built.method, built.initial)
-        for epsilon, noise in itertools.product(private_notes.EPSILONS, private_notes.NOISES):
-            values = private_notes.seeds(found, private_notes.At(name, epsilon, noise), 1)
-            if values:
-                accuracy = statistics.mean(values)
-                yield Seen(name, epsilon, noise, numbers, length(epsilon, noise, numbers), accuracy, len(values))
+        for at in itertools.starmap(
+            private_notes.At,
+            itertools.product([name], private_notes.EPSILONS, private_notes.NOISES, private_notes.SIZES),
+        ):
+            if values := private_notes.seeds(found, at, 1):
+                yield Seen(*at, numbers, length(at, numbers), statistics.mean(values), len(values))
 
 
-def length(epsilon: float, noise: str, numbers: int) -> float:
+def length(at: private_notes.At, numbers: int) -> float:
     """As the planner has it for clients in turn, of noise that the server adds."""
-    setting = Setting(CLIENTS, COHORT, private_notes.ROUNDS, DELTA, dim=numbers)
-    ways = in_turn(setting, Target(epsilon, None, DELTA, stop_early=True), Possible(momentum=0.5))
-    correlation = {"independent": "none", "correlated": "banded"}[noise]
+    setting = Setting(at.clients, at.clients // private_notes.ROUNDS, private_notes.ROUNDS, DELTA, dim=numbers)
+    ways = in_turn(setting, Target(at.epsilon, None, DELTA, stop_early=True), Possible(momentum=0.5))
+    correlation = {"independent": "none", "correlated": "banded"}[at.noise]
     way = next(each for each in ways if (each.noise, each.correlation) == ("central", correlation))
     return way.share(setting) or 0.0
 
@@ -73,14 +76,16 @@ def agreeing(pairs: list[tuple[Seen, Seen]]) -> str:
 
 
 def table(seen: list[Seen]) -> str:
-    lines = ["| noise, of the longest way | method | epsilon | noise | accuracy (seeds) |", "|---:|---|---:|---|---:|"]
+    lines = [
+        "| noise, of the longest way | method | cohort | epsilon | noise | accuracy (seeds) |",
+        "|---:|---|---:|---:|---|---:|",
+    ]
     for one in sorted(seen, key=lambda one: one.length):
-        lines.append(
-            f"| {one.length:.2f} | {one.method} | {one.epsilon:g} | {one.noise} | {100 * one.accuracy:.1f} ({one.seeds}) |"
-        )
+        cohort, accuracy = one.clients // private_notes.ROUNDS, f"{100 * one.accuracy:.1f} ({one.seeds})"
+        lines.append(f"| {one.length:.2f} | {one.method} | {cohort:,} | {one.epsilon:g} | {one.noise} | {accuracy} |")
     pairs = list(itertools.combinations(seen, 2))
     same = [(a, b) for a, b in pairs if a.method == b.method]
-    beside = [(a, b) for a, b in pairs if (a.epsilon, a.noise) == (b.epsilon, b.noise)]
+    beside = [(a, b) for a, b in pairs if (a.epsilon, a.noise, a.clients) == (b.epsilon, b.noise, b.clients)]
     said = (
         f"The shorter noise has the higher accuracy in {agreeing(same)} pairs of cells of one method, and in "
         f"{agreeing(beside)} pairs of methods under the same noise."
