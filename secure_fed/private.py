@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader
 
 from privacy.entropy import Entropy, SystemEntropy
 from privacy.statement import Statement
-from secure_fed.errors import ModelError, OwnLoopError
+from secure_fed.errors import ConfigError, ModelError, OwnLoopError
 from secure_fed.own_loop.batches import PoissonLoader, require_samplable
 from secure_fed.own_loop.model import require_trainable
 from secure_fed.own_loop.paying import Purse, stated
@@ -115,7 +115,7 @@ def wrap(
     loader: DataLoader[Any],
     budget: Budget,
     *,
-    ledger: str | PathLike[str] = "",
+    ledger: str | PathLike[str] | None = None,
     data_set: str = "",
     unit_name: str = "",
 ) -> Private:
@@ -128,7 +128,11 @@ def wrap(
 
     ModelError, DataError, ConfigError or an error of the ledger if no guarantee can be made; then nothing was changed.
     """
-    return _wrapped(model, optimizer, loader, budget, SystemEntropy(), (fspath(ledger), data_set, unit_name))
+    if data_set and not ledger:
+        raise ConfigError(
+            f"data_set is {data_set!r}, which is a name in a ledger, and there is none: give its file as ledger"
+        ).about("data_set", data_set, "a ledger beside it")
+    return _wrapped(model, optimizer, loader, budget, SystemEntropy(), (fspath(ledger or ""), data_set, unit_name))
 
 
 def _wrapped(

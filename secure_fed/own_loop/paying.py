@@ -102,6 +102,7 @@ def stated(clip_norm: float, terms: Terms, plan: Plan, *, private: bool) -> Stat
 _OF_LOOPS = (
     "what the loop itself reads of the examples, prints or decides by: losses, batches, when to stop",
     "the set of labels, and the number of examples, which are public",
+    "parameters outside of the wrapped model, such as those of a second module, which the loop would train without noise",
     "facts about several examples together, such as all of one person",
     "random numbers that the data set or the loss draws from a known seed",
     "the rounding in float32 of an example's gradient, which may follow the batch that it is in",

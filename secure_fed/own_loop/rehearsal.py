@@ -19,24 +19,52 @@ from secure_fed.errors import DataError, ModelError
 from secure_fed.learning.training.gradient_trial import agree, length
 
 Reduction = Literal["mean", "sum"]
-_LOOKED_AT = 256
+_LOOKED_AT, _MOST = 512, 8
 _TOLERANCE = 1e-3
 
 
 def chosen(examples: Sequence[Any]) -> list[int]:
-    """The indices of three examples, or of both, of lengths as different as there are: equal ones hide a mean over tokens."""
+    """The indices of two to eight examples, as different as there are.
+
+    The shortest, a middle one and the longest, since equal lengths hide a mean over tokens; and one of each class, the rarest
+    first, since a single class hides weights of classes.
+    """
     if len(examples) < 2:
         raise DataError(
             f"the loader has {len(examples)} examples; whether each has a gradient of its own shows from 2 on"
         )
-    by_length = sorted(range(min(len(examples), _LOOKED_AT)), key=lambda i: (_counted(examples[i]), i))
-    return sorted({by_length[0], by_length[len(by_length) // 2], by_length[-1]})
+    seen = {index: examples[index] for index in range(0, len(examples), -(-len(examples) // _LOOKED_AT))}
+    by_length = sorted(seen, key=lambda index: (_counted(seen[index]), index))
+    found = {by_length[0], by_length[len(by_length) // 2], by_length[-1]}
+    of_class: dict[int, list[int]] = {}
+    for index, item in seen.items():
+        if (label := _class(item)) is not None:
+            of_class.setdefault(label, []).append(index)
+    for indices in sorted(of_class.values(), key=len):
+        if len(found) < _MOST:
+            found.add(indices[0])
+    return sorted(found)
+
+
+def _targets(item: Any) -> Any:
+    """An example's labels: by their name, or its last part."""
+    if isinstance(item, Mapping):
+        return item.get("labels", item.get("label"))
+    return item[-1] if isinstance(item, tuple | list) and item else None
+
+
+def _class(item: Any) -> int | None:
+    """The class of an example with one label."""
+    label = _targets(item)
+    if isinstance(label, Tensor) and not label.ndim:
+        label = label.item()
+    return int(label) if isinstance(label, int | np.integer) else None
 
 
 def _counted(item: Any) -> int:
     """How many of an example's tokens have a label, or count."""
-    if isinstance(item, Mapping) and np.ndim(item.get("labels", 0)) == 1:
-        return int((np.asarray(item["labels"]) >= 0).sum())
+    if isinstance(labels := _targets(item), Tensor | np.ndarray | list) and np.ndim(labels) == 1:
+        return int((np.asarray(labels) >= 0).sum())
     return length(item)
 
 
@@ -53,7 +81,7 @@ def reduction(together: Mapping[str, Tensor], alone: Sequence[Mapping[str, Tenso
     if agree({name: each * len(alone) for name, each in together.items()}, own, _TOLERANCE):
         return "mean"
     raise ModelError(
-        "the gradient of an example depends on the others in its batch (the loss is averaged over all tokens of the batch, or "
-        "compares examples, or the model draws random numbers beyond dropout), so no example can be protected; average the "
+        "the gradient of an example depends on the others in its batch (the loss is averaged over all tokens of the batch or by "
+        "weights of classes, or compares examples, or the model draws random numbers beyond dropout), so no example can be protected; average the "
         "loss of each example by itself, and then over examples"
     )

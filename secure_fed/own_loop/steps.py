@@ -71,10 +71,17 @@ class PrivateSteps:
 
     def begin(self, turn: Turn) -> None:
         """The loop is about to be given a batch."""
-        if self._turn is not None and self._turn.forward:
+        before = self._turn
+        if before is not None and (before.forward or not before.rehearsal):
             raise OwnLoopError(
                 "the loop went on to another batch without optimizer.step(): whether a step is made must not depend on data, "
-                "and gradients are not accumulated over batches; call optimizer.step() once for every batch"
+                "and gradients are not accumulated over batches; call optimizer.step() once for every batch of the wrapped "
+                "loader, leave its loop after a step and not before one, and evaluate on the loader that was given to wrap()"
+            )
+        if not turn.rehearsal and self.reduction is None:
+            raise OwnLoopError(
+                "the loop left out batches of the rehearsal, which come first and may have one example: without them nothing "
+                "says what the loss is; call optimizer.step() once for every batch of the wrapped loader"
             )
         if not turn.rehearsal and self._left() < 1:
             raise BudgetExhausted(

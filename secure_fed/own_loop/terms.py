@@ -26,10 +26,12 @@ class Budget:
 
     def __post_init__(self) -> None:
         for name, value in (("epsilon", self.epsilon), ("clip_norm", self.clip_norm)):
-            if not 0 < value < float("inf"):
+            if not _number(value) or not 0 < value < float("inf"):
                 raise ConfigError(f"{name} is {value!r}; it must be a finite number above 0").about(
                     name, value, "above 0"
                 )
+        if not _number(self.delta):
+            raise ConfigError(f"delta is {self.delta!r}; it must be a number").about("delta", self.delta, "a number")
         if (self.epochs is None) == (self.steps is None):
             both = (self.epochs, self.steps)
             raise ConfigError(f"epochs and steps are {both}; give one of them").about("epochs", both, "one of two")
@@ -38,6 +40,10 @@ class Budget:
                 raise ConfigError(f"{name} is {count!r}; it must be a whole number from 1 on").about(
                     name, count, "from 1"
                 )
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from secure_fed.errors import ModelError, OwnLoopError, UsageError
+from secure_fed.own_loop.rehearsal import chosen
 from secure_fed.private import Private, wrap
-from tests.secure_fed.own_loop.loops import BUDGET, Loss, data, loader, mean, network, train, wrapped
+from tests.secure_fed.own_loop.loops import BUDGET, REHEARSAL, Loss, data, loader, mean, network, train, wrapped
 
 
 def state(model: nn.Module) -> list[Tensor]:
@@ -27,7 +28,7 @@ def same(before: list[Tensor], model: nn.Module) -> bool:
 def rehearse(private: Private) -> Any:
     """The batches after the rehearsal."""
     left = iter(private.loader)
-    for _ in range(4):
+    for _ in range(REHEARSAL):
         x, y = next(left)
         mean(private.model, x, y).backward()
         private.optimizer.step()
@@ -79,6 +80,21 @@ def skips(private: Private) -> None:
             private.optimizer.step()
 
 
+def skips_unseen(private: Private) -> None:
+    """By what the data say, before the model has seen them."""
+    for x, y in rehearse(private):
+        if float(x.max()) > 100:
+            mean(private.model, x, y).backward()
+            private.optimizer.step()
+
+
+def skips_single_examples(private: Private) -> None:
+    for x, y in private.loader:
+        if len(y) > 1:
+            mean(private.model, x, y).backward()
+            private.optimizer.step()
+
+
 def closure(private: Private) -> None:
     x, y = next(rehearse(private))
     private.optimizer.step(lambda: float(mean(private.model, x, y).detach()))
@@ -127,8 +143,10 @@ def autocasts(private: Private) -> None:
         (again, "without a batch of the wrapped loader"),
         (other_loader, "without a batch of the wrapped loader"),
         (other_batch, "was given 24 examples, and the batch that the wrapped loader drew has"),
-        (all_at_once, "the batch that the wrapped loader drew has|without a batch of the wrapped loader"),
+        (all_at_once, r"without optimizer.step\(\)"),
         (skips, r"without optimizer.step\(\)"),
+        (skips_unseen, r"without optimizer.step\(\)"),
+        (skips_single_examples, "left out batches of the rehearsal"),
         (closure, "closure"),
         (evaluates_as_it_trains, "a forward pass without a backward pass came between"),
         (only_evaluates, r"call model.train\(\) before"),
@@ -151,6 +169,10 @@ def ratio_of_tokens(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return (cross_entropy(model(x), y, reduction="none") * tokens).sum() / tokens.sum()
 
 
+def of_weighted_classes(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return cross_entropy(model(x), y, weight=torch.tensor([1.0, 9.0, 99.0]))
+
+
 def contrastive(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     found = model(x)
     return cross_entropy(found @ found.T, torch.arange(len(found)))
@@ -164,9 +186,22 @@ def without_gradient(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return mean(model, x, y) * 0.0
 
 
+def test_a_rehearsal_has_the_rarest_class_and_different_lengths() -> None:
+    labels = torch.zeros(2000, dtype=torch.long)
+    labels[1500] = 1  # the only one of its class
+    assert {0, 1500} < set(chosen(TensorDataset(torch.ones(2000, 5), labels)))  # type: ignore[arg-type]
+    classes = [{"x": 0, "label": i // 100} for i in range(2000)]
+    assert len(chosen(classes)) == 8
+    words = torch.full((100, 4), -100)
+    words[:, 0], words[57], words[23, 0] = 1, 1, -100
+    found = chosen(TensorDataset(torch.ones(100, 4), words))  # type: ignore[arg-type]
+    assert (found, chosen([{"input_ids": [1] * n} for n in (2, 1, 3, 2)])) == ([23, 50, 57], [1, 2, 3])
+
+
 @pytest.mark.parametrize(
     ("loss", "says"),
     [
+        (of_weighted_classes, "depends on the others in its batch"),
         (ratio_of_tokens, "averaged over all tokens of the batch"),
         (contrastive, "depends on the others in its batch"),
         (with_a_term_on_parameters, "the loss has a term of its own on the parameters"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,19 @@ from privacy.sampling import Poisson
 from secure_fed.errors import ConfigError, DataError, ModelError
 from secure_fed.private import Budget, wrap
 from tests.secure_fed.own_loop import loops
-from tests.secure_fed.own_loop.loops import BUDGET, Loss, Tied, batches, loader, mean, network, summed, train, wrapped
+from tests.secure_fed.own_loop.loops import (
+    BUDGET,
+    REHEARSAL,
+    Loss,
+    Tied,
+    batches,
+    loader,
+    mean,
+    network,
+    summed,
+    train,
+    wrapped,
+)
 
 
 def frozen() -> nn.Module:
@@ -36,7 +49,7 @@ def test_its_steps_are_those_of_one_example_at_a_time(make: type[nn.Module], los
     private = wrapped(copy.deepcopy(model), batch_size=batch_size)
     found = train(private, loss)
     expected = loops.oracle(model, loss, BUDGET, 0, batch_size, private.plan.noise_multiplier)
-    rehearsed, made = found[:5], found[5:]  # of five states, four batches
+    rehearsed, made = found[: REHEARSAL + 1], found[REHEARSAL + 1 :]
     assert all(torch.equal(a, b) for state in rehearsed for a, b in zip(state, found[0], strict=True))
     assert len(made) == len(expected) == 6
     for one, other in zip(made, expected, strict=True):
@@ -80,7 +93,7 @@ def test_every_example_is_drawn_by_a_coin_of_its_own() -> None:
 
 def test_its_batches_are_those_samples() -> None:
     private = wrapped(network(), None, batch_size=2, budget=Budget(50.0, 1e-2, steps=24))
-    sizes = [len(x) for x, _ in _stepped(private)][4:]
+    sizes = [len(x) for x, _ in _stepped(private)][REHEARSAL:]
     assert len(sizes) == 24
     assert len(set(sizes)) > 2
     assert min(sizes) == 1  # an empty draw has one example, which does not count
@@ -134,7 +147,7 @@ def test_a_step_that_cannot_be_charged_is_not_made() -> None:
 def _rehearsed(private: loops.Private) -> tuple[Tensor, Tensor]:
     """The first batch that counts."""
     for number, (x, y) in enumerate(private.loader):
-        if number == 4:
+        if number == REHEARSAL:
             return x, y
         mean(private.model, x, y).backward()
         private.optimizer.step()
@@ -194,13 +207,21 @@ def test_it_says_what_it_guarantees() -> None:
         ({"epsilon": 0.0}, "epsilon is 0.0; it must be a finite number above 0"),
         ({"clip_norm": -1.0}, "clip_norm is -1.0"),
         ({"epochs": 1}, r"epochs and steps are \(1, 6\); give one of them"),
+        ({"epsilon": "8"}, "epsilon is '8'; it must be a finite number"),
+        ({"delta": None}, "delta is None; it must be a number"),
         ({"steps": 0}, "steps is 0; it must be a whole number from 1 on"),
         ({"delta": 0.05}, "delta is 0.05; choose it above 0 and well below 1/examples = 0.0416"),
     ],
 )
-def test_a_budget_that_is_none_is_refused(given: dict[str, float], says: str) -> None:
+def test_a_budget_that_is_none_is_refused(given: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        wrapped(network(), budget=Budget(**({"epsilon": 4.0, "delta": 1e-2, "steps": 6} | given)))  # type: ignore[arg-type]
+        wrapped(network(), budget=Budget(**({"epsilon": 4.0, "delta": 1e-2, "steps": 6} | given)))
+
+
+def test_a_name_in_a_ledger_needs_one() -> None:
+    model = network()
+    with pytest.raises(ConfigError, match=r"data_set is 'notes', which is a name in a ledger, and there is none"):
+        wrap(model, torch.optim.SGD(model.parameters(), 0.1), loader(), BUDGET, ledger=None, data_set="notes")
 
 
 def test_a_loader_that_draws_its_own_way_is_refused() -> None:
