@@ -81,7 +81,7 @@ def reduction(together: Mapping[str, Tensor], alone: Sequence[Mapping[str, Tenso
     if agree({name: each * len(alone) for name, each in together.items()}, own, _TOLERANCE):
         return "mean"
     raise ModelError(
-        "the gradient of an example depends on the others in its batch (the loss is averaged over all tokens of the batch or by "
-        "weights of classes, or compares examples, or the model draws random numbers beyond dropout), so no example can be protected; average the "
-        "loss of each example by itself, and then over examples"
+        "the gradient of an example depends on the others in its batch (the loss is averaged over all tokens of the batch, or "
+        "by weights of classes, or compares examples, or the model draws random numbers beyond dropout), so no example can be "
+        "protected; average the loss of each example by itself, and then over examples"
     )
