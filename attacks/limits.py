@@ -6,7 +6,7 @@ import math
 
 from secure_fed.errors import ConfigError
 
-ABOVE_LIMIT = 4  # exit status
+ABOVE_LIMIT, CANNOT_TELL = 4, 5  # exit statuses
 
 
 def limit_of(written: str | None, name: str, give: str, most: float = 1.0) -> float:

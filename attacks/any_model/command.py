@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
-from attacks.limits import ABOVE_LIMIT, limit_of
+from attacks.limits import ABOVE_LIMIT, CANNOT_TELL, limit_of
 from secure_fed.errors import ConfigError, UsageError, plainly
 
 if TYPE_CHECKING:
@@ -55,7 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own.add_argument("--scores", type=Path, metavar="FILE.csv", help="write every text's scores too")
     folder = "write audit.html, a page to read, audit.json and scores.csv into this folder, readable by you alone"
     own.add_argument("--out", type=Path, metavar="DIR", help=folder)
-    limit = f"exit with status {ABOVE_LIMIT} if a signal's AUC is above this, or with --prepared the bound on epsilon"
+    limit = (
+        f"exit with status {ABOVE_LIMIT} if a signal's AUC is above this, or with --prepared the bound on epsilon; with "
+        f"{CANNOT_TELL} if the audit cannot tell"
+    )
     own.add_argument("--fail-above", metavar="auc=X|epsilon=X", help=limit)
 
 
@@ -97,6 +100,12 @@ def run(chosen: argparse.Namespace) -> int:
 
         page = written(audit, chosen.out, show_texts=chosen.show_texts)
         print(f"report: {page}", file=sys.stderr if chosen.json else sys.stdout)
+    if chosen.fail_above is not None and audit.verdict.level == "void":
+        print(
+            "secure-fed: --fail-above cannot be judged: members and others differ for another reason than the training",
+            file=sys.stderr,
+        )
+        return CANNOT_TELL
     if audit.largest_auc <= limit:
         return 0
     print(f"secure-fed: an AUC of {audit.largest_auc:.3f} is above --fail-above auc={limit:g}", file=sys.stderr)
@@ -174,9 +183,10 @@ def _config(chosen: argparse.Namespace) -> RunConfig | None:
 
 def _write(audit: Audit, place: Path) -> None:
     from attacks.any_model.folder import as_csv
+    from secure_fed.runs.durable import atomic_write
 
     with plainly(UsageError, f"{place} cannot be written", "name another file with --scores"):
-        place.write_text(as_csv(audit), encoding="utf-8")
+        atomic_write(place, as_csv(audit), private=True)
 
 
 def _require_writable(place: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,7 +75,7 @@ def prepare(chosen: argparse.Namespace) -> None:
         f"train on:   {chosen.out / 'train.jsonl'}, with any tool\n"
         f"publish:    {chosen.out / 'prepared.json'}, which commits to {manifest.candidates} coins\n"
         f"keep:       {chosen.out / 'candidates.jsonl'} and {chosen.out / 'private'}, for yourself until the audit\n"
-        f"then audit: secure-fed audit --model BASE --adapter ADAPTER --prepared {chosen.out}"
+        f"then audit: secure-fed audit --model BASE --adapter ADAPTER --prepared {shlex.quote(str(chosen.out))}"
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -189,7 +190,7 @@ def _run(config: RunConfig, chosen: argparse.Namespace, name: str, *, resume: bo
     elif not quiet:
         show_result(result.whole)
         own = f", and for you alone {private_part(out) / page.name}" if result.withheld else ""
-        print(f"report: {page}{own}\nadapter: secure-fed export {out} OUT_DIR")
+        print(f"report: {page}{own}\nadapter: secure-fed export {shlex.quote(str(out))} OUT_DIR")
     return out
 
 

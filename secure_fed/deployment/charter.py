@@ -164,7 +164,7 @@ class Charter:
             raise CharterError("the charter is damaged: its fields are not those of this version")
         try:
             return cls(
-                name=_text(fields["name"]),
+                name=shown_name(fields["name"]),
                 run=_text(fields["run"]),
                 version=_text(fields["version"]),
                 config=RunConfig.from_dict(fields["config"]),
@@ -204,7 +204,14 @@ def _member(fields: Any) -> Member:
     count = fields["examples"]
     if count is not None and (type(count) is not int or count < 1):
         raise ValueError(f"a member has {count!r:.40} examples")
-    return Member(_text(fields["name"]), _key(fields["identity"]), count)
+    return Member(shown_name(fields["name"]), _key(fields["identity"]), count)
+
+
+def shown_name(value: Any) -> str:
+    """A name that people read beside a fingerprint: one line that shows, of at most 200 characters. ValueError for others."""
+    if not isinstance(value, str) or not value.strip() or len(value) > 200 or not value.isprintable():
+        raise ValueError(f"{value!r:.40} is no name of one printable line of at most 200 characters")
+    return value
 
 
 def _text(value: Any) -> str:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from secure_fed.config import RunConfig
 from secure_fed.deployment.charter import Charter, Member
-from secure_fed.deployment.home import BEGUN, CHARTER, COORDINATOR, RUN, HomeError, load_coordinator_key
+from secure_fed.deployment.home import BEGUN, CHARTER, COORDINATOR, RUN, HomeError, load_coordinator_key, require_name
 from secure_fed.errors import ConfigError
 from secure_fed.learning import tasks
 from secure_fed.learning.data import sources
 from secure_fed.learning.models.loading import digest_of, head_of, load
+from secure_fed.rounds.cohort import cohort_size
 from secure_fed.runs.durable import atomic_write
 
 MEMBERS = "the files of each member"  # data.train of a charter: nobody's path
@@ -25,6 +26,7 @@ def found(folder: Path, config: RunConfig, members: Sequence[Member], name: str)
     config: as for a simulation. Of its data, the test set is the coordinator's; the members' training data are their own, and
     which classes there are is read from the test set.
     """
+    require_name(name)
     identity = load_coordinator_key(folder)
     if (folder / RUN).exists():
         raise HomeError(
@@ -86,6 +88,11 @@ def _require_deployable(config: RunConfig, members: Sequence[Member]) -> None:
     if clients not in (None, len(members)):
         message = f"federation.clients = {clients} is not the {len(members)} cards that are given: leave it out"
         raise ConfigError(message).about("federation.clients", clients, "not set")
+    if unit == "client" and config.federation.sampling == "fixed" and cohort_size(config, len(members)) < len(members):
+        raise ConfigError(
+            "federation.sampling = 'fixed' with privacy.unit = 'client' counts on nobody's seeing who takes part, and whoever "
+            "runs or watches the machines does: set it to 'schedule'"
+        ).about("federation.sampling", "fixed", "'schedule' or 'auto'")
     if unit in ("example", "group") and (silent := [one.name for one in members if one.examples is None]):
         raise ConfigError(
             f"privacy.unit = {unit!r} counts each member's units, and the card of {silent[0]!r} declares none: set units in "

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 from protocols.keys import Identity, Secret
 from secure_fed.config import RunConfig
 from secure_fed.config.setting import coerced, key
-from secure_fed.deployment.charter import MOST_BYTES, Charter, Member
+from secure_fed.deployment.charter import MOST_BYTES, Charter, Member, shown_name
 from secure_fed.deployment.policy import Policy
 from secure_fed.errors import ConfigError, UsageError, plainly
 from secure_fed.runs.durable import atomic_write
@@ -149,8 +149,11 @@ def new_node(folder: Path, *, name: str, train: Sequence[str], coordinator: str,
         raise HomeError(f"{missing[0]} is not there: name the file of this node's examples with --train")
     if not _FINGERPRINT.fullmatch(coordinator):
         raise HomeError(f"{coordinator!r:.80} is no fingerprint: `secure-fed coordinator init` prints one")
-    if units < 0 or not name.strip():
-        raise HomeError(f"a node needs a name, and {units} units are none: give --name and --units anew")
+    if empty := [one for one in train if not Path(one).is_dir() and not Path(one).stat().st_size]:
+        raise HomeError(f"{empty[0]} is empty: name the file of this node's examples with --train")
+    if units < 0:
+        raise HomeError(f"{units} units are none: give --units anew, from 1 on")
+    require_name(name)
     made(folder, "secure-fed node init")
     write_key(folder / IDENTITY)
     node, policy = NodeSection(name, tuple(train), units=units), Policy(coordinators=(coordinator,))
@@ -158,6 +161,14 @@ def new_node(folder: Path, *, name: str, train: Sequence[str], coordinator: str,
     home = Home.load(folder)
     write_card(home)
     return home
+
+
+def require_name(name: str) -> None:
+    """HomeError for a name that people could not compare on a screen."""
+    try:
+        shown_name(name)
+    except ValueError as error:
+        raise HomeError(f"{error}: give --name anew") from error
 
 
 def write_card(home: Home) -> Path:
@@ -198,14 +209,14 @@ def read_card(path: Path) -> Member:
     try:
         found = json.loads(content)
         units = found["units"]
-        if set(found) != {"name", "identity", "units"} or not isinstance(found["name"], str) or not found["name"]:
+        if set(found) != {"name", "identity", "units"}:
             raise ValueError("it has other fields than name, identity and units")
         if units is not None and (type(units) is not int or units < 1):
             raise ValueError(f"units is {units!r}")
         identity = bytes.fromhex(found["identity"])
         if len(identity) != 32:
             raise ValueError("its identity is no public key of 32 bytes")
-        return Member(found["name"], identity, units)
+        return Member(shown_name(found["name"]), identity, units)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise HomeError(
             f"{path} is no card of a node: {error}; give the card.json of `secure-fed node init`"

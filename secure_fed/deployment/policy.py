@@ -68,6 +68,14 @@ def _objections(policy: Policy, charter: Charter) -> Iterator[str]:
         yield "it has no secure aggregation, and secure_aggregation = true asks for it"
     if policy.active and not masks.active:
         yield "its secure aggregation is not active, and active = true asks for it"
+    sampling, partly = config.federation.sampling, cohort < len(charter.members)
+    if (
+        config.privacy.unit == "client"
+        and sampling in ("fixed", "poisson")
+        and partly
+        and not config.privacy.hidden_cohort
+    ):
+        yield f"its guarantee counts on nobody's seeing who takes part (federation.sampling = {sampling!r}), and others do"
     yield from _of_privacy(policy, charter)
 
 

@@ -122,6 +122,7 @@ def test_a_pipeline_learns_of_a_leak_by_the_exit_status(
     assert [line["member"] for line in lines] == ["1"] * TEXTS + ["0"] * TEXTS
     members, others = (np.array([float(line["loss"]) for line in lines if line["member"] == one]) for one in "10")
     assert members.mean() > others.mean()
+    assert scores.stat().st_mode & 0o777 == 0o600
     assert main(audit(folder, "members", "--fail-above", "auc=0.999")) == 0
 
 
@@ -137,6 +138,8 @@ def test_texts_that_differ_by_their_words_alone_void_the_audit(
     found = json.loads(capsys.readouterr().out)
     assert found["verdict"] == "void"
     assert found["sentences"][0].startswith("Members and others differ by their words alone")
+    assert main([*arguments, "--fail-above", "auc=0.99"]) == 5
+    assert "cannot be judged" in capsys.readouterr().err
 
 
 def test_a_split_by_date_voids_the_audit_though_no_text_says_a_date(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from secure_fed.config import RunConfig
 from secure_fed.deployment.charter import Member
-from secure_fed.deployment.founding import MEMBERS, agreed
+from secure_fed.deployment.founding import MEMBERS, agreed, found
+from secure_fed.deployment.home import HomeError
 from secure_fed.errors import ConfigError
 
 CARDS = [Member(f"clinic {number}", bytes([number] * 32)) for number in range(4)]
@@ -31,6 +33,7 @@ def test_the_paths_of_files_stay_out_of_a_charter() -> None:
         {"evaluation": {"diagnostics": ["drift"]}},
         {"method": {"name": "fedlora", "personal": ["lora_A"]}},
         {"privacy": {"unit": "example", "epsilon": 8.0}},
+        {"federation": {"sampling": "fixed", "cohort": 2}, "privacy": {"unit": "client", "epsilon": 8.0}},
     ],
     ids=str,
 )
@@ -40,3 +43,10 @@ def test_what_needs_all_data_in_one_place_is_refused(tables: dict[str, dict[str,
     with pytest.raises(ConfigError) as refused:
         agreed(RunConfig.from_dict(USUAL | tables), CARDS)
     assert refused.value.setting in {f"{section}.{name}" for name in names}
+
+
+@pytest.mark.parametrize("name", ["", "hospitals\x1b[2J"])
+def test_a_federation_needs_a_name_that_can_be_read(name: str, tmp_path: Path) -> None:
+    with pytest.raises(HomeError, match="is no name of one printable line"):
+        found(tmp_path, RunConfig(), CARDS, name)
+    assert list(tmp_path.iterdir()) == []

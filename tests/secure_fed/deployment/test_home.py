@@ -87,7 +87,9 @@ def test_a_folder_that_holds_something_is_left_alone(node: Path) -> None:
     [
         ({"train": ["nowhere.csv"]}, "is not there"),
         ({"coordinator": "abcd"}, "is no fingerprint"),
-        ({"name": " "}, "a name"),
+        ({"name": " "}, "is no name"),
+        ({"name": "a\nb"}, "is no name of one printable line"),
+        ({"train": ["/dev/null"]}, "is empty"),
     ],
 )
 def test_a_node_is_not_made_of_nonsense(tmp_path: Path, own: dict[str, object], sentence: str) -> None:
@@ -135,6 +137,7 @@ def test_a_key_that_was_put_aside_is_not_overwritten(node: Path, monkeypatch: py
         '{"name": "a"}',
         '{"name": "a", "identity": "00", "units": null}',
         '{"name": 1, "identity": "", "units": 0}',
+        json.dumps({"name": "evil\x1b[8m", "identity": "ab" * 32, "units": None}),
     ],
 )
 def test_a_damaged_card_is_one_sentence(tmp_path: Path, text: str) -> None:

@@ -86,6 +86,15 @@ def test_what_a_charter_leaves_open_is_judged_by_what_is_run() -> None:
         )
 
 
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+def test_a_guarantee_that_counts_on_secret_cohorts_is_not_admitted(sampling: str) -> None:
+    """Whoever founded it: a coordinator that refuses such settings itself is no reason to trust it."""
+    many = tuple(Member(f"clinic {number}", Identity.new().public) for number in range(6))
+    terms = {"federation": {"sampling": sampling}, "secure_aggregation": {"enabled": sampling == "fixed"}}
+    with pytest.raises(PolicyError, match=f"counts on nobody's seeing who takes part .*'{sampling}'"):
+        require(replace(POLICY, secure_aggregation=False), replace(charter(**terms), members=many))
+
+
 def test_a_noise_multiplier_alone_states_no_epsilon() -> None:
     offered = charter(privacy={"epsilon": None, "noise_multiplier": 1.0})
     with pytest.raises(PolicyError, match="states no epsilon"):
