@@ -65,6 +65,9 @@ class Federation:
         if not isinstance(config, RunConfig | None):
             message = f"config is a {type(config).__name__}; make a RunConfig, with RunConfig.from_dict or .load"
             raise ConfigError(message).about("config", config, "a RunConfig")
+        if not isinstance(callbacks, list | tuple):
+            message = f"callbacks is a {type(callbacks).__name__}; give a list of objects"
+            raise ConfigError(message).about("callbacks", callbacks, "a list")
         self.config = with_absolute_paths(config or RunConfig())
         method = build(self.config)  # first, so that a wrong name is said before anything is loaded
         own = (model, train, test, collate, loss, metrics)

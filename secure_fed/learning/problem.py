@@ -163,6 +163,7 @@ def given(
         raise ConfigError(
             f"Federation was given objects of yours but not {' and '.join(missing)}; give model, train and test"
         )
+    _check_kinds(model, {"collate": collate, "loss": loss, "metrics": metrics})
     if config.privacy.unit == "group":
         raise ConfigError(
             "privacy.unit is 'group', which needs data from files with a privacy.group_column; use 'example'"
@@ -191,6 +192,16 @@ def given(
         unit_digest=_units_given(config, train),
         commonest=None if metrics else of_items(test),
     )
+
+
+def _check_kinds(model: object, functions: Mapping[str, object]) -> None:
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"model is a {type(model).__name__}; give a torch module, or a model's name as model.name and no objects of yours"
+        )
+    for name, one in functions.items():
+        if one is not None and not callable(one):
+            raise ConfigError(f"{name} is a {type(one).__name__}; give a function")
 
 
 def _units_given(config: RunConfig, train: Sequence[Sequence[Any]]) -> str:

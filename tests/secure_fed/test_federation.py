@@ -274,6 +274,19 @@ def test_a_missing_part_is_named(missing: str) -> None:
         toys.federation(**{missing: None})
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"model": "builtin/tiny"}, "model is a str; give a torch module"),
+        ({"collate": 3}, "collate is a int; give a function"),
+        ({"callbacks": "abc"}, "callbacks is a str; give a list of objects"),
+    ],
+)
+def test_an_object_of_another_kind_is_named(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        toys.federation(**given)
+
+
 def test_an_empty_client_is_named() -> None:
     with pytest.raises(DataError, match="client 1 of the 3 in train has no examples; leave it out"):
         toys.federation(sizes=(4, 0, 3))
