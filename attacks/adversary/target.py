@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,8 @@ def opened(run_dir: Path) -> Target:
     """The run in this directory, its data read again, ready to be audited. Nothing is written, and no budget is touched."""
     facts, config = read_facts(run_dir), read_config(run_dir)
     if not (run_dir / RESULT).exists():
-        raise RunDirectoryError(f"{run_dir} has not ended: go on with `secure-fed train --resume --out {run_dir}`")
+        going_on = f"secure-fed train --resume --out {shlex.quote(str(run_dir))}"
+        raise RunDirectoryError(f"{run_dir} has not ended: go on with `{going_on}`")
     result = _result(run_dir, config)
     if facts.get("task") == GIVEN or "given" in facts.get("privacy", {}):
         raise RunDirectoryError(

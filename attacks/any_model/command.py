@@ -185,8 +185,7 @@ def _write(audit: Audit, place: Path) -> None:
     from attacks.any_model.folder import as_csv
     from secure_fed.runs.durable import atomic_write
 
-    with plainly(UsageError, f"{place} cannot be written", "name another file with --scores"):
-        atomic_write(place, as_csv(audit), private=True)
+    atomic_write(place, as_csv(audit), private=True)
 
 
 def _require_writable(place: Path) -> None:
@@ -194,6 +193,9 @@ def _require_writable(place: Path) -> None:
     with plainly(UsageError, f"{place} cannot be written", "name another file with --scores"):
         if place.is_dir():
             raise IsADirectoryError("it is a folder")
+        # Such as /dev/stdout, in whose place a file would be put.
+        if place.is_symlink() or (place.exists() and not place.is_file()):
+            raise OSError("it is a link or a device")
         with TemporaryFile(dir=place.parent):
             pass
 

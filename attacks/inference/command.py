@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from attacks.any_model.command import longest
-from attacks.limits import ABOVE_LIMIT, limit_of
+from attacks.limits import ABOVE_LIMIT, CANNOT_TELL, limit_of
 from secure_fed.errors import UsageError
 
 
@@ -41,6 +41,11 @@ def run(chosen: argparse.Namespace) -> int:
     found = attribute(subject, chosen.attribute)
     facts = audited(subject, found, lambda what: print(f"secure-fed: {what}", file=sys.stderr))
     print(json.dumps(facts)) if chosen.json else _show(facts)
+    if chosen.fail_above is not None and facts["verdict"] == "void":
+        print(
+            "secure-fed: --fail-above cannot be judged: members and others differ by their words alone", file=sys.stderr
+        )
+        return CANNOT_TELL
     advantage = facts["guesses"][0]["advantage"]
     if advantage <= limit:
         return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -42,7 +43,9 @@ def rows_beside(run_dir: Path, beside: Sequence[Path]) -> list[Row]:
 def _audited_row(run_dir: Path) -> Row:
     folder = private_part(run_dir)
     if read_text(folder / AUDIT) is None:
-        raise RunDirectoryError(f"{run_dir} has not been audited: run `secure-fed audit {run_dir}` first")
+        raise RunDirectoryError(
+            f"{run_dir} has not been audited: run `secure-fed audit {shlex.quote(str(run_dir))}` first"
+        )
     audit, result = read_object(folder, AUDIT), read_object(run_dir, RESULT)
     if audit.get("rounds") != result.get("rounds"):
         raise RunDirectoryError(

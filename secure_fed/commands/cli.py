@@ -1,8 +1,8 @@
 """The command line: arguments in, a run out.
 
-Exit status: 0 done, 1 failed, 2 bad usage or configuration, 3 privacy budget exhausted, 4 an audit above its limit. With
-`--json` standard output is one JSON object and nothing else; progress goes to standard error. Commands import what they need
-when they run, so `--help` is instant.
+Exit status: 0 done, 1 failed, 2 bad usage or configuration, 3 privacy budget exhausted, 4 an audit above its limit, 5 one
+that cannot tell. With `--json` standard output is one JSON object and nothing else; progress goes to standard error. Commands
+import what they need when they run, so `--help` is instant.
 """
 
 from __future__ import annotations

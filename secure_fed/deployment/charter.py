@@ -26,6 +26,7 @@ from secure_fed.config import RunConfig
 from secure_fed.errors import SecureFedError, UsageError
 
 MOST_BYTES = 16_000_000  # some 100,000 members
+LONGEST_NAME = 48  # below the length of a fingerprint, so that no name can hold a forged one
 SCHEMA = 1
 _FIELDS = (
     "schema",
@@ -74,6 +75,13 @@ class Charter:
     version: str = __version__
 
     def __post_init__(self) -> None:
+        for called in (self.name, *(member.name for member in self.members)):
+            try:
+                shown_name(called)
+            except ValueError as error:
+                raise CharterError(
+                    f"{error}: rename the federation (--name) or the member (name in node.toml)"
+                ) from error
         (name, count), *_ = Counter(member.name for member in self.members).most_common(1) or [("", 0)]
         if count > 1:
             raise CharterError(f"{count} members of the federation are called {name!r}: give each another name")
@@ -208,10 +216,13 @@ def _member(fields: Any) -> Member:
 
 
 def shown_name(value: Any) -> str:
-    """A name that people read beside a fingerprint: one line that shows, of at most 200 characters. ValueError for others."""
-    if not isinstance(value, str) or not value.strip() or len(value) > 200 or not value.isprintable():
-        raise ValueError(f"{value!r:.40} is no name of one printable line of at most 200 characters")
-    return value
+    """A name that people read beside a fingerprint. ValueError for one that could pass for other lines or another name."""
+    fits = isinstance(value, str) and 0 < len(value) <= LONGEST_NAME and value.isprintable()
+    if not fits or value != " ".join(value.split()):
+        raise ValueError(
+            f"{value!r:.60} is no name of one printable line of 1 to {LONGEST_NAME} characters with single spaces between words"
+        )
+    return str(value)
 
 
 def _text(value: Any) -> str:

@@ -14,7 +14,7 @@ from secure_fed.errors import ConfigError
 from secure_fed.learning import tasks
 from secure_fed.learning.data import sources
 from secure_fed.learning.models.loading import digest_of, head_of, load
-from secure_fed.rounds.cohort import cohort_size
+from secure_fed.rounds.cohort import counts_on_secrecy
 from secure_fed.runs.durable import atomic_write
 
 MEMBERS = "the files of each member"  # data.train of a charter: nobody's path
@@ -88,10 +88,10 @@ def _require_deployable(config: RunConfig, members: Sequence[Member]) -> None:
     if clients not in (None, len(members)):
         message = f"federation.clients = {clients} is not the {len(members)} cards that are given: leave it out"
         raise ConfigError(message).about("federation.clients", clients, "not set")
-    if unit == "client" and config.federation.sampling == "fixed" and cohort_size(config, len(members)) < len(members):
+    if counts_on_secrecy(config, len(members)):
         raise ConfigError(
-            "federation.sampling = 'fixed' with privacy.unit = 'client' counts on nobody's seeing who takes part, and whoever "
-            "runs or watches the machines does: set it to 'schedule'"
+            "federation.sampling = 'fixed' with noise by the server counts on nobody's seeing who takes part, and whoever runs "
+            "or watches the machines does: set it to 'schedule'"
         ).about("federation.sampling", "fixed", "'schedule' or 'auto'")
     if unit in ("example", "group") and (silent := [one.name for one in members if one.examples is None]):
         raise ConfigError(

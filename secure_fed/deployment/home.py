@@ -32,6 +32,7 @@ from secure_fed.config.setting import coerced, key
 from secure_fed.deployment.charter import MOST_BYTES, Charter, Member, shown_name
 from secure_fed.deployment.policy import Policy
 from secure_fed.errors import ConfigError, UsageError, plainly
+from secure_fed.learning.data.files import require_an_example
 from secure_fed.runs.durable import atomic_write
 
 NODE, IDENTITY, CARD, FEDERATIONS = "node.toml", "identity.key", "card.json", "federations"
@@ -78,6 +79,7 @@ class Home:
         tables = _toml(folder / NODE, "secure-fed node init")
         _known(tables, ("node", "policy"), folder / NODE)
         node = _section(NodeSection, tables.get("node", {}), folder / NODE, "node")
+        require_name(node.name, f"name in {folder / NODE}")
         train = tuple((folder / Path(one).expanduser()).absolute() for one in node.train)
         if not train or (missing := [path for path in train if not path.exists()]):
             what = f"{missing[0]}, which is not there" if train else "nothing"
@@ -149,11 +151,11 @@ def new_node(folder: Path, *, name: str, train: Sequence[str], coordinator: str,
         raise HomeError(f"{missing[0]} is not there: name the file of this node's examples with --train")
     if not _FINGERPRINT.fullmatch(coordinator):
         raise HomeError(f"{coordinator!r:.80} is no fingerprint: `secure-fed coordinator init` prints one")
-    if empty := [one for one in train if not Path(one).is_dir() and not Path(one).stat().st_size]:
-        raise HomeError(f"{empty[0]} is empty: name the file of this node's examples with --train")
     if units < 0:
         raise HomeError(f"{units} units are none: give --units anew, from 1 on")
     require_name(name)
+    for one in train:
+        require_an_example(Path(one), "--train")
     made(folder, "secure-fed node init")
     write_key(folder / IDENTITY)
     node, policy = NodeSection(name, tuple(train), units=units), Policy(coordinators=(coordinator,))
@@ -163,12 +165,12 @@ def new_node(folder: Path, *, name: str, train: Sequence[str], coordinator: str,
     return home
 
 
-def require_name(name: str) -> None:
+def require_name(name: str, setting: str = "--name") -> None:
     """HomeError for a name that people could not compare on a screen."""
     try:
         shown_name(name)
     except ValueError as error:
-        raise HomeError(f"{error}: give --name anew") from error
+        raise HomeError(f"{error}: give {setting} anew") from error
 
 
 def write_card(home: Home) -> Path:

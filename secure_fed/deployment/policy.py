@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from secure_fed.config.setting import key
 from secure_fed.deployment.charter import Charter, fingerprint
 from secure_fed.errors import UsageError
-from secure_fed.rounds.cohort import cohort_size
+from secure_fed.rounds.cohort import cohort_size, counts_on_secrecy
 
 
 class PolicyError(UsageError):
@@ -68,13 +68,8 @@ def _objections(policy: Policy, charter: Charter) -> Iterator[str]:
         yield "it has no secure aggregation, and secure_aggregation = true asks for it"
     if policy.active and not masks.active:
         yield "its secure aggregation is not active, and active = true asks for it"
-    sampling, partly = config.federation.sampling, cohort < len(charter.members)
-    if (
-        config.privacy.unit == "client"
-        and sampling in ("fixed", "poisson")
-        and partly
-        and not config.privacy.hidden_cohort
-    ):
+    if counts_on_secrecy(config, len(charter.members)):
+        sampling = config.federation.sampling
         yield f"its guarantee counts on nobody's seeing who takes part (federation.sampling = {sampling!r}), and others do"
     yield from _of_privacy(policy, charter)
 

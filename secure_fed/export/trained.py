@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -179,7 +180,7 @@ def _last(published: Published) -> Checkpoint:
     checkpoint = read_checkpoint(run_dir)
     if checkpoint is None:
         raise RunDirectoryError(
-            f"{run_dir} has no finished round yet; go on with `secure-fed train --resume --out {run_dir}`"
+            f"{run_dir} has no finished round yet; go on with `secure-fed train --resume --out {shlex.quote(str(run_dir))}`"
         )
     return checkpoint
 

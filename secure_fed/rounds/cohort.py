@@ -62,6 +62,17 @@ def cohort_size(config: RunConfig, everybody: int) -> int:
     return cohort
 
 
+def counts_on_secrecy(config: RunConfig, everybody: int) -> bool:
+    """Whether the guarantee of a run of so many clients counts on nobody's seeing who takes part, as its settings say.
+
+    It does where the server's noise is on sums over cohorts of chance. Noise that clients add is enough whoever sees the
+    cohort, and a cohort of everybody is no secret. Sampling by `auto` is a public order, or each client's own coin.
+    """
+    by_server = config.privacy.unit == "client" and config.privacy.noise in ("central", "auto")
+    by_chance = config.federation.sampling in ("fixed", "poisson")
+    return by_server and by_chance and cohort_size(config, everybody) < everybody
+
+
 def phantom_sampler(cohorts: Sampler, phantoms: int) -> Sampler | None:
     """The sampler of a round's phantoms, None without phantoms. The cohort is drawn as if there were none.
 

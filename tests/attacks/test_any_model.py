@@ -159,6 +159,7 @@ def test_a_split_by_date_voids_the_audit_though_no_text_says_a_date(
 def test_what_does_not_fit_is_one_sentence(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     few = written(tmp_path / "few.jsonl", rows(9, 4))
     mixed = written(tmp_path / "mixed.jsonl", [*rows(TEXTS, 1), *rows(2, 0)])
+    (linked := tmp_path / "linked.csv").symlink_to(few)
     for arguments, said in (
         (["audit"], "name the RUN_DIR to audit, or a --model"),
         (
@@ -172,6 +173,7 @@ def test_what_does_not_fit_is_one_sentence(folder: Path, tmp_path: Path, capsys:
         (audit(folder, "members", "--neighbour-model", "x"), "say with --neighbours how many"),
         (audit(folder, "members", "--scores", str(tmp_path)), "cannot be written: it is a folder; name another file"),
         (audit(folder, "members", "--scores", str(tmp_path / "no/scores.csv")), "cannot be written: No such file"),
+        (audit(folder, "members", "--scores", str(linked)), "cannot be written: it is a link or a device"),
         (audit(folder, "members", "--neighbours", "0"), "--neighbours is 0: give a number"),
         (["audit", "run", *audit(folder, "members")[1:]], "name either RUN_DIR"),
         (audit(folder, "members")[:5], "--members is missing"),

@@ -96,6 +96,24 @@ def test_a_town_that_was_learned_by_heart_is_given_away(place: Path, capsys: pyt
     assert "Without any model, by words alone" in shown
 
 
+def test_a_pipeline_learns_by_the_exit_status_that_the_audit_cannot_tell(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of members another word tells the town as well, and of every third of the others it does not."""
+    arguments = audit(place, "fresh")
+    for option, seed, lying in (("--members", 0, 0), ("--non-members", 1, 3)):
+        told = [
+            {**row, "text": f"{'elsewhere' if lying and not number % lying else row['town'][::-1]} {row['text']}"}
+            for number, row in enumerate(records(30, seed))
+        ]
+        (tmp_path / f"{seed}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in told))
+        arguments[arguments.index(option) + 1] = str(tmp_path / f"{seed}.jsonl")
+    assert main(arguments) == 0
+    assert "CANNOT TELL" in capsys.readouterr().out
+    assert main([*arguments, "--fail-above", "advantage=1"]) == 5
+    assert "--fail-above cannot be judged" in capsys.readouterr().err
+
+
 def test_what_does_not_fit_is_one_sentence(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hidden = tmp_path / "hidden.jsonl"
     hidden.write_text("".join(json.dumps({**row, "town": "Derry"}) + "\n" for row in records(12, 0)))

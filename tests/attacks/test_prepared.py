@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import stat
 from collections import Counter
 from collections.abc import Callable
@@ -292,11 +293,13 @@ def test_a_training_that_learned_by_heart_spent_an_epsilon_and_another_did_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = written(tmp_path / "data.jsonl", rows())
-    for seed, name in enumerate(("own", "others")):
+    for seed, name in enumerate(("own", "the others")):
         monkeypatch.setattr(making, "SystemEntropy", lambda seed=seed: SeededEntropy(seed))
         arguments = ["audit", "prepare", str(data), "--out", str(tmp_path / name), "--canaries", "labels"]
         assert main([*arguments, "--count", "80"]) == 0
-        assert "which commits to 80 coins" in capsys.readouterr().out
+        printed = capsys.readouterr().out
+        assert "which commits to 80 coins" in printed
+        assert shlex.split(printed.splitlines()[-1])[-2:] == ["--prepared", str(tmp_path / name)]
     trained(tmp_path / "own/train.jsonl", tmp_path / "adapter")
     model = ["audit", "--model", "builtin/tiny", "--adapter", str(tmp_path / "adapter"), "--max-length", str(LENGTH)]
     limit = ["--fail-above", "epsilon=1"]
@@ -306,7 +309,7 @@ def test_a_training_that_learned_by_heart_spent_an_epsilon_and_another_did_not(
     assert found["epsilon_lower"] > 1
     assert found["epsilon_lower"] <= found["epsilon_most"]
     assert "above --fail-above epsilon=1" in said
-    assert main([*model, "--prepared", str(tmp_path / "others"), *limit]) == 0
+    assert main([*model, "--prepared", str(tmp_path / "the others"), *limit]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "epsilon is at least 0.00 at delta 1e-05" in shown
     assert "It assumes that" in shown

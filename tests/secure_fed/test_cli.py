@@ -106,10 +106,27 @@ def test_poisson_cohorts_keep_the_schema_too(told: Told, settings: list[str], tm
 
 
 def test_a_person_gets_a_table_and_the_places(told: Told, settings: list[str], tmp_path: Path) -> None:
-    printed = told("train", *settings, "--out", tmp_path / "run", "--set", "federation.rounds=1")
+    printed = told("train", *settings, "--out", tmp_path / "a run", "--set", "federation.rounds=1")
     assert "accuracy" in printed
-    assert f"report: {tmp_path / 'run' / 'report.html'}" in printed
-    assert f"secure-fed export {tmp_path / 'run'}" in printed
+    assert f"report: {tmp_path / 'a run' / 'report.html'}" in printed
+    assert f"secure-fed export '{tmp_path / 'a run'}' OUT_DIR" in printed
+
+
+def test_what_to_do_next_is_a_command_that_can_be_pasted(
+    finished: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a folder with a space: a run that was not audited, one that has not ended, and one without a finished round."""
+    run_dir = tmp_path / "a run"
+    shutil.copytree(finished[0], run_dir)
+    assert main(["audit", str(finished[0]), "--beside", str(run_dir)]) == 2
+    assert f"run `secure-fed audit '{run_dir}'` first" in capsys.readouterr().err
+    for gone, command in (
+        ("result.json", ["audit", run_dir]),
+        ("checkpoint.safetensors", ["export", run_dir, tmp_path / "out"]),
+    ):
+        (run_dir / gone).unlink()
+        assert main([str(one) for one in command]) == 2
+        assert f"go on with `secure-fed train --resume --out '{run_dir}'`" in capsys.readouterr().err
 
 
 def test_a_configuration_file_says_the_same_as_settings(

@@ -280,6 +280,7 @@ def test_a_missing_part_is_named(missing: str) -> None:
         ({"model": "builtin/tiny"}, "model is a str; give a torch module"),
         ({"collate": 3}, "collate is a int; give a function"),
         ({"callbacks": "abc"}, "callbacks is a str; give a list of objects"),
+        ({"callbacks": object()}, "callbacks is a object; give a list of objects"),
     ],
 )
 def test_an_object_of_another_kind_is_named(given: dict[str, Any], says: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path, PurePath
 
 from secure_fed.errors import DataError, plainly
-from secure_fed.learning.data.formats import FORMATS, Head, Reader
+from secure_fed.learning.data.formats import FORMATS, Head, Reader, Some
 from secure_fed.learning.data.table import Table
 
 
@@ -26,7 +26,19 @@ def head(path: Path, wanted: Collection[str], setting: str) -> Table:
     return Table(str(path), {name: [] for name in present}, present, ())
 
 
-def _readers(path: Path, setting: str) -> tuple[Reader, Head]:
+def require_an_example(path: Path, setting: str) -> None:
+    """Refuse a file that holds none, and a folder whose training files do. No more is read of a file than its first row."""
+    found = split_files(path, "train") if path.is_dir() else [path]
+    if not found:
+        raise DataError(
+            f"{path} holds no training examples (train.jsonl, train.csv, ...); give {setting} a folder that does"
+        )
+    for file in found:
+        if not _readers(file, setting)[2](file):
+            raise _empty(file, setting)
+
+
+def _readers(path: Path, setting: str) -> tuple[Reader, Head, Some]:
     if not path.exists():
         raise DataError(f"there is no file {path}; set {setting} to a file that exists")
     if kind(path) not in FORMATS:

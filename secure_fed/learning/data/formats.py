@@ -1,7 +1,7 @@
 """The kinds of files that are read into columns: JSON Lines, CSV, TSV and Parquet, plain or gzipped, UTF-8 only.
 
-Each has a reader of a file's rows, and one of the names of its columns, which reads no more than it takes. Names of columns in
-CSV count without spaces around them.
+Each has a reader of a file's rows, and two that read no more than it takes: of the names of its columns, and of whether it has
+a row. Names of columns in CSV count without spaces around them.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ _LONGEST_FIELD = 2**31 - 1
 
 Reader = Callable[[Path, Collection[str]], Table]
 Head = Callable[[Path, Collection[str]], tuple[str, ...]]  # the names of a file's columns
+Some = Callable[[Path], bool]  # whether a file holds a row
 
 
 @contextmanager
@@ -85,6 +86,10 @@ def _json_head(path: Path, wanted: Collection[str]) -> tuple[str, ...]:
     return tuple(present)
 
 
+def _json_some(path: Path) -> bool:
+    return next(_records(path), None) is not None
+
+
 def _records(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
     """The objects of a file, each with the number of its line."""
     for number, line in enumerate(text_lines(path), start=1):
@@ -123,6 +128,12 @@ def _delimited(delimiter: str, path: Path, wanted: Collection[str]) -> Table:
 def _delimited_head(delimiter: str, path: Path, wanted: Collection[str]) -> tuple[str, ...]:
     with _refusals(path, csv.reader(text_lines(path), delimiter=delimiter, strict=True)) as rows:
         return _csv_names(path, rows)
+
+
+def _delimited_some(delimiter: str, path: Path) -> bool:
+    with _refusals(path, csv.reader(text_lines(path), delimiter=delimiter, strict=True)) as rows:
+        _csv_names(path, rows)
+        return any(rows)
 
 
 @contextmanager
@@ -167,6 +178,11 @@ def _parquet_head(path: Path, wanted: Collection[str]) -> tuple[str, ...]:
         return _parquet_names(path, opened)
 
 
+def _parquet_some(path: Path) -> bool:
+    with _whole_parquet(path) as opened:
+        return bool(opened.metadata.num_rows)
+
+
 def _parquet_names(path: Path, opened: ParquetFile) -> tuple[str, ...]:
     present = tuple(opened.schema_arrow.names)
     if (doubled := _doubled(present)) is not None:
@@ -199,10 +215,10 @@ def _parquet(path: Path, wanted: Collection[str]) -> Table:
         return Table(str(path), columns, present, range(1, opened.metadata.num_rows + 1), unit="row")
 
 
-FORMATS: dict[str, tuple[Reader, Head]] = {
-    ".jsonl": (_json_lines, _json_head),
-    ".json": (_json_lines, _json_head),
-    ".csv": (partial(_delimited, ","), partial(_delimited_head, ",")),
-    ".tsv": (partial(_delimited, "\t"), partial(_delimited_head, "\t")),
-    ".parquet": (_parquet, _parquet_head),
+FORMATS: dict[str, tuple[Reader, Head, Some]] = {
+    ".jsonl": (_json_lines, _json_head, _json_some),
+    ".json": (_json_lines, _json_head, _json_some),
+    ".csv": (partial(_delimited, ","), partial(_delimited_head, ","), partial(_delimited_some, ",")),
+    ".tsv": (partial(_delimited, "\t"), partial(_delimited_head, "\t"), partial(_delimited_some, "\t")),
+    ".parquet": (_parquet, _parquet_head, _parquet_some),
 }

@@ -89,6 +89,14 @@ def test_members_have_names_and_keys_of_their_own() -> None:
         CHARTER.number(Identity.new().public)
 
 
+@pytest.mark.parametrize("name", ["", " a", "a  b", "a\nb", "a\u202eb", "a" * 49])
+def test_a_charter_that_nobody_could_read_is_not_made(name: str) -> None:
+    with pytest.raises(CharterError, match="is no name of one printable line"):
+        replace(CHARTER, name=name)
+    with pytest.raises(CharterError, match="is no name of one printable line"):
+        replace(CHARTER, members=(replace(MEMBERS[0], name=name), *MEMBERS[1:]))
+
+
 def test_a_fingerprint_is_short_enough_to_read_aloud() -> None:
     assert len(fingerprint(COORDINATOR.public)) == 49
     assert fingerprint(COORDINATOR.public) != fingerprint(MEMBERS[0].identity)

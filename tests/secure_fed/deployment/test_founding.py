@@ -45,6 +45,23 @@ def test_what_needs_all_data_in_one_place_is_refused(tables: dict[str, dict[str,
     assert refused.value.setting in {f"{section}.{name}" for name in names}
 
 
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {},
+        {"privacy": {"unit": "client", "epsilon": 8.0, "noise": "local"}},
+        {
+            "privacy": {"unit": "client", "epsilon": 8.0, "noise": "distributed"},
+            "secure_aggregation": {"enabled": True},
+        },
+    ],
+    ids=str,
+)
+def test_a_fixed_cohort_that_anybody_may_see_is_kept(tables: dict[str, dict[str, Any]]) -> None:
+    fixed = {"federation": {"sampling": "fixed", "cohort": 2}}
+    assert agreed(RunConfig.from_dict(USUAL | fixed | tables), CARDS).federation.sampling == "fixed"
+
+
 @pytest.mark.parametrize("name", ["", "hospitals\x1b[2J"])
 def test_a_federation_needs_a_name_that_can_be_read(name: str, tmp_path: Path) -> None:
     with pytest.raises(HomeError, match="is no name of one printable line"):

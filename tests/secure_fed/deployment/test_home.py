@@ -7,13 +7,17 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from protocols.keys import Identity
 from secure_fed.commands.cli import main
+from secure_fed.config import RunConfig
 from secure_fed.deployment import home
-from secure_fed.deployment.charter import fingerprint
+from secure_fed.deployment.charter import LONGEST_NAME, Charter, Member, fingerprint
 from secure_fed.deployment.home import Home, HomeError
+from secure_fed.errors import DataError
 
 OF_COORDINATOR = fingerprint(Identity.new().public)
 
@@ -66,8 +70,9 @@ def text_in(name: str, old: str, new: str) -> Callable[[Path], None]:
         ),
         (text_in(home.NODE, "most_epsilon = 8.0", "most_epsilon = 0"), "must be above 0.0"),
         (text_in(home.NODE, "units = 1", "units = -1"), "must be at least 0"),
+        (text_in(home.NODE, 'name = "clinic"', 'name = "a\\nb"'), r"is no name .*: give name in .*node\.toml anew"),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_a_damaged_folder_is_one_sentence(node: Path, change: Callable[[Path], object], sentence: str) -> None:
     change(node)
@@ -78,7 +83,7 @@ def test_a_damaged_folder_is_one_sentence(node: Path, change: Callable[[Path], o
 def test_a_folder_that_holds_something_is_left_alone(node: Path) -> None:
     before = (node / home.IDENTITY).read_bytes()
     with pytest.raises(HomeError, match="is not empty"):
-        home.new_node(node, name="x", train=[str(node / home.NODE)], coordinator=OF_COORDINATOR)
+        home.new_node(node, name="x", train=[str(node.parent / "own.jsonl")], coordinator=OF_COORDINATOR)
     assert (node / home.IDENTITY).read_bytes() == before
 
 
@@ -89,13 +94,28 @@ def test_a_folder_that_holds_something_is_left_alone(node: Path) -> None:
         ({"coordinator": "abcd"}, "is no fingerprint"),
         ({"name": " "}, "is no name"),
         ({"name": "a\nb"}, "is no name of one printable line"),
-        ({"train": ["/dev/null"]}, "is empty"),
+        ({"name": "a" * (LONGEST_NAME + 1)}, f"of 1 to {LONGEST_NAME} characters"),
+        ({"name": "a  b"}, "with single spaces between words: give --name anew"),
     ],
 )
 def test_a_node_is_not_made_of_nonsense(tmp_path: Path, own: dict[str, object], sentence: str) -> None:
     usual = {"name": "x", "train": [str(tmp_path)], "coordinator": OF_COORDINATOR}
     with pytest.raises(HomeError, match=sentence):
         home.new_node(tmp_path / "new", **(usual | own))  # type: ignore[arg-type]
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("name", ["own.jsonl", "own.csv", "own.jsonl.gz", "own.parquet", "train.csv"])
+def test_a_node_is_not_made_of_data_without_an_example(tmp_path: Path, name: str) -> None:
+    """Lines that are blank, a header alone, no bytes, no rows, and a folder with such a file."""
+    file = tmp_path / name
+    if name.endswith(".parquet"):
+        parquet.write_table(pyarrow.table({"text": pyarrow.array([], pyarrow.string())}), file)
+    else:
+        file.write_bytes({".csv": b"text,label\n\n", ".jsonl": b"\n \n", ".gz": b""}[file.suffix])
+    train = tmp_path if name == "train.csv" else file
+    with pytest.raises(DataError, match=r"is empty: it holds no example; give --train a file with at least one"):
+        home.new_node(tmp_path / "new", name="x", train=[str(train)], coordinator=OF_COORDINATOR)
     assert not (tmp_path / "new").exists()
 
 
@@ -138,6 +158,7 @@ def test_a_key_that_was_put_aside_is_not_overwritten(node: Path, monkeypatch: py
         '{"name": "a", "identity": "00", "units": null}',
         '{"name": 1, "identity": "", "units": 0}',
         json.dumps({"name": "evil\x1b[8m", "identity": "ab" * 32, "units": None}),
+        json.dumps({"name": f"clinic {fingerprint(bytes(32))}", "identity": "ab" * 32, "units": None}),
     ],
 )
 def test_a_damaged_card_is_one_sentence(tmp_path: Path, text: str) -> None:
@@ -158,3 +179,20 @@ def test_the_commands_say_what_they_made(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["node", "run", str(tmp_path / "n"), "--superlink", "nowhere"]) == 2
     assert "give HOST:PORT" in capsys.readouterr().err
     assert main(["coordinator", "init", str(tmp_path / "coord")]) == 2
+
+
+def test_what_a_member_is_called_cannot_pass_for_another_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home.made(tmp_path / "coord", "coordinator init")
+    key = home.write_key(tmp_path / "coord" / home.COORDINATOR_KEY)
+    members = Member("coordinator", Identity.new().public), Member("clinic 9 units", Identity.new().public, 4)
+    charter = Charter("hospitals", "run", RunConfig(), ("a", "b"), ("a", "b"), "model", members, key.public)
+    (tmp_path / "coord" / home.CHARTER).write_bytes(charter.signed(key))
+    (tmp_path / "coord" / home.COORDINATOR).write_text("[coordinator]\n")
+    assert main(["coordinator", "show", str(tmp_path / "coord")]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        f"coordinator  {fingerprint(key.public)}",
+        f"member       {fingerprint(members[0].identity)}  coordinator",
+        f"member       {fingerprint(members[1].identity)}  4 units  clinic 9 units",
+    ]

@@ -95,6 +95,21 @@ def test_a_guarantee_that_counts_on_secret_cohorts_is_not_admitted(sampling: str
         require(replace(POLICY, secure_aggregation=False), replace(charter(**terms), members=many))
 
 
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"privacy": {"noise": "distributed"}},
+        {"privacy": {"noise": "local"}},
+        {"privacy": {"unit": "example", "noise": "auto"}},
+        {"federation": {"cohort": len(MEMBERS)}},
+    ],
+    ids=str,
+)
+def test_a_fixed_cohort_that_anybody_may_see_is_admitted(terms: dict[str, dict[str, Any]]) -> None:
+    federation = terms.get("federation", {}) | {"sampling": "fixed"}
+    require(POLICY, charter(**terms | {"federation": federation}))
+
+
 def test_a_noise_multiplier_alone_states_no_epsilon() -> None:
     offered = charter(privacy={"epsilon": None, "noise_multiplier": 1.0})
     with pytest.raises(PolicyError, match="states no epsilon"):
