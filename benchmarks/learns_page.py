@@ -62,9 +62,9 @@ clients ([methods.md](methods.md#the-learning-rate-in-a-federation)).
 
 - **One rate for adapter and head was.** The head's last layer is new, the adapter stands on layers that are trained already,
   and AdamW moves both equally far in a step. On 20 Newsgroups, of 20 classes, LoRA ended at 50 % where the head alone had 59
-  and training of all weights 65 (seed 0). With three times the rate for the last layer (`training.head_factor`) LoRA and its relatives
-  end at 63 to 65 there, PEFT's LoRA at 58.6, and keep what they have on the others: the next table. On the built-in notes
-  `secure-fed train` has 94.0 % with one rate for all, 93.0 with three times and 91.4 with ten times (`--set
+  and training of all weights 65 (seed 0). With three times the rate for the last layer (`training.head_factor`) LoRA and its
+  relatives end at 63 to 65 there, PEFT's LoRA at 58.6, and keep what they have on the others: the next table. On the built-in
+  notes `secure-fed train` has 94.0 % with one rate for all, 93.0 with three times and 91.4 with ten times (`--set
   training.head_factor=3`, or 10), and on 1,600 of them three times costs 2 to 9 points (seeds 0 to 2; `--set
   data.examples=1600 --set federation.clients=8 --set federation.cohort=8 --set federation.rounds=12 --set
   evaluation.audit_fraction=0.5`). So models up to width 256 keep one rate. Ten times has 64.2 for LoRA on 20 Newsgroups
@@ -75,8 +75,8 @@ clients ([methods.md](methods.md#the-learning-rate-in-a-federation)).
   training needs all of its way. On the notes `secure-fed train` with three times the head's rate ended at 93.0 %, and with
   `--set training.lr_schedule=linear` beside that at 88.1 %; on SST-2
   the two are level. So it falls over the last third (`"stable_decay"`).
-- **One seed as the yardstick was.** On 20 Newsgroups training of all weights ends at 65.0 with seed 0, and at 60.1 and 58.6 with
-  two others. Nine methods seemed to be more than two points below it; with further seeds `head` alone is.
+- **One seed as the yardstick was.** On 20 Newsgroups training of all weights ends at 65.0 with seed 0, and at 60.1 and 58.6
+  with two others. Nine methods seemed to be more than two points below it; with further seeds `head` alone is.
 - **Too few steps were.** With 200 steps and a falling rate `fedlora` ends at 81 on SST-2, with 80 at 76.4; PEFT's LoRA goes
   from 78.0 to 81.1, training of all weights from 81.3 to 82.1.
 - **What C2A trains with was.** It trained with the context of a batch and a client's class shares, and predicted with each
