@@ -46,9 +46,7 @@ def build(run: RunConfig) -> FraThenFfa:
     method, rounds = run.method, run.federation.rounds
     adapter, sketch = LoraAdapter.of(method), sketch_of(method)
     built = FraThenFfa(adapter, CARD, _switch(run), method.denoise, sketch, over_sum(method))
-    if (
-        method.switch_round != _FORMERLY
-    ):  # runs of an earlier version had it whatever their rounds, and are read as they were
+    if method.switch_round != _FORMERLY:  # runs of an earlier version had it whatever their rounds, and are read so
         built.settings(rounds)
     return built
 
