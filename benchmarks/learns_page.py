@@ -76,7 +76,7 @@ clients ([methods.md](methods.md#the-learning-rate-in-a-federation)).
   `--set training.lr_schedule=linear` beside that at 88.1 %; on SST-2
   the two are level. So it falls over the last third (`"stable_decay"`).
 - **One seed as the yardstick was.** On 20 Newsgroups training of all weights ends at 65.0 with seed 0, and at 60.1 and 58.6
-  with two others. Nine methods seemed to be more than two points below it; with further seeds `head` alone is.
+  with two others. Eight methods are more than two points below it with seed 0; with further seeds `head` alone is.
 - **Too few steps were.** With 200 steps and a falling rate `fedlora` ends at 81 on SST-2, with 80 at 76.4; PEFT's LoRA goes
   from 78.0 to 81.1, training of all weights from 81.3 to 82.1.
 - **What C2A trains with was.** It trained with the context of a batch and a client's class shares, and predicted with each

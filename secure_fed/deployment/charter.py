@@ -172,7 +172,7 @@ class Charter:
             raise CharterError("the charter is damaged: its fields are not those of this version")
         try:
             return cls(
-                name=shown_name(fields["name"]),
+                name=_text(fields["name"]),
                 run=_text(fields["run"]),
                 version=_text(fields["version"]),
                 config=RunConfig.from_dict(fields["config"]),
@@ -212,7 +212,7 @@ def _member(fields: Any) -> Member:
     count = fields["examples"]
     if count is not None and (type(count) is not int or count < 1):
         raise ValueError(f"a member has {count!r:.40} examples")
-    return Member(shown_name(fields["name"]), _key(fields["identity"]), count)
+    return Member(_text(fields["name"]), _key(fields["identity"]), count)
 
 
 def shown_name(value: Any) -> str:

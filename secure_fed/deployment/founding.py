@@ -9,7 +9,7 @@ from pathlib import Path
 
 from secure_fed.config import RunConfig
 from secure_fed.deployment.charter import Charter, Member
-from secure_fed.deployment.home import BEGUN, CHARTER, COORDINATOR, RUN, HomeError, load_coordinator_key, require_name
+from secure_fed.deployment.home import BEGUN, CHARTER, COORDINATOR, RUN, HomeError, load_coordinator_key
 from secure_fed.errors import ConfigError
 from secure_fed.learning import tasks
 from secure_fed.learning.data import sources
@@ -26,7 +26,6 @@ def found(folder: Path, config: RunConfig, members: Sequence[Member], name: str)
     config: as for a simulation. Of its data, the test set is the coordinator's; the members' training data are their own, and
     which classes there are is read from the test set.
     """
-    require_name(name)
     identity = load_coordinator_key(folder)
     if (folder / RUN).exists():
         raise HomeError(

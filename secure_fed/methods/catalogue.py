@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -97,10 +96,6 @@ class _Skeleton:
             model = found.model()
         return cls(found.config, head_names(model) + pooler_names(model))
 
-    @cached_property
-    def width(self) -> int | None:
-        return width_of(self.model())
-
     def model(self) -> nn.Module:
         from transformers import AutoModelForSequenceClassification
 
@@ -110,15 +105,15 @@ class _Skeleton:
 
 
 def _row(name: str, settings: Mapping[str, Any], skeleton: _Skeleton) -> dict[str, Any]:
-    described = card(name)
+    described, width = card(name), width_of(skeleton.config)
     read = {*described.options, *_EVERYWHERE}
     own = {("method", key): value for key, value in settings.items() if key in read}
     row = {
         **{name: getattr(described, name) for name in ("name", "paper", "travels", "mean_exact")},
         "units": ["none", *described.units],
         "refusals": dict(described.refusals),
-        "lr": described.lr_of(skeleton.width),
-        "head_factor": described.head_factor_of(skeleton.width),
+        "lr": described.lr_of(width),
+        "head_factor": described.head_factor_of(width),
     }
     try:
         run = RunConfig().replace({("method", "name"): name, ("model", "max_length"): 2, **own})

@@ -33,13 +33,15 @@ def chosen(examples: Sequence[Any]) -> list[int]:
         raise DataError(
             f"the loader has {len(examples)} examples; whether each has a gradient of its own shows from 2 on"
         )
-    seen = {index: examples[index] for index in range(0, len(examples), -(-len(examples) // _LOOKED_AT))}
-    by_length = sorted(seen, key=lambda index: (_counted(seen[index]), index))
-    found = {by_length[0], by_length[len(by_length) // 2], by_length[-1]}
+    lengths: dict[int, int] = {}
     of_class: dict[int, list[int]] = {}
-    for index, item in seen.items():
+    for index in range(0, len(examples), -(-len(examples) // _LOOKED_AT)):
+        item = examples[index]
+        lengths[index] = _counted(item)
         if (label := _class(item)) is not None:
             of_class.setdefault(label, []).append(index)
+    by_length = sorted(lengths, key=lambda index: (lengths[index], index))
+    found = {by_length[0], by_length[len(by_length) // 2], by_length[-1]}
     for indices in sorted(of_class.values(), key=len):
         if len(found) < _MOST:
             found.add(indices[0])
@@ -56,15 +58,20 @@ def _targets(item: Any) -> Any:
 def _class(item: Any) -> int | None:
     """The class of an example with one label."""
     label = _targets(item)
-    if isinstance(label, Tensor) and not label.ndim:
+    if isinstance(label, Tensor | np.ndarray) and not label.ndim:
         label = label.item()
     return int(label) if isinstance(label, int | np.integer) else None
 
 
 def _counted(item: Any) -> int:
     """How many of an example's tokens have a label, or count."""
-    if isinstance(labels := _targets(item), Tensor | np.ndarray | list) and np.ndim(labels) == 1:
-        return int((np.asarray(labels) >= 0).sum())
+    labels = _targets(item)
+    if isinstance(labels, list) and all(isinstance(one, int) for one in labels):
+        return sum(one >= 0 for one in labels)
+    if isinstance(labels, Tensor) and labels.ndim == 1:
+        return int((labels >= 0).sum())
+    if isinstance(labels, np.ndarray) and labels.ndim == 1 and labels.dtype.kind in "iu":
+        return int((labels >= 0).sum())
     return length(item)
 
 

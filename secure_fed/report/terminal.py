@@ -87,7 +87,7 @@ def _measured(summary: Mapping[str, Any], own: list[tuple[str, str]]) -> list[tu
     rows += [("macro-F1", _percent(summary["macro_f1"]))] if summary["macro_f1"] is not None else []
     rows = own + rows if summary["task"] == ENTITIES else rows + own
     if summary["personal"] and rows:
-        rows.append(("  measured", measured_model(True, summary["unit"]).rstrip(",")))
+        rows.append(("  measured", measured_model(True, summary["unit"])))
     return rows + ([("  no better", sentence)] if (sentence := no_better(accuracy, common)) else [])
 
 

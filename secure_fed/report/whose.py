@@ -9,4 +9,4 @@ def measured_model(personal: bool, unit: str) -> str:
         return "The shared model"
     if unit == "none":
         return "A client's own model (the mean over those measured, at most ten)"
-    return "The shared model, with personal tensors as they were at the start,"
+    return "The shared model with the personal tensors of the start"

@@ -49,7 +49,7 @@ def started(config: RunConfig, method: Method, whole: Problem, *, own: bool) -> 
     tensors = method.prepare(problem.model, problem.head, config.federation.seed)
     personal = personal_names(method, tensors, config.method.personal, config.federation.rounds)
     plan = method.plan(State(tensors))
-    width = width_of(problem.model)
+    width = width_of(getattr(problem.model, "config", None))
     scoring = any(name in problem.last for name in plan.trainable)
     config = settled(config, len(whole.names), method, State(tensors), own=own, width=width, scoring=scoring)
     return Start(

@@ -118,7 +118,7 @@ def test_the_width_is_that_of_the_part_for_texts() -> None:
     text = SimpleNamespace(hidden_size=512)
     of_parts = SimpleNamespace(get_text_config=lambda: text, vision=SimpleNamespace(hidden_size=64))
     by_stage = SimpleNamespace(hidden_size=(64, 128))
-    found = [width_of(SimpleNamespace(config=each)) for each in (of_parts, text, by_stage, None)]  # type: ignore[arg-type]
+    found = [width_of(each) for each in (of_parts, text, by_stage, None)]
     assert found == [512, 512, None, None]
 
 

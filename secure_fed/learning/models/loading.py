@@ -105,9 +105,8 @@ def last_layer(model: nn.Module) -> tuple[str, ...]:
     return tuple(name for name in outside if name.rpartition(".")[0] == outside[-1].rpartition(".")[0])
 
 
-def width_of(model: nn.Module) -> int | None:
-    """The width of the model's hidden states, where its configuration names one: that of the text part, where it has parts."""
-    config = getattr(model, "config", None)
+def width_of(config: Any) -> int | None:
+    """The width of a model's hidden states, where its configuration names one: that of the text part, where it has parts."""
     of_text = getattr(config, "get_text_config", lambda: config)()
     width = getattr(of_text, "hidden_size", None)
     return width if isinstance(width, int) else None

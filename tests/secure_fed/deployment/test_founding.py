@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from secure_fed.config import RunConfig
 from secure_fed.deployment.charter import Member
-from secure_fed.deployment.founding import MEMBERS, agreed, found
-from secure_fed.deployment.home import HomeError
+from secure_fed.deployment.founding import MEMBERS, agreed
 from secure_fed.errors import ConfigError
 
 CARDS = [Member(f"clinic {number}", bytes([number] * 32)) for number in range(4)]
@@ -60,10 +58,3 @@ def test_what_needs_all_data_in_one_place_is_refused(tables: dict[str, dict[str,
 def test_a_fixed_cohort_that_anybody_may_see_is_kept(tables: dict[str, dict[str, Any]]) -> None:
     fixed = {"federation": {"sampling": "fixed", "cohort": 2}}
     assert agreed(RunConfig.from_dict(USUAL | fixed | tables), CARDS).federation.sampling == "fixed"
-
-
-@pytest.mark.parametrize("name", ["", "hospitals\x1b[2J"])
-def test_a_federation_needs_a_name_that_can_be_read(name: str, tmp_path: Path) -> None:
-    with pytest.raises(HomeError, match="is no name of one printable line"):
-        found(tmp_path, RunConfig(), CARDS, name)
-    assert list(tmp_path.iterdir()) == []

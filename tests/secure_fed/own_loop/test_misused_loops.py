@@ -194,6 +194,8 @@ def test_a_rehearsal_has_the_rarest_class_and_different_lengths() -> None:
     assert len(chosen(classes)) == 8
     words = torch.full((100, 4), -100)
     words[:, 0], words[57], words[23, 0] = 1, 1, -100
+    boxes = [(0, [{"box": 1}] * n) for n in range(4)]  # labels that are no numbers
+    assert chosen(boxes) == [0, 2, 3]
     found = chosen(TensorDataset(torch.ones(100, 4), words))  # type: ignore[arg-type]
     assert (found, chosen([{"input_ids": [1] * n} for n in (2, 1, 3, 2)])) == ([23, 50, 57], [1, 2, 3])
 
