@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -169,10 +170,6 @@ def ratio_of_tokens(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return (cross_entropy(model(x), y, reduction="none") * tokens).sum() / tokens.sum()
 
 
-def of_weighted_classes(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return cross_entropy(model(x), y, weight=torch.tensor([1.0, 9.0, 99.0]))
-
-
 def contrastive(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     found = model(x)
     return cross_entropy(found @ found.T, torch.arange(len(found)))
@@ -200,10 +197,21 @@ def test_a_rehearsal_has_the_rarest_class_and_different_lengths() -> None:
     assert (found, chosen([{"input_ids": [1] * n} for n in (2, 1, 3, 2)])) == ([23, 50, 57], [1, 2, 3])
 
 
+def test_weights_of_classes_are_found_by_a_single_example_of_a_rare_class() -> None:
+    """One row of it in a batch would divide the gradients of all others by its weight."""
+    labels = torch.zeros(100, dtype=torch.long)
+    labels[57] = 1
+    rows = DataLoader(TensorDataset(torch.randn(100, 5, generator=torch.Generator().manual_seed(0)), labels), 10)
+    model = network()
+    private = wrap(model, torch.optim.SGD(model.parameters(), lr=1.0), rows, replace(BUDGET, delta=1e-3))
+    with pytest.raises(ModelError, match="by weights of classes"):
+        train(private, lambda model, x, y: cross_entropy(model(x), y, weight=torch.tensor([1.0, 99.0, 1.0])))
+    assert private.spent().steps == 0
+
+
 @pytest.mark.parametrize(
     ("loss", "says"),
     [
-        (of_weighted_classes, "depends on the others in its batch"),
         (ratio_of_tokens, "averaged over all tokens of the batch"),
         (contrastive, "depends on the others in its batch"),
         (with_a_term_on_parameters, "the loss has a term of its own on the parameters"),
