@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from secure_fed.config import RunConfig
-from secure_fed.errors import ConfigError, StorageError, UsageError, plainly
+from secure_fed.errors import ConfigError, DataError, StorageError, UsageError, plainly
 
 if TYPE_CHECKING:
     from secure_fed.export.trained import Trained
@@ -96,9 +96,10 @@ def _of_file(file: Path, columns: Columns, *, prompts: bool) -> Table:
         return texts.of_file(file, columns.text)
     wanted = dict.fromkeys(name for name in (columns.text, columns.text_b, *_IDS) if name)
     table = files.read(file, wanted, "FILE")
-    table.column(columns.text, "data.text")
-    if pairs:
-        table.column(columns.text_b, "data.text_b")
+    for name in (columns.text, columns.text_b if pairs else columns.text):
+        if name not in table.columns:
+            there = ", ".join(map(repr, table.present))
+            raise DataError(f"{file} has no column {name!r}, which this run reads: it has {there}; rename one of them")
     return table
 
 

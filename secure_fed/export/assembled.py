@@ -38,6 +38,7 @@ def write(assembly: Assembly, state: State, out: Path, *, base_model: str, clien
         pad_token_id=pad_id(problem.tokenizer) if configured else None,
         auto=task.auto,
         settings=task.model_settings(labels) if configured else None,
+        conversion=task.conversion,
     )
     adapted = Adapted(
         config=config,

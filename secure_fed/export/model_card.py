@@ -26,7 +26,8 @@ class ModelCard:
     base_model: the base model as `model.name` calls it, or empty for a module that only a program has.
     facts: rows of a table, in order; `run_facts` makes them. What it says of privacy becomes a section of its own.
     pad_token_id: given where the base model has none of its own and needs one (decoders). auto: the Auto class of transformers
-    that loads the model; settings: what its configuration is told, the names of labels if nothing is said.
+    that loads the model; settings: what its configuration is told, the names of labels if nothing is said. conversion: a
+    sentence on how an answer is made of the model's scores, where they are not the answer themselves.
     """
 
     title: str
@@ -36,6 +37,7 @@ class ModelCard:
     pad_token_id: int | None = None
     auto: str = "AutoModelForSequenceClassification"
     settings: Mapping[str, Any] | None = None
+    conversion: str = ""
 
     @property
     def labels(self) -> dict[str, dict[Any, Any]]:
@@ -64,6 +66,7 @@ class ModelCard:
             "```python",
             *use,
             "```",
+            *(["", self.conversion] if self.conversion else []),
         ]
         return "\n".join(lines) + "\n"
 

@@ -53,7 +53,7 @@ def _config(
     pattern = "|".join(re.escape(name) for name in sorted(adapted))
     tasks = ("SEQ_CLS", None) if type(model).__name__.endswith("ForSequenceClassification") else (None,)
     for task in tasks:
-        saved = _head_modules(head, _PEFT_HEADS if task else ())
+        saved = _untied(model, _head_modules(head, _PEFT_HEADS if task else ()))
         for modules in (saved, []):  # not named, PEFT loads the head's tensors as the base model's own
             for targets in (endings, pattern):
                 config = form.adapter.peft_config(targets, modules_to_save=modules, base_model=base_model)
@@ -118,6 +118,16 @@ def _head_modules(head: Sequence[str], roots: Sequence[str]) -> list[str]:
         paths = [".".join(parts[: depth + 1]) for depth in range(len(parts))] or [""]
         found.add(next((path for path in paths if path.endswith(tuple(roots))), paths[-1]))
     return sorted(found)
+
+
+def _untied(model: nn.Module, modules: Sequence[str]) -> list[str]:
+    """Those that share no parameter with the rest of the model: PEFT trains a copy, which what shared it would not follow."""
+    places = [(name, id(parameter)) for name, parameter in model.named_parameters(remove_duplicate=False)]
+
+    def owned(module: str, *, inside: bool) -> set[int]:
+        return {parameter for name, parameter in places if name.startswith(f"{module}.") is inside}
+
+    return [one for one in modules if owned(one, inside=True).isdisjoint(owned(one, inside=False))]
 
 
 def _to_save(config: LoraConfig) -> list[str]:

@@ -63,9 +63,15 @@ class Trained:
         facts = run_facts(self.config, self.method.card, self.state.round, measured, self.client, self.statement)
         pad = pad_id(self.tokenizer)
         task = tasks.build(self.config.data)
-        settings = task.model_settings(self.label_names)
         return ModelCard(
-            self.config.method.name, self.config.model.name, self.label_names, facts, pad, task.auto, settings
+            self.config.method.name,
+            self.config.model.name,
+            self.label_names,
+            facts,
+            pad,
+            task.auto,
+            task.model_settings(self.label_names),
+            task.conversion,
         )
 
     @torch.no_grad()

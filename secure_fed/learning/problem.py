@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast, overload
 
 import numpy as np
@@ -137,8 +138,9 @@ def _warnings(config: RunConfig, encoded: Encoded, which: str, tokenizer: Any) -
     A share of private texts would be released without noise, so with privacy the test texts, which train nothing, stand for
     them.
     """
+    unknown, ends = tokenizer.unk_token_id, (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
     tokens = np.concatenate(encoded.input_ids)
-    share = float((tokens == tokenizer.unk_token_id).mean()) if tokenizer.unk_token_id is not None else 0.0
+    share = 0.0 if unknown is None or unknown in ends else float((tokens == unknown).mean())  # GPT-2's is its end token
     if share >= _MANY_UNKNOWN:
         tokens_of = f"tokens are unknown to the tokenizer of {config.model.name}"
         yield f"{share:.0%} of the {which} {tokens_of}, and look alike to it; set model.name to another model"
@@ -170,7 +172,7 @@ def given(
         )
     _check_examples(train, test)
     _check_settings(config, len(train))
-    collate = collate or _default_collate(model, test[0])
+    collate = collate or _default_collate(model, test[0], classifies=loss is None)
     _check_task(collate([test[0]]), loss, metrics)
     names = list(partition.client_names(len(train)))
     model.to(find_devices(config.model.device)[0])
@@ -315,7 +317,11 @@ def _check_task(batch: Any, loss: Loss | None, metrics: Metrics | None) -> None:
             )
 
 
-def _default_collate(model: Any, example: Any) -> Collate:
-    if isinstance(example, Mapping) and "input_ids" in example:
-        return PadCollate(getattr(getattr(model, "config", None), "pad_token_id", None) or 0)
-    return cast(Collate, default_collate)
+def _default_collate(model: Any, example: Any, *, classifies: bool) -> Collate:
+    """classifies: whether labels are classes of the model, as the default loss takes them."""
+    if not (isinstance(example, Mapping) and "input_ids" in example):
+        return cast(Collate, default_collate)
+    padding = getattr(getattr(model, "config", None), "pad_token_id", None) or 0
+    if classifies and type(model).__name__.endswith("ForSequenceClassification"):
+        return PadCollate(padding, partial(classification.known_classes, count=model.config.num_labels))
+    return PadCollate(padding)

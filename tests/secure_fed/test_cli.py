@@ -431,7 +431,12 @@ def test_pairs_are_labelled_by_both_texts(told: Told, paired: Path) -> None:
     ("name", "content", "facts"),
     [
         ("none.jsonl", None, ("none.jsonl", "no file")),
-        ("one.jsonl", '{"text": "calm"}\n', ("one.jsonl", "no column 'text_2'", "data.text_b", "'text'")),
+        (
+            "one.jsonl",
+            '{"text": "calm"}\n',
+            ("one.jsonl has no column 'text_2', which this run reads: it has 'text'; rename one of them",),
+        ),
+        ("odd.csv", "note,text_2\ncalm,wild\n", ("no column 'text', which this run reads: it has 'note', 'text_2';",)),
         ("one.txt", "calm\n", ("one.txt", "pairs", "'text_2'")),
         ("odd.jsonl", '{"text": "calm", "text_2": 3}\n', ("odd.jsonl, line 1", "'text_2' is 3", "not text")),
         ("half.jsonl", '{"text": "\\ud800", "text_2": "wild"}\n', ("half.jsonl, line 1", "not text")),

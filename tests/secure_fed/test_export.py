@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import itertools
 import json
@@ -13,7 +14,14 @@ import pytest
 import torch
 from peft import AutoPeftModelForSequenceClassification, PeftModel
 from torch import nn
-from transformers import AutoModel, AutoModelForSequenceClassification
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    T5Config,
+    T5ForSequenceClassification,
+)
 
 from secure_fed import load_adapter
 from secure_fed.config import RunConfig
@@ -344,6 +352,35 @@ def test_a_plain_module(head_layer: int, tmp_path: Path) -> None:
     assert equal(loaded.eval()(x), model.eval()(x))
     with pytest.raises(ModelError, match="Sequential has no save_pretrained"):
         write_merged(tmp_path / "merged", exported, numbered())
+
+
+def tied(architecture: str) -> tuple[nn.Module, str, dict[str, torch.Tensor]]:
+    """A model, its embedding that another module has too, and inputs: GPT-2 ties its scores to it, T5 both its halves."""
+    torch.manual_seed(0)
+    ids = torch.arange(4, 12).view(1, 8)
+    if architecture == "gpt2":
+        gpt2 = GPT2Config(vocab_size=40, n_embd=16, n_layer=1, n_head=2, n_positions=16)
+        return GPT2LMHeadModel(gpt2).eval(), "transformer.wte.weight", {"input_ids": ids}
+    shape = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
+    t5 = T5Config(vocab_size=40, **shape, num_labels=3, pad_token_id=0, eos_token_id=11, decoder_start_token_id=0)
+    return T5ForSequenceClassification(t5).eval(), "transformer.shared.weight", {"input_ids": ids}
+
+
+@pytest.mark.parametrize(("architecture", "targets"), [("gpt2", ["c_attn"]), ("t5", ["q", "v"])])
+def test_a_trained_module_whose_weight_is_another_modules_too(
+    architecture: str, targets: list[str], tmp_path: Path
+) -> None:
+    """PEFT would train a copy of it, which the other module would not follow."""
+    model, shared, inputs = tied(architecture)
+    base = copy.deepcopy(model)
+    head = [shared, *(name for name, _ in model.named_parameters() if "classification_head" in name)]
+    exported = adapted(config_of("fedlora", target_modules=targets), model, head)
+    write_adapter(tmp_path / "out", exported)
+    with torch.no_grad():
+        want = model.eval()(**inputs).logits
+        assert not equal(base(**inputs).logits, want)
+        loaded = PeftModel.from_pretrained(base, str(tmp_path / "out")).eval()
+        assert torch.equal(loaded(**inputs).logits, want)
 
 
 def test_a_head_with_buffers_and_a_parameter_at_the_root(tmp_path: Path) -> None:

@@ -186,6 +186,37 @@ def test_weights_of_another_architecture_are_refused(tmp_path: Path, small_token
         load(folder)
 
 
+def test_weights_under_a_name_that_the_architecture_does_not_read_are_named(
+    tmp_path: Path, small_tokenizer: Any
+) -> None:
+    """transformers' Llama for question answering reads `transformer.`, and Llamas are stored as `model.`."""
+    folder = saved(tmp_path, "llama", small_tokenizer)
+    with pytest.raises(
+        ModelError, match=r"under 'model\.', and transformers' LlamaForQuestionAnswering .* 'transformer\.'"
+    ):
+        loading.load(ModelConfig(name=str(folder)), build(DataConfig(task="question_answering")), (), 0)
+
+
+def test_a_token_without_an_embedding_is_refused(tmp_path: Path, small_tokenizer: Any) -> None:
+    folder = saved(tmp_path, "llama", small_tokenizer)
+    rows = len(small_tokenizer)
+    larger = without_padding(small_tokenizer, eos_token="[SEP]")
+    larger.add_special_tokens({"pad_token": "<more>"})
+    larger.save_pretrained(folder)
+    with pytest.raises(
+        ModelError, match=rf"'<more>' as token {rows}, .* below {rows}: .*resize_token_embeddings\({rows + 1}\)"
+    ):
+        load(folder)
+
+
+def test_more_embeddings_than_tokens_are_fine(tmp_path: Path, small_tokenizer: Any) -> None:
+    folder = saved(tmp_path, "llama", small_tokenizer)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    model.resize_token_embeddings(len(small_tokenizer) + 9)
+    model.save_pretrained(folder)
+    assert load(folder).model.get_input_embeddings().num_embeddings == len(small_tokenizer) + 9
+
+
 @pytest.mark.parametrize(("family", "positions"), [("bert", 64), ("roberta", 63), ("distilbert", 64), ("gpt2", 64)])
 def test_the_longest_text_fits_and_a_longer_one_is_refused(
     family: str, positions: int, tmp_path: Path, small_tokenizer: Any, monkeypatch: pytest.MonkeyPatch

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,10 @@ from torch.utils.data import DataLoader
 
 from secure_fed import Federation, RunConfig
 from secure_fed.config import with_absolute_paths
-from secure_fed.errors import ConfigError, MethodError
+from secure_fed.errors import ConfigError, DataError, MethodError
 from secure_fed.learning.models.loading import head_of
 from secure_fed.learning.problem import configured
-from tests.secure_fed import toys
+from tests.secure_fed import small_models, toys
 
 
 @pytest.mark.parametrize(("client", "names"), [("site", "site-0"), ("", "client-0")])
@@ -86,6 +88,19 @@ def test_settings_of_a_model_and_data_that_are_not_loaded(name: str, value: obje
         toys.federation({name: value})
 
 
+@pytest.mark.parametrize("where", ["train", "test"])
+@pytest.mark.parametrize("label", [3, -1])
+def test_a_label_that_is_no_class_of_the_model_is_refused(where: str, label: int) -> None:
+    right = [{"input_ids": [5, 6, 7], "labels": index % 3} for index in range(4)]
+    wrong = [*right[:3], {"input_ids": [5, 6, 7], "labels": label}]
+    data = {"train": [right], "test": right} | {where: [wrong] if where == "train" else wrong}
+    config = RunConfig.from_dict({"federation": {"rounds": 1}})
+    with pytest.raises(
+        DataError, match=rf"'labels' of an item is {label}, and the model's 3 classes are 0 to 2; correct"
+    ):
+        Federation(config, model=small_models.make("bert"), **data).run()
+
+
 def test_a_configuration_is_a_run_config() -> None:
     with pytest.raises(ConfigError, match=r"config is a dict; make a RunConfig, with RunConfig\.from_dict"):
         Federation({"federation": {"rounds": 1}})  # type: ignore[arg-type]
@@ -109,6 +124,19 @@ def test_a_text_the_tokenizer_does_not_know_is_said(small_model: Path, tmp_path:
     warning = configured(RunConfig.load(None, settings)).warning
     assert "unknown to the tokenizer" in warning
     assert "set model.name" in warning
+
+
+def test_an_unknown_token_that_ends_texts_too_is_not_counted(
+    small_model: Path, small_tokenizer: Any, tmp_path: Path
+) -> None:
+    """As GPT-2's, which knows every text."""
+    shutil.copytree(small_model, tmp_path / "model")
+    tokenizer = copy.deepcopy(small_tokenizer)
+    tokenizer.eos_token = tokenizer.unk_token
+    tokenizer.save_pretrained(tmp_path / "model")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"text": "strange", "label": index % 2}) + "\n" for index in range(8)))
+    assert configured(RunConfig.load(None, [f"model.name={tmp_path / 'model'}", f"data.train={rows}"])).warning == ""
 
 
 def test_texts_that_are_cut_are_said(small_model: Path, small_data: Path) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
 from secure_fed.errors import DataError
+from secure_fed.learning.data.hub import declared_in
 from secure_fed.learning.data.table import Table
 
 if TYPE_CHECKING:
@@ -212,7 +213,8 @@ def _parquet(path: Path, wanted: Collection[str]) -> Table:
         present = _parquet_names(path, opened)
         read_columns = opened.read(columns=[name for name in wanted if name in present])
         columns = {name: read_columns.column(name).to_pylist() for name in read_columns.column_names}
-        return Table(str(path), columns, present, range(1, opened.metadata.num_rows + 1), unit="row")
+        declared = declared_in(opened.schema_arrow, columns)
+        return Table(str(path), columns, present, range(1, opened.metadata.num_rows + 1), "row", declared)
 
 
 FORMATS: dict[str, tuple[Reader, Head, Some]] = {

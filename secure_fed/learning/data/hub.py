@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from secure_fed.errors import DataError
 from secure_fed.learning.data.table import Table
+
+if TYPE_CHECKING:
+    from pyarrow import Schema
+
+Classes = tuple[tuple[str, tuple[str, ...]], ...]  # as `Table.classes`
 
 
 def read(name: str, wanted: Collection[str], label: str, test_splits: Sequence[str]) -> tuple[Table, list[Table]]:
     """The training split of data set `name`, and those of the `test_splits` it has, in that order.
 
-    `name` is a Hub id, `id:configuration` where the data set has several, or a folder.
+    `name` is a Hub id, `id:configuration` where the data set has several, or a folder. One that `save_to_disk` made of rows
+    without splits is the training split.
     """
     try:
         splits = _load(name)
@@ -37,6 +43,8 @@ def _load(name: str) -> Any:
 
     if (Path(name) / "dataset_dict.json").is_file():
         return datasets.load_from_disk(name)
+    if (Path(name) / "state.json").is_file():
+        return {"train": datasets.load_from_disk(name)}
     if Path(name).is_dir():
         return datasets.load_dataset(name)
     repository, _, configuration = name.partition(":")
@@ -47,7 +55,27 @@ def _table(name: str, split: str, rows: Any, wanted: Collection[str], label: str
     """One split, with the class names that its features declare, of a label or of each in a list of them."""
     present = tuple(rows.column_names)
     columns = {column: list(rows[column]) for column in wanted if column in present}
-    feature = rows.features.get(label)
-    classes = getattr(feature, "names", None) or getattr(getattr(feature, "feature", None), "names", None)
-    declared = ((label, tuple(classes)),) if classes else ()
+    declared = _declared(rows.features, [label])
     return Table(f"{name} ({split})", columns, present, range(1, len(rows) + 1), "row", declared)
+
+
+def declared_in(schema: Schema, columns: Collection[str]) -> Classes:
+    """The class names that `datasets` has kept in the schema of an Arrow table, of the columns that are still of that type."""
+    if b"huggingface" not in (schema.metadata or {}):
+        return ()
+    import datasets
+
+    try:
+        features = datasets.Features.from_arrow_schema(schema)
+    except (ValueError, KeyError, TypeError):  # another version of `datasets` has written what this one does not know
+        return ()
+    return _declared(features, columns)
+
+
+def _declared(features: Mapping[str, Any], columns: Collection[str]) -> Classes:
+    found = []
+    for column in columns:
+        feature = features.get(column)
+        names = getattr(feature, "names", None) or getattr(getattr(feature, "feature", None), "names", None)
+        found += [(column, tuple(names))] if names else []
+    return tuple(found)

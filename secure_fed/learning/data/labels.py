@@ -81,7 +81,14 @@ def _all_integers(tables: Sequence[Table], column: str) -> bool:
 
 
 def _labels(tables: Sequence[Table], column: str, *, integers: bool) -> list[list[Label]]:
-    """The labels of each table: all integers or all names, over all tables."""
+    """The labels of each table: all integers or all names, over all tables.
+
+    A missing one is refused first, since for its sake others may have become numbers with a point.
+    """
+    for table in tables:
+        for row, value in enumerate(_cells(table, column)):
+            if value is None or value != value:
+                _refuse(table, row, value)
     labels: list[list[Label]] = []
     first: tuple[Label, str] | None = None
     for table in tables:

@@ -83,6 +83,7 @@ def _of_paths(paths: Sequence[Path], test_paths: Sequence[Path], *, keyed: bool)
     if len(paths) == 1 and paths[0].is_dir():
         train, test = files.split_files(paths[0], "train"), of_test(paths[0])
         if not train:
+            _require_files(paths[0], "data.train")
             raise DataError(
                 f"{paths[0]} holds no training examples (train.jsonl, train.csv, train.parquet, ...); "
                 f"set data.train to a folder that does, or to a file"
@@ -93,8 +94,18 @@ def _of_paths(paths: Sequence[Path], test_paths: Sequence[Path], *, keyed: bool)
     if test_paths:
         test = [file for path in test_paths for file in (of_test(path) if path.is_dir() else [path])]
         if not test:
+            _require_files(test_paths[0], "data.test")
             raise DataError(f"{test_paths[0]} holds no test examples (test.jsonl, ...); set data.test to a file")
     return Named(tuple(train), tuple(test), _unique([files.stem(path) for path in train]) if keyed else None)
+
+
+def _require_files(folder: Path, setting: str) -> None:
+    """Refuse a folder that `save_to_disk` of `datasets` wrote, which `data.name` alone reads."""
+    if any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
+        raise DataError(
+            f"{folder} was written by save_to_disk of datasets, which {setting} does not read: set data.name to it, or "
+            f"{setting} to a file that to_parquet wrote"
+        )
 
 
 def _of_name(name: str) -> Named | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -57,12 +57,10 @@ def load(config: ModelConfig, task: Task, label_names: Sequence[str], seed: int)
     head = new if task.keeps_head else {*head_names(model), *new}
     names = [name for name, _ in model.named_parameters()]
     if head.issuperset(names):  # weights under other names than the architecture's are skipped on loading
-        raise ModelError(
-            f"model.name is {config.name!r}, but its weights hold no part of a {type(model).__name__}; its config.json "
-            "is another model's"
-        )
+        raise _none_loaded(config.name, model, names, info["unexpected_keys"])
     _check_positions(config, model)
     _give_padding(model, tokenizer)
+    _check_token_ids(config.name, model, tokenizer)
     if task.auto == "AutoModelForCausalLM":
         _require_causal(config.name, model)
     model.to(device=device, dtype=getattr(torch, config.dtype))
@@ -72,6 +70,24 @@ def load(config: ModelConfig, task: Task, label_names: Sequence[str], seed: int)
         )  # the derivative of torch's fused attention takes ten times as long there
     hasten(model)
     return Loaded(model, tokenizer, tuple(name for name in names if name in head))
+
+
+def _none_loaded(name: str, model: Any, wanted: Container[str], stored: Iterable[str]) -> ModelError:
+    """Why no weight of the base model was loaded: it has another place in this architecture, or the architecture is another.
+
+    For instance, transformers' LlamaForQuestionAnswering has under `transformer.` what every other Llama has under `model.`.
+    """
+    kind, prefix = type(model).__name__, model.base_model_prefix
+    for key in stored:
+        root, _, rest = key.partition(".")
+        if f"{prefix}.{rest}" in wanted:
+            return ModelError(
+                f"model.name is {name!r}, whose weights are under '{root}.', and transformers' {kind} loads those under "
+                f"'{prefix}.' alone, so none of them; set model.name to a model of another architecture"
+            )
+    return ModelError(
+        f"model.name is {name!r}, but its weights hold no part of a {kind}; its config.json is another model's"
+    )
 
 
 @torch.no_grad()
@@ -183,6 +199,21 @@ def _give_padding(model: Any, tokenizer: Any) -> None:
             )
         tokenizer.pad_token = tokenizer.eos_token
     model.config.pad_token_id = tokenizer.pad_token_id
+
+
+def _check_token_ids(name: str, model: Any, tokenizer: Any) -> None:
+    """Refuse a tokenizer that can give an id without an embedding: training would stop at the first text with one."""
+    try:
+        table = model.get_input_embeddings()
+    except NotImplementedError:  # a model that hashes characters has no table
+        return
+    largest, token = max((number, token) for token, number in tokenizer.get_vocab().items())
+    if isinstance(table, nn.Embedding) and largest >= table.num_embeddings:
+        raise ModelError(
+            f"the tokenizer of model.name {name!r} has {token!r} as token {largest}, and the model has embeddings of tokens "
+            f"below {table.num_embeddings}: save it after model.resize_token_embeddings({largest + 1}), or set model.name to "
+            "one with its own tokenizer"
+        )
 
 
 @contextmanager

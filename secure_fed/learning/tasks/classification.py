@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from secure_fed.config import DataConfig
-from secure_fed.errors import ConfigError
-from secure_fed.learning.data.encode import Collate, Encoded, encode, pad_id
+from secure_fed.errors import ConfigError, DataError
+from secure_fed.learning.data.encode import IGNORED, Collate, Encoded, Item, encode, pad_id, whole_numbers
 from secure_fed.learning.data.labels import Vocabulary, learn
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.data.table import Table
@@ -40,6 +40,18 @@ def logits(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
 def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     """(B,) cross-entropies, one an example: no example's loss depends on another."""
     return functional.cross_entropy(logits(model, batch), batch["labels"], reduction="none")
+
+
+def known_classes(items: Sequence[Item], name: str, width: int, *, count: int) -> Tensor:
+    """(B,) the class of each item, one of `count`, or `IGNORED`; any other is refused."""
+    found = whole_numbers(items, name, width)
+    wrong = found[(found != IGNORED) & ((found < 0) | (found >= count))]
+    if len(wrong):
+        raise DataError(
+            f"{name!r} of an item is {int(wrong[0])}, and the model's {count} classes are 0 to {count - 1}; correct it, or "
+            "give Federation a model with a larger num_labels"
+        )
+    return found
 
 
 def weighed_loss(model: nn.Module, batch: Mapping[str, Tensor], *, by_class: Tensor) -> Tensor:

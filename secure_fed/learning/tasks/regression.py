@@ -69,6 +69,15 @@ class Regression(Task):
     def model_settings(self, label_names: Sequence[str]) -> dict[str, Any]:
         return {"num_labels": 1, "problem_type": "regression"}
 
+    @property
+    def conversion(self) -> str:
+        if (self.centre, self.scale) == (0, 1):
+            return ""
+        return (
+            f"The model learned (number - {self.centre}) / {self.scale}: in the data's unit, a prediction is "
+            f"`{self.centre} + {self.scale} * model(**inputs).logits`."
+        )
+
     def labels(self, tables: Sequence[Table], classes: Vocabulary) -> Sequence[Any]:
         return [value for table in tables for value in _values(table, self.columns.label)]
 

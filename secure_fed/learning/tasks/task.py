@@ -61,6 +61,11 @@ class Task(ABC):
         """The settings of the model's configuration that the task decides."""
         return {}
 
+    @property
+    def conversion(self) -> str:
+        """A sentence on how an answer is made of the model's scores, where these are not the answer themselves."""
+        return ""
+
     def texts(self, tables: Sequence[Table]) -> Texts:
         """The inputs of the tables' rows, without labels."""
         return texts.plain(tables, self.columns.text, self.columns.text_b)

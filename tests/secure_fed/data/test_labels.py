@@ -1,3 +1,4 @@
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -74,6 +75,13 @@ def test_a_label_that_is_neither_is_refused(labels: list[object], value: str, pl
         learned(table(labels))
     for fact in (f"label {value}", f"x.jsonl, {place}", "neither an integer nor a name", "data.label"):
         assert fact in str(refused.value)
+
+
+@pytest.mark.parametrize("missing", [None, math.nan])
+def test_a_missing_label_is_named_before_the_numbers_that_it_has_changed(missing: object) -> None:
+    """pandas keeps integers beside a missing one as 0.0, 1.0, ..."""
+    with pytest.raises(DataError, match=r"y\.jsonl, line 2: label (None|nan) is neither an integer nor a name"):
+        learned(table([0.0, 1.0]), table([1.0, missing], source="y.jsonl"))
 
 
 def test_integers_beside_names_are_refused_across_files_too() -> None:

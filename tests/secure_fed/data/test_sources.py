@@ -6,7 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import datasets
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from secure_fed.errors import DataError
 from secure_fed.learning import tasks
@@ -231,6 +233,44 @@ def test_a_folder_saved_by_datasets(tmp_path: Path) -> None:
     rows = datasets.Dataset.from_list(examples(6))
     datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(tmp_path / "saved")
     assert load(name=str(tmp_path / "saved"), client="site").train.client == ("s0", "s1", "s2") * 2
+
+
+def test_a_folder_saved_by_datasets_without_splits_is_training_data(tmp_path: Path) -> None:
+    datasets.Dataset.from_list(examples(10)).save_to_disk(tmp_path / "saved")
+    source = load(name=str(tmp_path / "saved"))
+    assert (len(source.train), len(source.test)) == (8, 2)
+
+
+@pytest.mark.parametrize("splits", [True, False])
+@pytest.mark.parametrize("setting", ["train", "test"])
+def test_a_folder_saved_by_datasets_is_no_file(setting: str, splits: bool, tmp_path: Path) -> None:
+    rows = datasets.Dataset.from_list(examples(6))
+    (datasets.DatasetDict({"train": rows}) if splits else rows).save_to_disk(tmp_path / "saved")
+    files = {"train": jsonl(tmp_path / "rows.jsonl", examples(6)), setting: str(tmp_path / "saved")}
+    with pytest.raises(
+        DataError, match=rf"saved was written by save_to_disk .* data\.{setting} .*: set data\.name to it"
+    ):
+        load(**files)
+
+
+@pytest.mark.parametrize("names", [["bad", "good"], None])
+def test_class_names_that_datasets_keeps_in_a_parquet_file(names: list[str] | None, tmp_path: Path) -> None:
+    rows = datasets.Dataset.from_dict({"text": ["a", "b", "c"] * 4, "label": [1, 0, 1] * 4})
+    kept = rows.cast_column("label", datasets.ClassLabel(names=names)) if names else rows
+    kept.to_parquet(tmp_path / "train.parquet")
+    source = load(train=str(tmp_path / "train.parquet"), test=str(tmp_path / "train.parquet"))
+    assert source.train.label_names == tuple(names or ("0", "1"))
+    assert source.test.label == (1, 0, 1) * 4
+
+
+def test_class_names_of_a_column_that_has_changed_since_are_left_alone(tmp_path: Path) -> None:
+    features = {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["bad", "good"])}
+    schema = datasets.Features(features).arrow_schema
+    changed = pyarrow.Table.from_pydict({"text": ["a", "b", "c"], "label": ["x", "y", "x"]})
+    unknown = schema.metadata[b"huggingface"].replace(b"Value", b"Later")
+    for metadata in (schema.metadata, {b"huggingface": unknown}):
+        parquet.write_table(changed.replace_schema_metadata(metadata), tmp_path / "x.parquet")
+        assert load(train=str(tmp_path / "x.parquet")).train.label_names == ("x", "y")
 
 
 def test_a_data_set_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,3 +66,25 @@ def test_the_use_shown_in_the_readme_works(
         assert (found - want).abs().max() <= 1e-5 * want.abs().max()
         if method == "fedlora":
             assert f"import {tasks.build(config.data).auto}\n" in readme
+
+
+def test_the_readme_of_a_regression_says_how_its_scores_become_numbers(
+    write: Write, small_model: Path, tmp_path: Path
+) -> None:
+    toy = TOYS["regression"]
+    config = RunConfig.from_dict(
+        {
+            "model": {"name": str(small_model), "max_length": 32},
+            "data": {"task": "regression", "train": str(write("train", toy.rows(12))), **toy.settings},
+            "federation": {"clients": 2, "rounds": 1},
+        }
+    )
+    federation = Federation(config)
+    result = federation.run(tmp_path / "run")
+    done = trained.load_run(tmp_path / "run")
+    inputs = done.tokenizer(["calm word3"], return_tensors="pt")
+    want = next(done.predict(["calm word3"]))["value"]
+    folders = [done.export(tmp_path / "out"), done.export(tmp_path / "whole", merged=True)]
+    for folder in (*folders, federation.export(result.state, tmp_path / "direct")):
+        shown = (folder / "README.md").read_text(encoding="utf-8").rpartition("a prediction is `")[2].partition("`")[0]
+        assert eval(shown, {"model": done.model, "inputs": inputs}).item() == pytest.approx(want, abs=1e-5)

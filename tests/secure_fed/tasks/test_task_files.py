@@ -48,7 +48,8 @@ def test_parquet_and_csv_hold_what_json_does(tmp_path: Path, write: Write) -> No
         assert load("tokens", train=tmp_path / name, test=tmp_path / name) == as_json
 
 
-def test_numbers_of_tags_are_named_by_the_data_set(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["saved", "parquet"])
+def test_numbers_of_tags_are_named_by_the_data_set(kind: str, tmp_path: Path) -> None:
     features = datasets.Features(
         {
             "tokens": datasets.List(datasets.Value("string")),
@@ -57,8 +58,12 @@ def test_numbers_of_tags_are_named_by_the_data_set(tmp_path: Path) -> None:
     )
     rows = {"tokens": [["a", "b", "c"]] * 3, "tags": [[0, 1, 2], [1, 0, 0], [0, 0, 0]]}
     made = datasets.Dataset.from_dict(rows, features)
-    datasets.DatasetDict({"train": made, "test": made}).save_to_disk(tmp_path / "saved")
-    source = load("tokens", name=tmp_path / "saved")
+    if kind == "saved":
+        datasets.DatasetDict({"train": made, "test": made}).save_to_disk(tmp_path / "saved")
+        source = load("tokens", name=tmp_path / "saved")
+    else:
+        made.to_parquet(tmp_path / "x.parquet")
+        source = load("tokens", train=tmp_path / "x.parquet", test=tmp_path / "x.parquet")
     assert source.train.label_names == ("O", "B-x", "I-x")
     assert source.test.label == ((0, 1, 2), (1, 0, 0), (0, 0, 0))
 
