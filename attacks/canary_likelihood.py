@@ -78,7 +78,7 @@ def _tails(scores: Floats, found: list[Release], shift: Floats, rate: float, see
 
 
 def _require_linear(case: Case, found: list[Release]) -> None:
-    optimizer = case.assembly.config.federation.server_optimizer
+    optimizer = case.assembly.config.federation.optimizer
     if optimizer == "adam" and not case.seen.sums:
         raise Inapplicable(
             "the server's Adam changes lengths, from which this attack knows how far a canary moves a round"
@@ -96,7 +96,7 @@ def _shift(case: Case, release: Release, examples: int) -> float:
     last = case.assembly.problem.last
     length = length_of_steps(release.layout, last, examples, config.training, release.lr)
     if config.privacy.unit == "client":
-        length = config.privacy.clip_norm
+        length = config.privacy.clip
     # A guarantee divides by the cohort that was planned; without one the mean is over those who were drawn.
     planned = case.assembly.protection.placement.expected_divisor
     divisor = sampler.expected if planned else len(case.assembly.clients) * sampler.rate

@@ -13,6 +13,9 @@ The encoder is all-MiniLM-L6-v2 (the `bench` extra). Its first five layers are f
 stand on query and value of the last layer. The head takes the standardised mean over tokens. It is `trained` from zero, `warm`
 (trained from what descriptions of the classes give, which is public) or `frozen` there.
 
+By the way "left open" the rate, the clip norm, momentum and the server's steps are what a run chooses by itself, under
+correlated noise, and nothing is searched.
+
 Each method's clip norm is the best of CLIPS in the small federation at epsilon 8, on another draw of the training texts and on
 test texts that no table uses; that choice is charged to no epsilon. Every finished run is one line of --out, and what is there
 is not made again. Without DATA nothing is run, and --docs writes the tables of private_utility.md from the stored runs.
@@ -58,7 +61,9 @@ WAYS: dict[str, dict[str, dict[str, Any]]] = {
     "schedule": {},
     "correlated": {"privacy": {"correlation": "banded"}},
     "coins": {"federation": {"sampling": "poisson"}},
+    "left open": {"privacy": {"correlation": "banded"}},
 }
+OPEN = "left open"  # a way whose steps and clip norm are those that a run chooses by itself
 STEEP = 1.0  # the rate of the local step, at which nearly every contribution is longer than the clip norm
 
 
@@ -80,6 +85,7 @@ class Task:
     def __init__(self, data: Path, cache: Path) -> None:
         tokenizer, encoder = pretrained()
         self.top = zero_shot(tokenizer, encoder, SCALES["sst2"].classes).float()
+        self.config = encoder.config  # whose width says which rate suits it
         self.train, self.test = ([padded(item) for item in part] for part in prepared(data / "sst2", cache, TEXTS))
         labels = [item["labels"] for item in self.test]
         self.commonest = max(map(labels.count, set(labels))) / len(labels)
@@ -102,6 +108,7 @@ class Task:
             each = len(clients[0])
             clients = [flat[at : at + each] for at in range(0, len(clients) * each, each)]
             model, test = Head(top), flat[len(clients) * each :]
+        model.config = self.config
         config = RunConfig.from_dict(settings(cell))
         result = Federation(config, model=model, train=clients, test=test, collate=collate).run()
         return float(result.records[-1]["accuracy"])
@@ -133,6 +140,10 @@ def settings(cell: Cell) -> dict[str, Any]:
         tables["privacy"]["noise_multiplier"] = NONE
     for table, own in WAYS[cell.way].items():
         tables[table] |= own
+    if cell.way == OPEN:
+        for name in ("server_optimizer", "server_momentum"):
+            tables["federation"].pop(name, None)
+        del tables["training"], tables["privacy"]["clip_norm"]
     return tables
 
 
@@ -145,7 +156,7 @@ def run_all(given: argparse.Namespace, accuracy: Runs[Cell]) -> None:
     some = itertools.product(given.sizes, range(given.seeds), given.heads, given.methods, given.epsilons, given.ways)
     for size, seed, head, method, epsilon, way in some:
         if (head, method) != ("frozen", "head alone") and (math.isfinite(epsilon) or way == given.ways[0]):
-            clip = best_clip(accuracy, head, method)
+            clip = 0.0 if way == OPEN else best_clip(accuracy, head, method)
             accuracy(Cell(size, head, way if math.isfinite(epsilon) else "schedule", method, epsilon, clip, seed))
 
 

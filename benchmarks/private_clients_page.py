@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import runs_file
-from private_clients import CLIPS, EPSILONS, HEADS, METHODS, ROUNDS, SEARCHED, SIZES, WAYS, Cell
+from private_clients import CLIPS, EPSILONS, HEADS, METHODS, OPEN, ROUNDS, SEARCHED, SIZES, WAYS, Cell
 from private_silos_page import named, paired, shown, table
 
 Found = Mapping[Cell, float]
@@ -34,7 +34,7 @@ def _page(found: Found) -> str:
 
 def _seeds(found: Found, size: str, head: str, way: str, method: str, epsilon: float) -> dict[int, float]:
     """By seed, at the clip norm that the search found."""
-    tried = _tried(found, head, method)
+    tried = {0.0: 0.0} if way == OPEN else _tried(found, head, method)
     best = max(tried, key=lambda clip: tried[clip], default=None)
     return {
         cell.seed: value

@@ -2,6 +2,7 @@
 
     python benchmarks/private_notes.py [--methods NAME ...] [--epsilons 8] [--noises independent] [--seeds 2] [--search]
     python benchmarks/private_notes.py --clients 20000 [...]                           a cohort of 1,000 in place of 250
+    python benchmarks/private_notes.py --open [...]                                    with all steps left open
     one cell: python benchmarks/private_notes.py --methods ffa_lora --epsilons 8 --noises independent --seeds 1
     python benchmarks/private_notes.py --docs docs                                     the tables, from what is stored
 
@@ -12,7 +13,8 @@ independent or correlated over rounds. The clip norm is the demo's, 3.1, for all
 norm, what is left to choose is the length of the server's steps. `length` 1.6 is the demo's: momentum 0.5 and a rate of 1.6, or
 3.2 without momentum for methods that refuse it.
 --search halves it as long as that is better, on a division of the clients and notes that the table does not use (seed 100); the
-table takes the best one, and 1.6 where nothing was tried. The search is charged to no epsilon.
+table takes the best one, and 1.6 where nothing was tried. The search is charged to no epsilon. With --open the rate, the clip
+norm, momentum and the server's steps are left open instead, as they are for whoever sets epsilon and a method's name alone.
 
 A run is tested twice: with the model of the last round, and with the mean of the models of the last five rounds, which is what
 the run ends with under `federation.average_last = 5`. Both are lines of --out, and what is there is not made again.
@@ -56,6 +58,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 WITHOUT_MOMENTUM = ("rolora", "fedsvd", "fedask", "fedpower")
 EPSILONS, NOISES, LENGTHS, CLIP_NORM = (8.0, 3.0, 1.0), ("independent", "correlated"), (1.6, 0.8, 0.4, 0.2), 3.1
+OPEN = 0.0  # in place of a length: what the settings leave open
 SEARCHED_ON = 100  # a seed that no cell of the table has
 LAST, ROUNDS, CLIENTS, EACH = 5, 20, 5_000, 5
 SIZES = (2_000, CLIENTS, 20_000)
@@ -99,6 +102,10 @@ def config(cell: Cell) -> RunConfig:
     correlation = "banded" if cell.noise == "correlated" else "none"
     tables["privacy"] = {"unit": "client", "epsilon": cell.epsilon, "noise": "central", "correlation": correlation}
     tables["privacy"] |= {"clip_norm": CLIP_NORM}
+    if cell.length == OPEN:
+        for name in ("server_optimizer", "server_momentum", "server_lr"):
+            tables["federation"].pop(name, None)
+        del tables["training"], tables["privacy"]["clip_norm"]
     return RunConfig.from_dict(tables | {"method": METHODS[cell.method]})
 
 
@@ -154,14 +161,10 @@ def searched(out: Path, at: At) -> None:
         best = found
 
 
-def seeds(found: Found, at: At, averaged: int) -> list[float]:
-    """The accuracies of a cell of the table."""
-    sought, best = _cell(at, 0.0, 0, averaged), length(found, at)
-    return [
-        value
-        for each, value in found.items()
-        if each._replace(length=0.0, seed=0) == sought and each.length == best and each.seed != SEARCHED_ON
-    ]
+def seeds(found: Found, at: At, averaged: int, of: float | None = None) -> list[float]:
+    """The accuracies of a cell of the table, with steps of the length `of`, or of the best one."""
+    sought = _cell(at, length(found, at) if of is None else of, 0, averaged)
+    return [value for each, value in found.items() if each._replace(seed=0) == sought and each.seed != SEARCHED_ON]
 
 
 def table(found: Found, averaged: int) -> str:
@@ -182,6 +185,15 @@ def cohorts(found: Found) -> str:
     columns = [column for column in columns if column[:2] in others]
     methods = [m for m in METHODS if any(cells[m, c] for c in columns if c[2] != CLIENTS)]
     rows = [[_name(m), *(_shown(cells[m, c]) for c in columns)] for m in methods]
+    return _lines(["method", *(f"epsilon {e:g}, {noise}, {size // ROUNDS:,}" for e, noise, size in columns)], rows)
+
+
+def left_open(found: Found) -> str:
+    """The last models of runs whose steps were left open."""
+    columns = list(itertools.product(EPSILONS, NOISES, SIZES))
+    cells = {(m, c): _shown(seeds(found, At(m, *c), 1, OPEN)) for m in METHODS for c in columns}
+    columns = [column for column in columns if any(cells[method, column] for method in METHODS)]
+    rows = [[_name(m), *(cells[m, c] for c in columns)] for m in METHODS]
     return _lines(["method", *(f"epsilon {e:g}, {noise}, {size // ROUNDS:,}" for e, noise, size in columns)], rows)
 
 
@@ -226,7 +238,9 @@ def main() -> None:
     parser.add_argument("--noises", nargs="+", choices=NOISES, default=["independent"])
     parser.add_argument("--clients", type=int, choices=SIZES, default=CLIENTS)
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--search", action="store_true", help="try the lengths of the server's steps first")
+    steps = parser.add_mutually_exclusive_group()
+    steps.add_argument("--search", action="store_true", help="try the lengths of the server's steps first")
+    steps.add_argument("--open", action="store_true", help="leave the steps of clients and server open")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".jsonl"))
     parser.add_argument("--docs", type=Path, help="write the tables into private_utility.md there, and run nothing")
     given = parser.parse_args()
@@ -235,10 +249,11 @@ def main() -> None:
     for at, seed in () if given.docs else wanted(given):
         if given.search:
             searched(given.out, at)
-        run(given.out, _cell(at, length(runs_file.accuracies(Cell, given.out), at), seed))
+        best = OPEN if given.open else length(runs_file.accuracies(Cell, given.out), at)
+        run(given.out, _cell(at, best, seed))
     found = runs_file.accuracies(Cell, given.out)
     tables = {"notes": table(found, LAST), "notes, last": table(found, 1), "notes, searched": searches(found)}
-    tables["notes, cohorts"] = cohorts(found)
+    tables |= {"notes, cohorts": cohorts(found), "notes, open": left_open(found)}
     print("\n\n".join(tables.values()))
     for name, text in tables.items() if given.docs else ():
         runs_file.put(given.docs / "private_utility.md", name, text)

@@ -126,6 +126,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             "rounds.running_sum",
             "rounds.tail",
             "rounds.server_optimizer",
+            "rounds.step_lengths",
             "rounds.transport",
         ),
         (

@@ -86,7 +86,7 @@ def _stepped(case: Case, a: int, b: int) -> Release | None:
     if change is not None and optimizer.server_optimizer == "momentum" and a - 1 in states and b == a + 1:
         earlier = _change(case, a - 1, states[a - 1], states[a])
         if earlier is not None and Layout.of(earlier) == Layout.of(change):
-            change = change.dense() - earlier.dense() * optimizer.server_momentum
+            change = change.dense() - earlier.dense() * optimizer.server_beta
     return None if change is None else _release(case, a, states[a], _first_pass(case, a, states[a]), change)
 
 

@@ -80,10 +80,12 @@ def _add_plan(made: argparse.ArgumentParser) -> None:
     made.add_argument("--clients", type=int)
     made.add_argument("--cohort", type=int, help="clients a round, expected (poisson) or exact (fixed)")
     made.add_argument("--dim", type=int, help="how many numbers travel: see `secure-fed methods`")
-    made.add_argument("--clip-norm", type=float, default=1.0, help="default: 1")
+    made.add_argument("--clip-norm", type=float, help="for noise in its unit (default: 1; a run chooses its own)")
     made.add_argument("--sampling", choices=("poisson", "fixed"), default="poisson", help="default: poisson")
     made.add_argument("--model", metavar="NAME", help="a model, to compare the methods by what they release on it")
-    made.add_argument("--momentum", type=float, default=0.0, help="of the server; it chooses the band (default: 0)")
+    made.add_argument(
+        "--momentum", type=float, help="of the server; it chooses the band (default: 0.5, as a run has it)"
+    )
     made.add_argument(
         "--corrupt", type=_share, default=0.1, metavar="SHARE", help="as secure_aggregation.corrupt (default: 0.1)"
     )
@@ -110,7 +112,8 @@ def plan(chosen: argparse.Namespace) -> None:
     from privacy.run_plan import Target
     from secure_fed.report.terminal import PlainConsole, doing
 
-    setting = planning.Setting(**{field.name: getattr(chosen, field.name) for field in fields(planning.Setting)})
+    given = {field.name: getattr(chosen, field.name) for field in fields(planning.Setting)}
+    setting = planning.Setting(**{name: value for name, value in given.items() if value is not None})
     target, possible = Target(chosen.epsilon, chosen.noise_multiplier, setting.delta), _possible(chosen, setting)
     with doing() as say:
         say("comparing the methods")
@@ -165,11 +168,13 @@ def _of_coins(chosen: argparse.Namespace, setting: Setting, say: Callable[[str],
 def _possible(chosen: argparse.Namespace, setting: Setting) -> Possible:
     """Masks wherever a share of noise is left to count on."""
     from privacy.promises import Possible
+    from secure_fed.config.sections import MOMENTUM
 
     cohort, everybody = (
         shown_ways.counted(clients, chosen.corrupt, chosen.dropout) for clients in (setting.cohort, setting.clients)
     )
-    return Possible(cohort, everybody, momentum=chosen.momentum)
+    momentum = MOMENTUM if chosen.momentum is None else chosen.momentum
+    return Possible(cohort, everybody, momentum=momentum)
 
 
 def _methods(chosen: argparse.Namespace, setting: Setting, target: Target, possible: Possible) -> list[Space]:

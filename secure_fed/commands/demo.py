@@ -1,10 +1,9 @@
 """The runs of `secure-fed demo`: one that is private for every client, and the same again without any protection.
 
-Many clients that each hold five notes, since what hides one of them is the number of the others. Each makes one Adam step,
-whose length is lr sqrt(trained numbers) whatever the data: the clip norm is that length, so little is lost to clipping, and
-the server's momentum averages the noise of several rounds. Only B trains, so noise reaches the model linearly (`ffa_lora`),
-beside an A of the largest singular vectors of the model's own weights (`federa`): drawn at random it holds less of what the
-clients have to change.
+Many clients that each hold five notes, since what hides one of them is the number of the others. How long steps are is left
+open, and chosen as in every run that protects clients (`rounds/step_lengths.py`). Only B trains, so noise reaches the model
+linearly (`ffa_lora`), beside an A of the largest singular vectors of the model's own weights (`federa`): drawn at random it
+holds less of what the clients have to change.
 
 Clients take part in turn, by a public order: 250 in each of 20 rounds, and every client once. So nothing about a cohort is
 secret. Contributions are masked, and every client adds its share of the noise before the masks. So one epsilon holds against
@@ -29,17 +28,9 @@ def config() -> RunConfig:
     return RunConfig.from_dict(
         {
             "data": {"examples": 25_000},
-            "federation": {
-                "clients": 5_000,
-                "cohort": 250,
-                "rounds": 20,
-                "server_optimizer": "momentum",
-                "server_momentum": 0.5,
-                "server_lr": 1.6,
-            },
+            "federation": {"clients": 5_000, "cohort": 250, "rounds": 20},
             "method": {"name": "federa", "rule": "ffa_lora"},
-            "training": {"lr": 0.02},
-            "privacy": {"unit": "client", "epsilon": 8.0, "noise": "distributed", "clip_norm": 3.1},
+            "privacy": {"unit": "client", "epsilon": 8.0, "noise": "distributed"},
             "secure_aggregation": {"enabled": True, "corrupt": 0.05, "dropout": 0.05},
             "evaluation": {"every": 5, "record": "models", "phantoms": PHANTOMS},
         }
@@ -51,8 +42,9 @@ def unprotected() -> RunConfig:
     tables = config().to_dict()
     for section in ("privacy", "secure_aggregation"):
         del tables[section]
-    # As the private run.
-    tables["federation"]["sampling"] = "schedule"
-    tables["training"] |= {"lr_schedule": "constant", "head_factor": 1.0}
+    # As the private run chooses them.
+    momentum = {"server_optimizer": "momentum", "server_momentum": 0.5, "server_lr": 1.35}
+    tables["federation"] |= {"sampling": "schedule"} | momentum
+    tables["training"] |= {"lr": 0.02, "lr_schedule": "constant", "head_factor": 1.0}
     tables["evaluation"]["audit_unit"] = "client"
     return RunConfig.from_dict(tables)

@@ -10,7 +10,7 @@ from secure_fed.errors import ConfigError
 
 # What each unit's plan is made of, and what it is where nothing is given.
 OF_CLIENTS = {"rounds": None, "clients": None, "cohort": None, "dim": None, "model": None, "sampling": "poisson"}
-OF_CLIENTS |= {"momentum": 0.0, "corrupt": 0.1, "dropout": 0.1}  # type: ignore[dict-item]
+OF_CLIENTS |= {"momentum": None, "corrupt": 0.1, "dropout": 0.1}  # type: ignore[dict-item]
 OF_LOOPS = {"examples": None, "batch_size": None, "epochs": None, "steps": None}
 _NEEDED = {"client": ("rounds", "clients", "cohort"), "example": ("examples", "batch_size")}
 
@@ -50,6 +50,7 @@ def plan(chosen: argparse.Namespace) -> None:
 
     terms = Terms(chosen.examples, chosen.batch_size, chosen.delta, chosen.epochs, chosen.steps)
     made = terms.plan(chosen.epsilon, chosen.noise_multiplier)
+    clip_norm = 1.0 if chosen.clip_norm is None else chosen.clip_norm
     facts: dict[str, Any] = {
         "unit": "example",
         "noise_multiplier": made.noise_multiplier,
@@ -60,8 +61,8 @@ def plan(chosen: argparse.Namespace) -> None:
         "examples": terms.examples,
         "batch_size": terms.batch_size,
         "sampling_rate": terms.sampler.rate,
-        "clip_norm": chosen.clip_norm,
-        "noise_std": made.noise_multiplier * chosen.clip_norm / terms.sampler.expected,
+        "clip_norm": clip_norm,
+        "noise_std": made.noise_multiplier * clip_norm / terms.sampler.expected,
     }
     if chosen.json:
         print(json.dumps(facts))

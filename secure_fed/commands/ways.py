@@ -91,8 +91,11 @@ def settings(setting: Setting, way: Way, chosen: argparse.Namespace) -> str:
     federation["sampling"] = way.sampling
     if chosen.momentum:
         federation |= {"server_optimizer": "momentum", "server_momentum": chosen.momentum}
+    elif chosen.momentum is not None:
+        federation["server_optimizer"] = "mean"
     asked = "epsilon" if chosen.epsilon is not None else "noise_multiplier"
-    privacy = {"unit": "client", asked: getattr(chosen, asked), "delta": setting.delta, "clip_norm": setting.clip_norm}
+    privacy = {"unit": "client", asked: getattr(chosen, asked), "delta": setting.delta}
+    privacy |= {} if chosen.clip_norm is None else {"clip_norm": chosen.clip_norm}
     tables: dict[str, dict[str, Any]] = {
         "federation": federation,
         "privacy": privacy | {"noise": way.noise, "correlation": way.correlation},

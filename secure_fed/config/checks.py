@@ -54,7 +54,7 @@ def _federation(config: Sections) -> None:
         _refuse(config, "federation.average_last", f"evaluation.patience = {config.evaluation.patience}", why)
     if federation.aggregate != "mean":
         _robust(config)
-    if config.method.transport_form == "sketch" and federation.server_optimizer != "mean":
+    if config.method.transport_form == "sketch" and federation.optimizer != "mean":
         _wrong(
             config,
             "federation.server_optimizer",

@@ -91,7 +91,11 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
     ("federation.trim", lambda c: c.federation.aggregate == "trimmed_mean", "federation.aggregate = 'trimmed_mean'"),
     (
         "federation.server_momentum",
-        lambda c: c.federation.server_optimizer != "mean",
+        lambda c: (
+            c.federation.optimizer != "mean"
+            or (c.federation.server_optimizer == "auto" and c.privacy.unit == "client")
+            or c.federation.server_momentum == 0.9  # the default of earlier versions, which wrote it into every file
+        ),
         "federation.server_optimizer = 'momentum' or 'adam'",
     ),
     ("method.sketch", lambda c: c.method.transport_form == "sketch", "method.transport_form = 'sketch'"),
@@ -110,7 +114,12 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
     ("training.epochs", lambda c: c.training.steps is None, "training.steps not to be set"),
     *(
         (f"privacy.{name}", _private("client", "example", "group"), "privacy.unit to be set")
-        for name in ("epsilon", "delta", "noise_multiplier", "clip_norm", "ledger", "on_exhausted")
+        for name in ("epsilon", "delta", "noise_multiplier", "ledger", "on_exhausted")
+    ),
+    (
+        "privacy.clip_norm",
+        lambda c: c.privacy.unit != "none" or c.privacy.clip_norm == 1.0,  # the default of earlier versions
+        "privacy.unit to be set",
     ),
     (
         "privacy.noise",

@@ -25,8 +25,13 @@ class PrivacyConfig:
         at_most=1e6,
         optional=1.0,
     )
-    clip_norm: float = key(
-        1.0, "longest contribution (client) or gradient (example, group)", at_least=1e-9, at_most=1e9
+    clip_norm: float | None = key(
+        None,
+        "longest contribution (client) or gradient (example, group) (1; of contributions trained by adamw the length of one "
+        "step, lr times the root of how many numbers train)",
+        at_least=1e-9,
+        at_most=1e9,
+        optional=1.0,
     )
     clip_quantile: float | None = key(
         None,
@@ -78,6 +83,11 @@ class PrivacyConfig:
         "rounds that do not fit the budget: refuse the run, or stop when it is spent",
         choices=("refuse", "stop"),
     )
+
+    @property
+    def clip(self) -> float:
+        """The clip norm, of settings that may leave it open."""
+        return 1.0 if self.clip_norm is None else self.clip_norm
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,9 @@ class DataConfig:
     matrix: str = key("", "each label's shares for the clients, such as '0.9 0.1; 0.1 0.9' (matrix)")
 
 
+MOMENTUM = 0.5  # of the server, where it is chosen for it
+
+
 @dataclass(frozen=True)
 class FederationConfig:
     clients: int | None = key(
@@ -134,9 +137,25 @@ class FederationConfig:
         choices=("mean", "trimmed_mean", "median"),
     )
     trim: float = key(0.2, "share of the changes that trimmed_mean leaves out at either end", above=0.0, below=0.5)
-    server_optimizer: str = key("mean", "how the mean change is applied (FedOpt)", choices=("mean", "momentum", "adam"))
-    server_lr: float | None = key(None, "server learning rate (1, and 0.01 with adam)", above=0.0, optional=1.0)
-    server_momentum: float = key(0.9, "server momentum, Adam's beta 1", at_least=0.0, below=1.0)
+    server_optimizer: str = key(
+        "auto",
+        "how the mean change is applied (FedOpt); auto: momentum where clients are protected and nothing speaks against it, "
+        "else mean",
+        choices=("auto", "mean", "momentum", "adam"),
+    )
+    server_lr: float | None = key(
+        None,
+        "server learning rate (1, and 0.01 with adam; where clients are protected what suits the noise)",
+        above=0.0,
+        optional=1.0,
+    )
+    server_momentum: float | None = key(
+        None,
+        "server momentum, Adam's beta 1 (0.9; 0.5 where auto chooses momentum)",
+        at_least=0.0,
+        below=1.0,
+        optional=0.9,
+    )
     average_last: int = key(1, "the run ends with the mean of the models of so many of its last rounds", at_least=1)
     largest_value: float = key(
         1000.0,
@@ -152,10 +171,25 @@ class FederationConfig:
     )
 
     @property
+    def optimizer(self) -> str:
+        """The server's optimiser, of settings that may leave it open."""
+        return "mean" if self.server_optimizer == "auto" else self.server_optimizer
+
+    @property
     def server_rate(self) -> float:
         """The server's learning rate, of settings that may leave it open. A step of Adam is about that long for each number."""
         usual = 0.01 if self.server_optimizer == "adam" else 1.0
         return usual if self.server_lr is None else self.server_lr
+
+    @property
+    def server_beta(self) -> float:
+        """The server's momentum, of settings that may leave it open."""
+        return 0.9 if self.server_momentum is None else self.server_momentum
+
+    @property
+    def momentum(self) -> float:
+        """The momentum that the server adds up rounds with; 0 where it takes means as they are, and with Adam."""
+        return self.server_beta if self.server_optimizer == "momentum" else 0.0
 
 
 @dataclass(frozen=True)
@@ -163,7 +197,7 @@ class TrainingConfig:
     lr: float | None = key(
         None,
         "local learning rate (the method's own in a model of this width, which `secure-fed methods --model` lists; "
-        "four times that where privacy protects examples or groups)",
+        "four times that where privacy protects anybody)",
         above=0.0,
         optional=5e-3,
     )
@@ -177,7 +211,7 @@ class TrainingConfig:
     epochs: int = key(1, "local epochs a round", at_least=1)
     steps: int | None = key(None, "local steps a round, instead of epochs", at_least=1, optional=10)
     batch_size: int | None = key(
-        None, "local batch size (16; 256 where privacy protects examples or groups)", at_least=1, optional=16
+        None, "local batch size (16; 256 where privacy protects anybody)", at_least=1, optional=16
     )
     microbatch: int | None = key(
         None,

@@ -64,7 +64,7 @@ def build(config: RunConfig | MethodConfig) -> Method:
     run = RunConfig(method=config) if isinstance(config, MethodConfig) else config
     chosen = card(run.method.name)
     _require_read(run.method, chosen)
-    if chosen.memoryless and run.federation.server_optimizer != "mean":
+    if chosen.memoryless and run.federation.optimizer != "mean":
         raise ConfigError(
             f"federation.server_optimizer = {run.federation.server_optimizer!r} cannot be used with method.name = "
             f"{chosen.name!r}: {chosen.memoryless}; use 'mean'"

@@ -62,7 +62,7 @@ def build(run: RunConfig) -> AveragedLora:
 
 def _require_fitting(run: RunConfig, rule: Card) -> None:
     """Refuse settings that the rule does not read or cannot work with."""
-    method, optimizer = run.method, run.federation.server_optimizer
+    method, optimizer = run.method, run.federation.optimizer
     if optimizer != "mean" and rule.memoryless:
         raise ConfigError(
             f"federation.server_optimizer = {optimizer!r} cannot be used with method.rule = {method.rule!r}: "

@@ -72,16 +72,10 @@ def correlation_of(config: RunConfig, order: PublicOrder) -> Correlation:
     federation, privacy = config.federation, config.privacy
     if privacy.correlation == "none":
         return INDEPENDENT
-    momentum = momentum_of(config)
+    momentum = federation.momentum
     if privacy.band is not None:
         return square_root(min(privacy.band, federation.rounds), momentum)
     return best(federation.rounds, order.gap, order.turns(federation.rounds), momentum)
-
-
-def momentum_of(config: RunConfig) -> float:
-    """The momentum that the server adds up rounds with."""
-    federation = config.federation
-    return federation.server_momentum if federation.server_optimizer == "momentum" else 0.0
 
 
 def of_shares(config: RunConfig, population: Population) -> Plan:

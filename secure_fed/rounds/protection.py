@@ -115,6 +115,13 @@ class Protection:
         std = self.contribution_mechanism.std(clip_norm)
         return std * math.sqrt(cohort + self.beside) / cohort
 
+    def noise_over_way(self, cohort: float, dim: int, rounds: int) -> float:
+        """The length of the noise in the sum of all rounds' means, over the longest way that clipped means can travel."""
+        std = self.mean_noise_std(self.clip_norm, cohort, dim)
+        # Of the independent noise that a round adds, what is left in the end: its weights up to then, added up.
+        left = self.noise_weights(rounds).cumsum()
+        return std * math.sqrt(dim * float(left @ left)) / (rounds * self.clip_norm)
+
 
 def protect(
     config: RunConfig,
@@ -153,7 +160,7 @@ def protect(
         mechanism=plan.mechanism,
         given=mechanism is not None,
         shares=shares,
-        clip_norm=privacy.clip_norm,
+        clip_norm=privacy.clip,
         entropy=entropy or SystemEntropy(),
         plan=plan,
         hidden=privacy.hidden_cohort,

@@ -40,7 +40,7 @@ class ServerOptimizer:
 
     @classmethod
     def of(cls, config: FederationConfig) -> ServerOptimizer:
-        return cls(config.server_optimizer, config.server_rate, config.server_momentum)
+        return cls(config.optimizer, config.server_rate, config.server_beta)
 
     def step(self, means: Mapping[str, Tensors], memory: Tensors) -> tuple[dict[str, Tensors], Tensors]:
         """The steps for the means of all passes, and what to remember until the next round."""

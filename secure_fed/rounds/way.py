@@ -1,4 +1,4 @@
-"""What settings leave open: the steps of clients and server, what a method settles itself, and how clients are protected.
+"""What settings leave open: the steps of clients, what a method settles itself, and how clients are protected.
 
 `auto` in federation.sampling, privacy.noise and privacy.correlation (who takes part when, who adds the noise, how) becomes what
 `secure-fed budget plan` recommends, before any party is made. Secret coins are never chosen: no server keeps them from its
@@ -8,14 +8,14 @@ operators and its clients. What is chosen stands in the run's configuration from
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from privacy.errors import PrivacyError
 from secure_fed.config import PrivacyConfig, RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.methods.method import Filtering, Method, Settling, Shrinking, State
+from secure_fed.rounds import step_lengths
 from secure_fed.rounds.cohort import cohort_size
-from secure_fed.rounds.plans import momentum_of
 from secure_fed.tensors.tensors import Layout
 
 if TYPE_CHECKING:
@@ -30,12 +30,14 @@ def settled(
     *,
     own: bool,
     width: int | None = None,
+    trained: int,
     scoring: bool,
 ) -> RunConfig:
     """The configuration without `auto` in what protects clients, and with the steps that suit what is protected.
 
     clients: how many there are. own: the mechanism is the user's, which noises open sums over secret coins alone. width: of
-    the model's hidden states, where it has a number for it. scoring: whether a last layer of a head trains.
+    the model's hidden states, where it has a number for it. trained: how many numbers a client trains and sends. scoring:
+    whether a last layer of a head trains.
     """
     privacy, federation = config.privacy, config.federation
     if not scoring and config.training.head_factor not in (None, 1.0):
@@ -43,9 +45,9 @@ def settled(
             f"training.head_factor = {config.training.head_factor:g} has no effect here: no head trains whose last layer is "
             "known, as it is of models of transformers; leave it out"
         ).about("training.head_factor", config.training.head_factor, "1")
-    config = config.replace(
-        _steps(config, method.card.lr_of(width), method.card.head_factor_of(width) if scoring else 1.0)
-    )
+    usual = method.card.head_factor_of(width) if scoring else 1.0
+    config = config.replace(step_lengths.of_clients(config, method.card.lr_of(width), usual, trained))
+    config = config.replace(step_lengths.momentum(config, method))
     if isinstance(method, Settling):
         config = config.replace({("method", name): value for name, value in method.settings(federation.rounds).items()})
     if privacy.unit != "client":
@@ -87,7 +89,7 @@ def _in_turn(config: RunConfig, clients: int, method: Method, initial: State) ->
     takes_back = takes_back and not unsteady(method, initial, config.federation.rounds)
     setting = Setting(clients, cohort, config.federation.rounds, privacy.delta, dim=numbers or None)
     target = Target(privacy.epsilon, privacy.noise_multiplier, privacy.delta, stop_early=True)
-    possible = Possible(_counted(config, cohort), 0, takes_back, momentum_of(config))
+    possible = Possible(_counted(config, cohort), 0, takes_back, config.federation.momentum)
     try:
         ways = [way for way in in_turn(setting, target, possible) if _left_open(config.privacy, way)]
     except PrivacyError:
@@ -139,36 +141,3 @@ def unsteady(method: Method, initial: State, rounds: int) -> str:
 
 def _layouts(method: Method, state: State) -> dict[str, Layout]:
     return {name: method.layout(state, name) for name in method.plan(state).passes}
-
-
-def _steps(config: RunConfig, lr: float, head: float) -> dict[tuple[str, str], Any]:
-    """The settings of local steps, and the server's, that are left open.
-
-    lr: what suits method and model. head: that of the head's last layer, over lr.
-
-    The last layer is new, and a step of AdamW moves it no further than an adapter on layers that are trained already: it takes
-    longer steps to keep up. Under privacy these would be most of a contribution, whose length is bounded.
-
-    Noise is added once to a step and hides a larger share of a small batch's gradient. So private steps are few and long. The
-    rate falls to zero in the end, so that the last rounds average out what single batches do; not earlier, since a short run
-    needs all of its way. Under privacy it does not fall, since a shorter contribution of a client is hidden by the same noise.
-    """
-    training, private = config.training, config.privacy.unit in ("example", "group")
-    if training.optimizer == "sgd" and training.lr is None:
-        raise ConfigError(
-            "training.optimizer = 'sgd' needs training.lr: a rate that is left open is AdamW's, with which SGD learns next to "
-            "nothing; set training.lr"
-        ).about("training.lr", None, "above 0 with training.optimizer = 'sgd'")
-    batch, longer = (_PRIVATE_BATCH, _LONGER) if private else (training.batch, 1)
-    schedule = "stable_decay" if config.privacy.unit == "none" else "constant"
-    usual = head if config.privacy.unit == "none" and training.optimizer == "adamw" else 1.0
-    return {
-        ("training", "batch_size"): batch if training.batch_size is None else training.batch_size,
-        ("training", "lr"): longer * lr if training.lr is None else training.lr,
-        ("training", "head_factor"): usual if training.head_factor is None else training.head_factor,
-        ("training", "lr_schedule"): schedule if training.lr_schedule == "auto" else training.lr_schedule,
-        ("federation", "server_lr"): config.federation.server_rate,
-    }
-
-
-_PRIVATE_BATCH, _LONGER = 256, 4

@@ -35,11 +35,13 @@ from secure_fed.rounds.protection import Protection, protect, require_protectabl
 from secure_fed.rounds.registered import Joined, Registered
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.server_optimizer import ServerOptimizer
+from secure_fed.rounds.step_lengths import paced
 from secure_fed.rounds.summing import OpenSum, empty_sum
 from secure_fed.rounds.tail import Tail
 from secure_fed.rounds.together import Together
 from secure_fed.rounds.transport import Transport
 from secure_fed.rounds.turns import Turns, turns_of
+from secure_fed.rounds.way import reached
 from secure_fed.runs.best import require_choosable
 from secure_fed.runs.start import Start, started
 
@@ -103,6 +105,8 @@ def assemble(
     pool = phantoms(config, protection.phantoms, names, units)
     problem = _with_phantoms_noted(start.problem, pool)
     initial = State(tensors, clip_norm=protection.clip_norm)
+    noise = protection.noise_over_way(sampler.expected, reached(method, initial), config.federation.rounds)
+    config = paced(config, noise)
     require_steady(protection, method, initial, config.federation.rounds)
     require_protectable(
         protection, start.objective, problem.here, problem.collate, start.plan, tensors, config.training

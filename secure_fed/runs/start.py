@@ -51,7 +51,10 @@ def started(config: RunConfig, method: Method, whole: Problem, *, own: bool) -> 
     plan = method.plan(State(tensors))
     width = width_of(getattr(problem.model, "config", None))
     scoring = any(name in problem.last for name in plan.trainable)
-    config = settled(config, len(whole.names), method, State(tensors), own=own, width=width, scoring=scoring)
+    trained = tensors.select(plan.trainable).without(personal).numel
+    config = settled(
+        config, len(whole.names), method, State(tensors), own=own, width=width, trained=trained, scoring=scoring
+    )
     return Start(
         config=config,
         method=method,
@@ -61,7 +64,7 @@ def started(config: RunConfig, method: Method, whole: Problem, *, own: bool) -> 
         tensors=tensors,
         personal=personal,
         plan=plan,
-        trained=tensors.select(plan.trainable).without(personal).numel,
+        trained=trained,
         objective=_objective(config, problem, method),
         sampler=cohort_sampler(config, len(problem.names), vacancies(problem.names, whole.names)),
     )

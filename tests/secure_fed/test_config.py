@@ -74,6 +74,7 @@ def test_every_line_of_the_commented_file_that_is_commented_out_can_be_put_in(tm
         "clients",
         "cohort",
         "server_lr",
+        "server_momentum",
         "switch_round",
         "sketch",
         "bottleneck",
@@ -88,7 +89,7 @@ def test_every_line_of_the_commented_file_that_is_commented_out_can_be_put_in(tm
         "together",
         "max_grad_norm",
     ]
-    privacy = ["epsilon", "noise_multiplier", "clip_quantile", "band", "participations"]
+    privacy = ["epsilon", "noise_multiplier", "clip_norm", "clip_quantile", "band", "participations"]
     audit = ["patience", "target_accuracy", "phantoms", "audit_fraction", "bandwidth"]
     assert unset == [*training, *privacy, "neighbours", "threshold", *audit]
     for name in unset:

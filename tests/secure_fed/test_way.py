@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,9 @@ import pytest
 from transformers import PretrainedConfig
 
 from privacy.mechanisms import Gaussian
+from privacy.planning import Setting
+from privacy.promises import Possible, in_turn
+from privacy.run_plan import Target
 from secure_fed import Federation
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
@@ -17,6 +21,8 @@ from tests.secure_fed import small_models, toys
 
 TARGET = {"privacy.unit": "client", "privacy.epsilon": 8.0, "privacy.delta": 1e-3, "federation.cohort": 2}
 MASKED = {"secure_aggregation.enabled": True, "secure_aggregation.dropout": 0.0, "secure_aggregation.corrupt": 0.0}
+OPEN = {"federation.server_optimizer": "auto", "federation.server_lr": None, "privacy.clip_norm": None}
+NUMBERS = 2 * (6 + 8) + 2 * (8 + 8) + 3 * 9  # that toys train: factors of rank 2 of two layers, and the head
 AUTO = {"federation.sampling": "auto", "privacy.noise": "auto", "privacy.correlation": "auto"}
 
 
@@ -70,12 +76,13 @@ def test_what_counts_on_coins_gets_them() -> None:
 def test_other_units_are_left_alone() -> None:
     example = {"privacy.unit": "example", "privacy.noise_multiplier": 1.0, "privacy.delta": 1e-3}
     for settings in ({}, example):
-        config = toys.config({"federation.server_lr": 1.0, **settings})
+        left = {"federation.server_lr": 1.0, "federation.server_optimizer": "mean"}
+        config = toys.config({**left, **settings, **({"privacy.clip_norm": 1.0} if settings else {})})
         assert settled(settings) == config
 
 
-@pytest.mark.parametrize(("unit", "batch"), [("none", 16), ("client", 16), ("example", 256)])
-def test_a_batch_is_larger_where_noise_is_added_to_each_step(unit: str, batch: int) -> None:
+@pytest.mark.parametrize(("unit", "batch"), [("none", 16), ("client", 256), ("example", 256)])
+def test_a_batch_is_larger_where_noise_is_added(unit: str, batch: int) -> None:
     private = {} if unit == "none" else {"privacy.noise_multiplier": 1.0, "privacy.delta": 1e-3}
     settings = {"privacy.unit": unit, **private, "training.batch_size": None}
     assert settled(settings).training.batch_size == batch
@@ -152,3 +159,61 @@ def test_a_rate_that_is_left_open_goes_by_the_models_width(
 
     assert found() == pytest.approx(longer * lr)
     assert found(**{"training.lr": 0.3}) == 0.3
+
+
+def test_a_contribution_may_be_as_long_as_one_step_of_adam() -> None:
+    steps = {"training.lr": 1e-3, "federation.cohort": 1}
+    clip_norm = settled({**TARGET, **OPEN, **steps}).privacy.clip_norm
+    assert clip_norm == pytest.approx(1e-3 * math.sqrt(NUMBERS))
+    alone = toys.federation({**steps, "federation.rounds": 1}, sizes=(4,) * 8)
+    step = alone.run().state.tensors - alone.assembly.initial.tensors
+    assert 0.5 * clip_norm < step.norm() <= clip_norm * (1 + 1e-6)
+    assert settled({**TARGET, **OPEN, **steps, "privacy.clip_norm": 0.5}).privacy.clip_norm == 0.5
+    assert settled({**TARGET, **OPEN, **steps, "training.optimizer": "sgd"}).privacy.clip_norm == 1.0
+
+
+@pytest.mark.parametrize("multiplier", [1e-3, 0.1, 1.0])
+def test_the_server_goes_far_where_the_noise_lets_it(multiplier: float) -> None:
+    noise = {"privacy.epsilon": None, "privacy.noise_multiplier": multiplier}
+    settings = {**TARGET, **OPEN, **noise, "privacy.noise": "central", "privacy.correlation": "none"}
+    share = multiplier * math.sqrt(NUMBERS / 3) / 2  # of three rounds with two clients each
+
+    def server(**own: Any) -> tuple[str, float | None, float]:
+        federation = settled({**settings, **own}).federation
+        assert federation.server_lr is not None
+        return federation.server_optimizer, federation.server_momentum, federation.server_lr
+
+    assert server() == ("momentum", 0.5, pytest.approx(min(1.6, 0.125 / share)))
+    assert server(**{"federation.server_momentum": 0.75}) == ("momentum", 0.75, pytest.approx(min(0.8, 0.0625 / share)))
+    assert server(**{"federation.server_optimizer": "mean"}) == ("mean", None, pytest.approx(min(1.6, 0.25 / share)))
+    assert server(**{"federation.server_optimizer": "adam"}) == ("adam", 0.9, 0.01)
+    assert server(**{"federation.server_lr": 7.0}) == ("momentum", 0.5, 7.0)
+    assert server(**{"training.optimizer": "sgd"}) == ("mean", None, 1.0)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [{"method.name": "rolora"}, {"method.name": "fra_lora", "method.transport_form": "sketch", "method.sketch": 1}],
+)
+def test_rounds_that_cannot_be_added_up_get_no_momentum(own: dict[str, Any]) -> None:
+    assert settled({**TARGET, **OPEN, **own}).federation.server_optimizer == "mean"
+
+
+@pytest.mark.parametrize(
+    ("own", "noise", "correlation"),
+    [
+        ({}, "central", "none"),
+        ({}, "central", "banded"),
+        ({}, "local", "none"),
+        (MASKED, "distributed", "none"),
+    ],
+)
+def test_the_noise_that_the_server_goes_by_is_the_planners(own: dict[str, Any], noise: str, correlation: str) -> None:
+    settings = {**TARGET, **own, "federation.sampling": "schedule", "federation.cohort": 4, "evaluation.phantoms": 0}
+    federation = toys.federation(
+        {**settings, "privacy.noise": noise, "privacy.correlation": correlation}, sizes=(4,) * 8
+    )
+    setting = Setting(8, 4, 3, 1e-3, dim=NUMBERS)
+    ways = in_turn(setting, Target(8.0, None, 1e-3, stop_early=True), Possible(4 if own else 0))
+    (share,) = (way.share(setting) for way in ways if (way.noise, way.correlation) == (noise, correlation))
+    assert federation.assembly.protection.noise_over_way(4, NUMBERS, 3) == pytest.approx(share, rel=1e-6)

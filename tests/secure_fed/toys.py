@@ -31,12 +31,18 @@ METHODS = ("fedlora", "ffa_lora", "fra_lora", "fra_then_ffa")
 
 
 def by_coins(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with secret coins and independent noise in place of what they leave open."""
+    """The settings with secret coins, independent noise and the mean as a step, in place of what they leave open."""
     noise = settings.get("privacy.noise", "central")
     coins = noise == "central" or settings.get("privacy.hidden_cohort")
     sampling = "poisson" if coins else "fixed"
     left = {"privacy.noise": noise, "federation.sampling": sampling, "privacy.correlation": "none"}
-    return {**left, **settings}
+    return {
+        **left,
+        "federation.server_optimizer": "mean",
+        "federation.server_lr": 1.0,
+        "privacy.clip_norm": 1.0,
+        **settings,
+    }
 
 
 def config(settings: Mapping[str, Any] | None = None) -> RunConfig:

@@ -65,7 +65,7 @@ def length_beyond_clipping(config: RunConfig) -> float | None:
     if privacy.unit != "client":
         return None
     growth = 0.0 if privacy.clip_quantile is None else _ADAPTS * config.federation.rounds * privacy.clip_quantile
-    return _CLIP_NORMS * privacy.clip_norm * math.exp(min(growth, math.log(1e6)))
+    return _CLIP_NORMS * privacy.clip * math.exp(min(growth, math.log(1e6)))
 
 
 def _mislabelled(unit: Unit, classes: int, seed: int) -> list[Any]:
