@@ -47,7 +47,7 @@ def findings(
         lambda done, of: progress(f"round {done} of {of} of the reference adapters"),
         target.final.round,
     )
-    averaged = target.assembly.config.federation.average_last > 1
+    averaged = target.assembly.config.federation.averaged > 1
     views = {name: seen(name, target.final.tensors, target.recorded, averaged=averaged) for name in VANTAGES}
     found: dict[Where, Made | str] = {}
     for attack in attacks:

@@ -40,7 +40,7 @@ CONSTANT = "training.lr_schedule=constant"
 SGD = ("training.optimizer=sgd", "training.lr=0.1", CONSTANT)
 ADAMW = ("training.optimizer=adamw", "training.lr=0.005", CONSTANT)
 FOUR = (*ADAMW, "training.batch_size=4", "training.epochs=2")
-AS_IT_IS = ("federation.server_optimizer=mean", "federation.server_lr=1")
+AS_IT_IS = ("federation.server_optimizer=mean", "federation.server_lr=1", "federation.average_last=1")
 PRIVATE = ("privacy.epsilon=8", "evaluation.phantoms=0")
 CLIENT = (*PRIVATE, "privacy.unit=client", "federation.sampling=poisson", "privacy.clip_norm=0.5", *AS_IT_IS)
 MASKS = ("secure_aggregation.enabled=true",)

@@ -117,6 +117,11 @@ class Task:
 def settings(cell: Cell) -> dict[str, Any]:
     clients, each = SIZES[cell.size]
     method = dict(METHODS[cell.method])
+    if (cell.way, cell.method) == (OPEN, "head alone"):
+        method = {
+            "name": "head",
+            "modules_to_save": ["classifier"],
+        }  # whose rate is that of a head, and not of all weights
     if cell.head != "frozen" and cell.method != "head alone":
         method["modules_to_save"] = ["classifier"]
     tables: dict[str, dict[str, Any]] = {

@@ -60,7 +60,12 @@ def of_notes(seed: int, rounds: int) -> RunConfig:
     del tables["secure_aggregation"]
     tables["evaluation"] = {"every": rounds, "phantoms": 0}
     tables["method"] = {"name": "ffa_lora"}
-    tables["federation"] |= {"server_optimizer": "momentum", "server_momentum": 0.7, "server_lr": 1.0}
+    tables["federation"] |= {
+        "server_optimizer": "momentum",
+        "server_momentum": 0.7,
+        "server_lr": 1.0,
+        "average_last": 1,
+    }
     tables["training"] |= {"lr": 0.02, "batch_size": 16}
     tables["privacy"] = {"unit": "client", "epsilon": 8.0, "clip_norm": 3.1}
     return RunConfig.from_dict(tables).replace({("federation", "seed"): seed})

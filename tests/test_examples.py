@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from secure_fed.commands.cli import main
+from secure_fed.config import RunConfig
 from secure_fed.deployment.home import CoordinatorHome, Home
 from secure_fed.deployment.policy import require
+from secure_fed.methods import build
 from tests import accounts
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -23,6 +27,17 @@ def run(*command: str | Path) -> str:
     done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_the_recipes_of_choosing_are_configurations() -> None:
+    page = (EXAMPLES.parent / "docs" / "choosing.md").read_text(encoding="utf-8")
+    recipes = [RunConfig.from_dict(tomllib.loads(text)) for text in re.findall(r"```toml\n(.*?)```", page, re.DOTALL)]
+    assert [(recipe.privacy.unit, build(recipe).card.name) for recipe in recipes] == [
+        ("example", "fedft"),
+        ("example", "federa"),
+        ("client", "fedft"),
+        ("client", "federa"),
+    ]
 
 
 def test_every_example_is_run_here() -> None:

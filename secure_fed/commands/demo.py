@@ -43,7 +43,7 @@ def unprotected() -> RunConfig:
     for section in ("privacy", "secure_aggregation"):
         del tables[section]
     # As the private run chooses them.
-    momentum = {"server_optimizer": "momentum", "server_momentum": 0.5, "server_lr": 1.35}
+    momentum = {"server_optimizer": "momentum", "server_momentum": 0.5, "server_lr": 1.35, "average_last": 5}
     tables["federation"] |= {"sampling": "schedule"} | momentum
     tables["training"] |= {"lr": 0.02, "lr_schedule": "constant", "head_factor": 1.0}
     tables["evaluation"]["audit_unit"] = "client"

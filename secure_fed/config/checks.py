@@ -45,7 +45,7 @@ def _federation(config: Sections) -> None:
     if federation.clients and federation.cohort and federation.cohort > federation.clients:
         message = f"federation.cohort is {federation.cohort}, more than the {federation.clients} clients of federation.clients"
         _wrong(config, "federation.cohort", f"at most {federation.clients}", message)
-    last, rounds = federation.average_last, federation.rounds
+    last, rounds = federation.averaged, federation.rounds
     if last > rounds:
         message = f"federation.average_last is {last}, more than federation.rounds = {rounds}: take {rounds} or less"
         _wrong(config, "federation.average_last", f"at most {rounds}", message)

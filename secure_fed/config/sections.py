@@ -156,7 +156,13 @@ class FederationConfig:
         below=1.0,
         optional=0.9,
     )
-    average_last: int = key(1, "the run ends with the mean of the models of so many of its last rounds", at_least=1)
+    average_last: int | None = key(
+        None,
+        "the run ends with the mean of the models of so many of its last rounds (1; a quarter of them where clients are "
+        "protected)",
+        at_least=1,
+        optional=1,
+    )
     largest_value: float = key(
         1000.0,
         "a client refuses to start from tensors with a larger magnitude: of a model that diverged, or a server that lies",
@@ -185,6 +191,11 @@ class FederationConfig:
     def server_beta(self) -> float:
         """The server's momentum, of settings that may leave it open."""
         return 0.9 if self.server_momentum is None else self.server_momentum
+
+    @property
+    def averaged(self) -> int:
+        """How many models the run ends with the mean of, of settings that may leave it open."""
+        return 1 if self.average_last is None else self.average_last
 
     @property
     def momentum(self) -> float:

@@ -167,7 +167,7 @@ def run_facts(
 
 
 def _averaged(config: RunConfig, rounds: int) -> str:
-    last = config.federation.average_last
+    last = config.federation.averaged
     return (
         f"; this is the mean of the models of the last {last}"
         if last > 1 and rounds == config.federation.rounds

@@ -8,11 +8,11 @@ from typing import Any
 from secure_fed.config import RunConfig
 from secure_fed.config.sections import MOMENTUM
 from secure_fed.errors import ConfigError
-from secure_fed.methods.method import Method
+from secure_fed.methods.method import Method, Shrinking
 
 Settings = dict[tuple[str, str], Any]
 _PRIVATE_BATCH, _LONGER = 256, 4
-_FAR, _QUIET = 3.2, 0.25
+_FAR, _QUIET, _TAIL = 3.2, 0.25, 4
 
 
 def of_clients(config: RunConfig, lr: float, head: float, numbers: int) -> Settings:
@@ -63,18 +63,27 @@ def _by_adam(config: RunConfig) -> bool:
     return config.privacy.unit == "client" and config.training.optimizer == "adamw"
 
 
-def momentum(config: RunConfig, method: Method) -> Settings:
-    """The server's optimiser, where it is left open: momentum if noise is added to its sums, and their coordinates are the same
-    in all rounds. It adds up the changes that rounds agree on, while independent noise adds up to less.
+def of_server(config: RunConfig, method: Method) -> Settings:
+    """The server's optimiser and the mean of models that a run ends with, where they are left open. See `paced` for the rate.
+
+    Momentum adds up the changes that rounds agree on, while independent noise adds up to less; it needs the same coordinates in
+    all rounds. Of the noise of the last rounds a single model holds all, and the mean of the last quarter of models a part.
     """
-    federation = config.federation
-    if federation.server_optimizer != "auto":
-        beta = federation.server_beta if federation.server_optimizer != "mean" else federation.server_momentum
-        return {("federation", "server_momentum"): beta}
-    if not _by_adam(config) or method.card.memoryless or config.method.transport_form == "sketch":
-        return {("federation", "server_optimizer"): "mean"}
-    beta = MOMENTUM if federation.server_momentum is None else federation.server_momentum
-    return {("federation", "server_optimizer"): "momentum", ("federation", "server_momentum"): beta}
+    federation, noised = config.federation, _by_adam(config)
+    kind, beta = federation.server_optimizer, federation.server_momentum
+    if kind == "auto":
+        adds_up = not method.card.memoryless and config.method.transport_form != "sketch"
+        kind = "momentum" if noised and adds_up else "mean"
+        beta = MOMENTUM if beta is None and kind == "momentum" else beta
+    elif kind != "mean":
+        beta = federation.server_beta
+    knows_the_last = config.evaluation.patience is None and not isinstance(method, Shrinking)
+    last = max(1, federation.rounds // _TAIL) if noised and knows_the_last else 1
+    return {
+        ("federation", "server_optimizer"): kind,
+        ("federation", "server_momentum"): beta,
+        ("federation", "average_last"): last if federation.average_last is None else federation.average_last,
+    }
 
 
 def paced(config: RunConfig, share: float) -> RunConfig:

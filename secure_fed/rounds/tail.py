@@ -37,7 +37,7 @@ class Tail:
 
     @classmethod
     def of(cls, settings: FederationConfig) -> Tail:
-        return cls(settings.rounds, settings.average_last)
+        return cls(settings.rounds, settings.averaged)
 
     def require_steady(self, method: Method) -> None:
         """Refuse a mean of tensors whose shapes change."""

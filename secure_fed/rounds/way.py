@@ -47,7 +47,7 @@ def settled(
         ).about("training.head_factor", config.training.head_factor, "1")
     usual = method.card.head_factor_of(width) if scoring else 1.0
     config = config.replace(step_lengths.of_clients(config, method.card.lr_of(width), usual, trained))
-    config = config.replace(step_lengths.momentum(config, method))
+    config = config.replace(step_lengths.of_server(config, method))
     if isinstance(method, Settling):
         config = config.replace({("method", name): value for name, value in method.settings(federation.rounds).items()})
     if privacy.unit != "client":

@@ -75,6 +75,7 @@ def test_every_line_of_the_commented_file_that_is_commented_out_can_be_put_in(tm
         "cohort",
         "server_lr",
         "server_momentum",
+        "average_last",
         "switch_round",
         "sketch",
         "bottleneck",

@@ -339,7 +339,7 @@ def test_a_default_configuration_may_be_left_out() -> None:
     federation = Federation(model=small_models.make("bert"), train=[texts(1, 9)], test=texts(2, 5))
     settled = {"lr": 5e-3, "batch_size": 16, "lr_schedule": "stable_decay", "head_factor": 1.0}
     steps = {("training", name): value for name, value in settled.items()}
-    assert federation.config == RunConfig().replace(
-        {**steps, ("federation", "server_optimizer"): "mean", ("federation", "server_lr"): 1.0}
-    )
+    server = {"server_optimizer": "mean", "server_lr": 1.0, "average_last": 1}
+    chosen = steps | {("federation", name): value for name, value in server.items()}
+    assert federation.config == RunConfig().replace(chosen)
     assert len(federation.assembly.clients) == 1

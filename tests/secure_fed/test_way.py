@@ -22,6 +22,7 @@ from tests.secure_fed import small_models, toys
 TARGET = {"privacy.unit": "client", "privacy.epsilon": 8.0, "privacy.delta": 1e-3, "federation.cohort": 2}
 MASKED = {"secure_aggregation.enabled": True, "secure_aggregation.dropout": 0.0, "secure_aggregation.corrupt": 0.0}
 OPEN = {"federation.server_optimizer": "auto", "federation.server_lr": None, "privacy.clip_norm": None}
+OPEN |= {"federation.average_last": None}
 NUMBERS = 2 * (6 + 8) + 2 * (8 + 8) + 3 * 9  # that toys train: factors of rank 2 of two layers, and the head
 AUTO = {"federation.sampling": "auto", "privacy.noise": "auto", "privacy.correlation": "auto"}
 
@@ -76,7 +77,7 @@ def test_what_counts_on_coins_gets_them() -> None:
 def test_other_units_are_left_alone() -> None:
     example = {"privacy.unit": "example", "privacy.noise_multiplier": 1.0, "privacy.delta": 1e-3}
     for settings in ({}, example):
-        left = {"federation.server_lr": 1.0, "federation.server_optimizer": "mean"}
+        left = {"federation.server_lr": 1.0, "federation.server_optimizer": "mean", "federation.average_last": 1}
         config = toys.config({**left, **settings, **({"privacy.clip_norm": 1.0} if settings else {})})
         assert settled(settings) == config
 
@@ -197,6 +198,22 @@ def test_the_server_goes_far_where_the_noise_lets_it(multiplier: float) -> None:
 )
 def test_rounds_that_cannot_be_added_up_get_no_momentum(own: dict[str, Any]) -> None:
     assert settled({**TARGET, **OPEN, **own}).federation.server_optimizer == "mean"
+
+
+@pytest.mark.parametrize(
+    ("own", "count"),
+    [
+        ({"federation.rounds": 20}, 5),
+        ({}, 1),  # of three rounds
+        ({"federation.rounds": 20, "federation.average_last": 2}, 2),
+        ({"federation.rounds": 20, "training.optimizer": "sgd"}, 1),
+        ({"federation.rounds": 20, "evaluation.patience": 3}, 1),
+        ({"federation.rounds": 20, "method.name": "fedara"}, 1),
+        ({"federation.rounds": 20, "privacy.unit": "example"}, 1),
+    ],
+)
+def test_a_run_under_noise_ends_with_the_mean_of_the_last_quarter(own: dict[str, Any], count: int) -> None:
+    assert settled({**TARGET, **OPEN, **own}).federation.average_last == count
 
 
 @pytest.mark.parametrize(

@@ -36,13 +36,8 @@ def by_coins(settings: Mapping[str, Any]) -> dict[str, Any]:
     coins = noise == "central" or settings.get("privacy.hidden_cohort")
     sampling = "poisson" if coins else "fixed"
     left = {"privacy.noise": noise, "federation.sampling": sampling, "privacy.correlation": "none"}
-    return {
-        **left,
-        "federation.server_optimizer": "mean",
-        "federation.server_lr": 1.0,
-        "privacy.clip_norm": 1.0,
-        **settings,
-    }
+    left |= {"federation.server_optimizer": "mean", "federation.server_lr": 1.0, "federation.average_last": 1}
+    return {**left, "privacy.clip_norm": 1.0, **settings}
 
 
 def config(settings: Mapping[str, Any] | None = None) -> RunConfig:

@@ -16,7 +16,10 @@ from secure_fed.runs.durable import part_of
 TABLE, NUMBERS, DRAWING = "compare.md", "compare.csv", "compare.svg"
 _OURS = {TABLE, NUMBERS, DRAWING}
 _SETTLED = (
-    *(("federation", name) for name in ("sampling", "server_optimizer", "server_lr", "server_momentum")),
+    *(
+        ("federation", name)
+        for name in ("sampling", "server_optimizer", "server_lr", "server_momentum", "average_last")
+    ),
     *(("privacy", name) for name in ("clip_norm", "noise", "correlation")),
     *(("training", "lr"), ("training", "batch_size"), ("training", "lr_schedule"), ("training", "head_factor")),
     ("method", "switch_round"),

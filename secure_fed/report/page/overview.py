@@ -96,7 +96,7 @@ def _who_trained_what(record: RunRecord) -> str:
 
 def _averaged(record: RunRecord) -> str:
     """That the numbers are of a mean of models, where the run ended with one."""
-    last = record.config.federation.average_last
+    last = record.config.federation.averaged
     if last == 1 or record.result is None or record.ended_early:
         return ""
     return f" These numbers are of the mean of the models of its last {number(last)} rounds."
