@@ -84,7 +84,8 @@ clients ([methods.md](methods.md#the-learning-rate-in-a-federation)).
   is what it was first, and "c2a, the client's shares" has each text's own context alone.
 - **What is still below** on SST-2 has training of all weights beside it, and that has 82.7 over two further seeds: what trains
   least (`bitfit`), what starts furthest from the model (`compacter`, `adamix`, `fedtt`, `fedtt_plus`, `c2a`), and with one seed
-  `adapter_pfeiffer`. `rolora` and `fedsvd` miss PEFT's LoRA there by 2.3 and 2.5, with one seed. On AG News only `head` is below.
+  `adapter_pfeiffer`. `rolora` and `fedsvd` miss PEFT's LoRA there by 2.3 and 2.5, with one seed. On AG News `head` alone is
+  below.
 - **AdamW that starts anew in each round was not**, though its first steps are up to four times as long as later ones. Scaling
   them to one length was tried for five methods on SST-2, keeping the optimiser's memory over rounds for two: no end was higher,
   beyond a point, than the plain one's at a rate in between (not stored).
