@@ -145,7 +145,7 @@ class FederationConfig:
     )
     server_lr: float | None = key(
         None,
-        "server learning rate (1, and 0.01 with adam; where clients are protected what suits the noise)",
+        "server learning rate (1, and 0.01 with adam; what suits the noise where clients are protected and train by adamw)",
         above=0.0,
         optional=1.0,
     )
@@ -159,7 +159,7 @@ class FederationConfig:
     average_last: int | None = key(
         None,
         "the run ends with the mean of the models of so many of its last rounds (1; a quarter of them where clients are "
-        "protected)",
+        "protected and train by adamw, unless the run may end early)",
         at_least=1,
         optional=1,
     )

@@ -15,10 +15,11 @@ _PRIVATE_BATCH, _LONGER = 256, 4
 _FAR, _QUIET, _TAIL = 3.2, 0.25, 4
 
 
-def of_clients(config: RunConfig, lr: float, head: float, numbers: int) -> Settings:
+def of_clients(config: RunConfig, lr: float, head: float, numbers: int, *, own: bool) -> Settings:
     """The settings of local steps that are left open, and of the length that contributions are cut to.
 
     lr: what suits method and model. head: that of the head's last layer, over lr. numbers: how many a client trains and sends.
+    own: the mechanism is the user's.
 
     The last layer is new, and a step of AdamW moves it no further than an adapter on layers that are trained already: it takes
     longer steps to keep up. Under privacy these would be most of a contribution, whose length is bounded.
@@ -43,45 +44,55 @@ def of_clients(config: RunConfig, lr: float, head: float, numbers: int) -> Setti
         ("training", "lr"): rate,
         ("training", "head_factor"): usual if training.head_factor is None else training.head_factor,
         ("training", "lr_schedule"): schedule if training.lr_schedule == "auto" else training.lr_schedule,
-        ("privacy", "clip_norm"): _clip_norm(config, rate, numbers) if unit != "none" else config.privacy.clip_norm,
+        ("privacy", "clip_norm"): _clip_norm(config, rate, numbers, own=own)
+        if unit != "none"
+        else config.privacy.clip_norm,
     }
 
 
-def _clip_norm(config: RunConfig, lr: float, numbers: int) -> float:
+def _clip_norm(config: RunConfig, lr: float, numbers: int, *, own: bool) -> float:
     """The length of one step of AdamW for a client's contribution, else 1.
 
     The first step moves each of d numbers by lr, so it is lr sqrt(d) long whatever the data are: hardly anything of it is cut,
-    and none of the noise is made for contributions that nobody sends.
+    and little noise is made for contributions that nobody sends. Several steps are cut to the length of one.
     """
     if config.privacy.clip_norm is not None:
         return config.privacy.clip_norm
-    return lr * math.sqrt(numbers) if _by_adam(config) and numbers else config.privacy.clip
+    return lr * math.sqrt(numbers) if _known(config, own=own) and numbers else config.privacy.clip
 
 
-def _by_adam(config: RunConfig) -> bool:
-    """Whether contributions of clients are noised whose steps have a known length."""
-    return config.privacy.unit == "client" and config.training.optimizer == "adamw"
+def _known(config: RunConfig, *, own: bool) -> bool:
+    """Whether noise hides contributions whose length is known; a mechanism of the user's may measure another norm."""
+    return config.privacy.unit == "client" and config.training.optimizer == "adamw" and not own
 
 
-def of_server(config: RunConfig, method: Method) -> Settings:
-    """The server's optimiser and the mean of models that a run ends with, where they are left open. See `paced` for the rate.
+def of_server(config: RunConfig, method: Method, *, own: bool) -> Settings:
+    """The server's optimiser, its rate and the mean of models that a run ends with, where they are left open.
 
     Momentum adds up the changes that rounds agree on, while independent noise adds up to less; it needs the same coordinates in
     all rounds. Of the noise of the last rounds a single model holds all, and the mean of the last quarter of models a part.
+    Where noise decides the rate it stays open, for `paced`. own: the mechanism is the user's.
     """
-    federation, noised = config.federation, _by_adam(config)
+    federation, noised = config.federation, _known(config, own=own)
     kind, beta = federation.server_optimizer, federation.server_momentum
     if kind == "auto":
         adds_up = not method.card.memoryless and config.method.transport_form != "sketch"
         kind = "momentum" if noised and adds_up else "mean"
+        if kind == "mean" and beta is not None:
+            raise ConfigError(
+                f"federation.server_momentum = {beta:g} has no effect here, where the server takes the mean as it is "
+                "(federation.server_optimizer = 'auto'): leave it out"
+            ).about("federation.server_momentum", beta, "not set")
         beta = MOMENTUM if beta is None and kind == "momentum" else beta
     elif kind != "mean":
         beta = federation.server_beta
-    knows_the_last = config.evaluation.patience is None and not isinstance(method, Shrinking)
-    last = max(1, federation.rounds // _TAIL) if noised and knows_the_last else 1
+    may_end_early = config.evaluation.patience is not None or config.privacy.on_exhausted == "stop"
+    averages = noised and not may_end_early and not isinstance(method, Shrinking)
+    last = max(1, federation.rounds // _TAIL) if averages else 1
     return {
         ("federation", "server_optimizer"): kind,
         ("federation", "server_momentum"): beta,
+        ("federation", "server_lr"): federation.server_lr if noised and kind != "adam" else federation.server_rate,
         ("federation", "average_last"): last if federation.average_last is None else federation.average_last,
     }
 
@@ -94,7 +105,8 @@ def paced(config: RunConfig, share: float) -> RunConfig:
     Where it would be longer than a quarter of the longest way that mean steps can travel, steps are shortened to that.
     """
     federation = config.federation
-    rate, beta = federation.server_rate, federation.momentum
-    if federation.server_lr is None and _by_adam(config) and federation.server_optimizer != "adam" and share:
-        rate = min(_FAR / 2, _FAR * (1 - beta), _QUIET * (1 - beta) / share)
+    if federation.server_lr is not None:
+        return config
+    beta = federation.momentum
+    rate = min(_FAR / 2, _FAR * (1 - beta), _QUIET * (1 - beta) / share) if share else federation.server_rate
     return config.replace({("federation", "server_lr"): rate})

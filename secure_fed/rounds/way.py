@@ -7,6 +7,8 @@ operators and its clients. What is chosen stands in the run's configuration from
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -30,14 +32,14 @@ def settled(
     *,
     own: bool,
     width: int | None = None,
-    trained: int,
+    personal: Collection[str] = (),
     scoring: bool,
 ) -> RunConfig:
     """The configuration without `auto` in what protects clients, and with the steps that suit what is protected.
 
     clients: how many there are. own: the mechanism is the user's, which noises open sums over secret coins alone. width: of
-    the model's hidden states, where it has a number for it. trained: how many numbers a client trains and sends. scoring:
-    whether a last layer of a head trains.
+    the model's hidden states, where it has a number for it. personal: tensors that never travel. scoring: whether a
+    last layer of a head trains.
     """
     privacy, federation = config.privacy, config.federation
     if not scoring and config.training.head_factor not in (None, 1.0):
@@ -45,9 +47,10 @@ def settled(
             f"training.head_factor = {config.training.head_factor:g} has no effect here: no head trains whose last layer is "
             "known, as it is of models of transformers; leave it out"
         ).about("training.head_factor", config.training.head_factor, "1")
+    trained = initial.tensors.select(method.plan(initial).trainable).without(personal).numel
     usual = method.card.head_factor_of(width) if scoring else 1.0
-    config = config.replace(step_lengths.of_clients(config, method.card.lr_of(width), usual, trained))
-    config = config.replace(step_lengths.of_server(config, method))
+    config = config.replace(step_lengths.of_clients(config, method.card.lr_of(width), usual, trained, own=own))
+    config = config.replace(step_lengths.of_server(config, method, own=own))
     if isinstance(method, Settling):
         config = config.replace({("method", name): value for name, value in method.settings(federation.rounds).items()})
     if privacy.unit != "client":
@@ -55,7 +58,9 @@ def settled(
     sampling = federation.sampling
     if sampling == "auto":
         sampling = "poisson" if own or privacy.hidden_cohort else "schedule"
-    noise, correlation = _of_sums(privacy) if sampling != "schedule" else _in_turn(config, clients, method, initial)
+    noise, correlation = (
+        _of_sums(privacy) if sampling != "schedule" else _in_turn(config, clients, method, initial, personal)
+    )
     return config.replace(
         {
             ("federation", "sampling"): sampling,
@@ -71,7 +76,9 @@ def _of_sums(privacy: PrivacyConfig) -> tuple[str, str]:
     return noise, "none" if privacy.correlation == "auto" else privacy.correlation
 
 
-def _in_turn(config: RunConfig, clients: int, method: Method, initial: State) -> tuple[str, str]:
+def _in_turn(
+    config: RunConfig, clients: int, method: Method, initial: State, personal: Collection[str]
+) -> tuple[str, str]:
     """Noise and correlation of a public order: of the ways that the settings leave open, the recommended one."""
     privacy = config.privacy
     if "auto" not in (privacy.noise, privacy.correlation) or privacy.delta * clients >= 1:
@@ -84,7 +91,7 @@ def _in_turn(config: RunConfig, clients: int, method: Method, initial: State) ->
     from privacy.run_plan import Target
 
     cohort = cohort_size(config, clients)
-    numbers = reached(method, initial)
+    numbers = reached(method, initial, personal)
     takes_back = config.method.transport_form != "sketch" and privacy.clip_quantile is None
     takes_back = takes_back and not unsteady(method, initial, config.federation.rounds)
     setting = Setting(clients, cohort, config.federation.rounds, privacy.delta, dim=numbers or None)
@@ -116,12 +123,16 @@ def _counted(config: RunConfig, cohort: int) -> int:
     return max(0, surviving(cohort, settings.dropout) - colluding(cohort, settings.corrupt))
 
 
-def reached(method: Method, state: State) -> int:
-    """How many noised numbers reach the model in a round: each counted once for every pass, which share out a round's noise."""
+def reached(method: Method, state: State, personal: Collection[str] = ()) -> int:
+    """How many noised numbers reach the model in a round: each counted once for every pass, which share out a round's noise.
+
+    personal: tensors that never travel.
+    """
     layouts = _layouts(method, state)
     if isinstance(method, Filtering) and len(layouts) == 1:
-        return method.taken_in(state)
-    return len(layouts) * sum(layout.size for layout in layouts.values())
+        return method.taken_in(state) - state.tensors.select(personal).numel
+    sent = (math.prod(shape) for layout in layouts.values() for name, shape in layout.entries if name not in personal)
+    return len(layouts) * sum(sent)
 
 
 def unsteady(method: Method, initial: State, rounds: int) -> str:

@@ -105,7 +105,8 @@ def assemble(
     pool = phantoms(config, protection.phantoms, names, units)
     problem = _with_phantoms_noted(start.problem, pool)
     initial = State(tensors, clip_norm=protection.clip_norm)
-    noise = protection.noise_over_way(sampler.expected, reached(method, initial), config.federation.rounds)
+    numbers = reached(method, initial, start.personal)
+    noise = protection.noise_over_way(sampler.expected, numbers, config.federation.rounds)
     config = paced(config, noise)
     require_steady(protection, method, initial, config.federation.rounds)
     require_protectable(

@@ -36,11 +36,16 @@ def require_same(path: Path, config: RunConfig, held: RunConfig) -> None:
 
 
 def _left_unread(config: RunConfig, held: RunConfig) -> dict[tuple[str, str], Any]:
-    """What an earlier version wrote for settings that the method does not read, and that nobody set: its own defaults."""
+    """What an earlier version wrote for settings that are not read, and that nobody set: its own defaults."""
     one, other = config.method, held.method
     options = (field.name for field in fields(one) if field.name not in ("name", *card(one.name).options))
     alone = (option for option in options if one.left_alone(option) and other.left_alone(option))
-    return {("method", option): getattr(other, option) for option in alone}
+    unread = {("method", option): getattr(other, option) for option in alone}
+    if config.federation.optimizer == held.federation.optimizer == "mean":
+        unread |= {("federation", "server_momentum"): held.federation.server_momentum}
+    if config.privacy.unit == held.privacy.unit == "none":
+        unread |= {("privacy", "clip_norm"): held.privacy.clip_norm}
+    return unread
 
 
 def require_same_data(name: str, path: Path, differing: Sequence[str]) -> None:

@@ -51,9 +51,8 @@ def started(config: RunConfig, method: Method, whole: Problem, *, own: bool) -> 
     plan = method.plan(State(tensors))
     width = width_of(getattr(problem.model, "config", None))
     scoring = any(name in problem.last for name in plan.trainable)
-    trained = tensors.select(plan.trainable).without(personal).numel
     config = settled(
-        config, len(whole.names), method, State(tensors), own=own, width=width, trained=trained, scoring=scoring
+        config, len(whole.names), method, State(tensors), own=own, width=width, personal=personal, scoring=scoring
     )
     return Start(
         config=config,
@@ -64,7 +63,7 @@ def started(config: RunConfig, method: Method, whole: Problem, *, own: bool) -> 
         tensors=tensors,
         personal=personal,
         plan=plan,
-        trained=trained,
+        trained=tensors.select(plan.trainable).without(personal).numel,
         objective=_objective(config, problem, method),
         sampler=cohort_sampler(config, len(problem.names), vacancies(problem.names, whole.names)),
     )

@@ -291,10 +291,16 @@ def test_a_resumed_run_needs_the_same_mechanism(tmp_path: Path, small_model: Pat
         {
             "model": {"name": str(small_model)},
             "data": {"train": str(small_data / "train.jsonl"), "test": str(small_data / "test.jsonl")},
-            "federation": {"clients": 4, "rounds": 1, "sampling": "poisson", "server_lr": 1.0},
+            "federation": {
+                "clients": 4,
+                "rounds": 1,
+                "sampling": "poisson",
+                "server_optimizer": "mean",
+                "server_lr": 1.0,
+            },
             "method": {"name": "bitfit"},
             "training": {"steps": 1, "together": 1},
-            "privacy": {"unit": "client", "noise_multiplier": 3.0, "delta": 1e-2},
+            "privacy": {"unit": "client", "noise_multiplier": 3.0, "delta": 1e-2, "clip_norm": 1.0},
         }
     )
     out = tmp_path / "run"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +16,9 @@ from privacy.promises import Possible, in_turn
 from privacy.run_plan import Target
 from secure_fed import Federation
 from secure_fed.config import RunConfig
-from secure_fed.errors import ConfigError
+from secure_fed.errors import ConfigError, RunDirectoryError
 from secure_fed.learning.models.loading import width_of
+from secure_fed.runs.same_run import require_same
 from tests.secure_fed import small_models, toys
 
 TARGET = {"privacy.unit": "client", "privacy.epsilon": 8.0, "privacy.delta": 1e-3, "federation.cohort": 2}
@@ -208,12 +210,55 @@ def test_rounds_that_cannot_be_added_up_get_no_momentum(own: dict[str, Any]) -> 
         ({"federation.rounds": 20, "federation.average_last": 2}, 2),
         ({"federation.rounds": 20, "training.optimizer": "sgd"}, 1),
         ({"federation.rounds": 20, "evaluation.patience": 3}, 1),
+        ({"federation.rounds": 20, "privacy.on_exhausted": "stop"}, 1),
         ({"federation.rounds": 20, "method.name": "fedara"}, 1),
         ({"federation.rounds": 20, "privacy.unit": "example"}, 1),
     ],
 )
 def test_a_run_under_noise_ends_with_the_mean_of_the_last_quarter(own: dict[str, Any], count: int) -> None:
     assert settled({**TARGET, **OPEN, **own}).federation.average_last == count
+
+
+def test_what_never_travels_has_no_part_in_the_steps() -> None:
+    noise = {"privacy.epsilon": None, "privacy.noise_multiplier": 1.0, "privacy.correlation": "none"}
+    config = settled({**TARGET, **OPEN, **noise, "training.lr": 0.1, "method.personal": ("classifier",)})
+    travels = NUMBERS - 3 * 9
+    assert config.privacy.clip_norm == pytest.approx(0.1 * math.sqrt(travels))
+    assert config.federation.server_lr == pytest.approx(0.125 / (math.sqrt(travels / 3) / 2))
+
+
+def test_a_mechanism_of_the_users_bounds_what_it_may() -> None:
+    noise = {"privacy.epsilon": None, "privacy.noise_multiplier": 1.0, "federation.sampling": "poisson"}
+    config = settled({**TARGET, **OPEN, **noise}, mechanism=Gaussian)
+    assert (config.privacy.clip_norm, config.federation.server_optimizer, config.federation.server_lr) == (
+        1.0,
+        "mean",
+        1.0,
+    )
+
+
+@pytest.mark.parametrize("own", [{"method.name": "rolora"}, {"training.optimizer": "sgd"}])
+def test_a_momentum_that_nothing_reads_is_refused(own: dict[str, Any]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"server_momentum = 0\.7 has no effect here, where the server takes the mean"
+    ):
+        settled({**TARGET, **OPEN, **own, "federation.server_momentum": 0.7})
+
+
+@pytest.mark.parametrize("unit", ["none", "example"])
+def test_a_run_of_an_earlier_version_is_the_same_run(unit: str, tmp_path: Path) -> None:
+    """Its folder states what were defaults, and had no effect."""
+    example = {
+        "privacy.unit": "example",
+        "privacy.noise_multiplier": 1.0,
+        "privacy.delta": 1e-3,
+        "privacy.clip_norm": 1.0,
+    }
+    now = settled({} if unit == "none" else example)
+    before = now.replace({("federation", "server_momentum"): 0.9, ("privacy", "clip_norm"): 1.0})
+    require_same(tmp_path, now, before)
+    with pytest.raises(RunDirectoryError, match="another configuration"):
+        require_same(tmp_path, now, before.replace({("training", "lr"): 0.3}))
 
 
 @pytest.mark.parametrize(
