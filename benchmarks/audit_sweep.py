@@ -28,7 +28,7 @@ Audit = dict[str, Any]
 
 def configured(epsilon: float | None, share: float) -> RunConfig:
     """The demo's run at this epsilon, without masks."""
-    tables = (demo.unprotected() if epsilon is None else demo.config()).to_dict()
+    tables = (demo.unprotected(Federation(demo.config()).config) if epsilon is None else demo.config()).to_dict()
     if epsilon is not None:
         tables["secure_aggregation"]["enabled"] = False
         tables["privacy"]["epsilon"] = epsilon

@@ -8,9 +8,9 @@
 
 The built-in notes and model: 5,000 clients of five notes (or as many as --clients says), each once, a twentieth of them in each
 of 20 rounds; a step of AdamW at a client; no masks and no phantoms, which change no accuracy. The server adds the noise,
-independent or correlated over rounds. The clip norm is the demo's, 3.1, for all: one step is 2.7 (the head alone) to 4.2 long
+independent or correlated over rounds. The clip norm is 3.1 for all: one step is 2.7 (the head alone) to 4.2 long
 (FedPower), which follows from the rate and the number of trained numbers. Every contribution being about as long as the clip
-norm, what is left to choose is the length of the server's steps. `length` 1.6 is the demo's: momentum 0.5 and a rate of 1.6, or
+norm, what is left to choose is the length of the server's steps. `length` 1.6 stands for momentum 0.5 and a rate of 1.6, or
 3.2 without momentum for methods that refuse it.
 --search halves it as long as that is better, on a division of the clients and notes that the table does not use (seed 100); the
 table takes the best one, and 1.6 where nothing was tried. The search is charged to no epsilon. With --open the rate, the clip
@@ -147,7 +147,7 @@ def _cell(at: At, length: float, seed: int, averaged: int = LAST) -> Cell:
 
 
 def length(found: Found, at: At) -> float:
-    """The best one of the lengths that were tried, and the demo's where none was."""
+    """The best one of the lengths that were tried, and 1.6 where none was."""
     return max(LENGTHS, key=lambda each: found.get(_cell(at, each, SEARCHED_ON), 0.0))
 
 

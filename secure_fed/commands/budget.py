@@ -168,7 +168,7 @@ def _of_coins(chosen: argparse.Namespace, setting: Setting, say: Callable[[str],
 def _possible(chosen: argparse.Namespace, setting: Setting) -> Possible:
     """Masks wherever a share of noise is left to count on."""
     from privacy.promises import Possible
-    from secure_fed.config.sections import MOMENTUM
+    from secure_fed.config.federation import MOMENTUM
 
     cohort, everybody = (
         shown_ways.counted(clients, chosen.corrupt, chosen.dropout) for clients in (setting.cohort, setting.clients)

@@ -124,13 +124,13 @@ def _demo(chosen: argparse.Namespace) -> None:
     from attacks import command as audits
     from secure_fed.commands import demo
     from secure_fed.report.page import write_report
-    from secure_fed.runs.directory import private_part
+    from secure_fed.runs.directory import private_part, read_config
 
     out = _run(demo.config(), chosen, "demo", resume=False)
     print("secure-fed: the same again without privacy and masks, for comparison", file=sys.stderr)
     unprotected = private_part(out) / "unprotected"  # it is on the same data
     beside = argparse.Namespace(out=str(unprotected), json=False)
-    _run(demo.unprotected(), beside, "unprotected", resume=False, quiet=True)
+    _run(demo.unprotected(read_config(out)), beside, "unprotected", resume=False, quiet=True)
     found = audits.side_by_side(out, unprotected)
     write_report(out)  # again, since there is an audit now
     if not chosen.json:

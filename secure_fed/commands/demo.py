@@ -37,14 +37,13 @@ def config() -> RunConfig:
     )
 
 
-def unprotected() -> RunConfig:
-    """The same clients, rounds and steps, with nothing that protects anybody: what an audit sets beside the private run."""
-    tables = config().to_dict()
+def unprotected(private: RunConfig) -> RunConfig:
+    """The same clients, rounds and steps, with nothing that protects anybody: what an audit sets beside the private run.
+
+    private: the private run's configuration, with everything settled that `config` leaves open.
+    """
+    tables = private.to_dict()
     for section in ("privacy", "secure_aggregation"):
         del tables[section]
-    # As the private run chooses them.
-    momentum = {"server_optimizer": "momentum", "server_momentum": 0.5, "server_lr": 1.35, "average_last": 5}
-    tables["federation"] |= {"sampling": "schedule"} | momentum
-    tables["training"] |= {"lr": 0.02, "lr_schedule": "constant", "head_factor": 1.0}
     tables["evaluation"]["audit_unit"] = "client"
     return RunConfig.from_dict(tables)

@@ -96,7 +96,7 @@ def _of_file(file: Path, columns: Columns, *, prompts: bool) -> Table:
         return texts.of_file(file, columns.text)
     wanted = dict.fromkeys(name for name in (columns.text, columns.text_b, *_IDS) if name)
     table = files.read(file, wanted, "FILE")
-    for name in (columns.text, columns.text_b if pairs else columns.text):
+    for name in (columns.text, columns.text_b)[: 2 if pairs else 1]:
         if name not in table.columns:
             there = ", ".join(map(repr, table.present))
             raise DataError(f"{file} has no column {name!r}, which this run reads: it has {there}; rename one of them")

@@ -1,21 +1,21 @@
 """Every setting of a run: frozen, typed, checked on entry, read from TOML and `section.key=value`.
 
 setting    what one setting is: its default, its type, its limits, and the words for them
-sections   the settings themselves, one class for each [section], and all together; `method` and `protection` hold some of them.
-           Also the TOML file with every key that `secure-fed config init` writes
+sections   the settings themselves, one class for each [section], and all together; `federation`, `method` and `protection` hold
+           some of them. Also the TOML file with every key that `secure-fed config init` writes
 effects    when a setting has an effect; checks: what settings exclude, or need beside them
 run        all of them together: read, changed, and compared
 
 An unknown key is an error that offers the nearest one; a setting without effect beside the others is an error too.
 """
 
+from secure_fed.config.federation import FederationConfig
 from secure_fed.config.method import MethodConfig
 from secure_fed.config.protection import PrivacyConfig, SecureAggregationConfig
 from secure_fed.config.run import RunConfig, with_absolute_paths
 from secure_fed.config.sections import (
     DataConfig,
     EvaluationConfig,
-    FederationConfig,
     ModelConfig,
     TrainingConfig,
     commented_toml,

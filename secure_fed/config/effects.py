@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from secure_fed.config.sections import Sections
 
@@ -38,6 +38,14 @@ def _counted_by_client(config: Sections) -> bool:
         config.privacy.unit == "client" and config.privacy.noise == "local"
     )
 
+
+# Defaults of earlier versions, which wrote them into every file: no change of anything where they have no effect.
+FORMER: Mapping[str, object] = {
+    "federation.server_momentum": 0.9,
+    "method.denoise": "shrink",
+    "privacy.clip_norm": 1.0,
+    "privacy.noise": "central",
+}
 
 # A setting, when it has an effect, and in words what it needs for that.
 EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
@@ -92,20 +100,12 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
     (
         "federation.server_momentum",
         lambda c: (
-            c.federation.optimizer != "mean"
-            or (c.federation.server_optimizer == "auto" and c.privacy.unit == "client")
-            or c.federation.server_momentum == 0.9  # the default of earlier versions, which wrote it into every file
+            c.federation.optimizer != "mean" or (c.federation.server_optimizer == "auto" and c.privacy.unit == "client")
         ),
         "federation.server_optimizer = 'momentum' or 'adam'",
     ),
     ("method.sketch", lambda c: c.method.transport_form == "sketch", "method.transport_form = 'sketch'"),
-    (
-        "method.denoise",
-        lambda c: (
-            c.privacy.unit == "client" or c.method.denoise == "shrink"
-        ),  # the default of earlier versions, which wrote it into every file
-        "privacy.unit = 'client'",
-    ),
+    ("method.denoise", _private("client"), "privacy.unit = 'client'"),
     (
         "method.denoise_over",
         lambda c: c.method.denoise == "shrink" and c.privacy.unit == "client",
@@ -114,20 +114,9 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
     ("training.epochs", lambda c: c.training.steps is None, "training.steps not to be set"),
     *(
         (f"privacy.{name}", _private("client", "example", "group"), "privacy.unit to be set")
-        for name in ("epsilon", "delta", "noise_multiplier", "ledger", "on_exhausted")
+        for name in ("epsilon", "delta", "noise_multiplier", "clip_norm", "ledger", "on_exhausted")
     ),
-    (
-        "privacy.clip_norm",
-        lambda c: c.privacy.unit != "none" or c.privacy.clip_norm == 1.0,  # the default of earlier versions
-        "privacy.unit to be set",
-    ),
-    (
-        "privacy.noise",
-        lambda c: (
-            c.privacy.unit == "client" or c.privacy.noise == "central"
-        ),  # earlier versions wrote it into every file
-        "privacy.unit = 'client'",
-    ),
+    ("privacy.noise", _private("client"), "privacy.unit = 'client'"),
     (
         "privacy.clip_quantile",
         lambda c: c.privacy.unit == "client" and c.privacy.noise in ("auto", "central"),

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from secure_fed.config import RunConfig
-from secure_fed.config.sections import MOMENTUM
+from secure_fed.config.federation import MOMENTUM
 from secure_fed.errors import ConfigError
 from secure_fed.methods.method import Method, Shrinking
 
@@ -44,24 +44,22 @@ def of_clients(config: RunConfig, lr: float, head: float, numbers: int, *, own: 
         ("training", "lr"): rate,
         ("training", "head_factor"): usual if training.head_factor is None else training.head_factor,
         ("training", "lr_schedule"): schedule if training.lr_schedule == "auto" else training.lr_schedule,
-        ("privacy", "clip_norm"): _clip_norm(config, rate, numbers, own=own)
-        if unit != "none"
-        else config.privacy.clip_norm,
+        ("privacy", "clip_norm"): _clip_norm(config, rate, numbers, own=own),
     }
 
 
-def _clip_norm(config: RunConfig, lr: float, numbers: int, *, own: bool) -> float:
-    """The length of one step of AdamW for a client's contribution, else 1.
+def _clip_norm(config: RunConfig, lr: float, numbers: int, *, own: bool) -> float | None:
+    """The length of one step of AdamW for a client's contribution, else 1; none where nothing is clipped.
 
     The first step moves each of d numbers by lr, so it is lr sqrt(d) long whatever the data are: hardly anything of it is cut,
     and little noise is made for contributions that nobody sends. Several steps are cut to the length of one.
     """
-    if config.privacy.clip_norm is not None:
+    if config.privacy.clip_norm is not None or config.privacy.unit == "none":
         return config.privacy.clip_norm
-    return lr * math.sqrt(numbers) if _known(config, own=own) and numbers else config.privacy.clip
+    return lr * math.sqrt(numbers) if _noised(config, own=own) and numbers else config.privacy.clip
 
 
-def _known(config: RunConfig, *, own: bool) -> bool:
+def _noised(config: RunConfig, *, own: bool) -> bool:
     """Whether noise hides contributions whose length is known; a mechanism of the user's may measure another norm."""
     return config.privacy.unit == "client" and config.training.optimizer == "adamw" and not own
 
@@ -73,7 +71,7 @@ def of_server(config: RunConfig, method: Method, *, own: bool) -> Settings:
     all rounds. Of the noise of the last rounds a single model holds all, and the mean of the last quarter of models a part.
     Where noise decides the rate it stays open, for `paced`. own: the mechanism is the user's.
     """
-    federation, noised = config.federation, _known(config, own=own)
+    federation, noised = config.federation, _noised(config, own=own)
     kind, beta = federation.server_optimizer, federation.server_momentum
     if kind == "auto":
         adds_up = not method.card.memoryless and config.method.transport_form != "sketch"

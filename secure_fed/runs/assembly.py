@@ -105,9 +105,7 @@ def assemble(
     pool = phantoms(config, protection.phantoms, names, units)
     problem = _with_phantoms_noted(start.problem, pool)
     initial = State(tensors, clip_norm=protection.clip_norm)
-    numbers = reached(method, initial, start.personal)
-    noise = protection.noise_over_way(sampler.expected, numbers, config.federation.rounds)
-    config = paced(config, noise)
+    config = _paced(start, protection, initial)
     require_steady(protection, method, initial, config.federation.rounds)
     require_protectable(
         protection, start.objective, problem.here, problem.collate, start.plan, tensors, config.training
@@ -149,6 +147,13 @@ def assemble(
         server=server,
         ways=setup.ways,
     )
+
+
+def _paced(start: Start, protection: Protection, initial: State) -> RunConfig:
+    """The configuration with a server's rate that suits the noise, if it was left open."""
+    numbers = reached(start.method, initial, start.personal)
+    rounds = start.config.federation.rounds
+    return paced(start.config, protection.noise_over_way(start.sampler.expected, numbers, rounds))
 
 
 def _training(config: RunConfig, setup: ClientSetup, numbers: int) -> tuple[Together | None, int]:

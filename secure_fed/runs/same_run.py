@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from secure_fed.config import RunConfig
+from secure_fed.config.effects import EFFECTS
 from secure_fed.errors import RunDirectoryError
 from secure_fed.learning.data import fingerprint
 from secure_fed.methods import card
@@ -36,16 +37,17 @@ def require_same(path: Path, config: RunConfig, held: RunConfig) -> None:
 
 
 def _left_unread(config: RunConfig, held: RunConfig) -> dict[tuple[str, str], Any]:
-    """What an earlier version wrote for settings that are not read, and that nobody set: its own defaults."""
+    """What is held of settings that have no effect here, or that the method does not read and nobody set: an earlier version
+    wrote its own defaults there.
+    """
     one, other = config.method, held.method
     options = (field.name for field in fields(one) if field.name not in ("name", *card(one.name).options))
-    alone = (option for option in options if one.left_alone(option) and other.left_alone(option))
-    unread = {("method", option): getattr(other, option) for option in alone}
-    if config.federation.optimizer == held.federation.optimizer == "mean":
-        unread |= {("federation", "server_momentum"): held.federation.server_momentum}
-    if config.privacy.unit == held.privacy.unit == "none":
-        unread |= {("privacy", "clip_norm"): held.privacy.clip_norm}
-    return unread
+    alone = [option for option in options if one.left_alone(option) and other.left_alone(option)]
+    idle = [name.split(".") for name, effective, _ in EFFECTS if not effective(config) and not effective(held)]
+    return {
+        (section, name): getattr(getattr(held, section), name)
+        for section, name in [*(("method", option) for option in alone), *idle]
+    }
 
 
 def require_same_data(name: str, path: Path, differing: Sequence[str]) -> None:
