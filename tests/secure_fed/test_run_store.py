@@ -121,7 +121,8 @@ def test_another_configuration_is_refused_with_every_difference_named(held: Path
 def test_an_earlier_versions_defaults_of_settings_that_the_method_does_not_read_are_the_same_run(
     tmp_path: Path,
 ) -> None:
-    ours = toys.config({"method.name": "ffa_lora"})
+    private = {"privacy.unit": "client", "privacy.noise_multiplier": 1.0, "privacy.delta": 1e-3}
+    ours = toys.config({"method.name": "ffa_lora", **private})
     former = ours.replace({("method", "denoise"): "shrink"})
     require_same(tmp_path, ours, former)
     read, fra = ({("method", "name"): "fra_lora"}, former.replace({("method", "name"): "fra_lora"}))
