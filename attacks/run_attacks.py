@@ -65,7 +65,7 @@ def findings(
 
 
 def _sees_more(attack: Attack, before: Seen, now: Seen) -> bool:
-    """Whether this vantage point shows an attack more than the one before."""
+    """Whether an attack that asks for it sees more sums or updates from this vantage point than from the one before."""
     more = (len(now.sums), len(now.updates)) != (len(before.sums), len(before.updates))
     return more and now.vantage in attack.again
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -84,7 +84,12 @@ class Curve:
 
     def rate(self, fpr: float) -> float:
         """The largest true-positive rate at this false-positive rate, with a coin where losses are alike."""
-        return float(np.interp(fpr, np.cumsum(self.outside), np.cumsum(self.inside)))
+        return float(np.interp(fpr, *self._corners))
+
+    @cached_property
+    def _corners(self) -> tuple[Floats, Floats]:
+        """False-positive and true-positive rates of the tests that have a loss for a threshold."""
+        return np.cumsum(self.outside), np.cumsum(self.inside)
 
     def epsilon(self, delta: float) -> float:
         """The least epsilon at delta, for a unit more and for a unit less."""

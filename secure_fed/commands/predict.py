@@ -67,7 +67,7 @@ def run(chosen: argparse.Namespace) -> None:
 
 
 def _new_tokens(chosen: argparse.Namespace, config: RunConfig) -> int:
-    """How many tokens to write after each text; what says how is refused where none are written."""
+    """How many tokens to write after each text. --max-new-tokens and --temperature are refused where the task writes none."""
     generates = config.data.task == "causal_lm"
     count = _NEW_TOKENS if chosen.max_new_tokens is None else int(chosen.max_new_tokens)
     for option, value in (("--max-new-tokens", chosen.max_new_tokens), ("--temperature", chosen.temperature)):

@@ -92,7 +92,7 @@ class Home:
         return cls(folder, identity, node.name, train, policy, model, node.device, node.units)
 
     def federation(self, digest: bytes) -> Path:
-        """What this node remembers of the federation whose charter has this digest."""
+        """The folder of what this node remembers of the federation whose charter has this digest."""
         return self.folder / FEDERATIONS / digest.hex()[:32]
 
     @property

@@ -20,7 +20,7 @@ class PolicyError(UsageError):
 
 @dataclass(frozen=True)
 class Policy:
-    """What the owner admits. An empty list admits everything, but for coordinators, where it admits nobody."""
+    """What the owner of a node admits. An empty list admits everything, but for coordinators, where it admits nobody."""
 
     coordinators: tuple[str, ...] = key(
         (), "fingerprints of the coordinators' keys; with none here, no federation is admitted"

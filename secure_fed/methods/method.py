@@ -91,7 +91,9 @@ class Card:
 
 
 class Method(Protocol):
-    """One federated method. Implementations are frozen dataclasses; nothing in them changes during a run."""
+    """A way to fine-tune in a federation: what trains, what travels, and how it is combined. Implementations are frozen
+    dataclasses; nothing in them changes during a run.
+    """
 
     @property
     def card(self) -> Card: ...

@@ -316,9 +316,9 @@ def test_a_language_model_that_learned_texts_by_heart_is_found(
 
 
 def test_false_alarms_of_the_verdict_are_as_rare_as_it_says() -> None:
-    """1,000 null audits of five signals that go together: 5 % at most, beyond three standard deviations of counting."""
+    """400 null audits of five signals that go together: 5 % at most, beyond three standard deviations of counting."""
     rng, alarms, at_chance = np.random.default_rng(0), 0, Baseline(ranking=None, at_chance=True)  # type: ignore[arg-type]
-    trials = 1000
+    trials = 400
     for _ in range(trials):
         common = rng.normal(size=80)
         scores = [common + rng.normal(size=80) for _ in range(5)]

@@ -95,7 +95,7 @@ def test_equal_texts_share_their_coins(folder: Path, tmp_path: Path) -> None:
     twice = some(0, TEXTS)
     twice[5] = twice[3]
     others = [*some(TEXTS, TEXTS - 1), twice[3]]
-    config = RunConfig.load(folder / "config.toml")
+    config = RunConfig.load(folder / "config.toml", ["training.epochs=1", "federation.rounds=1"])
     files = written(tmp_path / "a.jsonl", twice), written(tmp_path / "b.jsonl", others)
     made = shadows.made(Asked("builtin/tiny", *files, config.data, folder / "adapter"), config, COUNT)
     assert (made.inside[:, 3] == made.inside[:, 5]).all()

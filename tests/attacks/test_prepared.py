@@ -282,7 +282,7 @@ def trained(train: Path, place: Path) -> None:
     batch = tokenizer([row["text"] for row in some], **settings)
     labels = torch.tensor([int(row["label"][-1]) for row in some])
     optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-2)
-    for _ in range(60):
+    for _ in range(30):
         optimizer.zero_grad()
         model(**batch, labels=labels).loss.backward()
         optimizer.step()

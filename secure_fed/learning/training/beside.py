@@ -1,7 +1,8 @@
 """Clients divided among several devices, each of which has a copy of the model and trains its share at the same time.
 
 A client is trained by one device alone, so nothing but its tensors travels. The devices are of one kind and take passes of the
-same shapes, so a client's result does not go by the device that trained it.
+same shapes, so a client's result does not go by the device that trained it. With dropout it does: masks are drawn for a pass,
+and who shares one goes by how clients are divided.
 """
 
 from __future__ import annotations
