@@ -6,6 +6,7 @@ stays in your own file, which `from_file` reads (`docs/adding_an_attack.md`).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -93,7 +94,48 @@ def from_file(file: Path) -> Attack:
     unknown = [name for name in (attack.vantage, *attack.again) if name not in VANTAGES]
     if unknown:
         raise refused(file, f"has the vantage point {unknown[0]!r}, but they are {', '.join(VANTAGES)}")
-    return replace(attack, function=cast("Run", guarded(file, function)))
+    return replace(attack, function=_checked(file, guarded(file, function)))
+
+
+def _checked(file: Path, function: Run) -> Run:
+    """ConfigError where an attack returns nothing that a report can show, or changes what other attacks read."""
+
+    @wraps(function)
+    def called(case: Case, settings: Settings) -> Finding:
+        before = case.seen.written
+        finding = function(case, settings)
+        if case.seen.written != before:
+            raise refused(
+                file, "writes into tensors of case.seen, which other attacks read: work on a copy, tensor.clone()"
+            )
+        if why := _unusable(finding, len(case.units)):
+            raise refused(file, f"returned {why}")
+        return finding
+
+    return called
+
+
+def _unusable(finding: object, units: int) -> str:
+    """What keeps a finding out of a report; empty if nothing does."""
+    import numpy as np
+
+    from attacks.adversary.case import Finding
+
+    if not isinstance(finding, Finding):
+        return f"{type(finding).__name__}, and not a Finding"
+    scores = finding.scores
+    if scores is not None and not (
+        isinstance(scores, np.ndarray) and scores.shape == (units,) and scores.dtype.kind in "fiub"
+    ):
+        what = f"{scores.dtype} of shape {scores.shape}" if isinstance(scores, np.ndarray) else type(scores).__name__
+        return f"scores that are {what}: they are an array of {units} numbers, one a unit"
+    if scores is None and not finding.measured:
+        return "a Finding without scores and without measured, so that there is nothing to show"
+    try:
+        json.dumps(finding.measured)
+    except (TypeError, ValueError) as error:
+        return f"measured that is no JSON ({error}): give float(x) for numbers of numpy"
+    return ""
 
 
 def executed(file: Path) -> ModuleType:
@@ -118,8 +160,9 @@ def guarded(file: Path, function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*given)
         except SecureFedError:
             raise
-        except Exception as error:
-            places = [one.lineno for one in extract_tb(error.__traceback__) if one.filename == str(file)]
+        except (Exception, SystemExit) as error:
+            own = file.resolve()
+            places = [one.lineno for one in extract_tb(error.__traceback__) if Path(one.filename).resolve() == own]
             where = f" at line {places[-1]}" if places else ""
             raise refused(file, f"failed{where} ({type(error).__name__}: {error})") from error
 

@@ -120,6 +120,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             "rounds.cohort",
             "rounds.correlated_noise",
             "rounds.diagnostics",
+            "rounds.own_mechanism",
             "rounds.personal",
             "rounds.plans",
             "rounds.record",

@@ -49,6 +49,17 @@ class Seen:
     updates: Sequence[Update] = ()
     lr: Mapping[int, float] = field(default_factory=dict)
 
+    @property
+    def written(self) -> int:
+        """How often tensors in here were written into; torch counts it."""
+        held = [
+            self.final,
+            *self.states.values(),
+            *(one.total for one in self.sums),
+            *(one.contribution for one in self.updates),
+        ]
+        return sum(part._version for tensors in held for part in tensors.parts().values())
+
 
 def seen(vantage: str, final: Tensors, recorded: Recorded | None, *, averaged: bool = False) -> Seen:
     """The recording, cut down to what this adversary saw; without one, everybody has the final adapter alone.

@@ -12,7 +12,7 @@ import torch
 
 from privacy.attendance import Attendance
 from secure_fed.config import TrainingConfig
-from secure_fed.errors import MethodError
+from secure_fed.errors import ConfigError, MethodError
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.cohort import Ways, train_together
 from secure_fed.learning.training.local import Job, Objective, Train, Trained, train
@@ -98,9 +98,18 @@ class Client:
 
     @cached_property
     def _context(self) -> Tensors:
-        """Tensors that the method computes from this client's own data. They never leave it."""
-        method = self._setup.method
-        return method.context(self._setup.initial, self.examples) if isinstance(method, Contextual) else Tensors()
+        """Tensors that the method computes from this client's own data. They never leave it.
+
+        All of a client's examples shape them and so the gradient of each one. Where examples are protected there must be none.
+        """
+        setup, method = self._setup, self._setup.method
+        made = method.context(setup.initial, self.examples) if isinstance(method, Contextual) else Tensors()
+        if made and setup.protection.placement.step_noise:
+            raise ConfigError(
+                f"{method.card.name} makes {next(iter(made))!r} of all of a client's examples, so that it cannot protect "
+                f"privacy.unit = {setup.protection.unit!r}: set privacy.unit = 'client'"
+            ).about("privacy.unit", setup.protection.unit, "'client'")
+        return made
 
     def job(self, request: Request) -> Job | None:
         """The local training that the request asks for, if others may do it for this client; `train_ahead` takes its result.
@@ -138,8 +147,17 @@ class Client:
             self._before = self._after = Tensors()
         sent = self._bounded(contribution, request)
         if Layout.of(sent).digest != request.layout:
-            raise LayoutError(f"client {self.name} and the server disagree on what pass {request.pass_name!r} carries")
+            odd = self._odd(sent, request)
+            raise LayoutError(
+                f"client {self.name} and the server disagree on what pass {request.pass_name!r} carries: {odd}"
+            )
         return Reply(self.index, sent, self._counts, self._loss)
+
+    def _odd(self, sent: Tensors, request: Request) -> str:
+        """What is wrong with a contribution, by the layout that the method gives here."""
+        setup, state = self._setup, State(self._setup.initial | request.tensors, round=request.round)
+        agreed = setup.protection.layout(setup.method, state, request.pass_name, setup.personal)
+        return Layout.of(sent).differing(agreed) or "their layouts of it differ"
 
     @property
     def _counts(self) -> float:
@@ -195,6 +213,11 @@ class Client:
             contribution = protection.measurable(contribution)
         norm = cache(partial(_norm, contribution, mechanism.order))
         factor = mechanism.scale(norm, clip_norm)
+        if protection.given and factor != 0.0 and not abs(factor) * norm() <= clip_norm:  # a NaN is no bound either
+            raise ConfigError(
+                f"{type(mechanism).__name__}.scale makes contributions longer than the clip norm, which bounds what one client "
+                "can change: return privacy.mechanisms.clip_factor(norm(), clip_norm), or less"
+            ).about("mechanism", type(mechanism).__name__, "a scale that keeps contributions below the clip norm")
         if factor == 0.0 or not self._takes_part:
             contribution = _zeros(contribution)
         elif factor != 1.0:

@@ -31,6 +31,7 @@ from secure_fed.learning.training.uncoupled import Uncoupled
 from secure_fed.methods.method import Card, Method, RoundPlan, State
 from secure_fed.rounds.cohort import expected_phantoms
 from secure_fed.rounds.correlated_noise import CorrelatedNoise
+from secure_fed.rounds.own_mechanism import require_made, require_open_sums, require_whole
 from secure_fed.rounds.placement import NOWHERE, Placement, placement_of
 from secure_fed.rounds.plans import Population
 from secure_fed.rounds.way import unsteady
@@ -100,7 +101,10 @@ class Protection:
         """The sum of a pass with the server's noise."""
         if self.correlated is not None:
             return self.correlated.noised(total, self.mechanism.std(clip_norm), round_, pass_name)
-        return self.mechanism.noised(total, clip_norm, self.entropy.stream("sum", round_, pass_name))
+        noised = self.mechanism.noised(total, clip_norm, self.entropy.stream("sum", round_, pass_name))
+        if self.given:
+            require_whole(self.mechanism, total, noised)
+        return noised
 
     def mean_noise_std(self, clip_norm: float, cohort: float, dim: int) -> float:
         """The standard deviation of the noise on each of `dim` coordinates of a round's mean over (an expected) `cohort`, 0 for
@@ -142,7 +146,8 @@ def protect(
     """
     privacy, placement = config.privacy, placement_of(config)
     if mechanism is not None:
-        _require_open_sums(config, passes)
+        require_made(mechanism)
+        require_open_sums(config, passes)
     if placement.plan is None:
         return _nothing(config, cohorts)
     _require_unit(card, privacy.unit)
@@ -197,24 +202,6 @@ def require_steady(protection: Protection, method: Method, initial: State, round
         raise ConfigError(
             f"privacy.correlation = 'banded' is refused with {method.card.name}: {why}; set privacy.correlation = 'none'"
         ).about("privacy.correlation", "banded", f"'none' with method.name = {method.card.name!r}")
-
-
-def _require_open_sums(config: RunConfig, passes: int) -> None:
-    """Refuse a mechanism of the user's own where its event does not say what a release costs."""
-    privacy, sampling = config.privacy, config.federation.sampling
-    for setting, value, refused, limit in (
-        ("privacy.unit", privacy.unit, privacy.unit != "client", "'client'"),
-        ("privacy.noise", privacy.noise, privacy.noise != "central", "'central'"),
-        ("privacy.clip_quantile", privacy.clip_quantile, privacy.clip_quantile is not None, "not set"),
-        ("federation.sampling", sampling, sampling in ("fixed", "schedule"), "'poisson'"),
-        ("secure_aggregation.enabled", True, config.secure_aggregation.enabled, "false"),
-        ("method.name", config.method.name, passes > 1, "a method of one pass a round"),
-    ):
-        if refused:
-            raise ConfigError(
-                f"a mechanism of your own noises one open sum a round, of clients drawn by coins, which {setting} = {value!r} "
-                f"is not: set it to {limit}"
-            ).about(setting, value, f"{limit} with a mechanism of your own")
 
 
 def require_protectable(

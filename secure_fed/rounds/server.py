@@ -15,8 +15,8 @@ import numpy as np
 from torch import Tensor
 
 from privacy.sampling import Sampler, Uniform
-from secure_fed.errors import TrainingError
-from secure_fed.methods.method import FromSums, Method, Reporting, RoundPlan, State
+from secure_fed.errors import MethodError, TrainingError
+from secure_fed.methods.method import FromSums, Method, Reporting, RoundPlan, Shrinking, State
 from secure_fed.rounds import running_sum
 from secure_fed.rounds.protection import Protection
 from secure_fed.rounds.record import Record
@@ -212,10 +212,25 @@ class Server:
         if noise.total and isinstance(self.method, FromSums) and self.method.from_sums(state):
             start, steps, kept = running_sum.added_up(state, steps)
             memory, before, noise_std = memory | kept, replace(state, tensors=start), noise.total
-        following = replace(self.method.apply(before, steps, noise_std), memory=memory, clip_norm=clip_norm)
+        applied = self.method.apply(before, steps, noise_std)
+        self._require_next(state, applied)
+        following = replace(applied, memory=memory, clip_norm=clip_norm)
         if not following.tensors.is_finite():
             raise TrainingError(f"the state after round {following.round} is not finite; lower federation.server_lr")
         return self.tail.taken_in(self.method, state.memory, following)
+
+    def _require_next(self, state: State, following: State) -> None:
+        """Refuse what is no state of the next round: a method may be somebody's own."""
+        name = f"{self.method.card.name}'s apply"
+        if not isinstance(following, State):
+            raise MethodError(f"{name} returns {type(following).__name__}, and not the next State")
+        if following.round != state.round + 1:
+            raise MethodError(
+                f"{name} makes round {following.round} of round {state.round}, where `round` grows by one"
+            )
+        shrinks = isinstance(self.method, Shrinking)
+        if not shrinks and (odd := Layout.of(following.tensors).differing(Layout.of(state.tensors))):
+            raise MethodError(f"{name} returns other tensors than the state has: {odd}")
 
     def _noise(self, state: State, dim: int) -> tuple[running_sum.NoiseLevels, dict[str, Tensor]]:
         """The noise on each of `dim` coordinates of this round's step and of the sum of all steps; what to remember of it."""

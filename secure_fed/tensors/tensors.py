@@ -274,6 +274,18 @@ class Layout:
         names, shapes = self._columns
         return list(tensors) == names and [member.shape for member in tensors.values()] == shapes
 
+    def differing(self, expected: Layout) -> str:
+        """The first tensor that is not as `expected` has it, in words; empty if there is none."""
+        own, other = dict(self.entries), dict(expected.entries)
+        for name in sorted(own.keys() | other.keys()):
+            if name not in own:
+                return f"{name!r} is missing"
+            if name not in other:
+                return f"{name!r} is one more"
+            if own[name] != other[name]:
+                return f"{name!r} has shape {own[name]} in place of {other[name]}"
+        return ""
+
     @cached_property
     def _columns(self) -> tuple[list[str], list[tuple[int, ...]]]:
         return [name for name, _ in self.entries], [shape for _, shape in self.entries]

@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
+from attacks.adversary.case import Settings
+from attacks.adversary.vantage import Seen
 from attacks.catalogue import from_file
 from attacks.evidence.main_attack import main_of
 from secure_fed.commands import cli
 from secure_fed.errors import ConfigError
+from secure_fed.tensors.tensors import Tensors
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "adding_an_attack.md"
 SMALL = (
@@ -76,11 +82,43 @@ def test_a_wrong_file_is_refused(file: Path, found: str, instead: str, sentence:
         from_file(file)
 
 
-def test_an_attack_that_fails_is_one_sentence(file: Path) -> None:
-    run = from_file(file).function
+def of(file: Path, body: str) -> Any:
+    """What an attack of this body finds, in a case of three units; the file is named from where it lies."""
+    head, _ = file.read_text(encoding="utf-8").split("    before = ")
+    file.write_text(f"{head}    {body}\n", encoding="utf-8")
+    run = from_file(Path(file.name)).function
     assert run is not None
-    with pytest.raises(ConfigError, match=re.escape(f"--attack {file} failed at line ") + r"\d+ \(AttributeError: "):
-        run(None, None)  # type: ignore[arg-type]
+    case: Any = SimpleNamespace(units=(1, 2, 3), seen=Seen("outsider", Tensors({"w": torch.zeros(2)})))
+    return run(case, Settings())
+
+
+WRONG = {
+    "return 1 / 0": "failed at line 11 (ZeroDivisionError",
+    "raise SystemExit(0)": "failed at line 11 (SystemExit",
+    "return None": "returned NoneType, and not a Finding",
+    "return Finding(scores=[1.0, 2.0, 3.0])": "returned scores that are list: they are an array of 3 numbers",
+    "import numpy as np; return Finding(scores=np.ones(2))": "returned scores that are float64 of shape (2,)",
+    "import numpy as np; return Finding(scores=np.array(['a', 'b', 'c']))": "returned scores that are <U1",
+    "import numpy as np; return Finding(measured={'a': np.float32(1)})": "returned measured that is no JSON",
+    "return Finding()": "returned a Finding without scores and without measured",
+    "case.seen.final.tensor('w').fill_(7.0); return Finding(measured={'a': 1})": "writes into tensors of case.seen",
+}
+
+
+@pytest.mark.parametrize("body", WRONG)
+def test_an_attack_that_fails_or_finds_nothing_is_one_sentence(
+    file: Path, body: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(file.parent)
+    with pytest.raises(ConfigError, match=re.escape(f"--attack {file.name} {WRONG[body]}")):
+        of(file, body)
+
+
+def test_an_attack_may_do_as_it_likes_with_a_copy(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(file.parent)
+    assert of(file, "case.seen.final.tensor('w').clone().fill_(7.0); return Finding(measured={'a': 1})").measured == {
+        "a": 1
+    }
 
 
 def test_a_missing_file_is_refused_before_the_run_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

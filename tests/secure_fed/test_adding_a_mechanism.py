@@ -286,6 +286,83 @@ def test_elsewhere_it_is_refused_in_one_sentence(found: str, settings: dict[str,
     assert caught.value.limit.endswith("with a mechanism of your own")
 
 
+class InL2(LAPLACE):  # type: ignore[misc, valid-type]
+    """What a mechanism is that forgets its norm."""
+
+    order = 2.0
+
+
+class NoNorm(LAPLACE):  # type: ignore[misc, valid-type]
+    order = math.nan
+
+
+class InNoNorm(Gaussian):
+    order = 3.0
+
+
+WRONG: list[tuple[str, Any]] = [
+    (
+        "InL2 bounds contributions in the L2 norm, and its event, LaplaceDpEvent, is about .* L1 norm: set order = 1.0",
+        InL2,
+    ),
+    ("InNoNorm bounds contributions in the L3 norm, and its event, GaussianDpEvent, is about .* L2 norm", InNoNorm),
+    ("NoNorm has order nan, but it is p of a norm", NoNorm),
+    (r"Laplace\(noise_multiplier=1.0\) cannot be made of a noise multiplier .* give the class", LAPLACE(1.0)),
+    ("float makes float, which is no privacy.mechanisms.Mechanism", float),
+]
+
+
+@every("why, mechanism", WRONG)
+def test_what_is_no_mechanism_or_bounds_another_norm_than_its_event_is_refused(why: str, mechanism: Any) -> None:
+    with pytest.raises(ConfigError, match=f"the mechanism {why}"):
+        federation(NOISE, mechanism=mechanism)
+
+
+class Longer(LAPLACE):  # type: ignore[misc, valid-type]
+    def scale(self, norm: Any, clip_norm: float) -> float:
+        return 1.001 * float(super().scale(norm, clip_norm))
+
+
+class Unmeasured(LAPLACE):  # type: ignore[misc, valid-type]
+    def scale(self, norm: Any, clip_norm: float) -> float:
+        return math.nan
+
+
+class Negative(LAPLACE):  # type: ignore[misc, valid-type]
+    def scale(self, norm: Any, clip_norm: float) -> float:
+        return -1.0
+
+
+@every("mechanism", [Longer, Unmeasured, Negative])
+def test_a_scale_that_bounds_nothing_is_refused(mechanism: Any) -> None:
+    """At the first contribution that is longer than the clip norm."""
+    with pytest.raises(
+        ConfigError, match=rf"{mechanism.__name__}\.scale makes contributions longer than the clip norm"
+    ):
+        federation({**NOISE, "training.lr": 10.0}, mechanism=mechanism).run()
+
+
+class Forgetful(LAPLACE):  # type: ignore[misc, valid-type]
+    def noised(self, total: Named, clip_norm: float, stream: Any) -> Any:
+        return dict(list(super().noised(total, clip_norm, stream).items())[1:])
+
+
+class Flat(LAPLACE):  # type: ignore[misc, valid-type]
+    def noised(self, total: Named, clip_norm: float, stream: Any) -> Any:
+        return {name: one.flatten()[:3] for name, one in super().noised(total, clip_norm, stream).items()}
+
+
+class Silent(LAPLACE):  # type: ignore[misc, valid-type]
+    def noised(self, total: Named, clip_norm: float, stream: Any) -> Any:
+        return None
+
+
+@every("why, mechanism", [("'.*' is missing", Forgetful), (r"'.*' has shape \(3,\)", Flat), ("NoneType", Silent)])
+def test_a_noised_sum_that_is_not_the_sum_is_refused(why: str, mechanism: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"the mechanism {mechanism.__name__}\.noised .*{why}"):
+        federation(NOISE, mechanism=mechanism).run()
+
+
 def test_a_resumed_run_needs_the_same_mechanism(tmp_path: Path, small_model: Path, small_data: Path) -> None:
     config = RunConfig.from_dict(
         {

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,9 +15,10 @@ import pytest
 import torch
 from peft import PeftModel
 
-from secure_fed.errors import ConfigError
+from secure_fed.errors import ConfigError, MethodError
 from secure_fed.methods import METHODS
-from secure_fed.methods.method import CHANGE, LoraShaped
+from secure_fed.methods.method import CHANGE, LoraShaped, State
+from secure_fed.tensors.tensors import LayoutError, Tensors
 from tests.secure_fed import toys
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -105,6 +108,55 @@ def test_it_is_exported_for_peft(module: ModuleType, tmp_path: Path) -> None:
     want = federation.load(result.state).eval()(x)
     assert torch.allclose(loaded(x), want, atol=1e-6)
     assert not torch.allclose(toys.model().eval()(x), want, atol=1e-3)
+
+
+WRONG_STATES: dict[str, Callable[[State], Any]] = {
+    "makes round 2 of round 0, where `round` grows by one": lambda state: replace(state, round=state.round + 1),
+    "returns Tensors, and not the next State": lambda state: state.tensors,
+    "returns other tensors than the state has: 'classifier.bias' is missing": lambda state: replace(
+        state, tensors=state.tensors.without(["classifier.bias"])
+    ),
+    "has shape (1, 2) in place of (3,)": lambda state: replace(
+        state, tensors=state.tensors | {"classifier.bias": torch.zeros(1, 2)}
+    ),
+}
+
+
+@pytest.mark.parametrize("why", WRONG_STATES)
+def test_an_apply_that_makes_no_next_state_is_refused(
+    module: ModuleType, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = module.SteinFfa.apply
+    monkeypatch.setattr(module.SteinFfa, "apply", lambda *given: WRONG_STATES[why](usual(*given)))
+    with pytest.raises(MethodError, match=re.escape("stein_ffa's apply ") + ".*" + re.escape(why)):
+        toys.federation({"method.name": NAME}).run()
+
+
+def test_a_contribution_of_another_layout_is_named(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = module.SteinFfa.contribute
+    monkeypatch.setattr(module.SteinFfa, "contribute", lambda *given: usual(*given).without(["classifier.bias"]))
+    with pytest.raises(LayoutError, match=r"disagree on what pass 'change' carries: 'classifier.bias' is missing"):
+        toys.federation({"method.name": NAME}).run()
+
+
+@pytest.mark.parametrize("unit", ["example", "client"])
+def test_tensors_made_of_all_examples_are_refused_where_each_is_protected(
+    module: ModuleType, unit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would put every example into the gradient of every other, and a method may even send them."""
+
+    def context(own: Any, initial: Tensors, examples: Sequence[Any]) -> Tensors:
+        return initial.select(["classifier.bias"]) * float(len(examples))
+
+    monkeypatch.setattr(module.SteinFfa, "context", context, raising=False)
+    built = toys.federation({"method.name": NAME, **PRIVATE, "privacy.unit": unit}, sizes=(8,) * 6)
+    if unit == "client":
+        built.run()
+        return
+    with pytest.raises(
+        ConfigError, match=r"stein_ffa makes 'classifier.bias' of all of a client's examples.*'example'"
+    ):
+        built.run()
 
 
 def test_it_is_as_short_as_the_page_says_and_passes_the_checks(tmp_path: Path) -> None:
