@@ -45,7 +45,7 @@ def _seeds(found: Found, size: str, head: str, way: str, method: str, epsilon: f
 
 def _tried(found: Found, head: str, method: str) -> dict[float, float]:
     """By clip norm: the accuracy in the search."""
-    tried = {clip: found.get(Cell("small", head, "schedule", method, SEARCHED, clip, -1)) for clip in CLIPS}
+    tried = {clip: found.get(Cell("small", head, "schedule", method, SEARCHED, clip, -1)) for clip in CLIPS[head]}
     return {clip: value for clip, value in tried.items() if value is not None}
 
 
@@ -94,7 +94,7 @@ def _by_way(found: Found) -> str:
 
 
 def _search(found: Found) -> str:
-    kinds = list(itertools.product(HEADS, CLIPS))
+    kinds = [(head, clip) for head in HEADS for clip in CLIPS[head]]
     lines = [["method", *(f"{head}, {clip:g}" for head, clip in kinds)]]
     for method in METHODS:
         own = [_tried(found, head, method).get(clip) for head, clip in kinds]

@@ -188,4 +188,4 @@ def server(
 
 
 def state(*numbers: float) -> State:
-    return State(Tensors({"w": torch.tensor(numbers)}))
+    return State(Tensors({"w": torch.tensor(numbers), "spread": torch.zeros(len(numbers))}))
