@@ -78,7 +78,7 @@ clients ([methods.md](methods.md#the-learning-rate-in-a-federation)).
 - **One seed as the yardstick was.** On 20 Newsgroups training of all weights ends at 65.0 with seed 0, and at 60.1 and 58.6
   with two others. Eight methods are more than two points below it with seed 0; with further seeds `head` alone is.
 - **Too few steps were.** With 200 steps and a falling rate `fedlora` ends at 81 on SST-2, with 80 at 76.4; PEFT's LoRA goes
-  from 78.0 to 81.1, training of all weights from 81.3 to 82.1. With 1,000 steps LoRA stays behind training of all weights (87.5):
+  from 78.0 to 81.1, training of all weights from 81.3 to 82.1. With 1,000 steps LoRA stays behind that (87.5):
   at a rate of 0.003 `fedlora` has 81.1 and PEFT's 81.5, which at 0.001 has 83.9. One seed each.
 - **What C2A trains with was.** It trained with the context of a batch and a client's class shares, and predicted with each
   text's own context and uniform shares. By default it trains with what it predicts with now. Below, "c2a, context of a batch"
