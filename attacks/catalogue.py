@@ -116,21 +116,22 @@ def _checked(file: Path, function: Run) -> Run:
 
 
 def _unusable(finding: object, units: int) -> str:
-    """What keeps a finding out of a report; empty if nothing does."""
+    """The reason why a report cannot show what an attack returned; empty if it can."""
     import numpy as np
 
     from attacks.adversary.case import Finding
 
     if not isinstance(finding, Finding):
         return f"{type(finding).__name__}, and not a Finding"
-    scores = finding.scores
-    if scores is not None and not (
-        isinstance(scores, np.ndarray) and scores.shape == (units,) and scores.dtype.kind in "fiub"
-    ):
-        what = f"{scores.dtype} of shape {scores.shape}" if isinstance(scores, np.ndarray) else type(scores).__name__
-        return f"scores that are {what}: they are an array of {units} numbers, one a unit"
+    scores: object = finding.scores
     if scores is None and not finding.measured:
         return "a Finding without scores and without measured, so that there is nothing to show"
+    if scores is not None and not isinstance(scores, np.ndarray):
+        return f"scores that are {type(scores).__name__}: they are an array of {units} numbers, one a unit"
+    if scores is not None and (scores.shape != (units,) or scores.dtype.kind not in "fiub"):
+        return (
+            f"scores that are {scores.dtype} of shape {scores.shape}: they are an array of {units} numbers, one a unit"
+        )
     try:
         json.dumps(finding.measured)
     except (TypeError, ValueError) as error:

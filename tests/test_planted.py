@@ -36,7 +36,14 @@ file = "thing/numbers.py"
 text = "2 * number"
 instead = "3 * number"
 tests = ["tests/test_numbers.py::test_half"]
+
+[red]
+file = "thing/numbers.py"
+text = "2 * number"
+instead = "3 * number"
+tests = ["tests/test_red.py"]
 """
+RED = "def test_red() -> None:\n    assert 1 == 2\n"
 
 
 def test_every_fault_fits_the_tree() -> None:
@@ -62,6 +69,7 @@ def test_what_tests_do_not_see_is_missed_and_what_shows_nothing_is_an_error(tmp_
         "thing/__init__.py": "",
         "thing/numbers.py": PROGRAM,
         "tests/test_numbers.py": TEST,
+        "tests/test_red.py": RED,
         "tests/planted.toml": FAULTS,
         "docs/page.md": "",
     }.items():
@@ -79,6 +87,7 @@ def test_what_tests_do_not_see_is_missed_and_what_shows_nothing_is_an_error(tmp_
     assert found["unseen"] == "missed"
     assert found["stale"].startswith("error: stale: its text is 2 times in thing/numbers.py")
     assert found["untested"].startswith("error: its tests do not pass without it")
+    assert found["red"].startswith("error: its tests do not pass without it")
     assert (tmp_path / "thing/numbers.py").read_text(encoding="utf-8") == PROGRAM
 
 

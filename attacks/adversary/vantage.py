@@ -51,7 +51,7 @@ class Seen:
 
     @property
     def written(self) -> int:
-        """How often tensors in here were written into; torch counts it."""
+        """The number of times that tensors of this view were written into, as torch counts it."""
         held = [
             self.final,
             *self.states.values(),

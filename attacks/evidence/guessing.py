@@ -42,8 +42,8 @@ def one_run_p(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
 
 
 def _chances(r: int, counts: NDArray[np.int64], epsilon: float) -> Floats:
-    """P(Bin(r, q) = count) for each of them. scipy's own `binom.pmf` takes ten times as long, and audits ask it ten thousand
-    times.
+    """P(Bin(r, q) = count) for each count. scipy's `binom.pmf` is the same, and checks its arguments anew in every call of a
+    search for epsilon: that is most of its time.
     """
     from scipy.special import gammaln, log_expit
 
