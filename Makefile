@@ -11,6 +11,7 @@ VENV ?= .venv
 # Each worker imports torch: four of them keep a many-core machine from filling its memory. A file stays in one worker, which
 # makes the runs and tables that its tests share once; tests/conftest.py has the order, the longest files first.
 WORKERS := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 2
+PART ?= 0/1
 PYTEST_ARGS ?= $(WORKERS) -m "not nightly and not weekly"
 
 ifeq ($(OS),Windows_NT)
@@ -34,7 +35,7 @@ help:
 	@echo "make demo    fine-tune the built-in model on the built-in data, then print where the report is"
 	@echo "make dev     create .venv with everything that tests need"
 	@echo "make test    run the tests of every change"
-	@echo "make nightly run more and larger cells of the same, as CI does after make test"
+	@echo "make nightly run more and larger cells of the same (PART=1/4: a quarter of them, as CI does after make test)"
 	@echo "make weekly  audits of a size that takes many minutes"
 	@echo "make bench   measure speed and growth, against other frameworks too, into docs/performance.md"
 	@echo "make lint    ruff and mypy"
@@ -50,7 +51,7 @@ test: $(DEV_READY)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 nightly: $(DEV_READY)
-	$(BIN)/python -m pytest $(WORKERS) -m nightly
+	$(BIN)/python -m pytest $(WORKERS) -m nightly --part $(PART)
 
 weekly: $(DEV_READY)
 	$(BIN)/python -m pytest -m weekly -s

@@ -4,6 +4,7 @@
     python benchmarks/learns.py DATA --steps 200 --only sst2 --finer                         rates between
     python benchmarks/learns.py DATA --steps 200 --only sst2 --repeats 2                     fresh seeds, at the rates found
     python benchmarks/learns.py DATA --only sst2 --methods c2a --rates 0.01 --steps 200      one cell of the tables
+    python benchmarks/learns.py DATA --steps 200 --only "sst2, mean"                         the head reads the mean over tokens
     python benchmarks/learns.py --docs docs                                                  the page, from what is stored
 
 DATA holds a folder for each data set, with train.jsonl.gz and test.jsonl.gz of `text` and `label`. A client holds all of 2,000
@@ -33,7 +34,7 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-from learns_tasks import LATER, PEERS, SEARCHED, TEXTS, commonest, cut, defaults, ours, peer
+from learns_tasks import LATER, MEAN, PEERS, SEARCHED, TEXTS, commonest, cut, defaults, ours, peer
 from runs_file import keep, lines
 
 from secure_fed.methods import METHODS
@@ -70,7 +71,8 @@ def tried(given: argparse.Namespace, method: str, known: dict[tuple[Any, ...], R
             texts = TEXTS[given.steps]
             files = {split: cut(given.data, data, split, given.cache, texts) for split in ("train", "test")}
             started = time.perf_counter()
-            settings = (files, rate, seed, given.steps, falls)
+            pooling = "mean" if data.endswith(MEAN) else "model"
+            settings = (files, pooling, rate, seed, given.steps, falls)
             found = ours(method, *settings, head) if method in METHODS else peer(method, *settings)
             line = dict(zip(KEY, key, strict=True))
             line |= {"accuracy": found, "commonest": commonest(files["test"]), "seconds": time.perf_counter() - started}

@@ -22,9 +22,10 @@ from secure_fed.methods import METHODS, card
 
 TEST, LENGTH, BATCH, ROUNDS = 1000, 32, 16, 10
 TEXTS = {80: 2000, 200: 3200, 1000: 16_000}  # training texts, by how many steps are made
+MEAN = ", mean"  # behind a data set's name: the head reads the mean over tokens
 SEARCHED, LATER = (
     ("sst2", "ag_news"),
-    ("newsgroups20", "subj"),
+    ("newsgroups20", "subj", f"sst2{MEAN}"),
 )  # data sets that the default rates come from, and others
 Row = dict[str, Any]
 
@@ -59,6 +60,7 @@ def cut(data: Path, name: str, split: str, out: Path, texts: int) -> Path:
     texts: so many for training, and TEST for tests.
     """
     count = texts if split == "train" else TEST
+    name = name.removesuffix(MEAN)
     place = out / f"{name}-{split}-{count}.jsonl"
     if not place.exists():
         with gzip.open(data / name / f"{split}.jsonl.gz", "rt", encoding="utf-8") as lines:
@@ -81,10 +83,13 @@ def commonest(place: Path) -> float:
     return max(map(labels.count, set(labels))) / len(labels)
 
 
-def ours(method: str, files: dict[str, Path], rate: float, seed: int, steps: int, falls: str, head: float) -> float:
+def ours(
+    method: str, files: dict[str, Path], pooling: str, rate: float, seed: int, steps: int, falls: str, head: float
+) -> float:
     """The test accuracy of a method after so many steps, with all data at one client."""
     settings: dict[str, Any] = {
         "model.name": str(encoder()),
+        "model.pooling": pooling,
         "model.max_length": LENGTH,
         **{f"data.{split}": str(place) for split, place in files.items()},
         "federation.clients": 1,
@@ -104,16 +109,19 @@ def ours(method: str, files: dict[str, Path], rate: float, seed: int, steps: int
     return float(Federation(configured(settings)).run().summary["accuracy"])
 
 
-def peer(kind: str, files: dict[str, Path], rate: float, seed: int, steps: int, falls: str) -> float:
+def peer(kind: str, files: dict[str, Path], pooling: str, rate: float, seed: int, steps: int, falls: str) -> float:
     """The test accuracy of PEFT's own training, or of training every weight."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer, logging
+
+    from secure_fed import MeanPooledForSequenceClassification
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     torch.manual_seed(seed)
     train, test = (rows_of(files[split]) for split in ("train", "test"))
     classes = max(row["label"] for row in [*train, *test]) + 1
-    model: Any = AutoModelForSequenceClassification.from_pretrained(encoder(), num_labels=classes)
+    made: Any = MeanPooledForSequenceClassification if pooling == "mean" else AutoModelForSequenceClassification
+    model: Any = made.from_pretrained(encoder(), num_labels=classes)
     model = _adapted(kind, model, steps)
     tokenizer = AutoTokenizer.from_pretrained(encoder())
 
@@ -148,14 +156,17 @@ def _adapted(kind: str, model: Any, steps: int) -> Any:
     import peft
 
     given: dict[str, Any] = {"task_type": "SEQ_CLS"}
-    low_rank = given | {"r": 8, "lora_alpha": 16}
+    adapted = given | {"target_modules": ["query", "value"]}  # as PEFT has it for BERT
+    low_rank = adapted | {"r": 8, "lora_alpha": 16}
     config = {
         LORA: lambda: peft.LoraConfig(**low_rank),
         "PEFT PiSSA": lambda: peft.LoraConfig(**low_rank | {"lora_alpha": 8}, init_lora_weights="pissa"),
         ADALORA: lambda: peft.AdaLoraConfig(
-            **given, init_r=8, target_r=8, lora_alpha=16, total_step=steps, orth_reg_weight=0.0
+            **adapted, init_r=8, target_r=8, lora_alpha=16, total_step=steps, orth_reg_weight=0.0
         ),
-        "PEFT IA3": lambda: peft.IA3Config(**given),
+        "PEFT IA3": lambda: peft.IA3Config(
+            **given, target_modules=["key", "value", "output.dense"], feedforward_modules=["output.dense"]
+        ),
         "PEFT prompt tuning": lambda: peft.PromptTuningConfig(**given, num_virtual_tokens=20),
         "PEFT prefix tuning": lambda: peft.PrefixTuningConfig(**given, num_virtual_tokens=20),
         "PEFT P-tuning": lambda: peft.PromptEncoderConfig(**given, num_virtual_tokens=20, encoder_hidden_size=384),

@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from secure_fed.export.trained import load_run
     from secure_fed.federation import Federation
     from secure_fed.learning.models.locate import locate
+    from secure_fed.learning.models.mean_pooled import MeanPooledForSequenceClassification
     from secure_fed.report.result import Result
     from secure_fed.report.trackers import MLflowCallback, WandbCallback
 
 __all__ = [
     "Federation",
     "MLflowCallback",
+    "MeanPooledForSequenceClassification",
     "Result",
     "RunConfig",
     "SecureFedError",
@@ -38,6 +40,7 @@ __path__.append(f"{__path__[0]}/export/former")  # older names of modules, for o
 _HOMES = {
     "Federation": "federation",
     "MLflowCallback": "report.trackers",
+    "MeanPooledForSequenceClassification": "learning.models.mean_pooled",
     "Result": "report.result",
     "RunConfig": "config",
     "SecureFedError": "errors",

@@ -18,7 +18,8 @@ from privacy.mechanisms import Mechanism
 from secure_fed.config import RunConfig, with_absolute_paths
 from secure_fed.errors import ConfigError
 from secure_fed.export import assembled
-from secure_fed.learning.problem import configured, given
+from secure_fed.learning.given import given
+from secure_fed.learning.problem import configured
 from secure_fed.learning.tasks.task import Collate, Loss, Metrics
 from secure_fed.methods import build
 from secure_fed.methods.method import State

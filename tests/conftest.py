@@ -47,9 +47,16 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 _FIRST = ("test_planted.py", "test_examples.py", "contracts/test_methods.py")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first."""
-    items.sort(key=lambda item: not item.path.as_posix().endswith(_FIRST))
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", default="0/1", metavar="I/N", help="every N-th of the tests, from the I-th on")
+
+
+@pytest.hookimpl(trylast=True)  # after the marks have chosen
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """One part of the tests, the longest files first."""
+    part, parts = map(int, config.getoption("--part").split("/"))
+    config.hook.pytest_deselected(items=[item for at, item in enumerate(items) if at % parts != part % parts])
+    items[:] = sorted(items[part % parts :: parts], key=lambda item: not item.path.as_posix().endswith(_FIRST))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -112,7 +112,9 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("learning.training",),
         ("learning.evaluation",),
         ("learning.tokenised",),
+        ("learning.hints",),
         ("learning.problem",),
+        ("learning.given",),
         ("learning.audit_pool",),
         ("methods",),
         (

@@ -22,7 +22,7 @@ from secure_fed.errors import DataError, UsageError
 from secure_fed.learning.data import sources
 from secure_fed.learning.data.encode import IGNORED, Encoded
 from secure_fed.learning.data.labels import Vocabulary
-from secure_fed.learning.models.adapters.virtual_tokens import positions_of
+from secure_fed.learning.models.architecture import positions_of
 
 Ids = NDArray[np.integer[Any]]
 

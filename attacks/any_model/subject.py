@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from attacks.any_model.signals import Floats, Tokens
 from secure_fed.config import DataConfig, ModelConfig, RunConfig
 from secure_fed.errors import ConfigError, DataError, ModelError
 from secure_fed.export.model_card import LABELS
+from secure_fed.export.peft_folder import on_mean_pooled
 from secure_fed.learning import tasks
 from secure_fed.learning.data import files, sources
 from secure_fed.learning.data.encode import Encoded
@@ -130,7 +132,8 @@ def opened(asked: Asked) -> Subject:
         require_apart(*parts)
     rows = _joined(*parts)
     with _in_options(asked):
-        config = ModelConfig(asked.model, asked.device, max_length=asked.max_length)
+        pooling = "mean" if asked.adapter is not None and on_mean_pooled(asked.adapter) else "model"
+        config = ModelConfig(asked.model, asked.device, max_length=asked.max_length, pooling=pooling)
         loaded = loading.load(config, task, rows.label_names, 0)
     model, base = loaded.model, None
     if asked.adapter is None:
@@ -248,9 +251,10 @@ def _adapted(model: Any, adapter: Path) -> Any:
     from peft import PeftModel
 
     try:
-        with quiet():
+        with quiet(), warnings.catch_warnings():
+            warnings.filterwarnings("error", ".*missing adapter keys")  # else PEFT goes on with new ones
             return PeftModel.from_pretrained(model, adapter)
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, UserWarning) as error:
         first = " ".join(str(error).split())
         raise ModelError(
             f"--adapter {adapter} does not fit the model ({first:.160}): name its base with --model"

@@ -83,6 +83,7 @@ def _add_plan(made: argparse.ArgumentParser) -> None:
     made.add_argument("--clip-norm", type=float, help="for noise in its unit (default: 1; a run chooses its own)")
     made.add_argument("--sampling", choices=("poisson", "fixed"), default="poisson", help="default: poisson")
     made.add_argument("--model", metavar="NAME", help="a model, to compare the methods by what they release on it")
+    made.add_argument("--pooling", choices=("model", "mean"), default="model", help="of its head, as model.pooling")
     made.add_argument(
         "--momentum", type=float, help="of the server; it chooses the band (default: 0.5, as a run has it)"
     )
@@ -180,10 +181,15 @@ def _possible(chosen: argparse.Namespace, setting: Setting) -> Possible:
 def _methods(chosen: argparse.Namespace, setting: Setting, target: Target, possible: Possible) -> list[Space]:
     """The methods on the named model, if one is named."""
     if chosen.model is None:
+        if chosen.pooling != "model":
+            from secure_fed.errors import ConfigError
+
+            message = f"--pooling is {chosen.pooling}, and has no effect without --model; give both"
+            raise ConfigError(message).about("--pooling", chosen.pooling, "--model")
         return []
     from secure_fed.commands import release_space
 
-    return list(release_space.spaces(chosen.model, setting, target, possible))
+    return list(release_space.spaces(chosen.model, chosen.pooling, setting, target, possible))
 
 
 def _plan_facts(made: Plan) -> dict[str, Any]:

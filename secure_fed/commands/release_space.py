@@ -37,9 +37,9 @@ class Space:
     hopeless_below: int | None
 
 
-def spaces(model: str, setting: Setting, target: Target, possible: Possible) -> Iterator[Space]:
-    """A row for each method that protects clients and fits the model, the quietest first."""
-    rows = (_space(*made, setting, target, possible) for made in on(model, usual_classes(model)))
+def spaces(model: str, pooling: str, setting: Setting, target: Target, possible: Possible) -> Iterator[Space]:
+    """A row for each method that protects clients and fits the model, the quietest first. pooling: as `model.pooling`."""
+    rows = (_space(*made, setting, target, possible) for made in on(model, usual_classes(model), pooling))
     yield from sorted(rows, key=lambda row: (row.length, row.method))
 
 

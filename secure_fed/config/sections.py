@@ -27,6 +27,12 @@ class ModelConfig:
     )
     dtype: str = key("float32", "what the model computes in; adapters stay float32", choices=("float32", "bfloat16"))
     max_length: int = key(128, "texts are cut after this many tokens", at_least=2)
+    pooling: str = key(
+        "model",
+        "what the head reads: model, as the architecture has it, often the first token; mean, the mean over tokens, which "
+        "sentence encoders are made for (classification, multi_label, regression)",
+        choices=("model", "mean"),
+    )
 
 
 @dataclass(frozen=True)

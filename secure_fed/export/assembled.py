@@ -39,6 +39,7 @@ def write(assembly: Assembly, state: State, out: Path, *, base_model: str, clien
         auto=task.auto,
         settings=task.model_settings(labels) if configured else None,
         conversion=task.conversion,
+        pooled=config.model.pooling == "mean",
     )
     adapted = Adapted(
         config=config,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from secure_fed.config import RunConfig
+from secure_fed.export.peft_folder import POOLED
 from secure_fed.learning.tasks.headline import first_metrics, has_accuracy, spoken
 from secure_fed.methods.method import Card
 from secure_fed.runs.result import unprotected
@@ -27,7 +28,8 @@ class ModelCard:
     facts: rows of a table, in order; `run_facts` makes them. What it says of privacy becomes a section of its own.
     pad_token_id: given where the base model has none of its own and needs one (decoders). auto: the Auto class of transformers
     that loads the model; settings: what its configuration is told, the names of labels if nothing is said. conversion: a
-    sentence on how an answer is made of the model's scores, where they are not the answer themselves.
+    sentence on how an answer is made of the model's scores, where they are not the answer themselves. pooled: whether the head
+    reads the mean over tokens (`model.pooling`).
     """
 
     title: str
@@ -38,6 +40,7 @@ class ModelCard:
     auto: str = "AutoModelForSequenceClassification"
     settings: Mapping[str, Any] | None = None
     conversion: str = ""
+    pooled: bool = False
 
     @property
     def labels(self) -> dict[str, dict[Any, Any]]:
@@ -103,8 +106,10 @@ class ModelCard:
         return ["import secure_fed", "", f'model = secure_fed.load_adapter("path/to/this/folder"{given}){whose}']
 
     def _use_merged(self) -> list[str]:
-        load = f'model = {self.auto}.from_pretrained("path/to/this/folder").eval()'
-        return [f"from transformers import {self.auto}", "", load]
+        own = ", trust_remote_code=True" if self.pooled else ""
+        load = f'model = {self.auto}.from_pretrained("path/to/this/folder"{own}).eval()'
+        why = ["# mean_pooled.py in this folder is the head that reads the mean over tokens"] if self.pooled else []
+        return [f"from transformers import {self.auto}", "", *why, load]
 
     def _use_peft(self) -> list[str]:
         load = 'model = PeftModel.from_pretrained(base, "path/to/this/folder").eval()'
@@ -115,12 +120,13 @@ class ModelCard:
         settings += [f"pad_token_id={self.pad_token_id}"] if self.pad_token_id is not None else []
         built_in = self.base_model.startswith("builtin/")
         place = f"locate({self.base_model!r})" if built_in else repr(self.base_model)
+        ours = [*([POOLED] if self.pooled else []), *(["locate"] if built_in else [])]
         return [
             "from peft import PeftModel",
-            *(["from secure_fed import locate"] if built_in else []),
-            f"from transformers import {self.auto}",
+            *([f"from secure_fed import {', '.join(ours)}"] if ours else []),
+            *([] if self.pooled else [f"from transformers import {self.auto}"]),
             "",
-            f"base = {self.auto}.from_pretrained(",
+            f"base = {POOLED if self.pooled else self.auto}.from_pretrained(",
             f"    {', '.join([place, *settings])}",
             ")",
             load,
@@ -129,7 +135,7 @@ class ModelCard:
 
     def _labels_beside(self) -> list[str]:
         """How to load without naming labels in code, which neither PEFT nor transformers reads from a folder of an adapter."""
-        if not self.labels or self.auto != "AutoModelForSequenceClassification":
+        if not self.labels or self.pooled or self.auto != "AutoModelForSequenceClassification":
             return []
         return [
             "",

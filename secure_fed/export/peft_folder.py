@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import re
 from collections.abc import Collection, Sequence, Set
@@ -18,8 +19,10 @@ from transformers.pytorch_utils import Conv1D
 from secure_fed.errors import ModelError
 from secure_fed.learning.models.adapters.lora import LoraAdapter, LoraForm
 from secure_fed.learning.models.locate import locate
+from secure_fed.learning.models.mean_pooled import MeanPooledForSequenceClassification
 
 _PEFT_ROOT = "base_model.model."
+POOLED = MeanPooledForSequenceClassification.__name__
 # What PEFT's class for sequence classification trains in full without being told.
 _PEFT_HEADS = ("classifier", "score")
 
@@ -51,18 +54,34 @@ def _config(
     names = _names_outside(model, places)
     endings = sorted({name.rpartition(".")[2] for name in adapted})
     pattern = "|".join(re.escape(name) for name in sorted(adapted))
-    tasks = ("SEQ_CLS", None) if type(model).__name__.endswith("ForSequenceClassification") else (None,)
+    kind = type(model).__name__  # with a task, PEFT would look for a class of transformers' own
+    tasks = ("SEQ_CLS", None) if kind.endswith("ForSequenceClassification") and kind != POOLED else (None,)
     for task in tasks:
         saved = _untied(model, _head_modules(head, _PEFT_HEADS if task else ()))
         for modules in (saved, []):  # not named, PEFT loads the head's tensors as the base model's own
             for targets in (endings, pattern):
                 config = form.adapter.peft_config(targets, modules_to_save=modules, base_model=base_model)
-                config.task_type, config.inference_mode = task, True
+                config.task_type, config.inference_mode, config.auto_mapping = task, True, _ours(model)
                 config.fan_in_fan_out = _is_transposed(model, adapted)
                 config.rank_pattern, config.alpha_pattern = _patterns(form)
                 if _matches(config, names) == adapted and _holds_only(saved, _wrapped(config, names)):
                     return config
     raise ModelError(f"PEFT cannot name the adapted layers of {type(model).__name__} apart: export it merged")
+
+
+def _ours(model: nn.Module) -> dict[str, str] | None:
+    """Where AutoPeftModel finds the base model's class, if that is secure-fed's own."""
+    name = type(model).__name__
+    return {"base_model_class": name, "parent_library": "secure_fed"} if name == POOLED else None
+
+
+def on_mean_pooled(folder: Path) -> bool:
+    """Whether the adapter in a folder was trained with a head that reads the mean over tokens."""
+    try:
+        noted = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["auto_mapping"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return isinstance(noted, dict) and noted.get("base_model_class") == POOLED
 
 
 def _patterns(form: LoraForm) -> tuple[dict[str, int], dict[str, float]]:

@@ -72,6 +72,7 @@ class Trained:
             task.auto,
             task.model_settings(self.label_names),
             task.conversion,
+            self.config.model.pooling == "mean",
         )
 
     @torch.no_grad()

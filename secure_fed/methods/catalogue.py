@@ -16,6 +16,7 @@ from torch import nn
 from secure_fed.config import DataConfig, ModelConfig, RunConfig
 from secure_fed.errors import ConfigError, MethodError
 from secure_fed.learning import tasks
+from secure_fed.learning.models.architecture import width_of
 from secure_fed.learning.models.loading import (
     explained,
     head_names,
@@ -23,7 +24,6 @@ from secure_fed.learning.models.loading import (
     load,
     pooler_names,
     quiet,
-    width_of,
 )
 from secure_fed.learning.models.locate import locate
 from secure_fed.methods import METHODS, build, card
@@ -38,18 +38,20 @@ _UNCOUNTED = ("trainable", "bytes_per_round", "bytes_up", "bytes_down")
 def catalogue(model: str, overrides: Iterable[str] = (), classes: int = 2) -> list[dict[str, Any]]:
     """A row for every method, with a head for so many classes on the named model.
 
-    overrides: `method.key=value`; a method that does not read that setting is counted without it. bytes_up and bytes_down are
-    what one client sends and receives in the method's first round, unmasked, and bytes_per_round is both. Of a method that
-    cannot be put into this model, or not with these settings, these are None, and not_applicable says why. lr: the rate
-    in this model where training.lr is not set; head_factor: that of the head's last layer over it, without privacy.
+    overrides: `method.key=value`, and `model.pooling=mean`; a method that does not read a setting is counted without it.
+    bytes_up and bytes_down are what one client sends and receives in the method's first round, unmasked, and bytes_per_round is
+    both. Of a method that cannot be put into this model, or not with these settings, these are None, and not_applicable says
+    why. lr: the rate in this model where training.lr is not set; head_factor: that of the head's last layer over it, without
+    privacy.
     """
-    settings, skeleton = _settings(overrides), _Skeleton.of(model, classes)
+    settings, pooling = _settings(overrides)
+    skeleton = _Skeleton.of(model, classes, pooling)
     return [_row(name, settings, skeleton) for name in METHODS]
 
 
-def on(model: str, classes: int = 2) -> Iterator[tuple[str, Method, State]]:
+def on(model: str, classes: int = 2, pooling: str = "model") -> Iterator[tuple[str, Method, State]]:
     """Every method that protects clients and fits the model, with its first state, and FRA in sketches as well."""
-    skeleton = _Skeleton.of(model, classes)
+    skeleton = _Skeleton.of(model, classes, pooling)
     variants: dict[str, tuple[str, dict[tuple[str, str], Any]]] = {name: (name, {}) for name in METHODS}
     variants["fra_lora, sketches"] = "fra_lora", {("method", "transport_form"): "sketch"}
     for shown, (name, own) in variants.items():
@@ -63,15 +65,18 @@ def on(model: str, classes: int = 2) -> Iterator[tuple[str, Method, State]]:
             yield shown, method, state
 
 
-def _settings(overrides: Iterable[str]) -> dict[str, Any]:
-    """The settings of [method] that were changed."""
+def _settings(overrides: Iterable[str]) -> tuple[dict[str, Any], str]:
+    """The settings of [method] that were changed, and `model.pooling`."""
     usual, settings = RunConfig().to_dict(), {}
-    for section, table in RunConfig().override(overrides).to_dict().items():
+    changed = RunConfig().override(overrides)
+    for section, table in changed.to_dict().items():
         for name in (name for name, value in table.items() if value != usual[section][name]):
-            if section != "method" or name == "name":
-                raise ConfigError(f"--set {section}.{name} changes no count: set keys of [method], and not its name")
-            settings[name] = table[name]
-    return settings
+            if section == "method" and name != "name":
+                settings[name] = table[name]
+            elif (section, name) != ("model", "pooling"):
+                keys = "set keys of [method], and not its name, or model.pooling"
+                raise ConfigError(f"--set {section}.{name} changes no count: {keys}")
+    return settings, changed.model.pooling
 
 
 @dataclass(frozen=True)
@@ -82,17 +87,23 @@ class _Skeleton:
     head: tuple[str, ...]
 
     @classmethod
-    def of(cls, name: str, classes: int = 2) -> _Skeleton:
+    def of(cls, name: str, classes: int, pooling: str) -> _Skeleton:
         """The skeleton of a named model. Without weights, its head is what a usual checkpoint lacks."""
         folder = Path(locate(name))
         if not folder.is_dir() or any(any(folder.glob(f"*.{ending}")) for ending in ("safetensors", "bin")):
             labels = [str(label) for label in range(classes)]
-            loaded = load(ModelConfig(name=name, max_length=2), tasks.build(DataConfig()), labels, seed=0)
+            settings = ModelConfig(name=name, max_length=2, pooling=pooling)
+            loaded = load(settings, tasks.build(DataConfig()), labels, seed=0)
             return cls(loaded.model.config, loaded.head)
         from transformers import AutoConfig
 
+        from secure_fed.learning.models.mean_pooled import MeanPooledConfig
+
         with quiet(), explained(name):
-            found = cls(AutoConfig.from_pretrained(str(folder), num_labels=classes), ())
+            base = AutoConfig.from_pretrained(str(folder), num_labels=classes)
+            if pooling == "mean" and not isinstance(base, MeanPooledConfig):
+                base = MeanPooledConfig(base, num_labels=classes)
+            found = cls(base, ())
             model = found.model()
         return cls(found.config, head_names(model) + pooler_names(model))
 

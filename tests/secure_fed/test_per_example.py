@@ -36,12 +36,15 @@ def made(architecture: str, *, dropout: float | None = None) -> nn.Module:
     """Float64, so that a wrong gradient cannot hide in rounding; dropout off unless asked for."""
     torch.manual_seed(0)
     model = small_models.ARCHITECTURES[architecture]()
+    return model if dropout else without_dropout(model)
+
+
+def without_dropout(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
-            module.p = module.p if dropout else 0.0
-    for name in ("attention_dropout", "attention_probs_dropout_prob"):
-        for module in model.modules():
-            if isinstance(getattr(module, name, None), float) and not dropout:
+            module.p = 0.0
+        for name in ("attention_dropout", "attention_probs_dropout_prob"):
+            if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
     return model
 

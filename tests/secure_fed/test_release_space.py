@@ -28,7 +28,7 @@ def test_release_spaces_are_counted_on_a_model(
     monkeypatch.setattr(catalogue, "METHODS", {name: METHODS[name] for name in names})
     wide = {**DEBERTA, "hidden_size": 64, "pooler_hidden_size": 64}
     target = Target(8.0, None, 1e-5)
-    rows = list(spaces(described(tmp_path / "model", wide), SETTING, target, Possible()))
+    rows = list(spaces(described(tmp_path / "model", wide), "model", SETTING, target, Possible()))
     found = {row.method: row for row in rows}
     assert set(found) == {"ffa_lora", "rolora", "fra_lora", "fra_then_ffa"}, (
         "there are no prefixes here, and sketches are wider than 64"

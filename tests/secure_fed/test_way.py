@@ -17,7 +17,7 @@ from privacy.run_plan import Target
 from secure_fed import Federation
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError, RunDirectoryError
-from secure_fed.learning.models.loading import width_of
+from secure_fed.learning.models.architecture import width_of
 from secure_fed.runs.same_run import require_same
 from tests.secure_fed import small_models, toys
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from secure_fed.config import ModelConfig
 from secure_fed.errors import ConfigError, MethodError, ModelError
-from secure_fed.learning.models.adapters.virtual_tokens import positions_of
+from secure_fed.learning.models.architecture import positions_of
 from secure_fed.learning.models.devices import find_devices
 from secure_fed.learning.models.locate import locate
 from secure_fed.learning.models.products import hasten
@@ -41,12 +41,15 @@ def load(config: ModelConfig, task: Task, label_names: Sequence[str], seed: int)
     """
     import transformers
 
+    from secure_fed.learning.models.mean_pooled import MeanPooledForSequenceClassification
+
     device = find_devices(config.device)[0]
     place = locate(config.name)
     with quiet(), explained(config.name), torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)  # the weights are made on the CPU, and no other generator is touched
         tokenizer = transformers.AutoTokenizer.from_pretrained(place)
-        model, info = getattr(transformers, task.auto).from_pretrained(
+        made = MeanPooledForSequenceClassification if config.pooling == "mean" else getattr(transformers, task.auto)
+        model, info = made.from_pretrained(
             place,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
@@ -119,13 +122,6 @@ def last_layer(model: nn.Module) -> tuple[str, ...]:
     """The parameters of the last module outside the base model, which makes the scores; none where nothing is outside."""
     outside = head_names(model)
     return tuple(name for name in outside if name.rpartition(".")[0] == outside[-1].rpartition(".")[0])
-
-
-def width_of(config: Any) -> int | None:
-    """The width of a model's hidden states, where its configuration names one: that of the text part, where it has parts."""
-    of_text = getattr(config, "get_text_config", lambda: config)()
-    width = getattr(of_text, "hidden_size", None)
-    return width if isinstance(width, int) else None
 
 
 def pooler_names(model: nn.Module) -> tuple[str, ...]:
@@ -230,8 +226,13 @@ def explained(name: str) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No reports and progress bars of transformers: that a classifier's head is new is what we are here for."""
+    """No reports and progress bars of transformers: that a classifier's head is new is what we are here for.
+
+    Within, its Auto classes know the architecture of `mean_pooled` beside their own.
+    """
     from transformers.utils import logging
+
+    from secure_fed.learning.models import mean_pooled  # noqa: F401
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

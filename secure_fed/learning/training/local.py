@@ -16,7 +16,7 @@ from torch.func import functional_call
 from secure_fed.config import TrainingConfig
 from secure_fed.errors import ConfigError, ModelError
 from secure_fed.learning.data.encode import Batch as BatchOfItems
-from secure_fed.learning.models.adapters.virtual_tokens import positions_of
+from secure_fed.learning.models.architecture import positions_of
 from secure_fed.learning.tasks.task import Batch, Collate, Loss
 from secure_fed.learning.training.private_steps import PrivateSteps
 from secure_fed.learning.training.schedule import local_batches, optimizer_of, planned_steps, stepped

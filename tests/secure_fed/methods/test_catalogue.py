@@ -111,6 +111,10 @@ def test_no_weights_are_needed(small_model: Path, tmp_path: Path) -> None:
     (tmp_path / "bare").mkdir()
     shutil.copy(small_model / "config.json", tmp_path / "bare")
     assert catalogue(str(tmp_path / "bare")) == listed(small_model)
+    pooled = catalogue(str(tmp_path / "bare"), ["model.pooling=mean"])
+    assert pooled == catalogue(str(small_model), ["model.pooling=mean"])
+    head = by_name(listed(small_model))["head"]["trainable"]
+    assert head - by_name(pooled)["head"]["trainable"] == 16 * 16 + 16, "BERT's pooler, which pre-training left out"
 
 
 @pytest.mark.nightly

@@ -22,6 +22,7 @@ from secure_fed.errors import MethodError
 from secure_fed.learning.models.adapters.insertion_points import CHILD, attach
 from secure_fed.learning.models.adapters.parameters import ExampleWise, train_only
 from secure_fed.learning.models.adapters.targets import ends, linear_layers, matrix_shape
+from secure_fed.learning.models.architecture import kind_of
 
 _PEFT = (
     peft.TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING,
@@ -57,7 +58,7 @@ class Scales:
 
 def scaled_layers(model: nn.Module, head: Collection[str]) -> dict[str, tuple[bool, int]]:
     """By name, in the model's order: whether a layer is scaled in front, and how wide what is scaled there is."""
-    kind = str(getattr(getattr(model, "config", None), "model_type", ""))
+    kind = kind_of(model)
     targets, feed_forward = _MORE.get(kind, tuple(table.get(kind, ()) for table in _PEFT))
     found = {}
     for name, layer in linear_layers(model).items():

@@ -11,6 +11,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from transformers.pytorch_utils import Conv1D
 
 from secure_fed.errors import ConfigError, MethodError
+from secure_fed.learning.models.architecture import kind_of
 
 ALL_LINEAR = "all-linear"
 
@@ -64,9 +65,8 @@ def matrix_shape(layer: nn.Module) -> tuple[int, int]:
 
 
 def _default(model: nn.Module, free: Mapping[str, nn.Module]) -> tuple[str, ...] | str:
-    model_type = getattr(getattr(model, "config", None), "model_type", None)
-    if model_type in PEFT_DEFAULTS:
-        known = PEFT_DEFAULTS[model_type]
+    known = PEFT_DEFAULTS.get(kind_of(model))
+    if known is not None:
         return known if isinstance(known, str) else tuple(known)
     for endings in _QUERY_VALUE:
         if all(any(ends(name, ending) for name in free) for ending in endings):

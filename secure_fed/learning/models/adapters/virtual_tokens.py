@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from secure_fed.errors import MethodError
 from secure_fed.learning.models.adapters.parameters import train_only
+from secure_fed.learning.models.architecture import positions_of
 
 Inputs = dict[str, Any]
 
@@ -127,13 +128,3 @@ def masked(mask: Tensor, length: int) -> Tensor:
             f"attention_mask has the shape {tuple(mask.shape)}; virtual tokens need one of (examples, tokens)"
         )
     return torch.cat([mask.new_ones(len(mask), length), mask], 1)
-
-
-def positions_of(base: nn.Module) -> int | None:
-    """The number of tokens that the model has positions for; None is no limit, or none that it names."""
-    limit = getattr(getattr(base, "config", None), "max_position_embeddings", None)
-    if not isinstance(limit, int) or limit <= 0:
-        return None
-    learned = (module for name, module in base.named_modules() if name.endswith("position_embeddings"))
-    before = getattr(next(learned, None), "padding_idx", None)  # RoBERTa counts from behind its padding token
-    return limit if before is None else limit - before - 1

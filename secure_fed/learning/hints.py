@@ -1,0 +1,38 @@
+"""What the user should hear of texts and model before training starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from secure_fed.config import RunConfig
+from secure_fed.learning import tasks
+from secure_fed.learning.data.encode import Encoded
+from secure_fed.learning.models.architecture import means_tokens
+
+_MANY_UNKNOWN, _MANY_CUT = 0.2, 0.02
+
+
+def warnings(config: RunConfig, encoded: Encoded, which: str, tokenizer: Any) -> Iterator[str]:
+    """Warnings if many tokens are unknown to the tokenizer, so that examples look alike, if many texts are cut, or if the head
+    reads another token than the mean that the model was made for.
+
+    A share of private texts would be released without noise, so with privacy the test texts, which train nothing, stand for
+    them.
+    """
+    unknown, ends = tokenizer.unk_token_id, (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    tokens = np.concatenate(encoded.input_ids)
+    share = 0.0 if unknown is None or unknown in ends else float((tokens == unknown).mean())  # GPT-2's is its end token
+    if share >= _MANY_UNKNOWN:
+        tokens_of = f"tokens are unknown to the tokenizer of {config.model.name}"
+        yield f"{share:.0%} of the {which} {tokens_of}, and look alike to it; set model.name to another model"
+    most = config.model.max_length
+    cut = float((encoded.lengths >= most).mean()) if config.data.task != "question_answering" else 0.0  # has windows
+    if cut >= _MANY_CUT:
+        yield f"{cut:.0%} of the {which} texts are cut after model.max_length = {most} tokens; raise it if their ends matter"
+    of_whole_texts = tasks.build(config.data).auto == "AutoModelForSequenceClassification"
+    if of_whole_texts and config.model.pooling == "model" and means_tokens(config.model.name):
+        read = "a sentence encoder, whose mean over tokens says most of a text, and the head reads something else of it"
+        yield f"{config.model.name} is {read}; model.pooling = 'mean' lets it read that"

@@ -1,0 +1,51 @@
+"""What a model's files say of it: of the part that reads text, which may have a configuration of its own, and of its use."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from secure_fed.learning.models.locate import locate
+
+_POOLING = "1_Pooling/config.json"  # of sentence-transformers
+
+
+def of_text(config: Any) -> Any:
+    """The configuration of the text part: the whole one, where it has no parts, or is none of transformers'."""
+    return getattr(config, "get_text_config", lambda: config)()
+
+
+def width_of(config: Any) -> int | None:
+    """The width of a model's hidden states, where its configuration names one."""
+    width = getattr(of_text(config), "hidden_size", None)
+    return width if isinstance(width, int) else None
+
+
+def kind_of(model: nn.Module) -> str:
+    """The architecture, such as "bert", by which PEFT knows which layers to adapt; "" of a module without a configuration."""
+    return str(getattr(of_text(getattr(model, "config", None)), "model_type", ""))
+
+
+def positions_of(model: nn.Module) -> int | None:
+    """The number of tokens that the model has positions for; None is no limit, or none that it names."""
+    limit = getattr(of_text(getattr(model, "config", None)), "max_position_embeddings", None)
+    if not isinstance(limit, int) or limit <= 0:
+        return None
+    learned = (module for name, module in model.named_modules() if name.endswith("position_embeddings"))
+    before = getattr(next(learned, None), "padding_idx", None)  # RoBERTa counts from behind its padding token
+    return limit if before is None else limit - before - 1
+
+
+def means_tokens(name: str) -> bool:
+    """Whether a model is a sentence encoder that was made for the mean over its tokens, as sentence-transformers notes it."""
+    from transformers.utils.hub import cached_file
+
+    try:
+        noted = json.loads(Path(str(cached_file(locate(name), _POOLING))).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    of_old = noted.get("pooling_mode_mean_tokens") and not noted.get("pooling_mode_cls_token")
+    return bool(noted.get("pooling_mode", "mean" if of_old else "") == "mean")

@@ -1,0 +1,121 @@
+"""A text classifier whose head reads the mean over the tokens, which sentence encoders are trained for.
+
+    scores = W m + b,    m = the mean of h_t over a text's tokens
+
+with h_t the base model's last hidden states. The classifiers of transformers read the first token alone in most encoders, with
+or without a layer before the scores.
+
+transformers and PEFT load it as they load their own. A saved model has a copy of this file beside its weights, so that it can
+be had without secure-fed, with `trust_remote_code=True`: hence this file imports nothing but torch and transformers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.modeling_outputs import SequenceClassifierOutput
+
+_HUB = ("revision", "token", "cache_dir", "local_files_only", "force_download", "subfolder")
+
+
+class MeanPooledConfig(PreTrainedConfig):
+    """text_config: of the base model. The rest, such as the names of classes, is as every configuration has it."""
+
+    model_type = "mean_pooled"
+
+    def __init__(self, text_config: PreTrainedConfig | dict[str, Any] | None = None, **settings: Any) -> None:
+        if isinstance(text_config, dict):
+            text_config = AutoConfig.for_model(**text_config)
+        self.text_config = text_config or BertConfig()
+        super().__init__(**settings)
+        self.classifier_pooling = "mean"  # as ModernBERT's configuration calls it
+
+
+class MeanPooledForSequenceClassification(PreTrainedModel):
+    """The classifier: `encoder`, the base model without a pooler of its own, and `classifier`, a linear layer."""
+
+    config_class = MeanPooledConfig
+    base_model_prefix = "encoder"
+    _supports_sdpa = _supports_flash_attn = _supports_attention_backend = True
+
+    def __init__(self, config: MeanPooledConfig, encoder: nn.Module | None = None) -> None:
+        super().__init__(config)
+        self.encoder: Any = AutoModel.from_config(config.text_config) if encoder is None else encoder
+        if getattr(self.encoder, "pooler", None) is not None:
+            self.encoder.pooler = None  # nothing reads it
+        self.classifier = nn.Linear(config.text_config.hidden_size, len(config.id2label or ()))
+        nn.init.normal_(self.classifier.weight, std=0.02)
+        nn.init.zeros_(self.classifier.bias)
+        self.post_init()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]  # a pair, if asked for
+        cls, name: Any, *rest: Any, output_loading_info: bool = False, **settings: Any
+    ) -> Any:
+        """The classifier in a folder or on the Hub, or, where there is another model, a new head on its base.
+
+        settings: as every `from_pretrained` takes them, for instance `id2label`. With output_loading_info a pair: the
+        classifier, and what its weights lack and have too many, by its own names.
+        """
+        hub = {key: settings.pop(key) for key in _HUB if key in settings}
+        base = settings.get("config") or AutoConfig.from_pretrained(name, **hub)
+        if isinstance(base, MeanPooledConfig):
+            return super().from_pretrained(name, *rest, output_loading_info=output_loading_info, **hub, **settings)
+        if base.is_encoder_decoder:
+            raise ValueError("it has an encoder and a decoder, and the mean over tokens is of models of one stack")
+        settings.pop("ignore_mismatched_sizes", None)  # the head is new whatever its size
+        dtype = settings.pop("dtype", torch.float32)
+        encoder, info = AutoModel.from_pretrained(name, dtype=dtype, output_loading_info=True, **hub)
+        encoder.config.name_or_path = ""  # which may be a folder, and would be saved
+        model = cls(MeanPooledConfig(encoder.config, dtype=dtype, **settings), encoder).to(dtype)
+        if not output_loading_info:
+            return model
+        own = {known for known, _ in model.named_parameters()}
+        info["missing_keys"] = {f"encoder.{key}" for key in info["missing_keys"]} & own
+        return model, info
+
+    def get_input_embeddings(self) -> nn.Module:
+        found: nn.Module = self.encoder.get_input_embeddings()
+        return found
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.encoder.set_input_embeddings(value)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        **inputs: Any,
+    ) -> SequenceClassifierOutput:
+        """Scores (B, classes) of texts (B, T), and the loss where labels are given."""
+        inputs["return_dict"] = True
+        found = self.encoder(input_ids=input_ids, attention_mask=attention_mask, **inputs)
+        logits = self.classifier(pooled(found.last_hidden_state, attention_mask))
+        loss = None if labels is None else self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
+        seen = {name: found.get(name) for name in ("hidden_states", "attentions")}
+        return SequenceClassifierOutput(loss=loss, logits=logits, **seen)
+
+
+def pooled(hidden: Tensor, mask: Tensor | None) -> Tensor:
+    """(B, d): the mean over those of (B, T, d) that the mask (B, T) counts."""
+    if mask is None:
+        return hidden.mean(1)
+    counted = mask.to(hidden.dtype).unsqueeze(-1)
+    return (hidden * counted).sum(1) / counted.sum(1).clamp(min=1)
+
+
+AutoConfig.register(MeanPooledConfig.model_type, MeanPooledConfig, exist_ok=True)
+AutoModelForSequenceClassification.register(MeanPooledConfig, MeanPooledForSequenceClassification, exist_ok=True)
+MeanPooledConfig.register_for_auto_class()  # type: ignore[no-untyped-call]
+MeanPooledForSequenceClassification.register_for_auto_class("AutoModelForSequenceClassification")  # type: ignore[no-untyped-call]

@@ -1,0 +1,214 @@
+"""A head that reads the mean over tokens: what it computes, what of it trains, and that others can load what was trained."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from peft import AutoPeftModel
+from torch import nn
+
+from attacks.any_model.subject import Asked, opened
+from secure_fed import Federation, MeanPooledForSequenceClassification, RunConfig, load_run
+from secure_fed.config import DataConfig, ModelConfig
+from secure_fed.errors import ConfigError, ModelError
+from secure_fed.learning.models import loading
+from secure_fed.learning.tasks import build
+from secure_fed.learning.training.per_example import by_layer
+from secure_fed.methods import METHODS
+from tests.cells import chosen
+from tests.secure_fed.test_loading import FAMILIES, saved
+from tests.secure_fed.test_per_example import adapted, check, texts, without_dropout
+
+LABELS = ("calm", "wild", "other")
+IDS = torch.tensor([[2, 4, 6, 7, 3], [2, 5, 3, 0, 0]])  # the second padded
+
+
+def load(folder: Path, seed: int = 0, **settings: Any) -> loading.Loaded:
+    return loading.load(
+        ModelConfig(name=str(folder), pooling="mean", **settings), build(DataConfig()), LABELS, seed=seed
+    )
+
+
+@torch.no_grad()
+def scores(model: nn.Module) -> torch.Tensor:
+    found: torch.Tensor = model.eval()(input_ids=IDS, attention_mask=(IDS != 0).long()).logits
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_scores_are_a_linear_layer_on_the_mean(family: str, tmp_path: Path, small_tokenizer: Any) -> None:
+    """Of each text by itself, in a loop over its tokens, by the base model that transformers loads."""
+    folder = saved(tmp_path, family, small_tokenizer)
+    loaded = load(folder)
+    assert loaded.head == ("classifier.weight", "classifier.bias")
+    base = transformers.AutoModel.from_pretrained(folder).eval()
+    layer = loaded.model.get_submodule("classifier")
+    for row, got in zip(IDS, scores(loaded.model), strict=True):
+        text = row[row != 0]
+        with torch.no_grad():
+            states = base(input_ids=text.unsqueeze(0)).last_hidden_state[0]
+            want = layer(sum(state for state in states) / len(text))
+        assert torch.allclose(got, want, atol=1e-5)
+
+
+def test_the_head_is_drawn_from_the_seed_alone(small_model: Path) -> None:
+    first, again, other = (load(small_model, seed).model for seed in (0, 0, 1))
+    heads = [model.get_parameter("classifier.weight") for model in (first, again, other)]
+    assert torch.equal(heads[0], heads[1])
+    assert not torch.equal(heads[0], heads[2])
+    assert not [name for name, _ in first.named_parameters() if "pooler" in name], "nothing would read it"
+
+
+@pytest.mark.parametrize("method", chosen(METHODS, ["fedlora", "prompt_tuning"]))
+def test_every_method_trains_it_and_others_load_what_it_writes(
+    method: str, small_model: Path, small_data: Path, tmp_path: Path
+) -> None:
+    """By the lines of the README, for the adapter and for the whole model."""
+    done = trained(small_model, small_data, tmp_path / "run", f"method.name={method}")
+    want = scores(done.model)
+    folder = done.export(tmp_path / "out")
+    readme = (folder / "README.md").read_text(encoding="utf-8")
+    assert torch.allclose(scores(shown(readme, folder)), want, atol=1e-5)
+    if method == "fedlora":
+        known: dict[str, Any] = {"num_labels": len(done.label_names), "import_allowlist": ["secure_fed"]}
+        found = AutoPeftModel.from_pretrained(folder, **known)
+        assert torch.allclose(scores(found), want, atol=1e-5)
+
+
+def trained(model: Path, data: Path, out: Path, *settings: str) -> Any:
+    files = [f"model.name={model}", f"data.train={data / 'train.jsonl'}", f"data.test={data / 'test.jsonl'}"]
+    small = [
+        "model.pooling=mean",
+        "model.max_length=32",
+        "federation.clients=3",
+        "federation.rounds=1",
+        "training.lr=0.02",
+    ]
+    Federation(RunConfig.load(None, [*files, *small, *settings])).run(out)
+    return load_run(out)
+
+
+def shown(readme: str, folder: Path) -> nn.Module:
+    """The model that the README's lines make."""
+    scope: dict[str, Any] = {}
+    exec(readme.split("```python\n")[1].split("```")[0].replace("path/to/this/folder", str(folder)), scope)
+    model: nn.Module = scope["model"]
+    return model
+
+
+def test_the_whole_model_is_loaded_where_there_is_no_secure_fed(
+    small_model: Path, small_data: Path, tmp_path: Path
+) -> None:
+    moved = shutil.copytree(small_model, tmp_path / "secret place" / "model")
+    done = trained(moved, small_data, tmp_path / "run")
+    folder = done.export(tmp_path / "whole", merged=True)
+    want = scores(done.model)
+    assert "secret place" not in (folder / "config.json").read_text(encoding="utf-8")
+    code = (folder / "README.md").read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    lines = [
+        "import sys, json, torch",
+        "sys.modules['secure_fed'] = None  # importing it is an error",
+        code.replace("path/to/this/folder", str(folder)),
+        f"ids = torch.tensor({IDS.tolist()})",
+        "with torch.no_grad():",
+        "    print(json.dumps(model(input_ids=ids, attention_mask=(ids != 0).long()).logits.tolist()))",
+    ]
+    found = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert torch.allclose(torch.tensor(json.loads(found.stdout.splitlines()[-1])), want, atol=1e-5)
+    assert torch.allclose(scores(shown(f"```python\n{code}```", folder)), want, atol=1e-5), "nor with it"
+
+
+@pytest.mark.parametrize("pooling", ["mean", "model"])
+def test_a_model_that_was_written_goes_on_with_its_head(
+    pooling: str, small_model: Path, small_data: Path, tmp_path: Path
+) -> None:
+    done = trained(small_model, small_data, tmp_path / "run")
+    folder = done.export(tmp_path / "whole", merged=True)
+    settings = ModelConfig(name=str(folder), pooling=pooling)
+    again = loading.load(settings, build(DataConfig()), done.label_names, seed=3)
+    assert torch.allclose(scores(again.model), scores(done.model), atol=1e-5)
+    assert again.head == ("classifier.weight", "classifier.bias")
+
+
+@pytest.mark.parametrize("method", ["fedlora", "ffa_lora"])
+def test_the_gradients_of_single_examples_are_right(method: str, small_model: Path) -> None:
+    model = without_dropout(load(small_model).model)
+    assert check(model, adapted(model, method), texts()) is by_layer
+
+
+def test_its_numbers_may_be_halved(small_model: Path, small_data: Path, tmp_path: Path) -> None:
+    done = trained(small_model, small_data, tmp_path / "run", "model.dtype=bfloat16")
+    assert torch.allclose(scores(done.model).float(), scores(load_run(tmp_path / "run").model).float())
+    assert done.measured["accuracy"] >= 0
+
+
+def test_a_loss_is_there_for_who_asks(small_model: Path) -> None:
+    model = MeanPooledForSequenceClassification.from_pretrained(str(small_model), num_labels=3).eval()
+    found = model(input_ids=IDS, attention_mask=(IDS != 0).long(), labels=torch.tensor([2, 0]))
+    assert torch.allclose(found.loss, nn.functional.cross_entropy(found.logits, torch.tensor([2, 0])))
+
+
+def test_it_is_for_tasks_with_one_answer_a_text() -> None:
+    with pytest.raises(
+        ConfigError, match=r"model\.pooling .* has no effect here: it needs data\.task = 'classification'"
+    ):
+        RunConfig.from_dict({"model": {"pooling": "mean"}, "data": {"task": "tokens", "train": "x.jsonl"}})
+
+
+def test_an_encoder_with_a_decoder_is_refused(tmp_path: Path, small_tokenizer: Any) -> None:
+    shape = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
+    config = transformers.T5Config(vocab_size=len(small_tokenizer), **shape)
+    transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path)
+    small_tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="the mean over tokens is of models of one stack"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("noted", "told"),
+    [
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, True),
+        ({"pooling_mode": "mean"}, True),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, False),
+        ({"pooling_mode": "cls"}, False),
+        (None, False),
+    ],
+)
+def test_who_takes_a_sentence_encoder_is_told(
+    noted: dict[str, Any] | None, told: bool, small_model: Path, small_data: Path, tmp_path: Path
+) -> None:
+    """As sentence-transformers notes it, in its older and its newer form."""
+    folder = shutil.copytree(small_model, tmp_path / "model")
+    if noted is not None:
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps(noted), encoding="utf-8")
+    files = [f"model.name={folder}", f"data.train={small_data / 'train.jsonl'}", "federation.clients=3"]
+    warnings = [
+        Federation(RunConfig.load(None, [*files, *more])).assembly.problem.warning
+        for more in ((), ("model.pooling=mean",))
+    ]
+    assert ["model.pooling = 'mean' lets it read that" in warning for warning in warnings] == [told, False]
+
+
+def test_an_audit_knows_which_head_an_adapter_was_trained_with(
+    small_model: Path, small_data: Path, tmp_path: Path
+) -> None:
+    """PEFT would go on with new layers where a model has none of the adapter's names, and the audit would find no leak."""
+    done = trained(small_model, small_data, tmp_path / "run")
+    folder, texts_of = done.export(tmp_path / "out"), small_data / "train.jsonl"
+    asked = Asked(str(small_model), texts_of, None, DataConfig(train=str(texts_of)), adapter=folder, max_length=32)
+    assert torch.allclose(scores(opened(asked).model), scores(done.model), atol=1e-5)
+    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    (folder / "adapter_config.json").write_text(json.dumps(config | {"auto_mapping": None}), encoding="utf-8")
+    with pytest.raises(ModelError, match=r"does not fit the model .*missing adapter keys"):
+        opened(asked)
