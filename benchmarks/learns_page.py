@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from learns_tasks import LATER, PEERS, SEARCHED, defaults
+from learns_tasks import LATER, MEAN, PEERS, SEARCHED, defaults
 from timing import machine
 
 from secure_fed.methods import METHODS
@@ -126,7 +126,8 @@ def page(runs: Sequence[Run], rate_of: RateOf, best_on: BestOn) -> str:
 
 def _heads(runs: Sequence[Run]) -> str:
     """The best over rates with one rate for all that falls linearly, and with the defaults, of every method that has both."""
-    datas, lines = (*SEARCHED, *LATER), []
+    known = [data for data in (*SEARCHED, *LATER) if not data.endswith(MEAN)]  # where there was a before
+    datas, lines = known, []
     for method in METHODS:
         ways = ("linear", 1.0), defaults(method, 200)
         cells = [_pair_of(*(_best(runs, data, method, *way) for way in ways)) for data in datas]
@@ -179,12 +180,12 @@ def _beside(runs: Sequence[Run], datas: Sequence[str], rate_of: RateOf, best_on:
         cells = [_pair(found[data, method], found[data, PEERS[method]]) for data in datas]
         below = [data for data in datas if compared[data].get(method, 0) < -CLOSE]
         rate = rate_of(runs, method)
-        rows.append([f"`{method}`", f"{rate:g}" if rate else "", PEERS[method], *cells, ", ".join(below)])
+        rows.append([f"`{method}`", f"{rate:g}" if rate else "", PEERS[method], *cells, "; ".join(below)])
     near = [
         f"{sum(d >= -CLOSE for d in own.values())} of {len(own)} on {data}" for data, own in compared.items() if own
     ]
     table = "\n".join([_line(head), _line(["---"] * len(head)), *map(_line, rows)])
-    return f"Within two points of the peer, or above it: {', '.join(near)}.\n\n{table}"
+    return f"Within two points of the peer, or above it: {'; '.join(near)}.\n\n{table}"
 
 
 def _reached(runs: Sequence[Run], data: str, method: str, best_on: BestOn) -> Reached | None:

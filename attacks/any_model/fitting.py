@@ -8,6 +8,8 @@ from typing import Any
 from attacks.any_model.subject import Asked
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
+from secure_fed.export.peft_folder import on_mean_pooled
+from secure_fed.learning.models.architecture import of_text
 from secure_fed.learning.models.loading import explained, quiet
 from secure_fed.learning.models.locate import locate
 
@@ -30,13 +32,30 @@ def require_fits(config: RunConfig, asked: Asked, count: int) -> None:
             "with",
         )
     for name in _SIZES:
-        ours, theirs = (getattr(_read(one), name, None) for one in (begun, audited))
+        ours, theirs = (getattr(of_text(_read(one)), name, None) for one in (begun, audited))
         if ours != theirs:
             raise _refused(
                 begun, f"with {name} = {ours}, and {audited} has {theirs}: name the model that it began with"
             )
+    _require_head(config, asked)
     if asked.adapter is not None:
         _require_rank(config, asked)
+
+
+def _require_head(config: RunConfig, asked: Asked) -> None:
+    """Shadows whose head reads what that of the audited model reads."""
+    ours = config.model.pooling == "mean" or _means(config.model.name)
+    theirs = on_mean_pooled(asked.adapter) if asked.adapter is not None else _means(asked.model)
+    if ours != theirs:
+        wanted = "mean" if theirs else "model"
+        raise ConfigError(
+            f"--config has model.pooling = {config.model.pooling!r}, and the head of the audited model reads something else: "
+            f"set model.pooling = {wanted!r}"
+        ).about("model.pooling", config.model.pooling, f"{wanted!r}, as in the audited model")
+
+
+def _means(name: str) -> bool:
+    return bool(_read(name).model_type == "mean_pooled")
 
 
 def _require_rank(config: RunConfig, asked: Asked) -> None:

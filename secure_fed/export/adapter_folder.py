@@ -77,14 +77,15 @@ def fill(
         "label_names": list(card.label_names or _labels(model)),
         "head": list(head),
         "rounds": state.round,
-        "settings": _settings(config),
+        "settings": _settings(config, pooled=card.pooled),
     }
     (folder / TENSORS).write_bytes(state.tensors.to_bytes())
     (folder / NOTE).write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
 
 
-def _settings(config: RunConfig) -> dict[str, dict[str, Any]]:
+def _settings(config: RunConfig, *, pooled: bool) -> dict[str, dict[str, Any]]:
     sections = config.to_dict()
+    sections["model"] |= {"pooling": "mean"} if pooled else {}  # also of a model that was given in Python
     return {
         section: {name: value for name, value in sections[section].items() if name not in _LEFT_OUT.get(section, ())}
         for section in _SECTIONS

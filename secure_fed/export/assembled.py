@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from torch import nn
+
 from secure_fed.export.export import Adapted, write_adapter
 from secure_fed.export.model_card import ModelCard, run_facts
+from secure_fed.export.peft_folder import is_pooled
 from secure_fed.learning import tasks
 from secure_fed.learning.data.encode import pad_id
 from secure_fed.methods.method import State
@@ -25,11 +28,8 @@ def write(assembly: Assembly, state: State, out: Path, *, base_model: str, clien
     kept = {one.index: one.kept for one in existing(assembly.clients) if one.kept is not None}
     tensors = completed(state.tensors, config.method.personal, client, problem.names, kept)
     assembly.objective.load(tensors)
-    labels, task, configured = (
-        tuple(problem.facts["label_names"]),
-        tasks.build(config.data),
-        problem.tokenizer is not None,
-    )
+    task, configured = tasks.build(config.data), problem.tokenizer is not None
+    labels = tuple(problem.facts["label_names"]) or _named(problem.model)
     card = ModelCard(
         config.method.name,
         base_model or (config.model.name if configured else ""),
@@ -39,7 +39,7 @@ def write(assembly: Assembly, state: State, out: Path, *, base_model: str, clien
         auto=task.auto,
         settings=task.model_settings(labels) if configured else None,
         conversion=task.conversion,
-        pooled=config.model.pooling == "mean",
+        pooled=is_pooled(problem.model),
     )
     adapted = Adapted(
         config=config,
@@ -52,3 +52,10 @@ def write(assembly: Assembly, state: State, out: Path, *, base_model: str, clien
         tokenizer=problem.tokenizer,
     )
     write_adapter(out, adapted)
+
+
+def _named(model: nn.Module) -> tuple[str, ...]:
+    """The names of classes in a classifier of transformers that the user made; none in another module."""
+    names: dict[int, str] = getattr(getattr(model, "config", None), "id2label", None) or {}
+    classifies = type(model).__name__.endswith("ForSequenceClassification")
+    return tuple(str(names[index]) for index in sorted(names)) if classifies else ()

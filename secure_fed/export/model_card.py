@@ -29,7 +29,7 @@ class ModelCard:
     pad_token_id: given where the base model has none of its own and needs one (decoders). auto: the Auto class of transformers
     that loads the model; settings: what its configuration is told, the names of labels if nothing is said. conversion: a
     sentence on how an answer is made of the model's scores, where they are not the answer themselves. pooled: whether the head
-    reads the mean over tokens (`model.pooling`).
+    reads the mean over tokens, by secure-fed's own class.
     """
 
     title: str
@@ -89,7 +89,8 @@ class ModelCard:
         labels = {"labels": ", ".join(self.label_names)} if self.label_names else {}
         nowhere_else = kind == "merged" and Path(self.base_model).is_absolute()  # a path says nothing to others
         base = Path(self.base_model).name if nowhere_else else self.base_model
-        rows = {"base model": base or "a module of one's own", **self.facts, **labels}
+        read = {"the head reads": "the mean over tokens"} if self.pooled else {}
+        rows = {"base model": base or "a module of one's own", **read, **self.facts, **labels}
         return {name: value for name, value in rows.items() if name != _PRIVACY}
 
     def _privacy(self) -> list[str]:

@@ -54,8 +54,8 @@ def _config(
     names = _names_outside(model, places)
     endings = sorted({name.rpartition(".")[2] for name in adapted})
     pattern = "|".join(re.escape(name) for name in sorted(adapted))
-    kind = type(model).__name__  # with a task, PEFT would look for a class of transformers' own
-    tasks = ("SEQ_CLS", None) if kind.endswith("ForSequenceClassification") and kind != POOLED else (None,)
+    of_transformers = type(model).__name__.endswith("ForSequenceClassification") and not is_pooled(model)
+    tasks = ("SEQ_CLS", None) if of_transformers else (None,)
     for task in tasks:
         saved = _untied(model, _head_modules(head, _PEFT_HEADS if task else ()))
         for modules in (saved, []):  # not named, PEFT loads the head's tensors as the base model's own
@@ -69,10 +69,14 @@ def _config(
     raise ModelError(f"PEFT cannot name the adapted layers of {type(model).__name__} apart: export it merged")
 
 
+def is_pooled(model: nn.Module) -> bool:
+    """Whether a model is `MeanPooledForSequenceClassification`, from this package or from the copy of its file in a folder."""
+    return type(model).__name__ == POOLED
+
+
 def _ours(model: nn.Module) -> dict[str, str] | None:
     """Where AutoPeftModel finds the base model's class, if that is secure-fed's own."""
-    name = type(model).__name__
-    return {"base_model_class": name, "parent_library": "secure_fed"} if name == POOLED else None
+    return {"base_model_class": POOLED, "parent_library": "secure_fed"} if is_pooled(model) else None
 
 
 def on_mean_pooled(folder: Path) -> bool:

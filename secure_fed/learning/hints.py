@@ -6,16 +6,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from secure_fed.config import RunConfig
 from secure_fed.learning import tasks
 from secure_fed.learning.data.encode import Encoded
-from secure_fed.learning.models.architecture import means_tokens
+from secure_fed.learning.models.architecture import means_tokens, reads_the_mean
 
 _MANY_UNKNOWN, _MANY_CUT = 0.2, 0.02
 
 
-def warnings(config: RunConfig, encoded: Encoded, which: str, tokenizer: Any) -> Iterator[str]:
+def warnings(config: RunConfig, encoded: Encoded, which: str, tokenizer: Any, model: nn.Module) -> Iterator[str]:
     """Warnings if many tokens are unknown to the tokenizer, so that examples look alike, if many texts are cut, or if the head
     reads another token than the mean that the model was made for.
 
@@ -33,6 +34,6 @@ def warnings(config: RunConfig, encoded: Encoded, which: str, tokenizer: Any) ->
     if cut >= _MANY_CUT:
         yield f"{cut:.0%} of the {which} texts are cut after model.max_length = {most} tokens; raise it if their ends matter"
     of_whole_texts = tasks.build(config.data).auto == "AutoModelForSequenceClassification"
-    if of_whole_texts and config.model.pooling == "model" and means_tokens(config.model.name):
+    if of_whole_texts and not reads_the_mean(model) and means_tokens(config.model.name):
         read = "a sentence encoder, whose mean over tokens says most of a text, and the head reads something else of it"
         yield f"{config.model.name} is {read}; model.pooling = 'mean' lets it read that"

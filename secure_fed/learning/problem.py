@@ -118,7 +118,7 @@ def configured(config: RunConfig) -> Problem:
         unit_digest=fingerprint.of_units(*division.units(config, source, divided)) if private else "",
         commonest=Commonest.among(task.counted(source.test)) if is_declared(source.tested) or not private else None,
         warning="; and ".join(
-            warnings(config, test if private else encoded, "test" if private else "training", tokenizer)
+            warnings(config, test if private else encoded, "test" if private else "training", tokenizer, loaded.model)
         ),
     )
 

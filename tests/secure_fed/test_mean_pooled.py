@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ import transformers
 from peft import AutoPeftModel
 from torch import nn
 
+from attacks.any_model.fitting import require_fits
 from attacks.any_model.subject import Asked, opened
 from secure_fed import Federation, MeanPooledForSequenceClassification, RunConfig, load_run
 from secure_fed.config import DataConfig, ModelConfig
@@ -138,6 +140,23 @@ def test_a_model_that_was_written_goes_on_with_its_head(
     again = loading.load(settings, build(DataConfig()), done.label_names, seed=3)
     assert torch.allclose(scores(again.model), scores(done.model), atol=1e-5)
     assert again.head == ("classifier.weight", "classifier.bias")
+    later = trained(folder, small_data, tmp_path / "later", f"model.pooling={pooling}")
+    for merged in (False, True):
+        out = later.export(tmp_path / f"out-{merged}", merged=merged)
+        found = scores(shown((out / "README.md").read_text(encoding="utf-8"), out))
+        assert torch.allclose(found, scores(later.model), atol=1e-5)
+        assert "| the head reads | the mean over tokens |" in (out / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("method", ["fedlora", "ia3"])
+def test_a_classifier_given_in_python_is_exported_as_what_it_is(method: str, small_model: Path, tmp_path: Path) -> None:
+    model = MeanPooledForSequenceClassification.from_pretrained(small_model, num_labels=3)
+    config = RunConfig.from_dict({"method": {"name": method}, "federation": {"rounds": 1}, "training": {"lr": 0.05}})
+    federation = Federation(config, model=model, train=[texts(8), texts(8)], test=texts(4))
+    state = federation.run().state
+    federation.export(state, tmp_path / "out", base_model=str(small_model))
+    found = shown((tmp_path / "out" / "README.md").read_text(encoding="utf-8"), tmp_path / "out")
+    assert torch.allclose(scores(found), scores(federation.assembly.problem.model), atol=1e-5)
 
 
 @pytest.mark.parametrize("method", ["fedlora", "ffa_lora"])
@@ -147,15 +166,45 @@ def test_the_gradients_of_single_examples_are_right(method: str, small_model: Pa
 
 
 def test_its_numbers_may_be_halved(small_model: Path, small_data: Path, tmp_path: Path) -> None:
+    """And doubled again: a folder is loaded in the type asked for, whatever it was saved in."""
     done = trained(small_model, small_data, tmp_path / "run", "model.dtype=bfloat16")
-    assert torch.allclose(scores(done.model).float(), scores(load_run(tmp_path / "run").model).float())
-    assert done.measured["accuracy"] >= 0
+    assert {parameter.dtype for parameter in done.model.parameters()} >= {torch.bfloat16}
+    folder = done.export(tmp_path / "whole", merged=True)
+    shown((folder / "README.md").read_text(encoding="utf-8"), folder)
+    for dtype in (torch.float32, torch.bfloat16):
+        found = transformers.AutoModelForSequenceClassification.from_pretrained(folder, dtype=dtype)
+        assert {parameter.dtype for parameter in found.parameters()} == {dtype}
+        assert torch.allclose(scores(found).float(), scores(done.model).float(), atol=0.02)
 
 
 def test_a_loss_is_there_for_who_asks(small_model: Path) -> None:
     model = MeanPooledForSequenceClassification.from_pretrained(str(small_model), num_labels=3).eval()
     found = model(input_ids=IDS, attention_mask=(IDS != 0).long(), labels=torch.tensor([2, 0]))
     assert torch.allclose(found.loss, nn.functional.cross_entropy(found.logits, torch.tensor([2, 0])))
+    assert torch.equal(model(input_ids=IDS, attention_mask=(IDS != 0).long(), return_dict=False)[0], found.logits)
+
+
+def test_it_is_loaded_as_models_of_transformers_are(small_model: Path) -> None:
+    """Settings of the configuration and of the base model, in evaluation mode, and with its base's name for PEFT."""
+    given = {"id2label": {0: "calm", 1: "wild", 2: "other"}, "attn_implementation": "eager", "dtype": "bfloat16"}
+    model = MeanPooledForSequenceClassification.from_pretrained(small_model, **given)
+    assert model.config.id2label == given["id2label"]
+    assert model.encoder.config._attn_implementation == "eager"
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert not any(module.training for module in model.modules())
+    assert model.name_or_path == str(small_model)
+    config = transformers.AutoConfig.from_pretrained(small_model, num_labels=5)
+    assert MeanPooledForSequenceClassification.from_pretrained(small_model, config=config).config.num_labels == 5
+
+
+def test_the_second_text_of_a_pair_is_told_from_the_first(small_model: Path) -> None:
+    """By the name of the argument, since transformers' Trainer leaves out columns that `forward` does not name."""
+    model = load(small_model).model.eval()
+    kinds = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 0, 0]])
+    assert "token_type_ids" in inspect.signature(model.forward).parameters
+    with torch.no_grad():
+        found = model(input_ids=IDS, attention_mask=(IDS != 0).long(), token_type_ids=kinds).logits
+    assert not torch.allclose(found, scores(model), atol=1e-5)
 
 
 def test_it_is_for_tasks_with_one_answer_a_text() -> None:
@@ -181,11 +230,12 @@ def test_an_encoder_with_a_decoder_is_refused(tmp_path: Path, small_tokenizer: A
         ({"pooling_mode": "mean"}, True),
         ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, False),
         ({"pooling_mode": "cls"}, False),
+        ([], False),
         (None, False),
     ],
 )
 def test_who_takes_a_sentence_encoder_is_told(
-    noted: dict[str, Any] | None, told: bool, small_model: Path, small_data: Path, tmp_path: Path
+    noted: object, told: bool, small_model: Path, small_data: Path, tmp_path: Path
 ) -> None:
     """As sentence-transformers notes it, in its older and its newer form."""
     folder = shutil.copytree(small_model, tmp_path / "model")
@@ -212,3 +262,32 @@ def test_an_audit_knows_which_head_an_adapter_was_trained_with(
     (folder / "adapter_config.json").write_text(json.dumps(config | {"auto_mapping": None}), encoding="utf-8")
     with pytest.raises(ModelError, match=r"does not fit the model .*missing adapter keys"):
         opened(asked)
+
+
+def test_a_model_of_transformers_that_reads_the_mean_is_left_alone(
+    small_data: Path, small_tokenizer: Any, tmp_path: Path
+) -> None:
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    special = {f"{name}_token_id": 0 for name in ("pad", "bos", "eos", "cls", "sep")}
+    config = transformers.ModernBertConfig(
+        vocab_size=len(small_tokenizer), classifier_pooling="mean", **shape, **special
+    )
+    transformers.ModernBertModel(config).save_pretrained(tmp_path / "model")
+    small_tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "1_Pooling").mkdir()
+    (tmp_path / "model" / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean"}', encoding="utf-8")
+    files = [f"model.name={tmp_path / 'model'}", f"data.train={small_data / 'train.jsonl'}", "federation.clients=3"]
+    federation = Federation(RunConfig.load(None, files))
+    assert "model.pooling" not in federation.assembly.problem.warning
+
+
+def test_shadows_have_the_head_of_the_audited_model(small_model: Path, small_data: Path, tmp_path: Path) -> None:
+    done = trained(small_model, small_data, tmp_path / "run")
+    folder, whole = done.export(tmp_path / "out"), done.export(tmp_path / "whole", merged=True)
+    texts_of = small_data / "train.jsonl"
+    of_adapter = Asked(str(small_model), texts_of, None, DataConfig(), adapter=folder)
+    of_whole = Asked(str(whole), texts_of, None, DataConfig())
+    for asked in (of_adapter, of_whole):
+        require_fits(RunConfig.from_dict({"model": {"name": str(small_model), "pooling": "mean"}}), asked, 4)
+        with pytest.raises(ConfigError, match=r"set model\.pooling = 'mean'"):
+            require_fits(RunConfig.from_dict({"model": {"name": str(small_model)}}), asked, 4)

@@ -24,9 +24,20 @@ def width_of(config: Any) -> int | None:
     return width if isinstance(width, int) else None
 
 
+def name_of(model: nn.Module) -> str:
+    """The name of its class; of the base model's, where the head is ours (`mean_pooled`)."""
+    ours = getattr(getattr(model, "config", None), "model_type", None) == "mean_pooled"
+    return type(model.get_submodule("encoder") if ours else model).__name__
+
+
 def kind_of(model: nn.Module) -> str:
     """The architecture, such as "bert", by which PEFT knows which layers to adapt; "" of a module without a configuration."""
     return str(getattr(of_text(getattr(model, "config", None)), "model_type", ""))
+
+
+def reads_the_mean(model: nn.Module) -> bool:
+    """Whether a classifier's head reads the mean over tokens: ours (`mean_pooled`) or one of transformers'."""
+    return getattr(getattr(model, "config", None), "classifier_pooling", None) == "mean"
 
 
 def positions_of(model: nn.Module) -> int | None:
@@ -46,6 +57,8 @@ def means_tokens(name: str) -> bool:
     try:
         noted = json.loads(Path(str(cached_file(locate(name), _POOLING))).read_text(encoding="utf-8"))
     except (OSError, ValueError):
+        return False
+    if not isinstance(noted, dict):
         return False
     of_old = noted.get("pooling_mode_mean_tokens") and not noted.get("pooling_mode_cls_token")
     return bool(noted.get("pooling_mode", "mean" if of_old else "") == "mean")

@@ -24,14 +24,14 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.modeling_outputs import SequenceClassifierOutput
-
-_HUB = ("revision", "token", "cache_dir", "local_files_only", "force_download", "subfolder")
+from transformers.utils.generic import can_return_tuple
 
 
 class MeanPooledConfig(PreTrainedConfig):
     """text_config: of the base model. The rest, such as the names of classes, is as every configuration has it."""
 
     model_type = "mean_pooled"
+    sub_configs = {"text_config": AutoConfig}  # noqa: RUF012  # as transformers declares it
 
     def __init__(self, text_config: PreTrainedConfig | dict[str, Any] | None = None, **settings: Any) -> None:
         if isinstance(text_config, dict):
@@ -46,42 +46,56 @@ class MeanPooledForSequenceClassification(PreTrainedModel):
 
     config_class = MeanPooledConfig
     base_model_prefix = "encoder"
+    supports_gradient_checkpointing = True
     _supports_sdpa = _supports_flash_attn = _supports_attention_backend = True
 
     def __init__(self, config: MeanPooledConfig, encoder: nn.Module | None = None) -> None:
         super().__init__(config)
-        self.encoder: Any = AutoModel.from_config(config.text_config) if encoder is None else encoder
+        dtype = torch.get_default_dtype()  # that of the head, whatever the base model was saved in
+        self.encoder: Any = AutoModel.from_config(config.text_config, dtype=dtype) if encoder is None else encoder
         if getattr(self.encoder, "pooler", None) is not None:
             self.encoder.pooler = None  # nothing reads it
-        self.classifier = nn.Linear(config.text_config.hidden_size, len(config.id2label or ()))
+        self.classifier = nn.Linear(config.text_config.get_text_config().hidden_size, len(config.id2label or ()))
         nn.init.normal_(self.classifier.weight, std=0.02)
         nn.init.zeros_(self.classifier.bias)
         self.post_init()  # type: ignore[no-untyped-call]
 
     @classmethod
     def from_pretrained(  # type: ignore[override]  # a pair, if asked for
-        cls, name: Any, *rest: Any, output_loading_info: bool = False, **settings: Any
+        cls, name: Any, *rest: Any, config: Any = None, output_loading_info: bool = False, **settings: Any
     ) -> Any:
         """The classifier in a folder or on the Hub, or, where there is another model, a new head on its base.
 
         settings: as every `from_pretrained` takes them, for instance `id2label`. With output_loading_info a pair: the
         classifier, and what its weights lack and have too many, by its own names.
         """
-        hub = {key: settings.pop(key) for key in _HUB if key in settings}
-        base = settings.get("config") or AutoConfig.from_pretrained(name, **hub)
+        hub = {key: value for key, value in settings.items() if key in _HUB}
+        base = config if config is not None else AutoConfig.from_pretrained(name, **hub)
         if isinstance(base, MeanPooledConfig):
-            return super().from_pretrained(name, *rest, output_loading_info=output_loading_info, **hub, **settings)
+            return super().from_pretrained(
+                name, *rest, config=config, output_loading_info=output_loading_info, **settings
+            )
         if base.is_encoder_decoder:
             raise ValueError("it has an encoder and a decoder, and the mean over tokens is of models of one stack")
         settings.pop("ignore_mismatched_sizes", None)  # the head is new whatever its size
-        dtype = settings.pop("dtype", torch.float32)
-        encoder, info = AutoModel.from_pretrained(name, dtype=dtype, output_loading_info=True, **hub)
-        encoder.config.name_or_path = ""  # which may be a folder, and would be saved
-        model = cls(MeanPooledConfig(encoder.config, dtype=dtype, **settings), encoder).to(dtype)
-        if not output_loading_info:
-            return model
-        own = {known for known, _ in model.named_parameters()}
-        info["missing_keys"] = {f"encoder.{key}" for key in info["missing_keys"]} & own
+        model, info = cls._on_base(name, base, settings | ({} if config is None else {"config": config}))
+        return (model, info) if output_loading_info else model
+
+    @classmethod
+    def _on_base(cls, name: Any, base: PreTrainedConfig, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """A new head on a base model, and what that lacks. settings: of the head's configuration, of the base, or of both."""
+        told: dict[str, Any] = {"text_config": base}
+        if not settings.keys() & {"num_labels", "id2label"}:
+            told |= {"id2label": base.id2label, "label2id": base.label2id}
+        own, others = MeanPooledConfig.from_dict(told, return_unused_kwargs=True, **settings)
+        both = {key: settings[key] for key in ("attn_implementation", "dtype") if key in settings}
+        encoder, info = AutoModel.from_pretrained(name, output_loading_info=True, **others | both)
+        own.text_config, own.name_or_path = encoder.config, str(name)
+        encoder.config.name_or_path = ""  # which would be saved
+        model: Any = cls(own, encoder)
+        model.to(device=encoder.device, dtype=encoder.dtype).eval()
+        there = {known for known, _ in model.named_parameters()}
+        info["missing_keys"] = {f"encoder.{key}" for key in info["missing_keys"]} & there
         return model, info
 
     def get_input_embeddings(self) -> nn.Module:
@@ -91,16 +105,21 @@ class MeanPooledForSequenceClassification(PreTrainedModel):
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.encoder.set_input_embeddings(value)
 
+    @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        **inputs: Any,
+        **others: Any,
     ) -> SequenceClassifierOutput:
         """Scores (B, classes) of texts (B, T), and the loss where labels are given."""
-        inputs["return_dict"] = True
-        found = self.encoder(input_ids=input_ids, attention_mask=attention_mask, **inputs)
+        named = {"token_type_ids": token_type_ids, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
+        others |= {key: value for key, value in named.items() if value is not None}  # not every base model takes each
+        found = self.encoder(input_ids=input_ids, attention_mask=attention_mask, **others)
         logits = self.classifier(pooled(found.last_hidden_state, attention_mask))
         loss = None if labels is None else self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
         seen = {name: found.get(name) for name in ("hidden_states", "attentions")}
@@ -114,6 +133,8 @@ def pooled(hidden: Tensor, mask: Tensor | None) -> Tensor:
     counted = mask.to(hidden.dtype).unsqueeze(-1)
     return (hidden * counted).sum(1) / counted.sum(1).clamp(min=1)
 
+
+_HUB = ("revision", "token", "cache_dir", "local_files_only", "force_download", "subfolder")
 
 AutoConfig.register(MeanPooledConfig.model_type, MeanPooledConfig, exist_ok=True)
 AutoModelForSequenceClassification.register(MeanPooledConfig, MeanPooledForSequenceClassification, exist_ok=True)

@@ -18,6 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from secure_fed.errors import MethodError
 from secure_fed.learning.models.adapters.targets import matrix_shape
+from secure_fed.learning.models.architecture import name_of
 
 CHILD = "adapter"  # one name for all modules of `insert`, so that a second adapter at a place is noticed
 
@@ -47,7 +48,7 @@ def places(model: nn.Module) -> list[Place]:
     ]
     if not found:
         raise MethodError(
-            f"no attention and feed-forward blocks are known in {type(model).__name__}, behind which an adapter could stand: "
+            f"no attention and feed-forward blocks are known in {name_of(model)}, behind which an adapter could stand: "
             "choose a method on LoRA, which takes method.target_modules"
         )
     return sorted(found, key=lambda place: (place.layer, place.block))

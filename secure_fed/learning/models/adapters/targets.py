@@ -11,7 +11,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from transformers.pytorch_utils import Conv1D
 
 from secure_fed.errors import ConfigError, MethodError
-from secure_fed.learning.models.architecture import kind_of
+from secure_fed.learning.models.architecture import kind_of, name_of
 
 ALL_LINEAR = "all-linear"
 
@@ -72,7 +72,7 @@ def _default(model: nn.Module, free: Mapping[str, nn.Module]) -> tuple[str, ...]
         if all(any(ends(name, ending) for name in free) for ending in endings):
             return endings
     raise MethodError(
-        f"no query and value layers are known for {type(model).__name__}: "
+        f"no query and value layers are known for {name_of(model)}: "
         f"set method.target_modules, for example to {_examples(free)}"
     )
 
