@@ -33,9 +33,9 @@ def test_the_recipes_of_choosing_are_configurations() -> None:
     page = (EXAMPLES.parent / "docs" / "choosing.md").read_text(encoding="utf-8")
     recipes = [RunConfig.from_dict(tomllib.loads(text)) for text in re.findall(r"```toml\n(.*?)```", page, re.DOTALL)]
     assert [(recipe.privacy.unit, build(recipe).card.name) for recipe in recipes] == [
-        ("example", "fedft"),
+        ("example", "head"),
         ("example", "federa"),
-        ("client", "fedft"),
+        ("client", "head"),
         ("client", "federa"),
     ]
 
