@@ -35,5 +35,5 @@ def warnings(config: RunConfig, encoded: Encoded, which: str, tokenizer: Any, mo
         yield f"{cut:.0%} of the {which} texts are cut after model.max_length = {most} tokens; raise it if their ends matter"
     of_whole_texts = tasks.build(config.data).auto == "AutoModelForSequenceClassification"
     if of_whole_texts and not reads_the_mean(model) and means_tokens(config.model.name):
-        read = "a sentence encoder, whose mean over tokens says most of a text, and the head reads something else of it"
-        yield f"{config.model.name} is {read}; model.pooling = 'mean' lets it read that"
+        made = "a sentence encoder, made for the mean over its tokens, and the head reads something else"
+        yield f"{config.model.name} is {made}; set model.pooling = 'mean'"

@@ -247,7 +247,7 @@ def test_who_takes_a_sentence_encoder_is_told(
         Federation(RunConfig.load(None, [*files, *more])).assembly.problem.warning
         for more in ((), ("model.pooling=mean",))
     ]
-    assert ["model.pooling = 'mean' lets it read that" in warning for warning in warnings] == [told, False]
+    assert ["set model.pooling = 'mean'" in warning for warning in warnings] == [told, False]
 
 
 def test_an_audit_knows_which_head_an_adapter_was_trained_with(
