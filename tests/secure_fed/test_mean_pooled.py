@@ -22,6 +22,7 @@ from secure_fed import Federation, MeanPooledForSequenceClassification, RunConfi
 from secure_fed.config import DataConfig, ModelConfig
 from secure_fed.errors import ConfigError, ModelError
 from secure_fed.learning.models import loading
+from secure_fed.learning.models.mean_pooled import MeanPooledConfig
 from secure_fed.learning.tasks import build
 from secure_fed.learning.training.per_example import by_layer
 from secure_fed.methods import METHODS
@@ -175,6 +176,9 @@ def test_its_numbers_may_be_halved(small_model: Path, small_data: Path, tmp_path
         found = transformers.AutoModelForSequenceClassification.from_pretrained(folder, dtype=dtype)
         assert {parameter.dtype for parameter in found.parameters()} == {dtype}
         assert torch.allclose(scores(found).float(), scores(done.model).float(), atol=0.02)
+    of_halves = MeanPooledConfig(transformers.AutoConfig.from_pretrained(small_model, dtype="bfloat16"))
+    made = MeanPooledForSequenceClassification(of_halves)
+    assert {parameter.dtype for parameter in made.parameters()} == {torch.float32}, "in torch's own, as any module"
 
 
 def test_a_loss_is_there_for_who_asks(small_model: Path) -> None:
