@@ -9,7 +9,7 @@ from attacks.any_model.subject import Asked
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.export.peft_folder import on_mean_pooled
-from secure_fed.learning.models.architecture import of_text
+from secure_fed.learning.models.architecture import is_pooled, of_text
 from secure_fed.learning.models.loading import explained, quiet
 from secure_fed.learning.models.locate import locate
 
@@ -44,18 +44,14 @@ def require_fits(config: RunConfig, asked: Asked, count: int) -> None:
 
 def _require_head(config: RunConfig, asked: Asked) -> None:
     """Shadows whose head reads what that of the audited model reads."""
-    ours = config.model.pooling == "mean" or _means(config.model.name)
-    theirs = on_mean_pooled(asked.adapter) if asked.adapter is not None else _means(asked.model)
+    ours = config.model.pooling == "mean" or is_pooled(_read(config.model.name))
+    theirs = on_mean_pooled(asked.adapter) if asked.adapter is not None else is_pooled(_read(asked.model))
     if ours != theirs:
         wanted = "mean" if theirs else "model"
         raise ConfigError(
             f"--config has model.pooling = {config.model.pooling!r}, and the head of the audited model reads something else: "
             f"set model.pooling = {wanted!r}"
         ).about("model.pooling", config.model.pooling, f"{wanted!r}, as in the audited model")
-
-
-def _means(name: str) -> bool:
-    return bool(_read(name).model_type == "mean_pooled")
 
 
 def _require_rank(config: RunConfig, asked: Asked) -> None:

@@ -10,7 +10,7 @@ A method's `prepare` puts its layers into the base model anew, and the tensors g
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from secure_fed.config import DataConfig, ModelConfig, RunConfig
 from secure_fed.errors import ConfigError, ModelError, plainly
 from secure_fed.export.model_card import ModelCard
 from secure_fed.learning import tasks
+from secure_fed.learning.models.architecture import class_names
 from secure_fed.learning.models.loading import digest_of, load
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.local import Objective
@@ -74,7 +75,7 @@ def fill(
         "task": config.data.task,
         "base_digest": digest_of(model, state.tensors),
         "given": given,
-        "label_names": list(card.label_names or _labels(model)),
+        "label_names": list(card.label_names or class_names(model)),
         "head": list(head),
         "rounds": state.round,
         "settings": _settings(config, pooled=card.pooled),
@@ -183,9 +184,3 @@ def _require_head(path: Path, note: Note, base: nn.Module) -> None:
             f"{path} holds an adapter of a model with {missing[0]}, which this {type(base).__name__} has not: "
             "give the base model it was trained on"
         )
-
-
-def _labels(model: nn.Module) -> list[str]:
-    """The names of classes in a transformers model of the user's own."""
-    names: Mapping[int, str] = getattr(getattr(model, "config", None), "id2label", None) or {}
-    return [str(names[index]) for index in sorted(names)]

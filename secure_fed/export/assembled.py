@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from torch import nn
-
 from secure_fed.export.export import Adapted, write_adapter
 from secure_fed.export.model_card import ModelCard, run_facts
-from secure_fed.export.peft_folder import is_pooled
 from secure_fed.learning import tasks
 from secure_fed.learning.data.encode import pad_id
+from secure_fed.learning.models.architecture import class_names, is_pooled
 from secure_fed.methods.method import State
 from secure_fed.rounds.personal import completed
 from secure_fed.rounds.registered import existing
@@ -29,7 +27,8 @@ def write(assembly: Assembly, state: State, out: Path, *, base_model: str, clien
     tensors = completed(state.tensors, config.method.personal, client, problem.names, kept)
     assembly.objective.load(tensors)
     task, configured = tasks.build(config.data), problem.tokenizer is not None
-    labels = tuple(problem.facts["label_names"]) or _named(problem.model)
+    classifies = type(problem.model).__name__.endswith("ForSequenceClassification")
+    labels = tuple(problem.facts["label_names"]) or (class_names(problem.model) if classifies else ())
     card = ModelCard(
         config.method.name,
         base_model or (config.model.name if configured else ""),
@@ -39,7 +38,7 @@ def write(assembly: Assembly, state: State, out: Path, *, base_model: str, clien
         auto=task.auto,
         settings=task.model_settings(labels) if configured else None,
         conversion=task.conversion,
-        pooled=is_pooled(problem.model),
+        pooled=is_pooled(getattr(problem.model, "config", None)),
     )
     adapted = Adapted(
         config=config,
@@ -52,10 +51,3 @@ def write(assembly: Assembly, state: State, out: Path, *, base_model: str, clien
         tokenizer=problem.tokenizer,
     )
     write_adapter(out, adapted)
-
-
-def _named(model: nn.Module) -> tuple[str, ...]:
-    """The names of classes in a classifier of transformers that the user made; none in another module."""
-    names: dict[int, str] = getattr(getattr(model, "config", None), "id2label", None) or {}
-    classifies = type(model).__name__.endswith("ForSequenceClassification")
-    return tuple(str(names[index]) for index in sorted(names)) if classifies else ()

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Collection, Sequence, Set
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -18,6 +19,7 @@ from transformers.pytorch_utils import Conv1D
 
 from secure_fed.errors import ModelError
 from secure_fed.learning.models.adapters.lora import LoraAdapter, LoraForm
+from secure_fed.learning.models.architecture import is_pooled
 from secure_fed.learning.models.locate import locate
 from secure_fed.learning.models.mean_pooled import MeanPooledForSequenceClassification
 
@@ -54,14 +56,15 @@ def _config(
     names = _names_outside(model, places)
     endings = sorted({name.rpartition(".")[2] for name in adapted})
     pattern = "|".join(re.escape(name) for name in sorted(adapted))
-    of_transformers = type(model).__name__.endswith("ForSequenceClassification") and not is_pooled(model)
+    base = getattr(model, "config", None)
+    of_transformers = type(model).__name__.endswith("ForSequenceClassification") and not is_pooled(base)
     tasks = ("SEQ_CLS", None) if of_transformers else (None,)
     for task in tasks:
         saved = _untied(model, _head_modules(head, _PEFT_HEADS if task else ()))
         for modules in (saved, []):  # not named, PEFT loads the head's tensors as the base model's own
             for targets in (endings, pattern):
                 config = form.adapter.peft_config(targets, modules_to_save=modules, base_model=base_model)
-                config.task_type, config.inference_mode, config.auto_mapping = task, True, _ours(model)
+                config.task_type, config.inference_mode, config.auto_mapping = task, True, _ours(base)
                 config.fan_in_fan_out = _is_transposed(model, adapted)
                 config.rank_pattern, config.alpha_pattern = _patterns(form)
                 if _matches(config, names) == adapted and _holds_only(saved, _wrapped(config, names)):
@@ -69,14 +72,9 @@ def _config(
     raise ModelError(f"PEFT cannot name the adapted layers of {type(model).__name__} apart: export it merged")
 
 
-def is_pooled(model: nn.Module) -> bool:
-    """Whether a model is `MeanPooledForSequenceClassification`, from this package or from the copy of its file in a folder."""
-    return type(model).__name__ == POOLED
-
-
-def _ours(model: nn.Module) -> dict[str, str] | None:
-    """Where AutoPeftModel finds the base model's class, if that is secure-fed's own."""
-    return {"base_model_class": POOLED, "parent_library": "secure_fed"} if is_pooled(model) else None
+def _ours(config: Any) -> dict[str, str] | None:
+    """The class by which AutoPeftModel loads the base model, if that is secure-fed's own; config: of the base model."""
+    return {"base_model_class": POOLED, "parent_library": "secure_fed"} if is_pooled(config) else None
 
 
 def on_mean_pooled(folder: Path) -> bool:

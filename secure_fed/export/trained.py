@@ -17,11 +17,11 @@ from secure_fed.export.adapter_folder import base_model
 from secure_fed.export.export import Adapted, write_adapter, write_merged
 from secure_fed.export.generation import chooser, continued
 from secure_fed.export.model_card import ModelCard, run_facts
-from secure_fed.export.peft_folder import is_pooled
 from secure_fed.learning import tasks
 from secure_fed.learning.data.encode import batches, pad_id
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.models import loading
+from secure_fed.learning.models.architecture import is_pooled
 from secure_fed.learning.models.loading import digest_of, head_of
 from secure_fed.learning.problem import GIVEN
 from secure_fed.learning.tasks import classification
@@ -73,7 +73,7 @@ class Trained:
             task.auto,
             task.model_settings(self.label_names),
             task.conversion,
-            is_pooled(self.model),
+            is_pooled(self.model.config),
         )
 
     @torch.no_grad()

@@ -34,6 +34,8 @@ def test_release_spaces_are_counted_on_a_model(
         "there are no prefixes here, and sketches are wider than 64"
     )
     head = 64 * 2 + 2 + 64 * 64 + 64
+    pooled = spaces(str(tmp_path / "model"), "mean", SETTING, target, Possible())
+    assert {row.numbers - found[row.method].numbers for row in pooled} == {64 * 2 + 2 - head}, "the pooler is gone"
     rank = RunConfig().method.rank
     assert found["ffa_lora"].numbers == 4 * 64 * rank + head
     assert found["fra_lora"].numbers == 4 * (2 * 64 * rank - rank * rank) + head

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,20 @@ def width_of(config: Any) -> int | None:
     return width if isinstance(width, int) else None
 
 
+def is_pooled(config: Any) -> bool:
+    """Whether a configuration is of the classifier in `mean_pooled`, whose head reads the mean over tokens."""
+    return getattr(config, "model_type", None) == "mean_pooled"
+
+
+def class_names(model: nn.Module) -> tuple[str, ...]:
+    """The names of classes that a model's configuration has, in order; none of a module without one."""
+    names: Mapping[int, str] = getattr(getattr(model, "config", None), "id2label", None) or {}
+    return tuple(str(names[index]) for index in sorted(names))
+
+
 def name_of(model: nn.Module) -> str:
-    """The name of its class; of the base model's, where the head is ours (`mean_pooled`)."""
-    ours = getattr(getattr(model, "config", None), "model_type", None) == "mean_pooled"
+    """The name of a model's class; of its base model's, where the head is ours (`mean_pooled`)."""
+    ours = is_pooled(getattr(model, "config", None))
     return type(model.get_submodule("encoder") if ours else model).__name__
 
 
