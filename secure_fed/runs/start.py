@@ -13,6 +13,7 @@ from secure_fed.learning.models.loading import digest_of
 from secure_fed.learning.problem import Problem
 from secure_fed.learning.training.beside import copies_on
 from secure_fed.learning.training.local import Objective
+from secure_fed.learning.training.read_once import read_once
 from secure_fed.methods.method import Method, RoundPlan, State, loss_of
 from secure_fed.rounds.cohort import cohort_sampler, vacancies
 from secure_fed.rounds.personal import personal_names
@@ -75,5 +76,6 @@ def _objective(config: RunConfig, problem: Problem, method: Method) -> Objective
     device = next(problem.model.parameters()).device
     longest = None if problem.tokenizer is None else config.model.max_length  # texts that are given are not cut
     objective = Objective(problem.model, loss_of(method, problem.loss), device, longest=longest)
+    read_once(problem.model, objective.longest)
     objective.beside = copies_on(objective, find_devices(config.model.device)[1:])
     return objective

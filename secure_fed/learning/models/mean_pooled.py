@@ -119,11 +119,16 @@ class MeanPooledForSequenceClassification(PreTrainedModel):
         """Scores (B, classes) of texts (B, T), and the loss where labels are given."""
         named = {"token_type_ids": token_type_ids, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
         others |= {key: value for key, value in named.items() if value is not None}  # not every base model takes each
-        found = self.encoder(input_ids=input_ids, attention_mask=attention_mask, **others)
-        logits = self.classifier(pooled(found.last_hidden_state, attention_mask))
+        mean, found = self.read(input_ids=input_ids, attention_mask=attention_mask, **others)
+        logits = self.classifier(mean)
         loss = None if labels is None else self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
         seen = {name: found.get(name) for name in ("hidden_states", "attentions")}
         return SequenceClassifierOutput(loss=loss, logits=logits, **seen)
+
+    def read(self, **inputs: Any) -> tuple[Tensor, Any]:
+        """(B, d) the mean over each text's tokens, and all that the base model gives."""
+        found = self.encoder(**inputs)
+        return pooled(found.last_hidden_state, inputs["attention_mask"]), found
 
 
 def pooled(hidden: Tensor, mask: Tensor | None) -> Tensor:

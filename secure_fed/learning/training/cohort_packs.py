@@ -110,7 +110,7 @@ class Public:
         (collate, sizes), at = self._shapes(kind, entries[0][1]), 0
         width = kind.width if isinstance(kind, Padded) else _UNKNOWN
         while at < len(entries):
-            size = _next(sizes, len(entries) - at, width)
+            size = next_size(sizes, len(entries) - at, width)
             some = entries[at : at + size]
             at += len(some)
             filled = [*some, *[some[0]] * (size - len(some))]
@@ -147,7 +147,7 @@ class Public:
             return collate, sizes_that_agree(gradients, entries, candidates) or (1,)
 
 
-def _next(sizes: Sequence[int], left: int, width: int) -> int:
+def next_size(sizes: Sequence[int], left: int, width: int) -> int:
     """The size of the next pass: the one by which `left` examples of a width cost least, counting what fills passes up."""
     return min(reversed(sizes), key=lambda size: -(-left // size) * (size * width + _PER_PASS))
 

@@ -48,13 +48,8 @@ class Kinds:
     def __call__(self, item: Any) -> Hashable:
         if not self.by_length or not isinstance(item, Mapping) or "input_ids" not in item:
             return _shapes(self.collate([item]), 1)
-        tokens = len(item["input_ids"])
-        width, above = _width(tokens + 1)  # one token of padding at least: without any a model may take another kernel
-        above = max(0, above - 1)
-        if self.longest is not None and width > self.longest:
-            width, above = (self.longest, above) if tokens < self.longest else (tokens, tokens - 1)
         shown = bool(np.all(np.asarray(item["attention_mask"]))) if "attention_mask" in item else True
-        return Padded(width, above, tokens == width and shown)
+        return padded(len(item["input_ids"]), self.longest, shown=shown)
 
     def together(self, kind: Hashable) -> Collate:
         """The collate function for examples of this kind. ModelError if its shapes are not those of the kind."""
@@ -73,6 +68,15 @@ class Kinds:
             return batch
 
         return collated
+
+
+def padded(tokens: int, longest: int | None, *, shown: bool = True) -> Padded:
+    """The kind of a text of so many tokens. longest: the most that a text has. shown: whether the model sees all of them."""
+    width, above = _width(tokens + 1)  # one token of padding at least: without any a model may take another kernel
+    above = max(0, above - 1)
+    if longest is not None and width > longest:
+        width, above = (longest, above) if tokens < longest else (tokens, tokens - 1)
+    return Padded(width, above, tokens == width and shown)
 
 
 def _width(tokens: int) -> tuple[int, int]:
