@@ -76,6 +76,6 @@ def _objective(config: RunConfig, problem: Problem, method: Method) -> Objective
     device = next(problem.model.parameters()).device
     longest = None if problem.tokenizer is None else config.model.max_length  # texts that are given are not cut
     objective = Objective(problem.model, loss_of(method, problem.loss), device, longest=longest)
-    read_once(problem.model, objective.longest)
+    read_once(objective)
     objective.beside = copies_on(objective, find_devices(config.model.device)[1:])
     return objective

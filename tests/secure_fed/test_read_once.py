@@ -14,11 +14,14 @@ from torch.overrides import TorchFunctionMode
 
 from secure_fed import Federation, RunConfig
 from secure_fed.config import DataConfig, ModelConfig
+from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.models import loading
 from secure_fed.learning.models.adapters.parameters import train_only
 from secure_fed.learning.tasks import build, classification
 from secure_fed.learning.training import read_once as module
+from secure_fed.learning.training.beside import copies_on
 from secure_fed.learning.training.crew import copy_of
+from secure_fed.learning.training.kinds import Kinds
 from secure_fed.learning.training.local import Objective
 from secure_fed.learning.training.read_once import read_once
 from tests.secure_fed.test_loading import FAMILIES, saved
@@ -36,9 +39,13 @@ def loaded(folder: Path) -> Any:
 
 
 def remembering(folder: Path) -> Any:
-    model = loaded(folder)
-    read_once(model, LONGEST)
-    return model.train()
+    return objective(folder).model
+
+
+def objective(folder: Path) -> Objective:
+    made = Objective(loaded(folder), classification.loss, CPU, longest=LONGEST)
+    read_once(made)
+    return made
 
 
 def texts(count: int, seed: int = 0) -> list[Tensor]:
@@ -172,11 +179,11 @@ def test_what_is_more_than_texts_is_computed(small_model: Path) -> None:
 
 
 def test_copies_with_the_same_weights_share_and_others_do_not(small_model: Path) -> None:
-    objective = Objective(remembering(small_model), classification.loss, CPU, longest=LONGEST)
-    model: Any = objective.model
+    whole = objective(small_model)
+    model: Any = whole.model
     some = texts(5)
     model(**batch(some))
-    shares: Any = copy_of(objective).model
+    shares: Any = copy_of(whole).model
     rows = counting(shares)
     shares(**batch(some))
     assert rows == []
@@ -198,6 +205,20 @@ def test_a_full_memory_keeps_no_more(small_model: Path, monkeypatch: pytest.Monk
     with torch.no_grad():
         assert torch.allclose(found, plain(**batch(some)).logits, atol=1e-5)
     assert len(model.read._kept.means) == 2
+
+
+def test_texts_of_all_lengths_share_passes_after_they_are_read(small_model: Path) -> None:
+    """And no longer ones: they would not fit the width."""
+    whole, collate = objective(small_model), Collate(0)
+    items = [{"input_ids": text.numpy(), "labels": 0} for text in [*texts(20), torch.full((LONGEST,), 5)]]
+    kinds = Kinds(collate, whole.longest, whole.reads_once)
+    assert len({kinds(item) for item in items}) == 1
+    assert kinds({"input_ids": np.full(LONGEST + 1, 5), "labels": 0}) != kinds(items[0])
+    of_kind = kinds.together(kinds(items[0]))
+    assert torch.equal(whole(of_kind(items)), whole(collate(items)))
+    copied = copies_on(whole, [CPU])[0]
+    assert copied.reads_once
+    assert not Objective(loaded(small_model), classification.loss, CPU, longest=LONGEST).reads_once
 
 
 @pytest.mark.parametrize("privacy", [(), ("privacy.unit=example", "privacy.noise_multiplier=1.0")])

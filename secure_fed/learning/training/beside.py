@@ -27,7 +27,7 @@ def copies_on(objective: Objective, devices: Sequence[torch.device]) -> list[Obj
     def placed(device: torch.device) -> Objective:
         model, loss = copy.deepcopy((objective.model, objective.loss))
         own = Objective(model.to(device), loss, device, longest=objective.longest)
-        own.ways = objective.ways
+        own.ways, own.reads_once = objective.ways, objective.reads_once
         return own
 
     return [placed(device) for device in devices]

@@ -96,7 +96,7 @@ class Public:
         """
         self._uncoupled = uncoupled
         self._objective, self._room, self._placed = objective, room, placed
-        self._kinds = Kinds(collate, objective.longest)
+        self._kinds = Kinds(collate, objective.longest, objective.reads_once)
         self._probing = Probing(objective, self._kinds, placed, known)
 
     def packs(self, entries: Sequence[Entry]) -> Iterator[Pack]:
@@ -108,7 +108,7 @@ class Public:
 
     def _of_kind(self, kind: Hashable, entries: Sequence[Entry]) -> Iterator[Pack]:
         (collate, sizes), at = self._shapes(kind, entries[0][1]), 0
-        width = kind.width if isinstance(kind, Padded) else _UNKNOWN
+        width = kind.work if isinstance(kind, Padded) else _UNKNOWN
         while at < len(entries):
             size = next_size(sizes, len(entries) - at, width)
             some = entries[at : at + size]
@@ -118,7 +118,7 @@ class Public:
 
     def _shapes(self, kind: Hashable, item: Any) -> tuple[Collate, tuple[int, ...]]:
         """How passes of this kind are collated, and the sizes they may have, ascending; tried out the first time."""
-        most = self._room.of_width(kind.width if isinstance(kind, Padded) else 0)
+        most = self._room.of_width(kind.work if isinstance(kind, Padded) else 0)
         key = ("cohort", kind, most, self._placed.shapes)
         if key not in self._objective.ways:
             self._objective.ways[key] = self._tried(kind, item, most)

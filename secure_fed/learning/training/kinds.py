@@ -9,6 +9,9 @@ gradients of others. So only examples of one kind share a pass:
                                                        take other kernels. Texts of the greatest length are a kind of their
                                                        own, as wide as they are.
     any other collate function                         examples are of one kind if their batches of one have the same shapes
+
+Of a model that reads each text once (`read_once`) passes compute what comes after, which has one shape for texts of all
+lengths: under a collate function with `padded_to` they are of one kind.
 """
 
 from __future__ import annotations
@@ -26,19 +29,29 @@ from secure_fed.learning.tasks.task import Batch, Collate
 
 @dataclass(frozen=True)
 class Padded:
-    """Texts of more than `above` and at most `width` tokens, padded to `width`. full: none of the tokens is padding."""
+    """Texts of more than `above` and at most `width` tokens, padded to `width`.
+
+    full: none of the tokens is padding. read: the model has read the texts before (`read_once`).
+    """
 
     width: int
     above: int
     full: bool
+    read: bool = False
+
+    @property
+    def work(self) -> int:
+        """The tokens whose work a pass has with an example."""
+        return _AFTERWARDS if self.read else self.width
 
 
 @dataclass(frozen=True)
 class Kinds:
-    """The kinds of the examples that `collate` takes. longest: the most tokens that a text has (`Objective.longest`)."""
+    """The kinds of the examples that `collate` takes. longest, reads_once: as `Objective` has them."""
 
     collate: Collate
     longest: int | None = None
+    reads_once: bool = False
 
     @property
     def by_length(self) -> bool:
@@ -48,6 +61,8 @@ class Kinds:
     def __call__(self, item: Any) -> Hashable:
         if not self.by_length or not isinstance(item, Mapping) or "input_ids" not in item:
             return _shapes(self.collate([item]), 1)
+        if self.reads_once and self.longest is not None and len(item["input_ids"]) <= self.longest:
+            return Padded(self.longest, above=0, full=False, read=True)
         shown = bool(np.all(np.asarray(item["attention_mask"]))) if "attention_mask" in item else True
         return padded(len(item["input_ids"]), self.longest, shown=shown)
 
@@ -68,6 +83,9 @@ class Kinds:
             return batch
 
         return collated
+
+
+_AFTERWARDS = 32  # tokens: passes of examples that are read have as many as those of short texts
 
 
 def padded(tokens: int, longest: int | None, *, shown: bool = True) -> Padded:

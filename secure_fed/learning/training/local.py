@@ -44,6 +44,7 @@ class Objective(nn.Module):
         self.model = model
         self.loss = loss
         self.device = device
+        self.reads_once = False  # whether the model keeps what its frozen encoder made of a text (`read_once`)
         self.longest = min((limit for limit in (longest, positions_of(model)) if limit is not None), default=None)
         # Which ways of taking per-example gradients have proven right (`packs`).
         self.ways: dict[Hashable, Any] = {}

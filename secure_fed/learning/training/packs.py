@@ -54,7 +54,12 @@ class Packs:
     def of(
         cls, objective: Objective, collate: Collate, settings: TrainingConfig | None = None, known: Sequence[Any] = ()
     ) -> Packs:
-        return cls(objective, Kinds(collate, objective.longest), most_at_once(objective, settings), known)
+        return cls(
+            objective,
+            Kinds(collate, objective.longest, objective.reads_once),
+            most_at_once(objective.device, settings),
+            known,
+        )
 
     def __call__(self, placed: Placed, items: Sequence[Any]) -> Gradients:
         """{name: (B, *shape)} in the order of `items`."""

@@ -30,17 +30,21 @@ from torch import Tensor, nn
 
 from secure_fed.learning.data.dealing import places_of
 from secure_fed.learning.models.architecture import is_pooled, of_text
-from secure_fed.learning.training.cohort_packs import Room, next_size
+from secure_fed.learning.training.cohort_packs import next_size
 from secure_fed.learning.training.gradient_trial import sizes_that_agree
 from secure_fed.learning.training.kinds import Kinds, Padded, padded
+from secure_fed.learning.training.local import Objective
 from secure_fed.learning.training.made_up import made_up
 from secure_fed.learning.training.supported import mixes_experts
+from secure_fed.learning.training.uncoupled import most_at_once
 
 
-def read_once(model: nn.Module, longest: int | None) -> None:
-    """Let a model whose head reads the mean over tokens keep the means. longest: the most tokens of a text."""
-    if is_pooled(getattr(model, "config", None)):
-        model.read = ReadOnce(model, longest)  # type: ignore[assignment]
+def read_once(objective: Objective) -> None:
+    """Let a model whose head reads the mean over tokens keep the means, if its encoder is frozen."""
+    model: Any = objective.model
+    if is_pooled(getattr(model, "config", None)) and not _trains(model.encoder):
+        model.read = ReadOnce(model, objective.longest)
+        objective.reads_once = True
 
 
 Key = tuple[int, int, bytes]
@@ -99,7 +103,7 @@ class ReadOnce:
         """The texts of a batch, or None if there is more in it, or if the encoder trains."""
         given = {name: _numbers(value) for name, value in inputs.items() if value is not None and name in _READ}
         more = any(value is not None for name, value in inputs.items() if name not in _READ)
-        if more or _READ[0] not in given or any(weight.requires_grad for weight in self._model.encoder.parameters()):
+        if more or _READ[0] not in given or _trains(self._model.encoder):
             return None
         ids, mask, types = given[_READ[0]], given.get(_READ[1]), given.get(_READ[2])
         counts = np.full(len(ids), ids.shape[1]) if mask is None else mask.sum(1)
@@ -138,11 +142,11 @@ class ReadOnce:
         it has types."""
         key = torch.get_num_threads(), kind
         if key not in self._kept.sizes:
-            most = Room.of(next(self._model.encoder.parameters()).device, 1).of_width(kind.width)
+            most = most_at_once(next(self._model.encoder.parameters()).device)
             names = ("input_ids", "token_type_ids")[: 1 if like.types is None else 2]
             made = made_up(Kinds(list, self._longest), kind, self._model, dict.fromkeys(names), most) or ()
             probe = [Text(item["input_ids"], item.get("token_type_ids")) for item in made]
-            tries = sorted({1, -(-most // 4), most}) if probe and not mixes_experts(self._model) else []
+            tries = [1, most] if probe and not mixes_experts(self._model) else []
             found = sizes_that_agree(lambda texts: {"mean": self._pass(kind.width, texts)}, probe, tries)
             self._kept.sizes[key] = found or (1,)
         return self._kept.sizes[key]
@@ -167,6 +171,10 @@ class ReadOnce:
             return mean
         finally:
             encoder.train(training)
+
+
+def _trains(encoder: nn.Module) -> bool:
+    return any(weight.requires_grad for weight in encoder.parameters())
 
 
 def _numbers(tensor: Tensor) -> NDArray[np.int64]:

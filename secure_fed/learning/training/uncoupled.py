@@ -10,6 +10,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from secure_fed.config import TrainingConfig
 from secure_fed.learning.data.dealing import places_of
 from secure_fed.learning.tasks.task import Collate
@@ -30,7 +32,12 @@ class Uncoupled:
 
     @classmethod
     def of(cls, objective: Objective, collate: Collate, settings: TrainingConfig, known: Sequence[Any]) -> Uncoupled:
-        return cls(objective, Kinds(collate, objective.longest), most_at_once(objective, settings), known)
+        return cls(
+            objective,
+            Kinds(collate, objective.longest, objective.reads_once),
+            most_at_once(objective.device, settings),
+            known,
+        )
 
     def require_all(self, placed: Placed, clients: Sequence[Sequence[Any]]) -> None:
         """ModelError if examples of the clients are coupled, before anything of them is released.
@@ -55,9 +62,9 @@ class Uncoupled:
         self.objective.ways[key] = True
 
 
-def most_at_once(objective: Objective, settings: TrainingConfig | None = None) -> int:
+def most_at_once(device: torch.device, settings: TrainingConfig | None = None) -> int:
     """How many examples are worked on at a time: `training.microbatch`, or what suits the device."""
-    return (settings.microbatch if settings else None) or _MOST.get(objective.device.type, _ELSEWHERE)
+    return (settings.microbatch if settings else None) or _MOST.get(device.type, _ELSEWHERE)
 
 
 _MOST = {"cpu": 8}  # there more take no less time for each

@@ -1,0 +1,132 @@
+"""The head alone on a frozen sentence encoder: each text read once, against reading it in every step, and against Opacus.
+
+    HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 python benchmarks/read_once.py [--repeats 3]
+
+A model of the shape of MiniLM-L6 with random weights, whose head reads the mean over tokens. One client has 256 texts of 8 to
+64 tokens, each of which is protected; 64 are drawn in a step on average. One thread. All ways take turns; every turn begins
+with nothing read, and takes as many steps as pass over the texts once, and eight times. Printed are medians over the turns: of
+seconds, and of the ratio to Opacus's of the same turn. Trying the model out is counted.
+
+    once       `train_together`: secret coins, gradients of examples, clipping, noise, AdamW, as in a run
+    anew       the same by a model that reads a text whenever it is drawn
+    opacus     Opacus's data loader with secret coins, its hooks (GradSampleModule) and its optimizer
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from timing import Limit, at_most, machine, ratio, show, timed, turns
+from torch.utils.data import DataLoader
+
+from privacy.entropy import SystemEntropy
+from privacy.mechanisms import Gaussian
+from secure_fed import MeanPooledForSequenceClassification
+from secure_fed.config import TrainingConfig
+from secure_fed.learning.data.encode import Collate
+from secure_fed.learning.models.adapters.parameters import read, train_only
+from secure_fed.learning.models.mean_pooled import MeanPooledConfig
+from secure_fed.learning.tasks import classification
+from secure_fed.learning.training.cohort import train_together
+from secure_fed.learning.training.local import Job, Objective
+from secure_fed.learning.training.private_steps import PrivateSteps
+from secure_fed.learning.training.read_once import read_once
+
+TEXTS, BATCH, LONGEST, LABELS = 256, 64, 64, 4
+LR, NOISE, CLIP = 1e-3, 1.0, 1.0
+HEAD = ["classifier.weight", "classifier.bias"]
+
+
+def model() -> Any:
+    from transformers import BertConfig
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+    made = MeanPooledForSequenceClassification(MeanPooledConfig(BertConfig(**shape), num_labels=LABELS))
+    train_only(made, HEAD)
+    return made
+
+
+def texts() -> list[dict[str, Any]]:
+    rng = np.random.default_rng(0)
+    lengths = rng.permutation(np.linspace(8, LONGEST, TEXTS).astype(int))
+    return [{"input_ids": rng.integers(1000, 20_000, n), "labels": i % LABELS} for i, n in enumerate(lengths)]
+
+
+def ours(items: list[Any], collate: Collate, steps: int, *, once: bool) -> Callable[[], object]:
+    made, entropy = model(), SystemEntropy()
+    settings = TrainingConfig(batch_size=BATCH)
+
+    def trained() -> None:
+        objective = Objective(made, classification.loss, torch.device("cpu"), longest=LONGEST)
+        if once:
+            read_once(objective)
+        private = PrivateSteps(Gaussian(NOISE), CLIP, steps, entropy.stream("steps"))
+        job = Job(read(made, HEAD), HEAD, items, collate, settings, LR, np.random.default_rng(0), private)
+        train_together(objective, [job])
+
+    return trained
+
+
+def opacus(items: list[Any], collate: Collate, steps: int) -> Callable[[], object]:
+    from opacus.data_loader import DPDataLoader
+    from opacus.grad_sample import GradSampleModule
+    from opacus.optimizers import DPOptimizer
+
+    def trained() -> None:
+        made = model()
+        loader = DPDataLoader.from_data_loader(
+            DataLoader(items, batch_size=BATCH, collate_fn=collate)  # type: ignore[arg-type]
+        )
+        wrapped = GradSampleModule(made.train(), strict=False, loss_reduction="mean")
+        optimizer = DPOptimizer(
+            torch.optim.AdamW([made.get_parameter(name) for name in HEAD], LR),
+            noise_multiplier=NOISE,
+            max_grad_norm=CLIP,
+            expected_batch_size=BATCH,
+            loss_reduction="mean",
+        )
+        taken = 0
+        while taken < steps:
+            for batch in loader:
+                optimizer.zero_grad()
+                classification.loss(wrapped, batch).mean().backward()
+                optimizer.step()
+                taken += 1
+
+    return trained
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    repeats = parser.parse_args().repeats
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", message="Full backward hook is firing")
+    print(machine("torch", "transformers", "opacus") + "; one thread")
+    items, collate, limits = texts(), Collate(0), list[Limit]()
+    for passes, most in ((1, 1.5), (8, 0.3)):
+        steps = passes * TEXTS // BATCH
+        ways = {
+            "once": ours(items, collate, steps, once=True),
+            "anew": ours(items, collate, steps, once=False),
+            "opacus": opacus(items, collate, steps),
+        }
+        found = turns({name: timed(way) for name, way in ways.items()}, repeats)
+        print(f"{passes} pass{'es' if passes > 1 else ''} over the texts, {steps} steps")
+        for name, seconds in found.items():
+            print(f"    {name:8}{statistics.median(seconds):8.1f} s{ratio(seconds, found['opacus']):8.2f}")
+        limits.append(
+            at_most(f"once over Opacus, passes over the texts: {passes}", ratio(found["once"], found["opacus"]), most)
+        )
+    show(limits)
+
+
+if __name__ == "__main__":
+    main()
