@@ -55,7 +55,7 @@ PARTS = {
     "cohort": Part("cohort.py", "--repeats 3", "--repeats 1", threads=0, data="--texts"),
     "shadows": Part("shadows.py", "", "--quick", threads=0),
     "private_step": Part("private_step.py", "--repeats 7", "--repeats 2"),
-    "read_once": Part("read_once.py", "--repeats 3", "--repeats 1"),
+    "read_once": Part("read_once.py", "--repeats 2", "--repeats 1"),
     "secure_aggregation": Part(
         "secure_aggregation.py",
         "--dim 100000 300000 1200000 --clients 10 50 200 --server-repeats 1 --budget 10",
