@@ -101,8 +101,8 @@ a claim, these decide: there seeds, which draw the partition, differ less.
 and each text's own context, `c2a_ours`, this project's default, uniform shares and each text's own context
 ([methods.md](methods.md)).
 FedARA's lead of 21 points on SemEval 2010 task 8 could not be tried: at this size FedARA and FedLoRA both end at the commonest
-label there. FedARA's time is in [performance.md](performance.md#training). Skewed languages (C2A) were not tried. What privacy costs which method is in
-[private_utility.md](private_utility.md) and [private_silos.md](private_silos.md)."""
+label there. FedARA's time is in [performance.md](performance.md#training). Skewed languages (C2A) were not tried. What privacy
+costs which method is in [private_utility.md](private_utility.md) and [private_silos.md](private_silos.md)."""
 
 
 def _by_arm(runs: Sequence[Run], claim: str, size: str) -> dict[str, dict[int, Run]]:
