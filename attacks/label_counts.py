@@ -132,7 +132,7 @@ def _mean_probability(case: Case, round_: int) -> Floats:
 
     from secure_fed.learning.data.encode import batches
     from secure_fed.learning.tasks.classification import logits
-    from secure_fed.learning.training.local import to_device
+    from secure_fed.learning.training.objective import to_device
 
     assembly = case.assembly
     model = assembly.objective.load(case.seen.states.get(round_, assembly.initial.tensors))

@@ -51,7 +51,8 @@ from secure_fed.learning.problem import configured
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.cohort import Ways, train_together
 from secure_fed.learning.training.cohort_pass import Trial
-from secure_fed.learning.training.local import Job, Objective, train
+from secure_fed.learning.training.local import Job, train
+from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.private_steps import PrivateSteps
 from secure_fed.tensors.tensors import Tensors
 

@@ -40,7 +40,8 @@ from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.cohort import Ways, train_together
 from secure_fed.learning.training.cohort_pass import Trial
-from secure_fed.learning.training.local import Job, Objective
+from secure_fed.learning.training.local import Job
+from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.packs import Way
 from secure_fed.learning.training.per_example import one_by_one
 from secure_fed.learning.training.private_steps import PrivateSteps

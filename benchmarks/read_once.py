@@ -34,7 +34,8 @@ from secure_fed.learning.models.adapters.parameters import read, train_only
 from secure_fed.learning.models.mean_pooled import MeanPooledConfig
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.cohort import train_together
-from secure_fed.learning.training.local import Job, Objective
+from secure_fed.learning.training.local import Job
+from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.private_steps import PrivateSteps
 from secure_fed.learning.training.read_once import read_once
 

@@ -30,7 +30,8 @@ from torch import Tensor, nn
 
 from secure_fed.config import RunConfig
 from secure_fed.federation import Federation
-from secure_fed.learning.training.local import Job, Objective, Trained
+from secure_fed.learning.training.local import Job, Trained
+from secure_fed.learning.training.objective import Objective
 from secure_fed.methods.method import CHANGE
 from secure_fed.rounds.transport import InProcess, Reply, Request
 

@@ -23,7 +23,8 @@ from privacy.distributed import DistributedGaussian
 from privacy.entropy import SeededEntropy, Stream
 from privacy.mechanisms import Gaussian, Named
 from secure_fed.errors import UsageError
-from secure_fed.learning.training.local import Job, Objective, Train, Trained, train
+from secure_fed.learning.training.local import Job, Train, Trained, train
+from secure_fed.learning.training.objective import Objective
 from secure_fed.methods.method import State
 from secure_fed.rounds.canary_clients import canary_setups
 from secure_fed.rounds.charges import charges_nothing

@@ -12,7 +12,7 @@ from attacks.any_model.signals import Floats, Tokens
 from secure_fed.errors import ModelError
 from secure_fed.learning.data.encode import Encoded, batches
 from secure_fed.learning.tasks.task import Task, logits
-from secure_fed.learning.training.local import to_device
+from secure_fed.learning.training.objective import to_device
 
 BATCH = 16
 

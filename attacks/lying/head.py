@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from attacks.adversary.active import LyingServer
 from attacks.adversary.case import Inapplicable
-from secure_fed.learning.training.local import to_device
+from secure_fed.learning.training.objective import to_device
 from secure_fed.tensors.tensors import Tensors
 
 _NO_HEAD = "the attack needs a classifier's head with a hidden layer and tanh, such as BERT's pooler, and there is none"

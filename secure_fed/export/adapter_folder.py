@@ -26,7 +26,7 @@ from secure_fed.learning import tasks
 from secure_fed.learning.models.architecture import class_names
 from secure_fed.learning.models.loading import digest_of, load
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.local import Objective
+from secure_fed.learning.training.objective import Objective
 from secure_fed.methods import build
 from secure_fed.methods.method import State, fits
 from secure_fed.tensors.tensors import Tensors

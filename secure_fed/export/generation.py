@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from secure_fed.learning.data.alignment import aligned
 from secure_fed.learning.data.encode import Collate, pad_id, per_token
 from secure_fed.learning.tasks.task import finite, logits
-from secure_fed.learning.training.local import to_device
+from secure_fed.learning.training.objective import to_device
 
 Choose = Callable[[Tensor], int]  # a token, by the scores of all: (V,)
 

@@ -26,7 +26,7 @@ from secure_fed.learning.models.loading import digest_of, head_of
 from secure_fed.learning.problem import GIVEN
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.tasks.task import Answer
-from secure_fed.learning.training.local import Objective, to_device
+from secure_fed.learning.training.objective import Objective, to_device
 from secure_fed.methods import build
 from secure_fed.methods.method import Method, State, fits
 from secure_fed.rounds.personal import completed

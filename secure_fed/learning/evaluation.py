@@ -11,7 +11,7 @@ from torch import nn
 from secure_fed.errors import ConfigError
 from secure_fed.learning.data.encode import batches
 from secure_fed.learning.tasks.task import Collate, Metrics
-from secure_fed.learning.training.local import to_device
+from secure_fed.learning.training.objective import to_device
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from secure_fed.errors import ModelError
-from secure_fed.learning.training.local import refuse_running_statistics
+from secure_fed.learning.training.objective import refuse_running_statistics
 from secure_fed.learning.training.supported import mixes_experts, require_supported
 
 

@@ -15,7 +15,8 @@ from secure_fed.config import TrainingConfig
 from secure_fed.errors import ConfigError, MethodError
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.cohort import Ways, train_together
-from secure_fed.learning.training.local import Job, Objective, Train, Trained, train
+from secure_fed.learning.training.local import Job, Train, Trained, train
+from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.private_steps import PrivateSteps
 from secure_fed.learning.training.schedule import planned_steps
 from secure_fed.methods.method import Contextual, Method, RoundPlan, State

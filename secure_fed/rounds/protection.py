@@ -25,7 +25,8 @@ from secure_fed.learning.audit_pool.phantoms import Count, Room, count
 from secure_fed.learning.audit_pool.pool import kind_of
 from secure_fed.learning.data.pointing import Plain
 from secure_fed.learning.tasks.task import Collate
-from secure_fed.learning.training.local import Objective, Placed
+from secure_fed.learning.training.local import Placed
+from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.supported import require_data_free_start, require_supported
 from secure_fed.learning.training.uncoupled import Uncoupled
 from secure_fed.methods.method import Card, Method, RoundPlan, State

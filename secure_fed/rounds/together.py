@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from secure_fed.learning.training.cohort import Ways, train_together
-from secure_fed.learning.training.local import Job, Objective, Trained
+from secure_fed.learning.training.local import Job, Trained
+from secure_fed.learning.training.objective import Objective
 
 _log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from secure_fed.learning.audit_pool.phantoms import phantoms
 from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.problem import Problem
 from secure_fed.learning.training.cohort import Ways, clients_at_once
-from secure_fed.learning.training.local import Objective
+from secure_fed.learning.training.objective import Objective
 from secure_fed.methods.method import Method, State
 from secure_fed.rounds.acceptable import Acceptable
 from secure_fed.rounds.canary_clients import canary_setups

@@ -19,7 +19,7 @@ from secure_fed.config import RunConfig
 from secure_fed.federation import Federation
 from secure_fed.learning.training.beside import copies_on
 from secure_fed.learning.training.cohort import Ways, train_together
-from secure_fed.learning.training.local import Objective
+from secure_fed.learning.training.objective import Objective
 from secure_fed.runs import start
 from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed.test_cohort import USUAL, Setting, require_equal, toy

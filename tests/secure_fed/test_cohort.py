@@ -22,7 +22,8 @@ from secure_fed.learning.training import cohort
 from secure_fed.learning.training.cohort import Ways, train_together
 from secure_fed.learning.training.cohort_packs import Room, Tight
 from secure_fed.learning.training.cohort_pass import Trial
-from secure_fed.learning.training.local import Job, Objective, Trained, train
+from secure_fed.learning.training.local import Job, Trained, train
+from secure_fed.learning.training.objective import Objective
 from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen
 from tests.secure_fed import small_models, toys

@@ -21,7 +21,8 @@ from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.data.pointing import Plain, Pointing, reading
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.canary_directions import direction, length_of_steps, trains_towards
-from secure_fed.learning.training.local import Job, Objective
+from secure_fed.learning.training.local import Job
+from secure_fed.learning.training.objective import Objective
 from secure_fed.rounds.transport import Request
 from secure_fed.tensors.tensors import Layout, Tensors
 from tests.secure_fed import private_toys, toys

@@ -12,7 +12,8 @@ from torch.nn import functional
 from secure_fed.errors import ModelError
 from secure_fed.learning.models.adapters.parameters import ExampleWise
 from secure_fed.learning.training.gradient_trial import path_for
-from secure_fed.learning.training.local import Objective, Placed
+from secure_fed.learning.training.local import Placed
+from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.per_example import by_layer, one_by_one
 
 CPU = torch.device("cpu")

@@ -31,7 +31,7 @@ from secure_fed.export.model_card import ModelCard
 from secure_fed.export.peft_folder import fill
 from secure_fed.learning.models.adapters.lora import LoraAdapter, LoraForm
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.local import Objective
+from secure_fed.learning.training.objective import Objective
 from secure_fed.methods import METHODS, build, card
 from secure_fed.methods.method import LoraShaped, Method, State
 from secure_fed.tensors.tensors import Tensors

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from secure_fed.errors import ConfigError, TrainingError
-from secure_fed.learning.training.local import to_device
+from secure_fed.learning.training.objective import to_device
 from tests.secure_fed import toys
 
 

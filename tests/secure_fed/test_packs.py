@@ -19,8 +19,9 @@ from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.cohort import Ways
 from secure_fed.learning.training.kinds import Kinds, Padded
-from secure_fed.learning.training.local import Job, Objective
+from secure_fed.learning.training.local import Job
 from secure_fed.learning.training.made_up import varied
+from secure_fed.learning.training.objective import Objective
 from secure_fed.methods import build
 from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen

@@ -18,7 +18,8 @@ from secure_fed.errors import ConfigError, ModelError
 from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.gradient_trial import agree, path_for, probe_of
-from secure_fed.learning.training.local import Objective, Placed
+from secure_fed.learning.training.local import Placed
+from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.per_example import Gradients, Path, by_layer, one_by_one
 from secure_fed.methods import build
 from secure_fed.methods.method import State

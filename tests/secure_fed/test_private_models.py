@@ -22,7 +22,8 @@ from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.cohort_pass import tried
 from secure_fed.learning.training.kind_probe import nobodys
-from secure_fed.learning.training.local import Job, Objective, Placed
+from secure_fed.learning.training.local import Job, Placed
+from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.per_example import by_layer
 from secure_fed.learning.training.supported import require_data_free_start, require_supported
 from secure_fed.learning.training.uncoupled import Uncoupled

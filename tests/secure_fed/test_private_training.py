@@ -25,7 +25,8 @@ from secure_fed.learning.tasks import classification
 from secure_fed.learning.training import cohort_ways
 from secure_fed.learning.training.cohort import Ways
 from secure_fed.learning.training.cohort_pass import Found, Pack, Places, Trial, found_in
-from secure_fed.learning.training.local import Job, Objective, Placed, Trained
+from secure_fed.learning.training.local import Job, Placed, Trained
+from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.packs import Way
 from secure_fed.learning.training.per_example import Gradients, by_layer, one_by_one
 from secure_fed.learning.training.private_steps import batch_sampler, members_of

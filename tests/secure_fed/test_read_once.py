@@ -22,7 +22,7 @@ from secure_fed.learning.training import read_once as module
 from secure_fed.learning.training.beside import copies_on
 from secure_fed.learning.training.crew import copy_of
 from secure_fed.learning.training.kinds import Kinds
-from secure_fed.learning.training.local import Objective
+from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.read_once import read_once
 from tests.secure_fed.test_loading import FAMILIES, saved
 

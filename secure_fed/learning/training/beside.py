@@ -15,7 +15,8 @@ from threading import Lock
 
 import torch
 
-from secure_fed.learning.training.local import Job, Objective, Trained
+from secure_fed.learning.training.local import Job, Trained
+from secure_fed.learning.training.objective import Objective
 
 Told = Callable[[float], None]
 Run = Callable[[Objective, Sequence[Job], Told], list[Trained]]

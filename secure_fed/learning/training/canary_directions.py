@@ -22,7 +22,8 @@ import torch
 
 from privacy.entropy import Stream
 from secure_fed.config import TrainingConfig
-from secure_fed.learning.training.local import Job, Objective, Train, Trained
+from secure_fed.learning.training.local import Job, Train, Trained
+from secure_fed.learning.training.objective import Objective
 from secure_fed.tensors.tensors import Layout, Tensors
 
 

@@ -31,7 +31,8 @@ from secure_fed.learning.training.cohort_pass import Places, Trial, tried
 from secure_fed.learning.training.cohort_ways import Common, InTurn
 from secure_fed.learning.training.dp_sgd import NoisedSums
 from secure_fed.learning.training.kind_probe import nobodys
-from secure_fed.learning.training.local import Job, Objective, Trained, train
+from secure_fed.learning.training.local import Job, Trained, train
+from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.schedule import optimizer_of, stepped
 from secure_fed.learning.training.uncoupled import Uncoupled
 from secure_fed.tensors.tensors import Tensors

@@ -23,7 +23,8 @@ from secure_fed.learning.training.cohort_pass import Found, Pack, Places, found_
 from secure_fed.learning.training.gradient_trial import moved_away, sizes_that_agree, still
 from secure_fed.learning.training.kind_probe import Probing
 from secure_fed.learning.training.kinds import Kinds, Padded
-from secure_fed.learning.training.local import Objective, Placed
+from secure_fed.learning.training.local import Placed
+from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.supported import mixes_experts
 from secure_fed.learning.training.uncoupled import Uncoupled
 

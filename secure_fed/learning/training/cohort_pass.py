@@ -24,8 +24,9 @@ from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.crew import copy_of
 from secure_fed.learning.training.flat import Flat
 from secure_fed.learning.training.gradient_trial import agree, moved_away, probe_of, still
-from secure_fed.learning.training.local import Objective, Placed, require_one_each, seeded, to_device
+from secure_fed.learning.training.local import Placed, require_one_each, seeded
 from secure_fed.learning.training.made_up import varied
+from secure_fed.learning.training.objective import Objective, to_device
 from secure_fed.learning.training.own_dropout import OwnDropout
 from secure_fed.learning.training.per_example import SmallProductsApart
 from secure_fed.learning.training.per_example import losses as losses_of

@@ -21,7 +21,8 @@ from secure_fed.learning.data.pointing import Plain
 from secure_fed.learning.training.cohort_packs import Entry, Packing, Passes
 from secure_fed.learning.training.cohort_pass import Found, Pack, Places, found_in
 from secure_fed.learning.training.crew import Alone, Crew, crew_of
-from secure_fed.learning.training.local import Job, Objective, Placed, seeded
+from secure_fed.learning.training.local import Job, Placed, seeded
+from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.packs import Packs
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from secure_fed.learning.training.local import Objective
+from secure_fed.learning.training.objective import Objective
 
 Work = TypeVar("Work")
 Result = TypeVar("Result")

@@ -20,7 +20,8 @@ from torch.overrides import TorchFunctionMode
 
 from secure_fed.errors import ModelError, SecureFedError
 from secure_fed.learning.tasks.task import Collate
-from secure_fed.learning.training.local import Objective, Placed, seeded
+from secure_fed.learning.training.local import Placed, seeded
+from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.per_example import Gradients, Path, by_layer, losses, one_by_one
 from secure_fed.learning.training.supported import mixes_experts
 

@@ -12,8 +12,9 @@ import torch
 from secure_fed.errors import DataError, MethodError, ModelError
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.kinds import Kinds, Padded
-from secure_fed.learning.training.local import Objective, Placed, seeded
+from secure_fed.learning.training.local import Placed, seeded
 from secure_fed.learning.training.made_up import made_up, varied
+from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.per_example import losses
 
 

@@ -1,4 +1,4 @@
-"""Local optimisation, standing on one seam: a pure function from trainable tensors and a batch to per-example losses."""
+"""Local training of one client: what it starts from, its steps, and what it ends with."""
 
 from __future__ import annotations
 
@@ -10,124 +10,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
 from secure_fed.config import TrainingConfig
-from secure_fed.errors import ConfigError, ModelError
+from secure_fed.errors import ConfigError
 from secure_fed.learning.data.encode import Batch as BatchOfItems
-from secure_fed.learning.models.architecture import positions_of
-from secure_fed.learning.tasks.task import Batch, Collate, Loss
+from secure_fed.learning.tasks.task import Collate
+from secure_fed.learning.training.objective import Objective, to_device
 from secure_fed.learning.training.private_steps import PrivateSteps
 from secure_fed.learning.training.schedule import local_batches, optimizer_of, planned_steps, stepped
 from secure_fed.tensors.tensors import Layout, Tensors
-
-
-class Objective(nn.Module):
-    """loss(tensors, batch) -> (B,), a pure function of the tensors given by name.
-
-    Tensors the model has and `tensors` does not name keep the model's own values. What is given in float32 is cast to the
-    dtype the model computes in, so gradients and optimiser states stay in float32.
-
-    longest: the most tokens of a text: what texts are cut to, or fewer where the model has no more positions; None is no limit.
-    It is public.
-    """
-
-    def __init__(self, model: nn.Module, loss: Loss, device: torch.device, *, longest: int | None = None) -> None:
-        super().__init__()
-        refuse_running_statistics(model)
-        if isinstance(loss, nn.modules.loss._Loss):
-            raise ConfigError(
-                f"loss is {type(loss).__name__}, which takes predictions and targets; "
-                "give a function loss(model, batch) that returns the loss of each example, shape (B,)"
-            )
-        self.model = model
-        self.loss = loss
-        self.device = device
-        self.reads_once = False  # whether the model keeps what its frozen encoder made of a text (`read_once`)
-        self.longest = min((limit for limit in (longest, positions_of(model)) if limit is not None), default=None)
-        # Which ways of taking per-example gradients have proven right (`packs`).
-        self.ways: dict[Hashable, Any] = {}
-        self.copies: list[Objective] = []  # with the same parameters, for passes that are computed at the same time
-        self.beside: list[Objective] = []  # on other devices, for clients that are trained at the same time
-        self._named = dict(model.named_parameters())
-        # Looked up once: walking a model of many modules costs more than a client's share of a round.
-        self._buffers_at_start = [
-            (module, name, buffer.clone())
-            for module in model.modules()
-            for name, buffer in module.named_buffers(recurse=False)
-        ]
-        self.train()
-
-    def losses(self, tensors: Mapping[str, Tensor], batch: Batch) -> Tensor:
-        """(B,) losses of a batch already on the device, differentiable in `tensors`."""
-        named = {f"model.{name}": tensor.to(self._named[name].dtype) for name, tensor in tensors.items()}
-        losses: Tensor = functional_call(self, named, (batch,))
-        return losses
-
-    def forward(self, batch: Batch) -> Tensor:
-        return self.loss(self.model, batch)
-
-    def begin(self) -> None:
-        """Make ready for the training of another client: in training mode, and the buffers as they were."""
-        self.reset_buffers()
-        if not self.model.training:
-            self.train()
-
-    def reset_buffers(self) -> None:
-        """Undo whatever forward passes did to the model's buffers, so that no client's training reaches another's."""
-        for module, name, start in self._buffers_at_start:
-            module.get_buffer(name).copy_(start)
-
-    @property
-    def tolerance(self) -> float:
-        """The relative difference, of losses or gradients, that the rounding of what the model computes in accounts for."""
-        return math.sqrt(max(torch.finfo(tensor.dtype).eps for tensor in self._named.values()))
-
-    def changed_buffers(self) -> list[str]:
-        """The names of the model's buffers that are not as they were: a model whose forward passes keep statistics has some."""
-        return [
-            f"{type(module).__name__}.{name}"
-            for module, name, start in self._buffers_at_start
-            if not torch.equal(module.get_buffer(name), start)
-        ]
-
-    def load(self, tensors: Tensors) -> nn.Module:
-        """Copy these tensors into the model, for evaluation or export, and return it."""
-        with torch.no_grad():
-            for name in tensors:
-                own, given = self._named[name], tensors.tensor(name)
-                if own.shape == given.shape:
-                    own.copy_(given)
-                else:  # of a method whose tensors shrink
-                    own.data = given.to(own)
-        self.reset_buffers()
-        return self.model
-
-
-def refuse_running_statistics(model: nn.Module) -> None:
-    """An example's loss is its own affair, and training moves parameters alone; a layer with running statistics breaks both."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._NormBase) and (
-            module.track_running_stats or isinstance(module, nn.modules.batchnorm._BatchNorm)
-        ):
-            raise ModelError(
-                f"layer {name} of the model is {type(module).__name__}, which couples the examples of a batch and keeps "
-                "statistics that neither travel nor are saved; give a model with GroupNorm or LayerNorm there"
-            )
-
-
-def to_device(batch: Batch, device: torch.device) -> Batch:
-    """The batch with every tensor in its dicts, lists and tuples on the device."""
-    if isinstance(batch, Tensor):
-        return batch.to(device)
-    if isinstance(batch, Mapping):
-        return {name: to_device(value, device) for name, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(value, device) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(to_device(value, device) for value in batch)
-    return batch
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,8 @@ from secure_fed.errors import ModelError
 from secure_fed.learning.models.adapters.own_tensors import EachOwn
 from secure_fed.learning.models.adapters.parameters import ExampleWise
 from secure_fed.learning.tasks.task import Collate
-from secure_fed.learning.training.local import Objective, Placed, require_one_each, to_device
+from secure_fed.learning.training.local import Placed, require_one_each
+from secure_fed.learning.training.objective import Objective, to_device
 
 Gradients = dict[str, Tensor]
 Path = Callable[[Objective, Collate, Placed, Sequence[Any]], Gradients]

@@ -33,8 +33,8 @@ from secure_fed.learning.models.architecture import is_pooled, of_text
 from secure_fed.learning.training.cohort_packs import next_size
 from secure_fed.learning.training.gradient_trial import sizes_that_agree
 from secure_fed.learning.training.kinds import Kinds, Padded, padded
-from secure_fed.learning.training.local import Objective
 from secure_fed.learning.training.made_up import made_up
+from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.supported import mixes_experts
 from secure_fed.learning.training.uncoupled import most_at_once
 

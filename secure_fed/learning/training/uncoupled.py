@@ -18,7 +18,8 @@ from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.gradient_trial import require_uncoupled
 from secure_fed.learning.training.kind_probe import Probing
 from secure_fed.learning.training.kinds import Kinds
-from secure_fed.learning.training.local import Objective, Placed
+from secure_fed.learning.training.local import Placed
+from secure_fed.learning.training.objective import Objective
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from secure_fed.errors import ConfigError
 from secure_fed.learning.data.encode import batches
 from secure_fed.learning.models.adapters.lora import pairs
 from secure_fed.learning.tasks.task import Batch, Collate, Loss
-from secure_fed.learning.training.local import Objective, to_device
+from secure_fed.learning.training.objective import Objective, to_device
 from secure_fed.methods.method import Method, State
 from secure_fed.rounds.diagnostics.aggregation import AggregationError
 from secure_fed.rounds.diagnostics.compared import Weights

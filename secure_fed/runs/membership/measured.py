@@ -22,7 +22,7 @@ from secure_fed.learning.audit_pool.unit import Unit
 from secure_fed.learning.data.encode import batches
 from secure_fed.learning.tasks.task import Collate, Confidence
 from secure_fed.learning.training.canary_directions import direction, layout_of
-from secure_fed.learning.training.local import to_device
+from secure_fed.learning.training.objective import to_device
 from secure_fed.methods.method import State
 from secure_fed.rounds.phantom_scores import SCORES
 from secure_fed.runs.assembly import Assembly

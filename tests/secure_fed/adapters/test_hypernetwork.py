@@ -19,7 +19,7 @@ from secure_fed.learning.models.adapters.hypernetwork import SHARES, Hypernetwor
 from secure_fed.learning.models.adapters.insertion_points import places
 from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.local import Objective
+from secure_fed.learning.training.objective import Objective
 from tests.cells import every
 from tests.secure_fed import small_models, toys
 from tests.secure_fed.adapters import counts

@@ -10,7 +10,8 @@ from torch.nn import functional
 from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.models.adapters.mixture import Mixture, Mixtures
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.local import Objective, Placed
+from secure_fed.learning.training.local import Placed
+from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.per_example import by_layer
 from secure_fed.methods.consistency import consistent
 from tests.cells import every

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from secure_fed.errors import ConfigError, MethodError
 from secure_fed.learning.tasks import TASKS, classification
-from secure_fed.learning.training.local import Objective
+from secure_fed.learning.training.objective import Objective
 from secure_fed.methods.consistency import (
     DIVERGENCES,
     consistent,
