@@ -159,8 +159,8 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("commands __main__",),
     ),
     "protocols": (
-        ("errors",),
-        ("codec", "graph", "keys", "choice", "record"),
+        ("errors", "polynomials"),
+        ("codec", "graph", "keys", "choice", "record", "decoding"),
         ("masking", "shamir", "chosen", "parameters", "agreements"),
         ("wire", "one_process", "policy"),
         ("messages",),

@@ -14,9 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols import shamir
+from protocols.decoding import misplaced
 from protocols.errors import Tampering
 from protocols.keys import Secret
-from protocols.shamir import PRIME, SHARE, Interpolation, Rebuilder, misplaced, split
+from protocols.polynomials import PRIME, Interpolation
+from protocols.shamir import SHARE, Rebuilder, split
 from tests.cells import chosen
 
 RAW = bytes(range(7, 39))

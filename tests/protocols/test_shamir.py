@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from protocols import shamir
 from protocols.errors import Aborted, ParameterError, Tampering
 from protocols.keys import Secret
-from protocols.shamir import PRIME, SHARE, Interpolation, Rebuilder, evaluated_together, inverses, split
+from protocols.polynomials import PRIME, Interpolation, evaluated_together, inverses
+from protocols.shamir import SHARE, Rebuilder, split
 from tests.cells import every
 
 RAW = bytes(range(7, 39))
@@ -341,12 +342,10 @@ def test_polynomials_in_one_integer_do_not_run_into_each_other(point: int, degre
     """At the largest coefficients, at every size of point, and over several remainders."""
     drawn = random.Random(degree)
     polynomials = [
-        [shamir.PRIME - 1] * (degree + 1),
+        [PRIME - 1] * (degree + 1),
         [0] * (degree + 1),
-        [drawn.randrange(shamir.PRIME) for _ in range(degree + 1)],
+        [drawn.randrange(PRIME) for _ in range(degree + 1)],
     ]
-    naive = [
-        sum(one * pow(point, degree - place) for place, one in enumerate(each)) % shamir.PRIME for each in polynomials
-    ]
+    naive = [sum(one * pow(point, degree - place) for place, one in enumerate(each)) % PRIME for each in polynomials]
     assert [each[0] for each in evaluated_together(polynomials, [point])] == naive
     assert [each[1] for each in evaluated_together(polynomials, [1, point])] == naive
