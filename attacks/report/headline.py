@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attacks.catalogue import ATTACKS
 from attacks.report import significance
-from attacks.report.reading import Audit
+from attacks.report.audited import Audit
 from attacks.report.sentences_membership import uncovered
 from attacks.report.verdict import in_short
 from attacks.report.wording import COIN, sides, units

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attacks.report.reading import Cell
+from attacks.report.audited import Cell
 from attacks.report.values import Row, count, number, row, words
 from secure_fed.report.formatting import number as shown
 from secure_fed.report.formatting import percent

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from attacks.report.audited import Audit
 from attacks.report.headline import headline, reading, untried
-from attacks.report.reading import Audit, read
+from attacks.report.reading import read
 from attacks.report.verdict import recorded
 from attacks.report.wording import at_least, promised
 from secure_fed.report.formatting import number

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from attacks.evidence.attempts import Attempt, Grade, best, exact, guessed, matched
-from attacks.report.reading import Cell
+from attacks.report.audited import Cell
 from attacks.report.values import Row, count, row
 
 

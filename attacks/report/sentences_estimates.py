@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attacks.report.reading import Audit, Estimated
+from attacks.report.audited import Audit, Estimated
 from attacks.report.wording import at_least
 from secure_fed.report.formatting import listed
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attacks.evidence.baseline import SHUFFLES
 from attacks.report import significance
-from attacks.report.reading import NO_UNIT, Audit
+from attacks.report.audited import NO_UNIT, Audit
 from attacks.report.wording import apart, at_least, confidence, unit_one, who
 from secure_fed.report.formatting import at_most, counted
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from attacks.report import significance
-from attacks.report.reading import NO_UNIT, Audit, Cell
+from attacks.report.audited import NO_UNIT, Audit, Cell
 from attacks.report.sentences_guarantee import ONE_IN
 from attacks.report.wording import at_most_hundred, between, capital, guess, hundred, sides, units, who
 from secure_fed.report.formatting import counted, percent

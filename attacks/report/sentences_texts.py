@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from attacks.evidence import attempts
 from attacks.evidence.attempts import Attempt, How, Named
 from attacks.report import readback
-from attacks.report.reading import Audit, Cell
+from attacks.report.audited import Audit, Cell
 from attacks.report.wording import who
 from secure_fed.report.formatting import counted, percent
 

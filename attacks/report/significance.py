@@ -33,7 +33,7 @@ from typing import Literal
 from attacks.evidence import tradeoff
 from attacks.evidence.main_attack import level
 from attacks.report import readback
-from attacks.report.reading import Allowed, Audit, Cell, Tail
+from attacks.report.audited import Allowed, Audit, Cell, Tail
 
 Mark = Literal["leak", "within", "beyond", "part", "sign", "inverted", "chance", "none"]
 

@@ -12,7 +12,8 @@ from typing import Any
 from attacks.adversary.vantage import VANTAGES
 from attacks.catalogue import ATTACKS
 from attacks.report import significance
-from attacks.report.reading import Cell, read
+from attacks.report.audited import Cell
+from attacks.report.reading import read
 from attacks.report.values import number, words
 from attacks.report.wording import at_least
 from secure_fed.errors import RunDirectoryError

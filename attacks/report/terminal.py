@@ -9,9 +9,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
 from attacks.report import significance
+from attacks.report.audited import Audit, Cell
 from attacks.report.headline import able, reading, tried, untried
 from attacks.report.measured import measured
-from attacks.report.reading import Audit, Cell, read
+from attacks.report.reading import read
 from attacks.report.sentences_estimates import NAMES, estimates
 from attacks.report.sentences_membership import uncovered
 from attacks.report.verdict import in_short, recorded

@@ -30,7 +30,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from attacks.report import readback, significance
-from attacks.report.reading import Audit, read
+from attacks.report.audited import Audit
+from attacks.report.reading import read
 from attacks.report.sentences_estimates import estimated
 from attacks.report.sentences_guarantee import contradicted, guarantee
 from attacks.report.sentences_membership import SERVERS, found_out, inverted, missed, signs, standing, tried

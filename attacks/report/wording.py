@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from attacks.report.reading import NO_UNIT, Audit
+from attacks.report.audited import NO_UNIT, Audit
 from secure_fed.report.formatting import MISSING, at_most
 
 _ALMOST = 0.99

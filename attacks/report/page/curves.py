@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from attacks.report import significance
+from attacks.report.audited import NO_UNIT, Audit, Cell
 from attacks.report.page import plots
 from attacks.report.page.plots import Curve
-from attacks.report.reading import NO_UNIT, Audit, Cell
 from attacks.report.sentences_estimates import NAMES, SUPPOSES, estimates
 from attacks.report.values import numbers
 from attacks.report.wording import apart, at_least, confidence, promised, unit_one

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attacks.report.reading import Audit
+from attacks.report.audited import Audit
 from attacks.report.values import Row, count, number, words
 from attacks.report.wording import capital, units
 from secure_fed.report.formatting import MISSING, counted, percent

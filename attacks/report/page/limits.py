@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attacks.report.reading import Audit
+from attacks.report.audited import Audit
 from attacks.report.sentences_guarantee import ONE_IN
 from attacks.report.significance import looks
 from attacks.report.wording import sides, unit_one, units

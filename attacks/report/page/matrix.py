@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from attacks.evidence.main_attack import level
 from attacks.report import significance
+from attacks.report.audited import Audit, Cell, Named
 from attacks.report.measured import measured
-from attacks.report.reading import Audit, Cell, Named
 from attacks.report.sentences_texts import short
 from attacks.report.wording import at_least
 from secure_fed.report.formatting import MISSING, at_most, counted, duration, listed, percent

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from attacks.report import significance
+from attacks.report.audited import NO_UNIT, Audit
 from attacks.report.headline import finding, headline, reading, tried, untried
 from attacks.report.page.curves import first_curve
-from attacks.report.reading import NO_UNIT, Audit
 from attacks.report.sentences_estimates import NAMES, estimates
 from attacks.report.sentences_guarantee import blunt
 from attacks.report.verdict import in_short

@@ -7,8 +7,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from attacks.report.audited import Audit
 from attacks.report.page import curves, exposure, limits, matrix, opening, sweep
-from attacks.report.reading import Audit, read
+from attacks.report.reading import read
 from attacks.report.verdict import recorded
 from secure_fed.report.page.page import document
 from secure_fed.runs.durable import atomic_write

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from attacks.report.audited import Audit
 from attacks.report.page import plots
 from attacks.report.page.plots import Mark
-from attacks.report.reading import Audit
 from attacks.report.values import Row, interval, number, row, words
 from attacks.report.wording import at_least
 from secure_fed.report.formatting import at_most, listed, percent, rate
