@@ -67,7 +67,7 @@ def ours(items: list[Any], collate: Collate, steps: int, *, once: bool) -> Calla
     def trained() -> None:
         objective = Objective(made, classification.loss, torch.device("cpu"), longest=LONGEST)
         if once:
-            read_once(objective)
+            read_once(objective, HEAD, 8)
         private = PrivateSteps(Gaussian(NOISE), CLIP, steps, entropy.stream("steps"))
         job = Job(read(made, HEAD), HEAD, items, collate, settings, LR, np.random.default_rng(0), private)
         train_together(objective, [job])

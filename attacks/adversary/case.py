@@ -102,8 +102,9 @@ class Case:
         """(examples,) phi under a global state."""
         parts, config = self.assembly.problem, self.assembly.config
         model = self.assembly.objective.load(tensors)
-        device = self.assembly.objective.device
-        return confidences(model, examples, parts.collate, parts.confidence, config.evaluation.batch_size, device)
+        device, size = self.assembly.objective.device, config.evaluation.batch_size
+        with self.assembly.objective.reading:
+            return confidences(model, examples, parts.collate, parts.confidence, size, device)
 
     @cached_property
     def looked_at(self) -> tuple[list[Any], NDArray[np.int64]]:

@@ -26,7 +26,8 @@ def evaluated(assembly: Assembly, state: State) -> Record:
 
     def measure(tensors: Tensors, examples: Sequence[Any]) -> dict[str, float]:
         model = objective.load(tensors)
-        return evaluate(model, examples, problem.collate, problem.metrics, settings.batch_size, objective.device)
+        with objective.reading:
+            return evaluate(model, examples, problem.collate, problem.metrics, settings.batch_size, objective.device)
 
     record: Record = _mean([measure(tensors, problem.test) for tensors in _measured(assembly, state)])
     if settings.target_accuracy is not None:

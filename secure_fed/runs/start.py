@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from privacy.sampling import Sampler
@@ -14,6 +15,7 @@ from secure_fed.learning.problem import Problem
 from secure_fed.learning.training.beside import copies_on
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.read_once import read_once
+from secure_fed.learning.training.uncoupled import most_at_once
 from secure_fed.methods.method import Method, RoundPlan, State, loss_of
 from secure_fed.rounds.cohort import cohort_sampler, vacancies
 from secure_fed.rounds.personal import personal_names
@@ -66,16 +68,18 @@ def started(config: RunConfig, method: Method, whole: Problem, *, own: bool) -> 
         personal=personal,
         plan=plan,
         trained=tensors.select(plan.trainable).without(personal).numel,
-        objective=_objective(config, problem, method),
+        objective=_objective(config, problem, method, plan.trainable),
         sampler=cohort_sampler(config, len(problem.names), vacancies(problem.names, whole.names)),
     )
 
 
-def _objective(config: RunConfig, problem: Problem, method: Method) -> Objective:
+def _objective(config: RunConfig, problem: Problem, method: Method, trainable: Sequence[str]) -> Objective:
     """The loss of the method's model, where the model is, with copies on the other devices of the configuration."""
     device = next(problem.model.parameters()).device
     longest = None if problem.tokenizer is None else config.model.max_length  # texts that are given are not cut
     objective = Objective(problem.model, loss_of(method, problem.loss), device, longest=longest)
-    read_once(objective)
     objective.beside = copies_on(objective, find_devices(config.model.device)[1:])
+    if problem.tokenizer is not None:  # a model that is given is its owner's, with texts of any form
+        for one in (objective, *objective.beside):
+            read_once(one, trainable, most_at_once(one.device, config.training))
     return objective

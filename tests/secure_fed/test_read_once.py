@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from pathlib import Path
 from typing import Any
 
@@ -19,32 +20,33 @@ from secure_fed.learning.models import loading
 from secure_fed.learning.models.adapters.parameters import train_only
 from secure_fed.learning.tasks import build, classification
 from secure_fed.learning.training import read_once as module
-from secure_fed.learning.training.beside import copies_on
 from secure_fed.learning.training.crew import copy_of
 from secure_fed.learning.training.kinds import Kinds
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.read_once import read_once
+from secure_fed.learning.training.read_once import ReadOnce, read_once
+from secure_fed.methods import METHODS
 from tests.secure_fed.test_loading import FAMILIES, saved
 
 LONGEST = 24
+HEAD = ["classifier.weight", "classifier.bias"]
 CPU = torch.device("cpu")
 
 
-def loaded(folder: Path) -> Any:
+def loaded(folder: Path, **settings: Any) -> Any:
     model = loading.load(
-        ModelConfig(name=str(folder), pooling="mean"), build(DataConfig()), ("calm", "wild", "other"), seed=0
+        ModelConfig(name=str(folder), pooling="mean", **settings),
+        build(DataConfig()),
+        ("calm", "wild", "other"),
+        seed=0,
     ).model
-    train_only(model, ["classifier.weight", "classifier.bias"])
+    train_only(model, HEAD)
     return model
 
 
-def remembering(folder: Path) -> Any:
-    return objective(folder).model
-
-
-def objective(folder: Path) -> Objective:
-    made = Objective(loaded(folder), classification.loss, CPU, longest=LONGEST)
-    read_once(made)
+def objective(folder: Path, **settings: Any) -> Objective:
+    made = Objective(loaded(folder, **settings), classification.loss, CPU, longest=LONGEST)
+    read_once(made, HEAD, 8)
+    assert made.reads_once
     return made
 
 
@@ -60,6 +62,29 @@ def batch(some: list[Tensor], extra: int = 0, **others: Any) -> dict[str, Tensor
     return {"input_ids": ids, "attention_mask": mask, **others}
 
 
+def scores(whole: Objective, given: dict[str, Tensor]) -> Tensor:
+    with whole.reading:
+        found: Tensor = whole.model(**given).logits
+    return found
+
+
+def means(whole: Objective, some: list[Tensor]) -> Tensor:
+    return read(whole, batch(some))
+
+
+def read(whole: Objective, given: dict[str, Tensor]) -> Tensor:
+    model: Any = whole.model
+    with whole.reading:
+        found: Tensor = model.read(**given)[0]
+    return found
+
+
+@torch.no_grad()
+def plain(model: Any, given: dict[str, Tensor]) -> Tensor:
+    found: Tensor = model.eval()(**given).logits
+    return found
+
+
 def counting(model: Any) -> list[int]:
     """The rows of every pass of the encoder from now on."""
     rows: list[int] = []
@@ -73,40 +98,56 @@ def counting(model: Any) -> list[int]:
 def test_the_scores_are_those_of_the_model_without_dropout(family: str, tmp_path: Path, small_tokenizer: Any) -> None:
     """Whatever is read together, and from memory."""
     folder = saved(tmp_path, family, small_tokenizer)
-    model, plain, some = remembering(folder), loaded(folder).eval(), texts(20)
+    whole, other, some = objective(folder), loaded(folder), texts(20)
+    want = torch.cat([plain(other, {"input_ids": text.unsqueeze(0)}) for text in some])
     for _ in range(2):
-        found = model(**batch(some)).logits
-        with torch.no_grad():
-            want = torch.cat([plain(input_ids=text.unsqueeze(0)).logits for text in some])
-        assert torch.allclose(found, want, atol=1e-5)
-    assert model.encoder.training, "as it was"
+        assert torch.allclose(scores(whole, batch(some)), want, atol=1e-5)
+    assert whole.model.get_submodule("encoder").training, "as it was"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_model_in_half_precision_keeps_its_own_type(dtype: str, small_model: Path) -> None:
+    whole, some = objective(small_model, dtype=dtype), texts(5)
+    found = scores(whole, batch(some))
+    assert found.dtype == getattr(torch, dtype)
+    assert torch.allclose(found, plain(loaded(small_model, dtype=dtype), batch(some)), atol=2e-2)
 
 
 def test_a_text_is_read_once_whatever_it_is_padded_to(small_model: Path) -> None:
-    model, some = remembering(small_model), texts(9)
-    model(**batch(some))
-    rows = counting(model)
-    first = model(**batch(some, extra=5)).logits
-    second = model(**batch(some[::-1])).logits
+    whole, some = objective(small_model), texts(9)
+    scores(whole, batch(some))
+    rows = counting(whole.model)
+    first = scores(whole, batch(some, extra=5))
+    second = scores(whole, batch(some[::-1]))
     assert rows == []
     assert torch.equal(first, second.flip(0))
     new = torch.tensor([7, 7, 7])
-    model(**batch([*some, new]))
-    assert 0 < sum(rows) <= 3, "the new text alone, and what fills its pass up"
+    scores(whole, batch([*some, new]))
+    assert 0 < sum(rows) <= 8, "the new text alone, and what fills its pass up"
 
 
 def test_a_mean_is_the_same_to_the_bit_in_any_company(small_model: Path) -> None:
     """As a bound on what one text moves asks for: of 40 texts each, alone, in order and in reverse, in models of their own."""
     some = texts(40)
-    alone, whole, turned = (remembering(small_model) for _ in range(3))
-    means = torch.cat([alone.read(**batch([text]))[0] for text in some])
-    assert torch.equal(whole.read(**batch(some))[0], means)
-    assert torch.equal(turned.read(**batch(some[::-1]))[0].flip(0), means)
+    alone, whole, turned = (objective(small_model) for _ in range(3))
+    each = torch.cat([means(alone, [text]) for text in some])
+    assert torch.equal(means(whole, some), each)
+    assert torch.equal(means(turned, some[::-1]).flip(0), each)
+
+
+def test_a_text_with_a_hole_or_padded_in_front_changes_no_other(small_model: Path) -> None:
+    """It is read as its own mask says, without dropout too."""
+    ids = torch.tensor([[5, 6, 7, 8, 9, 0], [5, 6, 7, 8, 9, 10], [0, 0, 7, 8, 9, 10]])
+    mask = torch.tensor([[1, 1, 1, 1, 1, 0], [1, 1, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1]])
+    given = {"input_ids": ids, "attention_mask": mask}
+    whole = objective(small_model)
+    assert torch.equal(read(whole, given)[:1], means(objective(small_model), [ids[0, :5]]))
+    assert torch.allclose(scores(whole, given), plain(loaded(small_model), given), atol=1e-6)
 
 
 def test_what_divides_the_products_of_a_pass_leaves_the_encoder_alone(small_model: Path) -> None:
     """Else the bits of a mean would go by the pass in which its text was first seen."""
-    model, seen = remembering(small_model), list[Any]()
+    whole, seen = objective(small_model), list[Any]()
 
     class Watching(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -114,97 +155,92 @@ def test_what_divides_the_products_of_a_pass_leaves_the_encoder_alone(small_mode
             return func(*args, **(kwargs or {}))
 
     with Watching():
-        model(**batch(texts(3)))
+        scores(whole, batch(texts(3)))
     assert seen.count(nn.functional.linear) == 1, "the head's"
 
 
 def test_an_encoder_that_couples_texts_reads_each_alone(small_model: Path) -> None:
-    model = remembering(small_model)
+    whole, some = objective(small_model), texts(6)
+    model: Any = whole.model
     model.encoder.register_forward_hook(
         lambda layer, args, out: setattr(
             out, "last_hidden_state", out.last_hidden_state - out.last_hidden_state.mean(0)
         )
     )
-    some = texts(6)
-    together = model.read(**batch(some))[0]
-    rows = counting(model)
-    kept = model.read(**batch(some[:1]))[0]
-    assert rows == []
-    assert torch.equal(kept[0], together[0])
+    together = means(whole, some)
     assert torch.equal(together, torch.zeros_like(together)), "each less the mean over itself"
+    rows = counting(model)
+    assert torch.equal(means(whole, some[:1])[0], together[0])
+    assert rows == []
 
 
 def test_pairs_that_differ_in_types_alone_are_two(small_model: Path) -> None:
-    model, plain = remembering(small_model), loaded(small_model).eval()
-    ids = torch.tensor([[5, 6, 7, 8]])
+    whole, other, ids = objective(small_model), loaded(small_model), torch.tensor([[5, 6, 7, 8]])
     for types in (torch.tensor([[0, 0, 1, 1]]), torch.tensor([[0, 1, 1, 1]])):
-        with torch.no_grad():
-            want = plain(input_ids=ids, token_type_ids=types).logits
-        assert torch.allclose(model(**batch(list(ids), token_type_ids=types)).logits, want, atol=1e-6)
+        given = batch(list(ids), token_type_ids=types)
+        assert torch.allclose(scores(whole, given), plain(other, given), atol=1e-6)
 
 
 def test_other_weights_read_anew(small_model: Path) -> None:
-    model, some = remembering(small_model), texts(3)
-    before = model(**batch(some)).logits
+    whole, some = objective(small_model), texts(3)
+    before = scores(whole, batch(some))
     with torch.no_grad():
-        next(model.encoder.parameters()).mul_(1.5)
-    changed = model(**batch(some)).logits
+        next(whole.model.get_submodule("encoder").parameters()).mul_(1.5)
+    changed = scores(whole, batch(some))
     assert not torch.allclose(before, changed)
-    for weight in model.encoder.parameters():
+    for weight in whole.model.get_submodule("encoder").parameters():
         weight.data = weight.data * 0.5
-    assert not torch.allclose(changed, model(**batch(some)).logits)
+    assert not torch.allclose(changed, scores(whole, batch(some)))
 
 
-def test_an_encoder_that_trains_has_its_gradients(small_model: Path) -> None:
-    model, some = remembering(small_model), texts(3)
-    model(**batch(some))
+def test_only_the_objective_knows_what_was_read(small_model: Path) -> None:
+    """The model that somebody is given computes as it is: after a change of its weights, and when it is saved."""
+    whole, some = objective(small_model), texts(3)
+    model: Any = whole.model
+    scores(whole, batch(some))
+    assert "read" not in vars(model)
     for weight in model.encoder.parameters():
         weight.requires_grad_()
-    model(**batch(some)).logits.sum().backward()
-    assert any(weight.grad is not None and weight.grad.any() for weight in model.encoder.parameters())
-
-
-def test_what_is_more_than_texts_is_computed(small_model: Path) -> None:
-    model, some = remembering(small_model).eval(), texts(3)
+        weight.data.mul_(1.5)
     given = batch(some)
-    assert len(model(**given, output_hidden_states=True).hidden_states) == 2
-    embedded = model.get_input_embeddings()(given["input_ids"]).requires_grad_()
-    model(inputs_embeds=embedded, attention_mask=given["attention_mask"]).logits.sum().backward()
+    assert torch.allclose(plain(model, given), plain(copy.deepcopy(model), given))
+    model(**given).logits.sum().backward()
+    assert any(weight.grad is not None and weight.grad.any() for weight in model.encoder.parameters())
+    torch.save(model, stored := io.BytesIO())
+    assert b"read_once" not in stored.getvalue()
+
+
+def test_what_is_more_than_texts_is_computed_without_dropout(small_model: Path) -> None:
+    whole, some = objective(small_model), texts(3)
+    model: Any = whole.model
+    embedded = model.get_input_embeddings()(batch(some)["input_ids"]).detach().requires_grad_()
+    found = scores(whole, {"inputs_embeds": embedded, "attention_mask": batch(some)["attention_mask"]})
+    found.sum().backward()
     assert embedded.grad is not None
     assert embedded.grad.any()
-    ids, mask = given["input_ids"].flip(1), given["attention_mask"].flip(1)  # padded on the left
-    with torch.no_grad():
-        want = loaded(small_model).eval()(input_ids=ids, attention_mask=mask).logits
-    assert torch.equal(model(input_ids=ids, attention_mask=mask).logits, want)
+    assert torch.allclose(found, scores(whole, batch(some)), atol=1e-5)
 
 
 def test_copies_with_the_same_weights_share_and_others_do_not(small_model: Path) -> None:
-    whole = objective(small_model)
-    model: Any = whole.model
-    some = texts(5)
-    model(**batch(some))
-    shares: Any = copy_of(whole).model
-    rows = counting(shares)
-    shares(**batch(some))
+    whole, some = objective(small_model), texts(5)
+    scores(whole, batch(some))
+    shares, other = copy_of(whole), copy.deepcopy(whole)
+    rows = counting(shares.model)
+    assert torch.equal(scores(shares, batch(some)), scores(whole, batch(some)))
     assert rows == []
-    other = copy.deepcopy(model)
-    with torch.no_grad():
-        next(other.encoder.parameters()).mul_(1.5)
-    assert not torch.allclose(other(**batch(some)).logits, model(**batch(some)).logits)
-    kept = model.read._kept
-    assert kept is shares.read._kept
-    assert kept is not other.read._kept
-    assert len(kept.means) == 5
+    kept = [one.reading._kept for one in (whole, shares, other) if isinstance(one.reading, ReadOnce)]
+    assert kept[0] is kept[1]
+    assert kept[0] is not kept[2]
+    assert len(kept[0].means) == 5
 
 
 def test_a_full_memory_keeps_no_more(small_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST", 16 * 4 * 3)
-    model, plain, some = remembering(small_model), loaded(small_model).eval(), texts(6)
-    model(**batch(some[:2]))
-    found = model(**batch(some)).logits
-    with torch.no_grad():
-        assert torch.allclose(found, plain(**batch(some)).logits, atol=1e-5)
-    assert len(model.read._kept.means) == 2
+    monkeypatch.setattr(module, "_MOST", (16 * 4 + 1024) * 3)
+    whole, some = objective(small_model), texts(6)
+    scores(whole, batch(some[:2]))
+    assert torch.allclose(scores(whole, batch(some)), plain(loaded(small_model), batch(some)), atol=1e-5)
+    assert isinstance(whole.reading, ReadOnce)
+    assert len(whole.reading._kept.means) == 2
 
 
 def test_texts_of_all_lengths_share_passes_after_they_are_read(small_model: Path) -> None:
@@ -214,11 +250,24 @@ def test_texts_of_all_lengths_share_passes_after_they_are_read(small_model: Path
     kinds = Kinds(collate, whole.longest, whole.reads_once)
     assert len({kinds(item) for item in items}) == 1
     assert kinds({"input_ids": np.full(LONGEST + 1, 5), "labels": 0}) != kinds(items[0])
-    of_kind = kinds.together(kinds(items[0]))
-    assert torch.equal(whole(of_kind(items)), whole(collate(items)))
-    copied = copies_on(whole, [CPU])[0]
-    assert copied.reads_once
-    assert not Objective(loaded(small_model), classification.loss, CPU, longest=LONGEST).reads_once
+    assert torch.equal(whole(kinds.together(kinds(items[0]))(items)), whole(collate(items)))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_only_the_head_alone_leaves_the_encoder_as_it_is(method: str, small_model: Path, small_data: Path) -> None:
+    federation = configured(small_model, small_data, f"method.name={method}", "federation.rounds=1")
+    assert federation.assembly.objective.reads_once == (method == "head")
+
+
+def configured(model: Path, data: Path, *settings: str) -> Federation:
+    given = [f"model.name={model}", f"data.train={data / 'train.jsonl'}", f"data.test={data / 'test.jsonl'}"]
+    given += ["model.pooling=mean", "model.max_length=24", "federation.clients=3", "training.batch_size=64"]
+    return Federation(RunConfig.load(None, [*given, *settings]))
+
+
+def test_a_part_of_the_encoder_that_trains_is_read_in_every_step(small_model: Path, small_data: Path) -> None:
+    more = configured(small_model, small_data, "method.name=head", "method.modules_to_save=LayerNorm")
+    assert not more.assembly.objective.reads_once
 
 
 @pytest.mark.parametrize("privacy", [(), ("privacy.unit=example", "privacy.noise_multiplier=1.0")])
@@ -231,9 +280,7 @@ def test_a_run_of_the_head_alone_reads_each_text_once(
 
 
 def rows_read(model: Path, data: Path, *settings: str) -> int:
-    given = [f"model.name={model}", f"data.train={data / 'train.jsonl'}", f"data.test={data / 'test.jsonl'}"]
-    given += ["method.name=head", "model.pooling=mean", "federation.clients=3", "training.batch_size=64"]
-    federation = Federation(RunConfig.load(None, [*given, *settings]))
+    federation = configured(model, data, "method.name=head", *settings)
     rows = counting(federation.assembly.objective.model)
     federation.run()
     return sum(rows)

@@ -28,7 +28,7 @@ def copies_on(objective: Objective, devices: Sequence[torch.device]) -> list[Obj
     def placed(device: torch.device) -> Objective:
         model, loss = copy.deepcopy((objective.model, objective.loss))
         own = Objective(model.to(device), loss, device, longest=objective.longest)
-        own.ways, own.reads_once = objective.ways, objective.reads_once
+        own.ways = objective.ways
         return own
 
     return [placed(device) for device in devices]

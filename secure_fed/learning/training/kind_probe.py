@@ -41,7 +41,8 @@ class Probing:
         probe = made_up(self.kinds, kind, self.objective.model, items[0], count)
         if probe is None or not self._takes(alone, probe):
             probe = self._of_the_data(kind, items, count)
-        return KindProbe(probe, not isinstance(kind, Padded) or self._takes(together, probe))
+        # All of them are padded to one width: two show whether the model has positions for it.
+        return KindProbe(probe, not isinstance(kind, Padded) or self._takes(together, probe[:2]))
 
     def _of_the_data(self, kind: Hashable, items: Sequence[Any], count: int) -> list[Any]:
         others = (item for item in self.known[:_LOOKED_AT] if self.kinds(item) == kind)
@@ -49,10 +50,9 @@ class Probing:
         return varied(own or items, count)
 
     def _takes(self, collate: Collate, probe: Sequence[Any]) -> bool:
-        """Whether the model reads such examples. Two show it: they are padded alike, and have both kinds of labels."""
         try:
             with torch.no_grad(), seeded(self.objective.device, np.random.default_rng(0)):
-                found = losses(self.objective, collate, self.placed, probe[:2])
+                found = losses(self.objective, collate, self.placed, probe)
         except _CANNOT:
             return False
         return bool(found.isfinite().all())

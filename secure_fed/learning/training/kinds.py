@@ -42,7 +42,7 @@ class Padded:
     @property
     def work(self) -> int:
         """The tokens whose work a pass has with an example."""
-        return _AFTERWARDS if self.read else self.width
+        return min(_AFTERWARDS, self.width) if self.read else self.width
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ def made_up(kinds: Kinds, kind: Hashable, model: nn.Module, pattern: Any, count:
     if not isinstance(kind, Padded) or words is None:
         return None
     rng = np.random.default_rng(0)
-    shortest, longest = (kind.width, kind.width) if kind.full else (min(kind.above + 1, kind.width - 1), kind.width - 1)
+    shortest, longest = (kind.width, kind.width) if kind.full else (min(kind.above + 1, kind.work - 1), kind.work - 1)
     lengths = rng.permutation(np.linspace(max(2, shortest), max(2, longest), count).round().astype(int))
     tokenwise = getattr(getattr(kinds.collate, "plain", kinds.collate), "labels", None) is per_token
     made = []

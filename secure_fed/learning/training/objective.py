@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -37,7 +38,9 @@ class Objective(nn.Module):
         self.model = model
         self.loss = loss
         self.device = device
-        self.reads_once = False  # whether the model keeps what its frozen encoder made of a text (`read_once`)
+        # Within which the model is called, and whether it then keeps what its frozen encoder made of a text (`read_once`).
+        self.reading: AbstractContextManager[None] = nullcontext()
+        self.reads_once = False
         self.longest = min((limit for limit in (longest, positions_of(model)) if limit is not None), default=None)
         # Which ways of taking per-example gradients have proven right (`packs`).
         self.ways: dict[Hashable, Any] = {}
@@ -59,7 +62,8 @@ class Objective(nn.Module):
         return losses
 
     def forward(self, batch: Batch) -> Tensor:
-        return self.loss(self.model, batch)
+        with self.reading:
+            return self.loss(self.model, batch)
 
     def begin(self) -> None:
         """Make ready for the training of another client: in training mode, and the buffers as they were."""

@@ -78,7 +78,8 @@ def fitted(assembly: Assembly, state: State, held: AuditPool) -> NDArray[np.floa
     examples, owner = looked_at(units)
     model = assembly.objective.load(state.tensors)
     batch_size = assembly.config.evaluation.batch_size
-    phi = confidences(model, examples, problem.collate, problem.confidence, batch_size, assembly.objective.device)
+    with assembly.objective.reading:
+        phi = confidences(model, examples, problem.collate, problem.confidence, batch_size, assembly.objective.device)
     return mean_of_units(phi, owner, len(units))
 
 
