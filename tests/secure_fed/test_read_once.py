@@ -137,8 +137,9 @@ def test_a_mean_is_the_same_to_the_bit_in_any_company(small_model: Path) -> None
 
 def test_a_text_with_a_hole_or_padded_in_front_changes_no_other(small_model: Path) -> None:
     """It is read as its own mask says, without dropout too."""
-    ids = torch.tensor([[5, 6, 7, 8, 9, 0], [5, 6, 7, 8, 9, 10], [0, 0, 7, 8, 9, 10]])
-    mask = torch.tensor([[1, 1, 1, 1, 1, 0], [1, 1, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1]])
+    whole_text = [5, 6, 7, 8, 9, 10]
+    ids = torch.tensor([[5, 6, 7, 8, 9, 0], whole_text, [0, 0, 7, 8, 9, 10], whole_text])
+    mask = torch.tensor([[1, 1, 1, 1, 1, 0], [1, 1, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
     given = {"input_ids": ids, "attention_mask": mask}
     whole = objective(small_model)
     assert torch.equal(read(whole, given)[:1], means(objective(small_model), [ids[0, :5]]))
