@@ -22,6 +22,7 @@ from secure_fed.learning.tasks import build, classification
 from secure_fed.learning.training import read_once as module
 from secure_fed.learning.training.crew import copy_of
 from secure_fed.learning.training.kinds import Kinds
+from secure_fed.learning.training.made_up import made_up
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.read_once import ReadOnce, read_once
 from secure_fed.methods import METHODS
@@ -146,6 +147,20 @@ def test_a_text_with_a_hole_or_padded_in_front_changes_no_other(small_model: Pat
     assert torch.allclose(scores(whole, given), plain(loaded(small_model), given), atol=1e-6)
 
 
+def test_a_text_that_fills_the_width_shares_no_pass_with_one_that_has_a_hole(small_model: Path) -> None:
+    """A model computes otherwise where nothing of a batch is masked."""
+    ids = torch.stack([torch.arange(4, 4 + LONGEST), torch.arange(5, 5 + LONGEST)])
+    mask = torch.ones_like(ids)
+    mask[1, 3] = 0
+    whole, given = objective(small_model), {"input_ids": ids, "attention_mask": mask}
+    seen: list[Tensor] = []
+    whole.model.get_submodule("encoder").register_forward_hook(
+        lambda layer, args, kwargs, out: seen.append(kwargs["attention_mask"]), with_kwargs=True
+    )
+    read(whole, given)
+    assert not [one for one in seen if one.all(1).any() and not one.all()]
+
+
 def test_what_divides_the_products_of_a_pass_leaves_the_encoder_alone(small_model: Path) -> None:
     """Else the bits of a mean would go by the pass in which its text was first seen."""
     whole, seen = objective(small_model), list[Any]()
@@ -252,12 +267,23 @@ def test_texts_of_all_lengths_share_passes_after_they_are_read(small_model: Path
     assert len({kinds(item) for item in items}) == 1
     assert kinds({"input_ids": np.full(LONGEST + 1, 5), "labels": 0}) != kinds(items[0])
     assert torch.equal(whole(kinds.together(kinds(items[0]))(items)), whole(collate(items)))
+    wide = Kinds(collate, 100, reads_once=True)
+    made = made_up(wide, wide(items[0]), whole.model, items[0], 9)
+    assert made is not None
+    assert max(len(item["input_ids"]) for item in made) < 40, "a trial reads no longer ones than it has to"
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_only_the_head_alone_leaves_the_encoder_as_it_is(method: str, small_model: Path, small_data: Path) -> None:
     federation = configured(small_model, small_data, f"method.name={method}", "federation.rounds=1")
     assert federation.assembly.objective.reads_once == (method == "head")
+
+
+def test_a_model_that_is_given_reads_as_its_owner_made_it(small_model: Path) -> None:
+    items = [{"input_ids": text.numpy(), "labels": 0} for text in texts(6)]
+    settings = RunConfig.from_dict({"method": {"name": "head"}})
+    given = Federation(settings, model=loaded(small_model), train=[items, items], test=items)
+    assert not given.assembly.objective.reads_once
 
 
 def configured(model: Path, data: Path, *settings: str) -> Federation:
