@@ -26,6 +26,7 @@ from secure_fed.learning.training.made_up import made_up
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.read_once import ReadOnce, read_once
 from secure_fed.methods import METHODS
+from tests.cells import chosen
 from tests.secure_fed.test_loading import FAMILIES, saved
 
 LONGEST = 24
@@ -276,7 +277,7 @@ def test_texts_of_all_lengths_share_passes_after_they_are_read(small_model: Path
     assert max(len(item["input_ids"]) for item in made) < 40, "a trial reads no longer ones than it has to"
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", chosen(METHODS, ["head", "c2a", "fedlora"]))
 def test_only_the_head_alone_leaves_the_encoder_as_it_is(method: str, small_model: Path, small_data: Path) -> None:
     federation = configured(small_model, small_data, f"method.name={method}", "federation.rounds=1")
     assert federation.assembly.objective.reads_once == (method == "head")
