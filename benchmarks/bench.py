@@ -56,7 +56,7 @@ PARTS = {
     "shadows": Part("shadows.py", "", "--quick", threads=0),
     "private_step": Part("private_step.py", "--repeats 7", "--repeats 2"),
     "read_once": Part("read_once.py", "--repeats 2", "--repeats 1"),
-    "fedara_time": Part("fedara_time.py", "--repeats 1", "--repeats 1 --rounds 5"),
+    "fedara_time": Part("fedara_time.py", "--repeats 2", "--repeats 1 --rounds 5"),
     "secure_aggregation": Part(
         "secure_aggregation.py",
         "--dim 100000 300000 1200000 --clients 10 50 200 --server-repeats 1 --budget 10",
