@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from privacy.sampling import Sampler
@@ -68,12 +67,12 @@ def started(config: RunConfig, method: Method, whole: Problem, *, own: bool) -> 
         personal=personal,
         plan=plan,
         trained=tensors.select(plan.trainable).without(personal).numel,
-        objective=_objective(config, problem, method, plan.trainable),
+        objective=_objective(config, problem, method, tensors),
         sampler=cohort_sampler(config, len(problem.names), vacancies(problem.names, whole.names)),
     )
 
 
-def _objective(config: RunConfig, problem: Problem, method: Method, trainable: Sequence[str]) -> Objective:
+def _objective(config: RunConfig, problem: Problem, method: Method, tensors: Tensors) -> Objective:
     """The loss of the method's model, where the model is, with copies on the other devices of the configuration."""
     device = next(problem.model.parameters()).device
     longest = None if problem.tokenizer is None else config.model.max_length  # texts that are given are not cut
@@ -81,5 +80,5 @@ def _objective(config: RunConfig, problem: Problem, method: Method, trainable: S
     objective.beside = copies_on(objective, find_devices(config.model.device)[1:])
     if problem.tokenizer is not None:  # a model that is given is its owner's, with texts of any form
         for one in (objective, *objective.beside):
-            read_once(one, trainable, most_at_once(one.device, config.training))
+            read_once(one, list(tensors), most_at_once(one.device, config.training))
     return objective

@@ -26,6 +26,7 @@ from secure_fed.learning.training.made_up import made_up
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.read_once import ReadOnce, read_once
 from secure_fed.methods import METHODS
+from secure_fed.runs import start
 from tests.cells import chosen
 from tests.secure_fed.test_loading import FAMILIES, saved
 
@@ -288,6 +289,17 @@ def test_a_model_that_is_given_reads_as_its_owner_made_it(small_model: Path) -> 
     settings = RunConfig.from_dict({"method": {"name": "head"}})
     given = Federation(settings, model=loaded(small_model), train=[items, items], test=items)
     assert not given.assembly.objective.reads_once
+
+
+def test_what_changes_in_a_later_round_counts_from_the_first(
+    small_model: Path, small_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A method may train the head alone in its first rounds, and an adapter after them."""
+    asked: list[list[str]] = []
+    monkeypatch.setattr(start, "read_once", lambda objective, names, most: asked.append(names))
+    federation = configured(small_model, small_data, "method.name=rolora")
+    assert asked == [list(federation.assembly.initial.tensors)]
+    assert set(federation.assembly.method.plan(federation.assembly.initial).trainable) < set(asked[0])
 
 
 def configured(model: Path, data: Path, *settings: str) -> Federation:

@@ -43,9 +43,12 @@ Numbers = NDArray[np.int64]
 Key = tuple[int, int, bytes]
 
 
-def read_once(objective: Objective, trainable: Collection[str], most: int) -> None:
-    """Let the objective keep the means, if its model's head reads them and is all that trains. most: texts of a pass."""
-    if is_pooled(getattr(objective.model, "config", None)) and all(name.startswith(_HEAD) for name in trainable):
+def read_once(objective: Objective, names: Collection[str], most: int) -> None:
+    """Let the objective keep the means, if its model's head reads them and is all that ever changes.
+
+    names: of every tensor that a state of the run has. most: texts of a pass.
+    """
+    if is_pooled(getattr(objective.model, "config", None)) and all(name.startswith(_HEAD) for name in names):
         objective.reading, objective.reads_once = ReadOnce(objective.model, objective.longest, most), True
 
 
