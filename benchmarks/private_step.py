@@ -48,6 +48,7 @@ from secure_fed.learning.training.private_steps import PrivateSteps
 from secure_fed.tensors.tensors import Tensors
 
 BATCH, LENGTH, LABELS = 16, 64, 4
+SHAPE = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
 LR, NOISE, CLIP = 1e-3, 1.0, 1.0
 CPU = torch.device("cpu")
 
@@ -58,8 +59,7 @@ def adapted() -> tuple[nn.Module, list[str]]:
     from transformers import BertConfig, BertForSequenceClassification
 
     torch.manual_seed(0)
-    shape = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
-    model = BertForSequenceClassification(BertConfig(num_labels=LABELS, **shape))
+    model = BertForSequenceClassification(BertConfig(num_labels=LABELS, **SHAPE))
     LoraAdapter(rank=8).inject(model, ["classifier.weight", "classifier.bias"], 0)
     return model, [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
@@ -85,21 +85,26 @@ def plain(items: Sequence[Any], collate: Collate) -> Step:
 
 
 def opacus(items: Sequence[Any], collate: Collate) -> Step:
+    model, names = adapted()
+    take, batch = opacus_step(model, names, BATCH), collate(items)
+    return lambda: take(batch)
+
+
+def opacus_step(model: nn.Module, names: Sequence[str], expected: int) -> Callable[[Any], None]:
+    """A step on a batch, by Opacus's hooks and its optimizer. expected: the examples of a batch."""
     from opacus.grad_sample import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
-    model, names = adapted()
-    batch = collate(items)
     wrapped = GradSampleModule(model.train(), strict=False, loss_reduction="mean")
     optimizer = DPOptimizer(
         torch.optim.AdamW([model.get_parameter(name) for name in names], LR),
         noise_multiplier=NOISE,
         max_grad_norm=CLIP,
-        expected_batch_size=BATCH,
+        expected_batch_size=expected,
         loss_reduction="mean",
     )
 
-    def step() -> None:
+    def step(batch: Any) -> None:
         optimizer.zero_grad()
         classification.loss(wrapped, batch).mean().backward()
         optimizer.step()

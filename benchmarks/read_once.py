@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from private_step import CLIP, LABELS, LR, NOISE, SHAPE, opacus_step
 from timing import Limit, at_most, machine, ratio, show, timed, turns
 from torch.utils.data import DataLoader
 
@@ -39,8 +40,7 @@ from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.private_steps import PrivateSteps
 from secure_fed.learning.training.read_once import read_once
 
-TEXTS, BATCH, LONGEST, LABELS = 256, 64, 64, 4
-LR, NOISE, CLIP = 1e-3, 1.0, 1.0
+TEXTS, BATCH, LONGEST = 256, 64, 64
 HEAD = ["classifier.weight", "classifier.bias"]
 
 
@@ -48,8 +48,7 @@ def model() -> Any:
     from transformers import BertConfig
 
     torch.manual_seed(0)
-    shape = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
-    made = MeanPooledForSequenceClassification(MeanPooledConfig(BertConfig(**shape), num_labels=LABELS))
+    made = MeanPooledForSequenceClassification(MeanPooledConfig(BertConfig(**SHAPE), num_labels=LABELS))
     train_only(made, HEAD)
     return made
 
@@ -77,29 +76,15 @@ def ours(items: list[Any], collate: Collate, steps: int, *, once: bool) -> Calla
 
 def opacus(items: list[Any], collate: Collate, steps: int) -> Callable[[], object]:
     from opacus.data_loader import DPDataLoader
-    from opacus.grad_sample import GradSampleModule
-    from opacus.optimizers import DPOptimizer
 
     def trained() -> None:
-        made = model()
+        step = opacus_step(model(), HEAD, BATCH)
         loader = DPDataLoader.from_data_loader(
             DataLoader(items, batch_size=BATCH, collate_fn=collate)  # type: ignore[arg-type]
         )
-        wrapped = GradSampleModule(made.train(), strict=False, loss_reduction="mean")
-        optimizer = DPOptimizer(
-            torch.optim.AdamW([made.get_parameter(name) for name in HEAD], LR),
-            noise_multiplier=NOISE,
-            max_grad_norm=CLIP,
-            expected_batch_size=BATCH,
-            loss_reduction="mean",
-        )
-        taken = 0
-        while taken < steps:
+        for _ in range(steps * BATCH // TEXTS):
             for batch in loader:
-                optimizer.zero_grad()
-                classification.loss(wrapped, batch).mean().backward()
-                optimizer.step()
-                taken += 1
+                step(batch)
 
     return trained
 

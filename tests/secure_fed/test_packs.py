@@ -18,10 +18,12 @@ from secure_fed.errors import ModelError
 from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.cohort import Ways
+from secure_fed.learning.training.kind_probe import Probing
 from secure_fed.learning.training.kinds import Kinds, Padded
-from secure_fed.learning.training.local import Job
+from secure_fed.learning.training.local import Job, Placed
 from secure_fed.learning.training.made_up import varied
 from secure_fed.learning.training.objective import Objective
+from secure_fed.learning.training.packs import Packs
 from secure_fed.methods import build
 from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen
@@ -222,3 +224,35 @@ def test_examples_that_are_too_few_are_varied() -> None:
     assert one is item
     assert two["x"].tolist() == [2, 0, 1]
     assert (two["labels"], two["attention_mask"].tolist()) == (1, [1, 0, 0])
+
+
+def test_a_width_that_the_model_has_no_positions_for_is_not_tried() -> None:
+    """Of a model that does not say how many it has: its texts fit, and the width that they would be padded to does not."""
+
+    class Nine(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.places, self.head = nn.Embedding(20, 4), nn.Embedding(9, 4), nn.Linear(4, 2)
+
+        def get_input_embeddings(self) -> nn.Module:
+            return self.words
+
+        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+            states = self.words(input_ids) + self.places.weight[torch.arange(input_ids.shape[1])]
+            scores: Tensor = self.head((states * attention_mask.unsqueeze(-1)).sum(1))
+            return scores
+
+    objective = Objective(Nine(), classification.loss, torch.device("cpu"))
+    items = [{"input_ids": np.full(9, 1 + number), "labels": number % 2} for number in range(4)]
+    placed = Placed.of(
+        Tensors((name, objective.model.get_parameter(name).detach()) for name in ("head.weight", "head.bias")),
+        ["head.weight", "head.bias"],
+        torch.device("cpu"),
+    )
+    kinds = Kinds.of(objective, Collate(0))
+    kind = kinds(items[0])
+    assert isinstance(kind, Padded)
+    assert kind.width > 9
+    assert not Probing(objective, kinds, placed).of(kind, items, 3).padded
+    found = Packs.of(objective, Collate(0))(placed, items)
+    assert found["head.weight"].shape == (4, 2, 4)

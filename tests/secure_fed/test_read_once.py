@@ -14,11 +14,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from secure_fed import Federation, RunConfig
-from secure_fed.config import DataConfig, ModelConfig
 from secure_fed.learning.data.encode import Collate
-from secure_fed.learning.models import loading
 from secure_fed.learning.models.adapters.parameters import train_only
-from secure_fed.learning.tasks import build, classification
+from secure_fed.learning.tasks import classification
 from secure_fed.learning.training import read_once as module
 from secure_fed.learning.training.crew import copy_of
 from secure_fed.learning.training.kinds import Kinds
@@ -29,6 +27,7 @@ from secure_fed.methods import METHODS
 from secure_fed.runs import start
 from tests.cells import chosen
 from tests.secure_fed.test_loading import FAMILIES, saved
+from tests.secure_fed.test_mean_pooled import load
 
 LONGEST = 24
 HEAD = ["classifier.weight", "classifier.bias"]
@@ -36,12 +35,7 @@ CPU = torch.device("cpu")
 
 
 def loaded(folder: Path, **settings: Any) -> Any:
-    model = loading.load(
-        ModelConfig(name=str(folder), pooling="mean", **settings),
-        build(DataConfig()),
-        ("calm", "wild", "other"),
-        seed=0,
-    ).model
+    model = load(folder, **settings).model
     train_only(model, HEAD)
     return model
 
@@ -268,7 +262,7 @@ def test_texts_of_all_lengths_share_passes_after_they_are_read(small_model: Path
     """And no longer ones: they would not fit the width."""
     whole, collate = objective(small_model), Collate(0)
     items = [{"input_ids": text.numpy(), "labels": 0} for text in [*texts(20), torch.full((LONGEST,), 5)]]
-    kinds = Kinds(collate, whole.longest, whole.reads_once)
+    kinds = Kinds.of(whole, collate)
     assert len({kinds(item) for item in items}) == 1
     assert kinds({"input_ids": np.full(LONGEST + 1, 5), "labels": 0}) != kinds(items[0])
     assert torch.equal(whole(kinds.together(kinds(items[0]))(items)), whole(collate(items)))

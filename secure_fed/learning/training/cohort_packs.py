@@ -97,7 +97,7 @@ class Public:
         """
         self._uncoupled = uncoupled
         self._objective, self._room, self._placed = objective, room, placed
-        self._kinds = Kinds(collate, objective.longest, objective.reads_once)
+        self._kinds = Kinds.of(objective, collate)
         self._probing = Probing(objective, self._kinds, placed, known)
 
     def packs(self, entries: Sequence[Entry]) -> Iterator[Pack]:

@@ -60,7 +60,7 @@ class Probing:
 
 def nobodys(objective: Objective, collate: Collate, placed: Placed, examples: Sequence[Any]) -> list[Any]:
     """Three examples of the kind of the first one of the data."""
-    kinds, item = Kinds(collate, objective.longest, objective.reads_once), examples[0]
+    kinds, item = Kinds.of(objective, collate), examples[0]
     return Probing(objective, kinds, placed, examples).of(kinds(item), [item], 3).items
 
 

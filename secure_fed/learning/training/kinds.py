@@ -25,6 +25,7 @@ from torch import Tensor
 
 from secure_fed.errors import ModelError
 from secure_fed.learning.tasks.task import Batch, Collate
+from secure_fed.learning.training.objective import Objective
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,11 @@ class Kinds:
     collate: Collate
     longest: int | None = None
     reads_once: bool = False
+
+    @classmethod
+    def of(cls, objective: Objective, collate: Collate) -> Kinds:
+        """The kinds of the examples that an objective is computed of."""
+        return cls(collate, objective.longest, objective.reads_once)
 
     @property
     def by_length(self) -> bool:

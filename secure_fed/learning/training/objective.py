@@ -38,9 +38,7 @@ class Objective(nn.Module):
         self.model = model
         self.loss = loss
         self.device = device
-        # Within which the model is called, and whether it then keeps what its frozen encoder made of a text (`read_once`).
-        self.reading: AbstractContextManager[None] = nullcontext()
-        self.reads_once = False
+        self.reading: AbstractContextManager[None] = nullcontext()  # within which the model is called
         self.longest = min((limit for limit in (longest, positions_of(model)) if limit is not None), default=None)
         # Which ways of taking per-example gradients have proven right (`packs`).
         self.ways: dict[Hashable, Any] = {}
@@ -54,6 +52,11 @@ class Objective(nn.Module):
             for name, buffer in module.named_buffers(recurse=False)
         ]
         self.train()
+
+    @property
+    def reads_once(self) -> bool:
+        """Whether what the model's frozen encoder made of a text is kept (`read_once`)."""
+        return not isinstance(self.reading, nullcontext)
 
     def losses(self, tensors: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """(B,) losses of a batch already on the device, differentiable in `tensors`."""

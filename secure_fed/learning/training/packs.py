@@ -57,7 +57,7 @@ class Packs:
     ) -> Packs:
         return cls(
             objective,
-            Kinds(collate, objective.longest, objective.reads_once),
+            Kinds.of(objective, collate),
             most_at_once(objective.device, settings),
             known,
         )

@@ -49,7 +49,7 @@ def read_once(objective: Objective, names: Collection[str], most: int) -> None:
     names: of every tensor that a state of the run has. most: texts of a pass.
     """
     if is_pooled(getattr(objective.model, "config", None)) and all(name.startswith(_HEAD) for name in names):
-        objective.reading, objective.reads_once = ReadOnce(objective.model, objective.longest, most), True
+        objective.reading = ReadOnce(objective.model, objective.longest, most)
 
 
 class Text(NamedTuple):

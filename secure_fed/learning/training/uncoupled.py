@@ -35,7 +35,7 @@ class Uncoupled:
     def of(cls, objective: Objective, collate: Collate, settings: TrainingConfig, known: Sequence[Any]) -> Uncoupled:
         return cls(
             objective,
-            Kinds(collate, objective.longest, objective.reads_once),
+            Kinds.of(objective, collate),
             most_at_once(objective.device, settings),
             known,
         )
