@@ -34,7 +34,7 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-from learns_tasks import LATER, MEAN, PEERS, SEARCHED, TEXTS, commonest, cut, defaults, ours, peer
+from learns_tasks import LATER, MEAN, PEERS, SAME, SEARCHED, TEXTS, commonest, cut, defaults, ours, peer
 from runs_file import keep, lines
 
 from secure_fed.methods import METHODS
@@ -196,7 +196,7 @@ def main() -> None:
         "--falls", choices=["constant", "linear", "stable_decay"], help="the rate, if not as is usual for these steps"
     )
     parser.add_argument("--repeats", type=int, default=0, help="train with so many further seeds, and search nothing")
-    every = [*METHODS, *dict.fromkeys(PEERS.values())]
+    every = [*METHODS, *dict.fromkeys(PEERS.values()), *SAME.values()]
     parser.add_argument("--methods", nargs="*", choices=every, default=every)
     parser.add_argument("--rates", nargs="+", type=float, help="these alone, in place of the search")
     parser.add_argument("--part", default="0/1", help="i/n: every n-th of the methods, for processes side by side")

@@ -9,25 +9,26 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Sequence
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from claims import configured, encoder
+from peers import environments
+from peers.fine_tuning import BATCH, classes_of, fine_tuned, rows_of
 
 from secure_fed import Federation
 from secure_fed.methods import METHODS, card
 
-TEST, LENGTH, BATCH, ROUNDS = 1000, 32, 16, 10
+TEST, LENGTH, ROUNDS = 1000, 32, 10
 TEXTS = {80: 2000, 200: 3200, 1000: 16_000}  # training texts, by how many steps are made
 MEAN = ", mean"  # behind a data set's name: the head reads the mean over tokens
 SEARCHED, LATER = (
     ("sst2", "ag_news"),
     ("newsgroups20", "subj", f"sst2{MEAN}"),
 )  # data sets that the default rates come from, and others
-Row = dict[str, Any]
 
 
 def defaults(method: str, steps: int) -> tuple[str, float]:
@@ -52,6 +53,13 @@ PEERS = {
     **dict.fromkeys(("fedft", "head", "bitfit", "adapter_houlsby", "adapter_pfeiffer", "compacter", "adamix"), FULL),
     **dict.fromkeys(("fedtt", "fedtt_plus", "c2a"), FULL),
 }
+HUB, BIASES = "AdapterHub's ", "plain BitFit"
+SAME = {  # the same method elsewhere, of methods that PEFT does not have
+    "bitfit": BIASES,
+    "adapter_houlsby": f"{HUB}Houlsby",
+    "adapter_pfeiffer": f"{HUB}Pfeiffer",
+    "compacter": f"{HUB}Compacter",
+}
 
 
 def cut(data: Path, name: str, split: str, out: Path, texts: int) -> Path:
@@ -71,10 +79,6 @@ def cut(data: Path, name: str, split: str, out: Path, texts: int) -> Path:
         out.mkdir(parents=True, exist_ok=True)
         place.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
     return place
-
-
-def rows_of(place: Path) -> list[Row]:
-    return [json.loads(line) for line in place.read_text(encoding="utf-8").splitlines()]
 
 
 def commonest(place: Path) -> float:
@@ -110,7 +114,10 @@ def ours(
 
 
 def peer(kind: str, files: dict[str, Path], pooling: str, rate: float, seed: int, steps: int, falls: str) -> float:
-    """The test accuracy of PEFT's own training, or of training every weight."""
+    """The test accuracy of PEFT's own training, of AdapterHub's, or of training every weight or every bias."""
+    settings = {"length": LENGTH, "rate": rate, "seed": seed, "steps": steps, "falls": falls}
+    if kind.startswith(HUB):
+        return _adapter_hub(kind.removeprefix(HUB), files, pooling, settings)
     from transformers import AutoModelForSequenceClassification, AutoTokenizer, logging
 
     from secure_fed import MeanPooledForSequenceClassification
@@ -118,40 +125,26 @@ def peer(kind: str, files: dict[str, Path], pooling: str, rate: float, seed: int
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     torch.manual_seed(seed)
-    train, test = (rows_of(files[split]) for split in ("train", "test"))
-    classes = max(row["label"] for row in [*train, *test]) + 1
     made: Any = MeanPooledForSequenceClassification if pooling == "mean" else AutoModelForSequenceClassification
-    model: Any = made.from_pretrained(encoder(), num_labels=classes)
-    model = _adapted(kind, model, steps)
-    tokenizer = AutoTokenizer.from_pretrained(encoder())
+    model: Any = made.from_pretrained(encoder(), num_labels=classes_of(files))
+    return fine_tuned(_adapted(kind, model, steps), AutoTokenizer.from_pretrained(encoder()), files, **settings)
 
-    def scores(rows: Sequence[Row]) -> Any:
-        texts = [row["text"] for row in rows]
-        batch = tokenizer(texts, truncation=True, max_length=LENGTH, padding=True, return_tensors="pt")
-        return model(**batch).logits
 
-    moving = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(moving, rate, weight_decay=0.0)
-    falling = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 1.0 if falls == "constant" else 0.0, steps)
-    order = np.random.default_rng(seed).permutation(len(train))
-    model.train()
-    for step in range(steps):
-        rows = [train[int(i)] for i in np.take(order, range(step * BATCH, (step + 1) * BATCH), mode="wrap")]
-        loss = torch.nn.functional.cross_entropy(scores(rows), torch.tensor([row["label"] for row in rows]))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        falling.step()
-    model.eval()
-    with torch.no_grad():
-        parts = [test[start : start + 50] for start in range(0, len(test), 50)]
-        hits = sum(int((scores(part).argmax(1) == torch.tensor([r["label"] for r in part])).sum()) for part in parts)
-    return hits / len(test)
+def _adapter_hub(kind: str, files: dict[str, Path], pooling: str, settings: dict[str, Any]) -> float:
+    """In AdapterHub's own environment, which is made if it is not there."""
+    script = Path(__file__).parent / "peers" / "adapter_hub.py"
+    said = {**settings, "files": {split: str(place) for split, place in files.items()}, "pooling": pooling}
+    command = [str(environments.python("adapters")), str(script), kind, json.dumps(said | {"model": str(encoder())})]
+    return float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
 def _adapted(kind: str, model: Any, steps: int) -> Any:
     """The model with PEFT's adapter; the settings are those that ours has by default."""
     if kind == FULL:
+        return model
+    if kind == BIASES:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad = name.endswith("bias") or name.startswith("classifier.")
         return model
     import peft
 

