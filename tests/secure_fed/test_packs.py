@@ -18,6 +18,9 @@ from secure_fed.errors import ModelError
 from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.cohort import Ways
+from secure_fed.learning.training.cohort_packs import Public, Shapes
+from secure_fed.learning.training.cohort_packs import Room as Space
+from secure_fed.learning.training.cohort_pass import Places, found_in
 from secure_fed.learning.training.kind_probe import Probing
 from secure_fed.learning.training.kinds import Kinds, Padded
 from secure_fed.learning.training.local import Job, Placed
@@ -116,11 +119,11 @@ def test_a_units_share_does_not_depend_on_who_else_is_drawn(groups: list[int] | 
     objective, before = adapted(dtype)
     of = sums(objective, before, texts(13), Collate(0), groups)
     check_shares(of, len(set(groups)) if groups else 13, 3)
-    assert {sizes for _, sizes in shapes(objective)} != {(1,)}
+    assert {found.sizes for found in shapes(objective)} != {(1,)}
 
 
-def shapes(objective: Objective) -> list[tuple[Any, tuple[int, ...]]]:
-    """How passes of each kind are collated, and the sizes that they may have."""
+def shapes(objective: Objective) -> list[Shapes]:
+    """Those of passes of each kind."""
     return [way for key, way in objective.ways.items() if key[0] == "cohort"]  # type: ignore[index]
 
 
@@ -168,7 +171,39 @@ def test_where_no_pass_holds_more_than_there_is_room_for_shares_are_each_example
     """In passes of four at most; and one by one, which a layer gets by its name."""
     objective, before = with_room(layer)
     check_shares(sums(objective, before, toys.examples(1, 12), default_collate, microbatch=microbatch), 12, 4)
-    assert [found for _, found in shapes(objective)] == [sizes]
+    assert [found.sizes for found in shapes(objective)] == [sizes]
+
+
+# The largest passes are tried out when they are wanted.
+
+
+@pytest.mark.parametrize(("from_size", "sizes"), [(None, (1, 2, 3, 12, 48)), (13, (1, 2, 3, 12)), (3, (3, 12, 48))])
+def test_gradients_have_the_same_bits_before_and_after_large_passes_are_tried(
+    from_size: int | None, sizes: tuple[int, ...]
+) -> None:
+    """from_size: from which size of a pass on the model computes in another way. Where the small sizes differ all are tried."""
+    torch.manual_seed(0)
+    layer = nn.Linear(6, 3)
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        found = nn.functional.cross_entropy(model(batch["x"]), batch["labels"], reduction="none")
+        return found * (1 + 1e-5 * (from_size is not None and len(found) >= from_size))
+
+    objective = Objective(layer, loss, CPU)
+    placed = Placed.of(Tensors((n, p.detach()) for n, p in layer.named_parameters()), ["weight"], CPU)
+    public, items = Public(objective, default_collate, Space(4096, 48), placed, []), toys.examples(1, 192)
+    where = Places.of([placed])
+
+    def gradients(count: int) -> list[bytes]:
+        packs = public.packs([(0, item) for item in items[:count]])
+        return [row.numpy().tobytes() for pack in packs for row in found_in(objective, where, pack).gradients]
+
+    few = gradients(5)
+    [before] = shapes(objective)
+    assert before.untried == (0 if from_size == 3 else 48)
+    assert gradients(192)[:5] == few
+    [after] = shapes(objective)
+    assert (after.sizes, after.untried) == (sizes, 0)
 
 
 # Kinds, and what they are tried on.

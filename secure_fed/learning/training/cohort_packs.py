@@ -79,8 +79,21 @@ class Tight:
             yield Pack([owner for owner, _ in some], [item for _, item in some], self.collate, len(some))
 
 
+@dataclass(frozen=True)
+class Shapes:
+    """The shapes that passes of a kind may have. sizes: in examples, ascending. untried: a larger size, or 0 for none."""
+
+    collate: Collate
+    sizes: tuple[int, ...]
+    untried: int = 0
+
+
 class Public:
-    """Passes of public shapes."""
+    """Passes of public shapes.
+
+    The largest passes take most of a trial, so they are tried out when so many examples come. A gradient has the same bits
+    before and after: they are taken only if they give the bits of the smaller ones.
+    """
 
     def __init__(
         self,
@@ -108,33 +121,43 @@ class Public:
             yield from self._of_kind(kind, by_kind[kind])
 
     def _of_kind(self, kind: Hashable, entries: Sequence[Entry]) -> Iterator[Pack]:
-        (collate, sizes), at = self._shapes(kind, entries[0][1]), 0
         width = kind.work if isinstance(kind, Padded) else _UNKNOWN
+        shapes, at = self._shapes(kind, entries[0][1], len(entries), width), 0
         while at < len(entries):
-            size = next_size(sizes, len(entries) - at, width)
+            size = next_size(shapes.sizes, len(entries) - at, width)
             some = entries[at : at + size]
             at += len(some)
             filled = [*some, *[some[0]] * (size - len(some))]
-            yield Pack([one for one, _ in filled], [item for _, item in filled], collate, len(some), apart=True)
+            yield Pack([one for one, _ in filled], [item for _, item in filled], shapes.collate, len(some), apart=True)
 
-    def _shapes(self, kind: Hashable, item: Any) -> tuple[Collate, tuple[int, ...]]:
-        """How passes of this kind are collated, and the sizes they may have, ascending; tried out the first time."""
+    def _shapes(self, kind: Hashable, item: Any, count: int, width: int) -> Shapes:
+        """The shapes for so many examples of a kind and width; tried out the first time that they are wanted."""
         most = self._room.of_width(kind.work if isinstance(kind, Padded) else 0)
-        key = ("cohort", kind, most, self._placed.shapes)
-        if key not in self._objective.ways:
-            self._objective.ways[key] = self._tried(kind, item, most)
-        found: tuple[Collate, tuple[int, ...]] = self._objective.ways[key]
-        return found
+        key, ways = ("cohort", kind, most, self._placed.shapes), self._objective.ways
+        if key not in ways:
+            ways[key] = self._tried(kind, item, most)
+        shapes: Shapes = ways[key]
+        if shapes.untried and next_size((*shapes.sizes, shapes.untried), count, width) == shapes.untried:
+            both = (shapes.sizes[-1], shapes.untried)
+            fits = self._agreeing(self._probing.of(kind, [item], most).items, shapes.collate, both) == both
+            shapes = ways[key] = Shapes(shapes.collate, (*shapes.sizes, shapes.untried) if fits else shapes.sizes)
+        return shapes
 
-    def _tried(self, kind: Hashable, item: Any, most: int) -> tuple[Collate, tuple[int, ...]]:
+    def _tried(self, kind: Hashable, item: Any, most: int) -> Shapes:
         if self._uncoupled:
             self._uncoupled.require(kind, self._placed, [item])
-        probe, collate = self._probing.of(kind, [item], most), self._kinds.together(kind)
-        if not probe.padded or mixes_experts(
-            self._objective.model
-        ):  # no positions for this width; or not to be tried out
-            return self._kinds.collate, (1,)
-        away = [moved_away(self._placed, number) for number in range(min(most, _PLACES))]
+        small = tuple(sorted({1, min(2, most), min(3, most), max(1, most // 4)}))
+        probe, collate = self._probing.of(kind, [item], small[-1]), self._kinds.together(kind)
+        if mixes_experts(self._objective.model) or not probe.padded:
+            return Shapes(self._kinds.collate, (1,))  # not to be tried out; or no positions for this width
+        if self._agreeing(probe.items, collate, small) == small:
+            return Shapes(collate, small, most if most > small[-1] else 0)
+        items = self._probing.of(kind, [item], most).items
+        return Shapes(collate, self._agreeing(items, collate, tuple(sorted({*small, most}))) or (1,))
+
+    def _agreeing(self, probe: Sequence[Any], collate: Collate, candidates: tuple[int, ...]) -> tuple[int, ...]:
+        """The sizes among these, ascending, under which gradients are the same to the bit, as far as a trial tells."""
+        away = [moved_away(self._placed, number) for number in range(min(len(probe), _PLACES))]
         places = Places.of(away)
 
         def gradients(entries: Sequence[Entry]) -> Mapping[str, Tensor]:
@@ -142,10 +165,9 @@ class Public:
             found = found_in(self._objective, places, pack)
             return {"gradient": found.gradients, "loss": found.losses[:, None]}
 
-        entries = [(number % len(away), one) for number, one in enumerate(probe.items)]
+        entries = [(number % len(away), one) for number, one in enumerate(probe)]
         with still(self._objective, lambda: gradients(entries[:1])["loss"]):
-            candidates = sorted(size for size in {1, 2, 3, most // 4, most} if 0 < size <= most)
-            return collate, sizes_that_agree(gradients, entries, candidates) or (1,)
+            return sizes_that_agree(gradients, entries, candidates)
 
 
 def next_size(sizes: Sequence[int], left: int, width: int) -> int:
